@@ -1,0 +1,119 @@
+"""`spec.collective`: when a round starts, what happens to late gradients, and how they move."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from paceline_api.enums import (
+    Backend,
+    BufferPolicy,
+    MaxAgePolicy,
+    Mode,
+    Normalisation,
+    Pacing,
+)
+from paceline_api.model import (
+    AutoDuration,
+    Count,
+    Duration,
+    Flag,
+    Grace,
+    Model,
+    Number,
+    Positive,
+    Quorum,
+    behaviour,
+)
+
+Factor = Annotated[Number, Field(ge=0, le=100)]
+Weight = Annotated[Number, Field(ge=0, le=1)]
+
+
+class Buffers(Model):
+    """The model's buffers that are no parameters, such as the running averages of BatchNorm."""
+
+    policy: BufferPolicy | None = behaviour(BufferPolicy.AVERAGE)
+    """Average: floating-point buffers are averaged over the ranks, integer ones come from the
+    lowest rank. Local: each rank keeps its own, and the exported model has those of rank 0."""
+
+    every_rounds: Positive | None = behaviour(100)
+    """Rounds between two averages; there is one more at the end of the job."""
+
+
+class Collective(Model):
+    """How the ranks combine their gradients in rounds."""
+
+    backend: Backend | None = behaviour(Backend.AUTO, fixed=True)
+    """What moves the gradients. auto: nccl for models on GPUs, otherwise the faster of mpi and
+    gloo as measured at the start."""
+
+    mode: Mode | None = behaviour(Mode.QUORUM)
+    """When a round starts. Full: all active ranks have arrived (plain synchronous training).
+    Quorum: `quorum` ranks have arrived. Majority: more than half. Solo: the first. Deadline: all,
+    or `deadline` after the first if at least `quorum` are there. Shadow: runs Full and reports
+    what the other modes would have saved. A gradient that comes late counts in a later round.
+    A change takes effect at a round that all ranks agree on."""
+
+    quorum: Quorum | None = behaviour("75%")
+    """Active ranks (processes, not replicas) that a round waits for: a number, or a percentage of
+    the active ranks, rounded up. Used by Quorum, and as the minimum of Deadline. With fewer active
+    ranks than the number, a round waits for all of them and the condition Degraded tells so."""
+
+    random_initiator: Flag | None = behaviour(False)
+    """Majority only: a rank drawn for each round may start it as soon as it has arrived, as
+    published for eager-SGD. Half of the ranks take part on average, not in every round."""
+
+    deadline: AutoDuration | None = None
+    """Deadline only, and required there: time after the first arrival, such as 50ms, or auto, the
+    median of recent arrivals plus deadlineFactor times their median absolute deviation."""
+
+    deadline_factor: Factor | None = behaviour(3.0)
+    """The factor in `deadline: auto`. Larger waits longer for stragglers."""
+
+    grace: Grace | None = behaviour("5%")
+    """Time that a round still waits after its condition holds, for ranks that are nearly there: a
+    duration, or a percentage of the median round."""
+
+    warmup_rounds: Count | None = behaviour(0)
+    """Rounds at the start of the job that run in Full, whatever the mode."""
+
+    full_every: Count | None = behaviour(0)
+    """Every so many rounds one runs in Full, which bounds how late a gradient can be; 0 never."""
+
+    max_age: Count | None = behaviour(4)
+    """Rounds by which a gradient may be late and still count in full; 0 means any number."""
+
+    max_age_policy: MaxAgePolicy | None = behaviour(MaxAgePolicy.DROP)
+    """What happens to a gradient older than maxAge. Drop: it is left out and counted as dropped.
+    Decay: it is weighed by decayFactor for each round above maxAge. Wait: the round waits for its
+    rank before that happens, so one slow rank can hold up all others."""
+
+    decay_factor: Weight | None = behaviour(0.5)
+    """Weight for each round above maxAge in `maxAgePolicy: Decay`, from 0 to 1."""
+
+    normalisation: Normalisation | None = behaviour(Normalisation.FIXED, fixed=True)
+    """Divisor of a round's sum of gradients. Fixed: the samples of a round in which all take part,
+    so that gradients kept for later weigh the same as in synchronous training. Applied: the samples
+    in this round. Contributors: the ranks in this round."""
+
+    pacing: Pacing | None = behaviour(Pacing.AUTO, fixed=True)
+    """When the optimizer steps. Round: in every round; right for optimizers that are linear in the
+    gradient. Samples: each time the samples of a full round are in. Auto: Round for plain SGD,
+    Samples for all other optimizers; the log says at the start which and why."""
+
+    bench_after: AutoDuration | None = behaviour("auto")
+    """Silence after which a rank for which all others wait is benched: it keeps its weights up to
+    date but gets no data until it reports back. auto: the larger of 60s and 20 median steps."""
+
+    freeze_timeout: Duration | None = behaviour("30s", fixed=True)
+    """Silence of a whole process (not only of its training loop) after which its agent ends it
+    and starts it again."""
+
+    buffers: Buffers | None = behaviour()
+    """The model's buffers that are no parameters, such as the running averages of BatchNorm."""
+
+    hash_every_rounds: Count | None = behaviour(100)
+    """Rounds between two comparisons of the ranks' weights; ranks that differ end the job with the
+    evidence. 0 never."""

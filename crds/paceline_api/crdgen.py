@@ -1,0 +1,255 @@
+"""TrainingJob -> CustomResourceDefinition, as YAML: `python -m paceline_api.crdgen`.
+
+The schema comes from the models in `types`, descriptions from their docstrings, CEL rules from
+`validate.RULES`, and refusals of changes from the fields marked as fixed. Defaults are written for
+structure only: the API server would also put them into stored objects (C12). The output is the same
+on every run and is kept in crds/manifests/, where a test compares it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+import yaml
+
+from paceline_api.model import DEFAULT_KEY, FIXED_KEY
+from paceline_api.rules import Rule
+from paceline_api.types import GROUP, KIND, VERSION, TrainingJob
+from paceline_api.validate import RULES
+
+PLURAL: Final = "trainingjobs"
+HEADER: Final = """\
+# Generated from crds/paceline_api; do not edit.
+# Change the models there, then run from the root of the repository:
+# python -m paceline_api.crdgen > crds/manifests/trainingjobs.yaml
+"""
+_KEPT: Final = ("type", "format", "pattern", "enum", "minimum", "maximum", "maxLength", "minLength")
+_KEPT_LAST: Final = ("minItems", "maxItems", "maxProperties", "x-kubernetes-validations")
+_LIST_KEYS: Final = {
+    "spec.template.spec.containers": "name",
+    "spec.template.spec.containers.env": "name",
+    "status.conditions": "type",
+}
+_COLUMNS: Final = (
+    ("Ready", "string", ".status.ready", "Replicas that train and replicas asked for"),
+    ("Mode", "string", ".status.collective.mode", "Mode of the rounds in force"),
+    ("Round", "integer", ".status.round", "Rounds applied, at most a minute old"),
+    ("Generation", "string", ".status.membershipGeneration", "The present membership"),
+    ("Transport", "string", ".status.transport.kind", "What moves the gradients"),
+    ("Stragglers", "integer", ".status.stragglerCount", "Ranks that are slow for long"),
+    ("State", "string", ".status.state", "The conditions in one word"),
+    ("Age", "date", ".metadata.creationTimestamp", ""),
+)
+
+
+def generate() -> str:
+    """The whole CRD as YAML text."""
+    body = yaml.dump(_definition(), Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
+    return HEADER + body
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes equal parts twice, instead of as an anchor."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+
+def _definition() -> dict[str, Any]:
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{PLURAL}.{GROUP}",
+            "labels": {"app.kubernetes.io/name": "paceline"},
+        },
+        "spec": {
+            "group": GROUP,
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": "trainingjob",
+                "shortNames": ["tj"],
+                "categories": ["all", "training"],
+            },
+            "scope": "Namespaced",
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": _root_schema()},
+                    "subresources": {
+                        "status": {},
+                        "scale": {
+                            "specReplicasPath": ".spec.replicas",
+                            "statusReplicasPath": ".status.replicas",
+                            "labelSelectorPath": ".status.selector",
+                        },
+                    },
+                    "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
+                }
+            ],
+        },
+    }
+
+
+def _column(name: str, kind: str, path: str, description: str) -> dict[str, str]:
+    column = {"name": name, "type": kind, "jsonPath": path}
+    return {**column, "description": description} if description else column
+
+
+def _root_schema() -> dict[str, Any]:
+    source = TrainingJob.model_json_schema(by_alias=True)
+    converter = _Converter(source["$defs"])
+    fields = source["properties"]
+    spec = converter.convert(fields["spec"], "spec")
+    spec["x-kubernetes-validations"] = [
+        *(_validation(rule) for rule in RULES if rule.path.startswith("spec.")),
+        *(_refusal(path) for path in converter.fixed),
+        _template_refusal(),
+    ]
+    return {
+        "description": _text(source["description"]),
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string", "description": "paceline.dev/v1alpha1"},
+            "kind": {"type": "string", "description": "TrainingJob"},
+            "metadata": {"type": "object"},
+            "spec": spec,
+            "status": converter.convert(fields["status"], "status"),
+        },
+        "x-kubernetes-validations": [
+            _validation(rule) for rule in RULES if rule.path.startswith("metadata.")
+        ],
+    }
+
+
+class _Converter:
+    """JSON schema with references -> structural schema without; collects the fixed fields."""
+
+    def __init__(self, definitions: dict[str, Any]) -> None:
+        self.definitions = definitions
+        self.fixed: list[str] = []
+
+    def convert(self, source: dict[str, Any], path: str) -> dict[str, Any]:
+        body = self._resolved(source)
+        if source.get(FIXED_KEY):
+            self.fixed.append(path)
+        described = source.get("description") or body.get("description")
+        schema: dict[str, Any] = {}
+        if described:
+            schema["description"] = _text(described) + _notes(source)
+        if body.get("x-kubernetes-int-or-string"):
+            return schema | body
+        schema |= {key: body[key] for key in _KEPT if key in body}
+        for key in ("minimum", "maximum"):
+            if f"exclusive{key.capitalize()}" in body:
+                schema |= {key: body[f"exclusive{key.capitalize()}"]}
+                schema[f"exclusive{key.capitalize()}"] = True
+        if body.get("type") == "integer":
+            schema["format"] = "int64" if path.startswith("status") else "int32"
+        default = source.get("default")
+        if default is not None and path.startswith("spec"):
+            schema["default"] = default
+        schema |= {key: body[key] for key in _KEPT_LAST if key in body}
+        return schema | self._inner(body, path)
+
+    def _inner(self, body: dict[str, Any], path: str) -> dict[str, Any]:
+        """Fields of a mapping or items of a list."""
+        schema: dict[str, Any] = {}
+        if body.get("type") == "array":
+            schema["items"] = self.convert(body["items"], path)
+            schema["items"].pop("default", None)
+            key = _LIST_KEYS.get(path)
+            schema["x-kubernetes-list-type"] = "map" if key else "atomic"
+            if key:
+                schema["x-kubernetes-list-map-keys"] = [key]
+        elif body.get("type") == "object":
+            if body.get("required"):
+                schema["required"] = body["required"]
+            if "properties" in body:
+                schema["properties"] = {
+                    name: self.convert(field, f"{path}.{name}")
+                    for name, field in body["properties"].items()
+                }
+            extra = body.get("additionalProperties")
+            if extra is True:
+                schema["x-kubernetes-preserve-unknown-fields"] = True
+            elif isinstance(extra, dict):
+                schema["additionalProperties"] = self.convert(extra, path)
+        return schema
+
+    def _resolved(self, source: dict[str, Any]) -> dict[str, Any]:
+        """The schema behind a reference, or behind `X or null`: null is no value in Kubernetes."""
+        if "anyOf" in source:
+            options = [option for option in source["anyOf"] if option.get("type") != "null"]
+            assert len(options) == 1, f"not structural: {source}"
+            return self._resolved(options[0])
+        if "$ref" in source:
+            found: dict[str, Any] = self.definitions[source["$ref"].rpartition("/")[2]]
+            return found
+        return source
+
+
+def _notes(source: dict[str, Any]) -> str:
+    default = source.get(DEFAULT_KEY)
+    text = "" if default is None else f" Default: {_shown(default)}."
+    return text + (" Cannot be changed." if source.get(FIXED_KEY) else "")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_shown(item) for item in value)}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _text(docstring: str) -> str:
+    return " ".join(docstring.split())
+
+
+def _validation(rule: Rule) -> dict[str, str]:
+    found = {"rule": rule.cel, "message": rule.message, "reason": "FieldValueInvalid"}
+    if rule.path.startswith("spec."):
+        found["fieldPath"] = rule.path.removeprefix("spec")
+    return found
+
+
+def _refusal(path: str) -> dict[str, str]:
+    """Refuses a change of `path`, also its first setting and its removal, which need `has`."""
+    parts = path.split(".")[1:]
+    present = [" && ".join(_has(root, parts)) for root in ("self", "oldSelf")]
+    field = ".".join(parts)
+    return {
+        "rule": f"({present[0]}) == ({present[1]}) && "
+        f"(!({present[0]}) || self.{field} == oldSelf.{field})",
+        "message": f"{path} cannot be changed; set it back, or make a new job",
+        "reason": "FieldValueForbidden",
+        "fieldPath": f".{field}",
+    }
+
+
+def _has(root: str, parts: list[str]) -> Iterator[str]:
+    for length in range(1, len(parts) + 1):
+        yield f"has({'.'.join([root, *parts[:length]])})"
+
+
+def _template_refusal() -> dict[str, str]:
+    return {
+        # Looks at the old state, so that a queue can inject placement while it lets the job go.
+        "rule": "oldSelf.suspend || self.template == oldSelf.template",
+        "message": "spec.template can be changed only while the job is suspended; "
+        "set spec.suspend to true first, or make a new job",
+        "reason": "FieldValueForbidden",
+        "fieldPath": ".template",
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(generate())

@@ -1,0 +1,79 @@
+"""Completes a partial job: behaviour that the user left open gets its value here.
+
+The CRD itself fills in structure only, because its defaults would also change stored objects (C12).
+A job is completed when it starts and then keeps these values, whatever a later release defaults to.
+Completing a completed job changes nothing.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from typing import Any, TypeVar
+
+from pydantic.fields import FieldInfo
+
+from paceline_api.enums import SchedulingProvider
+from paceline_api.model import DEFAULT_KEY, Model
+from paceline_api.types import TrainingJob
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+_Part = TypeVar("_Part", bound=Model)
+
+
+def with_defaults(job: TrainingJob) -> TrainingJob:
+    """`job` with every behaviour spelt out. `maxReplicas` stays open where there is no limit."""
+    spec = _completed(job.spec)
+    sizes: dict[str, int] = {}
+    if fixed_by_queue(job):
+        sizes = {
+            "min_replicas": spec.min_replicas or spec.replicas,
+            "max_replicas": spec.max_replicas or spec.replicas,
+        }
+    elif spec.min_replicas is None:
+        sizes = {"min_replicas": 1}
+    return job.model_copy(update={"spec": spec.model_copy(update=sizes)})
+
+
+def fixed_by_queue(job: TrainingJob) -> bool:
+    """Whether Kueue admits the job, which it does for a fixed number of workers only (C16)."""
+    scheduling = job.spec.scheduling
+    provider = scheduling.provider if scheduling else None
+    if provider in (None, SchedulingProvider.AUTO):
+        return QUEUE_LABEL in (job.metadata.labels or {})
+    return provider is SchedulingProvider.KUEUE
+
+
+def _completed(part: _Part) -> _Part:
+    update: dict[str, Any] = {}
+    for name, field in type(part).model_fields.items():
+        value = getattr(part, name)
+        if value is None and _has_behaviour(field):
+            inner = model_of(field.annotation)
+            value = inner() if inner else default_of(field)
+        if isinstance(value, Model):
+            value = _completed(value)
+        if value is not getattr(part, name):
+            update[name] = value
+    return part.model_copy(update=update) if update else part
+
+
+def _has_behaviour(field: FieldInfo) -> bool:
+    return isinstance(field.json_schema_extra, dict) and DEFAULT_KEY in field.json_schema_extra
+
+
+def default_of(field: FieldInfo) -> Any:
+    """What `behaviour(...)` named for the field; None if it is left open."""
+    extra = field.json_schema_extra
+    return extra.get(DEFAULT_KEY) if isinstance(extra, dict) else None
+
+
+def model_of(annotation: Any) -> type[Model] | None:
+    """The `Model` in `Model | None` or `tuple[Model, ...]`, if there is one."""
+    if isinstance(annotation, type) and issubclass(annotation, Model):
+        return annotation
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union, tuple, typing.Annotated):
+        found = (model_of(inner) for inner in typing.get_args(annotation))
+        return next((model for model in found if model), None)
+    return None

@@ -1,0 +1,125 @@
+"""YAML text -> a valid TrainingJob, or every error with its field and line.
+
+Steps: text to one mapping, `--set` overrides, kind and version, types and bounds of every field,
+rules across fields. Errors of one step come all at once; the next step starts only without any.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path as FilePath
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from paceline_api.errors import MISSING, InvalidJobError, JobFileError, SpecError
+from paceline_api.overrides import parse_override, with_overrides
+from paceline_api.problems import spec_errors
+from paceline_api.types import API_VERSION, GROUP, KIND, TrainingJob
+from paceline_api.validate import validate
+from paceline_api.yamltext import Document, Path, read_document
+
+__all__ = ["job_from_mapping", "load_job", "parse_job", "with_overrides"]
+
+FILE_BYTES_MAX: Final = 1_000_000
+"""The API server takes no object above about 1.5 MB; anything larger is not a job file."""
+
+Where = Callable[[Path], str]
+
+
+def load_job(file: FilePath, overrides: Iterable[str] = ()) -> TrainingJob:
+    """The job in a file, valid. Raises JobFileError or InvalidJobError."""
+    hint = "give the path of a YAML file with a TrainingJob"
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        told = (error.strerror or str(error)).lower()
+        raise JobFileError(f"{file}: cannot be read: {told}", hint=hint) from None
+    if len(raw) > FILE_BYTES_MAX:
+        raise JobFileError(f"{file}: is larger than {FILE_BYTES_MAX:,} bytes", hint=hint)
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise JobFileError(f"{file}: is not UTF-8 text", hint=hint) from None
+    return parse_job(text, source=file.name, overrides=overrides)
+
+
+def parse_job(text: str, *, source: str = "job", overrides: Iterable[str] = ()) -> TrainingJob:
+    """The job in `text`, valid. `source` is what errors call the file."""
+    try:
+        document = read_document(text, source=source)
+    except SpecError as error:
+        raise InvalidJobError([error]) from None
+    overrides = tuple(overrides)
+    mapping = with_overrides(document.data, overrides)
+    return _checked(mapping, _finder(document, source, overrides))
+
+
+def job_from_mapping(mapping: Mapping[str, Any]) -> TrainingJob:
+    """The job in data that an API server sent or a program made, valid."""
+    return _checked(mapping, lambda _: "")
+
+
+def _checked(mapping: Mapping[str, Any], where: Where) -> TrainingJob:
+    errors = _kind_errors(mapping)
+    if errors:
+        raise InvalidJobError(error.at(where((error.path,))) for error in errors)
+    try:
+        job = TrainingJob.model_validate(without_nulls(mapping), by_alias=True, by_name=False)
+    except ValidationError as error:
+        found = spec_errors(error, mapping)
+        raise InvalidJobError(fault.at(where(path)) for path, fault in found) from None
+    faults = validate(job)
+    if faults:
+        raise InvalidJobError(fault.at(where(split_path(fault.path))) for fault in faults)
+    return job
+
+
+def _kind_errors(mapping: Mapping[str, Any]) -> list[SpecError]:
+    """Wrong kind and version come first: everything else about such a file would be noise."""
+    errors: list[SpecError] = []
+    kind, version = mapping.get("kind", MISSING), mapping.get("apiVersion", MISSING)
+    if version != API_VERSION:
+        problem = "is missing" if version is MISSING else f"is not {API_VERSION}"
+        close = difflib.get_close_matches(
+            "apiVersion", [str(key) for key in mapping], n=1, cutoff=0.8
+        )
+        hint = f"write apiVersion: {API_VERSION}"
+        if version is MISSING and close:
+            hint = f"did you mean apiVersion instead of {close[0]}?"
+        elif isinstance(version, str) and version.startswith(f"{GROUP}/"):
+            hint += "; this release knows no other version"
+        errors.append(SpecError("apiVersion", version, problem, hint=hint))
+    if kind != KIND:
+        problem = "is missing" if kind is MISSING else f"is not {KIND}"
+        errors.append(SpecError("kind", kind, problem, hint=f"write kind: {KIND}"))
+    return errors
+
+
+def without_nulls(value: Any) -> Any:
+    """`field:` with nothing behind it means the same as no such field, as for the API server."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    return value
+
+
+def split_path(text: str) -> Path:
+    """The inverse of `show_path`."""
+    words = text.replace("[", ".[").split(".")
+    return tuple(int(word[1:-1]) if word.startswith("[") else word for word in words)
+
+
+def _finder(document: Document, source: str, overrides: tuple[str, ...]) -> Where:
+    overridden = {parse_override(override)[0] for override in overrides}
+
+    def where(path: Path) -> str:
+        if any(path[: len(given)] == given for given in overridden):
+            return "from --set"
+        line = document.line(path)
+        return f"{source}, line {line}" if line else source
+
+    return where

@@ -1,0 +1,198 @@
+"""What all parts of a TrainingJob share: frozen models, camelCase in YAML, and the scalar types.
+
+The docstring under a field is its description in the CRD. A field that is not set stays None, so
+that a stored job shows what its user wrote; `behaviour(...)` names the value that `defaults` fills
+in and whether the field may change after creation, and the CRD text says both.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    Strict,
+    WithJsonSchema,
+)
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+from paceline_api.durations import (
+    DURATION_CHARS_MAX,
+    DURATION_PATTERN,
+    PERCENT_PATTERN,
+    parse_duration,
+    parse_percent,
+)
+
+DEFAULT_KEY: Final = "paceline-default"
+FIXED_KEY: Final = "paceline-fixed"
+SPEC_PROBLEM: Final = "spec_problem"
+"""Type of the errors below; their context has `problem` and `hint`."""
+
+COUNT_MAX: Final = 2_147_483_647
+QUORUM_PATTERN: Final = r"^([1-9][0-9]?|100)%$"
+REPLICAS_MAX: Final = 10_000
+PROCS_MAX: Final = 256
+
+
+class Model(BaseModel):
+    """Part of a job in Paceline's own words: an unknown field is an error."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=to_camel,
+        populate_by_name=True,
+        use_attribute_docstrings=True,
+    )
+
+
+class OpenModel(Model):
+    """Part of a job in Kubernetes' words: fields not declared here are kept as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+FIXED: Final = Field(json_schema_extra={FIXED_KEY: True})
+"""Marks a field without a default of behaviour that cannot be changed after creation."""
+
+
+def behaviour(default: Any = None, *, fixed: bool = False) -> Any:
+    """A field that is None until `defaults` completes it with `default` (C12).
+
+    `fixed`: the value at creation stays in force, and the CRD refuses a change.
+    """
+    return Field(default=None, json_schema_extra={DEFAULT_KEY: default, FIXED_KEY: fixed})
+
+
+def _problem(problem: str, hint: str) -> PydanticCustomError:
+    return PydanticCustomError(SPEC_PROBLEM, "{problem}", {"problem": problem, "hint": hint})
+
+
+def _check_duration(value: Any) -> str:
+    if isinstance(value, str):
+        try:
+            parse_duration(value)
+        except ValueError:
+            pass
+        else:
+            return value
+        if value.startswith("-"):
+            raise _problem("is negative", 'use a duration of "0s" or more, such as 50ms')
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise _problem("has no unit", f"write {value}ms or {value}s" if value > 0 else 'write "0s"')
+    raise _problem("is not a duration", _DURATION_HINT)
+
+
+def _check_percent(value: str, example: str) -> str:
+    try:
+        percent = parse_percent(value)
+    except ValueError:
+        number = value[:-1]
+        if number.isdecimal() and int(number) > 100:
+            raise _problem("is more than 100%", f"use 1% to 100%, such as {example}") from None
+        if number.startswith("-"):
+            raise _problem("is negative", f"use 1% to 100%, such as {example}") from None
+        raise _problem("is not a whole percentage", f"write it as {example}") from None
+    return f"{percent}%"
+
+
+def _check_quorum(value: Any) -> int | str:
+    hint = _QUORUM_HINT
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not 1 <= value <= COUNT_MAX:
+            raise _problem("is less than 1" if value < 1 else "is too large", hint)
+        return value
+    if isinstance(value, str) and value.endswith("%"):
+        if _check_percent(value, "75%") == "0%":
+            raise _problem("is less than one rank", hint)
+        return value
+    raise _problem("is neither a number of ranks nor a percentage", hint)
+
+
+def _check_grace(value: Any) -> str:
+    if isinstance(value, str) and value.endswith("%"):
+        return _check_percent(value, "5%")
+    return _check_duration(value)
+
+
+def _check_auto_duration(value: Any) -> str:
+    return "auto" if value == "auto" else _check_duration(value)
+
+
+def _not_blank(value: str) -> str:
+    if not value.strip():
+        raise _problem("is empty", "give a value or remove the field")
+    return value
+
+
+def _text_schema(pattern: str, message: str) -> WithJsonSchema:
+    return WithJsonSchema(
+        {
+            "type": "string",
+            "maxLength": DURATION_CHARS_MAX,
+            "minLength": 1,
+            # A rule instead of `pattern`, whose error would show the pattern and not the way out.
+            "x-kubernetes-validations": [_rule(f"self.matches('{pattern}')", message)],
+        }
+    )
+
+
+def _rule(rule: str, message: str) -> dict[str, str]:
+    return {"rule": rule.replace("\\", "\\\\"), "message": message}
+
+
+_DURATION_BODY: Final = DURATION_PATTERN[1:-1]
+_DURATION_HINT: Final = "write a number and a unit, such as 50ms, 2s or 1m30s"
+_QUORUM_HINT: Final = "use a number of ranks such as 3, or a percentage such as 75%"
+Duration = Annotated[
+    str,
+    PlainValidator(_check_duration),
+    _text_schema(DURATION_PATTERN, f"is not a duration; {_DURATION_HINT}"),
+]
+AutoDuration = Annotated[
+    str,
+    PlainValidator(_check_auto_duration),
+    _text_schema(f"^(auto|{_DURATION_BODY})$", f"is neither auto nor a duration; {_DURATION_HINT}"),
+]
+Grace = Annotated[
+    str,
+    PlainValidator(_check_grace),
+    _text_schema(
+        f"^({PERCENT_PATTERN[1:-1]}|{_DURATION_BODY})$",
+        f"is neither a percentage from 0% to 100% nor a duration; {_DURATION_HINT}, or 5%",
+    ),
+]
+Quorum = Annotated[
+    int | str,
+    PlainValidator(_check_quorum),
+    WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "minimum": 1,
+            "maximum": COUNT_MAX,
+            "maxLength": 16,
+            "x-kubernetes-validations": [
+                _rule(
+                    f"type(self) == int || self.matches('{QUORUM_PATTERN}')",
+                    f"is neither a number of ranks nor 1% to 100%; {_QUORUM_HINT}",
+                )
+            ],
+        }
+    ),
+]
+
+Flag = Annotated[bool, Strict()]
+Count = Annotated[int, Strict(), Field(ge=0, le=COUNT_MAX)]
+Positive = Annotated[int, Strict(), Field(ge=1, le=COUNT_MAX)]
+Replicas = Annotated[int, Strict(), Field(ge=1, le=REPLICAS_MAX)]
+Procs = Annotated[int, Strict(), Field(ge=1, le=PROCS_MAX)]
+Port = Annotated[int, Strict(), Field(ge=1024, le=65535)]
+Number = Annotated[float, Strict()]
+Text = Annotated[str, Field(min_length=1, max_length=253), AfterValidator(_not_blank)]
+PathText = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_not_blank)]

@@ -1,0 +1,78 @@
+"""Names that a job's parts share: labels, environment variables, ports, names of child objects.
+
+Worker and coordinator pods count attempts in their names, so that a repeated create conflicts
+instead of doubling a pod, and a replacement need not wait until the old pod has gone (C3).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+JOB_NAME_MAX: Final = 45
+"""Leaves room for `-coordinator-` and a five-digit attempt in the 63 characters of a DNS label."""
+JOB_NAME_PATTERN: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+
+PREFIX: Final = "paceline.dev/"
+LABEL_JOB: Final = "paceline.dev/job-name"
+LABEL_ROLE: Final = "paceline.dev/role"
+LABEL_SLOT: Final = "paceline.dev/slot"
+LABEL_ATTEMPT: Final = "paceline.dev/attempt"
+ROLE_WORKER: Final = "worker"
+ROLE_COORDINATOR: Final = "coordinator"
+
+DEFAULT_MANAGER: Final = "paceline.dev/operator"
+COORDINATOR_SERVICE: Final = "paceline-jobs"
+"""The one headless Service of a namespace, shared by the coordinators of all its jobs (C10)."""
+COORDINATOR_PORT: Final = 7070
+
+ENV_JOB: Final = "PACELINE_JOB"
+ENV_NAMESPACE: Final = "PACELINE_NAMESPACE"
+ENV_SLOT: Final = "PACELINE_SLOT"
+ENV_LOCAL: Final = "PACELINE_LOCAL"
+ENV_ATTEMPT: Final = "PACELINE_ATTEMPT"
+ENV_COORDINATOR: Final = "PACELINE_COORDINATOR"
+ENV_TOKEN: Final = "PACELINE_TOKEN"
+ENV_SETTINGS: Final = "PACELINE_SETTINGS"
+ENV_RUN_DIR: Final = "PACELINE_RUN_DIR"
+ENV_VERSION: Final = "PACELINE_ENV_VERSION"
+"""Version of this set of variables; an agent accepts the two versions before its own too (C14)."""
+
+RESERVED_ENV: Final = (
+    "GROUP_RANK",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RANK",
+    "ROLE_RANK",
+    "WORLD_SIZE",
+)
+RESERVED_ENV_PREFIXES: Final = ("OMPI_COMM_WORLD_", "PACELINE_", "PMIX_", "PMI_", "TORCHELASTIC_")
+
+
+def is_reserved_env(name: str) -> bool:
+    """Whether Paceline sets the variable itself, because it differs from rank to rank."""
+    return name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES)
+
+
+def worker_name(job: str, slot: int, attempt: int) -> str:
+    return f"{job}-{slot}-{attempt}"
+
+
+def coordinator_name(job: str, attempt: int) -> str:
+    return f"{job}-coordinator-{attempt}"
+
+
+def coordinator_host(job: str, namespace: str) -> str:
+    """Name under which agents find the coordinator; it stays the same when its pod is replaced."""
+    return f"{job}-coordinator.{COORDINATOR_SERVICE}.{namespace}"
+
+
+def secret_name(job: str, uid: str) -> str:
+    """One per job and uid, so that a job made anew under the same name gets a new one (C2)."""
+    return f"{job}-{uid[:8]}"
+
+
+def worker_selector(job: str) -> str:
+    """Label selector of a job's worker pods, as shown in `status.selector`."""
+    return f"{LABEL_JOB}={job},{LABEL_ROLE}={ROLE_WORKER}"

@@ -1,0 +1,228 @@
+"""What the model library says about a malformed job -> errors in the words of the API.
+
+A misspelt field gets the closest name that exists at its place; a field known from other operators
+gets its name here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from paceline_api.defaults import model_of
+from paceline_api.errors import MISSING, SpecError
+from paceline_api.model import COUNT_MAX, SPEC_PROBLEM, Model, OpenModel
+from paceline_api.types import TrainingJob
+from paceline_api.yamltext import Path, show_path
+
+ELSEWHERE: Final = {
+    "completions": "replicas",
+    "elasticPolicy": "minReplicas and maxReplicas",
+    "lateGradients": "maxAgePolicy",
+    "maxStaleness": "maxAge",
+    "normalization": "normalisation",
+    "nprocPerNode": "procsPerReplica",
+    "numNodes": "replicas",
+    "numProcPerNode": "procsPerReplica",
+    "numWorkers": "replicas",
+    "parallelism": "replicas",
+    "runPolicy": "the same fields directly in spec",
+    "slotsPerWorker": "procsPerReplica",
+    "staleness": "maxAge",
+    "workers": "replicas",
+}
+"""Names of other operators, papers and habits -> the field that does it here."""
+
+_LISTED_MAX: Final = 8
+
+
+def spec_errors(error: ValidationError, data: Mapping[str, Any]) -> list[tuple[Path, SpecError]]:
+    """One error for each field, in the order of the model, with its path to look up the line."""
+    found: dict[Path, SpecError] = {}
+    for detail in error.errors(include_url=False):
+        path = tuple(part for part in detail["loc"])
+        if not _only_follows(path, detail, data):
+            found.setdefault(path, _spec_error(path, detail, data))
+    return list(found.items())
+
+
+def _only_follows(path: Path, detail: ErrorDetails, data: Mapping[str, Any]) -> bool:
+    """Whether the library reports a consequence of another error as one more."""
+    if detail["type"] == "too_short":
+        return bool(detail["input"])  # its items were wrong; it is not empty
+    if detail["type"] == "missing":
+        model = model_at(path[:-1])  # misspelt, which only Kubernetes' own parts do not report
+        closed = model is not None and not issubclass(model, OpenModel)
+        return closed and _misspelt(path, data) is not None
+    return False
+
+
+def _spec_error(path: Path, detail: ErrorDetails, data: Mapping[str, Any]) -> SpecError:
+    shown, value, context = show_path(path), detail["input"], detail.get("ctx", {})
+    match detail["type"]:
+        case "extra_forbidden":
+            problem = f"is not a field of {_place(path[:-1])}"
+            return SpecError(shown, MISSING, problem, hint=_other_name(path))
+        case "missing":
+            return SpecError(shown, MISSING, "is missing", hint=_missing_hint(path, data))
+        case kind if kind == SPEC_PROBLEM:
+            return SpecError(shown, value, context["problem"], hint=context["hint"])
+        case "enum" | "literal_error":
+            words = [word.strip("'") for word in _words(context.get("expected", ""))]
+            return _not_one_of(shown, value, words)
+        case "greater_than_equal":
+            return SpecError(shown, value, f"is less than {context['ge']}", hint=_bounds_hint(path))
+        case "greater_than":
+            problem = f"is not more than {context['gt']}"
+            return SpecError(shown, value, problem, hint=_bounds_hint(path))
+        case "less_than_equal":
+            return SpecError(shown, value, f"is more than {context['le']}", hint=_bounds_hint(path))
+        case "too_short" | "string_too_short":
+            hint = "give a value or remove the field"
+            return SpecError(shown, MISSING, "is empty", hint=hint)
+        case "too_long" | "string_too_long":
+            most = context["max_length"]
+            return SpecError(shown, value, "is too long", hint=f"use at most {most} entries")
+        case kind:
+            return _wrong_type(shown, value, kind, detail["msg"])
+
+
+def _wrong_type(shown: str, value: Any, kind: str, told: str) -> SpecError:
+    if kind.startswith(("int", "float")):
+        wanted = "a whole number" if kind.startswith("int") else "a number"
+        quoted = isinstance(value, str) and value.strip().lstrip("-").isdecimal()
+        hint = (
+            f"write {value.strip()} without quotes" if quoted else f"write {wanted}, without a unit"
+        )
+        return SpecError(shown, value, f"is not {wanted}", hint=hint)
+    if kind.startswith("bool"):
+        return SpecError(shown, value, "is neither true nor false", hint="write true or false")
+    if kind.startswith("string"):
+        if isinstance(value, bool | int | float):
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            return SpecError(shown, value, "is not text", hint=f'put it into quotes: "{text}"')
+        return SpecError(shown, value, "is not text", hint="write a single word or text in quotes")
+    if kind.startswith(("tuple", "list")):
+        words = ", ".join(f'"{word}"' for word in str(value).split())
+        hint = f"write [{words}]" if isinstance(value, str) else "write each item after a dash"
+        return SpecError(shown, value, "is not a list", hint=hint)
+    if kind.startswith(("model", "dict")):
+        hint = "write its fields below it, indented, as `name: value`"
+        return SpecError(shown, value, "is not a mapping", hint=hint)
+    return SpecError(shown, value, f"cannot be used: {told}", hint="see kubectl explain tj.spec")
+
+
+def _not_one_of(shown: str, value: Any, words: list[str]) -> SpecError:
+    by_lower = {word.lower(): word for word in words}
+    close = difflib.get_close_matches(str(value).lower(), by_lower, n=1)
+    hint = f"did you mean {by_lower[close[0]]}?" if close else f"write {words[0]}, for instance"
+    return SpecError(shown, value, f"is not one of {', '.join(words)}", hint=hint)
+
+
+def _words(expected: str) -> list[str]:
+    return expected.replace(" or ", ", ").split(", ")
+
+
+def _other_name(path: Path) -> str:
+    name, model = str(path[-1]), model_at(path[:-1])
+    if name in ELSEWHERE:
+        return f"use {ELSEWHERE[name]} instead"
+    fields = field_names(model) if model else []
+    closest = closest_name(name, fields)
+    if closest:
+        return f"did you mean {closest}?"
+    elsewhere = _parent_of(name)
+    if elsewhere:
+        return f"{name} belongs into {elsewhere}; check the indentation"
+    rest = ", ..." if len(fields) > _LISTED_MAX else ""
+    return f"its fields are {', '.join(fields[:_LISTED_MAX])}{rest}; remove this one"
+
+
+def _missing_hint(path: Path, data: Mapping[str, Any]) -> str:
+    misspelt = _misspelt(path, data)
+    if misspelt:
+        return f"did you mean {path[-1]} instead of {misspelt}?"
+    return f"add {path[-1]} to {_place(path[:-1])}"
+
+
+def _misspelt(path: Path, data: Mapping[str, Any]) -> str | None:
+    """The unknown field next to a missing one that was probably meant to be it."""
+    around: Any = data
+    for part in path[:-1]:
+        around = around[part]
+    if not isinstance(around, Mapping):
+        return None
+    model = model_at(path[:-1])
+    known = set(field_names(model)) if model else set()
+    return closest_name(str(path[-1]), [key for key in around if key not in known])
+
+
+def _bounds_hint(path: Path) -> str:
+    """The whole span that is allowed, since the error names only one end of it."""
+    names = [part for part in path if isinstance(part, str)]
+    model = model_at(tuple(names[:-1]))
+    schema = _property(model, names[-1]) if model else {}
+    low = schema.get("minimum")
+    high = schema.get("maximum")
+    if low is None or high is None:
+        return f"use more than {schema['exclusiveMinimum']} and at most {high}" if high else ""
+    if high == COUNT_MAX:
+        return f"use {low:g} or more"
+    return f"use {low:g} to {high:g}"
+
+
+def _property(model: type[Model], alias: str) -> dict[str, Any]:
+    schema = model.model_json_schema(by_alias=True)["properties"].get(alias, {})
+    options = schema.get("anyOf", [schema])
+    found: dict[str, Any] = options[0].get("items", options[0])
+    return found
+
+
+def _place(path: Path) -> str:
+    return show_path(path) or "a TrainingJob"
+
+
+def closest_name(name: str, names: list[str]) -> str | None:
+    """The entry of `names` that `name` was probably meant to be."""
+    by_lower = {candidate.lower(): candidate for candidate in names}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.7)
+    return by_lower[close[0]] if close else None
+
+
+def field_names(model: type[Model]) -> list[str]:
+    """Names of a part's fields, as in YAML."""
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def model_at(path: Path) -> type[Model] | None:
+    """The part of the API at a path; None for plain values and for what is not Paceline's."""
+    model: type[Model] | None = TrainingJob
+    for part in path:
+        if isinstance(part, int):
+            continue
+        if model is None:
+            return None
+        by_alias = {field.alias: field for field in model.model_fields.values()}
+        model = model_of(by_alias[part].annotation) if part in by_alias else None
+    return model
+
+
+def _parent_of(name: str) -> str | None:
+    """Where a field of this name exists, if there is exactly one such place in Paceline's words."""
+    places: list[str] = []
+
+    def look(model: type[Model], path: Path) -> None:
+        for field in model.model_fields.values():
+            inner = model_of(field.annotation)
+            alias = field.alias or ""
+            if alias == name:
+                places.append(show_path(path))
+            if inner and alias not in ("template", "status", "metadata"):
+                look(inner, (*path, alias))
+
+    look(TrainingJob, ())
+    return places[0] if len(places) == 1 else None

@@ -1,0 +1,103 @@
+"""Condition types and reasons of a TrainingJob. Users alert on these: add, never rename.
+
+Each member carries one sentence, which the reference in the documentation is generated from.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class _Told(StrEnum):
+    sentence: str
+
+    def __new__(cls, value: str, sentence: str) -> _Told:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.sentence = sentence
+        return member
+
+
+class ConditionType(_Told):
+    """`type` of a condition. Complete and Failed are final."""
+
+    SUSPENDED = "Suspended", "The job is stopped because its spec says so."
+    SCHEDULED = "Scheduled", "At least minReplicas workers have a node."
+    TRANSPORT_VERIFIED = (
+        "TransportVerified",
+        "The transport in use was measured and is as required.",
+    )
+    RING_READY = "RingReady", "A membership stands and rounds can run."
+    DEGRADED = "Degraded", "The job trains, or waits, with less than was asked for."
+    RESIZING = "Resizing", "Workers are being added, replaced or taken away."
+    COMPLETE = "Complete", "The job has ended and all its data is applied."
+    FAILED = "Failed", "The job has ended before its data was applied."
+
+
+class Reason(_Told):
+    """`reason` of a condition or an Event."""
+
+    SUSPENDED_BY_SPEC = "SuspendedBySpec", "spec.suspend is true."
+    RESUMED = "Resumed", "spec.suspend was set back to false."
+    SETTLING = "Settling", "The start waits for all replicas until settleSeconds are over."
+    RING_FORMED = "RingFormed", "A new membership stands; the message lists who joined and left."
+    JOB_FINISHED = "JobFinished", "All ranks agreed on the last round and were released."
+
+    QUORUM_REDUCED = (
+        "QuorumReduced",
+        "There are fewer active ranks than spec.collective.quorum, so rounds wait for all of them.",
+    )
+    WAITING_FOR_EVIDENCE = (
+        "WaitingForEvidence",
+        "Half or more of the ranks are silent, and nobody has yet seen that they are dead.",
+    )
+    BELOW_MIN_REPLICAS = (
+        "BelowMinReplicas",
+        "Fewer than minReplicas workers are there; training waits.",
+    )
+    RANK_BENCHED = "RankBenched", "A silent rank gets no data until it reports back."
+    RANK_SLOW = "RankSlow", "A rank is slower than the others for long."
+    RANK_REPLACED = (
+        "RankReplaced",
+        "A worker was replaced; the message says why and where it is now.",
+    )
+    MODE_CHANGED = "ModeChanged", "Rounds run in another mode from the round named in the message."
+    SCALING = "Scaling", "spec.replicas was changed and workers are being added or taken away."
+
+    TRANSPORT_MEASURED = "TransportMeasured", "The transport reaches what was expected of it."
+    TRANSPORT_DEGRADED = (
+        "TransportDegraded",
+        "The transport is slower than what was asked for; the message has both numbers.",
+    )
+    PREFLIGHT_FAILED = "PreflightFailed", "The check of the network failed before training started."
+
+    TEMPLATE_INVALID = "TemplateInvalid", "The API server refuses the pod; the message is its own."
+    QUOTA_EXCEEDED = (
+        "QuotaExceeded",
+        "The namespace's quota leaves no room for a pod; it is retried.",
+    )
+    UNSCHEDULABLE = (
+        "Unschedulable",
+        "No node has room for a worker; the message is the scheduler's.",
+    )
+    SIZE_NOT_FIXED = (
+        "SizeNotFixed",
+        "Kueue admits a fixed size, but minReplicas or maxReplicas differ.",
+    )
+
+    BACKOFF_LIMIT_EXCEEDED = (
+        "BackoffLimitExceeded",
+        "Ranks failed more than backoffLimit times without progress in between.",
+    )
+    DEADLINE_EXCEEDED = "DeadlineExceeded", "The job ran for longer than activeDeadlineSeconds."
+    FAILURE_POLICY = "FailurePolicy", "A rule of spec.failurePolicy says that the job has failed."
+    SCRIPT_ENDED_EARLY = (
+        "ScriptEndedEarly",
+        "The script returned on all ranks before its data was applied.",
+    )
+    WEIGHTS_DIVERGED = "WeightsDiverged", "Ranks have different weights; the message names them."
+    STATE_LOST = "StateLost", "All ranks are gone and there is no checkpoint."
+    RESUMED_FROM_CHECKPOINT = (
+        "ResumedFromCheckpoint",
+        "All ranks were gone and the job went on from its last checkpoint.",
+    )

@@ -1,0 +1,282 @@
+"""A job as the runtime needs it: every default filled in, durations in nanoseconds, plain data.
+
+Made once, when the job starts, and then frozen with it: on a laptop it is handed to the processes,
+in a cluster it lies in the job's Secret (C12). Only dataclasses, enums, numbers and text, so that
+any codec can carry it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from paceline_api.collective import Collective
+from paceline_api.defaults import with_defaults
+from paceline_api.durations import parse_duration, parse_percent
+from paceline_api.enums import (
+    Backend,
+    BufferPolicy,
+    FailureAction,
+    MaxAgePolicy,
+    Mode,
+    Normalisation,
+    Pacing,
+    StragglerResponse,
+)
+from paceline_api.policies import Elasticity, Straggler
+from paceline_api.template import Container
+from paceline_api.types import TrainingJob, TrainingJobSpec
+
+NS_PER_S: Final = 1_000_000_000
+_REFERENCE: Final = re.compile(r"\$\$|\$\(([^)]+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveSettings:
+    """`spec.collective`, completed."""
+
+    backend: Backend
+    mode: Mode
+    quorum_count: int | None
+    """Ranks; exactly one of this and `quorum_percent` is set."""
+    quorum_percent: int | None
+    """Share of the active ranks, to be rounded up; whole, so that no rank rounds differently."""
+    random_initiator: bool
+    deadline_ns: int | None
+    """None: auto."""
+    deadline_factor: float
+    grace_ns: int | None
+    """Exactly one of this and `grace_share` is set."""
+    grace_share: float | None
+    """Share of the median round."""
+    warmup_rounds: int
+    full_every: int
+    """0: never."""
+    max_age: int
+    """Rounds; 0: no limit."""
+    max_age_policy: MaxAgePolicy
+    decay_factor: float
+    normalisation: Normalisation
+    pacing: Pacing
+    """AUTO is settled by the runtime, which knows the optimizer."""
+    bench_after_ns: int | None
+    """None: auto."""
+    freeze_timeout_ns: int
+    buffers_every: int
+    """Rounds; 0: buffers stay local."""
+    hash_every: int
+    """Rounds; 0: never."""
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerSettings:
+    """`spec.straggler`, completed."""
+
+    window_rounds: int
+    slowdown_factor: float
+    respond: tuple[StragglerResponse, ...]
+    cooldown_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticitySettings:
+    """`spec.elasticity`, completed."""
+
+    settle_ns: int
+    stabilization_ns: int
+    drain_grace_ns: int
+    node_lost_ns: int
+    allowed_sizes: tuple[int, ...]
+    """Replicas; empty: any number."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSettings:
+    """`spec.checkpoint`, completed."""
+
+    path: str
+    every_rounds: int
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRuleSettings:
+    """One of `spec.failurePolicy.rules`."""
+
+    action: FailureAction
+    on_exit_codes: tuple[int, ...]
+    on_reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """What one rank runs: the container `trainer`, with `$(NAME)` filled in as a kubelet does."""
+
+    command: tuple[str, ...]
+    """Program and all arguments: `command` and `args` of the container."""
+    env: dict[str, str]
+    env_from_cluster: tuple[str, ...]
+    """Variables that only a cluster can fill in (`valueFrom`), for a warning in a local run."""
+    working_dir: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedJob:
+    name: str
+    namespace: str
+    replicas: int
+    min_replicas: int
+    max_replicas: int | None
+    """None: no limit."""
+    procs_per_replica: int
+    suspend: bool
+    backoff_limit: int
+    active_deadline_ns: int | None
+    """None: no limit."""
+    metrics_port: int
+    collective: CollectiveSettings
+    straggler: StragglerSettings
+    elasticity: ElasticitySettings
+    checkpoint: CheckpointSettings | None
+    failure_rules: tuple[FailureRuleSettings, ...]
+    trainer: Trainer
+
+    @property
+    def world_size(self) -> int:
+        """Ranks when all wanted replicas are there."""
+        return self.replicas * self.procs_per_replica
+
+
+def resolve(job: TrainingJob) -> ResolvedJob:
+    """The settings of a valid job. Pure; the same job always gives the same settings."""
+    spec = with_defaults(job).spec
+    checkpoint = spec.checkpoint
+    trainer = spec.template.trainer()
+    assert trainer is not None, "validate a job before it is resolved"
+    return ResolvedJob(
+        name=job.metadata.name,
+        namespace=job.metadata.namespace or "default",
+        replicas=spec.replicas,
+        min_replicas=_set(spec.min_replicas),
+        max_replicas=spec.max_replicas,
+        procs_per_replica=spec.procs_per_replica,
+        suspend=spec.suspend,
+        backoff_limit=_set(spec.backoff_limit),
+        active_deadline_ns=_seconds(spec.active_deadline_seconds),
+        metrics_port=_set(_set(spec.metrics).port),
+        collective=resolve_collective(_set(spec.collective)),
+        straggler=_straggler(_set(spec.straggler)),
+        elasticity=_elasticity(_set(spec.elasticity)),
+        checkpoint=CheckpointSettings(
+            path=checkpoint.path,
+            every_rounds=_set(checkpoint.every_rounds),
+            keep=_set(checkpoint.keep),
+        )
+        if checkpoint
+        else None,
+        failure_rules=_failure_rules(spec),
+        trainer=_trainer(trainer),
+    )
+
+
+def resolve_collective(collective: Collective) -> CollectiveSettings:
+    """Settings from a completed `spec.collective`."""
+    quorum, grace = _set(collective.quorum), _set(collective.grace)
+    buffers = _set(collective.buffers)
+    shared = isinstance(grace, str) and grace.endswith("%")
+    return CollectiveSettings(
+        backend=_set(collective.backend),
+        mode=_set(collective.mode),
+        quorum_count=quorum if isinstance(quorum, int) else None,
+        quorum_percent=parse_percent(quorum) if isinstance(quorum, str) else None,
+        random_initiator=_set(collective.random_initiator),
+        deadline_ns=_auto_ns(collective.deadline or "auto"),
+        deadline_factor=_set(collective.deadline_factor),
+        grace_ns=None if shared else parse_duration(grace),
+        grace_share=parse_percent(grace) / 100 if shared else None,
+        warmup_rounds=_set(collective.warmup_rounds),
+        full_every=_set(collective.full_every),
+        max_age=_set(collective.max_age),
+        max_age_policy=_set(collective.max_age_policy),
+        decay_factor=_set(collective.decay_factor),
+        normalisation=_set(collective.normalisation),
+        pacing=_set(collective.pacing),
+        bench_after_ns=_auto_ns(_set(collective.bench_after)),
+        freeze_timeout_ns=parse_duration(_set(collective.freeze_timeout)),
+        buffers_every=_set(buffers.every_rounds) if buffers.policy is BufferPolicy.AVERAGE else 0,
+        hash_every=_set(collective.hash_every_rounds),
+    )
+
+
+def _straggler(straggler: Straggler) -> StragglerSettings:
+    detect = _set(straggler.detect)
+    return StragglerSettings(
+        window_rounds=_set(detect.window_rounds),
+        slowdown_factor=_set(detect.slowdown_factor),
+        respond=_set(straggler.respond),
+        cooldown_ns=_set(_seconds(straggler.cooldown_seconds)),
+    )
+
+
+def _elasticity(elasticity: Elasticity) -> ElasticitySettings:
+    return ElasticitySettings(
+        settle_ns=_set(_seconds(elasticity.settle_seconds)),
+        stabilization_ns=_set(_seconds(elasticity.stabilization_seconds)),
+        drain_grace_ns=_set(_seconds(elasticity.drain_grace_seconds)),
+        node_lost_ns=_set(_seconds(elasticity.node_lost_seconds)),
+        allowed_sizes=tuple(sorted(set(elasticity.allowed_sizes or ()))),
+    )
+
+
+def _failure_rules(spec: TrainingJobSpec) -> tuple[FailureRuleSettings, ...]:
+    rules = spec.failure_policy.rules if spec.failure_policy else ()
+    return tuple(
+        FailureRuleSettings(rule.action, rule.on_exit_codes or (), rule.on_reasons or ())
+        for rule in rules
+    )
+
+
+def _trainer(container: Container) -> Trainer:
+    env: dict[str, str] = {}
+    from_cluster: list[str] = []
+    for variable in container.env or ():
+        if variable.value_from is not None:
+            from_cluster.append(variable.name)
+        else:
+            env[variable.name] = expand(variable.value or "", env)
+    words = (*(container.command or ()), *(container.args or ()))
+    return Trainer(
+        command=tuple(expand(word, env) for word in words),
+        env=env,
+        env_from_cluster=tuple(from_cluster),
+        working_dir=container.working_dir,
+    )
+
+
+def expand(text: str, env: Mapping[str, str]) -> str:
+    """`text` with $(NAME) filled in from `env`; unknown names stay, and $$(NAME) means $(NAME)."""
+
+    def fill(match: re.Match[str]) -> str:
+        if match.group(0) == "$$":
+            return "$"
+        return env.get(match.group(1), match.group(0))
+
+    return _REFERENCE.sub(fill, text)
+
+
+def _auto_ns(text: str) -> int | None:
+    return None if text == "auto" else parse_duration(text)
+
+
+def _seconds(seconds: int | None) -> int | None:
+    return None if seconds is None else seconds * NS_PER_S
+
+
+_Value = TypeVar("_Value")
+
+
+def _set(value: _Value | None) -> _Value:
+    assert value is not None, "with_defaults left a field open"
+    return value

@@ -1,0 +1,178 @@
+"""`status` of a TrainingJob: written by the operator, read by people, kubectl and other programs.
+
+Fields are only ever added, and unknown ones are ignored, so that an operator can read what a newer
+one wrote.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+
+from paceline_api.model import Model
+
+STRAGGLERS_MAX = 16
+
+
+class StatusModel(Model):
+    model_config = ConfigDict(extra="ignore")
+
+
+class Condition(StatusModel):
+    """One standard condition."""
+
+    type: Annotated[str, Field(max_length=316)]
+    """Such as RingReady, Degraded, Complete or Failed."""
+
+    status: Annotated[str, Field(pattern="^(True|False|Unknown)$")]
+    """True, False or Unknown."""
+
+    reason: Annotated[str, Field(max_length=1024)]
+    """One word for programs; the list is part of this API."""
+
+    message: Annotated[str, Field(max_length=32_768)] = ""
+    """What happened and what to do, for people."""
+
+    last_transition_time: datetime
+    """When the condition last changed its status."""
+
+    observed_generation: int | None = None
+    """metadata.generation for which the condition holds."""
+
+
+class Restarts(StatusModel):
+    """Restarts since the job was created."""
+
+    ranks: int = 0
+    """Processes restarted in place by their agent."""
+
+    replicas: int = 0
+    """Pods replaced by the operator, for whatever reason."""
+
+    failures: int = 0
+    """Failures without progress in between, as compared with spec.backoffLimit."""
+
+
+class Transport(StatusModel):
+    """What moves the gradients now."""
+
+    kind: str
+    """The transport in use, such as mpi, gloo or nccl over RDMA, as measured, not as asked for."""
+
+    verified_at: datetime | None = None
+    """When it was last measured."""
+
+    message: str = ""
+    """The measurement that led to the choice."""
+
+
+class CollectiveStatus(StatusModel):
+    """How the rounds went so far."""
+
+    mode: str
+    """The mode in force, which follows spec.collective.mode at an agreed round."""
+
+    partial_percent: int | None = None
+    """Share of the rounds that started before all active ranks had arrived, in percent."""
+
+    wait_avoided_seconds: int | None = None
+    """Seconds of waiting, summed over ranks, that the mode has saved against Full."""
+
+
+class StragglerStatus(StatusModel):
+    """One rank that is slow for long."""
+
+    rank: int
+    """Its rank when it was found."""
+
+    replica: str = ""
+    """Name of its pod."""
+
+    node: str = ""
+    """The node on which it runs."""
+
+    slowdown_percent: int
+    """Its median step in percent of the median of all ranks; 200 is twice as slow."""
+
+    since: datetime
+    """When it was found."""
+
+    action: str
+    """The last step taken against it."""
+
+
+class Progress(StatusModel):
+    """How far the job is, from the samples applied."""
+
+    percent: int
+    """Samples applied, in percent of all epochs' samples."""
+
+    eta_seconds: int | None = None
+    """Seconds left at the present speed."""
+
+
+class TrainingJobStatus(StatusModel):
+    """State of the job as last seen by the operator."""
+
+    observed_generation: int | None = None
+    """metadata.generation that this status is about."""
+
+    state: str | None = None
+    """One word for people that sums up the conditions; programs read the conditions."""
+
+    ready: str | None = None
+    """Replicas that train and replicas asked for, such as 7/8."""
+
+    replicas: int | None = None
+    """Worker pods that are not ending."""
+
+    ready_replicas: int | None = None
+    """Worker pods whose ranks all take part in the present membership."""
+
+    selector: str | None = None
+    """Label selector of the worker pods, for kubectl scale and autoscalers."""
+
+    active_ranks: int | None = None
+    """Ranks that compute; joining and benched ones do not count."""
+
+    round: int | None = None
+    """Rounds applied. Written at most once a minute."""
+
+    membership_generation: str | None = None
+    """The present membership; it changes when ranks join or leave."""
+
+    highest_attempt: int | None = None
+    """Highest attempt number of any pod of this job, so that no name is used twice."""
+
+    restarts: Restarts | None = None
+    """Restarts since the job was created."""
+
+    transport: Transport | None = None
+    """What moves the gradients now."""
+
+    collective: CollectiveStatus | None = None
+    """How the rounds went so far."""
+
+    straggler_count: int | None = None
+    """Ranks that are slow for long."""
+
+    stragglers: Annotated[tuple[StragglerStatus, ...], Field(max_length=STRAGGLERS_MAX)] = ()
+    """The slowest of them, at most 16."""
+
+    progress: Progress | None = None
+    """How far the job is."""
+
+    start_time: datetime | None = None
+    """When training first started."""
+
+    completion_time: datetime | None = None
+    """When the job became Complete or Failed."""
+
+    resolved: dict[str, Any] | None = None
+    """The settings in force, in the form of spec, with every default filled in as it was when the
+    job started."""
+
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=32)] = ()
+    """Standard conditions, one of each type."""

@@ -1,0 +1,82 @@
+"""`spec.template`: the part of a PodTemplateSpec that Paceline itself reads.
+
+Everything else in the template is kept as it is and judged by the API server when the first pod is
+made. On a laptop the container `trainer` is run as local processes and the rest is not used.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from paceline_api.model import OpenModel
+
+TRAINER: Final = "trainer"
+CONTAINERS_MAX: Final = 16
+ENV_MAX: Final = 256
+
+Name63 = Annotated[str, Field(max_length=63)]
+Argument = Annotated[str, Field(max_length=65_536)]
+
+
+class EnvVar(OpenModel):
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    """Name of the environment variable."""
+
+    value: str | None = None
+    """Its value; $(NAME) stands for a variable defined above it."""
+
+    value_from: dict[str, Any] | None = None
+    """Source of the value in the cluster. Without meaning on a laptop."""
+
+
+class Container(OpenModel):
+    name: Name63
+    """Name of the container. `trainer` is the one in which the ranks run."""
+
+    image: str | None = None
+    """Image of the container. Without meaning on a laptop."""
+
+    command: Annotated[tuple[Argument, ...], Field(max_length=1024)] | None = None
+    """Program and its first arguments. The trainer must have one, because the agent starts it once
+    for each rank; the image's entrypoint is not used."""
+
+    args: Annotated[tuple[Argument, ...], Field(max_length=1024)] | None = None
+    """Further arguments of the command."""
+
+    working_dir: str | None = None
+    """Folder in which the command starts. On a laptop: relative to the job file's folder."""
+
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=ENV_MAX)] | None = None
+    """Environment variables of the command."""
+
+
+class PodSpec(OpenModel):
+    containers: Annotated[tuple[Container, ...], Field(min_length=1, max_length=CONTAINERS_MAX)]
+    """Containers of the pod; one of them is named `trainer`."""
+
+    restart_policy: Annotated[str, Field(max_length=16)] | None = None
+    """Never, or unset: a rank is restarted by its agent and a pod by the operator."""
+
+
+class TemplateMetadata(OpenModel):
+    labels: Annotated[dict[str, str], Field(max_length=128)] | None = None
+    """Labels of the worker pods, beside those that Paceline sets."""
+
+    annotations: dict[str, str] | None = None
+    """Annotations of the worker pods."""
+
+
+class PodTemplate(OpenModel):
+    """Template of a worker's pod, as in a Job."""
+
+    metadata: TemplateMetadata | None = None
+    """Labels and annotations of the worker pods."""
+
+    spec: PodSpec
+    """The worker's pod, as in a Job."""
+
+    def trainer(self) -> Container | None:
+        """The container in which the ranks run."""
+        return next((c for c in self.spec.containers if c.name == TRAINER), None)

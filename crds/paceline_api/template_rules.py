@@ -1,0 +1,130 @@
+"""Rules about `spec.template`: the container `trainer`, and what Paceline sets in pods itself."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Final
+
+from paceline_api.names import PREFIX, RESERVED_ENV, RESERVED_ENV_PREFIXES, is_reserved_env
+from paceline_api.rules import Fault, Rule
+from paceline_api.template import TRAINER
+from paceline_api.types import TrainingJob
+
+_POD: Final = "spec.template.spec"
+_CONTAINERS: Final = f"{_POD}.containers"
+_NAMES_CEL: Final = ", ".join(f"'{name}'" for name in RESERVED_ENV)
+_PREFIXES_CEL: Final = " && ".join(f"!e.name.startsWith('{p}')" for p in RESERVED_ENV_PREFIXES)
+
+
+def _trainer_exists(job: TrainingJob) -> Iterator[Fault]:
+    if job.spec.template.trainer() is None:
+        names = [container.name for container in job.spec.template.spec.containers]
+        close = difflib.get_close_matches(TRAINER, names, n=1)
+        listed = ", ".join(names)
+        yield Fault(
+            problem=f"has no container named {TRAINER} (found: {listed})",
+            hint=f"rename container {close[0] if close else names[0]} to {TRAINER}, "
+            "or add one that runs a rank",
+        )
+
+
+def _trainer_command(job: TrainingJob) -> Iterator[Fault]:
+    for index, container in enumerate(job.spec.template.spec.containers):
+        if container.name == TRAINER and not (container.command and container.command[0]):
+            extra = difflib.get_close_matches("command", container.model_extra or {}, n=1)
+            yield Fault(
+                path=f"{_CONTAINERS}[{index}].command",
+                problem="is empty" if container.command else "is missing",
+                hint=f"did you mean command instead of {extra[0]}?" if extra else "",
+            )
+
+
+def _names_differ(job: TrainingJob) -> Iterator[Fault]:
+    seen: set[str] = set()
+    for index, container in enumerate(job.spec.template.spec.containers):
+        if container.name in seen:
+            yield Fault(
+                container.name, f"{_CONTAINERS}[{index}].name", "is the name of two containers"
+            )
+        seen.add(container.name)
+
+
+def _env_is_not_reserved(job: TrainingJob) -> Iterator[Fault]:
+    for c, container in enumerate(job.spec.template.spec.containers):
+        if container.name != TRAINER:
+            continue
+        for e, variable in enumerate(container.env or ()):
+            if is_reserved_env(variable.name):
+                yield Fault(
+                    variable.name,
+                    f"{_CONTAINERS}[{c}].env[{e}].name",
+                    f"is set in container {TRAINER}, but Paceline sets it for each rank",
+                )
+
+
+def _never_restarts(job: TrainingJob) -> Iterator[Fault]:
+    policy = job.spec.template.spec.restart_policy
+    if policy not in (None, "Never"):
+        yield Fault(policy)
+
+
+def _labels_are_free(job: TrainingJob) -> Iterator[Fault]:
+    metadata = job.spec.template.metadata
+    for label in (metadata.labels if metadata else None) or {}:
+        if label.startswith(PREFIX):
+            yield Fault(label, problem=f"begins with {PREFIX}, which Paceline sets itself")
+
+
+TEMPLATE_RULES: Final = (
+    Rule(
+        path=_CONTAINERS,
+        problem=f"has no container named {TRAINER}",
+        hint=f"name the container that runs a rank {TRAINER}",
+        check=_trainer_exists,
+        cel=f"self.template.spec.containers.exists(c, c.name == '{TRAINER}')",
+    ),
+    Rule(
+        path=_CONTAINERS,
+        problem=f"gives container {TRAINER} no command",
+        hint='set command, such as ["python", "train.py"]; the image\'s entrypoint is not used, '
+        "because the agent starts the command once for each rank",
+        check=_trainer_command,
+        cel=f"self.template.spec.containers.all(c, c.name != '{TRAINER}' || "
+        "(has(c.command) && size(c.command) > 0 && size(c.command[0]) > 0))",
+    ),
+    Rule(
+        path=_CONTAINERS,
+        problem="has two containers of one name",
+        hint="give each container its own name",
+        check=_names_differ,
+        cel="self.template.spec.containers.all(c, "
+        "self.template.spec.containers.exists_one(d, d.name == c.name))",
+    ),
+    Rule(
+        path=_CONTAINERS,
+        problem=f"gives container {TRAINER} a variable that Paceline sets for each rank",
+        hint="remove it from env; reserved are "
+        + ", ".join(RESERVED_ENV)
+        + " and names that begin "
+        "with " + ", ".join(RESERVED_ENV_PREFIXES),
+        check=_env_is_not_reserved,
+        cel=f"self.template.spec.containers.all(c, c.name != '{TRAINER}' || !has(c.env) || "
+        f"c.env.all(e, !(e.name in [{_NAMES_CEL}]) && {_PREFIXES_CEL}))",
+    ),
+    Rule(
+        path=f"{_POD}.restartPolicy",
+        problem="is not Never",
+        hint="remove it: a rank is restarted by its agent, a pod is replaced by the operator",
+        check=_never_restarts,
+        cel="!has(self.template.spec.restartPolicy) || self.template.spec.restartPolicy == 'Never'",
+    ),
+    Rule(
+        path="spec.template.metadata.labels",
+        problem=f"has a key that begins with {PREFIX}, which Paceline sets itself",
+        hint="use a prefix of your own",
+        check=_labels_are_free,
+        cel="!has(self.template.metadata) || !has(self.template.metadata.labels) || "
+        f"self.template.metadata.labels.all(k, !k.startsWith('{PREFIX}'))",
+    ),
+)

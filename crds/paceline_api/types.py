@@ -1,0 +1,162 @@
+"""The TrainingJob, as a user writes it and as the API server stores it.
+
+A user states how many replicas, when a round starts and which command each rank runs; everything
+else has a default. The same file is taken by `kubectl apply` and by `paceline run` on a laptop.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from paceline_api.collective import Collective
+from paceline_api.enums import CleanPodPolicy
+from paceline_api.model import (
+    FIXED,
+    Count,
+    Flag,
+    Model,
+    OpenModel,
+    Positive,
+    Procs,
+    Replicas,
+    Text,
+    behaviour,
+)
+from paceline_api.names import DEFAULT_MANAGER
+from paceline_api.policies import (
+    Checkpoint,
+    CoordinatorPod,
+    Elasticity,
+    Fabric,
+    FailurePolicy,
+    Metrics,
+    Scheduling,
+    Straggler,
+)
+from paceline_api.status import TrainingJobStatus
+from paceline_api.template import PodTemplate
+
+GROUP: Final = "paceline.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = "paceline.dev/v1alpha1"
+KIND: Final = "TrainingJob"
+
+
+class Metadata(OpenModel):
+    """The part of an object's metadata that Paceline reads."""
+
+    name: Annotated[str, Field(max_length=253)]
+    """Name of the job: at most 45 lower-case letters, digits and dashes, a letter first."""
+
+    namespace: str | None = None
+    """Namespace of the job."""
+
+    uid: str | None = None
+    """Identity given by the API server."""
+
+    generation: int | None = None
+    """Number of the spec's version, given by the API server."""
+
+    labels: dict[str, str] | None = None
+    """Labels of the job."""
+
+    annotations: dict[str, str] | None = None
+    """Annotations of the job."""
+
+
+class TrainingJobSpec(Model):
+    """What to train with, how many of it, and what to do when something goes wrong."""
+
+    replicas: Replicas = 1
+    """Wanted number of workers (pods; on a laptop, groups of processes), from minReplicas to
+    maxReplicas. May be changed at any time, also by kubectl scale and an autoscaler."""
+
+    min_replicas: Replicas | None = behaviour()
+    """Fewest workers with which the job starts and trains; with fewer it waits. Default: 1, so that
+    a job that loses workers goes on with those that live (with Kueue: replicas). Set it to the
+    value of replicas for a job of fixed size."""
+
+    max_replicas: Replicas | None = behaviour()
+    """Most workers that replicas may ask for. Default: no limit, so that kubectl scale works (with
+    Kueue: replicas)."""
+
+    procs_per_replica: Annotated[Procs, FIXED] = 1
+    """Ranks (processes) in each worker; usually the number of its GPUs."""
+
+    suspend: Flag = False
+    """true stops the job after a checkpoint and removes its pods; false starts or resumes it."""
+
+    managed_by: Text | None = behaviour(DEFAULT_MANAGER, fixed=True)
+    """Name of the operator that looks after the job; all others leave it alone."""
+
+    ttl_seconds_after_finished: Count | None = behaviour()
+    """Seconds after its end at which the job is deleted. Default: never."""
+
+    active_deadline_seconds: Positive | None = behaviour()
+    """Seconds after its start at which a job that still runs fails. Default: no limit."""
+
+    backoff_limit: Count | None = behaviour(6)
+    """Failures of ranks without progress in between before the job fails. Evictions, drains and
+    lost nodes do not count."""
+
+    clean_pod_policy: CleanPodPolicy | None = behaviour(CleanPodPolicy.RUNNING)
+    """Pods deleted when the job has ended: None, Running (those that still run; ended ones are kept
+    for their logs) or All."""
+
+    coordinator: CoordinatorPod | None = None
+    """Pod of the job's coordinator."""
+
+    collective: Collective | None = behaviour()
+    """How the ranks combine their gradients in rounds."""
+
+    straggler: Straggler | None = behaviour()
+    """What is done about ranks that are slow for long."""
+
+    fabric: Fabric | None = behaviour()
+    """The network between the workers' pods. Without meaning on a laptop."""
+
+    elasticity: Elasticity | None = behaviour()
+    """How the job grows, shrinks and replaces workers."""
+
+    checkpoint: Checkpoint | None = None
+    """Checkpoints of weights, optimizer, scheduler and data position. Default: none, and a job that
+    loses all its ranks fails."""
+
+    scheduling: Scheduling | None = behaviour()
+    """Help from a queue or a gang scheduler. Without meaning on a laptop."""
+
+    metrics: Metrics | None = behaviour()
+    """Metrics of the job's processes, for Prometheus."""
+
+    failure_policy: FailurePolicy | None = None
+    """What to do when a rank ends badly. Default: restart it and count it against backoffLimit."""
+
+    template: PodTemplate
+    """Template of a worker's pod, as in a Job. Its container `trainer` holds the command of a rank.
+    Can be changed only while the job is suspended."""
+
+
+class TrainingJob(Model):
+    """Data-parallel training of a PyTorch model that goes on when workers come, go or slow down."""
+
+    api_version: Literal["paceline.dev/v1alpha1"] = API_VERSION
+    """paceline.dev/v1alpha1"""
+
+    kind: Literal["TrainingJob"] = KIND
+    """TrainingJob"""
+
+    metadata: Metadata
+    """Name, namespace, labels."""
+
+    spec: TrainingJobSpec
+    """What to train with, how many of it, and what to do when something goes wrong."""
+
+    status: TrainingJobStatus | None = None
+    """State of the job as last seen by the operator."""
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The job as in its file, in camelCase, without what was not set."""
+        mapping: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return mapping

@@ -1,0 +1,196 @@
+"""Rules across fields: what a single field's type and bounds cannot say.
+
+Each rule is written twice, side by side: as Python for a job file on a laptop, and as CEL for the
+API server. `crdgen` takes the CEL from this table, so the CRD cannot forget a rule. All rules are
+tried, and all errors come at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from paceline_api.defaults import fixed_by_queue
+from paceline_api.enums import Mode
+from paceline_api.errors import SpecError
+from paceline_api.names import JOB_NAME_MAX, JOB_NAME_PATTERN
+from paceline_api.rules import Fault, Rule
+from paceline_api.template_rules import TEMPLATE_RULES
+from paceline_api.types import TrainingJob
+
+
+def validate(job: TrainingJob) -> list[SpecError]:
+    """Everything that the rules find wrong with a well-formed job; empty if it is valid."""
+    return [error for rule in RULES for error in rule.errors(job)]
+
+
+def _name_is_a_label(job: TrainingJob) -> Iterator[Fault]:
+    name = job.metadata.name
+    if len(name) > JOB_NAME_MAX or re.fullmatch(JOB_NAME_PATTERN, name) is None:
+        yield Fault(name)
+
+
+def _at_least_min(job: TrainingJob) -> Iterator[Fault]:
+    low, replicas = job.spec.min_replicas, job.spec.replicas
+    if low is not None and low > replicas:
+        yield Fault(
+            low,
+            problem=f"is more than replicas = {replicas}",
+            hint=f"use 1 to {replicas}, or set spec.replicas to {low} or more",
+        )
+
+
+def _at_most_max(job: TrainingJob) -> Iterator[Fault]:
+    high, replicas = job.spec.max_replicas, job.spec.replicas
+    if high is not None and high < replicas:
+        yield Fault(
+            high,
+            problem=f"is less than replicas = {replicas}",
+            hint=f"use {replicas} or more, or set spec.replicas to {high} or less",
+        )
+
+
+def _quorum_can_be_met(job: TrainingJob) -> Iterator[Fault]:
+    quorum = job.spec.collective.quorum if job.spec.collective else None
+    ranks = job.spec.replicas * job.spec.procs_per_replica
+    if isinstance(quorum, int) and quorum > ranks:
+        span = "1" if ranks == 1 else f"1 to {ranks}"
+        yield Fault(
+            quorum,
+            problem=f"is more than replicas x procsPerReplica = {ranks}",
+            hint=f"use {span}, or a percentage such as 75%",
+        )
+
+
+def _deadline_is_given(job: TrainingJob) -> Iterator[Fault]:
+    collective = job.spec.collective
+    if collective and collective.mode is Mode.DEADLINE and collective.deadline is None:
+        yield Fault()
+
+
+def _only_majority_draws(job: TrainingJob) -> Iterator[Fault]:
+    collective = job.spec.collective
+    if collective and collective.random_initiator and collective.mode is not Mode.MAJORITY:
+        yield Fault(True)
+
+
+def _size_is_allowed(job: TrainingJob) -> Iterator[Fault]:
+    sizes = job.spec.elasticity.allowed_sizes if job.spec.elasticity else None
+    if sizes is not None and job.spec.replicas not in sizes:
+        listed = ", ".join(str(size) for size in sorted(set(sizes)))
+        yield Fault(
+            problem=f"does not contain replicas = {job.spec.replicas} (found: {listed})",
+            hint=f"add {job.spec.replicas}, or set spec.replicas to one of {listed}",
+        )
+
+
+def _claim_has_a_place(job: TrainingJob) -> Iterator[Fault]:
+    checkpoint = job.spec.checkpoint
+    if checkpoint and checkpoint.claim_name and not checkpoint.path.startswith("/"):
+        yield Fault(checkpoint.path)
+
+
+def _queue_fixes_the_size(job: TrainingJob) -> Iterator[Fault]:
+    spec = job.spec
+    bounds = {spec.min_replicas, spec.max_replicas} - {None}
+    if fixed_by_queue(job) and bounds - {spec.replicas}:
+        yield Fault()
+
+
+def _failure_rules_match_something(job: TrainingJob) -> Iterator[Fault]:
+    policy = job.spec.failure_policy
+    for index, rule in enumerate(policy.rules if policy else ()):
+        if rule.on_exit_codes is None and rule.on_reasons is None:
+            yield Fault(path=f"spec.failurePolicy.rules[{index}]")
+
+
+RULES: Final = (
+    Rule(
+        path="metadata.name",
+        problem="is not a name for a job",
+        hint=f"use at most {JOB_NAME_MAX} lower-case letters, digits and dashes, beginning with a "
+        "letter and not ending with a dash",
+        check=_name_is_a_label,
+        cel=f"size(self.metadata.name) <= {JOB_NAME_MAX} && "
+        f"self.metadata.name.matches('{JOB_NAME_PATTERN}')",
+    ),
+    Rule(
+        path="spec.minReplicas",
+        problem="is more than replicas",
+        hint="lower minReplicas, or raise replicas to minReplicas or more",
+        check=_at_least_min,
+        cel="!has(self.minReplicas) || self.minReplicas <= self.replicas",
+    ),
+    Rule(
+        path="spec.maxReplicas",
+        problem="is less than replicas",
+        hint="raise maxReplicas, or lower replicas to maxReplicas or less",
+        check=_at_most_max,
+        cel="!has(self.maxReplicas) || self.maxReplicas >= self.replicas",
+    ),
+    Rule(
+        path="spec.collective.quorum",
+        problem="is more than replicas x procsPerReplica",
+        hint="use a smaller number, or a percentage such as 75%",
+        check=_quorum_can_be_met,
+        cel="!has(self.collective) || !has(self.collective.quorum) || "
+        "type(self.collective.quorum) != int || "
+        "int(self.collective.quorum) <= self.replicas * self.procsPerReplica",
+    ),
+    Rule(
+        path="spec.collective.deadline",
+        problem="is missing, and mode Deadline needs it",
+        hint="set a duration such as 50ms, or auto",
+        check=_deadline_is_given,
+        cel="!has(self.collective) || !has(self.collective.mode) || "
+        "self.collective.mode != 'Deadline' || has(self.collective.deadline)",
+    ),
+    Rule(
+        path="spec.collective.randomInitiator",
+        problem="has a meaning in mode Majority only",
+        hint="remove it, or set spec.collective.mode to Majority",
+        check=_only_majority_draws,
+        cel="!has(self.collective) || !has(self.collective.randomInitiator) || "
+        "!self.collective.randomInitiator || "
+        "(has(self.collective.mode) && self.collective.mode == 'Majority')",
+    ),
+    Rule(
+        path="spec.elasticity.allowedSizes",
+        problem="does not contain replicas",
+        hint="add the value of replicas, or set replicas to one of the sizes",
+        check=_size_is_allowed,
+        cel="!has(self.elasticity) || !has(self.elasticity.allowedSizes) || "
+        "self.replicas in self.elasticity.allowedSizes",
+    ),
+    Rule(
+        path="spec.checkpoint.path",
+        problem="is not absolute, and claimName is mounted there",
+        hint="use a path that begins with /, such as /checkpoints",
+        check=_claim_has_a_place,
+        cel="!has(self.checkpoint) || !has(self.checkpoint.claimName) || "
+        "self.checkpoint.path.startsWith('/')",
+    ),
+    Rule(
+        path="spec.scheduling.provider",
+        problem="is Kueue (or Auto with Kueue's queue label), which admits a fixed size only",
+        hint="remove minReplicas and maxReplicas, or set both to the value of replicas",
+        check=_queue_fixes_the_size,
+        # CEL sees no labels, so the API server judges the explicit provider only; the operator
+        # tells about the label in a condition.
+        cel="!has(self.scheduling) || !has(self.scheduling.provider) || "
+        "self.scheduling.provider != 'Kueue' || "
+        "((!has(self.minReplicas) || self.minReplicas == self.replicas) && "
+        "(!has(self.maxReplicas) || self.maxReplicas == self.replicas))",
+    ),
+    Rule(
+        path="spec.failurePolicy.rules",
+        problem="has a rule without onExitCodes and onReasons",
+        hint="say which deaths the rule is about, such as onExitCodes: [2] or "
+        "onReasons: [OOMKilled]",
+        check=_failure_rules_match_something,
+        cel="!has(self.failurePolicy) || self.failurePolicy.rules.all(r, "
+        "has(r.onExitCodes) || has(r.onReasons))",
+    ),
+    *TEMPLATE_RULES,
+)

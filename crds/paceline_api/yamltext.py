@@ -1,0 +1,200 @@
+"""YAML text -> plain data and the line of every value in it.
+
+Reads what kubectl reads: one mapping, no dates or base-60 numbers made out of text. Two things that
+YAML libraries let pass are errors here: a key that appears twice, and a second document.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import yaml
+
+from paceline_api.errors import MISSING, JobFileError, SpecError
+
+Path = tuple[str | int, ...]
+
+_MERGE_TAG: Final = "tag:yaml.org,2002:merge"
+_DEPTH_MAX: Final = 64
+_NODES_MAX: Final = 100_000
+
+
+class _Loader(yaml.SafeLoader):
+    """Resolves plain scalars as kubectl does."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [
+        (tag, pattern)
+        for tag, pattern in resolvers
+        if tag.rpartition(":")[2] not in ("timestamp", "int", "float", "value")
+    ]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"^(?:[-+]?0b[01]+|[-+]?0o?[0-7]+|[-+]?(?:0|[1-9][0-9]*)|[-+]?0x[0-9a-fA-F]+)$"),
+    list("-+0123456789"),
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$|^[-+]?\.(?:inf|nan)$"),
+    list("-+0123456789."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One YAML mapping and where its values stand."""
+
+    data: dict[str, Any]
+    lines: dict[Path, int]
+    """Line, counted from 1, of each key or list item."""
+
+    def line(self, path: Path) -> int | None:
+        """The line of `path`, or of the nearest part of the document that contains it."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.lines:
+                return self.lines[path[:length]]
+        return None
+
+
+def read_document(text: str, *, source: str) -> Document:
+    """The one mapping in `text`. Raises JobFileError, or SpecError for a key that appears twice."""
+    try:
+        nodes = [node for node in yaml.compose_all(text, Loader=_Loader) if not _is_empty(node)]
+    except (yaml.YAMLError, RecursionError) as error:
+        raise JobFileError(
+            f"{source}: is not YAML: {_told(error)}", hint=_yaml_hint(error)
+        ) from None
+    if not nodes:
+        raise JobFileError(
+            f"{source}: is empty", hint="start with apiVersion, kind, metadata and spec"
+        )
+    if len(nodes) > 1:
+        line = nodes[1].start_mark.line + 1
+        raise JobFileError(
+            f"{source}: holds {len(nodes)} documents, the second one from line {line} on",
+            hint="put each job into a file of its own",
+        )
+    if not isinstance(nodes[0], yaml.MappingNode):
+        raise JobFileError(
+            f"{source}: is not a mapping but {_kind_of(nodes[0])}",
+            hint="start with apiVersion, kind, metadata and spec, each on a line of its own",
+        )
+    reader = _Reader(source)
+    return Document(reader.mapping(nodes[0], ()), reader.lines)
+
+
+def read_value(text: str) -> Any:
+    """A single value as it would be read from a file. ValueError if it is no YAML."""
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        return None if node is None else _Reader("").value(node, ())
+    except (yaml.YAMLError, RecursionError, JobFileError, SpecError) as error:
+        raise ValueError(str(error)) from None
+
+
+class _Reader:
+    """Builds data from nodes, remembering lines."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.lines: dict[Path, int] = {}
+        self.nodes = 0
+        self._loader = _Loader("")
+
+    def value(self, node: yaml.Node, path: Path) -> Any:
+        self.nodes += 1
+        # Anchors can repeat each other, so that a few lines stand for billions of values.
+        if len(path) > _DEPTH_MAX or self.nodes > _NODES_MAX:
+            raise JobFileError(
+                f"{self.source}: is nested too deeply or too large",
+                hint=f"a job has at most {_DEPTH_MAX} levels and {_NODES_MAX:,} values",
+            )
+        if isinstance(node, yaml.MappingNode):
+            return self.mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            items = []
+            for index, item in enumerate(node.value):
+                self.lines[(*path, index)] = item.start_mark.line + 1
+                items.append(self.value(item, (*path, index)))
+            return items
+        return self._scalar(node)
+
+    def mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        inherited: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _MERGE_TAG:
+                for key, value in self._merged(value_node, path):
+                    inherited.setdefault(key, value)
+        data: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _MERGE_TAG:
+                continue
+            key, line = self._key(key_node, path), key_node.start_mark.line + 1
+            where = (*path, key)
+            if key in data:
+                raise SpecError(
+                    show_path(where),
+                    MISSING,
+                    f"appears twice, in line {self.lines[where]} and in line {line}",
+                    hint="keep one of them",
+                    where=self.source,
+                )
+            self.lines[where] = line
+            data[key] = self.value(value_node, where)
+        return {**inherited, **data}
+
+    def _merged(self, node: yaml.Node, path: Path) -> Iterator[tuple[str, Any]]:
+        """What `<<: *anchor` or `<<: [*one, *two]` brings in."""
+        for part in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            if isinstance(part, yaml.MappingNode):
+                yield from self.value(part, path).items()
+
+    def _key(self, node: yaml.Node, path: Path) -> str:
+        if not isinstance(node, yaml.ScalarNode):
+            line = node.start_mark.line + 1
+            raise JobFileError(
+                f"{self.source}: the key in line {line}, below {show_path(path) or 'the top'}, "
+                "is not a word",
+                hint="write each field as `name: value`; put values with braces into quotes",
+            )
+        return str(node.value)
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        try:
+            return self._loader.construct_object(node)
+        except ValueError:
+            return str(node.value)  # a tag such as !!int on something else: let the field say so
+
+
+def show_path(path: Path) -> str:
+    """`spec.template.spec.containers[0].env`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.removeprefix(".")
+
+
+def _kind_of(node: yaml.Node) -> str:
+    return "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
+
+
+def _is_empty(node: Any) -> bool:
+    return node is None or (isinstance(node, yaml.ScalarNode) and node.tag.endswith(":null"))
+
+
+def _told(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return f"{problem} (line {mark.line + 1}, column {mark.column + 1})" if mark else problem
+
+
+def _yaml_hint(error: Exception) -> str:
+    if "\\t" in _told(error):
+        return "indent with spaces, not with tabs"
+    return "check the indentation and the quotes in this line and the one above it"

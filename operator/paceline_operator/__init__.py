@@ -1,0 +1,1 @@
+"""The Kubernetes operator (its place; it comes with the cluster work)."""

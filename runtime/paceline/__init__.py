@@ -1,0 +1,66 @@
+"""The public Python API of Paceline: everything that a training script needs.
+
+    import paceline as pl
+
+    pl.init()
+    optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    loader = pl.DataLoader(dataset, batch_size=64, num_workers=2)
+    for epoch in loader.epochs(10):
+        for x, y in loader:
+            loss_fn(model(x), y).backward()
+            optimizer.step()
+
+The names load when they are first used: the coordinator, the agent and the operator import parts of
+this package without torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.train.context import init
+    from paceline.train.job import evaluating, finish, is_publisher, log, rank, size
+    from paceline.train.loader import DataLoader
+    from paceline.train.optimizer import DistributedOptimizer
+
+__version__ = version("paceline")
+
+__all__ = [
+    "DataLoader",
+    "DistributedOptimizer",
+    "__version__",
+    "evaluating",
+    "finish",
+    "init",
+    "is_publisher",
+    "log",
+    "rank",
+    "size",
+]
+
+_HOME = {
+    "DataLoader": "loader",
+    "DistributedOptimizer": "optimizer",
+    "evaluating": "job",
+    "finish": "job",
+    "init": "context",
+    "is_publisher": "job",
+    "log": "job",
+    "rank": "job",
+    "size": "job",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    value = getattr(import_module(f"paceline.train.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,152 @@
+"""Entry point of an agent: `python -m paceline.agent`, everything else comes from the environment.
+
+Exit code: 0 when all ranks finished or left in order, 1 after a failure or a drain that lost work,
+2 when the user has to mend something (also an exit code 2 of a rank).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from functools import partial
+
+from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
+
+from paceline.agent.http import HttpServer
+from paceline.agent.launch import Plan, find_mpiexec, needs_mpi, plan_rank
+from paceline.agent.link import CoordinatorLink
+from paceline.agent.logs import Output
+from paceline.agent.supervisor import Supervisor
+from paceline.agent.system import Reaper, become_subreaper
+from paceline.clock import NS_PER_S
+from paceline.core.exits import Ended
+from paceline.core.ids import MemberId
+from paceline.core.messages import AgentDone, AgentHello, ToAgent
+from paceline.core.supervise import Limits, Report
+from paceline.settings import ENV_SPEC, AgentSettings, AgentSpec, SettingsError
+from paceline.telemetry.collector import PodRecords
+
+log = logging.getLogger("paceline.agent")
+
+
+class Agent:
+    """Wires the parts of one pod's agent together. `run` returns how the pod ended."""
+
+    def __init__(self, settings: AgentSettings, spec: AgentSpec) -> None:
+        mpiexec = find_mpiexec()
+        self._settings = settings
+        self._mpiexec = mpiexec if needs_mpi(spec.backend, mpiexec) else ""
+        self._spec = spec
+        self._metrics_url = ""
+        loop = asyncio.get_running_loop()
+        self._output = Output(loop, sys.stdout.fileno(), settings.run_dir / "logs")
+        self._reaper = Reaper()
+        self._records = PodRecords(settings.slot, settings.procs)
+        self._link = CoordinatorLink(
+            settings.coordinators, settings.token, hello=self._hello, obey=self._obey
+        )
+        self._records.connection = lambda: (self._link.connected, self._link.connections)
+        self._supervisor = Supervisor(
+            settings,
+            Limits(spec.backoff_limit, int(settings.drain_grace_s * NS_PER_S)),
+            self._plan,
+            records=self._records,
+            output=self._output,
+            reaper=self._reaper,
+            send=self._send,
+        )
+
+        self._records.phases = lambda: (place.phase for place in self._supervisor.places)
+
+    async def run(self) -> Ended:
+        loop = asyncio.get_running_loop()
+        become_subreaper()
+        self._reaper.start(loop)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, partial(self._supervisor.drain, number.name))
+        http = HttpServer(self._records.page, self._health)
+        host = "127.0.0.1" if self._settings.local else "0.0.0.0"
+        port = await http.start(host, self._settings.metrics_port, search=self._settings.local)
+        self._metrics_url = f"http://{self._settings.host}:{port}/metrics"
+        link = asyncio.create_task(self._link.run())
+        try:
+            ended = await self._supervisor.run()
+            self._reaper.kill_the_rest()
+            done = AgentDone(
+                self._settings.slot, self._settings.attempt, str(ended.end), ended.message
+            )
+            await self._link.finish(done)
+        finally:
+            link.cancel()
+            await asyncio.wait([link])
+            await http.stop()
+            self._output.close()
+            self._records.close()
+        return ended
+
+    def _plan(self, member: MemberId, socket_path: str, key: str) -> Plan:
+        return plan_rank(
+            self._settings,
+            self._spec,
+            member,
+            outside=os.environ,
+            mpiexec=self._mpiexec,
+            socket_path=socket_path,
+            key=key,
+            agent_pid=os.getpid(),
+        )
+
+    def _hello(self) -> AgentHello:
+        return AgentHello(
+            self._settings.slot,
+            self._settings.attempt,
+            self._settings.host,
+            self._metrics_url,
+            self._supervisor.living(),
+            self._supervisor.dead(),
+        )
+
+    def _obey(self, message: ToAgent) -> None:
+        self._supervisor.obey(message)
+
+    def _send(self, report: Report) -> None:
+        self._link.send(report.message)
+
+    def _health(self) -> dict[str, object]:
+        places = {str(place.member): str(place.phase) for place in self._supervisor.places}
+        return {"ranks": places, "coordinator": self._link.connected}
+
+
+async def _run(settings: AgentSettings, spec: AgentSpec) -> Ended:
+    return await Agent(settings, spec).run()
+
+
+def read_spec(settings: AgentSettings) -> AgentSpec:
+    try:
+        return AgentSpec.from_json(settings.spec_path.read_bytes())
+    except OSError as error:
+        problem = f"names {settings.spec_path}, which cannot be read: {error.strerror}"
+        raise SettingsError(ENV_SPEC, problem) from None
+
+
+def main() -> int:
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s agent: %(message)s"
+    )
+    try:
+        settings = AgentSettings.from_environment(os.environ)
+        ended = asyncio.run(_run(settings, read_spec(settings)))
+    except PacelineError as error:
+        sys.stderr.write(error.render() + "\n")
+        return error.exit_code
+    if ended.exit_code:
+        log.error("the pod ended as %s: %s", ended.end, ended.message)
+    assert ended.exit_code in (0, 1, EXIT_BAD_INPUT), ended
+    return ended.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""What an agent serves: /metrics of all ranks of the pod, and /healthz."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Final
+
+from aiohttp import web
+from paceline_api.errors import PacelineError
+
+from paceline.telemetry.collector import CONTENT_TYPE
+
+PORTS_TRIED: Final = 256
+"""On a laptop, where the agents of several replicas share one machine."""
+
+
+class HttpServer:
+    def __init__(
+        self, metrics: Callable[[], bytes], health: Callable[[], dict[str, object]]
+    ) -> None:
+        self._metrics, self._health = metrics, health
+        app = web.Application()
+        app.add_routes(
+            [web.get("/metrics", self._get_metrics), web.get("/healthz", self._get_health)]
+        )
+        self._runner = web.AppRunner(app, access_log=None)
+
+    async def start(self, host: str, port: int, *, search: bool) -> int:
+        """Listens; returns the port. `search`: take the next free port if this one is in use."""
+        await self._runner.setup()
+        last = min(port + PORTS_TRIED, 65535) if search and port else port
+        for candidate in range(port, last + 1):
+            site = web.TCPSite(self._runner, host, candidate)
+            try:
+                await site.start()
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE and candidate < last:
+                    continue
+                raise PacelineError(
+                    f"spec.metrics.port: {candidate} cannot be used: {error.strerror}",
+                    hint="choose another port; 0 takes any free one",
+                ) from error
+            return int(self._runner.addresses[-1][1])
+        raise AssertionError("unreachable: the loop returns or raises")
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _get_metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _get_health(self, _request: web.Request) -> web.Response:
+        return web.json_response(self._health())

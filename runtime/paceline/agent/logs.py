@@ -1,0 +1,185 @@
+"""Output of the ranks: from their pipes to the agent's stdout, with a prefix, and to files.
+
+Every rank writes into pipes of its own, so its last words arrive however it dies. Nothing is lost
+and nothing is kept for long: when stdout or the disk is slow, the pipes are read no further, and it
+is the rank that waits, never the agent. The end of stderr is remembered for the message of a
+failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import BinaryIO, Final
+
+log = logging.getLogger("paceline.agent")
+
+READ_BYTES: Final = 64 * 1024
+LINE_BYTES_MAX: Final = 64 * 1024
+"""Longer lines are cut in pieces."""
+PENDING_BYTES_MAX: Final = 1024 * 1024
+"""Read but not written; above it the pipes are read no further."""
+TAIL_LINES: Final = 20
+TAIL_BYTES: Final = 2048
+"""Fits a Kubernetes termination message (4096 bytes) together with what is said around it."""
+FLUSH_S: Final = 5.0
+"""For what is still unwritten when the agent ends."""
+
+
+class Output:
+    """Writes to stdout and files, in order, in a thread of its own."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, stdout_fd: int, folder: Path) -> None:
+        self._loop = loop
+        self._stdout_fd: int | None = stdout_fd
+        self._folder: Path | None = folder
+        self._thread = ThreadPoolExecutor(1, "output")
+        self._pending = 0
+        self._waiting: list[Callable[[], None]] = []
+        self._files: dict[str, BinaryIO] = {}
+
+    @property
+    def full(self) -> bool:
+        return self._pending > PENDING_BYTES_MAX
+
+    def when_free(self, resume: Callable[[], None]) -> None:
+        self._waiting.append(resume)
+
+    def write(self, name: str, shown: bytes, kept: bytes) -> None:
+        """`shown` goes to stdout, `kept` to the file of that name."""
+        size = len(shown) + len(kept)
+        self._pending += size
+        future = self._thread.submit(self._write, name, shown, kept)
+        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._written, size))
+
+    def close_file(self, name: str) -> None:
+        self._thread.submit(self._close_file, name)
+
+    def close(self) -> None:
+        """Write what is left, but do not wait for a reader of stdout that sleeps."""
+        last = self._thread.submit(self._close_files)
+        wait([last], FLUSH_S)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _written(self, size: int) -> None:
+        self._pending -= size
+        if not self.full:
+            waiting, self._waiting = self._waiting, []
+            for resume in waiting:
+                resume()
+
+    def _write(self, name: str, shown: bytes, kept: bytes) -> None:
+        if self._stdout_fd is not None and shown:
+            try:
+                view = memoryview(shown)
+                while view:
+                    view = view[os.write(self._stdout_fd, view) :]
+            except OSError as error:
+                self._stdout_fd = None  # nobody reads it any more; the files go on
+                log.warning("output of the ranks goes to files only from now on: %s", error)
+        if self._folder is not None and kept:
+            try:
+                file = self._files.get(name)
+                if file is None:
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                    path = self._folder / name
+                    file = self._files[name] = path.open("ab", buffering=0)
+                file.write(kept)
+            except OSError as error:
+                log.warning("logs are not kept in %s from now on: %s", self._folder, error)
+                self._folder = None
+
+    def _close_file(self, name: str) -> None:
+        file = self._files.pop(name, None)
+        if file is not None:
+            file.close()
+
+    def _close_files(self) -> None:
+        for name in list(self._files):
+            self._close_file(name)
+
+
+class Pump:
+    """Reads one pipe of one process until its end."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        output: Output,
+        fd: int,
+        *,
+        prefix: str,
+        name: str,
+        shown: bool = True,
+    ) -> None:
+        os.set_blocking(fd, False)
+        self._loop, self._output, self._fd = loop, output, fd
+        self._prefix = prefix.encode()
+        self._name = name
+        self._shown = shown
+        self._partial = b""
+        self._tail: list[bytes] = []
+        self.open = True
+        self._resume()
+
+    @property
+    def tail(self) -> str:
+        """The last lines, bounded."""
+        lines = [*self._tail, self._partial] if self._partial else self._tail
+        return b"\n".join(lines)[-TAIL_BYTES:].decode(errors="replace").strip()
+
+    def drain(self) -> None:
+        """Read what the pipe holds now, whether or not the output is slow."""
+        while self.open and self._read():
+            pass
+
+    def close(self) -> None:
+        if not self.open:
+            return
+        self.drain()
+        if self.open:
+            self._end()
+
+    def _resume(self) -> None:
+        if self.open:
+            self._loop.add_reader(self._fd, self._readable)
+
+    def _readable(self) -> None:
+        self._read()
+        if self.open and self._output.full:
+            self._loop.remove_reader(self._fd)
+            self._output.when_free(self._resume)
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._fd, READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._end()
+            return False
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        while len(self._partial) > LINE_BYTES_MAX:
+            lines.append(self._partial[:LINE_BYTES_MAX])
+            self._partial = self._partial[LINE_BYTES_MAX:]
+        if lines:
+            self._pass_on(lines)
+        return True
+
+    def _pass_on(self, lines: list[bytes]) -> None:
+        self._tail = [*self._tail, *(line for line in lines if line.strip())][-TAIL_LINES:]
+        kept = b"".join(line + b"\n" for line in lines)
+        shown = b"".join(self._prefix + line + b"\n" for line in lines) if self._shown else b""
+        self._output.write(self._name, shown, kept)
+
+    def _end(self) -> None:
+        self.open = False
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+        if self._partial:
+            lines, self._partial = [self._partial], b""
+            self._pass_on(lines)

@@ -1,0 +1,195 @@
+"""One launched process of a place: its launcher, its lines, its pipes, and its death.
+
+It begins with the launcher (mpiexec, or the shim itself), becomes a rank when the shim introduces
+itself with this launch's key, and ends with exactly one of `NeverStarted` or `Exited`, both from
+`waitpid` (D6). Whatever breaks in between - mpiexec killed, its proxy killed - leads to the kill of
+the rank: it could make no new MPI link and would be supervised by nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from paceline.agent.launch import Plan
+from paceline.agent.line import Line, Message
+from paceline.agent.logs import Output, Pump
+from paceline.agent.system import Reaper
+from paceline.core import supervise
+from paceline.core.exits import Outcome, how_it_ended
+from paceline.core.ids import MemberId
+
+log = logging.getLogger("paceline.agent")
+
+CHAIN_S: Final = 2.0
+"""For the launcher to end by itself after its rank. Measured: 6 ms."""
+
+
+class RankProcess:
+    def __init__(
+        self,
+        member: MemberId,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        reaper: Reaper,
+        output: Output,
+        record_fd: int,
+        post: Callable[[RankProcess, supervise.Event], None],
+    ) -> None:
+        self.member = member
+        self.key = secrets.token_hex(16)
+        self._loop, self._reaper, self._output = loop, reaper, output
+        self._record_fd = record_fd
+        self._post = post
+        self._launcher: int | None = None
+        self._rank: int | None = None
+        self._line: Line | None = None
+        self._guard: Line | None = None
+        self._over = False
+        self._pumps: dict[str, Pump] = {}
+        self._order = b""
+        self._guarded = False
+
+    @property
+    def log_name(self) -> str:
+        slot, local, attempt = self.member
+        return f"rank-{slot}.{local}-{attempt}.log"
+
+    def launch(self, plan: Plan) -> None:
+        self._order = msgspec.json.encode(plan.order)
+        self._guarded = plan.guarded
+        read_end, write_end = os.pipe()
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, write_end, 1),
+            (os.POSIX_SPAWN_DUP2, write_end, 2),
+        ]
+        ignored = (signal.SIGPIPE, signal.SIGXFSZ)
+        self._pumps["launcher"] = self._pump(read_end, shown=False)
+        try:
+            self._launcher = os.posix_spawn(
+                plan.argv[0],
+                plan.argv,
+                plan.env,
+                file_actions=actions,
+                setsid=True,
+                setsigmask=(),
+                setsigdef=ignored,
+            )
+        except OSError as error:
+            why = f"{plan.argv[0]}: {error.strerror}"
+            self._loop.call_soon(self._end, supervise.NeverStarted(why))
+            return
+        finally:
+            os.close(write_end)
+        self._reaper.watch(self._launcher, self._launcher_ended)
+
+    def connected(self, line: Line, role: str, *, wanted: bool) -> None:
+        """A shim of this launch has introduced itself."""
+        if self._over or not wanted:
+            line.close()
+            return
+        line.on_message = self._from_guard if role == "guard" else self._from_rank
+        if role == "guard":
+            self._guard = line
+            return
+        pid = line.peer_pid
+        self._rank, self._line = pid, line
+        if self._guarded:
+            self._reaper.watch(pid, self._rank_ended)
+        out_r, out_w = os.pipe()
+        err_r, err_w = os.pipe()
+        order = os.memfd_create("paceline-order")
+        os.write(order, self._order)
+        os.lseek(order, 0, os.SEEK_SET)
+        self._pumps["stdout"] = self._pump(out_r, shown=True)
+        self._pumps["stderr"] = self._pump(err_r, shown=True)
+        sent = line.send({"kind": "go"}, (out_w, err_w, self._record_fd, order))
+        for fd in (out_w, err_w, order):
+            os.close(fd)
+        if sent:
+            self._post(self, supervise.Up(pid))
+
+    def command(self, kind: str, why: str) -> None:
+        if self._line is None or not self._line.send({"kind": kind, "why": why}):
+            # Its deadline is running; a rank that reads nothing is killed in the end.
+            log.warning("rank %s does not take the request to %s", self.member, kind)
+
+    def kill(self) -> None:
+        for pid in (self._rank, self._launcher):
+            if pid is not None:
+                self._reaper.kill(pid)
+
+    def close(self) -> None:
+        """At the end of the agent."""
+        for pump in self._pumps.values():
+            pump.close()
+        for line in (self._line, self._guard):
+            if line is not None:
+                line.close()
+
+    def _pump(self, fd: int, *, shown: bool) -> Pump:
+        prefix = f"[rank {self.member}] "
+        return Pump(self._loop, self._output, fd, prefix=prefix, name=self.log_name, shown=shown)
+
+    def _from_guard(self, _line: Line, message: Message | None) -> None:
+        if message is None and not self._over:
+            # The guard ends after its rank, or because the chain above it broke.
+            self._reaper.collect()
+            self._chain_broke("its guard or MPI proxy ended")
+
+    def _from_rank(self, _line: Line, message: Message | None) -> None:
+        if message is None:
+            return  # the process, or its script, closed it; only waitpid says that it is dead
+        try:
+            outcome = Outcome(message.get("kind", ""))
+        except ValueError:
+            log.warning("rank %s said %r", self.member, message)
+            return
+        self._post(self, supervise.Told(outcome, str(message.get("message", ""))))
+
+    def _launcher_ended(self, code: int) -> None:
+        pid, self._launcher = self._launcher, None
+        if self._over:
+            return
+        if self._rank is not None and self._rank == pid:
+            self._rank_ended(code)
+        elif self._rank is None:
+            self._pumps["launcher"].drain()
+            said = self._pumps["launcher"].tail
+            why = f"its launcher ended with {how_it_ended(code)}"
+            self._end(supervise.NeverStarted(f"{why}: {said}" if said else why))
+        else:
+            self._reaper.collect()
+            self._chain_broke("its MPI launcher ended")
+
+    def _chain_broke(self, what: str) -> None:
+        if not self._over and self._rank is not None:
+            self._post(self, supervise.Kill(f"{what}, so it could not be supervised"))
+
+    def _rank_ended(self, code: int) -> None:
+        if self._line is not None:
+            self._line.drain()  # its last words, before the verdict
+            self._line.close()
+        for pump in self._pumps.values():
+            pump.drain()
+        tail = self._pumps["stderr"].tail
+        if self._launcher is not None:
+            self._loop.call_later(CHAIN_S, self._end_chain)
+        self._end(supervise.Exited(code, tail))
+
+    def _end_chain(self) -> None:
+        if self._launcher is not None:
+            self._reaper.kill(self._launcher)
+
+    def _end(self, event: supervise.Exited | supervise.NeverStarted) -> None:
+        self._over = True
+        self._rank = None
+        self._post(self, event)

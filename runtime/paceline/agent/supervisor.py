@@ -1,0 +1,196 @@
+"""The driver around `core.supervise`: starts the ranks of a pod and carries out its effects.
+
+It has no opinion of its own. Events reach a place from the kernel (deaths), from the ranks (what
+they say), from the coordinator (kill, drain, shutdown), from signals and timers; the effects go
+back to processes and to the coordinator. `run` returns when all places have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from paceline.agent.launch import Plan
+from paceline.agent.line import Line, Listener, Message
+from paceline.agent.logs import Output
+from paceline.agent.process import RankProcess
+from paceline.agent.system import Reaper
+from paceline.clock import NS_PER_S, now_ns
+from paceline.core import supervise
+from paceline.core.exits import Ended
+from paceline.core.ids import MemberId
+from paceline.core.messages import DrainPod, KillRank, RankDead, RankStarted, Shutdown, ToAgent
+from paceline.settings import AgentSettings
+from paceline.telemetry.collector import PodRecords
+
+log = logging.getLogger("paceline.agent")
+
+Send = Callable[[supervise.Report], None]
+MakePlan = Callable[[MemberId, str, str], Plan]
+"""(member, path of the agent's socket, key of the launch) -> how to start it."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    place: supervise.Place
+    process: RankProcess | None = None
+    timer: asyncio.TimerHandle | None = None
+
+
+class Supervisor:
+    """Lives on one event loop; nothing of it may be called from another thread."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        limits: supervise.Limits,
+        make_plan: MakePlan,
+        *,
+        records: PodRecords,
+        output: Output,
+        reaper: Reaper,
+        send: Send,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._make_plan = make_plan
+        self._records, self._output, self._reaper, self._send = records, output, reaper, send
+        self._listener = Listener(self._loop, self._introduced)
+        self._slots = [
+            _Slot(supervise.Place(settings.slot, local, settings.attempt, limits))
+            for local in range(settings.procs)
+        ]
+        self._done: asyncio.Future[Ended] = self._loop.create_future()
+        self._leaving = False
+
+    @property
+    def places(self) -> list[supervise.Place]:
+        return [slot.place for slot in self._slots]
+
+    def living(self) -> tuple[MemberId, ...]:
+        return tuple(place.member for place in self.places if place.alive)
+
+    def dead(self) -> tuple[MemberId, ...]:
+        return tuple(member for place in self.places for member in place.dead)
+
+    async def run(self) -> Ended:
+        for slot in self._slots:
+            self._post(slot, supervise.Tick())
+        try:
+            return await self._done
+        finally:
+            self._listener.close()
+            for slot in self._slots:
+                if slot.timer is not None:
+                    slot.timer.cancel()
+                if slot.process is not None:
+                    slot.process.close()
+
+    def drain(self, why: str) -> None:
+        """SIGTERM, DrainPod, or another rank of the pod was given up (R16)."""
+        self._leaving = True
+        for slot in self._slots:
+            self._post(slot, supervise.Drain(why))
+
+    def obey(self, message: ToAgent) -> None:
+        """From the coordinator."""
+        match message:
+            case KillRank():
+                self._kill(message)
+            case DrainPod():
+                log.info("draining: %s", message.why)
+                self.drain(message.why)
+            case Shutdown():
+                log.info("the job is over: %s", message.why)
+                self._leaving = True
+                for slot in self._slots:
+                    self._post(slot, supervise.Shutdown(message.why))
+            case _:
+                assert_never(message)
+
+    def _kill(self, message: KillRank) -> None:
+        for slot in self._slots:
+            if slot.place.member == message.member:
+                self._post(slot, supervise.Kill(message.why))
+        # A member that is dead already is in every greeting; an unknown one is another pod's.
+
+    def _introduced(self, line: Line, message: Message | None) -> None:
+        """First message of a shim."""
+        key = message.get("key") if message else None
+        for slot in self._slots:
+            if slot.process is not None and slot.process.key == key and message is not None:
+                wanted = slot.place.phase is supervise.Phase.STARTING
+                slot.process.connected(line, str(message.get("kind")), wanted=wanted)
+                return
+        line.close()
+
+    def _post(self, slot: _Slot, event: supervise.Event) -> None:
+        for effect in slot.place.handle(now_ns(), event):
+            self._do(slot, effect)
+        self._arm(slot)
+        reason = supervise.reason_to_leave(self.places)
+        if reason and not self._leaving:
+            self.drain(f"the pod is given up: {reason}")
+        end = supervise.pod_end(self.places)
+        if end is not None and not self._done.done():
+            self._done.set_result(end)
+
+    def _do(self, slot: _Slot, effect: supervise.Effect) -> None:
+        match effect:
+            case supervise.Launch():
+                self._launch(slot, effect.member)
+            case supervise.Command():
+                assert slot.process is not None, effect
+                slot.process.command(effect.kind, effect.why)
+            case supervise.SendKill():
+                log.warning("killing rank %s: %s", effect.member, effect.why)
+                assert slot.process is not None, effect
+                slot.process.kill()
+            case supervise.Report():
+                _log(effect)
+                if isinstance(effect.message, RankDead):
+                    self._records.retire(effect.message.member)
+                self._send(effect)
+            case _:
+                assert_never(effect)
+
+    def _launch(self, slot: _Slot, member: MemberId) -> None:
+        if slot.process is not None:
+            slot.process.close()
+            self._output.close_file(slot.process.log_name)
+
+        def post(process: RankProcess, event: supervise.Event) -> None:
+            if slot.process is process:  # else: the last output of an earlier process
+                self._post(slot, event)
+
+        process = slot.process = RankProcess(
+            member,
+            loop=self._loop,
+            reaper=self._reaper,
+            output=self._output,
+            record_fd=self._records.begin(member),
+            post=post,
+        )
+        process.launch(self._make_plan(member, self._listener.path, process.key))
+
+    def _arm(self, slot: _Slot) -> None:
+        if slot.timer is not None:
+            slot.timer.cancel()
+            slot.timer = None
+        if slot.place.wake_at_ns is not None and slot.place.phase is not supervise.Phase.ENDED:
+            delay_s = max(0, slot.place.wake_at_ns - now_ns()) / NS_PER_S
+            slot.timer = self._loop.call_later(delay_s, self._post, slot, supervise.Tick())
+
+
+_RESTARTS: Final = {True: "it starts again", False: "it does not start again"}
+
+
+def _log(report: supervise.Report) -> None:
+    message = report.message
+    if isinstance(message, RankStarted):
+        log.info("rank %s started with pid %d", message.member, message.pid)
+    else:
+        then = _RESTARTS[message.restarts]
+        log.info("rank %s ended: %s; %s", message.member, message.why or "done", then)

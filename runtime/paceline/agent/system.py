@@ -1,0 +1,96 @@
+"""What the agent asks of the kernel: adopt orphans, reap children, sweep up what they left behind.
+
+The agent is a child subreaper, so every descendant whose parent ends becomes its child, and
+`waitpid` of the agent is the only place where a death is learnt (D6). A process that is watched
+leads a process group; what is left of the group is killed while the dead leader still holds the
+group's number, and the death counts only when the whole group is gone: a rank that was a shell
+script is not dead as long as the Python below it lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+PR_SET_CHILD_SUBREAPER: Final = 36
+
+OnEnd = Callable[[int], None]
+"""Gets the exit code, negative for a signal."""
+
+
+def become_subreaper() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+class Reaper:
+    """Collects all children of this process; one per process."""
+
+    def __init__(self) -> None:
+        self._watched: dict[int, OnEnd] = {}
+        self._sweeping: dict[int, tuple[int, OnEnd]] = {}
+        """Dead leaders, by pid = group, of which members are still ending."""
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.add_signal_handler(signal.SIGCHLD, self.collect)
+
+    def watch(self, pid: int, on_end: OnEnd) -> None:
+        """`pid`: a child, or one that is being handed over; leader of a process group. Watching
+        it again replaces the callback."""
+        self._watched[pid] = on_end
+
+    def kill(self, pid: int) -> None:
+        """SIGKILL to a watched process; without effect if it has been reaped."""
+        if pid in self._watched:  # not reaped, so the number is still its own
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def collect(self) -> None:
+        ended: list[tuple[OnEnd, int]] = []
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                break
+            if found is None:
+                break
+            on_end = self._watched.pop(found.si_pid, None)
+            if on_end is not None:
+                _kill_group(found.si_pid)
+            _, status = os.waitpid(found.si_pid, 0)
+            if on_end is not None:
+                self._sweeping[found.si_pid] = (os.waitstatus_to_exitcode(status), on_end)
+        for pid in [pid for pid in self._sweeping if not _group_exists(pid)]:
+            code, on_end = self._sweeping.pop(pid)
+            ended.append((on_end, code))
+        for on_end, code in ended:
+            on_end(code)
+
+    def kill_the_rest(self) -> None:
+        """SIGKILL to all children: processes that ranks had detached from themselves."""
+        for task in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(OSError):
+                for pid in (task / "children").read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
+
+
+def _kill_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _group_exists(leader: int) -> bool:
+    try:
+        os.killpg(leader, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,124 @@
+"""`paceline run`: one job on this machine, from its file to the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from paceline_api.errors import EXIT_FAILURE, SpecError
+from paceline_api.load import load_job
+from paceline_api.resolve import ResolvedJob, resolve
+
+from paceline.cli.screen import Screen
+from paceline.core.faults import SEPARATOR, Fault, FaultError, FaultKind, check_ranks, parse_faults
+from paceline.local.report import summary, verdict
+from paceline.local.rundir import make_run_dir
+from paceline.local.runner import Result, Runner
+
+EXIT_INTERRUPTED: Final = 130
+"""As a shell reports a program that Ctrl-C ended."""
+
+
+def run(
+    file: Path,
+    *,
+    replicas: int | None,
+    overrides: Sequence[str],
+    inject: Sequence[str],
+    run_dir: Path | None,
+    quiet: bool,
+) -> int:
+    """The exit code. Raises PacelineError before anything is started."""
+    if replicas is not None:
+        overrides = [*overrides, f"spec.replicas={replicas}"]
+    job = resolve(load_job(file, overrides))
+    if job.suspend:
+        raise SpecError(
+            "spec.suspend",
+            value=True,
+            problem="keeps the job from starting",
+            hint="paceline run --set spec.suspend=false",
+        )
+    faults = tuple(parse_faults(SEPARATOR.join(inject)))
+    _check_faults(job, faults)
+    working_dir = _working_dir(job, file)
+    folder = make_run_dir(job.name, run_dir)
+    result = asyncio.run(_run(job, folder, working_dir, faults, quiet=quiet))
+    return _exit_code(result)
+
+
+async def _run(
+    job: ResolvedJob, folder: Path, working_dir: Path, faults: tuple[Fault, ...], *, quiet: bool
+) -> Result:
+    loop = asyncio.get_running_loop()
+    screen = Screen(quiet=quiet)
+    async with screen:
+        runner = Runner(
+            job,
+            run_dir=folder,
+            working_dir=working_dir,
+            faults=faults,
+            show=screen.show,
+            say=screen.say,
+            on_line=screen.on_line,
+        )
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, runner.interrupt)
+        loop.add_signal_handler(signal.SIGHUP, runner.end_at_once)
+        ranks = f"{job.replicas} x {job.procs_per_replica} ranks"
+        screen.say(f"job {job.name}: {ranks}, mode {job.collective.mode}, logs in {folder}")
+        if job.trainer.env_from_cluster:
+            names = ", ".join(job.trainer.env_from_cluster)
+            screen.say(f"warning: only a cluster can fill in {names}; left out here")
+        result = await runner.run()
+    _tell(job, folder, result, screen)
+    return result
+
+
+def _tell(job: ResolvedJob, folder: Path, result: Result, screen: Screen) -> None:
+    outcome = result.outcome
+    screen.say(verdict(job.name, outcome))
+    for line in summary(result.status, result.timeline):
+        screen.write(line)
+    if result.left_over:
+        screen.write(f"  processes that had to be killed at the end: {result.left_over}")
+    screen.write(f"  logs                 {folder}")
+    if not outcome.complete:
+        screen.write(f"error: {outcome.message}")
+        if outcome.hint:
+            screen.write(f"hint: {outcome.hint}")
+
+
+def _exit_code(result: Result) -> int:
+    if result.interrupted:
+        return EXIT_INTERRUPTED
+    return 0 if result.outcome.complete else EXIT_FAILURE
+
+
+def _check_faults(job: ResolvedJob, faults: tuple[Fault, ...]) -> None:
+    joined = sum(fault.count for fault in faults if fault.kind is FaultKind.JOIN)
+    most = job.replicas + joined
+    if joined and job.max_replicas is not None and most > job.max_replicas:
+        raise FaultError(
+            "join",
+            f"{most} replicas would be more than spec.maxReplicas = {job.max_replicas}",
+            hint=f"allow more with --set spec.maxReplicas={most}",
+        )
+    check_ranks(faults, most * job.procs_per_replica)
+
+
+def _working_dir(job: ResolvedJob, file: Path) -> Path:
+    """The container's; relative to the job file, whose folder is also the default."""
+    given = job.trainer.working_dir
+    folder = (file.parent / (given or ".")).resolve()
+    if not folder.is_dir():
+        raise SpecError(
+            "spec.template.spec.containers[trainer].workingDir",
+            given,
+            "is no folder on this machine",
+            hint="on a laptop it is relative to the job file; leave it out for that file's folder",
+        )
+    return folder

@@ -1,0 +1,81 @@
+"""What a run shows while it runs: a live table on a terminal, else a plain line each second.
+
+All of this is for people and goes to stderr; what the ranks print is passed on to stdout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from datetime import datetime
+from types import TracebackType
+from typing import Final, Self
+
+from rich.console import Console
+from rich.live import Live
+
+from paceline.cli.table import line, table
+from paceline.clock import wall_s
+from paceline.core.status import Status
+from paceline.local.timeline import Timeline
+
+LINE_S: Final = 1.0
+PAINT_S: Final = 0.25
+
+
+class Screen:
+    """`async with`: paints until the end of the block."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._live: Live | None = None
+        self._status: Status | None = None
+        self._timeline = Timeline()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._console.is_terminal and not self._quiet:
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
+        if not self._quiet:
+            self._task = asyncio.create_task(self._paint())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, status: Status, timeline: Timeline) -> None:
+        self._status, self._timeline = status, timeline
+
+    def say(self, text: str) -> None:
+        """An event, with the time of day."""
+        self.write(f"{datetime.fromtimestamp(wall_s()):%H:%M:%S} {text}")
+
+    def write(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+    def on_line(self, text: str) -> None:
+        """What a rank prints."""
+        if self._live is not None:
+            self.write(text)
+        else:
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
+
+    async def _paint(self) -> None:
+        while True:
+            if self._live is not None:
+                self._live.update(table(self._status, self._timeline), refresh=True)
+                await asyncio.sleep(PAINT_S)
+            else:
+                self.say(line(self._status, self._timeline))
+                await asyncio.sleep(LINE_S)

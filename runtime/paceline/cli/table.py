@@ -1,0 +1,94 @@
+"""A running job as a table for a terminal, and as one line where there is none."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from paceline.core.status import Fact, RankState, RankStatus, Status, place_of
+from paceline.local.timeline import Timeline
+
+_COLOURS = {
+    RankState.ACTIVE: "green",
+    RankState.DEAD: "red",
+    RankState.SUSPECT: "red",
+    RankState.BENCHED: "yellow",
+    RankState.DRAINING: "yellow",
+}
+
+
+def table(status: Status | None, timeline: Timeline) -> RenderableType:
+    if status is None:
+        return Text("starting the coordinator", style="dim")
+    ranks = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("rank", "state", "pid", "step", "lag", "share", "round", ""):
+        ranks.add_column(name, justify="left" if name in ("state", "") else "right")
+    for rank in status.ranks:
+        ranks.add_row(
+            str(place_of(rank.member, status.procs)),
+            Text(rank.state, style=_COLOURS.get(rank.state, "")),
+            str(rank.pid or ""),
+            _ms(rank, Fact.STEP_S),
+            _ms(rank, Fact.LAG_S),
+            _share(rank, status),
+            str(rank.version),
+            Text(_short(rank.why), style="dim"),
+        )
+    return Group(Text(_head(status, timeline), style="bold"), ranks, *_conditions(status))
+
+
+def line(status: Status | None, timeline: Timeline) -> str:
+    """Everything that the table shows, on one line."""
+    if status is None:
+        return "starting the coordinator"
+    ranks = []
+    for rank in status.ranks:
+        place = place_of(rank.member, status.procs)
+        figures = [_ms(rank, Fact.STEP_S), _ms(rank, Fact.LAG_S), _share(rank, status)]
+        step, lag, share = (figure or "-" for figure in figures)
+        if rank.state is RankState.DEAD:
+            continue
+        ranks.append(f"{place}:{rank.state} step={step} lag={lag} share={share}")
+    return " | ".join([_head(status, timeline), *ranks])
+
+
+def _head(status: Status, timeline: Timeline) -> str:
+    active = sum(rank.state is RankState.ACTIVE for rank in status.ranks)
+    generation = f"{status.generation.incarnation}.{status.generation.counter}"
+    parts = [
+        f"round {status.version}",
+        f"{timeline.rounds_per_s_now:.1f}/s",
+        f"mode {status.settings.mode}",
+        f"generation {generation}",
+        f"active {active}/{status.replicas * status.procs}",
+    ]
+    if status.log.progress is not None:
+        parts.append(f"{status.log.progress:.0%}")
+    left_s = timeline.left_s
+    if left_s is not None:
+        parts.append(f"ETA {int(left_s) // 60}:{int(left_s) % 60:02}")
+    return "  ".join(parts)
+
+
+def _conditions(status: Status) -> list[Text]:
+    return [
+        Text(f"{condition.type} ({condition.reason}): {condition.message}", style="yellow")
+        for condition in status.conditions
+        if condition.type != "RingReady"
+    ]
+
+
+def _ms(rank: RankStatus, fact: Fact) -> str:
+    seconds = rank.facts.get(fact)
+    return "" if seconds is None else f"{seconds * 1e3:.1f} ms"
+
+
+def _share(rank: RankStatus, status: Status) -> str:
+    share = status.log.shares.get(str(rank.member))
+    return "" if share is None else f"{share:.0%}"
+
+
+def _short(text: str) -> str:
+    first = text.partition("\n")[0]
+    return first if len(first) <= 60 else f"{first[:57]}..."

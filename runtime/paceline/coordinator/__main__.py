@@ -1,0 +1,96 @@
+"""`python -m paceline.coordinator`: the coordinator of one job, as a process.
+
+Exit codes: 0 the job has ended and somebody has seen it, or it was told to end; 2 its environment
+is wrong; 3 retired, a newer coordinator exists; 4 its address is in use; 70 an event broke it,
+start a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import ssl
+import sys
+from typing import Final
+
+from aiohttp import web
+from paceline_api.errors import PacelineError
+
+from paceline.clock import now_ns, wall_s
+from paceline.coordinator.config import config_of, read_job
+from paceline.coordinator.server import BrokenError, Server
+from paceline.core.coordinator.machine import Coordinator
+from paceline.settings import ENV_LISTEN, CoordinatorSettings
+
+EXIT_RETIRED: Final = 3
+EXIT_ADDRESS: Final = 4
+EXIT_BROKEN: Final = 70
+BACKLOG: Final = 4096
+"""Ranks that register at the same moment."""
+
+log = logging.getLogger("paceline.coordinator")
+
+
+def main() -> int:
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    try:
+        settings = CoordinatorSettings.from_environment(os.environ)
+        config = config_of(read_job(settings.spec_path))
+        coordinator = Coordinator(config, uid=settings.uid, now_ns=now_ns(), wall_s=wall_s())
+        return asyncio.run(_serve(settings, coordinator))
+    except PacelineError as error:
+        sys.stderr.write(f"{error.render()}\n")
+        return error.exit_code
+
+
+async def _serve(settings: CoordinatorSettings, coordinator: Coordinator) -> int:
+    server = Server(coordinator, token=settings.token, linger_s=settings.linger_s)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        site = web.SockSite(runner, _listen(settings), ssl_context=_tls(settings), backlog=BACKLOG)
+        await site.start()
+        log.info("coordinator %s of job %s listens", settings.uid, settings.job)
+        return EXIT_RETIRED if await server.wait() else 0
+    except BrokenError:
+        return EXIT_BROKEN
+    finally:
+        await runner.cleanup()
+
+
+def _listen(settings: CoordinatorSettings) -> socket.socket:
+    if settings.listen_fd is not None:
+        return socket.socket(fileno=settings.listen_fd)
+    family = socket.AF_INET6 if ":" in settings.listen[0] else socket.AF_INET
+    try:
+        return socket.create_server(settings.listen, family=family, backlog=BACKLOG)
+    except OSError as error:
+        host, port = settings.listen
+        told = (error.strerror or str(error)).lower()
+        raise PacelineError(
+            f"{ENV_LISTEN}: cannot listen on {host}:{port}: {told}",
+            hint="another coordinator may still be running; name another port",
+            exit_code=EXIT_ADDRESS,
+        ) from None
+
+
+def _tls(settings: CoordinatorSettings) -> ssl.SSLContext | None:
+    if settings.tls is None:
+        return None
+    cert, key = settings.tls
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(cert, key)
+    return context
+
+
+if __name__ == "__main__":
+    sys.exit(main())

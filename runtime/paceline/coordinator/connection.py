@@ -1,0 +1,79 @@
+"""One open web socket of a rank or an agent, as the coordinator sees it.
+
+Sending never blocks: messages wait in a bounded queue that a task of the connection empties. Who
+does not read for so long that the queue fills loses the connection and has to register again, so a
+slow or stopped process holds up nobody else (section 6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from aiohttp import WSMsgType, web
+from msgspec import Struct
+
+from paceline.core.wire import to_json
+
+QUEUE_MAX: Final = 256
+"""Messages. A generation change sends a handful to each rank."""
+MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
+"""A report of 4,096 members is below 0.5 MiB."""
+
+
+class Connection:
+    """`send` and `abort` may be called at any time, also after the end."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._socket = web.WebSocketResponse(max_msg_size=MESSAGE_BYTES_MAX)
+        self._queue: asyncio.Queue[str] = asyncio.Queue(QUEUE_MAX)
+        self._writer: asyncio.Task[None] | None = None
+
+    async def open(self) -> web.WebSocketResponse:
+        await self._socket.prepare(self._request)
+        self._writer = asyncio.create_task(self._write())
+        return self._socket
+
+    async def receive(self, timeout_s: float | None = None) -> str | None:
+        """The next message, None at the end. Raises TimeoutError."""
+        message = await self._socket.receive(timeout_s)
+        return str(message.data) if message.type is WSMsgType.TEXT else None
+
+    def send(self, message: Struct) -> None:
+        try:
+            self._queue.put_nowait(to_json(message))
+        except asyncio.QueueFull:
+            self.abort()
+
+    def abort(self) -> None:
+        """End it at once; `receive` then returns None. What is still queued is lost."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+    async def close(self) -> None:
+        """Called by the reader when it has seen the end."""
+        if self._writer is not None:
+            self._writer.cancel()
+            await asyncio.wait([self._writer])
+        if not self._socket.closed:  # else it was closed in order, by the other side
+            self.abort()
+
+    async def flush(self, timeout_s: float) -> None:
+        """Wait until everything queued so far was written, but not longer than this."""
+        if self._writer is not None:
+            joined = asyncio.ensure_future(self._queue.join())
+            await asyncio.wait(
+                [joined, self._writer], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            joined.cancel()
+
+    async def _write(self) -> None:
+        while True:
+            text = await self._queue.get()
+            try:
+                await self._socket.send_str(text)
+            except ConnectionError:
+                return
+            finally:
+                self._queue.task_done()

@@ -1,0 +1,74 @@
+"""The coordinator's own metrics, computed from its status when they are scraped.
+
+The ranks' figures are served by their agents; here is only what the coordinator alone knows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from paceline.core.status import RankState, Status
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+
+
+class Exporter:
+    """`text` gives the page for one scrape."""
+
+    def __init__(self, status: Callable[[], Status]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_Families(status))
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class _Families(Collector):
+    def __init__(self, status: Callable[[], Status]) -> None:
+        self._status = status
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        status = self._status()
+        yield GaugeMetricFamily(
+            "paceline_coordinator_incarnation_number",
+            "Incarnation of the generation in force; grows when the coordinator is replaced.",
+            status.generation.incarnation,
+        )
+        yield GaugeMetricFamily(
+            "paceline_membership_generation_number",
+            "Counter of the generation in force within this incarnation.",
+            status.generation.counter,
+        )
+        states = Counter(rank.state for rank in status.ranks)
+        ranks = GaugeMetricFamily(
+            "paceline_ranks",
+            f"Ranks by state. state: {', '.join(RankState)}.",
+            labels=("state",),
+        )
+        for state in RankState:
+            ranks.add_metric((state,), states[state])
+        yield ranks
+        yield GaugeMetricFamily(
+            "paceline_replicas_wanted", "Replicas that the user wants now.", status.replicas
+        )
+        yield CounterMetricFamily(
+            "paceline_rounds_committed_total",
+            "Rounds committed, as far as a rank has reported.",
+            status.version,
+        )
+        yield GaugeMetricFamily(
+            "paceline_job_degraded",
+            "1 while the condition Degraded holds.",
+            any(condition.type == "Degraded" for condition in status.conditions),
+        )

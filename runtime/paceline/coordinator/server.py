@@ -1,0 +1,342 @@
+"""Sockets and a timer around `core.coordinator`: carries messages, decides nothing.
+
+    GET  /v1/ranks        web socket of a rank; first message Register
+    GET  /v1/agents       web socket of an agent; first message AgentHello
+    GET  /v1/status       core.status.Status; ?after=SEQ&timeout=10s waits for something newer
+    POST /v1/inventory    core.messages.Inventory (R25)
+    POST /v1/targets      core.messages.Targets
+    POST /v1/acknowledge  the runner or operator has seen the outcome; the process may end
+    GET  /metrics         for Prometheus
+    GET  /healthz         no token needed
+
+Everything runs on one thread, so the events of all connections reach the coordinator one after the
+other. An event that it cannot handle ends the process: a new one recovers from the registrations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar, assert_never
+
+import msgspec
+from aiohttp import web
+from paceline_api.durations import parse_duration
+
+from paceline.clock import NS_PER_S, now_ns
+from paceline.coordinator.connection import Connection
+from paceline.coordinator.metrics import CONTENT_TYPE, Exporter
+from paceline.core import wire
+from paceline.core.coordinator import events as core
+from paceline.core.coordinator.machine import Coordinator
+from paceline.core.ids import MemberId
+from paceline.core.messages import (
+    AgentBeat,
+    AgentHello,
+    AgentMessage,
+    Heartbeat,
+    Inventory,
+    RankDead,
+    RankMessage,
+    RankStarted,
+    Register,
+    Targets,
+    pod_of,
+)
+from paceline.core.status import Outcome, Status
+
+log = logging.getLogger("paceline.coordinator")
+
+HELLO_S: Final = 10.0
+"""For the first message of a connection."""
+POLL_MAX_S: Final = 60.0
+"""Longest wait of a status request."""
+FLUSH_S: Final = 1.0
+"""For the last messages when the process ends."""
+
+_Body = TypeVar("_Body", Inventory, Targets)
+_Name = TypeVar("_Name")
+_Message = TypeVar("_Message")
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True)
+class _Channel(Generic[_Name, _Message]):
+    """What differs between the sockets of ranks and of agents."""
+
+    what: str
+    decode: Callable[[str], _Message]
+    hello: type
+    sender: Callable[[_Message], _Name]
+    event: Callable[[_Message], core.Event]
+    gone: Callable[[_Name], core.Event]
+
+
+def _pod(message: AgentMessage) -> tuple[int, int]:
+    if isinstance(message, (RankStarted, RankDead)):
+        return pod_of(message.member)
+    return message.slot, message.attempt
+
+
+_RANKS: Final[_Channel[MemberId, RankMessage]] = _Channel(
+    what="rank",
+    decode=wire.rank_message,
+    hello=Register,
+    sender=lambda message: message.member,
+    event=core.FromRank,
+    gone=core.RankGone,
+)
+_AGENTS: Final[_Channel[tuple[int, int], AgentMessage]] = _Channel(
+    what="agent",
+    decode=wire.agent_message,
+    hello=AgentHello,
+    sender=_pod,
+    event=core.FromAgent,
+    gone=lambda pod: core.AgentGone(*pod),
+)
+
+
+class BrokenError(Exception):
+    """An event could not be handled. What is half changed in memory is not to be trusted."""
+
+
+class Server:
+    """`app` is what is served, `wait` says when this process has nothing more to do."""
+
+    def __init__(self, coordinator: Coordinator, *, token: str, linger_s: float) -> None:
+        self._coordinator = coordinator
+        self._authorization = f"Bearer {token}".encode()
+        self._linger_s = linger_s
+        self._ranks: dict[MemberId, Connection] = {}
+        self._agents: dict[tuple[int, int], Connection] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._seq = 0
+        self._version = 0
+        self._news = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._acknowledged = asyncio.Event()
+        self._retired = ""
+        self._broken: Exception | None = None
+        self._over = asyncio.Event()
+        self._exporter = Exporter(self.status)
+
+    def app(self) -> web.Application:
+        app = web.Application(middlewares=[self._guard])
+        app.add_routes(
+            [
+                web.get("/v1/ranks", self._serve_rank),
+                web.get("/v1/agents", self._serve_agent),
+                web.get("/v1/status", self._get_status),
+                web.post("/v1/inventory", self._post_inventory),
+                web.post("/v1/targets", self._post_targets),
+                web.post("/v1/acknowledge", self._post_acknowledge),
+                web.get("/metrics", self._get_metrics),
+                web.get("/healthz", self._get_health),
+            ]
+        )
+        app.on_shutdown.append(self._shut)
+        return app
+
+    async def wait(self) -> str:
+        """Why it retired; empty if the job has ended or `stop` was called. Raises BrokenError."""
+        ended = asyncio.create_task(self._ended.wait())
+        over = asyncio.create_task(self._over.wait())
+        await asyncio.wait([ended, over], return_when=asyncio.FIRST_COMPLETED)
+        if not self._over.is_set():
+            seen = asyncio.create_task(self._acknowledged.wait())
+            await asyncio.wait(
+                [seen, over], timeout=self._linger_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            seen.cancel()
+        ended.cancel()
+        over.cancel()
+        if self._broken is not None:
+            raise BrokenError from self._broken
+        return self._retired
+
+    def stop(self) -> None:
+        """End at the next opportunity; another coordinator can take over."""
+        self._over.set()
+
+    def status(self) -> Status:
+        status = self._coordinator.status(now_ns())
+        return msgspec.structs.replace(status, seq=self._seq)
+
+    # ---- events in, effects out -----------------------------------------------------------
+
+    def post(self, event: core.Event) -> None:
+        """Hand an event to the coordinator and carry out what it answers."""
+        if self._over.is_set():
+            return
+        try:
+            effects = self._coordinator.handle(now_ns(), event)
+        except Exception as error:
+            # A bug, or a message that breaks the protocol. The next coordinator starts from what
+            # the ranks know (R1, R10).
+            log.exception("an event could not be handled: %r", event)
+            self._broken = error
+            self._over.set()
+            return
+        for effect in effects:
+            self._do(effect)
+        if effects or self._is_news(event):
+            self._seq += 1
+            self._news.set()
+            self._news = asyncio.Event()
+
+    def _do(self, effect: core.Effect) -> None:
+        match effect:
+            case core.ToRank():
+                if rank := self._ranks.get(effect.member):
+                    rank.send(effect.message)
+            case core.ToAgent():
+                if agent := self._agents.get((effect.slot, effect.attempt)):
+                    agent.send(effect.message)
+            case core.WakeAt():
+                self._wake_at(effect.at_ns)
+            case core.Happened():
+                facts = "".join(f" {key}={value}" for key, value in effect.facts.items())
+                log.info("%s: %s%s", effect.reason, effect.message, facts)
+            case core.JobEnded():
+                self._log_end(effect.outcome)
+                self._ended.set()
+            case core.Retire():
+                log.warning("retiring: %s", effect.why)
+                self._retired = effect.why
+                self._over.set()
+            case _:
+                assert_never(effect)
+
+    def _log_end(self, outcome: Outcome) -> None:
+        word = "complete" if outcome.complete else "failed"
+        log.info("job %s: %s: %s", word, outcome.reason, outcome.message)
+
+    def _wake_at(self, at_ns: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(0, at_ns - now_ns()) / NS_PER_S
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self.post, core.Tick())
+
+    def _is_news(self, event: core.Event) -> bool:
+        """Whether a waiting reader of the status wants to hear of this event."""
+        match event:
+            case core.FromRank(message=Heartbeat(version=version)):
+                newer, self._version = version > self._version, max(version, self._version)
+                return newer
+            case core.FromAgent(message=AgentBeat()) | core.Tick():
+                return False
+        return True
+
+    # ---- web sockets ----------------------------------------------------------------------
+
+    async def _serve_rank(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, _RANKS, self._ranks)
+
+    async def _serve_agent(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, _AGENTS, self._agents)
+
+    async def _serve(
+        self,
+        request: web.Request,
+        channel: _Channel[_Name, _Message],
+        table: dict[_Name, Connection],
+    ) -> web.StreamResponse:
+        """One connection from its first message to its end. The newest of a name counts."""
+        connection = Connection(request)
+        socket = await connection.open()
+        name: _Name | None = None
+        try:
+            while text := await connection.receive(HELLO_S if name is None else None):
+                message = channel.decode(text)
+                if name is None:
+                    if not isinstance(message, channel.hello):
+                        raise wire.WireError(f"first message is {type(message).__name__}")
+                    name = channel.sender(message)
+                    if older := table.get(name):
+                        older.abort()
+                    table[name] = connection
+                elif table.get(name) is not connection:
+                    break
+                if channel.sender(message) != name:
+                    raise wire.WireError(f"a message in the name of {channel.sender(message)}")
+                self.post(channel.event(message))
+        except wire.WireError as error:
+            log.warning("%s %s: %s", channel.what, name or request.remote, error)
+        except TimeoutError:
+            log.warning("%s %s: silent for %g s", channel.what, request.remote, HELLO_S)
+        finally:
+            if name is not None and table.get(name) is connection:
+                del table[name]
+                self.post(channel.gone(name))
+            await connection.close()
+        return socket
+
+    async def _shut(self, _: web.Application) -> None:
+        """Everybody gets what is queued for him, then all connections end."""
+        connections = [*self._ranks.values(), *self._agents.values()]
+        await asyncio.gather(*(connection.flush(FLUSH_S) for connection in connections))
+        for connection in connections:
+            connection.abort()
+
+    # ---- requests -------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """The job's token, compared in constant time, on everything but the health check."""
+        given = request.headers.get("Authorization", "").encode()
+        if request.path != "/healthz" and not hmac.compare_digest(given, self._authorization):
+            return _refuse(401, "the job's token is missing or wrong")
+        return await handler(request)
+
+    async def _get_status(self, request: web.Request) -> web.Response:
+        after = request.query.get("after", "")
+        try:
+            wait_s = parse_duration(request.query.get("timeout", "0s")) / NS_PER_S
+        except ValueError as error:
+            return _refuse(400, f"timeout: {error}, for example timeout=10s")
+        # A restarted coordinator counts from 0 again, hence equality and not order.
+        deadline = asyncio.get_running_loop().time() + min(wait_s, POLL_MAX_S)
+        while after == str(self._seq) and not self._over.is_set():
+            left = deadline - asyncio.get_running_loop().time()
+            try:
+                await asyncio.wait_for(self._news.wait(), left)
+            except TimeoutError:
+                break
+        return web.Response(
+            body=msgspec.json.encode(self.status()), content_type="application/json"
+        )
+
+    async def _post_inventory(self, request: web.Request) -> web.Response:
+        return await self._post_body(request, Inventory, core.SetInventory)
+
+    async def _post_targets(self, request: web.Request) -> web.Response:
+        return await self._post_body(request, Targets, core.SetTargets)
+
+    async def _post_body(
+        self, request: web.Request, kind: type[_Body], event: Callable[[_Body], core.Event]
+    ) -> web.Response:
+        try:
+            body = wire.body(kind, await request.read())
+        except wire.WireError as error:
+            return _refuse(400, str(error))
+        self.post(event(body))
+        return web.json_response({})
+
+    async def _post_acknowledge(self, _: web.Request) -> web.Response:
+        if not self._ended.is_set():
+            return _refuse(409, "the job has not ended")
+        self._acknowledged.set()
+        return web.json_response({})
+
+    async def _get_metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._exporter.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _get_health(self, _: web.Request) -> web.Response:
+        return web.json_response({"ok": True})
+
+
+def _refuse(code: int, message: str) -> web.Response:
+    return web.json_response({"error": message}, status=code)

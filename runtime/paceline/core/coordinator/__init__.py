@@ -1,0 +1,47 @@
+"""The coordinator's decisions: who is a member, since when, and when it is over (R1-R7, R16-R18).
+
+Reading order: events, roster (what is known of processes), forming (reports -> the next generation, a
+pure function), machine. The sockets are in `paceline.coordinator`.
+"""
+
+from paceline.core.coordinator.events import (
+    AgentGone,
+    Config,
+    Effect,
+    Event,
+    FromAgent,
+    FromRank,
+    Happened,
+    JobEnded,
+    RankGone,
+    Retire,
+    SetInventory,
+    SetTargets,
+    Tick,
+    ToAgent,
+    ToRank,
+    WakeAt,
+)
+from paceline.core.coordinator.machine import Coordinator
+from paceline.core.status import Outcome
+
+__all__ = [
+    "AgentGone",
+    "Config",
+    "Coordinator",
+    "Effect",
+    "Event",
+    "FromAgent",
+    "FromRank",
+    "Happened",
+    "JobEnded",
+    "Outcome",
+    "RankGone",
+    "Retire",
+    "SetInventory",
+    "SetTargets",
+    "Tick",
+    "ToAgent",
+    "ToRank",
+    "WakeAt",
+]

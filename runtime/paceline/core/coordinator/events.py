@@ -1,0 +1,111 @@
+"""What can happen to the coordinator, and what it wants done about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from paceline.core import messages as m
+from paceline.core.ids import MemberId
+from paceline.core.records import Settings
+from paceline.core.status import Outcome
+
+NS_PER_S = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What the job asks of its membership; times in nanoseconds."""
+
+    job: str
+    replicas: int
+    procs: int = 1
+    min_replicas: int = 1
+    settings: Settings = Settings()  # noqa: RUF009 - frozen
+    settle_ns: int = 30 * NS_PER_S
+    """How long the first generation waits for all wanted ranks, and a change for further joiners."""
+    freeze_timeout_ns: int = 30 * NS_PER_S
+    """Silence after which a rank is suspect; also the bound of every answer it owes (section 6)."""
+    backoff_limit: int = 6
+    """Failed processes without a committed round in between, after which the job fails (C8)."""
+    state_can_return: bool = False
+    """A checkpoint exists, so that losing all ranks is not the end (R26)."""
+
+
+# ---- events --------------------------------------------------------------------------------------
+
+
+class FromRank(Struct, frozen=True):
+    message: m.RankMessage
+
+
+class RankGone(Struct, frozen=True):
+    """Its connection was closed. Not evidence: the process may live (R25)."""
+
+    member: MemberId
+
+
+class FromAgent(Struct, frozen=True):
+    message: m.AgentMessage
+
+
+class AgentGone(Struct, frozen=True):
+    slot: int
+    attempt: int
+
+
+class SetInventory(Struct, frozen=True):
+    inventory: m.Inventory
+
+
+class SetTargets(Struct, frozen=True):
+    targets: m.Targets
+
+
+class Tick(Struct, frozen=True):
+    pass
+
+
+Event = FromRank | RankGone | FromAgent | AgentGone | SetInventory | SetTargets | Tick
+
+
+# ---- effects -------------------------------------------------------------------------------------
+
+
+class ToRank(Struct, frozen=True):
+    member: MemberId
+    message: m.ToRank
+
+
+class ToAgent(Struct, frozen=True):
+    slot: int
+    attempt: int
+    message: m.ToAgent
+
+
+class WakeAt(Struct, frozen=True):
+    """Deliver Tick then; only the latest one counts."""
+
+    at_ns: int
+
+
+class Happened(Struct, frozen=True):
+    """Worth a line in the log and an Event on the job."""
+
+    reason: str
+    message: str
+    facts: dict[str, str] = {}
+
+
+class JobEnded(Struct, frozen=True):
+    outcome: Outcome
+
+
+class Retire(Struct, frozen=True):
+    """A later coordinator exists: exit without a word to the ranks (R3)."""
+
+    why: str
+
+
+Effect = ToRank | ToAgent | WakeAt | Happened | JobEnded | Retire

@@ -1,0 +1,228 @@
+"""From the reports of a PREPARE to the next generation: a pure function (R5, R6, R16, R26).
+
+The answer is the COMMIT, or what it waits for, or why the job is broken. `may_commit` is asked twice:
+before PREPARE is sent, with those who are expected to answer, and after, with those who did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from paceline.core.ids import GenerationId, MemberId
+from paceline.core.messages import Commit, Prepared, Register
+from paceline.core.records import Gen, LeftOut, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing can be committed yet; condition Degraded, reason WaitingForEvidence."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The job cannot go on."""
+
+    reason: str
+    message: str
+    hint: str = ""
+
+
+def may_commit(
+    last_active: Iterable[MemberId],
+    promised: Iterable[MemberId],
+    leaving: Iterable[MemberId],
+    unaccounted: str,
+) -> str:
+    """R6: empty if a generation may be committed, else what it waits for.
+
+    `last_active`: M, active ranks of the winner's last GEN record. `unaccounted`: answer of
+    `Roster.unaccounted` for the promised ones. Leaving ranks do not count for a majority (V24)."""
+    needed = set(last_active)
+    counted = (set(promised) - set(leaving)) & needed
+    if 2 * len(counted) > len(needed):
+        return ""
+    if needed and 2 * len(counted) == len(needed) and min(needed) in counted:
+        return ""
+    if not unaccounted:
+        return ""
+    return f"{len(counted)} of {len(needed)} active ranks answered, and {unaccounted}"
+
+
+def winner(reports: Mapping[MemberId, Prepared]) -> Prepared | None:
+    """The report that the next generation continues: greatest (last GEN record, version) (R5)."""
+    full = [r for r in reports.values() if r.has_state]
+    if not full:
+        return None
+    best = max((r.last, r.version) for r in full)
+    return min((r for r in full if (r.last, r.version) == best), key=lambda r: r.member)
+
+
+def form(
+    proposal: GenerationId,
+    reports: Mapping[MemberId, Prepared],
+    registers: Mapping[MemberId, Register],
+    *,
+    dead: Mapping[MemberId, str],
+    unaccounted: str,
+    replicas_ranks: int,
+    settings: Settings,
+    state_lost: str,
+) -> Commit | Wait | Broken:
+    """The next generation from the answers to PREPARE(`proposal`).
+
+    `dead`: evidence by member, for the record. `replicas_ranks`: wanted replicas x processes.
+    `state_lost`: non-empty if this job is known to have had state that nobody reports."""
+    best = winner(reports)
+    if best is None:
+        return _first(
+            proposal,
+            reports,
+            registers,
+            unaccounted=unaccounted,
+            wanted=replicas_ranks,
+            settings=settings,
+            state_lost=state_lost,
+        )
+    leaving = {m for m, r in reports.items() if r.leaving}
+    waits = may_commit(best.gen_active, reports, leaving, unaccounted)
+    if waits:
+        return Wait(waits)
+    state = {
+        m
+        for m, r in reports.items()
+        if r.has_state and (r.last == best.last or m in best.with_state)
+    }
+    for member in sorted(state):
+        report = reports[member]
+        if (report.index, report.digest) not in best.tail:
+            return Broken(
+                "LogsDiverge",
+                f"the log of rank {member} ends at record {report.index} ({report.digest}), "
+                f"which is no part of the log of rank {best.member} ({best.tail})",
+            )
+    leave = state & leaving
+    if leave == state or not (state - leave) & set(best.gen_active):
+        leave = set()  # first a generation that records the others as active (R6)
+    stay = state - leave
+    joiners = {
+        m
+        for m, r in reports.items()
+        if m not in state and r.ready and not r.leaving and not best.stopped
+    }
+    odd = _fingerprints_differ(sorted(stay | joiners), registers, best.member)
+    if odd is not None:
+        return odd
+    members = tuple(sorted(stay | joiners))
+    if best.version == best.started:
+        active = members  # no round yet: everybody takes part from the first one (R26)
+    else:
+        # A joiner whose state was complete is active at once; a benched rank stays benched (A6).
+        active = tuple(
+            m for m in sorted(stay) if m in best.active or m not in best.with_state
+        ) or tuple(sorted(stay))
+    left_out = tuple(
+        LeftOut(m, "leave" if m in leave else dead.get(m) or "silent")
+        for m in best.members
+        if m not in members
+    )
+    gen = Gen(
+        id=proposal,
+        members=members,
+        with_state=tuple(sorted(stay)),
+        active=active,
+        version=best.version,
+        left_out=left_out,
+        lookahead=tuple((m, registers[m].lookahead) for m in members),
+    )
+    behind = tuple(
+        (m, reports[m].index, reports[m].digest)
+        for m in sorted(stay)
+        if m != best.member and reports[m].digest != best.digest
+    )
+    behind_members = {m for m, _, _ in behind}
+    return _commit(gen, best.member, behind, min(stay - behind_members or stay), joiners, registers)
+
+
+def _first(
+    proposal: GenerationId,
+    reports: Mapping[MemberId, Prepared],
+    registers: Mapping[MemberId, Register],
+    *,
+    unaccounted: str,
+    wanted: int,
+    settings: Settings,
+    state_lost: str,
+) -> Commit | Wait | Broken:
+    """R26: the lowest member's initial weights are the state; everybody is active from round 0."""
+    members = tuple(sorted(m for m, r in reports.items() if r.ready and not r.leaving))
+    if not members:
+        return Wait("no rank is ready")
+    if state_lost:
+        return Broken(
+            "StateLost",
+            state_lost,
+            hint="set spec.checkpoint, or ask for more replicas than can fail at once",
+        )
+    if 2 * len(reports) <= wanted and unaccounted:
+        return Wait(f"{len(reports)} of {wanted} wanted ranks are ready, and {unaccounted}")
+    odd = _fingerprints_differ(members, registers, members[0])
+    if odd is not None:
+        return odd
+    lowest = members[0]
+    gen = Gen(
+        id=proposal,
+        members=members,
+        with_state=(lowest,),
+        active=members,
+        version=0,
+        lookahead=tuple((m, registers[m].lookahead) for m in members),
+        plan=registers[lowest].plan,
+        settings=settings,
+    )
+    return _commit(gen, lowest, (), lowest, set(members) - {lowest}, registers)
+
+
+def _fingerprints_differ(
+    members: Iterable[MemberId], registers: Mapping[MemberId, Register], reference: MemberId
+) -> Broken | None:
+    """A gradient of another shape, or other data, on one rank: found before the first reduction."""
+    base = registers[reference]
+    for member in members:
+        mine = registers[member]
+        if mine.fingerprint != base.fingerprint:
+            return Broken(
+                "ParametersDiffer",
+                f"rank {member} has other parameters than rank {reference}: "
+                f"{mine.fingerprint} instead of {base.fingerprint}",
+                hint="build the same model on every rank: same names, shapes and dtypes",
+            )
+        if mine.plan != base.plan:
+            return Broken(
+                "DataDiffers",
+                f"rank {member} has another data plan than rank {reference}: "
+                f"{mine.plan} instead of {base.plan}",
+                hint="give every rank the same data set, batch size, seed and number of epochs",
+            )
+    return None
+
+
+def _commit(
+    gen: Gen,
+    holder: MemberId,
+    behind: tuple[tuple[MemberId, int, str], ...],
+    donor: MemberId,
+    joiners: set[MemberId],
+    registers: Mapping[MemberId, Register],
+) -> Commit:
+    named = sorted({*gen.members, holder})
+    return Commit(
+        gen=gen,
+        holder=holder,
+        behind=behind,
+        donor=donor,
+        joiners=tuple(sorted(joiners)),
+        endpoints=tuple((m, registers[m].endpoints) for m in named),
+    )

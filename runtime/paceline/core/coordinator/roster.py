@@ -1,0 +1,126 @@
+"""What is known of the job's processes: who registered, who is silent, who is known dead (R6, R25)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
+from paceline.core.messages import Inventory, Register, pod_of
+
+
+@dataclass(slots=True)
+class Seen:
+    """One rank process. Silence makes it suspect, only evidence makes it dead."""
+
+    member: MemberId
+    register: Register | None = None
+    connected: bool = False
+    heard_ns: int = 0
+    gone_ns: int | None = None
+    """When its connection was closed."""
+    suspect: str = ""
+    """Why it is asked nothing more; empty if it is not suspect."""
+    dead: str = ""
+    """The evidence; empty as long as it may live."""
+    exit_code: int | None = None
+    pid: int = 0
+    version: int = 0
+    promise: GenerationId = NO_GENERATION
+    leaving: bool = False
+    left_early: bool = False
+    stopped: GenerationId | None = None
+    started: GenerationId | None = None
+    has_state: bool = False
+    dismissed: bool = False
+    kill_asked: bool = False
+    facts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def present(self) -> bool:
+        """Can be asked: registered over a living connection, neither suspect nor dead."""
+        return self.register is not None and self.connected and not self.suspect and not self.dead
+
+    @property
+    def ready(self) -> bool:
+        return self.register is not None and self.register.ready
+
+
+@dataclass(slots=True)
+class Pod:
+    """One agent."""
+
+    slot: int
+    attempt: int
+    connected: bool = False
+    heard_ns: int = 0
+    living: set[MemberId] = field(default_factory=set)
+    """Processes that it has started and not reaped."""
+    known: bool = False
+    """Its agent has said which processes it has."""
+    draining: bool = False
+    done: str = ""
+    """Outcome of the whole pod, once it has ended."""
+    since_ns: int = 0
+
+
+@dataclass(slots=True)
+class Roster:
+    ranks: dict[MemberId, Seen] = field(default_factory=dict)
+    pods: dict[tuple[int, int], Pod] = field(default_factory=dict)
+    inventory: Inventory | None = None
+
+    def rank(self, member: MemberId) -> Seen:
+        if member not in self.ranks:
+            self.ranks[member] = Seen(member)
+        return self.ranks[member]
+
+    def pod(self, slot: int, attempt: int, now_ns: int) -> Pod:
+        key = (slot, attempt)
+        if key not in self.pods:
+            self.pods[key] = Pod(slot, attempt, since_ns=now_ns)
+        return self.pods[key]
+
+    def present(self) -> list[Seen]:
+        return [r for _, r in sorted(self.ranks.items()) if r.present]
+
+    def is_dead(self, member: MemberId) -> bool:
+        seen = self.ranks.get(member)
+        if seen is not None and seen.dead:
+            return True
+        return self._gone_by_inventory(member)
+
+    def _gone_by_inventory(self, member: MemberId) -> bool:
+        """The newest inventory does not list its pod, so no process of it lives (R25)."""
+        if self.inventory is None:
+            return False
+        return pod_of(member) not in self.inventory.pods
+
+    def unaccounted(self, asked: set[MemberId]) -> str:
+        """R6 (b): who of the job may live without having promised; empty if nobody may.
+
+        Only an inventory can tell, since it names every pod of the job that may have processes."""
+        if self.inventory is None:
+            return "no inventory of the job's pods is known"
+        for key in self.inventory.pods:
+            pod = self.pods.get(key)
+            if pod is None or not pod.known:
+                return f"pod {key[0]}#{key[1]} has not reported yet"
+            for member in sorted(pod.living):
+                if member not in asked and not self.is_dead(member):
+                    return f"rank {member} is silent and not known dead"
+        for member, seen in sorted(self.ranks.items()):
+            if member in asked or self.is_dead(member) or seen.dismissed:
+                continue
+            return f"rank {member} is silent and not known dead"
+        return ""
+
+    def agent_of(self, member: MemberId) -> Pod | None:
+        """The connected agent of a rank, which can kill it and give evidence."""
+        pod = self.pods.get(pod_of(member))
+        return pod if pod is not None and pod.connected else None
+
+    def forget_dead(self, keep: set[MemberId], limit: int) -> None:
+        """Bound the memory: the oldest dead that no generation needs go first."""
+        dead = [m for m in self.ranks if m not in keep and self.is_dead(m)]
+        for member in dead[: max(0, len(dead) - limit)]:
+            del self.ranks[member]

@@ -1,0 +1,47 @@
+"""Names of processes and of generations, with the order that the protocol relies on (R1, D12)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class MemberId(NamedTuple):
+    """One rank process, for its whole life. A restarted process is a new member (A10, D12).
+
+    The order (slot, local, attempt) is the rank order of a generation and the dealing order of leases.
+    """
+
+    slot: int
+    """Replica (pod) of the job."""
+    local: int
+    """Process within the replica, 0 <= local < procsPerReplica."""
+    attempt: int
+    """Counts the starts of this place; grows with every restart and every replacement."""
+
+    def __str__(self) -> str:
+        return f"{self.slot}.{self.local}#{self.attempt}"
+
+
+def parse_member(text: str) -> MemberId:
+    """Inverse of `str(member)`. Raises ValueError for anything else."""
+    place, _, attempt = text.partition("#")
+    slot, _, local = place.partition(".")
+    return MemberId(int(slot), int(local), int(attempt))
+
+
+class GenerationId(NamedTuple):
+    """Identity of one membership, and of a proposal for one; compared as a whole, in this order (R1)."""
+
+    incarnation: int
+    """Of the coordinator: the highest one found in any registration + 1."""
+    coordinator: str
+    """Tie-break between two coordinators of one incarnation: uid of its process or pod."""
+    counter: int
+    """Grows with every PREPARE of that coordinator."""
+
+    def __str__(self) -> str:
+        return f"{self.incarnation}.{self.counter}@{self.coordinator}"
+
+
+NO_GENERATION = GenerationId(0, "", 0)
+"""Below every real id: what a rank that never joined has promised."""

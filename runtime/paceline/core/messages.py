@@ -1,0 +1,422 @@
+"""Every message of the protocol, with who sends it to whom.
+
+Three channels carry them: rank to rank (fast path, msgpack over zmq), rank to coordinator and agent to
+coordinator (slow path, JSON over a web socket). `core.wire` turns them into bytes. A message that can
+arrive late carries the generation that it belongs to (R1, R4).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from paceline.core.ids import GenerationId, MemberId
+from paceline.core.records import (
+    DataPlan,
+    DropReason,
+    Gen,
+    Go,
+    Record,
+    Request,
+    Settings,
+    Share,
+)
+
+# ---- rank -> rank -----------------------------------------------------------------------------
+
+
+class Kind(StrEnum):
+    """What an announcement means to the starter (R11)."""
+
+    PENDING = "pending"
+    """Has something from earlier rounds; may still become fresh in this one."""
+    ARRIVE = "arrive"
+    """Fresh: computed on the version of this round; waits for it."""
+    IDLE = "idle"
+    """Nothing more to compute in this round: no lease, evaluating or draining."""
+    READY = "ready"
+    """Passive, with complete state: may be made active."""
+
+
+class Announce(Struct, frozen=True, tag="announce"):
+    """A rank -> the starter of `round`."""
+
+    generation: GenerationId
+    round: int
+    kind: Kind
+    share: Share
+
+
+class Start(Struct, frozen=True, tag="start"):
+    """The starter -> every member: GO."""
+
+    go: Go
+
+    @property
+    def generation(self) -> GenerationId:
+        return self.go.generation
+
+
+class Part(Struct, frozen=True, tag="part"):
+    """The holder -> a member that is behind (R7): the records it lacks; the round's result follows
+    as a payload of its own if one of them is a GO."""
+
+    generation: GenerationId
+    records: tuple[Record, ...]
+
+
+class AskState(Struct, frozen=True, tag="ask-state"):
+    """A joiner -> the donor: stream your state, of this version or newer (R15)."""
+
+    generation: GenerationId
+    member: MemberId
+    at_least: int
+
+
+class State(Struct, frozen=True, tag="state"):
+    """The donor -> a joiner: committed state of the log's version; the tensors follow as payload."""
+
+    generation: GenerationId
+    log: LogSnapshot
+
+
+class WeightsHash(Struct, frozen=True, tag="weights-hash"):
+    """A member -> the lowest active one, now and then: members must not drift (section 4)."""
+
+    generation: GenerationId
+    member: MemberId
+    version: int
+    value: int
+
+
+# ---- rank -> coordinator ----------------------------------------------------------------------
+
+
+class Endpoints(Struct, frozen=True):
+    """Where peers reach a rank."""
+
+    trigger: str
+    """Fast path (zmq)."""
+    data: str
+    """`Transport.address`."""
+
+
+class Register(Struct, frozen=True, tag="register"):
+    """First message of a rank on each connection, and again when one of its facts changes."""
+
+    member: MemberId
+    pid: int
+    host: str
+    endpoints: Endpoints
+    promise: GenerationId
+    last: GenerationId
+    """Its last GEN record, NO_GENERATION without one."""
+    version: int
+    has_state: bool
+    ready: bool
+    """Model and data are known: may become a member."""
+    leaving: bool = False
+    request: int = 0
+    """Highest request number in its log (R18)."""
+    fingerprint: str = ""
+    """Of the parameters' names, shapes and types; equal on all ranks."""
+    plan: DataPlan | None = None
+    lookahead: int = 2
+    members: tuple[MemberId, ...] = ()
+    """Of its last GEN record, with the active ones of that record (R6)."""
+    gen_active: tuple[MemberId, ...] = ()
+    released: tuple[GenerationId, int] | None = None
+    """It was released with this record and version (R17)."""
+
+
+class Heartbeat(Struct, frozen=True, tag="heartbeat"):
+    member: MemberId
+    promise: GenerationId
+    last: GenerationId
+    version: int
+    leaving: bool
+    stopped: bool
+    facts: dict[str, float]
+    """For `status` only: step time, lag, share, samples, epoch; see `telemetry.catalog`."""
+
+
+class Prepared(Struct, frozen=True, tag="prepared"):
+    """A promise, and the report that comes with it (R3, R5)."""
+
+    id: GenerationId
+    member: MemberId
+    last: GenerationId
+    version: int
+    index: int
+    """Number of records in its log."""
+    digest: str
+    """Chained hash of the log."""
+    tail: tuple[tuple[int, str], ...]
+    """(index, digest) at the ends of its last records, to check that logs are prefixes."""
+    members: tuple[MemberId, ...]
+    """Of its last GEN record, with the next two."""
+    with_state: tuple[MemberId, ...]
+    active: tuple[MemberId, ...]
+    """At the end of its log; R6 asks about those of the GEN record, `gen_active`."""
+    gen_active: tuple[MemberId, ...]
+    started: int
+    """Version at which the job's first generation began."""
+    has_state: bool
+    ready: bool
+    leaving: bool
+    stopped: bool
+    request: int
+
+
+class Refused(Struct, frozen=True, tag="refused"):
+    """Answer to a PREPARE or COMMIT that an own promise stands against (R3)."""
+
+    id: GenerationId
+    member: MemberId
+    promise: GenerationId
+
+
+class Started(Struct, frozen=True, tag="started"):
+    """The rank has the whole log and its links; rounds may run (R7)."""
+
+    id: GenerationId
+    member: MemberId
+    has_state: bool
+
+
+class Stopped(Struct, frozen=True, tag="stopped"):
+    """The rank has committed the stop round (R17)."""
+
+    id: GenerationId
+    member: MemberId
+    version: int
+
+
+class Complain(Struct, frozen=True, tag="complain"):
+    """The data channel failed under this rank; it needs a new generation."""
+
+    id: GenerationId
+    member: MemberId
+    round: int
+    why: str
+    lost: MemberId | None = None
+
+
+class Leaving(Struct, frozen=True, tag="leaving"):
+    """A draining rank without pending work asks to be dismissed (R16)."""
+
+    id: GenerationId
+    member: MemberId
+    early: bool
+    """Its script left the training loop before the job was over (D7)."""
+
+
+class Fatal(Struct, frozen=True, tag="fatal"):
+    """The job cannot go on: a script raised, weights differ, a parameter has another shape."""
+
+    member: MemberId
+    reason: str
+    message: str
+
+
+# ---- coordinator -> rank ----------------------------------------------------------------------
+
+
+class Prepare(Struct, frozen=True, tag="prepare"):
+    id: GenerationId
+
+
+class Commit(Struct, frozen=True, tag="commit"):
+    """The new membership, and who repairs whom (R7, R15)."""
+
+    gen: Gen
+    holder: MemberId
+    behind: tuple[tuple[MemberId, int, str], ...]
+    """Members whose log lacks records, with the (index, digest) at its end."""
+    donor: MemberId
+    joiners: tuple[MemberId, ...]
+    """Members without state; the donor streams it to them."""
+    endpoints: tuple[tuple[MemberId, Endpoints], ...]
+    """Of members and holder."""
+
+
+class Release(Struct, frozen=True, tag="release"):
+    """The job is over for whoever's log holds this record and version (R17)."""
+
+    generation: GenerationId
+    version: int
+
+
+class Dismiss(Struct, frozen=True, tag="dismiss"):
+    """Leave now; nothing of yours is needed (drain done, or the job failed)."""
+
+    why: str
+
+
+class Ask(Struct, frozen=True, tag="ask"):
+    request: Request
+
+
+# ---- agent <-> coordinator --------------------------------------------------------------------
+
+
+class AgentHello(Struct, frozen=True, tag="agent-hello"):
+    """First message of an agent: which processes it has, after a reconnection too."""
+
+    slot: int
+    attempt: int
+    """Of the pod; a rank's own attempt is attempt x ATTEMPT_STRIDE + restarts."""
+    host: str
+    metrics: str
+    living: tuple[MemberId, ...]
+    dead: tuple[MemberId, ...]
+
+
+class AgentBeat(Struct, frozen=True, tag="agent-beat"):
+    slot: int
+    attempt: int
+
+
+class RankStarted(Struct, frozen=True, tag="rank-started"):
+    member: MemberId
+    pid: int
+
+
+class RankDead(Struct, frozen=True, tag="rank-dead"):
+    """Evidence (R25): the agent has reaped it."""
+
+    member: MemberId
+    exit_code: int
+    """Negative for a signal."""
+    why: str
+    restarts: bool
+    """The agent starts another process in its place."""
+
+
+class AgentDone(Struct, frozen=True, tag="agent-done"):
+    """All ranks of the pod have ended and none will be started again."""
+
+    slot: int
+    attempt: int
+    outcome: str
+    """"finished", "drained" or "failed"."""
+    message: str = ""
+
+
+class KillRank(Struct, frozen=True, tag="kill-rank"):
+    """A silent rank whose agent lives is killed first, which is evidence (R6)."""
+
+    member: MemberId
+    why: str
+
+
+class DrainPod(Struct, frozen=True, tag="drain-pod"):
+    """Drain all ranks of the pod and end (scale-down)."""
+
+    why: str
+
+
+class Shutdown(Struct, frozen=True, tag="shutdown"):
+    """The job is over: end what is left."""
+
+    why: str
+
+
+# ---- runner or operator -> coordinator (HTTP bodies) ------------------------------------------
+
+
+class Inventory(Struct, frozen=True):
+    """At this revision only these pods may have living processes (R25)."""
+
+    revision: int
+    pods: tuple[tuple[int, int], ...]
+    """(slot, attempt) of each pod."""
+
+
+class Targets(Struct, frozen=True):
+    """What the user wants now. Fields that are None stay as they are."""
+
+    replicas: int | None = None
+    settings: Settings | None = None
+    stop: bool = False
+
+
+class Totals(Struct, frozen=True):
+    """Where the samples of one rank, or of all, went (I1)."""
+
+    applied: int = 0
+    late: int = 0
+    """Part of `applied` that was not fresh."""
+    dropped: int = 0
+    discounted: float = 0.0
+    """Part of `applied` that `Late.DECAY` took away."""
+    redealt: int = 0
+    """Samples of leases that went back into the pool because their holder departed or was benched."""
+    rounds: int = 0
+    """Rounds with a contribution."""
+
+
+class EpochCount(Struct, frozen=True):
+    epoch: int
+    leases: int = 0
+    applied: int = 0
+    dropped: int = 0
+
+
+class LedgerSnapshot(Struct, frozen=True):
+    """A whole `core.ledger.Ledger` as plain data."""
+
+    by_member: tuple[tuple[MemberId, Totals], ...]
+    departed: Totals
+    dropped: tuple[tuple[DropReason, int], ...]
+    open_epochs: tuple[EpochCount, ...]
+    epochs_exact: int
+    epochs_short: int
+    metrics: tuple[tuple[str, float, float], ...]
+
+
+class LogSnapshot(Struct, frozen=True):
+    """A whole `core.log.Log` as plain data: what a joiner or a checkpoint gets (R2)."""
+
+    index: int
+    digest: str
+    version: int
+    gen: Gen
+    active: tuple[MemberId, ...]
+    with_state: tuple[MemberId, ...]
+    resting: tuple[MemberId, ...]
+    plan: DataPlan
+    settings: Settings
+    request: int
+    stopping: bool
+    started: int
+    next_lease: int
+    pool: tuple[int, ...]
+    held: tuple[tuple[MemberId, tuple[int, ...]], ...]
+    lookahead: tuple[tuple[MemberId, int], ...]
+    heard: tuple[tuple[MemberId, int], ...]
+    banked: int
+    banked_count: int
+    updates: int
+    progress: tuple[int, int]
+    round_us: tuple[int, ...]
+    offsets_us: tuple[int, ...]
+    ledger: LedgerSnapshot
+
+
+PeerMessage = Announce | Start | Part | AskState | State | WeightsHash
+RankMessage = (
+    Register | Heartbeat | Prepared | Refused | Started | Stopped | Complain | Leaving | Fatal
+)
+AgentMessage = AgentHello | AgentBeat | RankStarted | RankDead | AgentDone
+ToRank = Prepare | Commit | Release | Dismiss | Ask
+ToAgent = KillRank | DrainPod | Shutdown
+
+ATTEMPT_STRIDE = 1000
+"""Rank attempt = pod attempt x ATTEMPT_STRIDE + restarts inside the pod."""
+
+
+def pod_of(member: MemberId) -> tuple[int, int]:
+    """(slot, attempt) of the pod that a rank process belongs to."""
+    return member.slot, member.attempt // ATTEMPT_STRIDE

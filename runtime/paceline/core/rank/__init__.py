@@ -1,0 +1,5 @@
+"""One rank's part in the protocol: events in, effects out (R1-R20).
+
+`machine.Rank.handle` is the only entry. Reading order: events, state, script (the user's thread),
+rounds, membership, machine.
+"""

@@ -1,0 +1,259 @@
+"""What can happen to a rank, and what it wants done about it.
+
+Peer messages and coordinator messages (`core.messages`) are events as they are. Effects are carried out
+by the driver in the order given, each to its end, before the next event is handled.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from paceline.core.ids import GenerationId, MemberId
+from paceline.core.log import Weighing
+from paceline.core.messages import (
+    Ask,
+    Commit,
+    Complain,
+    Dismiss,
+    Fatal,
+    Leaving,
+    Part,
+    PeerMessage,
+    Prepare,
+    Prepared,
+    Refused,
+    Register,
+    Release,
+    Started,
+    State,
+    Stopped,
+)
+from paceline.core.pending import BufferOp, Place
+from paceline.core.records import DataPlan, Go, Metric
+
+# ---- events: the main thread ---------------------------------------------------------------------
+
+
+class Begin(Struct, frozen=True):
+    """Model and data are known. The main thread blocks until Resume."""
+
+    fingerprint: str
+    plan: DataPlan
+    lookahead: int
+
+
+class Step(Struct, frozen=True):
+    """A gradient is complete in GRAD. The main thread blocks until Resume."""
+
+    leases: tuple[int, ...]
+    samples: int
+    unit: int
+    finite: bool = True
+    metrics: tuple[Metric, ...] = ()
+
+
+class Want(Struct, frozen=True):
+    """The loader has nothing left in hand. The main thread blocks until Resume."""
+
+
+class Skip(Struct, frozen=True):
+    """The loop took a batch and made no step of it."""
+
+    lease: int
+    samples: int
+
+
+class Rest(Struct, frozen=True):
+    """The main thread does something else for a while (evaluating); it does not block."""
+
+
+class Unrest(Struct, frozen=True):
+    """It comes back. Blocks until Resume."""
+
+
+class Finish(Struct, frozen=True):
+    """The script's loop has ended. The main thread blocks until Exit."""
+
+
+# ---- events: the driver --------------------------------------------------------------------------
+
+
+class ChannelOpened(Struct, frozen=True):
+    pass
+
+
+class ChannelFailed(Struct, frozen=True):
+    """Opening, or the reduction under way, failed. `aborted`: a PREPARE ended it."""
+
+    why: str
+    lost: MemberId | None = None
+    aborted: bool = False
+
+
+class Reduced(Struct, frozen=True):
+    """The reduction is complete on this rank; the sum lies in the scratch buffer (R21)."""
+
+
+class Hashed(Struct, frozen=True):
+    version: int
+    value: int
+
+
+class Drain(Struct, frozen=True):
+    """SIGTERM reached the pod, or the coordinator chose this replica to leave."""
+
+
+class Tick(Struct, frozen=True):
+    """The time asked for by WakeAt has come."""
+
+
+Event = (
+    Begin
+    | Step
+    | Want
+    | Skip
+    | Rest
+    | Unrest
+    | Finish
+    | ChannelOpened
+    | ChannelFailed
+    | Reduced
+    | Hashed
+    | Drain
+    | Tick
+    | PeerMessage
+    | Prepare
+    | Commit
+    | Release
+    | Dismiss
+    | Ask
+)
+
+
+# ---- effects -------------------------------------------------------------------------------------
+
+
+class ToPeer(Struct, frozen=True):
+    member: MemberId
+    message: PeerMessage
+
+
+class ToCoordinator(Struct, frozen=True):
+    message: Register | Prepared | Refused | Started | Stopped | Complain | Leaving | Fatal
+
+
+class Buffers(Struct, frozen=True):
+    op: BufferOp
+
+
+class OpenChannel(Struct, frozen=True):
+    """Wire the data channel of this generation, then report ChannelOpened or ChannelFailed."""
+
+    commit: Commit
+
+
+class CloseChannel(Struct, frozen=True):
+    """Abandon the data channel and whatever runs on it."""
+
+
+class Reduce(Struct, frozen=True):
+    """Sum over the members; own contribution: what lies in `place` times `factor`, or zeros."""
+
+    go: Go
+    place: Place | None
+    factor: float
+
+
+class Apply(Struct, frozen=True):
+    """Turn the reduced sum into the next version of the committed state."""
+
+    go: Go
+    weighing: Weighing
+    sync_buffers: bool
+    hash: bool
+
+
+class Queue(Struct, frozen=True):
+    """Keep the reduced sum until the donor's state is here (R15)."""
+
+    go: Go
+
+
+class DropQueue(Struct, frozen=True):
+    """Queued sums are of no use any more, nor are states of other generations than this one."""
+
+    generation: GenerationId
+
+
+class InstallPart(Struct, frozen=True):
+    """Apply the holder's sum, which came with Part, as if this rank had reduced it (R7)."""
+
+    go: Go
+    weighing: Weighing
+
+
+class InstallState(Struct, frozen=True):
+    """Replace the committed state by the donor's, then apply these queued sums."""
+
+    queued: tuple[tuple[Go, Weighing], ...]
+
+
+class SendPart(Struct, frozen=True):
+    to: MemberId
+    part: Part
+    with_result: bool
+
+
+class SendState(Struct, frozen=True):
+    """Snapshot the committed state now and stream it in the background."""
+
+    to: MemberId
+    state: State
+
+
+class Resume(Struct, frozen=True):
+    """Copy the committed weights into the model and let the main thread go on."""
+
+    version: int
+    fresh: bool
+    stopped: bool
+
+
+class Held(Struct, frozen=True):
+    """The leases that this rank may work on: held and not yet worked off."""
+
+    leases: tuple[int, ...]
+
+
+class WakeAt(Struct, frozen=True):
+    """Deliver Tick then; only the latest one counts."""
+
+    at_ns: int
+
+
+class Exit(Struct, frozen=True):
+    """The rank's part is over. `finished`: the log's final version is in the model (R17)."""
+
+    finished: bool
+    why: str
+
+
+Effect = (
+    ToPeer
+    | ToCoordinator
+    | Buffers
+    | OpenChannel
+    | CloseChannel
+    | Reduce
+    | Apply
+    | Queue
+    | DropQueue
+    | InstallPart
+    | InstallState
+    | SendPart
+    | SendState
+    | Resume
+    | Held
+    | WakeAt
+    | Exit
+)

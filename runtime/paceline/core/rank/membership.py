@@ -1,0 +1,277 @@
+"""Generations as a rank lives them: promise, start, repair, join, leave, release (R1-R10, R15-R17)."""
+
+from __future__ import annotations
+
+from paceline.core.ids import MemberId
+from paceline.core.log import Log, LogError
+from paceline.core.messages import (
+    Ask,
+    AskState,
+    Commit,
+    Dismiss,
+    Fatal,
+    Leaving,
+    Part,
+    Prepare,
+    Prepared,
+    Refused,
+    Release,
+    Started,
+    State,
+)
+from paceline.core.rank.events import (
+    CloseChannel,
+    DropQueue,
+    Exit,
+    InstallPart,
+    InstallState,
+    OpenChannel,
+    SendPart,
+    SendState,
+)
+from paceline.core.rank.rounds import after_commit
+from paceline.core.rank.state import QUEUE_MAX, Main, RankState
+from paceline.core.records import Gen, Go
+
+Order = Prepare | Commit | Release | Dismiss | Ask
+
+
+def on_order(rank: RankState, order: Order) -> None:
+    """A word of the coordinator."""
+    match order:
+        case Prepare(id=proposal):
+            if proposal > rank.promise:
+                _promise(rank, order)
+            else:
+                rank.tell(Refused(proposal, rank.me, rank.promise))
+        case Commit(gen=gen):
+            if gen.id == rank.promise and rank.frozen:
+                _accept(rank, order)
+            elif gen.id < rank.promise:
+                rank.tell(Refused(gen.id, rank.me, rank.promise))
+        case Release():
+            _release(rank, order)
+        case Dismiss(why=why):
+            _exit(rank, finished=False, why=why)
+        case Ask(request=request):
+            if rank.request is None or request.number > rank.request.number:
+                rank.request = request
+
+
+# ---- promise and report --------------------------------------------------------------------------
+
+
+def _promise(rank: RankState, prepare: Prepare) -> None:
+    """From here on nothing older is committed, joined or started (R3)."""
+    rank.promise = prepare.id
+    rank.reducing = None
+    rank.started = rank.broken = False
+    # A rank that still waits for its missing part reports as of its old record (R5).
+    rank.needs_part = False
+    rank.stop_reported = rank.leave_asked = False
+    rank.announced = rank.announced_pending = False
+    rank.share = None
+    rank.arrivals.clear()
+    rank.gos.clear()
+    rank.serve.clear()
+    rank.hashes.clear()
+    rank.early = [m for m in rank.early if m.generation >= prepare.id]
+    rank.emit(CloseChannel())
+    log = rank.log
+    rank.tell(
+        Prepared(
+            id=prepare.id,
+            member=rank.me,
+            last=log.id,
+            version=log.version,
+            index=log.index,
+            digest=log.digest,
+            tail=tuple(log.tail),
+            members=log.members,
+            with_state=log.with_state,
+            active=log.active,
+            gen_active=log.gen.active if log.gen else (),
+            started=log.started,
+            has_state=rank.has_state,
+            ready=rank.begun is not None,
+            leaving=rank.wants_to_leave,
+            stopped=rank.has_state and log.stopped,
+            request=log.request,
+        )
+    )
+
+
+# ---- the new generation --------------------------------------------------------------------------
+
+
+def _accept(rank: RankState, commit: Commit) -> None:
+    gen = commit.gen
+    rank.commit = commit
+    behind = {member: (index, digest) for member, index, digest in commit.behind}
+    if rank.me == commit.holder:
+        for member, (index, digest) in behind.items():
+            records = rank.log.missing_after(index, digest)
+            part = Part(gen.id, records)
+            with_result = any(isinstance(r, Go) for r in records)
+            rank.emit(SendPart(member, part, with_result))
+    if rank.me not in gen.members:
+        if rank.draining:
+            _exit(rank, finished=False, why="drained")
+        return
+    if rank.me == commit.donor:
+        rank.serve = dict.fromkeys(commit.joiners, gen.version)
+    if rank.me in commit.joiners:
+        _join_without_state(rank, commit)
+    elif rank.me in behind:
+        rank.needs_part = True
+    else:
+        _start(rank)
+    # Repairs that came before this COMMIT count now (R4).
+    rank.inbox.extend(m for m in rank.early if isinstance(m, Part | State))
+    rank.early = [m for m in rank.early if not isinstance(m, Part | State)]
+
+
+def _join_without_state(rank: RankState, commit: Commit) -> None:
+    """A joiner brings nothing; it keeps what state it has until the donor's is complete (R8)."""
+    rank.do(rank.pending.lose_all(grad_in_use=rank.main is Main.RUN))
+    rank.passive = True
+    rank.queue.clear()
+    rank.queue_max = QUEUE_MAX
+    rank.round = commit.gen.version
+    rank.emit(DropQueue(commit.gen.id))
+    rank.emit(OpenChannel(commit))
+
+
+def _start(rank: RankState) -> None:
+    """The log is complete up to this generation: append it and wire the channel (R7, R8)."""
+    assert rank.commit is not None
+    rank.needs_part = False
+    rank.passive = False
+    rank.has_state = True
+    rank.queue.clear()
+    rank.log.append(rank.commit.gen)
+    rank.round = rank.log.version
+    rank.do(
+        rank.pending.drop_revoked(
+            lambda x: rank.is_active and rank.holds(x), grad_in_use=rank.main is Main.RUN
+        )
+    )
+    if rank.log.stopped:
+        on_channel(rank)
+    else:
+        rank.emit(OpenChannel(rank.commit))
+
+
+def on_channel(rank: RankState) -> None:
+    """The links stand: rounds of this generation may run, early messages count now (R4)."""
+    if rank.frozen or rank.commit is None:
+        return
+    rank.started = True
+    rank.opened_ns = rank.now_ns
+    rank.tell(Started(rank.gen_id, rank.me, rank.has_state and not rank.passive))
+    early, rank.early = rank.early, []
+    rank.inbox.extend(early)
+
+
+# ---- repair --------------------------------------------------------------------------------------
+
+
+def on_part(rank: RankState, part: Part) -> None:
+    """What this rank lacks of the log, with the result of the round in it (R7)."""
+    if not rank.needs_part or part.generation != rank.promise:
+        return
+    rounds = [r for r in part.records if isinstance(r, Go)]
+    if len(rounds) > 1:
+        raise LogError(f"members were {len(rounds)} rounds apart: {part.records}")
+    for record in part.records:
+        if isinstance(record, Gen):
+            rank.log.append(record)
+        else:
+            weighing = rank.log.weigh(record)
+            after_commit(rank, record)
+            rank.emit(InstallPart(record, weighing))
+    _start(rank)
+
+
+def on_ask_state(rank: RankState, ask: AskState) -> None:
+    rank.serve[ask.member] = ask.at_least
+
+
+def serve(rank: RankState) -> None:
+    """The donor streams its state to the joiners, of a version that they can continue (R15)."""
+    if not rank.serve or rank.frozen or rank.needs_part or rank.passive or not rank.started:
+        return
+    for member, at_least in list(rank.serve.items()):
+        if rank.log.version >= at_least:
+            del rank.serve[member]
+            rank.emit(SendState(member, State(rank.gen_id, rank.log.snapshot())))
+
+
+def on_state(rank: RankState, state: State) -> None:
+    """The donor's state is complete here: the old one is discarded only now (R8)."""
+    if not rank.passive or rank.frozen or state.generation != rank.gen_id:
+        return
+    base = state.log.version
+    first = rank.queue[0].round if rank.queue else rank.round
+    if base < first:
+        rank.send(_donor(rank), AskState(rank.gen_id, rank.me, at_least=first))
+        return
+    begun = rank.begun
+    if begun is not None and begun.plan != state.log.plan:
+        text = f"its data plan is {begun.plan}, the job's is {state.log.plan}"
+        rank.tell(Fatal(rank.me, "PlanDiffers", text))
+        return
+    rank.log = Log.restore(state.log)
+    # What it had applied before it was left out, and the others abandoned, is lost (R8, V17).
+    rank.pending.lost = rank.pending.produced - rank.log.ledger.counted(rank.me)
+    queued = []
+    for go in rank.queue:
+        if go.round >= base:
+            queued.append((go, rank.log.weigh(go)))
+            rank.log.append(go)
+    if rank.log.version != rank.round:
+        raise LogError(f"state of version {base} does not reach round {rank.round}")
+    rank.queue.clear()
+    rank.passive = False
+    rank.has_state = True
+    rank.waits_for = -1
+    rank.opened_ns = rank.now_ns
+    rank.emit(InstallState(tuple(queued)))
+    if rank.started:
+        rank.tell(Started(rank.gen_id, rank.me, True))
+
+
+def _donor(rank: RankState) -> MemberId:
+    assert rank.commit is not None
+    return rank.commit.donor
+
+
+# ---- the end -------------------------------------------------------------------------------------
+
+
+def leave(rank: RankState) -> None:
+    """Ask to be dismissed once nothing of its own is left to apply (R16)."""
+    if rank.wants_to_leave and not rank.leave_asked and not rank.frozen and not rank.log.stopped:
+        rank.leave_asked = True
+        rank.tell(Leaving(rank.gen_id, rank.me, rank.ended_early))
+
+
+def _release(rank: RankState, release: Release) -> None:
+    mine = (
+        rank.has_state
+        and not rank.passive
+        and rank.log.stopped
+        and rank.log.id == release.generation
+        and rank.log.version == release.version
+    )
+    if mine:
+        rank.released = (release.generation, release.version)
+        _exit(rank, finished=True, why="released")
+    else:
+        _exit(rank, finished=False, why="the job ended without this rank")
+
+
+def _exit(rank: RankState, *, finished: bool, why: str) -> None:
+    if not rank.ended:
+        rank.ended = True
+        rank.emit(Exit(finished, why))

@@ -1,0 +1,296 @@
+"""Rounds: announce, start, join, commit (R11-R13, R20, R21).
+
+Everybody announces to the starter of the round; the starter asks the trigger table and sends GO to all
+members; every member then joins the reduction, contributing what GO names of it, and commits.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from paceline.core.ids import MemberId
+from paceline.core.log import LogError
+from paceline.core.messages import (
+    Announce,
+    AskState,
+    Complain,
+    Fatal,
+    Kind,
+    Start,
+    Stopped,
+    WeightsHash,
+)
+from paceline.core.rank.events import (
+    Apply,
+    ChannelFailed,
+    DropQueue,
+    Hashed,
+    Queue,
+    Reduce,
+    WakeAt,
+)
+from paceline.core.rank.state import Main, RankState
+from paceline.core.records import Benched, Go, Share, Trigger
+from paceline.core.trigger import Arrival, Decision, decide
+
+HASHES_MAX: Final = 16
+"""Versions whose hashes are compared at the same time."""
+
+
+# ---- announcing ----------------------------------------------------------------------------------
+
+
+def announce(rank: RankState) -> None:
+    """Say to the starter what there is to say; at most two messages in a round (R11)."""
+    if not rank.talks or rank.in_flight or rank.announced:
+        return
+    kind = _kind(rank)
+    if kind is None:
+        return
+    log = rank.log
+    with_grad = kind in (Kind.ARRIVE, Kind.IDLE)
+    share, ops = rank.pending.share(
+        rank.me,
+        round_=log.version,
+        settings=log.settings,
+        with_grad=with_grad,
+        fresh=kind is Kind.ARRIVE,
+        holds=rank.holds,
+    )
+    rank.do(ops)
+    rank.share = _with_standing(rank, share, kind)
+    if kind is Kind.PENDING:
+        rank.announced_pending = True
+    else:
+        rank.announced = True
+    rank.send(log.starter, Announce(log.id, log.version, kind, rank.share))
+
+
+def _kind(rank: RankState) -> Kind | None:
+    parked = rank.main in (Main.PARKED, Main.WANT)
+    if not rank.is_active:
+        return Kind.READY if parked and not rank.draining else None
+    if rank.main is Main.PARKED and rank.waits_for == rank.log.version:
+        return Kind.ARRIVE
+    if rank.main in (Main.WANT, Main.REST, Main.DONE) or (rank.draining and parked):
+        return Kind.IDLE
+    if not rank.announced_pending and (rank.pending.held.pieces or rank.pending.drops):
+        return Kind.PENDING
+    return None
+
+
+def _with_standing(rank: RankState, share: Share, kind: Kind) -> Share:
+    """Add whether it wants leases, and what it gives back untouched."""
+    if kind not in (Kind.ARRIVE, Kind.IDLE):
+        return replace(share, resting=rank.me in rank.log.resting)
+    resting = rank.is_resting
+    worked = rank.pending.leases()
+    held = rank.log.held(rank.me)
+    returned = tuple(x for x in held if x not in worked) if resting else ()
+    return replace(share, idle=kind is Kind.IDLE, resting=resting, returned=returned)
+
+
+# ---- starting ------------------------------------------------------------------------------------
+
+
+def on_announce(rank: RankState, message: Announce) -> None:
+    """The starter hears a rank. An announcement for the next round may come before this commit."""
+    if message.round < rank.log.version:
+        return
+    arrival = Arrival(message.kind, rank.now_ns, message.share)
+    rank.arrivals.setdefault(message.round, {})[message.share.member] = arrival
+
+
+def consider_start(rank: RankState) -> None:
+    """Send GO if the trigger table says so, else ask to be woken when it may."""
+    log = rank.log
+    if not rank.talks or rank.in_flight or not log.active or log.starter != rank.me:
+        return
+    arrivals = rank.arrivals.get(log.version, {})
+    request = rank.request if rank.request and rank.request.number > log.request else None
+    decision = decide(
+        log,
+        arrivals,
+        opened_ns=rank.opened_ns,
+        now_ns=rank.now_ns,
+        has_request=request is not None,
+    )
+    if decision.trigger is None:
+        if decision.wake_ns is not None:
+            rank.emit(WakeAt(decision.wake_ns))
+        return
+    go = _make_go(rank, arrivals, decision)
+    for member in rank.log.members:
+        if member != rank.me:
+            rank.send(member, Start(go))
+    on_go(rank, go)
+
+
+def _make_go(rank: RankState, arrivals: dict[MemberId, Arrival], decision: Decision) -> Go:
+    log = rank.log
+    named = {m: arrivals[m] for m in log.active if m in arrivals}
+    first_ns = min((a.at_ns for a in named.values()), default=rank.now_ns)
+    benched = []
+    for member in decision.benched:
+        share = named[member].share if member in named else None
+        kept = {*share.leases, *(x for d in share.drops for x in d.leases)} if share else set()
+        back = tuple(x for x in log.held(member) if x not in kept)
+        benched.append(Benched(member, back))
+    request = rank.request if rank.request and rank.request.number > log.request else None
+    return Go(
+        generation=log.id,
+        round=log.version,
+        trigger=decision.trigger or Trigger.ALL,
+        shares=tuple(
+            replace(a.share, offset_us=(a.at_ns - first_ns) // 1000)
+            for _, a in sorted(named.items())
+        ),
+        admitted=tuple(
+            sorted(m for m, a in arrivals.items() if a.kind is Kind.READY and m not in log.active)
+        ),
+        benched=tuple(benched),
+        request=request,
+        wait_us=(rank.now_ns - first_ns) // 1000,
+        round_us=(rank.now_ns - rank.opened_ns) // 1000,
+    )
+
+
+# ---- joining -------------------------------------------------------------------------------------
+
+
+def on_go(rank: RankState, go: Go) -> None:
+    if go.round >= rank.round:
+        rank.gos[go.round] = go
+
+
+def join(rank: RankState) -> None:
+    """Enter the reduction of this rank's next round once its GO is here."""
+    go = rank.gos.get(rank.round)
+    if go is None or rank.reducing is not None or not rank.in_rounds or rank.broken:
+        return
+    place, factor = None, 1.0
+    if not rank.passive:
+        share = next((s for s in go.shares if s.member == rank.me), None)
+        if share is not None and share.count:
+            _check_share(rank, share)
+            place, ops = rank.pending.contribute(share.upto)
+            rank.do(ops)
+            factor = rank.log.weigh(go).factor(share)
+    rank.reducing = go
+    rank.emit(Reduce(go, place, factor))
+
+
+def _check_share(rank: RankState, share: Share) -> None:
+    mine = [p for p in rank.pending.pieces if p.seq <= share.upto]
+    leases = tuple(x for p in mine for x in p.leases)
+    if leases != share.leases or len(mine) != share.count:
+        raise LogError(
+            f"GO {rank.round} names {share.leases} of {rank.me}, which has {leases} pending"
+        )
+
+
+def on_reduced(rank: RankState) -> None:
+    go = rank.reducing
+    if go is None:
+        return  # abandoned by a PREPARE that came in between
+    rank.reducing = None
+    for old in [r for r in rank.gos if r <= go.round]:
+        del rank.gos[old]
+    rank.round = go.round + 1
+    if rank.passive:
+        _queue(rank, go)
+    else:
+        weighing = rank.log.weigh(go)
+        hash_every = rank.log.settings.hash_every
+        buffers_every = rank.log.settings.buffers_every
+        after_commit(rank, go)
+        version = rank.log.version
+        rank.emit(
+            Apply(
+                go,
+                weighing,
+                sync_buffers=bool(buffers_every) and version % buffers_every == 0,
+                hash=bool(hash_every) and version % hash_every == 0,
+            )
+        )
+
+
+def after_commit(rank: RankState, go: Go) -> None:
+    """Append GO to the log and forget what it applied of this rank's own."""
+    rank.log.append(go)
+    share = next((s for s in go.shares if s.member == rank.me), None)
+    if share is not None:
+        rank.do(rank.pending.applied(share))
+    rank.do(
+        rank.pending.drop_revoked(
+            lambda x: rank.is_active and rank.holds(x), grad_in_use=rank.main is Main.RUN
+        )
+    )
+    rank.round = rank.log.version
+    rank.opened_ns = rank.now_ns
+    rank.announced = rank.announced_pending = False
+    rank.share = None
+    for old in [r for r in rank.arrivals if r < rank.log.version]:
+        del rank.arrivals[old]
+
+
+def _queue(rank: RankState, go: Go) -> None:
+    """A joiner keeps the sum until the donor's state is here; the bound is QUEUE_MAX (R15)."""
+    rank.queue.append(go)
+    rank.emit(Queue(go))
+    if len(rank.queue) > rank.queue_max:
+        rank.queue.clear()
+        rank.queue_max *= 2
+        commit = rank.commit
+        assert commit is not None
+        rank.emit(DropQueue(commit.gen.id))
+        rank.send(commit.donor, AskState(commit.gen.id, rank.me, at_least=rank.round))
+
+
+def on_failed(rank: RankState, event: ChannelFailed) -> None:
+    """The data channel is of no use any more; a new generation repairs it."""
+    rank.reducing = None
+    rank.broken = True
+    if not event.aborted and not rank.frozen and rank.commit is not None:
+        rank.tell(Complain(rank.gen_id, rank.me, rank.round, event.why, event.lost))
+
+
+# ---- the same weights everywhere -----------------------------------------------------------------
+
+
+def on_hashed(rank: RankState, event: Hashed) -> None:
+    if rank.talks and rank.is_active:
+        note = WeightsHash(rank.gen_id, rank.me, event.version, event.value)
+        rank.send(rank.log.active[0], note)
+
+
+def on_weights_hash(rank: RankState, note: WeightsHash) -> None:
+    """Two hashes of one version that differ end the job with the evidence (I5, R23)."""
+    seen = rank.hashes.setdefault(note.version, {})
+    for member, value in seen.items():
+        if value != note.value:
+            text = (
+                f"weights of version {note.version} differ: rank {member} has {value:#010x}, "
+                f"rank {note.member} has {note.value:#010x}"
+            )
+            rank.tell(Fatal(rank.me, "WeightsDiffer", text))
+    seen[note.member] = note.value
+    for old in sorted(rank.hashes)[:-HASHES_MAX]:
+        del rank.hashes[old]
+
+
+def report_stop(rank: RankState) -> None:
+    """The stop round is committed: nothing more is started, but the rank still serves (R17)."""
+    if (
+        rank.log.stopped
+        and rank.has_state
+        and not rank.passive
+        and not rank.stop_reported
+        and not rank.frozen
+        and not rank.needs_part
+        and rank.commit is not None
+    ):
+        rank.stop_reported = True
+        rank.tell(Stopped(rank.gen_id, rank.me, rank.log.version))

@@ -1,0 +1,128 @@
+"""The user's thread as the protocol sees it: what it announces, and when it may go on.
+
+A fresh gradient waits for its round. A late one waits at most for the reduction in flight; then the
+main thread takes the newest committed weights and goes on from there (jump), so that a permanently slow
+rank slows nobody (section 4, step 5).
+"""
+
+from __future__ import annotations
+
+from paceline.core.pending import Place
+from paceline.core.rank.events import (
+    Begin,
+    Drain,
+    Finish,
+    Held,
+    Rest,
+    Resume,
+    Skip,
+    Step,
+    Unrest,
+    Want,
+)
+from paceline.core.rank.state import NOTHING, Main, RankState
+from paceline.core.records import Drop, DropReason
+
+ScriptEvent = Begin | Step | Want | Skip | Rest | Unrest | Finish | Drain
+
+
+def on_script(rank: RankState, event: ScriptEvent) -> None:
+    match event:
+        case Begin():
+            rank.begun = event
+            rank.main, rank.waits_for = Main.PARKED, NOTHING
+            rank.tell(rank.registration())
+        case Step():
+            _step(rank, event)
+        case Want():
+            rank.main = Main.WANT
+        case Skip(lease=lease, samples=samples):
+            if rank.holds(lease) and lease not in rank.pending.leases():
+                rank.pending.drops.append(Drop(DropReason.SKIPPED, samples, (lease,)))
+                rank.pending.produced += samples
+        case Rest():
+            rank.main = Main.REST
+        case Unrest():
+            _unrest(rank)
+        case Finish():
+            rank.main = Main.DONE
+            # Leaving the loop before the end is a drain of this rank alone (A4, D7).
+            if rank.log.plan.samples and not rank.log.stopped:
+                rank.draining = rank.ended_early = True
+        case Drain():
+            rank.draining = True
+
+
+def _step(rank: RankState, step: Step) -> None:
+    rank.main = Main.PARKED
+    rank.waits_for = rank.main_version
+    rank.facts.steps += 1
+    pending = rank.pending
+    pending.add(
+        version=rank.main_version,
+        leases=step.leases,
+        samples=step.samples,
+        unit=step.unit,
+        metrics=step.metrics,
+    )
+    grad = pending.grad.pieces
+    if rank.passive or not rank.is_active or not all(rank.holds(x) for p in grad for x in p.leases):
+        # Benched or left out meanwhile: the log deals these leases to others (R13, R8).
+        rank.do(
+            pending.drop(Place.GRAD, DropReason.REVOKED, lambda x: rank.is_active and rank.holds(x))
+        )
+        rank.waits_for = NOTHING
+    elif not step.finite:
+        rank.do(pending.drop(Place.GRAD, DropReason.NONFINITE, rank.holds))
+
+
+def _unrest(rank: RankState) -> None:
+    rank.main = Main.PARKED
+    rank.waits_for = NOTHING
+    if rank.share is None or not rank.share.count:
+        # Nothing of its own is named by what it announced, so a second word in this round cannot
+        # make two buffers too few (R11, V20).
+        rank.announced = False
+    else:
+        rank.waits_for = rank.log.version
+
+
+def wake(rank: RankState) -> None:
+    """Let the main thread go on if nothing speaks against it."""
+    publish(rank)
+    if rank.main not in (Main.PARKED, Main.WANT) or rank.passive or not rank.has_state:
+        return
+    if rank.log.stopped and not rank.needs_part:
+        _resume(rank, fresh=False)
+    elif rank.talks and rank.is_active and not rank.draining and not rank.in_flight:
+        _wake_active(rank)
+
+
+def _wake_active(rank: RankState) -> None:
+    if rank.main is Main.WANT:
+        if rank.usable():
+            _resume(rank, fresh=False)
+        return
+    if rank.waits_for == rank.log.version:
+        return  # fresh: its round is not committed yet
+    pending = rank.pending
+    fresh = pending.empty and rank.waits_for == rank.log.version - 1
+    if pending.grad.pieces and not (pending.held.pieces and rank.announced_pending):
+        rank.do(pending.merge())
+    rank.facts.jumps += rank.waits_for != NOTHING and not fresh
+    _resume(rank, fresh=fresh)
+
+
+def _resume(rank: RankState, *, fresh: bool) -> None:
+    rank.main = Main.RUN
+    rank.main_version = rank.log.version
+    rank.waits_for = NOTHING
+    rank.emit(Resume(rank.log.version, fresh, rank.log.stopped))
+
+
+def publish(rank: RankState) -> None:
+    """Tell the loader which leases it may work on, when that has changed."""
+    leases = rank.usable()
+    if leases != rank.published:
+        rank.published = leases
+        rank.emit(Held(leases))

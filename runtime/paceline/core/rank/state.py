@@ -1,0 +1,220 @@
+"""What a rank knows: its log, its promise, its generation, its own contributions, its main thread."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
+from paceline.core.log import Log
+from paceline.core.messages import (
+    Commit,
+    Endpoints,
+    PeerMessage,
+    Register,
+)
+from paceline.core.pending import BufferOp, Pending
+from paceline.core.rank.events import Begin, Buffers, Effect, ToCoordinator, ToPeer
+from paceline.core.records import Go, Request, Share
+from paceline.core.trigger import Arrival
+
+EARLY_MAX: Final = 4096
+"""Messages kept of a generation that this rank has not started (R4)."""
+QUEUE_MAX: Final = 8
+"""Reduced sums that a joiner keeps while the donor's state is under way (R15, D15)."""
+
+
+NOTHING: Final = -1
+
+
+class Main(StrEnum):
+    """What the user's thread is doing."""
+
+    SCRIPT = "script"
+    """Has not begun: importing, building the model."""
+    RUN = "run"
+    """Computing a batch."""
+    PARKED = "parked"
+    """In step() or begin(): waits for the engine."""
+    WANT = "want"
+    """In the loader: waits for a lease."""
+    REST = "rest"
+    """Evaluating."""
+    DONE = "done"
+    """Its loop has ended; waits for the release."""
+
+
+@dataclass(slots=True)
+class Facts:
+    """Counters for status and metrics; no decision reads them."""
+
+    jumps: int = 0
+    steps: int = 0
+    rounds_by_trigger: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RankState:
+    me: MemberId
+    pid: int
+    host: str
+    endpoints: Endpoints
+    now_ns: int = 0
+
+    log: Log = field(default_factory=Log)
+    has_state: bool = False
+    """The committed state belongs to `log`."""
+    begun: Begin | None = None
+
+    promise: GenerationId = NO_GENERATION
+    commit: Commit | None = None
+    """The COMMIT that this rank accepted last."""
+    needs_part: bool = False
+    passive: bool = False
+    """Member without state: joins reductions, queues sums, waits for the donor (R15)."""
+    started: bool = False
+    """The data channel of the generation stands."""
+    broken: bool = False
+    """The data channel has failed; a new generation repairs it."""
+    stop_reported: bool = False
+    leave_asked: bool = False
+    released: tuple[GenerationId, int] | None = None
+    ended: bool = False
+
+    main: Main = Main.SCRIPT
+    main_version: int = 0
+    """Version of the weights in the model."""
+    waits_for: int = -1
+    """PARKED: the round that its gradient was made for; NOTHING if it waits for none."""
+    draining: bool = False
+    ended_early: bool = False
+    """The script left its loop before the job was over."""
+    pending: Pending = field(default_factory=Pending)
+    published: tuple[int, ...] = ()
+
+    announced_pending: bool = False
+    announced: bool = False
+    """The second announcement of this round is out (R11)."""
+    share: Share | None = None
+    """What was announced last in this round."""
+    arrivals: dict[int, dict[MemberId, Arrival]] = field(default_factory=dict)
+    gos: dict[int, Go] = field(default_factory=dict)
+    reducing: Go | None = None
+    round: int = 0
+    """The next round that this rank joins."""
+    opened_ns: int = 0
+    """When that round began here."""
+    queue: list[Go] = field(default_factory=list)
+    queue_max: int = QUEUE_MAX
+    serve: dict[MemberId, int] = field(default_factory=dict)
+    """Joiners that wait for this donor's state, with the version they need at least."""
+    request: Request | None = None
+    hashes: dict[int, dict[MemberId, int]] = field(default_factory=dict)
+    early: list[PeerMessage] = field(default_factory=list)
+    facts: Facts = field(default_factory=Facts)
+
+    effects: list[Effect] = field(default_factory=list)
+    inbox: deque[PeerMessage] = field(default_factory=deque)
+    """Messages to itself."""
+
+    # ---- reading --------------------------------------------------------------------------
+
+    @property
+    def gen_id(self) -> GenerationId:
+        """The generation that this rank accepted last."""
+        return self.commit.gen.id if self.commit else NO_GENERATION
+
+    @property
+    def frozen(self) -> bool:
+        """Has promised a newer generation: nothing older is committed, joined or started (R3)."""
+        return self.promise != self.gen_id
+
+    @property
+    def in_rounds(self) -> bool:
+        """Member of a running generation; with state unless `passive`."""
+        return (
+            self.started
+            and not self.frozen
+            and not self.needs_part
+            and not self.ended
+            and self.commit is not None
+            and self.me in self.commit.gen.members
+        )
+
+    @property
+    def talks(self) -> bool:
+        """May announce, start and commit rounds."""
+        return self.in_rounds and not self.passive and not self.log.stopped
+
+    @property
+    def in_flight(self) -> bool:
+        """GO of the round in question is here and the round is not committed."""
+        return self.reducing is not None or self.log.version in self.gos
+
+    @property
+    def is_active(self) -> bool:
+        return self.me in self.log.active
+
+    def holds(self, lease: int) -> bool:
+        return lease in self.log.held(self.me)
+
+    def usable(self) -> tuple[int, ...]:
+        """Leases to work on: held and not worked off."""
+        if self.passive or not self.has_state or not self.is_active:
+            return ()
+        done = self.pending.leases() | set(self.share.returned if self.share else ())
+        return tuple(x for x in self.log.held(self.me) if x not in done)
+
+    @property
+    def wants_to_leave(self) -> bool:
+        """Draining, and nothing of its own is left to apply (R16)."""
+        return self.draining and self.pending.empty and self.main is not Main.RUN
+
+    @property
+    def is_resting(self) -> bool:
+        """Takes no new lease."""
+        return self.draining or self.main in (Main.REST, Main.DONE)
+
+    def registration(self) -> Register:
+        """The facts that a coordinator needs first (R1, R5)."""
+        begun = self.begun
+        return Register(
+            member=self.me,
+            pid=self.pid,
+            host=self.host,
+            endpoints=self.endpoints,
+            promise=self.promise,
+            last=self.log.id,
+            version=self.log.version,
+            has_state=self.has_state,
+            ready=begun is not None,
+            leaving=self.wants_to_leave,
+            request=self.log.request,
+            fingerprint=begun.fingerprint if begun else "",
+            plan=begun.plan if begun else None,
+            lookahead=begun.lookahead if begun else 2,
+            members=self.log.members,
+            gen_active=self.log.gen.active if self.log.gen else (),
+            released=self.released,
+        )
+
+    # ---- emitting -------------------------------------------------------------------------
+
+    def emit(self, effect: Effect) -> None:
+        self.effects.append(effect)
+
+    def do(self, ops: list[BufferOp]) -> None:
+        for op in ops:
+            self.emit(Buffers(op))
+
+    def tell(self, message: object) -> None:
+        self.emit(ToCoordinator(message))  # type: ignore[arg-type]
+
+    def send(self, to: MemberId, message: PeerMessage) -> None:
+        """To a peer; a message to itself takes no way round."""
+        if to == self.me:
+            self.inbox.append(message)
+        else:
+            self.emit(ToPeer(to, message))

@@ -1,0 +1,130 @@
+"""Who sends which part of a buffer to whom, so that every rank ends with the same sum (R23).
+
+A *schedule* is the list of steps of one rank. A buffer is cut into `chunks` nearly equal parts; a
+step names the part that leaves and the part that comes in, and whether what comes in is added or
+replaces. A rank may start a step as soon as its own previous step is complete. Two algorithms, for
+any number of ranks:
+
+- ring: reduce-scatter and allgather round the ring; 2(P-1) steps, each rank moves 2S(P-1)/P bytes;
+- recursive doubling: whole buffers between ranks whose distance doubles; log2(P) steps, and two
+  more when P is no power of two.
+
+`fold` is the slow, obvious twin: it says in which order each chunk is summed, so that a test can
+predict the result bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+RING: Final = "ring"
+RECURSIVE_DOUBLING: Final = "recursive_doubling"
+ALGORITHMS: Final = (RECURSIVE_DOUBLING, RING)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One exchange of one rank; either half may be absent."""
+
+    send_to: int | None = None
+    send_chunk: int = 0
+    recv_from: int | None = None
+    recv_chunk: int = 0
+    reduce: bool = False
+    """What comes in is added to the own part; otherwise it replaces it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """All steps of one rank, and into how many chunks they cut a buffer."""
+
+    chunks: int
+    steps: tuple[Step, ...]
+
+
+def schedule(algorithm: str, size: int, rank: int) -> Schedule:
+    """The steps of `rank` among `size` ranks under the named algorithm."""
+    assert 0 <= rank < size, (rank, size)
+    if size == 1:
+        return Schedule(1, ())
+    if algorithm == RING:
+        return Schedule(size, _ring(size, rank))
+    if algorithm == RECURSIVE_DOUBLING:
+        return Schedule(1, _recursive_doubling(size, rank))
+    raise ValueError(f"no algorithm named {algorithm!r}; there are {', '.join(ALGORITHMS)}")
+
+
+def partners(algorithms: Sequence[str], size: int, rank: int) -> tuple[int, ...]:
+    """The ranks that `rank` exchanges messages with, ascending; the relation is symmetric."""
+    found: set[int] = set()
+    for algorithm in algorithms:
+        for step in schedule(algorithm, size, rank).steps:
+            found |= {peer for peer in (step.send_to, step.recv_from) if peer is not None}
+    return tuple(sorted(found))
+
+
+def bounds(numel: int, chunks: int) -> tuple[int, ...]:
+    """Element offsets: chunk c is [bounds[c], bounds[c + 1]); sizes differ by at most one."""
+    share, extra = divmod(numel, chunks)
+    return tuple(c * share + min(c, extra) for c in range(chunks + 1))
+
+
+def _ring(size: int, rank: int) -> tuple[Step, ...]:
+    right, left = (rank + 1) % size, (rank - 1) % size
+    steps = [
+        Step(right, (rank - s) % size, left, (rank - s - 1) % size, reduce=True)
+        for s in range(size - 1)
+    ]
+    # Now this rank holds the finished chunk rank + 1; the finished chunks go round once more.
+    steps += [Step(right, (rank + 1 - s) % size, left, (rank - s) % size) for s in range(size - 1)]
+    return tuple(steps)
+
+
+def _recursive_doubling(size: int, rank: int) -> tuple[Step, ...]:
+    power = 1 << (size.bit_length() - 1)
+    spare = size - power
+    # The first 2 x spare ranks pair up: the even one hands its part to the odd one, waits, and gets
+    # the result; the others, `power` of them, double.
+    if rank < 2 * spare and rank % 2 == 0:
+        return (Step(send_to=rank + 1), Step(recv_from=rank + 1))
+    folded = rank < 2 * spare
+    place = rank // 2 if folded else rank - spare
+
+    steps = [Step(recv_from=rank - 1, reduce=True)] if folded else []
+    distance = 1
+    while distance < power:
+        other = _rank_at(place ^ distance, spare)
+        steps.append(Step(send_to=other, recv_from=other, reduce=True))
+        distance *= 2
+    if folded:
+        steps.append(Step(send_to=rank - 1))
+    return tuple(steps)
+
+
+def _rank_at(place: int, spare: int) -> int:
+    return 2 * place + 1 if place < spare else place + spare
+
+
+def fold(algorithm: str, parts: Sequence[T], chunk: int, add: Callable[[T, T], T]) -> T:
+    """The sum of `parts` (one per rank) for one chunk, added in the order of the algorithm.
+
+    Only the *pairing* of additions is fixed, not which operand is on the left: IEEE addition is
+    commutative, and that is what makes recursive doubling give the same bits everywhere.
+    """
+    size = len(parts)
+    if algorithm == RING:
+        total = parts[chunk % size]
+        for hop in range(1, size):
+            total = add(total, parts[(chunk + hop) % size])
+        return total
+    assert algorithm == RECURSIVE_DOUBLING, algorithm
+    power = 1 << (size.bit_length() - 1)
+    spare = size - power
+    level = [add(parts[2 * i], parts[2 * i + 1]) for i in range(spare)] + list(parts[2 * spare :])
+    while len(level) > 1:
+        level = [add(level[i], level[i + 1]) for i in range(0, len(level), 2)]
+    return level[0]

@@ -1,0 +1,68 @@
+"""Which transport and algorithm moves a buffer of a given size: measured, agreed, explained.
+
+A *candidate* is a transport with one of its algorithms, by name ("mpi:ring", "gloo"). Every rank
+measures the seconds of one allreduce per candidate and *size class*; the means over the ranks, the
+same everywhere, are the table. The choice is a function of the table alone: all choose alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+CLASS_BYTES: Final = (4 << 10, 64 << 10, 1 << 20)
+"""Payload that stands for each size class when it is measured."""
+_CLASS_LIMITS: Final = (16 << 10, 256 << 10)
+"""Between the classes: the geometric means of neighbouring payloads."""
+CLASS_NAMES: Final = ("4KiB", "64KiB", "1MiB")
+
+Seconds = Mapping[str, Sequence[float]]
+"""By candidate: seconds of one allreduce in each size class; 0 = not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What moves the buffers of one size class, and why."""
+
+    candidate: str
+    why: str
+    seconds: float
+    """Measured; 0 = not measured."""
+    seconds_next: float
+    """Of the best other candidate; 0 = there is none."""
+
+    def regret(self, seconds_now: float) -> float:
+        """Seconds lost per reduction against the best measured alternative; 0 when none is better.
+
+        `seconds_now`: what the chosen candidate takes at present.
+        """
+        return max(0.0, seconds_now - self.seconds_next) if self.seconds_next else 0.0
+
+
+def size_class(payload_bytes: int) -> int:
+    """Index into CLASS_BYTES for a payload."""
+    return sum(payload_bytes >= limit for limit in _CLASS_LIMITS)
+
+
+def choose(seconds: Mapping[str, float], payload_bytes: int) -> Choice:
+    """The fastest candidate at this size; the name breaks ties, alike on every rank."""
+    assert seconds, "no candidate"
+    measured = {name: taken for name, taken in seconds.items() if taken > 0}
+    if not measured:
+        first = min(seconds)
+        why = "the only candidate" if len(seconds) == 1 else "nothing measured, first by name"
+        return Choice(first, f"{first} at {payload_bytes} B: {why}", 0.0, 0.0)
+    ranked = sorted(measured, key=lambda name: (measured[name], name))
+    best, rest = ranked[0], ranked[1:]
+    others = ", ".join(f"{name} {measured[name] * 1e6:.0f} us" for name in rest) or "none"
+    why = f"{best} {measured[best] * 1e6:.0f} us at {payload_bytes} B; next: {others}"
+    return Choice(best, why, measured[best], measured[rest[0]] if rest else 0.0)
+
+
+def choose_all(table: Seconds) -> tuple[Choice, ...]:
+    """One choice per size class."""
+    return tuple(
+        choose({name: row[index] for name, row in table.items()}, payload)
+        for index, payload in enumerate(CLASS_BYTES)
+    )

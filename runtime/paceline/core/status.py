@@ -1,0 +1,243 @@
+"""What the coordinator tells about a job: the answer of GET /v1/status, as plain data.
+
+Read by the local runner, the operator and people with curl. It is a report, never an input: nothing
+is decided from it. Three kinds of facts are kept apart. What the coordinator decided itself
+(generation, states, changes, outcome) is exact. What the round log holds (`LogStatus`) comes from
+the member with the highest version and is as old as its last heartbeat. What a rank measured about
+itself (`RankStatus.facts`) is for people.
+
+Fields are only ever added, and a reader ignores those that it does not know (C14).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+
+from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
+from paceline.core.records import Settings
+
+HAPPENINGS_MAX: Final = 256
+CHANGES_MAX: Final = 64
+
+
+class Fact(StrEnum):
+    """Names of the figures in a heartbeat. All are numbers; totals grow from the rank's start."""
+
+    # What this rank measured about itself.
+    STEP_S = "step_seconds"
+    """Median of its recent steps: batch in hand until the gradient is announced."""
+    LAG_S = "lag_seconds"
+    """Median of its recent arrivals after the first rank of the same round."""
+    WAIT_S = "wait_seconds_total"
+    """Its main thread was parked in step(), waiting for others and for the reduction."""
+    EPOCH = "epoch"
+    """Of the batch in its hand."""
+
+    # What its log says; equal on all members at equal version.
+    ROUNDS = "log.rounds."
+    """+ trigger."""
+    GRADIENTS = "log.gradients"
+    APPLIED = "log.samples_applied"
+    LATE = "log.samples_late"
+    DROPPED = "log.samples_dropped."
+    """+ reason."""
+    REDEALT = "log.samples_redealt"
+    DISCOUNTED = "log.samples_discounted"
+    UPDATES = "log.updates"
+    EPOCHS_EXACT = "log.epochs_exact"
+    EPOCHS_SHORT = "log.epochs_short"
+    PROGRESS = "log.progress"
+    ROUND_S = "log.round_seconds"
+    AVOIDED_S = "log.wait_avoided_seconds"
+    SHARE = "log.share."
+    """+ member: rounds with a contribution of it, as a share of the rounds that it was active."""
+    METRIC = "log.metric."
+    """+ name that the script gave to `pl.log`."""
+
+
+class RankState(StrEnum):
+    """What a rank is doing, in the order in which it usually happens."""
+
+    STARTING = "starting"
+    """Its process runs, but is not ready yet: imports, model, data."""
+    JOINING = "joining"
+    """Passive: ready, but not active yet."""
+    ACTIVE = "active"
+    BENCHED = "benched"
+    """Passive because it never finished a step (R13)."""
+    SUSPECT = "suspect"
+    """Silent. Only evidence makes it dead (R25)."""
+    DRAINING = "draining"
+    FINISHED = "finished"
+    """It has committed the stop round."""
+    DEAD = "dead"
+
+
+class RankStatus(Struct, frozen=True):
+    member: MemberId
+    """[slot, process in the slot, attempt]"""
+    state: RankState
+    rank: int | None = None
+    """Index in the current generation; None if it is no member."""
+    pid: int = 0
+    host: str = ""
+    version: int = 0
+    silent_ms: int = 0
+    """Since its last message."""
+    facts: dict[str, float] = {}
+    """Its own figures, by `Fact`."""
+    why: str = ""
+    """Dead, suspect: what is known about it."""
+
+
+class LogStatus(Struct, frozen=True):
+    """What the round log says, from the rank that is furthest."""
+
+    rounds: dict[str, int] = {}
+    """By trigger: why they started."""
+    gradients: int = 0
+    """Contributions applied; one is one optimizer step of one rank."""
+    samples_applied: int = 0
+    samples_late: int = 0
+    """Part of the applied that was not fresh."""
+    samples_dropped: dict[str, int] = {}
+    """By reason."""
+    samples_redealt: int = 0
+    """Given to other ranks, since their holder died, left or was benched."""
+    samples_discounted: float = 0.0
+    updates: int = 0
+    """Steps of the optimizer; fewer than rounds under `pacing: Samples`."""
+    epochs_exact: int = 0
+    """Finished epochs of which each sample was applied exactly once."""
+    epochs_short: int = 0
+    """Finished epochs with dropped samples."""
+    progress: float | None = None
+    """0 to 1, by samples of all epochs; None if the script feeds itself."""
+    round_s: float = 0.0
+    """Median of the recent rounds."""
+    avoided_s: float = 0.0
+    """Waiting, summed over ranks, that the mode has saved against Full."""
+    shares: dict[str, float] = {}
+    """By member: rounds with a contribution of it, as a share of the rounds that it was active."""
+    metrics: dict[str, float] = {}
+    """The script's own figures (`pl.log`), as weighted means."""
+
+
+class Change(Struct, frozen=True):
+    """One change of the membership, and what it cost."""
+
+    generation: GenerationId
+    reason: str
+    """One word for programs: First, Joined, Left, Died, ChannelFailed, CoordinatorRestarted."""
+    why: str
+    """A sentence for people."""
+    members: int
+    version: int
+    wall_s: float
+    """Unix time at which its cause was known."""
+    agree_s: float
+    """From then until COMMIT was sent."""
+    start_s: float | None = None
+    """From then until all members had started (R7); None while it runs."""
+    gap_s: float | None = None
+    """Longest time between two commits around it, as heartbeats show it; None while unknown."""
+
+
+class Happening(Struct, frozen=True):
+    """One line of the coordinator's diary."""
+
+    seq: int
+    wall_s: float
+    reason: str
+    message: str
+    facts: dict[str, str] = {}
+
+
+class Condition(Struct, frozen=True):
+    """In the manner of Kubernetes; only those that hold are listed."""
+
+    type: str
+    """RingReady, Degraded or Resizing."""
+    reason: str
+    message: str
+    since_wall_s: float
+
+
+class Outcome(Struct, frozen=True):
+    """How the job ended. It never changes again."""
+
+    complete: bool
+    reason: str
+    """One word for programs: Complete, ScriptFailed, ScriptEndedEarly, StateLost ..."""
+    message: str
+    """What happened, where (rank), and the last lines that it said."""
+    hint: str = ""
+
+
+class Status(Struct, frozen=True):
+    job: str
+    coordinator: str
+    """Uid of the process that answers; another one after its restart."""
+    seq: int = 0
+    """Grows with everything worth telling. For `?after=`; set by the server."""
+    wall_s: float = 0.0
+    generation: GenerationId = NO_GENERATION
+    """The last one that was committed."""
+    replicas: int = 0
+    """Wanted."""
+    procs: int = 1
+    """Ranks per replica."""
+    inventory: int = 0
+    """Revision of the last inventory received."""
+    settings: Settings = Settings()
+    """In force, or asked for if no round has carried it yet."""
+    ranks: tuple[RankStatus, ...] = ()
+    """Living ones by member id, then the last of the dead."""
+    version: int = 0
+    """Rounds committed: the highest version that a member has reported."""
+    log: LogStatus = LogStatus()
+    changes: tuple[Change, ...] = ()
+    """Latest last; at most CHANGES_MAX."""
+    happenings: tuple[Happening, ...] = ()
+    """Latest last; at most HAPPENINGS_MAX."""
+    conditions: tuple[Condition, ...] = ()
+    stopping: bool = False
+    """A rank has committed the stop round: a pod that ends from now on is not replaced."""
+    outcome: Outcome | None = None
+    """Set once the job has ended."""
+
+
+def place_of(member: MemberId, procs: int) -> int:
+    """The name of a rank in texts and faults that does not change when others leave."""
+    return member.slot * procs + member.local
+
+
+def log_status(facts: dict[str, float]) -> LogStatus:
+    """`LogStatus` from the `log.*` figures of one heartbeat; a figure that is missing counts 0."""
+
+    def group(prefix: str) -> dict[str, float]:
+        return {k.removeprefix(prefix): v for k, v in facts.items() if k.startswith(prefix)}
+
+    def whole(name: str) -> int:
+        return round(facts.get(name, 0))
+
+    return LogStatus(
+        rounds={name: round(value) for name, value in group(Fact.ROUNDS).items()},
+        gradients=whole(Fact.GRADIENTS),
+        samples_applied=whole(Fact.APPLIED),
+        samples_late=whole(Fact.LATE),
+        samples_dropped={name: round(value) for name, value in group(Fact.DROPPED).items()},
+        samples_redealt=whole(Fact.REDEALT),
+        samples_discounted=facts.get(Fact.DISCOUNTED, 0.0),
+        updates=whole(Fact.UPDATES),
+        epochs_exact=whole(Fact.EPOCHS_EXACT),
+        epochs_short=whole(Fact.EPOCHS_SHORT),
+        progress=facts.get(Fact.PROGRESS),
+        round_s=facts.get(Fact.ROUND_S, 0.0),
+        avoided_s=facts.get(Fact.AVOIDED_S, 0.0),
+        shares=group(Fact.SHARE),
+        metrics=group(Fact.METRIC),
+    )

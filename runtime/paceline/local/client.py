@@ -1,0 +1,68 @@
+"""The local runner's requests to its coordinator, each with a time limit."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Final, Self
+
+import aiohttp
+import msgspec
+
+from paceline.core.status import Status
+
+REQUEST_S: Final = 5.0
+
+
+class CoordinatorAwayError(Exception):
+    """It does not answer now; a restarted one may."""
+
+
+class Client:
+    """Used as a context manager, which holds the open connections."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._url = url
+        self._headers = {"Authorization": f"Bearer {token}"}
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(self._url, headers=self._headers)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        await self._session.close()
+
+    async def status(self, *, after: int | None = None, wait_s: float = 0.0) -> Status:
+        """The status; with `after`, as soon as its seq is another one, or after `wait_s`."""
+        params = {} if after is None else {"after": str(after), "timeout": f"{wait_s:.3f}s"}
+        body = await self._ask("GET", "/v1/status", wait_s=wait_s, params=params)
+        return msgspec.json.decode(body, type=Status)
+
+    async def post(self, path: str, body: msgspec.Struct | None = None) -> None:
+        await self._ask("POST", path, data=b"" if body is None else msgspec.json.encode(body))
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        wait_s: float = 0.0,
+        params: dict[str, str] | None = None,
+        data: bytes | None = None,
+    ) -> bytes:
+        limit = aiohttp.ClientTimeout(total=wait_s + REQUEST_S)
+        try:
+            async with self._session.request(
+                method, path, params=params, data=data, timeout=limit
+            ) as response:
+                body = await response.read()
+                if response.status >= 500:
+                    raise CoordinatorAwayError(f"{path}: {response.status}")
+                assert response.status == 200, (path, response.status, body)
+                return body
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise CoordinatorAwayError(f"{path}: {error or type(error).__name__}") from None

@@ -1,0 +1,347 @@
+"""The pods of a local job as processes: one coordinator, one agent per replica.
+
+Plays the part that the operator plays in a cluster. It keeps as many agents alive as replicas are
+wanted, starts a dead one again under its next attempt, keeps the coordinator running on the same
+socket, and tells it the numbered inventory of pods that may live (R25). Who leaves when there are
+too many is the coordinator's decision; an agent that ends then is not replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from paceline_api.names import (
+    ENV_ATTEMPT,
+    ENV_COORDINATOR,
+    ENV_JOB,
+    ENV_LOCAL,
+    ENV_RUN_DIR,
+    ENV_SLOT,
+    ENV_TOKEN,
+    is_reserved_env,
+)
+from paceline_api.resolve import ResolvedJob
+
+from paceline.clock import NS_PER_S, now_ns
+from paceline.coordinator.config import job_spec
+from paceline.core.faults import INSIDE_A_RANK, Fault, format_faults
+from paceline.core.messages import Inventory, Targets
+from paceline.core.status import Outcome, Status
+from paceline.local.client import Client, CoordinatorAwayError
+from paceline.local.processes import Child, become_subreaper, children_of, kill_orphans
+from paceline.settings import (
+    ENV_DRAIN_GRACE,
+    ENV_FAULTS,
+    ENV_LINGER,
+    ENV_LISTEN_FD,
+    ENV_METRICS_PORT,
+    ENV_PROCS,
+    ENV_SPEC,
+)
+
+BACKLOG: Final = 1024
+ASK_S: Final = 3.0
+"""So long the replacement of an agent waits for a coordinator that is away."""
+RETRY_S: Final = 0.05
+QUICK_NS: Final = 5 * NS_PER_S
+"""A process that lived no longer has failed at its start."""
+QUICK_DEATHS_MAX: Final = 5
+PAUSE_S: Final = 0.5
+"""Before a start that follows a quick death; grows with their number."""
+TAIL_LINES: Final = 15
+COORDINATOR_END_S: Final = 3.0
+LINGER_S: Final = 900.0
+"""The coordinator stays so long after the job's end; the runner lets it go earlier."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    attempt: int = -1
+    """Highest so far."""
+    agent: Child | None = None
+    started_ns: int = 0
+    quick_deaths: int = 0
+
+
+class Cluster:
+    """`async with` starts everything; the end of the block ends every process."""
+
+    def __init__(
+        self,
+        job: ResolvedJob,
+        *,
+        run_dir: Path,
+        working_dir: Path,
+        faults: tuple[Fault, ...],
+        on_line: Callable[[str], None],
+    ) -> None:
+        """`working_dir`: of the ranks. `on_line` gets what they print."""
+        self.left_over = 0
+        """Processes that were still there when all had been told to end."""
+        self.broken: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        """Done when the run cannot go on for a reason that the coordinator cannot know."""
+        self.token = secrets.token_urlsafe(24)
+        self._job = job
+        self._run_dir = run_dir
+        self._faults = format_faults(f for f in faults if f.kind in INSIDE_A_RANK)
+        self._on_line = on_line
+        self._spec = run_dir / "job.json"
+        self._spec.write_text(job_spec(job, working_dir=str(working_dir)).to_json())
+        self._wanted = job.replicas
+        self._informed = ""
+        """Uid of the coordinator that was told last."""
+        self._stopping = False
+        self._stop_to_tell = False
+        self._slots: dict[int, _Slot] = {}
+        self._revision = 0
+        self._coordinator: Child | None = None
+        self._ending = False
+        self._stale = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Bound here and handed down: no other program can take the port while the coordinator is
+        # restarted, and who connects in that moment waits instead of being refused.
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._client = Client(self.url, self.token)
+
+    async def __aenter__(self) -> Self:
+        become_subreaper()
+        # Children that this process had before are none of this run.
+        self._others = set(children_of(os.getpid()))
+        await self._client.__aenter__()
+        self._spawn(self._keep_coordinator())
+        self._spawn(self._keep_informed())
+        self._start_missing()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        await self.end(grace_s=0.0)
+        await self._client.__aexit__(kind, error, at)
+        self._socket.close()
+
+    # ---- what the user and the faults ask for ---------------------------------------------
+
+    @property
+    def wanted(self) -> int:
+        """Replicas."""
+        return self._wanted
+
+    @property
+    def agents(self) -> list[Child]:
+        """Those that live."""
+        return [slot.agent for slot in self._slots.values() if slot.agent is not None]
+
+    def scale(self, replicas: int) -> None:
+        self._wanted = replicas
+        self._stale.set()
+        self._start_missing()
+
+    def grow(self, replicas: int) -> None:
+        self.scale(self._wanted + replicas)
+
+    def stop(self) -> None:
+        """Ask for a stop at an agreed round (R17, R18)."""
+        self._stopping = self._stop_to_tell = True
+        self._stale.set()
+
+    def kill_coordinator(self) -> None:
+        if self._coordinator is not None:
+            self._coordinator.signal(signal.SIGKILL)
+
+    def heard(self, status: Status) -> None:
+        """Called with each status: a new coordinator knows nothing of what the runner said."""
+        if status.coordinator != self._informed:
+            self._informed = status.coordinator
+            self._stop_to_tell = self._stopping
+            self._stale.set()
+
+    async def end(self, *, grace_s: float) -> None:
+        """End everything: agents get SIGTERM and then `grace_s`. May be called again."""
+        self._ending = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*(agent.end(grace_s=grace_s) for agent in self.agents))
+        if self._coordinator is not None:
+            await self._coordinator.end(grace_s=min(grace_s, COORDINATOR_END_S))
+        self.left_over += await kill_orphans(lambda: self._others)
+
+    # ---- coordinator ----------------------------------------------------------------------
+
+    async def _keep_coordinator(self) -> None:
+        quick_deaths = 0
+        while not self._ending:
+            started_ns = now_ns()
+            self._coordinator = self._start_coordinator()
+            self._stale.set()
+            code = await self._coordinator.ended()
+            if self._ending:
+                return
+            quick_deaths = quick_deaths + 1 if now_ns() - started_ns < QUICK_NS else 0
+            if quick_deaths > QUICK_DEATHS_MAX:
+                self._break(
+                    "CoordinatorFailed", f"the coordinator ends with code {code}", self._coordinator
+                )
+                return
+            if quick_deaths > 1:
+                await asyncio.sleep(PAUSE_S * quick_deaths)
+
+    def _start_coordinator(self) -> Child:
+        env = self._env() | {
+            ENV_LISTEN_FD: str(self._socket.fileno()),
+            ENV_LINGER: str(LINGER_S),
+        }
+        return Child.start(
+            "coordinator",
+            [sys.executable, "-m", "paceline.coordinator"],
+            env=env,
+            log=self._run_dir / "coordinator.log",
+            keep_fds=[self._socket.fileno()],
+        )
+
+    async def _keep_informed(self) -> None:
+        """Push inventory and targets whenever they have changed or the coordinator is new."""
+        while True:
+            await self._stale.wait()
+            self._stale.clear()
+            try:
+                await self._push()
+            except CoordinatorAwayError:
+                self._stale.set()
+                await asyncio.sleep(RETRY_S)
+
+    async def _push(self) -> None:
+        pods = ((n, slot.attempt) for n, slot in sorted(self._slots.items()) if slot.agent)
+        inventory = Inventory(revision=self._revision, pods=tuple(pods))
+        await self._client.post("/v1/inventory", inventory)
+        targets = Targets(replicas=self._wanted, stop=self._stop_to_tell)
+        await self._client.post("/v1/targets", targets)
+        self._stop_to_tell = False
+
+    # ---- agents ---------------------------------------------------------------------------
+
+    def _start_missing(self) -> None:
+        """Start agents in the lowest free slots until as many live as are wanted."""
+        while not self._ending and len(self.agents) < self._wanted:
+            number = next(n for n in range(self._wanted) if not self._is_taken(n))
+            slot = self._slots.setdefault(number, _Slot())
+            slot.attempt += 1
+            slot.started_ns = now_ns()
+            # No process of the new pod before the inventory that names it has its number (R25).
+            self._revision += 1
+            slot.agent = self._start_agent(number, slot.attempt)
+            self._stale.set()
+            self._spawn(self._watch_agent(number, slot, slot.agent))
+
+    def _is_taken(self, number: int) -> bool:
+        slot = self._slots.get(number)
+        return slot is not None and slot.agent is not None
+
+    def _start_agent(self, number: int, attempt: int) -> Child:
+        env = self._env() | {
+            ENV_SLOT: str(number),
+            ENV_ATTEMPT: str(attempt),
+            ENV_COORDINATOR: self.url,
+            ENV_FAULTS: self._faults,
+            ENV_DRAIN_GRACE: str(self._job.elasticity.drain_grace_ns / NS_PER_S),
+            ENV_METRICS_PORT: str(self._job.metrics_port),
+        }
+        name = f"agent-{number}-{attempt}"
+        return Child.start(
+            name,
+            [sys.executable, "-m", "paceline.agent"],
+            env=env,
+            log=self._run_dir / f"{name}.log",
+            on_line=self._on_line,
+        )
+
+    async def _watch_agent(self, number: int, slot: _Slot, agent: Child) -> None:
+        code = await agent.ended()
+        # Nothing of the pod may live once the inventory says so, not even a stopped rank (R25).
+        await kill_orphans(self._pids)
+        slot.agent = None
+        self._revision += 1
+        self._stale.set()
+        if self._ending or await self._is_over():
+            return
+        quick = code != 0 and now_ns() - slot.started_ns < QUICK_NS
+        slot.quick_deaths = slot.quick_deaths + 1 if quick else 0
+        if slot.quick_deaths > QUICK_DEATHS_MAX:
+            self._break(
+                "AgentFailed", f"the agent of replica {number} ends with code {code}", agent
+            )
+            return
+        if slot.quick_deaths > 1:
+            await asyncio.sleep(PAUSE_S * slot.quick_deaths)
+        self._start_missing()
+
+    async def _is_over(self) -> bool:
+        """Whether pods end because the job does. A coordinator that is away is asked again."""
+        deadline_ns = now_ns() + round(ASK_S * NS_PER_S)
+        while now_ns() < deadline_ns:
+            try:
+                status = await self._client.status()
+            except CoordinatorAwayError:
+                await asyncio.sleep(RETRY_S)
+                continue
+            return status.stopping or status.outcome is not None
+        return False
+
+    # ---- helpers --------------------------------------------------------------------------
+
+    def _env(self) -> dict[str, str]:
+        outer = {name: value for name, value in os.environ.items() if not is_reserved_env(name)}
+        # `python` in a job's command is the one that Paceline is installed in.
+        own_bin = str(Path(sys.executable).parent)
+        return outer | {
+            "PATH": os.pathsep.join([own_bin, outer.get("PATH", os.defpath)]),
+            ENV_JOB: self._job.name,
+            ENV_PROCS: str(self._job.procs_per_replica),
+            ENV_TOKEN: self.token,
+            ENV_RUN_DIR: str(self._run_dir),
+            ENV_SPEC: str(self._spec),
+            ENV_LOCAL: "1",
+        }
+
+    def _pids(self) -> set[int]:
+        own = {agent.pid for agent in self.agents}
+        if self._coordinator is not None:
+            own.add(self._coordinator.pid)
+        return self._others | own
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not self.broken.done():
+            self.broken.set_exception(error)
+
+    def _break(self, reason: str, message: str, child: Child) -> None:
+        if self.broken.done():
+            return
+        said = "\n".join(child.tail(TAIL_LINES))
+        self.broken.set_result(
+            Outcome(
+                complete=False,
+                reason=reason,
+                message=f"{message}; it said:\n{said}" if said else message,
+                hint=f"the whole log is {child.log}",
+            )
+        )

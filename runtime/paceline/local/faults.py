@@ -1,0 +1,95 @@
+"""Carries out the injected faults that are done to processes from outside.
+
+A fault whose place has no living process when it is due waits until there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterable
+from typing import Protocol, assert_never
+
+from paceline.clock import NS_PER_S
+from paceline.core.faults import INSIDE_A_RANK, Fault, FaultKind, format_faults
+from paceline.core.status import RankState, RankStatus, Status, place_of
+
+
+class Target(Protocol):
+    """What faults are done to, beside ranks."""
+
+    def grow(self, replicas: int) -> None: ...
+
+    def kill_coordinator(self) -> None: ...
+
+
+class Injector:
+    """`look` is called with each new status; `say` tells the user what was done."""
+
+    def __init__(self, faults: Iterable[Fault], target: Target, say: Callable[[str], None]) -> None:
+        self._waiting = [fault for fault in faults if fault.kind not in INSIDE_A_RANK]
+        self._target = target
+        self._say = say
+
+    def next_ns(self) -> int | None:
+        """The earliest time since the start at which one is due, if any waits for a time."""
+        times = [f.at.after_ns for f in self._waiting if f.at and f.at.after_ns is not None]
+        return min(times, default=None)
+
+    def look(self, status: Status, elapsed_ns: int) -> None:
+        """Do what is due. `elapsed_ns`: since the first generation."""
+        for fault in list(self._waiting):
+            assert fault.at is not None, fault
+            due = fault.at.reached(version=status.version, elapsed_ns=elapsed_ns)
+            if due and self._do(fault, status):
+                self._waiting.remove(fault)
+
+    def _do(self, fault: Fault, status: Status) -> bool:
+        match fault.kind:
+            case FaultKind.KILL:
+                done = self._signal(fault, status, signal.SIGKILL)
+            case FaultKind.SIGTERM:
+                done = self._signal(fault, status, signal.SIGTERM)
+            case FaultKind.FREEZE:
+                done = self._signal(fault, status, signal.SIGSTOP)
+            case FaultKind.JOIN:
+                self._target.grow(fault.count)
+                done = True
+            case FaultKind.COORDINATOR_KILL:
+                self._target.kill_coordinator()
+                done = True
+            case FaultKind.SLOW | FaultKind.SLOW_FACTOR | FaultKind.NAN:
+                raise AssertionError(fault)
+            case _:
+                assert_never(fault.kind)
+        if done:
+            self._say(f"injected {format_faults([fault])} at round {status.version}")
+        return done
+
+    def _signal(self, fault: Fault, status: Status, number: signal.Signals) -> bool:
+        rank = _living(status, fault.rank)
+        if rank is None:
+            return False
+        try:
+            os.kill(rank.pid, number)
+        except ProcessLookupError:
+            return False  # it died in this moment; its successor is meant too
+        if number is signal.SIGSTOP and fault.duration_ns:
+            asyncio.get_running_loop().call_later(fault.duration_ns / NS_PER_S, _go_on, rank.pid)
+        return True
+
+
+def _go_on(pid: int) -> None:
+    # The coordinator may have had it killed meanwhile.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+def _living(status: Status, place: int | None) -> RankStatus | None:
+    for rank in status.ranks:
+        ended = rank.state in (RankState.DEAD, RankState.FINISHED)
+        if not ended and rank.pid and place_of(rank.member, status.procs) == place:
+            return rank
+    return None

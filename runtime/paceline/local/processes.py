@@ -1,0 +1,234 @@
+"""The processes of a local run: in sessions of their own, watched by pidfd, ended for certain.
+
+The runner is their subreaper (D6): whatever a dead agent leaves behind, even a stopped rank,
+becomes a child of the runner and is killed here. So a pod leaves the inventory only when nothing of
+it can still be alive (R25), and nothing is left over after a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_CHILD_SUBREAPER: Final = 36
+READ_BYTES: Final = 64 * 1024
+ORPHAN_PASSES_MAX: Final = 50
+"""Killing an orphan may reveal its own children. One pass takes a few milliseconds."""
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class Child:
+    """One process that the runner has started. The kernel sends it SIGTERM if the runner ends."""
+
+    def __init__(
+        self, name: str, process: subprocess.Popen[bytes], log: Path, output: Output | None
+    ) -> None:
+        self.name = name
+        self.log = log
+        self._process = process
+        self._output = output
+        self._ended = asyncio.Event()
+        self._pidfd = os.pidfd_open(process.pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
+
+    @classmethod
+    def start(
+        cls,
+        name: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: Path,
+        on_line: Callable[[str], None] | None = None,
+        keep_fds: Sequence[int] = (),
+    ) -> Child:
+        """Its output goes to `log`; with `on_line`, each line of stdout goes there as well.
+
+        A session of its own keeps the terminal's Ctrl-C away from it."""
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                argv,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=file if on_line is None else subprocess.PIPE,
+                stderr=file,
+                start_new_session=True,
+                pass_fds=keep_fds,
+                preexec_fn=partial(_end_with_parent, os.getpid()),
+            )
+        output = None
+        if on_line is not None:
+            assert process.stdout is not None
+            output = Output(process.stdout.fileno(), log, on_line)
+        return cls(name, process, log, output)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return not self._ended.is_set()
+
+    @property
+    def exit_code(self) -> int:
+        """Negative for a signal. Only after the end."""
+        assert self._process.returncode is not None, self.name
+        return self._process.returncode
+
+    async def ended(self) -> int:
+        await self._ended.wait()
+        return self.exit_code
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.alive:
+            self._process.send_signal(number)
+
+    async def end(self, *, grace_s: float) -> None:
+        """SIGTERM, then SIGKILL after `grace_s`; returns when it has been reaped."""
+        self.signal(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), grace_s)
+        self.signal(signal.SIGKILL)
+        await self._ended.wait()
+
+    def tail(self, lines: int) -> list[str]:
+        """The last lines that it wrote, for an error message."""
+        return tail(self.log, lines)
+
+    def _reap(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._process.wait()
+        if self._output is not None and self._process.stdout is not None:
+            self._output.finish()
+            self._process.stdout.close()
+        self._ended.set()
+
+
+class Output:
+    """Copies the lines of a pipe to a file and to a function, as they come."""
+
+    def __init__(self, fd: int, log: Path, on_line: Callable[[str], None]) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._log = log
+        self._on_line = on_line
+        self._partial = b""
+        asyncio.get_running_loop().add_reader(fd, self._read)
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._fd, READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._fd)
+            return False
+        with self._log.open("ab") as file:
+            file.write(data)
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        if len(self._partial) > READ_BYTES:
+            lines, self._partial = [*lines, self._partial], b""
+        for line in lines:
+            self._on_line(line.decode(errors="replace"))
+        return True
+
+    def finish(self) -> None:
+        """The process has ended; what is in the pipe now is the rest."""
+        while self._read():
+            pass
+        asyncio.get_running_loop().remove_reader(self._fd)
+        if self._partial:
+            self._on_line(self._partial.decode(errors="replace"))
+
+
+def _end_with_parent(parent: int) -> None:
+    """Runs in the new process before its program."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)  # it has ended already
+
+
+def become_subreaper() -> None:
+    if _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+async def kill_orphans(known: Callable[[], set[int]]) -> int:
+    """Kill and reap every child of this process that is not `known` by pid. How many there were."""
+    killed = 0
+    for _ in range(ORPHAN_PASSES_MAX):
+        orphans = set(children_of(os.getpid())) - known()
+        if not orphans:
+            break
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in orphans:
+            if await _reaped(pid):
+                killed += 1
+    return killed
+
+
+async def _reaped(pid: int) -> bool:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(pidfd, ended.set)
+    try:
+        await asyncio.wait_for(ended.wait(), 5.0)
+    except TimeoutError:
+        return False  # in an uninterruptible wait of the kernel; the next pass looks again
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+    return _collect(pid)
+
+
+def _collect(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return False
+
+
+def children_of(parent: int) -> list[int]:
+    """Pids whose parent is `parent`, ended but unreaped ones included."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            stat = (entry / "stat").read_text()
+        except OSError:
+            continue  # gone meanwhile
+        # The name in parentheses may itself hold blanks and parentheses.
+        if int(stat.rpartition(")")[2].split()[1]) == parent:
+            found.append(int(entry.name))
+    return found
+
+
+def tail(path: Path, lines: int) -> list[str]:
+    try:
+        with path.open("rb") as stream:
+            stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, stream.tell() - 16_384))
+            text = stream.read().decode(errors="replace")
+    except OSError:
+        return []
+    return text.splitlines()[-lines:]

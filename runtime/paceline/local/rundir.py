@@ -1,0 +1,71 @@
+"""The folder of one local run: logs, sockets, final status. One run, one folder, never shared."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
+
+RUNS: Final = Path("runs")
+RUNS_MAX: Final = 100_000
+LOCK: Final = "run.pid"
+
+
+class RunDirError(PacelineError):
+    def __init__(self, path: Path, problem: str, *, hint: str) -> None:
+        super().__init__(f"run folder {path}: {problem}", hint=hint, exit_code=EXIT_BAD_INPUT)
+
+
+def make_run_dir(job: str, wanted: Path | None) -> Path:
+    """`wanted`, which must be new or empty, or the next free runs/<job>-<n>. Absolute."""
+    path = _take_next(job) if wanted is None else _take(wanted)
+    (path / LOCK).write_text(f"{os.getpid()}\n")
+    return path.resolve()
+
+
+def _take_next(job: str) -> Path:
+    try:
+        RUNS.mkdir(exist_ok=True)
+        taken = [
+            int(n) for p in RUNS.iterdir() if (n := p.name.removeprefix(f"{job}-")).isdecimal()
+        ]
+        for number in range(max(taken, default=0) + 1, RUNS_MAX):
+            try:
+                (RUNS / f"{job}-{number}").mkdir()
+            except FileExistsError:
+                continue  # another run took it in this moment
+            return RUNS / f"{job}-{number}"
+    except OSError as error:
+        raise _unusable(RUNS, error) from None
+    raise RunDirError(RUNS, f"holds {RUNS_MAX} runs of {job}", hint="remove old ones")
+
+
+def _take(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        # Whoever creates the lock owns the folder, also if two runs start at once.
+        with (path / LOCK).open("x"):
+            pass
+        if len(list(path.iterdir())) > 1:
+            (path / LOCK).unlink()
+            raise RunDirError(path, "is not empty", hint="name a new or an empty folder")
+    except FileExistsError:
+        if not path.is_dir():
+            raise RunDirError(path, "is a file", hint="name a new or an empty folder") from None
+        raise RunDirError(
+            path,
+            "belongs to another run, which may still be going on",
+            hint="name another folder; an old one can be removed",
+        ) from None
+    except OSError as error:
+        raise _unusable(path, error) from None
+    return path
+
+
+def _unusable(path: Path, error: OSError) -> RunDirError:
+    told = (error.strerror or str(error)).lower()
+    return RunDirError(
+        path, f"cannot be used: {told}", hint="name a folder that you may write to with --run-dir"
+    )

@@ -1,0 +1,240 @@
+"""One run of a job on this machine, from the first process to the last.
+
+Follows the coordinator's status, lets the injector act on it, passes it on for display, and ends
+when the coordinator has decided how the job ended, when the run is broken, or when the user wants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from paceline_api.durations import format_duration
+from paceline_api.resolve import ResolvedJob
+
+from paceline.clock import NS_PER_S, now_ns
+from paceline.core.faults import Fault
+from paceline.core.status import Outcome, Status
+from paceline.local.client import Client, CoordinatorAwayError
+from paceline.local.cluster import Cluster
+from paceline.local.faults import Injector
+from paceline.local.processes import Child, tail
+from paceline.local.timeline import Timeline
+
+AWAY_S: Final = 30.0
+"""Longest time without an answer of the coordinator. Its start takes about a second."""
+POLL_S: Final = 1.0
+RETRY_S: Final = 0.05
+FINISH_S: Final = 600.0
+"""After the release the scripts may still save and evaluate; then they are ended."""
+FAILED_S: Final = 15.0
+"""The same for a job that has failed; agents give their ranks 10 s to say why."""
+END_S: Final = 5.0
+"""From SIGTERM to SIGKILL for agents that nothing else has ended."""
+IDLE_S: Final = 20.0
+"""No worker lives and none is started: the coordinator has to say how the job ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    outcome: Outcome
+    status: Status | None
+    """The last one seen."""
+    timeline: Timeline
+    interrupted: bool
+    left_over: int
+
+
+class Runner:
+    """`show` gets every new status, `say` every event as one line, `on_line` what ranks print."""
+
+    def __init__(
+        self,
+        job: ResolvedJob,
+        *,
+        run_dir: Path,
+        working_dir: Path,
+        faults: tuple[Fault, ...],
+        show: Callable[[Status, Timeline], None],
+        say: Callable[[str], None],
+        on_line: Callable[[str], None],
+    ) -> None:
+        self._job = job
+        self._run_dir = run_dir
+        self._working_dir = working_dir
+        self._on_line = on_line
+        self._faults = faults
+        self._show = show
+        self._say = say
+        self._timeline = Timeline()
+        self._status: Status | None = None
+        self._interrupts = 0
+        self._at_once = asyncio.Event()
+        self._cluster: Cluster | None = None
+
+    def interrupt(self) -> None:
+        """Ctrl-C: the first time drain and stop at an agreed round, the second time end at once."""
+        self._interrupts += 1
+        if self._interrupts == 1 and self._cluster is not None and self._trains():
+            grace = format_duration(self._job.elasticity.drain_grace_ns)
+            self._say(f"stopping after the next round, within {grace}; Ctrl-C again ends at once")
+            self._cluster.stop()
+            grace_s = self._job.elasticity.drain_grace_ns / NS_PER_S
+            asyncio.get_running_loop().call_later(grace_s, self._at_once.set)
+        else:
+            self._at_once.set()
+
+    def end_at_once(self) -> None:
+        self._interrupts += 1
+        self._at_once.set()
+
+    def _trains(self) -> bool:
+        return self._timeline.started_ns is not None
+
+    async def run(self) -> Result:
+        cluster = Cluster(
+            self._job,
+            run_dir=self._run_dir,
+            working_dir=self._working_dir,
+            faults=self._faults,
+            on_line=self._on_line,
+        )
+        async with cluster, Client(cluster.url, cluster.token) as client:
+            self._cluster = cluster
+            outcome = await self._outcome(cluster, client)
+            if self._status is not None and outcome is self._status.outcome:
+                outcome = await self._finish(cluster, client, outcome)
+            await cluster.end(grace_s=0.0 if self._at_once.is_set() else END_S)
+        if self._status is not None:
+            text = msgspec.json.format(msgspec.json.encode(self._status))
+            (self._run_dir / "status.json").write_bytes(text)
+        return Result(
+            outcome=outcome,
+            status=self._status,
+            timeline=self._timeline,
+            interrupted=self._interrupts > 0,
+            left_over=cluster.left_over,
+        )
+
+    async def _outcome(self, cluster: Cluster, client: Client) -> Outcome:
+        """The first of: the coordinator's word, a broken run, the user, the job's deadline."""
+        watch = asyncio.create_task(self._watch(cluster, client))
+        at_once = asyncio.create_task(self._at_once.wait())
+        limit_ns = self._job.active_deadline_ns
+        any_of: set[asyncio.Future[Any]] = {watch, at_once, cluster.broken}
+        done, _ = await asyncio.wait(
+            any_of,
+            timeout=None if limit_ns is None else limit_ns / NS_PER_S,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        at_once.cancel()
+        if watch in done:
+            return watch.result()
+        watch.cancel()
+        if cluster.broken in done:
+            return cluster.broken.result()
+        if at_once in done:
+            return Outcome(complete=False, reason="Interrupted", message="ended by the user")
+        assert limit_ns is not None
+        return Outcome(
+            complete=False,
+            reason="DeadlineExceeded",
+            message=f"the job ran for {format_duration(limit_ns)}",
+            hint="give it more time with spec.activeDeadlineSeconds",
+        )
+
+    async def _watch(self, cluster: Cluster, client: Client) -> Outcome:
+        """Follow the status until it holds an outcome."""
+        injector = Injector(self._faults, cluster, self._say)
+        heard_ns = alive_ns = now_ns()
+        while True:
+            try:
+                status = await client.status(
+                    after=self._status.seq if self._status else None,
+                    wait_s=self._wait_s(injector),
+                )
+            except CoordinatorAwayError:
+                if now_ns() - heard_ns > AWAY_S * NS_PER_S:
+                    return self._silent()
+                await asyncio.sleep(RETRY_S)
+                continue
+            heard_ns = now_ns()
+            self._take(status, cluster)
+            if status.outcome is not None:
+                return status.outcome
+            injector.look(status, self._timeline.elapsed_ns(heard_ns))
+            alive_ns = heard_ns if cluster.agents else alive_ns
+            if heard_ns - alive_ns > IDLE_S * NS_PER_S:
+                return self._nobody()
+
+    def _take(self, status: Status, cluster: Cluster) -> None:
+        self._status = status
+        for happening in self._timeline.add(status, now_ns()):
+            first, _, more = happening.message.partition("\n")
+            self._say(f"{happening.reason}: {first}{' ...' if more else ''}")
+        cluster.heard(status)
+        self._show(status, self._timeline)
+
+    def _wait_s(self, injector: Injector) -> float:
+        next_ns = injector.next_ns()
+        if next_ns is None or not self._trains():
+            return POLL_S
+        left_ns = next_ns - self._timeline.elapsed_ns(now_ns())
+        return min(POLL_S, max(0.0, left_ns / NS_PER_S))
+
+    async def _finish(self, cluster: Cluster, client: Client, outcome: Outcome) -> Outcome:
+        """Let the workers end by themselves, then let the coordinator go."""
+        agents = cluster.agents
+        limit_s = FINISH_S if outcome.complete else FAILED_S
+        ends = asyncio.create_task(_all_ended(agents))
+        at_once = asyncio.create_task(self._at_once.wait())
+        await asyncio.wait([ends, at_once], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        ends.cancel()
+        at_once.cancel()
+        await self._last_look(cluster, client)
+        await cluster.end(grace_s=0.0 if self._at_once.is_set() else END_S)
+        for agent in agents:
+            if outcome.complete and agent.exit_code != 0:
+                return Outcome(
+                    complete=False,
+                    reason="ScriptFailed",
+                    message=f"training is complete, but {agent.name} ended with code "
+                    f"{agent.exit_code}:\n" + "\n".join(agent.tail(10)),
+                    hint=f"the logs are in {self._run_dir}",
+                )
+        return outcome
+
+    async def _last_look(self, cluster: Cluster, client: Client) -> None:
+        """The final figures came with the last heartbeats. Then the coordinator may end."""
+        try:
+            self._take(await client.status(), cluster)
+            await client.post("/v1/acknowledge")
+        except CoordinatorAwayError as error:
+            self._say(f"the coordinator did not answer at the end: {error}")
+
+    def _silent(self) -> Outcome:
+        log = self._run_dir / "coordinator.log"
+        said = "\n".join(tail(log, 15))
+        return Outcome(
+            complete=False,
+            reason="CoordinatorSilent",
+            message=f"the coordinator did not answer for {AWAY_S:g} s; it said:\n{said}",
+            hint=f"the whole log is {log}",
+        )
+
+    def _nobody(self) -> Outcome:
+        return Outcome(
+            complete=False,
+            reason="NoWorkers",
+            message=f"all workers have ended, and the job has no outcome after {IDLE_S:g} s",
+            hint=f"the logs are in {self._run_dir}",
+        )
+
+
+async def _all_ended(agents: list[Child]) -> None:
+    for agent in agents:
+        await agent.ended()

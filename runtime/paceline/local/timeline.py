@@ -1,0 +1,101 @@
+"""What the runner has seen of a run, status by status; for the table and the summary.
+
+A coordinator keeps no state of its own, so its list of changes starts anew when it is restarted;
+here they are put together again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from paceline.clock import NS_PER_S
+from paceline.core.ids import GenerationId
+from paceline.core.status import Change, Happening, Status
+
+SPEED_WINDOW_NS: Final = 5 * NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    at_ns: int
+    version: int
+    gradients: int
+    progress: float
+
+
+@dataclass(slots=True)
+class Timeline:
+    started_ns: int | None = None
+    """When a generation was first seen that all its members had started."""
+    first: Point | None = None
+    last: Point | None = None
+    """The last time that the version grew."""
+    changes: dict[GenerationId, Change] = field(default_factory=dict)
+    _recent: deque[Point] = field(default_factory=deque)
+    _told: tuple[str, int] = ("", 0)
+
+    def add(self, status: Status, at_ns: int) -> list[Happening]:
+        """Take in one status. What has happened since the one before."""
+        if self.started_ns is None and any(c.start_s is not None for c in status.changes):
+            self.started_ns = at_ns
+        log = status.log
+        if self.started_ns is not None:
+            point = Point(at_ns, status.version, log.gradients, log.progress or 0.0)
+            self.first = self.first or point
+            if self.last is None or point.version > self.last.version:
+                self.last = point
+            self._recent.append(point)
+            while at_ns - self._recent[0].at_ns > SPEED_WINDOW_NS:
+                self._recent.popleft()
+        for change in status.changes:
+            self.changes[change.generation] = change
+        return self._news(status)
+
+    def _news(self, status: Status) -> list[Happening]:
+        who, seen = self._told
+        if who != status.coordinator:
+            seen = 0
+        news = [happening for happening in status.happenings if happening.seq > seen]
+        self._told = status.coordinator, max([seen, *(h.seq for h in news)])
+        return news
+
+    def elapsed_ns(self, at_ns: int) -> int:
+        """Since the first generation; 0 before it."""
+        return 0 if self.started_ns is None else at_ns - self.started_ns
+
+    @property
+    def seconds(self) -> float:
+        """From the first generation to the last round."""
+        if self.first is None or self.last is None:
+            return 0.0
+        return (self.last.at_ns - self.first.at_ns) / NS_PER_S
+
+    @property
+    def rounds_per_s(self) -> float:
+        return _rate(self.first, self.last, "version")
+
+    @property
+    def gradients_per_s(self) -> float:
+        return _rate(self.first, self.last, "gradients")
+
+    @property
+    def rounds_per_s_now(self) -> float:
+        return _rate(*self._ends(), "version")
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to the end at the present speed."""
+        speed = _rate(*self._ends(), "progress")
+        return (1.0 - self._recent[-1].progress) / speed if speed else None
+
+    def _ends(self) -> tuple[Point | None, Point | None]:
+        return (self._recent[0], self._recent[-1]) if self._recent else (None, None)
+
+
+def _rate(first: Point | None, last: Point | None, name: str) -> float:
+    if first is None or last is None or last.at_ns <= first.at_ns:
+        return 0.0
+    gained: float = getattr(last, name) - getattr(first, name)
+    return gained * NS_PER_S / (last.at_ns - first.at_ns)

@@ -1,0 +1,361 @@
+"""Every metric of a worker, as data: name, kind, labels with all their values, help, writer.
+
+The layout of the shared memory (`records`), the page that Prometheus scrapes (`collector`) and the
+reference in docs/ follow from this list, so a new metric is one entry here. Labels have a fixed set
+of values: never a step, a round or a name that grows. Job, namespace, pod and node come from the
+scrape; `worker` (slot.process within the pod) is added to each series of a rank and stays the same
+when the rank is started again.
+
+    python -m paceline.telemetry.catalog --markdown > docs/reference/metrics.md
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+from typing import Final
+
+from paceline.core.records import DropReason, Mode, Trigger
+from paceline.core.schedules import ALGORITHMS
+from paceline.core.supervise import Phase
+
+
+class Kind(StrEnum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Writer(StrEnum):
+    """Who writes it. A record is written without locks, so each metric has exactly one writer."""
+
+    MAIN = "main"
+    """Main thread of the rank: the user's loop, inside our calls."""
+    COMM = "comm"
+    """Communication thread of the rank."""
+    AGENT = "agent"
+    """The agent itself, when it is scraped."""
+
+
+NATIVE: Final = "native"
+"""Algorithm of a transport that leaves the choice to its library."""
+
+LABELS: Final[Mapping[str, tuple[str, ...]]] = {
+    "mode": tuple(Mode),
+    "trigger": tuple(Trigger),
+    "reason": tuple(DropReason),
+    "kind": ("fresh", "late"),
+    "ranks": ("members", "active"),
+    "why": ("leave", "dead", "silent", "replaced"),
+    "phase": ("prepare", "wire", "resume"),
+    "transport": ("mpi", "gloo", "nccl", "shm"),
+    "algorithm": (*ALGORITHMS, NATIVE),
+    "size_class": ("le4KiB", "le64KiB", "le1MiB", "le16MiB", "le256MiB", "gt256MiB"),
+    "state": tuple(Phase),
+}
+
+SIZE_CLASS_BYTES: Final = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
+"""Upper bounds of the size classes but the last, in their order."""
+
+
+def size_class(size: int) -> str:
+    """Label value for a buffer of so many bytes."""
+    names = LABELS["size_class"]
+    return next((names[i] for i, top in enumerate(SIZE_CLASS_BYTES) if size <= top), names[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    name: str
+    kind: Kind
+    writer: Writer
+    help: str
+    """What it counts; then each label with the meaning of its values. One line."""
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+    """Upper bounds without +Inf."""
+
+    def children(self) -> tuple[tuple[str, ...], ...]:
+        """All combinations of label values, in a fixed order."""
+        return tuple(product(*(LABELS[label] for label in self.labels)))
+
+
+def _counter(name: str, writer: Writer, text: str, *labels: str) -> Metric:
+    return Metric(name, Kind.COUNTER, writer, text, labels)
+
+
+def _gauge(name: str, writer: Writer, text: str, *labels: str) -> Metric:
+    return Metric(name, Kind.GAUGE, writer, text, labels)
+
+
+def _histogram(name: str, writer: Writer, text: str, buckets: tuple[float, ...]) -> Metric:
+    return Metric(name, Kind.HISTOGRAM, writer, text, (), buckets)
+
+
+_ROUND_S: Final = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+_STEP_S: Final = (0.003, 0.01, 0.03, 0.1, 0.2, 0.5, 1.0, 3.0, 10.0, 60.0)
+_RESIZE_S: Final = (0.03, 0.1, 0.2, 0.5, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0)
+_SHARE: Final = (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.85, 0.9, 0.95, 0.999)
+_AGE: Final = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0, 64.0)
+
+_MAIN, _COMM, _AGENT = Writer.MAIN, Writer.COMM, Writer.AGENT
+
+CATALOG: Final[tuple[Metric, ...]] = (
+    # ---- steps of the user's loop: is it making progress, where does its time go ----
+    _counter(
+        "paceline_steps_total",
+        _MAIN,
+        "Optimizer steps of the loop. kind: fresh (applied in its own round), late (kept for a "
+        "later round).",
+        "kind",
+    ),
+    _histogram(
+        "paceline_step_duration_seconds",
+        _MAIN,
+        "From the end of one step() to the end of the next: the loop's time per step.",
+        _STEP_S,
+    ),
+    _counter(
+        "paceline_compute_seconds_total",
+        _MAIN,
+        "Time of the loop outside of step(): data, forward, backward.",
+    ),
+    _counter(
+        "paceline_exposed_seconds_total",
+        _MAIN,
+        "Time that the loop was held in step(): communication that nothing hid.",
+    ),
+    _counter(
+        "paceline_data_wait_seconds_total",
+        _MAIN,
+        "Time that the loop waited for a lease, that is, for data to be dealt to it.",
+    ),
+    _counter(
+        "paceline_weight_copies_total",
+        _MAIN,
+        "Copies of the committed weights into the model.",
+    ),
+    _counter(
+        "paceline_weight_copy_seconds_total",
+        _MAIN,
+        "Time for copies of the committed weights into the model.",
+    ),
+    # ---- rounds: why do they start, who waits for whom, what does moving the data cost ----
+    _counter(
+        "paceline_rounds_total",
+        _COMM,
+        "Rounds applied. trigger: all (everybody arrived), quorum, deadline, initiator (the drawn "
+        "rank), tail (nothing more to come), bench (a silent rank was left out).",
+        "mode",
+        "trigger",
+    ),
+    _histogram(
+        "paceline_round_duration_seconds",
+        _COMM,
+        "From one applied round to the next: the gap between two updates.",
+        _ROUND_S,
+    ),
+    _histogram(
+        "paceline_round_wait_seconds",
+        _COMM,
+        "From the own arrival to the start of the round: waiting for others, 0 for the last one.",
+        _ROUND_S,
+    ),
+    _histogram(
+        "paceline_round_transfer_seconds",
+        _COMM,
+        "From the start of the round to the complete sum: moving and adding data, without waiting.",
+        _ROUND_S,
+    ),
+    _counter(
+        "paceline_update_seconds_total",
+        _COMM,
+        "Time of the optimizer and the clipping on the committed weights.",
+    ),
+    _counter(
+        "paceline_payload_bytes_total",
+        _COMM,
+        "Bytes of gradients reduced, before any overhead of the algorithm.",
+        "transport",
+        "algorithm",
+    ),
+    _counter(
+        "paceline_transfer_seconds_total",
+        _COMM,
+        "Time to reduce these bytes; their quotient is the algorithm's bandwidth.",
+        "transport",
+        "algorithm",
+    ),
+    # ---- stragglers: who is late, by how much, what does it cost the others ----
+    _histogram(
+        "paceline_arrival_lag_seconds",
+        _COMM,
+        "Own arrival after the first one of the round.",
+        _ROUND_S,
+    ),
+    _counter(
+        "paceline_arrivals_last_total",
+        _COMM,
+        "Rounds in which this rank arrived last.",
+    ),
+    _counter(
+        "paceline_blamed_seconds_total",
+        _COMM,
+        "Seconds that all others together waited for this rank after everybody else had arrived.",
+    ),
+    _counter(
+        "paceline_wait_avoided_seconds_total",
+        _COMM,
+        "Seconds of own waiting that the mode has saved against Full.",
+    ),
+    _histogram(
+        "paceline_participation_ratio",
+        _COMM,
+        "Contributors of a round as a share of its active ranks.",
+        _SHARE,
+    ),
+    _histogram(
+        "paceline_contribution_age_rounds",
+        _COMM,
+        "Age of the own contributions when they were applied; 0 = fresh.",
+        _AGE,
+    ),
+    _counter(
+        "paceline_jumps_total",
+        _COMM,
+        "Times that this rank was late and went on from the newest committed weights.",
+    ),
+    # ---- samples: where did they go (promise I1) ----
+    _counter(
+        "paceline_samples_total",
+        _COMM,
+        "Samples of this rank applied. kind: fresh, late (in a later round than their own).",
+        "kind",
+    ),
+    _counter(
+        "paceline_samples_dropped_total",
+        _COMM,
+        "Samples of this rank that are never applied. reason: stale (older than maxAge), nonfinite "
+        "(NaN or Inf), skipped (the loop made no step of the batch).",
+        "reason",
+    ),
+    _counter(
+        "paceline_samples_redealt_total",
+        _COMM,
+        "Samples that this rank held when it was left out or benched, and that others got.",
+    ),
+    # ---- membership: how often does it change, what does a change cost ----
+    _gauge(
+        "paceline_generation_number",
+        _COMM,
+        "Counter of the generation in force.",
+    ),
+    _gauge("paceline_rank_index", _COMM, "Index of this rank in the generation in force."),
+    _gauge("paceline_committed_rounds", _COMM, "Rounds applied to the committed weights."),
+    _gauge(
+        "paceline_world_size_ranks",
+        _COMM,
+        "Ranks of the generation in force. ranks: members, active (neither joining nor benched).",
+        "ranks",
+    ),
+    _counter("paceline_generations_total", _COMM, "Generations that this rank has started."),
+    _counter("paceline_joined_total", _COMM, "Ranks that joined in these generations."),
+    _counter(
+        "paceline_left_total",
+        _COMM,
+        "Ranks that were left out. why: leave (drained), dead, silent, replaced.",
+        "why",
+    ),
+    _counter("paceline_benched_total", _COMM, "Times that this rank was benched."),
+    _histogram(
+        "paceline_resize_duration_seconds",
+        _COMM,
+        "From the last round before a change of the generation to the first round after it.",
+        _RESIZE_S,
+    ),
+    _counter(
+        "paceline_resize_phase_seconds_total",
+        _COMM,
+        "The same, in parts. phase: prepare (promise to COMMIT), wire (COMMIT to started), resume "
+        "(started to the first round).",
+        "phase",
+    ),
+    # ---- transport: which one is in use, is it the right one ----
+    _gauge(
+        "paceline_transport_selected_info",
+        _COMM,
+        "1 for the algorithm chosen by measurement for buffers of this size.",
+        "transport",
+        "algorithm",
+        "size_class",
+    ),
+    _counter(
+        "paceline_transport_errors_total",
+        _COMM,
+        "Reductions that failed or were abandoned.",
+        "transport",
+    ),
+    _counter(
+        "paceline_transport_regret_seconds_total",
+        _COMM,
+        "Time beyond what the best measured choice would have taken.",
+    ),
+    # ---- the agent, and the cost of all this ----
+    _counter(
+        "paceline_telemetry_seconds_total",
+        _AGENT,
+        "Time that ranks spent on these figures: updates x measured cost of one.",
+    ),
+    _counter("paceline_scrape_seconds_total", _AGENT, "Time that the agent spent on this page."),
+    _counter("paceline_rank_restarts_total", _AGENT, "Processes started again in place."),
+    _gauge(
+        "paceline_rank_state_info",
+        _AGENT,
+        "1 for the state of the process in this place.",
+        "state",
+    ),
+    _gauge("paceline_coordinator_connected_info", _AGENT, "1 while the coordinator is there."),
+    _counter("paceline_coordinator_connections_total", _AGENT, "Connections to the coordinator."),
+)
+
+BY_NAME: Final[Mapping[str, Metric]] = {metric.name: metric for metric in CATALOG}
+
+
+def markdown() -> str:
+    """The reference page in docs/."""
+    lines = [
+        "<!-- Generated by `python -m paceline.telemetry.catalog --markdown`; do not edit. -->",
+        "",
+        "# Metrics of a worker",
+        "",
+        "Served by the agent of each pod at `/metrics`. The label `worker` (slot.process) is on",
+        "all series of a rank; job, namespace, pod and node come from the scrape. A series appears",
+        "when its rank has something to say about it. Figures of a rank continue when it is",
+        "started again in its place.",
+        "",
+        "| Metric | Kind | Labels | Meaning |",
+        "|---|---|---|---|",
+    ]
+    for metric in CATALOG:
+        labels = ", ".join(metric.labels) or "-"
+        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
+    lines += ["", "## Labels", "", "| Label | Values |", "|---|---|"]
+    used = {label for metric in CATALOG for label in metric.labels}
+    lines += [
+        f"| {label} | {', '.join(values)} |" for label, values in LABELS.items() if label in used
+    ]
+    lines += ["", "## Buckets", "", "| Metric | Upper bounds |", "|---|---|"]
+    for metric in CATALOG:
+        if metric.buckets:
+            bounds = ", ".join(f"{bound:g}" for bound in metric.buckets)
+            lines.append(f"| `{metric.name}` | {bounds} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--markdown"]:
+        sys.exit("usage: python -m paceline.telemetry.catalog --markdown")
+    sys.stdout.write(markdown())

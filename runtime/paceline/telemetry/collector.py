@@ -1,0 +1,196 @@
+"""The pod's page for Prometheus: the records of its ranks, folded when it is scraped.
+
+A place keeps its series when its rank is started again: the last figures of dead ranks are added to
+those of the living one, so a counter never goes backwards. Gauges are the living rank's alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from math import isnan
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from paceline.clock import NS_PER_S, now_ns
+from paceline.core.ids import MemberId
+from paceline.core.supervise import Phase
+from paceline.telemetry.catalog import BY_NAME, CATALOG, Kind, Metric, Writer
+from paceline.telemetry.records import LAYOUT, Reading, RecordReader, allocate_record, width
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+WORKER: Final = "worker"
+
+Values = dict[tuple[str, tuple[str, ...]], tuple[float, ...]]
+"""(metric, label values) -> its slots; only children that were touched."""
+
+
+_Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+
+
+@dataclass(slots=True)
+class _Place:
+    fd: int | None = None
+    reader: RecordReader | None = None
+    member: MemberId | None = None
+    earlier: Values = field(default_factory=dict)
+    telemetry_s: float = 0.0
+    """Of earlier ranks."""
+    starts: int = 0
+
+
+class PodRecords(Collector):
+    """Owns the records of a pod's ranks. One thread."""
+
+    def __init__(self, slot: int, procs: int) -> None:
+        self._slot = slot
+        self._places = [_Place() for _ in range(procs)]
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self._scrape_s = 0.0
+        self.phases: Callable[[], Iterable[Phase]] | None = None
+        """Of the places, in their order; asked at each scrape."""
+        self.connection: Callable[[], tuple[bool, int]] | None = None
+        """(connected now, connections so far) of the coordinator link."""
+
+    def begin(self, member: MemberId) -> int:
+        """A record for a rank that is about to start; the descriptor stays ours."""
+        place = self._places[member.local]
+        self.retire(place.member)
+        place.fd = allocate_record()
+        place.reader = RecordReader(place.fd)
+        place.member = member
+        place.starts += 1
+        return place.fd
+
+    def retire(self, member: MemberId | None) -> None:
+        """The rank is dead: keep its last figures. Harmless if repeated."""
+        if member is None:
+            return
+        place = self._places[member.local]
+        if place.reader is None or place.fd is None or place.member != member:
+            return
+        reading = place.reader.read()
+        place.earlier = _fold(place.earlier, _values(reading))
+        place.telemetry_s += reading.updates * reading.update_s
+        place.reader.close()
+        os.close(place.fd)
+        place.reader, place.fd = None, None
+
+    def page(self) -> bytes:
+        before = now_ns()
+        page: bytes = generate_latest(self._registry)
+        self._scrape_s += (now_ns() - before) / NS_PER_S
+        return page
+
+    def close(self) -> None:
+        for place in self._places:
+            self.retire(place.member)
+
+    def describe(self) -> Iterable[Family]:
+        return ()
+
+    def collect(self) -> Iterable[Family]:
+        ranks: list[Values] = []
+        telemetry_s = 0.0
+        for place in self._places:
+            reading = place.reader.read() if place.reader is not None else None
+            now = _values(reading) if reading is not None else {}
+            ranks.append({**now, **_fold(place.earlier, now)})
+            telemetry_s += place.telemetry_s
+            if reading is not None:
+                telemetry_s += reading.updates * reading.update_s
+        for metric in CATALOG:
+            if metric.writer is not Writer.AGENT:
+                yield self._rank_family(metric, ranks)
+        yield from self._agent_families(telemetry_s)
+
+    def _rank_family(self, metric: Metric, ranks: list[Values]) -> Family:
+        family = _family(metric)
+        for local, values in enumerate(ranks):
+            worker = f"{self._slot}.{local}"
+            for child in metric.children():
+                slots = values.get((metric.name, child))
+                if slots is not None:
+                    _add(family, metric, (worker, *child), slots)
+        return family
+
+    def _agent_families(self, telemetry_s: float) -> Iterable[Family]:
+        for name, value in (
+            ("paceline_telemetry_seconds_total", telemetry_s),
+            ("paceline_scrape_seconds_total", self._scrape_s),
+        ):
+            yield CounterMetricFamily(name, BY_NAME[name].help, value)
+        metric = BY_NAME["paceline_rank_restarts_total"]
+        restarts = _family(metric)
+        for local, place in enumerate(self._places):
+            _add(restarts, metric, (f"{self._slot}.{local}",), (max(0, place.starts - 1),))
+        yield restarts
+        if self.phases is not None:
+            metric = BY_NAME["paceline_rank_state_info"]
+            states = _family(metric)
+            for local, phase in enumerate(self.phases()):
+                _add(states, metric, (f"{self._slot}.{local}", phase), (1.0,))
+            yield states
+        if self.connection is not None:
+            connected, connections = self.connection()
+            name = "paceline_coordinator_connected_info"
+            yield GaugeMetricFamily(name, BY_NAME[name].help, float(connected))
+            name = "paceline_coordinator_connections_total"
+            yield CounterMetricFamily(name, BY_NAME[name].help, connections)
+
+
+def _family(metric: Metric) -> _Family:
+    labels = (WORKER, *metric.labels)
+    match metric.kind:
+        case Kind.COUNTER:
+            return CounterMetricFamily(metric.name, metric.help, labels=labels)
+        case Kind.GAUGE:
+            return GaugeMetricFamily(metric.name, metric.help, labels=labels)
+        case Kind.HISTOGRAM:
+            return HistogramMetricFamily(metric.name, metric.help, labels=labels)
+
+
+def _add(
+    family: _Family, metric: Metric, labels: tuple[str, ...], slots: tuple[float, ...]
+) -> None:
+    if not isinstance(family, HistogramMetricFamily):
+        family.add_metric(labels, slots[0])
+        return
+    *counts, total = slots
+    buckets: list[tuple[str, float]] = []
+    below = 0.0
+    for bound, count in zip((*metric.buckets, float("inf")), counts, strict=True):
+        below += count
+        buckets.append(("+Inf" if bound == float("inf") else str(bound), below))
+    family.add_metric(labels, buckets, total)
+
+
+def _values(reading: Reading) -> Values:
+    values: Values = {}
+    for (name, child), at in LAYOUT.first.items():
+        slots = reading.values[at : at + width(BY_NAME[name])]
+        if not isnan(slots[0]):
+            values[name, child] = slots
+    return values
+
+
+def _fold(earlier: Values, newer: Values) -> Values:
+    """Sums of what may be summed over the ranks of one place: all but gauges."""
+    total = dict(earlier)
+    for key, slots in newer.items():
+        if BY_NAME[key[0]].kind is Kind.GAUGE:
+            continue
+        old = total.get(key)
+        total[key] = slots if old is None else tuple(map(sum, zip(old, slots, strict=True)))
+    return total

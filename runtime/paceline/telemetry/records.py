@@ -1,0 +1,286 @@
+"""One rank's figures in shared memory: 8-byte slots, one writer per group, any number of readers.
+
+    slot 0          MAGIC; written last, when the record is complete
+    slot 1          hash of the catalogue: writer and reader must agree on the layout
+    slot 2          cost of one update, seconds, measured by the writer when it opened the record
+    group MAIN      seq, then the slots of all metrics that the main thread writes
+    group COMM      seq, then those of the communication thread
+
+A counter or gauge is one slot; a histogram is a slot for each bucket (not cumulative, +Inf last)
+and one for the sum. `seq` is odd while the writer is inside an update; a reader that saw it odd or
+changed reads again. A slot that nobody has touched holds NaN, and its series is not shown.
+
+The values are doubles, stored by item assignment into a memoryview: that is one 8-byte store, while
+struct.pack_into clears the bytes first, which readers would see. The order of the stores is kept on
+x86-64; on arm64 a torn read needs two reorderings within one update, and lasts for one scrape.
+
+The memory is a memfd that the agent made and passed on, so no file is left over however a process
+dies, and the agent can still read the last figures of a dead rank.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from math import isnan, nan
+from typing import Final
+
+from paceline.clock import NS_PER_S, now_ns
+from paceline.telemetry.catalog import BY_NAME, CATALOG, Kind, Metric, Writer
+
+MAGIC: Final = 0x3170_6C63_6361_7031
+HEADER_SLOTS: Final = 3
+SLOT_BYTES: Final = 8
+COST_SAMPLES: Final = 500
+READ_TRIES: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each child of each metric is."""
+
+    slots: int
+    seq: Mapping[Writer, int]
+    first: Mapping[tuple[str, tuple[str, ...]], int]
+    digest: int
+
+
+def _make_layout() -> Layout:
+    at = HEADER_SLOTS
+    seq: dict[Writer, int] = {}
+    first: dict[tuple[str, tuple[str, ...]], int] = {}
+    text: list[str] = []
+    for writer in (Writer.MAIN, Writer.COMM):
+        seq[writer] = at
+        at += 1
+        for metric in CATALOG:
+            if metric.writer is not writer:
+                continue
+            for child in metric.children():
+                first[metric.name, child] = at
+                text.append(f"{at} {metric.name} {child} {metric.buckets}")
+                at += width(metric)
+    digest = int.from_bytes(sha256("\n".join(text).encode()).digest()[:8], "little")
+    return Layout(at, seq, first, digest)
+
+
+def width(metric: Metric) -> int:
+    """Slots of one child."""
+    return len(metric.buckets) + 2 if metric.kind is Kind.HISTOGRAM else 1
+
+
+LAYOUT: Final = _make_layout()
+BYTES: Final = LAYOUT.slots * SLOT_BYTES
+
+
+class RecordError(Exception):
+    """Memory that is no record of this version."""
+
+
+class Counter:
+    """Handle of one counter; only its writer's thread may call `add`."""
+
+    __slots__ = ("_at", "_seq", "_slots", "_words")
+
+    def __init__(self, slots: memoryview[float], words: memoryview[int], seq: int, at: int) -> None:
+        self._slots, self._words, self._seq, self._at = slots, words, seq, at
+        if isnan(slots[at]):
+            slots[at] = 0.0
+
+    def add(self, amount: float = 1.0) -> None:
+        self._words[self._seq] += 1
+        self._slots[self._at] += amount
+        self._words[self._seq] += 1
+
+
+class Gauge:
+    """Handle of one gauge; shown once it was set."""
+
+    __slots__ = ("_at", "_seq", "_slots", "_words")
+
+    def __init__(self, slots: memoryview[float], words: memoryview[int], seq: int, at: int) -> None:
+        self._slots, self._words, self._seq, self._at = slots, words, seq, at
+
+    def set(self, value: float) -> None:
+        self._words[self._seq] += 1
+        self._slots[self._at] = value
+        self._words[self._seq] += 1
+
+    def clear(self) -> None:
+        """Show it no more."""
+        self.set(nan)
+
+
+class Histogram:
+    """Handle of one histogram."""
+
+    __slots__ = ("_at", "_bounds", "_seq", "_slots", "_sum", "_words")
+
+    def __init__(
+        self,
+        slots: memoryview[float],
+        words: memoryview[int],
+        seq: int,
+        at: int,
+        bounds: tuple[float, ...],
+    ) -> None:
+        self._slots, self._words, self._seq, self._at = slots, words, seq, at
+        self._bounds = bounds
+        self._sum = at + len(bounds) + 1
+        for slot in range(at, self._sum + 1):
+            if isnan(slots[slot]):
+                slots[slot] = 0.0
+
+    def observe(self, value: float) -> None:
+        slots, words, seq = self._slots, self._words, self._seq
+        bucket = self._at + bisect_left(self._bounds, value)
+        words[seq] += 1
+        slots[bucket] += 1.0
+        slots[self._sum] += value
+        words[seq] += 1
+
+
+class Memory:
+    """The mapping of one record, as doubles and as words."""
+
+    def __init__(self, fd: int) -> None:
+        self._map = mmap.mmap(fd, BYTES)
+        self._view = memoryview(self._map)
+        self.slots = self._view.cast("d")
+        self.words = self._view.cast("Q")
+
+    @classmethod
+    def checked(cls, fd: int) -> Memory:
+        if os.fstat(fd).st_size != BYTES:
+            raise RecordError(f"{os.fstat(fd).st_size} bytes instead of {BYTES}: another version")
+        memory = cls(fd)
+        if memory.words[0] != MAGIC or memory.words[1] != LAYOUT.digest:
+            memory.close()
+            raise RecordError("written by another version of Paceline")
+        return memory
+
+    def close(self) -> None:
+        self.slots.release()
+        self.words.release()
+        self._view.release()
+        self._map.close()
+
+
+def allocate_record() -> int:
+    """An empty record as a file descriptor, owned by the caller."""
+    fd = os.memfd_create("paceline-record")
+    os.ftruncate(fd, BYTES)
+    memory = Memory(fd)
+    for slot in range(HEADER_SLOTS, LAYOUT.slots):
+        memory.slots[slot] = nan
+    for seq in LAYOUT.seq.values():
+        memory.words[seq] = 0
+    memory.slots[2] = 0.0
+    memory.words[1] = LAYOUT.digest
+    memory.words[0] = MAGIC
+    memory.close()
+    return fd
+
+
+class RankRecord:
+    """A rank's record. Resolve handles once (`counter`, `gauge`, `histogram`), then only use these.
+
+    A name or label value that is not in the catalogue raises KeyError: a mistake in the program.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        memory.slots[2] = _update_cost_s()
+
+    @classmethod
+    def create(cls) -> RankRecord:
+        """A record of its own, for a script that works alone."""
+        return cls.open(allocate_record())
+
+    @classmethod
+    def open(cls, fd: int) -> RankRecord:
+        """The record behind PACELINE_RECORD_FD, for writing; takes the descriptor."""
+        try:
+            return cls(Memory.checked(fd))
+        finally:
+            os.close(fd)
+
+    def counter(self, name: str, **labels: str) -> Counter:
+        seq, at = _find(name, Kind.COUNTER, labels)
+        return Counter(self._memory.slots, self._memory.words, seq, at)
+
+    def gauge(self, name: str, **labels: str) -> Gauge:
+        seq, at = _find(name, Kind.GAUGE, labels)
+        return Gauge(self._memory.slots, self._memory.words, seq, at)
+
+    def histogram(self, name: str, **labels: str) -> Histogram:
+        seq, at = _find(name, Kind.HISTOGRAM, labels)
+        bounds = BY_NAME[name].buckets
+        return Histogram(self._memory.slots, self._memory.words, seq, at, bounds)
+
+    def close(self) -> None:
+        """Handles must not be used afterwards."""
+        self._memory.close()
+
+
+def _find(name: str, kind: Kind, labels: dict[str, str]) -> tuple[int, int]:
+    metric = BY_NAME[name]
+    assert metric.kind is kind, f"{name} is a {metric.kind}"
+    assert labels.keys() == set(metric.labels), f"{name} has labels {metric.labels}, not {labels}"
+    child = tuple(str(labels[label]) for label in metric.labels)
+    return LAYOUT.seq[metric.writer], LAYOUT.first[name, child]
+
+
+def _update_cost_s() -> float:
+    """What one update costs here, measured on memory that nobody reads."""
+    scratch = memoryview(bytearray(2 * SLOT_BYTES))
+    counter = Counter(scratch.cast("d"), scratch.cast("Q"), 0, 1)
+    before = now_ns()
+    for _ in range(COST_SAMPLES):
+        counter.add(1.0)
+    return (now_ns() - before) / COST_SAMPLES / NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A consistent copy of a record. `values` is indexed like the slots; NaN = never touched."""
+
+    values: tuple[float, ...]
+    updates: int
+    update_s: float
+    """Measured cost of one update."""
+
+
+class RecordReader:
+    """The agent's view of a record; keeps it readable after the rank has died."""
+
+    def __init__(self, fd: int) -> None:
+        self._memory = Memory.checked(fd)
+
+    def read(self) -> Reading:
+        slots, words = self._memory.slots, self._memory.words
+        values = slots.tolist()
+        updates = 0
+        for writer, seq in LAYOUT.seq.items():
+            first, last = seq + 1, _group_end(writer)
+            for _ in range(READ_TRIES):
+                before = words[seq]
+                values[first:last] = slots[first:last].tolist()
+                if before == words[seq] and before % 2 == 0:
+                    break
+            # Else the writer died, or was stopped, inside an update: at most one figure of a
+            # histogram is behind the others, and no reader waits for a dead writer.
+            updates += words[seq] // 2
+        return Reading(tuple(values), updates, slots[2])
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+def _group_end(writer: Writer) -> int:
+    later = [seq for seq in LAYOUT.seq.values() if seq > LAYOUT.seq[writer]]
+    return min(later, default=LAYOUT.slots)

@@ -1,0 +1,86 @@
+"""The one job that this process takes part in, as the training API sees it.
+
+`init()` connects; the optimizer and the loader meet here, so that a script passes neither to the
+other. Everything is used by the main thread only.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.comm.session import Session
+from paceline.core.records import Metric
+from paceline.errors import UsageError
+from paceline.settings import ENV_FAULTS, RankSettings
+from paceline.train.faults import Fault, parse_faults
+
+if TYPE_CHECKING:
+    from paceline.train.optimizer import DistributedOptimizer
+
+
+class Context:
+    """A connected script: session, optimizer, and the figures logged since the last step."""
+
+    def __init__(self, session: Session, faults: tuple[Fault, ...]) -> None:
+        self.session = session
+        self.faults = faults
+        self.optimizer: DistributedOptimizer | None = None
+        self.finished = False
+        self._metrics: dict[str, tuple[float, float]] = {}
+
+    def log(self, name: str, value: float | torch.Tensor, weight: float) -> None:
+        total, weights = self._metrics.get(name, (0.0, 0.0))
+        self._metrics[name] = (total + float(value) * weight, weights + weight)
+
+    def take_metrics(self) -> tuple[Metric, ...]:
+        """What was logged since the last call; rides in the announcement (D11)."""
+        taken = tuple(Metric(name, *sums) for name, sums in self._metrics.items())
+        self._metrics.clear()
+        return taken
+
+    def need_optimizer(self, why: str) -> DistributedOptimizer:
+        if self.optimizer is None:
+            raise UsageError(
+                f"{why} without a DistributedOptimizer",
+                hint="wrap the optimizer before: pl.DistributedOptimizer(optimizer, model)",
+            )
+        return self.optimizer
+
+    def finish(self) -> None:
+        """Final weights into the model, then wait for the release (D7). Twice is once."""
+        if not self.finished:
+            self.need_optimizer("finish()").ensure_started()
+            self.session.finish()
+            self.finished = True
+
+
+_context: Context | None = None
+
+
+def init() -> None:
+    """Connect this process to its job, which it finds in the environment.
+
+    Outside of a job the script works alone, as rank 0 of 1. Calling it twice changes nothing.
+    """
+    if _context is None:
+        from paceline.comm.engine import connect  # only here: it brings sockets and transports
+
+        settings = RankSettings.from_environment(os.environ)
+        text = os.environ.get(ENV_FAULTS, "") if settings is None else settings.faults
+        install(Context(connect(settings), parse_faults(text)))
+
+
+def install(context: Context | None) -> None:
+    """Make this the process's context; `init` does it, and tests that bring a session."""
+    global _context
+    _context = context
+
+
+def current(why: str) -> Context:
+    """The process's context. UsageError before `init()`; `why` names what needs it."""
+    if _context is None:
+        raise UsageError(f"{why} before init()", hint="call paceline.init() first")
+    return _context

@@ -1,0 +1,191 @@
+"""From batches to one contribution: what the main thread is making between two steps.
+
+A contribution is the gradient of one lease, summed over its batches (D1, D3). Backward passes add
+into GRAD by themselves; here stands what the numbers in GRAD mean. GRAD may hold more than the
+contribution in the making: earlier ones that could not be announced yet (R11) stay in it, so it is
+never simply erased.
+
+    take(batch)     the loader hands a batch to the user; GRAD is brought to its unit first
+    complete()      the user called `step()`: the batch's gradient is in
+    settle()        the user takes the next batch instead, or leaves the loop
+    discard()       the user's `zero_grad()` after a backward pass: the batch shall not count
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from paceline.comm.buckets import GradientBuckets, Place
+from paceline.comm.session import Session
+from paceline.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One of the batches that make a lease."""
+
+    lease: int
+    index: int
+    count: int
+    """Batches of the lease."""
+    samples: int
+    lease_samples: int
+
+    @property
+    def first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def last(self) -> bool:
+        return self.index == self.count - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What `Session.step` announces."""
+
+    leases: tuple[int, ...]
+    samples: int
+    unit: int
+
+
+class Making:
+    """The contribution in the making. Main thread only."""
+
+    def __init__(self, session: Session, buckets: GradientBuckets, *, mean: bool) -> None:
+        self._session = session
+        self._buckets = buckets
+        self._mean = mean
+        self._batch: Batch | None = None
+        self._lease: Batch | None = None
+        """The last batch taken of the lease that is neither announced nor skipped."""
+        self._samples = 0
+        """Of the lease's batches that are in GRAD."""
+        self._pending = False
+        """GRAD held earlier contributions when the lease began."""
+        self._forgotten = False
+        """A gradient was discarded because the next batch was taken; see `complete`."""
+        self._self_fed_samples = 0
+
+    def accepts(self, batch: Batch) -> bool:
+        """False if the batch must not reach the user: its lease has been given to another rank, or
+        the user has skipped an earlier batch of it."""
+        if batch.first:
+            return self._session.holds(batch.lease)
+        return self._lease is not None and batch.lease == self._lease.lease
+
+    def take(self, batch: Batch) -> None:
+        """GRAD gets the unit of this batch before its gradient is computed (D3)."""
+        assert self._batch is None, "settle the batch before"
+        buckets = self._buckets
+        if batch.first:
+            self._samples, self._pending = 0, buckets.unit != 0
+        unit = batch.samples if self._mean else 1
+        if buckets.unit not in (0, unit):
+            buckets.scale(Place.GRAD, buckets.unit / unit)
+            buckets.unit = unit
+        buckets.mark_untouched()
+        self._batch = self._lease = batch
+
+    def complete(self) -> Contribution | None:
+        """The gradient of the batch is in GRAD; returns the contribution if it was the last one."""
+        batch = self._batch
+        if batch is None:
+            raise UsageError(
+                "step() without a batch",
+                hint="call step() once for each batch that the loader gives, inside its loop",
+            )
+        if self._forgotten:
+            raise UsageError(
+                "several batches were taken for one step()",
+                hint="say DataLoader(..., accumulate=K), call step() after each backward() and do "
+                "not divide the loss by K; or call zero_grad() to drop a batch on purpose",
+            )
+        self._finish(batch)
+        if not batch.last:
+            return None
+        contribution = Contribution((batch.lease,), self._samples, self._buckets.unit)
+        self._lease, self._samples = None, 0
+        return contribution
+
+    def complete_self_fed(self, samples: int) -> Contribution:
+        """Without our loader: whatever the gradient views hold is the contribution."""
+        if self._mean and self._self_fed_samples not in (0, samples):
+            # Late work that waits in GRAD is of the unit before, and by now they are one sum.
+            raise UsageError(
+                f"step(samples={samples}) after step(samples={self._self_fed_samples})",
+                hint="use pl.DataLoader, which knows each batch's size beforehand, or a loss with "
+                'reduction="sum" and DistributedOptimizer(loss_reduction="sum")',
+            )
+        self._self_fed_samples = samples
+        self._buckets.attach()
+        self._buckets.unit = samples if self._mean else 1
+        return Contribution((), samples, self._buckets.unit)
+
+    def settle(self) -> None:
+        """The user goes on without `step()` for the batch in hand."""
+        batch = self._batch
+        if batch is None or self._session.stopped:
+            return
+        touched = self._buckets.touched()
+        if touched and not batch.last and not self._buckets.detached():
+            self._finish(batch)  # step() once per lease is as good as once per batch
+            return
+        self._forgotten |= touched
+        self._skip(touched)
+
+    def abandon(self) -> None:
+        """The user leaves the epoch's loop, perhaps in the middle of a lease."""
+        if self._lease is not None and not self._session.stopped:
+            self._skip(touched=False)
+
+    def discard(self) -> None:
+        """`zero_grad()`. After a backward pass: the batch, with its lease, shall not count."""
+        self._forgotten = False
+        if self._batch is not None and self._buckets.touched():
+            self._skip(touched=True)
+        else:
+            self._buckets.attach()
+
+    def must_be_idle(self, why: str) -> None:
+        """UsageError if a gradient has been computed and not announced."""
+        if self._samples or (self._batch is not None and self._buckets.touched()):
+            raise UsageError(
+                f"{why} between backward() and step()", hint="call optimizer.step() first"
+            )
+
+    def poison(self) -> None:
+        """Injected fault: the gradient in the making is not a number."""
+        parameter = self._buckets.parameters[0]
+        if parameter.grad is not None:
+            parameter.grad.fill_(torch.nan)
+
+    def _finish(self, batch: Batch) -> None:
+        self._buckets.attach()
+        self._buckets.unit = batch.samples if self._mean else 1
+        self._samples += batch.samples
+        self._batch = None
+
+    def _skip(self, touched: bool) -> None:
+        """The whole lease is dropped: one that is applied in part could not be counted."""
+        buckets, batch, mixed = self._buckets, self._lease, touched or self._samples > 0
+        assert batch is not None
+        self._batch = self._lease = None
+        self._samples = 0
+        buckets.attach()
+        if not mixed or not self._pending:
+            if mixed:
+                buckets.zero(Place.GRAD)
+            self._session.skip(batch.lease, batch.lease_samples)
+            return
+        # The gradient is one sum with earlier contributions that wait in GRAD. They cannot be
+        # taken apart: all of it is dropped, by announcing it as unusable, and is counted.
+        self._session.step(
+            leases=(batch.lease,),
+            samples=batch.lease_samples,
+            unit=buckets.unit,
+            finite=False,
+            metrics=(),
+        )

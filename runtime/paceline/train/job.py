@@ -1,0 +1,58 @@
+"""What a script asks about its job, and tells it, beside training itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from paceline.train.context import current
+
+
+def rank() -> int:
+    """Index of this process in the present membership; changes when ranks come and go (D12)."""
+    return current("rank()").session.rank
+
+
+def size() -> int:
+    """Number of ranks in the present membership."""
+    return current("size()").session.size
+
+
+def is_publisher() -> bool:
+    """True on exactly one rank, the one that writes results and files for all."""
+    return current("is_publisher()").session.is_publisher
+
+
+def log(name: str, value: float | torch.Tensor, weight: float = 1.0) -> None:
+    """Report a figure of this step; the job shows the weighted mean over all ranks (D11).
+
+    It travels with the step's announcement, so it counts exactly when its gradient does."""
+    current("log()").log(name, value, weight)
+
+
+@contextmanager
+def evaluating() -> Iterator[None]:
+    """Do something long on this rank, such as a validation, without holding up the others.
+
+    Leases go back, and the rank counts as idle until the end of the block; afterwards the model
+    holds the newest weights."""
+    context = current("evaluating()")
+    optimizer = context.optimizer
+    if optimizer is None or not optimizer.started or optimizer.stopped or context.finished:
+        yield
+        return
+    optimizer.making.must_be_idle("evaluating()")
+    context.session.rest()
+    optimizer.after_parking()
+    yield
+    context.session.resume()
+    optimizer.after_parking()
+
+
+def finish() -> None:
+    """End of training for a script with a loop of its own; `loader.epochs()` does it by itself.
+
+    Copies the final weights into the model and waits until the job is released (D7)."""
+    current("finish()").finish()

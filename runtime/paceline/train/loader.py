@@ -1,0 +1,230 @@
+"""`DataLoader`: torch's loader over leases that the job deals, so that each sample counts once.
+
+The ranks of a job share one order of the samples. Each rank loads the leases that it holds; which
+those are is a function of the round log, so that a rank that dies or falls behind leaves its
+samples to others (R14). `for epoch in loader.epochs(n)` follows the job: a rank that joins late
+starts at the present epoch, and ranks may be one epoch apart (D8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from paceline.core.records import DataPlan
+from paceline.core.sampling import epoch_of, leases_per_epoch
+from paceline.errors import DataError, UnsupportedError, UsageError
+from paceline.train.context import Context, current
+from paceline.train.contribution import Batch
+from paceline.train.leases import LeaseSampler
+from paceline.train.optimizer import DistributedOptimizer
+
+T = TypeVar("T")
+
+LEASES_IN_HAND = 2
+"""One whose gradient is on its way, and the next one (R14)."""
+PREFETCH_FACTOR = 2
+"""torch's own default."""
+REFUSED = {
+    "shuffle": "the order is one keyed permutation for all ranks; choose another with seed=",
+    "sampler": "the job deals the samples; wrap the data set to leave some out or repeat them",
+    "batch_sampler": "the job deals the samples; say batch_size= and accumulate=",
+}
+
+
+class DataLoader(torch.utils.data.DataLoader[T]):
+    """A torch DataLoader whose batches come from the job's leases.
+
+    batch_size   samples of one batch on one rank
+    accumulate   batches that make one optimizer step; call `step()` after each, it knows
+    seed         of the order; equal on all ranks
+    drop_last    leave out the last step of an epoch if it would be smaller than the others
+    Other arguments (`num_workers`, `collate_fn`, `pin_memory`, ...) are torch's.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[T],
+        batch_size: int = 1,
+        *,
+        accumulate: int = 1,
+        seed: int = 0,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool | None = None,
+        in_order: bool = True,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        **options: Any,
+    ) -> None:
+        for name, hint in REFUSED.items():
+            if name in options:
+                raise UnsupportedError(f"DataLoader({name}=...) is not supported", hint=hint)
+        if not in_order:
+            raise UnsupportedError(
+                "DataLoader(in_order=False) is not supported: batches could not be told apart",
+                hint="leave in_order out",
+            )
+        if isinstance(dataset, IterableDataset):
+            raise UnsupportedError(
+                "an IterableDataset cannot be dealt: it has no sample numbers",
+                hint="use a data set with __len__ and __getitem__, or a loader of your own with "
+                "optimizer.step(samples=...)",
+            )
+        _check_plan_values(dataset, batch_size, accumulate)
+        self._leases = LeaseSampler()
+        self._prefetch = num_workers * (prefetch_factor or PREFETCH_FACTOR)
+        self._plan = DataPlan(
+            samples=len(dataset),  # type: ignore[arg-type]
+            batch=batch_size,
+            accumulate=accumulate,
+            seed=seed,
+            drop_last=drop_last,
+        )
+        self._context: Context | None = None
+        self._optimizer: DistributedOptimizer | None = None
+        self._stream: Iterator[tuple[Batch, T]] = iter(())
+        self._next: tuple[Batch, T] | None = None
+        self._epoch = -1
+        self._epoch_ended = True
+        super().__init__(
+            dataset,
+            batch_sampler=self._leases,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            # New workers at each dry spell would cost more than they load.
+            persistent_workers=num_workers > 0
+            if persistent_workers is None
+            else persistent_workers,
+            in_order=in_order,
+            collate_fn=collate_fn,
+            **options,
+        )
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs from the job's present one on; ends when the job is over.
+
+        Running it to its end copies the final weights into the model and waits for the release of
+        the job (D7). Leaving an epoch's loop early drops what this rank would get of the rest.
+        """
+        optimizer, context = self._start(count)
+        self._stream = self._all_batches(context, optimizer)
+        while (batch := self._peek()) is not None:
+            # A lease of an epoch before may be dealt again, after a death: it counts with this one.
+            self._epoch = min(max(epoch_of(self._plan, batch.lease), self._epoch + 1), count - 1)
+            self._epoch_ended = False
+            yield self._epoch
+            optimizer.making.settle()
+            if not self._epoch_ended:
+                optimizer.making.abandon()
+                self._leases.leave(self._epoch)
+        context.finish()
+
+    def __iter__(self) -> Iterator[T]:  # type: ignore[override]
+        """The batches of this rank in the present epoch."""
+        if self._optimizer is None or self._epoch < 0:
+            raise UsageError(
+                "a loop over pl.DataLoader outside of epochs()",
+                hint="write: for epoch in loader.epochs(10): for batch in loader: ...",
+            )
+        making = self._optimizer.making
+        while True:
+            making.settle()
+            batch = self._peek()
+            if batch is None or epoch_of(self._plan, batch.lease) > self._epoch:
+                self._epoch_ended = True
+                return
+            assert self._next is not None
+            data, self._next = self._next[1], None
+            making.take(batch)
+            yield data
+
+    def __len__(self) -> int:
+        """Nominal: batches per epoch and rank if all ranks were equally fast."""
+        steps = leases_per_epoch(self._plan)
+        return -(-steps // max(1, current("len(loader)").session.size)) * self._plan.accumulate
+
+    def _start(self, count: int) -> tuple[DistributedOptimizer, Context]:
+        context = current("loader.epochs()")
+        optimizer = context.need_optimizer("loader.epochs()")
+        if optimizer.started:
+            raise UsageError(
+                "loader.epochs() after training had started",
+                hint="one loader and one loop over epochs() per job; call it before any step()",
+            )
+        if count < 1:
+            raise DataError(f"epochs({count})", hint="train for 1 epoch or more")
+        plan = DataPlan(
+            samples=self._plan.samples,
+            batch=self._plan.batch,
+            accumulate=self._plan.accumulate,
+            epochs=count,
+            seed=self._plan.seed,
+            drop_last=self._plan.drop_last,
+        )
+        steps, ranks = leases_per_epoch(plan), context.session.size
+        if steps < max(1, ranks):
+            raise DataError(
+                f"{plan.samples} samples make {steps} steps of {plan.batch * plan.accumulate}, for "
+                f"{ranks} ranks: some would never get one",
+                hint="use a smaller batch_size or accumulate, fewer ranks, or drop_last=False",
+            )
+        self._plan, self._context, self._optimizer = plan, context, optimizer
+        self._leases.bind(context.session, plan)
+        optimizer.start(plan, LEASES_IN_HAND + -(-self._prefetch // plan.accumulate))
+        return optimizer, context
+
+    def _all_batches(
+        self, context: Context, optimizer: DistributedOptimizer
+    ) -> Iterator[tuple[Batch, T]]:
+        """Everything that torch's loader gives, for the whole job; waits for leases in between."""
+        session = context.session
+        while not session.stopped:
+            for data in super().__iter__():
+                yield self._leases.handed_out(), data
+                if session.stopped:
+                    return
+            # Dry: all that was pulled has been handed out, and the loop settles a
+            # batch before asking for the next, so nothing is unfinished here (D1).
+            if not session.wait_lease():
+                return
+            optimizer.after_parking()
+
+    def _peek(self) -> Batch | None:
+        """The batch that comes next; None when the job is over.
+
+        Looked at again each time: it may lose its lease while it waits (`pl.evaluating`, R13).
+        """
+        assert self._context is not None
+        assert self._optimizer is not None
+        session, making = self._context.session, self._optimizer.making
+        while not session.stopped:
+            if self._next is None:
+                self._next = next(self._stream, None)
+                if self._next is None:
+                    return None
+            batch = self._next[0]
+            if making.accepts(batch):
+                if not (batch.first and self._leases.has_left(batch.lease)):
+                    return batch
+                session.skip(batch.lease, batch.lease_samples)
+            self._next = None
+        return None
+
+
+def _check_plan_values(dataset: Dataset[Any], batch_size: int, accumulate: int) -> None:
+    try:
+        samples = len(dataset)  # type: ignore[arg-type]
+    except TypeError:
+        raise DataError(
+            f"the data set {type(dataset).__name__} has no length",
+            hint="give it a __len__, so that its samples can be dealt",
+        ) from None
+    if samples == 0:
+        raise DataError("the data set is empty", hint="check the path that it reads from")
+    for name, value in (("batch_size", batch_size), ("accumulate", accumulate)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise DataError(f"{name}={value!r}", hint="give a whole number, 1 or more")

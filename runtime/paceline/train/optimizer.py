@@ -1,0 +1,267 @@
+"""`DistributedOptimizer`: the user's optimizer, stepped by the job instead of by this process.
+
+`step()` announces the gradient and returns with newer weights; the update itself happens once, on
+the communication thread, on parameters of its own, from what the round reduced (D2). To the script
+it looks like a torch optimizer: param_groups show the model's parameters and the present learning
+rate, but they are there to be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from paceline.comm.buckets import GradientBuckets, Place
+from paceline.comm.committed import Committed
+from paceline.comm.rebind import SchedulerFactory, changed, changed_later
+from paceline.core.records import DataPlan
+from paceline.errors import ChangedLaterError, JobStoppedError, UsageError
+from paceline.train import refusals
+from paceline.train.context import current
+from paceline.train.contribution import Contribution, Making
+from paceline.train.faults import Faults
+
+SELF_FED_LOOKAHEAD = 2
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """Wraps `optimizer`, which trains `model`; one per job.
+
+    scheduler       a function that makes a learning-rate scheduler for an optimizer. The job steps
+                    it once per nominal step's worth of applied samples, alike on every rank.
+    clip_norm       limit of the averaged gradient's norm, applied once, after the reduction
+    clip_value      limit of each of its elements
+    loss_reduction  what the loss does over a batch: "mean" or "sum". The update uses the mean
+                    gradient per sample in both cases.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        *,
+        scheduler: SchedulerFactory | None = None,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        loss_reduction: str = "mean",
+    ) -> None:
+        self._started = False
+        self._context = current("DistributedOptimizer()")
+        if isinstance(optimizer, DistributedOptimizer) or self._context.optimizer is not None:
+            raise UsageError(
+                "a second DistributedOptimizer",
+                hint="one per job: put all parameters into one optimizer, in parameter groups",
+            )
+        self._inner = refusals.check_optimizer(optimizer)
+        self._model = refusals.check_model(model, optimizer)
+        refusals.check_scheduler(scheduler)
+        refusals.check_limits(loss_reduction, clip_norm, clip_value)
+        self._scheduler = scheduler
+        self._clip_norm, self._clip_value = clip_norm, clip_value
+        self._mean = loss_reduction == "mean"
+        self._steps_after_stop = 0
+        self._self_fed = False
+        self._buckets: GradientBuckets
+        self._committed: Committed
+        self._trainables: refusals.Trainables
+        self._making: Making
+        self._faults: Faults
+        self._shown: list[dict[str, Any]] = []
+        # The groups are copies: before the start they may be changed, and are handed on then.
+        groups = [dict(group) for group in optimizer.param_groups]
+        super().__init__(groups, optimizer.defaults)
+        self.state = optimizer.state
+        self._context.optimizer = self
+
+    # ---- what a script calls ----------------------------------------------------------------
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None, *, samples: int | None = None
+    ) -> None:
+        """Announce the gradient; returns when the next batch may start, with the newest weights.
+
+        Call it once per batch. With `DataLoader(accumulate=K)` the first K - 1 calls only count.
+        `samples`: of the batch, for a script that feeds itself; our loader knows it.
+        After the job's last round a step has no effect, and the second one raises JobStoppedError.
+        """
+        if closure is not None:
+            raise refusals.refuse_closure()
+        if self.stopped:
+            self._after_stop()
+            return
+        self.ensure_started()
+        self._check_unchanged()
+        contribution = self._complete(samples)
+        if contribution is not None:
+            self._announce(contribution)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Needed by nobody, allowed everywhere: after a step the gradients are zero already.
+
+        They may also hold earlier work of this rank that no round has taken yet, so they are not
+        erased. Only a backward pass on the batch in hand is undone: that batch is dropped, and
+        counted as such.
+        """
+        if not self._started:
+            super().zero_grad(set_to_none)
+        elif not self._self_fed:
+            self._making.discard()
+        else:
+            self._buckets.attach()
+
+    @property
+    def stopped(self) -> bool:
+        """True when the job's last round is committed: nothing that follows has an effect."""
+        return self._started and self._context.session.stopped
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if self._started:
+            raise ChangedLaterError(
+                "add_param_group() after training had started",
+                hint="add all groups before the first step",
+            )
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As that of the wrapped optimizer, so that it loads into one without Paceline."""
+        return self._committed.state_dict() if self._started else self._inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Before training starts; a running job gets its state from its members."""
+        if self._started:
+            raise ChangedLaterError(
+                "load_state_dict() after training had started",
+                hint="load before loader.epochs() or the first step()",
+            )
+        self._hand_on_groups()
+        self._inner.load_state_dict(state_dict)
+        for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
+            group.update({key: value for key, value in inner.items() if key != "params"})
+        self.state = self._inner.state
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Read by GradScaler.step(), and by nobody else, before it decides about our step()."""
+        raise refusals.refuse_grad_scaler()
+
+    # ---- what the loader and the context call -----------------------------------------------
+
+    @property
+    def started(self) -> bool:
+        return self._started
+
+    @property
+    def committed(self) -> Committed:
+        return self._committed
+
+    @property
+    def making(self) -> Making:
+        return self._making
+
+    def ensure_started(self) -> None:
+        """Start without a loader, if nobody has started yet: gradients count as they are."""
+        if not self._started:
+            self.start(DataPlan(), SELF_FED_LOOKAHEAD)
+
+    def start(self, plan: DataPlan, lookahead: int) -> None:
+        """Take over the model's parameters and become a member of the job; blocks until it is."""
+        self._self_fed = plan.samples == 0
+        if not self._self_fed:
+            super().zero_grad()  # from before the first batch: nobody's work
+        self._hand_on_groups()
+        refusals.check_optimizer(self._inner)
+        if hasattr(self.step, "_wrapped_by_lr_sched"):
+            raise changed_later("DistributedOptimizer", "a scheduler was made for it")
+        self._trainables = refusals.Trainables(self._model, self.param_groups)
+        session = self._context.session
+        self._buckets = GradientBuckets(self._trainables.named)
+        self._committed = Committed(
+            self._model,
+            self._inner,
+            self._buckets,
+            scheduler=self._make_scheduler if self._scheduler is not None else None,
+            clip_norm=self._clip_norm,
+            clip_value=self._clip_value,
+        )
+        self._started = True
+        self._making = Making(session, self._buckets, mean=self._mean)
+        own = self._committed.hash()
+        session.begin(self._buckets, self._committed, plan, lookahead)
+        self._buckets.streams.adopt_commit()
+        if self._committed.hash() != own:
+            # The first step of a script that feeds itself: computed on weights that are not the
+            # job's, the gradient counts for nothing.
+            self._buckets.zero(Place.GRAD)
+        self._faults = Faults(self._context.faults, session.rank)
+        self._show_groups()
+
+    def after_parking(self) -> None:
+        """A call into the session has returned: weights and learning rate may be newer."""
+        self._buckets.streams.adopt_commit()
+        if self._committed.shadows.known is not self._shown:
+            self._show_groups()
+
+    # ---- inside -----------------------------------------------------------------------------
+
+    def _complete(self, samples: int | None) -> Contribution | None:
+        """The contribution that this step completes; None if its lease has more batches."""
+        if self._self_fed:
+            return self._making.complete_self_fed(1 if samples is None else samples)
+        if samples is not None:
+            raise UsageError(
+                f"step(samples={samples}) inside the loop of pl.DataLoader",
+                hint="leave samples out: the loader knows the size of each batch",
+            )
+        return self._making.complete()
+
+    def _announce(self, contribution: Contribution) -> None:
+        session, buckets = self._context.session, self._buckets
+        self._faults.before_announcing(session.version, session.size, self._making.poison)
+        buckets.streams.await_gradients()
+        session.step(
+            leases=contribution.leases,
+            samples=contribution.samples,
+            unit=contribution.unit,
+            finite=buckets.finite(Place.GRAD),
+            metrics=self._context.take_metrics(),
+        )
+        self.after_parking()
+        self._faults.step_ended()
+
+    def _after_stop(self) -> None:
+        self._steps_after_stop += 1
+        if self._steps_after_stop > 1:
+            raise JobStoppedError(
+                "the job has stopped and the script goes on stepping",
+                hint="leave the loop when optimizer.stopped is true; pl.DataLoader ends by itself",
+            )
+
+    def _check_unchanged(self) -> None:
+        difference = changed(self._shown, self.param_groups)
+        if difference:
+            raise changed_later("DistributedOptimizer", difference)
+        self._trainables.check_unchanged()
+
+    def _show_groups(self) -> None:
+        """Let param_groups show what the job has set."""
+        self._shown = self._committed.shadows.known
+        for group, values in zip(self.param_groups, self._shown, strict=True):
+            group.update(values)
+
+    def _hand_on_groups(self) -> None:
+        """Before the start the user may change the wrapper's groups as if they were the inner's."""
+        for index, group in enumerate(self.param_groups):
+            if index < len(self._inner.param_groups):
+                self._inner.param_groups[index].update(group)
+            else:
+                self._inner.add_param_group(dict(group))
+
+    def _make_scheduler(
+        self, optimizer: torch.optim.Optimizer
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        assert self._scheduler is not None
+        made = self._scheduler(optimizer)
+        refusals.check_made_scheduler(made)
+        return made

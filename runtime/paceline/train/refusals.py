@@ -1,0 +1,157 @@
+"""What Paceline does not train with, by name, and what to do instead (D2, D9).
+
+A refusal comes as early as it can: when the optimizer is wrapped, when training starts, or at the
+first step after something was changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from paceline.errors import ChangedLaterError, UnsupportedError, UsageError
+
+REFUSED_OPTIMIZERS = {
+    torch.optim.LBFGS: (
+        "it evaluates the model several times in one step, each of which would be a round",
+        "use SGD, Adam, AdamW or another optimizer that takes one gradient per step",
+    ),
+    torch.optim.SparseAdam: (
+        "it needs sparse gradients, and gradients are reduced in dense flat buffers",
+        "use Adam or AdamW, and Embedding(sparse=False)",
+    ),
+}
+
+
+def check_optimizer(optimizer: object) -> torch.optim.Optimizer:
+    """Refuse what cannot be rebound to shadow parameters."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(
+            f"DistributedOptimizer got a {type(optimizer).__name__}, not a torch optimizer",
+            hint="pass the optimizer first, then the model: DistributedOptimizer(optimizer, model)",
+        )
+    for kind, (why, hint) in REFUSED_OPTIMIZERS.items():
+        if isinstance(optimizer, kind):
+            raise UnsupportedError(f"{kind.__name__} is not supported: {why}", hint=hint)
+    if not any(group["params"] for group in optimizer.param_groups):
+        raise UsageError(
+            "the optimizer has no parameters", hint="create it from model.parameters()"
+        )
+    # A scheduler replaces the optimizer's step() by a counting one, which torch itself looks for.
+    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        raise UnsupportedError(
+            "a learning-rate scheduler was already made for this optimizer",
+            hint="hand over a function that makes it: "
+            "DistributedOptimizer(..., scheduler=lambda opt: StepLR(opt, 30))",
+        )
+    return optimizer
+
+
+def check_model(model: object, optimizer: torch.optim.Optimizer) -> torch.nn.Module:
+    """Refuse a model that the optimizer does not belong to, and sparse gradients."""
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(
+            f"DistributedOptimizer got a {type(model).__name__}, not a model",
+            hint="pass the optimizer first, then the model: DistributedOptimizer(optimizer, model)",
+        )
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
+        raise UnsupportedError(
+            f"{type(model).__name__} reduces gradients on its own",
+            hint="pass the plain model; Paceline does the reduction",
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse:
+            raise UnsupportedError(
+                f"{name or 'the model'} makes sparse gradients, which are not supported",
+                hint=f"use {type(module).__name__}(sparse=False)",
+            )
+    known = set(model.parameters())
+    for index, group in enumerate(optimizer.param_groups):
+        strangers = [parameter for parameter in group["params"] if parameter not in known]
+        if strangers:
+            raise UsageError(
+                f"param_groups[{index}] of the optimizer has {len(strangers)} parameters that the "
+                "model does not have",
+                hint="create the optimizer from the parameters of the model that you pass",
+            )
+    return model
+
+
+def check_scheduler(scheduler: object) -> None:
+    if scheduler is not None and not callable(scheduler):
+        raise UnsupportedError(
+            f"scheduler= got a {type(scheduler).__name__}; the job steps schedulers, on parameters "
+            "of its own",
+            hint="hand over a function: scheduler=lambda opt: StepLR(opt, 30)",
+        )
+
+
+def check_made_scheduler(scheduler: object) -> None:
+    """Of what the factory returned."""
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise UnsupportedError(
+            "ReduceLROnPlateau is not supported: it follows a figure of one rank, and learning "
+            "rates must be equal on all",
+            hint="use a scheduler that follows progress alone, such as CosineAnnealingLR",
+        )
+    if scheduler is not None and not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
+        raise UsageError(
+            f"the function in scheduler= returned a {type(scheduler).__name__}",
+            hint="return a scheduler of torch.optim.lr_scheduler",
+        )
+
+
+def check_limits(loss_reduction: str, clip_norm: float | None, clip_value: float | None) -> None:
+    if loss_reduction not in ("mean", "sum"):
+        raise UsageError(
+            f"loss_reduction={loss_reduction!r}",
+            hint='say "mean" or "sum", whichever the loss does over a batch',
+        )
+    for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
+        if limit is not None and not limit > 0:
+            raise UsageError(f"{name}={limit}", hint="give a number above 0, or leave it out")
+
+
+def refuse_closure() -> UnsupportedError:
+    return UnsupportedError(
+        "step(closure) is not supported: a closure computes gradients inside the update, which "
+        "happens on another thread, after the reduction",
+        hint="call loss.backward() before optimizer.step()",
+    )
+
+
+def refuse_grad_scaler() -> UnsupportedError:
+    return UnsupportedError(
+        "GradScaler is not supported: it skips step() on one rank when its gradient overflows",
+        hint="use bfloat16 autocast, which needs no scaling; a gradient that is not finite is "
+        "dropped and counted",
+    )
+
+
+class Trainables:
+    """The trainable parameters as they were at the start; later changes are refused (D2)."""
+
+    def __init__(self, model: torch.nn.Module, groups: Sequence[dict[str, Any]]) -> None:
+        in_groups = {parameter for group in groups for parameter in group["params"]}
+        self._all = [(n, p) for n, p in model.named_parameters() if p in in_groups]
+        self._flags = [parameter.requires_grad for _, parameter in self._all]
+        self.named = [(name, p) for name, p in self._all if p.requires_grad]
+        if not self.named:
+            raise UsageError(
+                "every parameter of the optimizer is frozen (requires_grad=False)",
+                hint="leave something to train before the first step",
+            )
+
+    def check_unchanged(self) -> None:
+        flags = [parameter.requires_grad for _, parameter in self._all]
+        if flags == self._flags:
+            return
+        name = next(
+            n for (n, _), new, old in zip(self._all, flags, self._flags, strict=True) if new != old
+        )
+        raise ChangedLaterError(
+            f"requires_grad of {name} was changed after training had started",
+            hint="freeze and unfreeze before the first step; to train in stages, run two jobs",
+        )

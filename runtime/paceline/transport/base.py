@@ -1,0 +1,140 @@
+"""What every data channel promises, whatever moves the bytes.
+
+A transport sums one flat buffer over the members of a *group* (one generation). It is driven by one
+thread, the communication thread, and by nobody else. The promises, which `tests/transport` holds
+every implementation to, the in-memory one of the simulation included:
+
+1. The sum is exact up to one fixed order of additions and has the same bits on all members (R23).
+2. A call never outlives its `Abort`: a dead, stopped or absent peer holds nobody (section 5).
+3. What an abandoned call may still write to is scratch of the transport, or the buffer of that
+   call, which the caller gives up; a new group beside an abandoned one works (R4, I13).
+4. Nothing spins while no call is under way.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+
+class TransportError(Exception):
+    """A data channel could not do its work; the round is not committed and the group is spent."""
+
+
+class TransportAborted(TransportError):
+    """The abort flag was raised while the call was under way (a new generation is being formed)."""
+
+
+class PeerLost(TransportError):
+    """A peer of the group is gone or unreachable. `rank` is its index in the group, if known."""
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class Abort:
+    """A flag that another thread raises to end a blocking call; it also wakes a waiting one."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._raised = False
+
+    def raise_(self) -> None:
+        self._raised = True
+        self._event.set()
+
+    def clear(self) -> None:
+        self._raised = False
+        self._event.clear()
+
+    def is_raised(self) -> bool:
+        return self._raised
+
+    def wake(self) -> None:
+        """End a wait that is under way (or the next one) without raising: news has come."""
+        self._event.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block in the kernel until raised, woken or `timeout_s` is over; true if raised."""
+        self._event.wait(timeout_s)
+        if not self._raised:
+            self._event.clear()
+            if self._raised:  # raised in between: the flag stays up
+                self._event.set()
+        return self._raised
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One member of a group as the data channel sees it."""
+
+    name: str
+    """Stable identity of the process (a member id); links are cached by it."""
+    address: str
+    """What that process published as its `Transport.address`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The members of one generation, in rank order."""
+
+    key: str
+    """Unique text of the generation id; every message and every communicator carries it (R1)."""
+    number: int
+    """A number that grows with every generation of this job (for tags); not unique by itself."""
+    peers: tuple[Peer, ...]
+    rank: int
+    """Index of this process in `peers`."""
+
+    @property
+    def size(self) -> int:
+        return len(self.peers)
+
+
+class Transport(ABC):
+    """A data channel between ranks.
+
+    Life: `address` -> (`open` -> `allreduce`* -> `close`)* -> `shutdown`.
+    """
+
+    name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """Where peers reach this process; published once, at registration."""
+
+    @abstractmethod
+    def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
+        """Wire the missing links of `group`; returns when this rank can reduce in it.
+
+        Raises TransportAborted when `abort` is raised, PeerLost when a peer cannot be reached
+        within `timeout_s`. A failed open leaves the transport usable for the next group.
+        """
+
+    @abstractmethod
+    def allreduce(self, buffers: Sequence[torch.Tensor], abort: Abort) -> None:
+        """Sum each flat, contiguous buffer over the group, in place, same bits on every rank.
+
+        All ranks pass the same number of buffers, of the same sizes and dtypes. After any
+        TransportError the contents of `buffers` are undefined, may still be written to, and the
+        group is spent: `close` it.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the group without waiting for anybody (peers may be dead). Idempotent."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Give back ports and files; no collective call, no waiting (D6). Idempotent."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, str]:
+        """Facts for `status`: algorithm per size class, provider, regret."""

@@ -1,0 +1,70 @@
+"""From `spec.collective.backend` to a transport; imports only what the backend needs."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Final
+
+from paceline.transport.base import Transport, TransportError
+from paceline.transport.selected import SelectedTransport
+
+BACKENDS: Final = ("auto", "gloo", "mpi", "nccl")
+LOOPBACK: Final = "127.0.0.1"
+
+
+def make_transport(backend: str, *, local: bool) -> Transport:
+    """The data channel of this rank. `local`: all ranks are on this machine, so loopback (D13)."""
+    host = LOOPBACK if local else own_address()
+    if backend == "auto":
+        return _auto(host)
+    if backend in BACKENDS:
+        return SelectedTransport([_make(backend, host)], {})
+    raise TransportError(
+        f"spec.collective.backend: {backend!r} is unknown; hint: use {', '.join(BACKENDS)}"
+    )
+
+
+def _auto(host: str) -> Transport:
+    """Everything for host memory that works here; why another one does not is in `describe`."""
+    transports: list[Transport] = []
+    left_out: dict[str, str] = {}
+    for name in ("mpi", "gloo"):
+        try:
+            transports.append(_make(name, host))
+        except TransportError as error:
+            left_out[name] = str(error)
+    if not transports:
+        reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+        raise TransportError(f"spec.collective.backend: auto found no data channel: {reasons}")
+    return SelectedTransport(transports, left_out)
+
+
+def _make(name: str, host: str) -> Transport:
+    if name == "mpi":
+        from paceline.transport.mpi import MpiTransport
+        from paceline.transport.mpi_links import mpi_environment
+
+        for key, value in mpi_environment(host == LOOPBACK).items():
+            os.environ.setdefault(key, value)
+
+        return MpiTransport(host=host)
+    if name == "gloo":
+        from paceline.transport.torch_dist import GlooTransport
+
+        return GlooTransport(host=host)
+    from paceline.transport.nccl import NcclTransport
+
+    return NcclTransport(host=host)
+
+
+def own_address() -> str:
+    """The address under which other pods reach this one: what its own host name resolves to."""
+    name = socket.gethostname()
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        raise TransportError(
+            f"the host name {name!r} of this pod has no address: {error}; "
+            "hint: give the pod a subdomain of the headless Service"
+        ) from error

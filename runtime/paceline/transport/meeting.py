@@ -1,0 +1,252 @@
+"""Where two ranks meet before they move data: one TCP connection per pair and generation.
+
+A link of MPI can only be made when both sides stand ready at the same moment: Accept and Connect
+hold the lock of the whole library while they wait. So the pair meets over a plain socket first. The
+lower rank dials, says which generation it is wiring, and both agree on what follows; an absent or
+stopped peer is noticed here, where every wait has an abort flag and a deadline.
+
+The socket then stays open as long as the group: it is the pair's *lifeline*. The kernel of a dead
+peer closes it, so a reduction learns of the death without asking anybody.
+
+There is no listening thread. Between two generations, callers wait in the kernel's backlog.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import struct
+from typing import Any, Final
+
+from paceline.clock import NS_PER_S, now_ns
+from paceline.transport.base import Abort, Group, Peer, PeerLost, TransportAborted, TransportError
+
+FRAME_BYTES_MAX: Final = 1 << 16
+BACKLOG: Final = 512
+POLL_S: Final = 0.01
+REDIAL_S: Final = 0.05
+_HEADER: Final = struct.Struct("!I")
+
+
+class Deadline:
+    """When a blocking call must give up, and the flag that makes it give up earlier."""
+
+    def __init__(self, abort: Abort, timeout_s: float) -> None:
+        self.abort = abort
+        self.timeout_s = timeout_s
+        self._end_ns = now_ns() + timeout_s * NS_PER_S
+
+    def left_s(self) -> float:
+        return (self._end_ns - now_ns()) / NS_PER_S
+
+    def check(self, what: str, rank: int | None = None) -> None:
+        if self.abort.is_raised():
+            raise TransportAborted(f"abandoned while {what}")
+        if now_ns() >= self._end_ns:
+            raise PeerLost(f"no answer within {self.timeout_s:g} s while {what}", rank)
+
+    def pause(self, seconds: float, what: str, rank: int | None = None) -> None:
+        self.check(what, rank)
+        self.abort.wait(max(0.0, min(seconds, self.left_s())))
+
+
+class LineClosedError(Exception):
+    """The other end closed or broke the connection."""
+
+
+class Line:
+    """One connection that carries short JSON messages."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock = sock
+        self._received = bytearray()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def send(self, message: dict[str, Any]) -> None:
+        body = json.dumps(message).encode()
+        assert len(body) <= FRAME_BYTES_MAX, len(body)
+        try:
+            sent = self._sock.send(_HEADER.pack(len(body)) + body)
+        except OSError as error:
+            raise LineClosedError(str(error)) from error
+        # A frame is far smaller than an empty socket buffer; a peer that lets it fill up is broken.
+        if sent != _HEADER.size + len(body):
+            raise LineClosedError("the peer does not read")
+
+    def poll(self) -> dict[str, Any] | None:
+        """The next message if it is all here. Raises LineClosedError when the peer has left."""
+        while (message := self._take()) is None:
+            try:
+                data = self._sock.recv(FRAME_BYTES_MAX)
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                raise LineClosedError(str(error)) from error
+            if not data:
+                raise LineClosedError("connection closed")
+            self._received += data
+        return message
+
+    def _take(self) -> dict[str, Any] | None:
+        if len(self._received) < _HEADER.size:
+            return None
+        (size,) = _HEADER.unpack_from(self._received)
+        if size > FRAME_BYTES_MAX:
+            raise LineClosedError(f"a frame of {size} bytes: not a Paceline peer")
+        end = _HEADER.size + size
+        if len(self._received) < end:
+            return None
+        body = bytes(self._received[_HEADER.size : end])
+        del self._received[:end]
+        try:
+            message = json.loads(body)
+        except ValueError as error:
+            raise LineClosedError(f"not a message: {error}") from error
+        if not isinstance(message, dict):
+            raise LineClosedError("not a message")
+        return message
+
+    def receive(self, deadline: Deadline, what: str, rank: int) -> dict[str, Any]:
+        while (message := self.poll()) is None:
+            deadline.check(what, rank)
+            select.select([self._sock], [], [], max(0.0, min(POLL_S, deadline.left_s())))
+        return message
+
+
+class MeetingPoint:
+    """This process's listening socket, and the callers that have come so far."""
+
+    def __init__(self, host: str) -> None:
+        try:
+            self._listener = socket.create_server((host, 0), backlog=BACKLOG)
+        except OSError as error:
+            raise TransportError(f"cannot listen on {host}: {error}") from error
+        self._listener.setblocking(False)
+        self._unread: list[Line] = []
+        self._waiting: dict[str, tuple[dict[str, Any], Line]] = {}
+
+    @property
+    def address(self) -> str:
+        host, port = self._listener.getsockname()[:2]
+        return f"{host}:{port}"
+
+    def close(self) -> None:
+        self._listener.close()
+        for line in [*self._unread, *(line for _, line in self._waiting.values())]:
+            line.close()
+        self._unread.clear()
+        self._waiting.clear()
+
+    def dial(
+        self, group: Group, rank: int, hello: dict[str, Any], deadline: Deadline
+    ) -> tuple[dict[str, Any], Line]:
+        """Call `rank` until it answers for this generation; returns its answer and the line."""
+        peer = group.peers[rank]
+        what = f"waiting for rank {rank} ({peer.name}) at {peer.address}"
+        own = group.peers[group.rank].name
+        hello = {**hello, "key": group.key, "number": group.number, "from": own}
+        while True:
+            line = self._call(peer, what, rank, deadline)
+            if line is not None:
+                try:
+                    line.send(hello)
+                    return line.receive(deadline, what, rank), line
+                except LineClosedError:
+                    line.close()  # it is in another generation, or restarting: try again
+                except TransportError:
+                    line.close()
+                    raise
+            deadline.pause(REDIAL_S, what, rank)
+
+    def _call(self, peer: Peer, what: str, rank: int, deadline: Deadline) -> Line | None:
+        host, _, port = peer.address.rpartition(":")
+        sock = socket.socket()
+        sock.setblocking(False)
+        try:
+            sock.connect_ex((host, int(port)))
+            while not select.select([], [sock], [], POLL_S)[1]:
+                deadline.check(what, rank)
+            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                return Line(sock)
+        except OSError:
+            pass  # an unknown host or a refused call: the same as nobody there yet
+        except TransportError:
+            sock.close()
+            raise
+        sock.close()
+        return None
+
+    def answer(self, group: Group, rank: int, deadline: Deadline) -> tuple[dict[str, Any], Line]:
+        """Wait until `rank` calls for this generation; returns its hello and the line."""
+        name = group.peers[rank].name
+        what = f"waiting for a call of rank {rank} ({name})"
+        while True:
+            self._collect()
+            found = self._waiting.get(name)
+            if found is not None and found[0].get("key") == group.key:
+                return self._waiting.pop(name)
+            if found is not None and int(found[0].get("number", 0)) <= group.number:
+                self._waiting.pop(name)[1].close()  # of a generation that is over: it may redial
+            deadline.check(what, rank)
+            watched: list[Any] = [self._listener, *self._unread]
+            select.select(watched, [], [], max(0.0, min(POLL_S, deadline.left_s())))
+
+    def _collect(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                break
+            except OSError:
+                continue  # the caller left again before we looked
+            self._unread.append(Line(sock))
+        del self._unread[: max(0, len(self._unread) - BACKLOG)]
+        for line in list(self._unread):
+            try:
+                hello = line.poll()
+            except LineClosedError:
+                hello = {}
+            if hello is None:
+                continue
+            self._unread.remove(line)
+            name = hello.get("from")
+            if not isinstance(name, str) or not isinstance(hello.get("number"), int):
+                line.close()
+                continue
+            if name in self._waiting:
+                self._waiting.pop(name)[1].close()
+            self._waiting[name] = (hello, line)
+
+
+class Lifelines:
+    """The open lines of one group; tells which peer has gone."""
+
+    def __init__(self) -> None:
+        self._rank_of: dict[int, int] = {}
+        self._lines: list[Line] = []
+        self._poll = select.poll()
+
+    def add(self, rank: int, line: Line) -> None:
+        self._rank_of[line.fileno()] = rank
+        self._lines.append(line)
+        self._poll.register(line.fileno(), select.POLLIN | select.POLLRDHUP)
+
+    def lost(self) -> int | None:
+        """A rank whose line has closed (nobody writes on it after the meeting), else None."""
+        events = self._poll.poll(0)
+        return self._rank_of[events[0][0]] if events else None
+
+    def close(self) -> None:
+        for line in self._lines:
+            line.close()
+        self._lines.clear()
+        self._rank_of.clear()
+        self._poll = select.poll()

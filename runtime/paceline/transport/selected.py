@@ -1,0 +1,193 @@
+"""The data channel that a job uses: several candidates, the fastest one per size class.
+
+At open the ranks first agree on the table of measured times: its sums are reduced over the group,
+so that a joiner, who contributes nothing, has the same table as all others and chooses alike.
+A group whose class of size (2, 3-4, 5-8 ... ranks) nobody has measured yet measures every candidate
+for a few milliseconds. Transports that win nothing are not wired again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Final, Protocol
+
+import torch
+
+from paceline.clock import NS_PER_S, now_ns
+from paceline.core.schedules import ALGORITHMS
+from paceline.core.select import (
+    CLASS_BYTES,
+    CLASS_NAMES,
+    Choice,
+    choose_all,
+    size_class,
+)
+from paceline.transport.base import Abort, Group, Peer, Transport, TransportError
+
+CALLS_MEASURED: Final = 5
+"""The median of so many calls after one to warm up: a few milliseconds per size class."""
+SMOOTHING: Final = 0.1
+"""Weight of the newest call in the running mean that the regret is computed from."""
+
+Row = dict[str, list[float]]
+
+
+class _Reduce(Protocol):
+    def __call__(self, buffers: Sequence[torch.Tensor], abort: Abort) -> None: ...
+
+
+class _MpiAlgorithm:
+    """One algorithm of the mpi transport as a candidate."""
+
+    def __init__(self, transport: Transport, algorithm: str) -> None:
+        self._transport = transport
+        self._algorithm = algorithm
+
+    def __call__(self, buffers: Sequence[torch.Tensor], abort: Abort) -> None:
+        from paceline.transport.mpi import MpiTransport
+
+        assert isinstance(self._transport, MpiTransport)
+        self._transport.allreduce(buffers, abort, self._algorithm)
+
+
+class SelectedTransport(Transport):
+    """Wires, measures and chooses between transports; the first one carries the agreement."""
+
+    name = "selected"
+
+    def __init__(self, transports: Sequence[Transport], left_out: Mapping[str, str]) -> None:
+        assert transports, left_out
+        self._transports = {transport.name: transport for transport in transports}
+        self._left_out = dict(left_out)
+        self._reduce: dict[str, _Reduce] = {}
+        for transport in transports:
+            if transport.name == "mpi":
+                for algorithm in ALGORITHMS:
+                    self._reduce[f"mpi:{algorithm}"] = _MpiAlgorithm(transport, algorithm)
+            else:
+                self._reduce[transport.name] = transport.allreduce
+        self._measured: dict[int, Row] = {}
+        """By class of group size: what this rank knows of the group's table."""
+        self._choices: tuple[Choice, ...] = ()
+        self._seconds_now: dict[str, list[float]] = {}
+        self._group: Group | None = None
+
+    @property
+    def address(self) -> str:
+        return ";".join(f"{name}={t.address}" for name, t in sorted(self._transports.items()))
+
+    def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
+        self.close()
+        end_ns = now_ns() + int(timeout_s * NS_PER_S)
+        addresses = [_split(peer.address) for peer in group.peers]
+        usable = sorted(
+            (name for name in self._transports if all(name in known for known in addresses)),
+            key=list(self._transports).index,
+        )
+        if not usable:
+            raise TransportError(
+                "the ranks of this job have no data channel in common: "
+                + "; ".join(f"rank {r} has {', '.join(k)}" for r, k in enumerate(addresses))
+            )
+
+        def wire(name: str) -> None:
+            peers = tuple(
+                Peer(peer.name, known[name])
+                for peer, known in zip(group.peers, addresses, strict=True)
+            )
+            left_s = (end_ns - now_ns()) / NS_PER_S
+            self._transports[name].open(replace(group, peers=peers), abort, max(left_s, 0.0))
+
+        try:
+            wire(usable[0])
+            self._group = group
+            self._agree(group, usable, wire, abort)
+        except BaseException:
+            self.close()
+            raise
+
+    def _agree(
+        self, group: Group, usable: list[str], wire: Callable[[str], None], abort: Abort
+    ) -> None:
+        """Every rank leaves with the same table, hence with the same choices."""
+        candidates = [name for name in self._reduce if name.partition(":")[0] in usable]
+        kind = (group.size - 1).bit_length()
+        if len(candidates) == 1 or group.size == 1:
+            table: Row = {name: [0.0] * len(CLASS_BYTES) for name in candidates}
+            wired = usable[:1]
+        else:
+            table = self._mean(self._measured.get(kind, {}), candidates, abort)
+            wired = usable[:1]
+            if not any(any(row) for row in table.values()):
+                for name in usable[1:]:
+                    wire(name)
+                wired = usable
+                table = self._mean(self._measure(candidates, abort), candidates, abort)
+            self._measured[kind] = table
+        self._choices = choose_all(table)
+        self._seconds_now = {name: [0.0] * len(CLASS_BYTES) for name in candidates}
+        wanted = {choice.candidate.partition(":")[0] for choice in self._choices}
+        for name in usable:
+            if name in wanted and name not in wired:
+                wire(name)
+
+    def _measure(self, candidates: list[str], abort: Abort) -> Row:
+        rows: Row = {}
+        for name in candidates:
+            rows[name] = []
+            for payload_bytes in CLASS_BYTES:
+                buffer = torch.zeros(payload_bytes // 4)
+                taken = []
+                for _ in range(1 + CALLS_MEASURED):
+                    start_ns = now_ns()
+                    self._reduce[name]([buffer], abort)
+                    taken.append((now_ns() - start_ns) / NS_PER_S)
+                rows[name].append(median(taken[1:]))
+        return rows
+
+    def _mean(self, rows: Row, candidates: list[str], abort: Abort) -> Row:
+        """The mean of each cell over the ranks that have measured it; same bits everywhere."""
+        width = len(CLASS_BYTES)
+        own = [rows[name] if name in rows else [0.0] * width for name in candidates]
+        cells = torch.tensor(own, dtype=torch.float64).flatten()
+        both = torch.cat([cells, (cells > 0).double()])
+        self._reduce[candidates[0]]([both], abort)
+        total, count = both.chunk(2)
+        mean = (total / count.clamp(min=1)).view(len(candidates), width).tolist()
+        return dict(zip(candidates, mean, strict=True))
+
+    def allreduce(self, buffers: Sequence[torch.Tensor], abort: Abort) -> None:
+        assert self._group is not None, "allreduce outside a group"
+        index = size_class(sum(buffer.nbytes for buffer in buffers))
+        name = self._choices[index].candidate
+        start_ns = now_ns()
+        self._reduce[name](buffers, abort)
+        seconds, row = (now_ns() - start_ns) / NS_PER_S, self._seconds_now[name]
+        row[index] += (seconds - row[index]) * (SMOOTHING if row[index] else 1.0)
+
+    def close(self) -> None:
+        self._group = None
+        for transport in self._transports.values():
+            transport.close()
+
+    def shutdown(self) -> None:
+        self.close()
+        for transport in self._transports.values():
+            transport.shutdown()
+
+    def describe(self) -> dict[str, str]:
+        facts = {f"left out.{name}": why for name, why in self._left_out.items()}
+        for index, (label, choice) in enumerate(zip(CLASS_NAMES, self._choices, strict=False)):
+            now = self._seconds_now[choice.candidate][index]
+            facts[f"choice.{label}"] = choice.why
+            facts[f"regret_us.{label}"] = f"{choice.regret(now) * 1e6:.0f}"
+        for name, transport in self._transports.items():
+            facts |= {f"{name}.{key}": value for key, value in transport.describe().items()}
+        return facts
+
+
+def _split(address: str) -> dict[str, str]:
+    pairs = (part.partition("=") for part in address.split(";") if part)
+    return {name: where for name, _, where in pairs}

@@ -1,0 +1,167 @@
+"""The data channel inside one process: what the simulation and fast tests use.
+
+Ranks are threads that share a `Hub`. A call deposits its buffers; the last rank of the group adds
+them in rank order, and everybody copies the sum. It keeps every promise of `base`, passes the
+same conformance suite as the real ones, and can lose a peer on purpose.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+import torch
+
+from paceline.transport.base import Abort, Group, PeerLost, Transport
+from paceline.transport.meeting import Deadline
+
+WAIT_S: Final = 1.0
+"""Longest sleep between two looks; news and abort both wake earlier."""
+
+
+class _Call:
+    """One reduction of one group."""
+
+    def __init__(self) -> None:
+        self.parts: dict[int, list[torch.Tensor]] = {}
+        self.sums: list[torch.Tensor] | None = None
+        self.taken = 0
+
+
+class Hub:
+    """What the ranks share: who is in which group, and the reductions under way."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside: dict[str, set[str]] = {}
+        self._calls: dict[tuple[str, int], _Call] = {}
+        self._dead: set[str] = set()
+        self._waiting: set[Abort] = set()
+
+    def kill(self, name: str) -> None:
+        """From now on `name` answers nobody, and its peers learn of it."""
+        with self._lock:
+            self._dead.add(name)
+            self._wake()
+
+    def enter(self, group: Group) -> None:
+        with self._lock:
+            self._inside.setdefault(group.key, set()).add(group.peers[group.rank].name)
+            self._wake()
+
+    def all_inside(self, group: Group) -> bool:
+        with self._lock:
+            return self._inside.get(group.key, set()) >= {peer.name for peer in group.peers}
+
+    def leave(self, group: Group) -> None:
+        name = group.peers[group.rank].name
+        with self._lock:
+            self._inside.get(group.key, set()).discard(name)
+            for key in [key for key in self._calls if key[0] == group.key]:
+                self._calls[key].parts.pop(group.rank, None)
+            if not self._inside.get(group.key):
+                self._inside.pop(group.key, None)
+                for key in [key for key in self._calls if key[0] == group.key]:
+                    del self._calls[key]
+            self._wake()
+
+    def lost(self, group: Group) -> int | None:
+        """A rank of the group that is dead or has left it, else None."""
+        with self._lock:
+            inside = self._inside.get(group.key, set())
+            for rank, peer in enumerate(group.peers):
+                if peer.name in self._dead or peer.name not in inside:
+                    return rank
+        return None
+
+    def deposit(self, group: Group, number: int, buffers: Sequence[torch.Tensor]) -> _Call:
+        with self._lock:
+            call = self._calls.setdefault((group.key, number), _Call())
+            call.parts[group.rank] = [buffer.detach().clone() for buffer in buffers]
+            if len(call.parts) == group.size:
+                call.sums = call.parts[0]
+                for rank in range(1, group.size):
+                    for total, part in zip(call.sums, call.parts[rank], strict=True):
+                        total += part
+                self._wake()
+            return call
+
+    def taken(self, group: Group, number: int, call: _Call) -> None:
+        with self._lock:
+            call.taken += 1
+            if call.taken == group.size:
+                self._calls.pop((group.key, number), None)
+
+    def watch(self, abort: Abort) -> None:
+        with self._lock:
+            self._waiting.add(abort)
+
+    def unwatch(self, abort: Abort) -> None:
+        with self._lock:
+            self._waiting.discard(abort)
+
+    def _wake(self) -> None:
+        for abort in self._waiting:
+            abort.wake()
+
+
+class SimTransport(Transport):
+    """One rank's end of a hub."""
+
+    name: ClassVar[str] = "sim"
+
+    def __init__(self, hub: Hub, own_name: str) -> None:
+        self._hub = hub
+        self._own_name = own_name
+        self._group: Group | None = None
+        self._number = 0
+
+    @property
+    def address(self) -> str:
+        return f"sim/{self._own_name}"
+
+    def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
+        self.close()
+        deadline = Deadline(abort, timeout_s)
+        self._group, self._number = group, 0
+        self._hub.watch(abort)
+        try:
+            self._hub.enter(group)
+            while not self._hub.all_inside(group):
+                deadline.pause(WAIT_S, f"waiting for the {group.size} ranks of {group.key}")
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._hub.unwatch(abort)
+
+    def allreduce(self, buffers: Sequence[torch.Tensor], abort: Abort) -> None:
+        group = self._group
+        assert group is not None, "allreduce outside a group"
+        deadline = Deadline(abort, float("inf"))
+        self._number += 1
+        self._hub.watch(abort)
+        try:
+            call = self._hub.deposit(group, self._number, buffers)
+            while call.sums is None:
+                lost = self._hub.lost(group)
+                if lost is not None and call.sums is None:
+                    raise PeerLost(f"rank {lost} has gone", lost)
+                deadline.pause(WAIT_S, "reducing")
+        finally:
+            self._hub.unwatch(abort)
+        for buffer, total in zip(buffers, call.sums, strict=True):
+            buffer.detach().copy_(total)
+        self._hub.taken(group, self._number, call)
+
+    def close(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            self._hub.leave(group)
+
+    def shutdown(self) -> None:
+        self.close()
+
+    def describe(self) -> dict[str, str]:
+        return {"provider": "memory"}

@@ -1,0 +1,251 @@
+"""A real agent process, and a small coordinator that listens to it and gives orders."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import WSMsgType, web
+
+from paceline.core import wire
+from paceline.core.ids import MemberId
+from paceline.core.messages import RankDead, RankStarted
+from paceline.settings import AgentSpec
+
+TOKEN = "secret"
+WAIT_S = 15.0
+PYTHON = sys.executable
+T = TypeVar("T")
+
+RANK_SIDE = """
+import os, sys
+from paceline.agent.rank_side import AgentLine
+from paceline.settings import RankSettings
+settings = RankSettings.from_environment(os.environ)
+line = AgentLine(settings.agent_fd)
+"""
+"""First lines of a script that behaves like a rank."""
+
+
+class Coordinator:
+    """Listens on a port that stays the same when it is stopped and started again."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, msgspec.Struct]] = []
+        self.refused = 0
+        self.port = 0
+        self._news = asyncio.Event()
+        self._runner: web.AppRunner | None = None
+        self._sockets: set[web.WebSocketResponse] = set()
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.add_routes([web.get("/v1/agents", self._serve)])
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self.port))
+        self.port = listener.getsockname()[1]
+        await web.SockSite(self._runner, listener).start()
+
+    async def stop(self) -> None:
+        for ws in list(self._sockets):
+            if ws._req is not None and ws._req.transport is not None:
+                ws._req.transport.abort()  # like a process that was killed
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def order(self, message: msgspec.Struct) -> None:
+        for ws in self._sockets:
+            await ws.send_str(wire.to_json(message))
+
+    async def wait(
+        self, kind: type[T], test: Callable[[T], bool] = lambda _: True, *, n: int = 1
+    ) -> T:
+        """The n-th message of a kind."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                found = [m for _, m in self.heard if isinstance(m, kind) and test(m)]
+                if len(found) >= n:
+                    return found[n - 1]
+                self._news.clear()
+                await self._news.wait()
+
+    def time_of(self, message: object) -> int:
+        return next(t for t, m in self.heard if m is message)
+
+    def all(self, kind: type[T]) -> list[T]:
+        return [m for _, m in self.heard if isinstance(m, kind)]
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+            self.refused += 1
+            raise web.HTTPUnauthorized
+        ws = web.WebSocketResponse()
+        await ws.prepare(request)
+        self._sockets.add(ws)
+        try:
+            async for message in ws:
+                if message.type is WSMsgType.TEXT:
+                    decoded = wire.agent_message(message.data)
+                    self.heard.append((time.monotonic_ns(), decoded))
+                    self._news.set()
+        finally:
+            self._sockets.discard(ws)
+        return ws
+
+
+class AgentProcess:
+    def __init__(self, process: asyncio.subprocess.Process, run_dir: Path) -> None:
+        self.process, self.run_dir = process, run_dir
+        self.out = b""
+        self.err = b""
+        self._readers = [
+            asyncio.create_task(self._read(process.stdout, "out")),
+            asyncio.create_task(self._read(process.stderr, "err")),
+        ]
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    async def ended(self) -> int:
+        async with asyncio.timeout(WAIT_S):
+            code = await self.process.wait()
+            await asyncio.wait(self._readers)
+            return code
+
+    async def printed(self, text: str) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while text.encode() not in self.out + self.err:
+                await asyncio.sleep(0.005)
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+        for reader in self._readers:
+            await reader
+
+    async def _read(self, stream: asyncio.StreamReader | None, name: str) -> None:
+        assert stream is not None
+        while data := await stream.read(65536):
+            setattr(self, name, getattr(self, name) + data)
+
+
+@asynccontextmanager
+async def pod(
+    folder: Path,
+    command: list[str] | str,
+    *,
+    procs: int = 1,
+    backend: str = "gloo",
+    backoff_limit: int = 6,
+    drain_grace_s: float = 10.0,
+    urls: str = "",
+    listening: bool = True,
+    **spec: Any,
+) -> AsyncIterator[tuple[AgentProcess, Coordinator]]:
+    """An agent with `procs` ranks. A command that is a text is a script of Python."""
+    if isinstance(command, str):
+        script = folder / "script.py"
+        script.write_text(command)
+        command = [PYTHON, str(script)]
+    spec_path = folder / "spec.json"
+    made = AgentSpec(tuple(command), backend=backend, backoff_limit=backoff_limit, **spec)
+    spec_path.write_text(made.to_json())
+    coordinator = Coordinator()
+    await coordinator.start()
+    if not listening:
+        await coordinator.stop()
+    env = {
+        **os.environ,
+        "PACELINE_JOB": "digits",
+        "PACELINE_SLOT": "2",
+        "PACELINE_ATTEMPT": "1",
+        "PACELINE_PROCS": str(procs),
+        "PACELINE_COORDINATOR": urls or f"http://127.0.0.1:{coordinator.port}",
+        "PACELINE_TOKEN": TOKEN,
+        "PACELINE_RUN_DIR": str(folder / "run"),
+        "PACELINE_SPEC": str(spec_path),
+        "PACELINE_LOCAL": "1",
+        "PACELINE_FAULTS": "slow:rank=0,ms=1",
+        "PACELINE_DRAIN_GRACE_SECONDS": str(drain_grace_s),
+        "PACELINE_METRICS_PORT": "0",
+    }
+    process = await asyncio.create_subprocess_exec(
+        PYTHON,
+        "-m",
+        "paceline.agent",
+        env=env,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    agent = AgentProcess(process, folder / "run")
+    try:
+        yield agent, coordinator
+    except BaseException:
+        print("---- agent ----", agent.out.decode(), agent.err.decode(), sep="\n")
+        raise
+    finally:
+        await agent.kill()
+        await coordinator.stop()
+
+
+def member(local: int = 0, restarts: int = 0) -> MemberId:
+    return MemberId(2, local, 1000 + restarts)
+
+
+async def started(coordinator: Coordinator, local: int = 0, restarts: int = 0) -> RankStarted:
+    return await coordinator.wait(RankStarted, lambda m: m.member == member(local, restarts))
+
+
+async def dead(coordinator: Coordinator, local: int = 0, restarts: int = 0) -> RankDead:
+    return await coordinator.wait(RankDead, lambda m: m.member == member(local, restarts))
+
+
+def lives(pid: int) -> bool:
+    """A zombie does not count as living."""
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+async def gone(*pids: int) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while any(lives(pid) for pid in pids):
+            await asyncio.sleep(0.005)
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """pid -> command line of everything below a process."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                stat = (entry / "stat").read_text()
+                parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    found: dict[int, str] = {}
+    frontier = [pid]
+    while frontier:
+        parent = frontier.pop()
+        for child in [c for c, p in parents.items() if p == parent]:
+            with contextlib.suppress(OSError):
+                text = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ")
+                found[child] = text.decode()
+                frontier.append(child)
+    return found

@@ -1,0 +1,193 @@
+"""What an agent knows of a death, and how fast, on real processes (D6, R25)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from agent.harness import (
+    PYTHON,
+    RANK_SIDE,
+    dead,
+    descendants,
+    gone,
+    lives,
+    member,
+    pod,
+    started,
+)
+
+from paceline.core.messages import AgentDone, AgentHello, KillRank, RankDead, RankStarted
+
+pytestmark = pytest.mark.processes
+NS_PER_MS = 1_000_000
+
+
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_kill_9_is_evidence_within_100_ms(tmp_path: Path, backend: str) -> None:
+    async def scenario() -> None:
+        async with pod(tmp_path, ["sleep", "60"], backend=backend) as (_, coordinator):
+            rank = await started(coordinator)
+            assert Path(f"/proc/{rank.pid}/cmdline").read_bytes() in (b"sleep\x0060\x00",)
+            killed_ns = time.monotonic_ns()
+            os.kill(rank.pid, signal.SIGKILL)
+            evidence = await dead(coordinator)
+            took_ms = (coordinator.time_of(evidence) - killed_ns) / NS_PER_MS
+            assert evidence.exit_code == -9
+            assert evidence.restarts
+            assert "SIGKILL" in evidence.why
+            assert "memory" in evidence.why
+            assert took_ms < 100, took_ms
+            print(f"{backend}: kill -9 known after {took_ms:.1f} ms")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("victim", ["mpiexec", "hydra_pmi_proxy", "shim.py"])
+def test_a_broken_chain_leaves_no_orphan(tmp_path: Path, victim: str) -> None:
+    """mpiexec, its proxy or the guard is killed: the rank would live on, unsupervised, and join
+    rounds while its agent believes it dead."""
+
+    async def scenario() -> None:
+        async with pod(tmp_path, ["sleep", "60"], backend="mpi") as (agent, coordinator):
+            rank = await started(coordinator)
+            below = descendants(agent.process.pid)
+            assert rank.pid in below
+            pids = [
+                pid
+                for pid, text in below.items()
+                if (text.split()[0] if victim != "shim.py" else text).endswith(victim)
+                or (victim == "shim.py" and text.startswith(PYTHON) and victim in text)
+            ]
+            assert len(pids) == 1, below
+            os.kill(pids[0], signal.SIGKILL)
+            evidence = await dead(coordinator)
+            assert not lives(rank.pid), "evidence before the death"
+            assert evidence.exit_code == -9
+            assert "supervised" in evidence.why
+            await gone(*below)
+
+    asyncio.run(scenario())
+
+
+def test_a_shell_is_not_dead_before_its_children(tmp_path: Path) -> None:
+    command = ["/bin/sh", "-c", "sleep 61 & echo child $!; wait"]
+
+    async def scenario() -> None:
+        async with pod(tmp_path, command) as (agent, coordinator):
+            rank = await started(coordinator)
+            await agent.printed("child ")
+            children = descendants(rank.pid)
+            assert children
+            os.kill(rank.pid, signal.SIGKILL)
+            await dead(coordinator)
+            assert not any(lives(pid) for pid in children)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_agent_death_ends_all_below_it(tmp_path: Path, backend: str) -> None:
+    """`sleep` never looks at the line to its agent: the kernel must end it."""
+
+    async def scenario() -> None:
+        async with pod(tmp_path, ["sleep", "60"], backend=backend) as (agent, coordinator):
+            await started(coordinator)
+            below = descendants(agent.process.pid)
+            agent.signal(signal.SIGKILL)
+            await agent.ended()
+            await gone(*below)
+
+    asyncio.run(scenario())
+
+
+def test_the_line_ends_with_the_agent(tmp_path: Path) -> None:
+    """A rank that is in the middle of something learns it too, from the end of its line."""
+    script = RANK_SIDE + (
+        "import ctypes\n"
+        "ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\n"  # as if the kernel knew no parent death signal
+        "print('ready', flush=True)\n"
+        "order = line.read()\n"
+        f"open({str(tmp_path / 'read')!r}, 'w').write(repr(order))\n"
+        "os._exit(0)\n"
+    )
+
+    async def scenario() -> None:
+        async with pod(tmp_path, script) as (agent, coordinator):
+            rank = await started(coordinator)
+            await agent.printed("ready")
+            agent.signal(signal.SIGKILL)
+            await agent.ended()
+            await gone(rank.pid)
+            assert (tmp_path / "read").read_text() == "None"
+
+    asyncio.run(scenario())
+
+
+def test_the_coordinator_may_have_a_rank_killed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pod(tmp_path, ["sleep", "60"], procs=2) as (_, coordinator):
+            other = await started(coordinator, 1)
+            rank = await started(coordinator, 0)
+            os.kill(rank.pid, signal.SIGSTOP)  # silent, and SIGTERM would not reach it
+            await coordinator.order(KillRank(member(0), "silent for 10 s"))
+            evidence = await dead(coordinator, 0)
+            assert "silent for 10 s" in evidence.why
+            assert evidence.restarts
+            assert lives(other.pid)
+            again = await started(coordinator, 0, restarts=1)
+            assert again.pid != rank.pid
+
+    asyncio.run(scenario())
+
+
+def test_evidence_survives_the_absence_of_the_coordinator(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pod(tmp_path, ["sleep", "60"], procs=2) as (_, coordinator):
+            first = await started(coordinator, 0)
+            await started(coordinator, 1)
+            await coordinator.stop()
+            os.kill(first.pid, signal.SIGKILL)
+            await gone(first.pid)
+            await coordinator.start()
+            hello = await coordinator.wait(AgentHello, n=2)
+            assert hello.dead == (member(0),)
+            assert member(1) in hello.living
+            assert (await dead(coordinator, 0)).exit_code == -9
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_tries_all_addresses(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pod(
+            tmp_path, ["sleep", "60"], urls="http://127.0.0.1:1,http://127.0.0.1:2"
+        ) as (agent, _):
+            await agent.printed("127.0.0.1:2")
+            assert "no coordinator at http://127.0.0.1:1" in agent.err.decode()
+
+    asyncio.run(scenario())
+
+
+def test_restart_in_place_waits_longer_each_time(tmp_path: Path) -> None:
+    command = ["/bin/sh", "-c", "echo going wrong >&2; exit 3"]
+
+    async def scenario() -> None:
+        async with pod(tmp_path, command, backoff_limit=2) as (agent, coordinator):
+            assert await agent.ended() == 1
+            deaths = coordinator.all(RankDead)
+            assert [m.member.attempt for m in deaths] == [1000, 1001, 1002]
+            assert [m.restarts for m in deaths] == [True, True, False]
+            assert all("going wrong" in m.why and "exit code 3" in m.why for m in deaths)
+            times = [coordinator.time_of(m) for m in coordinator.all(RankStarted)]
+            pauses_s = [(b - a) / 1e9 for a, b in zip(times, times[1:], strict=False)]
+            assert 1.0 <= pauses_s[0] < 2.0 <= pauses_s[1] < 4.0, pauses_s
+            done = coordinator.all(AgentDone)[-1]
+            assert done.outcome == "failed"
+            assert "backoffLimit 2" in done.message
+
+    asyncio.run(scenario())

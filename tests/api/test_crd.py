@@ -1,0 +1,190 @@
+"""The generated CRD: fresh, complete, small, and with every rule of the models in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from api.bad_specs import BAD
+from paceline_api.crdgen import generate
+from paceline_api.errors import InvalidJobError
+from paceline_api.load import parse_job
+from paceline_api.rules import Rule
+from paceline_api.validate import RULES
+
+MANIFEST = Path(__file__).parents[2] / "crds" / "manifests" / "trainingjobs.yaml"
+ANNOTATION_BYTES_MAX = 262_144
+"""Limit of all annotations of an object; a client-side apply keeps the whole object in one."""
+
+
+@pytest.fixture(scope="module")
+def crd() -> dict[str, Any]:
+    definition: dict[str, Any] = yaml.safe_load(MANIFEST.read_text())
+    return definition
+
+
+@pytest.fixture(scope="module")
+def schema(crd: dict[str, Any]) -> dict[str, Any]:
+    root: dict[str, Any] = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return root
+
+
+def parts(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, field in schema.get("properties", {}).items():
+        yield from parts(field, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if key in schema:
+            yield from parts(schema[key], f"{path}[]")
+
+
+def validations(schema: dict[str, Any]) -> list[dict[str, str]]:
+    return [*schema["x-kubernetes-validations"], *schema["properties"]["spec"][VALIDATIONS]]
+
+
+VALIDATIONS = "x-kubernetes-validations"
+
+
+def test_committed_file_is_the_generated_one() -> None:
+    assert generate() == generate()
+    assert MANIFEST.read_text() == generate(), (
+        "run: python -m paceline_api.crdgen > crds/manifests/trainingjobs.yaml"
+    )
+    assert MANIFEST.read_text().startswith("# Generated from crds/paceline_api; do not edit.\n")
+
+
+def test_small_enough_for_client_side_apply() -> None:
+    assert len(MANIFEST.read_bytes()) < ANNOTATION_BYTES_MAX / 2
+
+
+def test_every_field_is_described(schema: dict[str, Any]) -> None:
+    own = [
+        (path, part)
+        for name in ("spec", "status")
+        for path, part in parts(schema["properties"][name], name)
+        if not path.endswith("[]")
+    ]
+    assert len(own) > 100
+    for path, part in own:
+        assert part.get("description", "")[-1:].isalnum() or part["description"].endswith("."), path
+        assert len(part["description"]) >= 10, path
+        assert "\n" not in part["description"], path
+
+
+def test_schema_is_structural(schema: dict[str, Any]) -> None:
+    for path, part in parts(schema, ""):
+        assert part.get("type") or part.get("x-kubernetes-int-or-string"), path
+        assert not {"$ref", "anyOf", "title", "const"} & part.keys(), path
+        assert part.get("additionalProperties") is not True, path
+
+
+def test_only_structure_has_defaults(schema: dict[str, Any]) -> None:
+    found = {path: part["default"] for path, part in parts(schema, "") if "default" in part}
+    assert found == {".spec.replicas": 1, ".spec.procsPerReplica": 1, ".spec.suspend": False}
+
+
+def test_defaults_and_fixed_fields_are_told(schema: dict[str, Any]) -> None:
+    told = {path: part.get("description", "") for path, part in parts(schema, "")}
+    assert told[".spec.collective.quorum"].endswith(" Default: 75%.")
+    assert told[".spec.collective.randomInitiator"].endswith(" Default: false.")
+    assert told[".spec.collective.deadlineFactor"].endswith(" Default: 3.")
+    assert told[".spec.straggler.respond"].endswith(" Default: [Tolerate].")
+    assert told[".spec.collective.backend"].endswith(" Default: auto. Cannot be changed.")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.path)
+def test_rule_has_its_twin_in_the_crd(rule: Rule, schema: dict[str, Any]) -> None:
+    in_spec = rule.path.startswith("spec.")
+    part = schema["properties"]["spec"] if in_spec else schema
+    (twin,) = [v for v in part[VALIDATIONS] if v["message"] == rule.message]
+    assert twin["rule"] == rule.cel
+    assert rule.path in twin["message"]
+    assert rule.hint in twin["message"]
+    if in_spec:
+        assert f"spec{twin['fieldPath']}" == rule.path
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.path)
+def test_rule_is_broken_by_a_spec_of_the_table(rule: Rule) -> None:
+    def broken() -> Iterator[str]:
+        for name, bad in BAD.items():
+            with pytest.raises(InvalidJobError) as caught:
+                parse_job(bad.text)
+            if any(e.hint == rule.hint or rule.problem in e.problem for e in caught.value.errors):
+                yield name
+
+    assert any(broken()), f"no entry of BAD breaks the rule: {rule.message}"
+
+
+def test_rules_read_fields_that_exist(schema: dict[str, Any]) -> None:
+    known = {path for path, _ in parts(schema["properties"]["spec"], "")}
+    for validation in schema["properties"]["spec"][VALIDATIONS]:
+        for path in re.findall(r"\b(?:self|oldSelf)((?:\.[a-zA-Z]+)+)(?!\()\b", validation["rule"]):
+            while path.rpartition(".")[2] in ("exists", "all", "exists_one", "startsWith"):
+                path = path.rpartition(".")[0]
+            assert path in known, f"{path} in {validation['rule']}"
+        assert validation["fieldPath"] in known, validation
+
+
+def test_fixed_fields_refuse_setting_changing_and_removing(schema: dict[str, Any]) -> None:
+    rules = {v["fieldPath"]: v for v in validations(schema) if v["reason"] == "FieldValueForbidden"}
+    assert set(rules) == {
+        ".procsPerReplica",
+        ".managedBy",
+        ".collective.backend",
+        ".collective.normalisation",
+        ".collective.pacing",
+        ".collective.freezeTimeout",
+        ".fabric.profile",
+        ".fabric.required",
+        ".checkpoint.path",
+        ".checkpoint.claimName",
+        ".scheduling.provider",
+        ".scheduling.topologyKey",
+        ".metrics.port",
+        ".template",
+    }
+    assert rules[".metrics.port"]["rule"] == (
+        "(has(self.metrics) && has(self.metrics.port)) == "
+        "(has(oldSelf.metrics) && has(oldSelf.metrics.port)) && "
+        "(!(has(self.metrics) && has(self.metrics.port)) || "
+        "self.metrics.port == oldSelf.metrics.port)"
+    )
+
+
+def test_what_kubectl_needs(crd: dict[str, Any]) -> None:
+    version = crd["spec"]["versions"][0]
+    columns = version["additionalPrinterColumns"]
+    assert [column["name"] for column in columns] == [
+        "Ready",
+        "Mode",
+        "Round",
+        "Generation",
+        "Transport",
+        "Stragglers",
+        "State",
+        "Age",
+    ]
+    known = {path for path, _ in parts(version["schema"]["openAPIV3Schema"], "")}
+    paths = [column["jsonPath"] for column in columns if column["name"] != "Age"]
+    scale = version["subresources"]["scale"]
+    for path in (*paths, *scale.values()):
+        assert path in known, path
+    assert version["subresources"]["status"] == {}
+    assert crd["spec"]["names"]["shortNames"] == ["tj"]
+    assert crd["metadata"]["name"] == "trainingjobs.paceline.dev"
+
+
+def test_pod_template_is_kept_beyond_its_skeleton(schema: dict[str, Any]) -> None:
+    template = schema["properties"]["spec"]["properties"]["template"]
+    pod = template["properties"]["spec"]
+    containers = pod["properties"]["containers"]
+    variables = containers["items"]["properties"]["env"]
+    for part in (template, pod, containers["items"], variables["items"]):
+        assert part["x-kubernetes-preserve-unknown-fields"] is True
+    for part in (containers, variables):
+        assert part["x-kubernetes-list-map-keys"] == ["name"]

@@ -1,0 +1,102 @@
+"""Whatever stands in a job file: a job comes out or an error that helps, never a traceback."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import yaml
+from api.bad_specs import GOOD
+from hypothesis import given
+from hypothesis import strategies as st
+from paceline_api.defaults import with_defaults
+from paceline_api.errors import InvalidJobError, PacelineError
+from paceline_api.load import job_from_mapping, parse_job, with_overrides
+from paceline_api.resolve import resolve
+
+FULL = with_defaults(
+    parse_job(
+        GOOD,
+        overrides=[
+            "spec.checkpoint.path=/out",
+            "spec.coordinator.nodeSelector={a: b}",
+            "spec.elasticity.allowedSizes=[2, 4]",
+            "spec.failurePolicy.rules=[{action: FailJob, onExitCodes: [2], onReasons: [A]}]",
+        ],
+    )
+).to_mapping()
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    children = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    found = [path] if path else []
+    for key, child in children:
+        found += places(child, (*path, key))
+    return found
+
+
+JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["auto", "5%", "-5ms", "1h", "Full", "TrainingJob", 0, -1, 2**40, "x" * 300]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=4,
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(places(FULL)), JUNK), min_size=1, max_size=3))
+def test_junk_anywhere_gives_a_job_or_errors_that_help(
+    edits: list[tuple[tuple[Any, ...], Any]],
+) -> None:
+    mapping = copy.deepcopy(FULL)
+    for path, junk in edits:
+        place: Any = mapping
+        try:
+            for part in path[:-1]:
+                place = place[part]
+            place[path[-1]] = junk
+        except (KeyError, IndexError, TypeError):
+            continue  # an earlier edit has removed this place
+    try:
+        job = job_from_mapping(mapping)
+    except InvalidJobError as error:
+        told = error.errors
+    else:
+        resolve(job)
+        told = ()
+    for fault in told:
+        assert fault.path
+        assert fault.problem
+        assert fault.hint, fault.message
+        assert len(fault.render().splitlines()) == 2, fault.render()
+
+
+@given(st.text(max_size=60) | st.text(alphabet="ab: -[]{}&*!|>#%@\n\t'\"<?,~0", max_size=60))
+def test_any_text_is_a_job_or_an_error(text: str) -> None:
+    try:
+        parse_job(text)
+    except PacelineError as error:
+        shown = error
+    assert shown.render().startswith("error: ")
+    assert shown.hint
+
+
+@given(st.text(max_size=20) | st.text(alphabet="spec.relica[0]=:{}", max_size=20))
+def test_any_override_is_put_in_or_an_error(text: str) -> None:
+    try:
+        changed = with_overrides(yaml.safe_load(GOOD), [text])
+    except InvalidJobError as error:
+        assert all(fault.hint for fault in error.errors)  # noqa: PT017
+        return
+    assert isinstance(changed, dict)

@@ -1,0 +1,190 @@
+"""A whole job of one rank in memory: the honest smallest thing behind the `Session` protocol.
+
+It deals leases, applies rounds with the real buckets and the real committed state, and keeps the
+ledger, all in the main thread. To show what a job of many ranks does to this one, it can take
+leases away as if another rank had got them, and leave gradients in GRAD as if no round could take
+them yet.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import pytest
+from paceline.comm.buckets import GradientBuckets, Place
+from paceline.comm.committed import Committed
+from paceline.comm.session import StepResult
+from paceline.core.records import DataPlan, Metric
+from paceline.core.sampling import samples_of, total_leases
+from paceline.train import context
+
+
+class LoneSession:
+    """Rank 0 of 1.
+
+    announce_every  only each n-th step is announced; before, gradients wait in GRAD
+    revoke          (version, pulled leases) -> leases that somebody else gets now
+    """
+
+    rank = 0
+    size = 1
+    is_publisher = True
+
+    def __init__(
+        self,
+        *,
+        announce_every: int = 1,
+        revoke: Callable[[int, list[int]], list[int]] | None = None,
+        scheduler_steps: int = 1,
+        stop_at: int | None = None,
+    ) -> None:
+        self.announce_every = announce_every
+        self.revoke = revoke
+        self.scheduler_steps = scheduler_steps
+        self.stop_at = stop_at
+        self.version = 0
+        self.stopped = False
+        self.released = False
+        self.plan = DataPlan()
+        self.lookahead = 0
+        self.pool: deque[int] = deque()
+        self.held: list[int] = []
+        self.pulled: list[int] = []
+        self.waiting: list[int] = []
+        self.waiting_samples = 0
+        self.steps = 0
+        self.applied: list[int] = []
+        self.applied_samples = 0
+        self.dropped: list[int] = []
+        self.elsewhere: list[int] = []
+        self.metrics: list[Metric] = []
+        self.resting = False
+        self.parked_idle = 0
+
+    def begin(
+        self, buckets: GradientBuckets, committed: Committed, plan: DataPlan, lookahead: int
+    ) -> None:
+        self.buckets, self.committed, self.plan = buckets, committed, plan
+        self.lookahead = lookahead
+        self.pool.extend(range(total_leases(plan)))
+        committed.copy_to_model()
+        self._deal()
+
+    def step(
+        self,
+        *,
+        leases: tuple[int, ...],
+        samples: int,
+        unit: int,
+        finite: bool,
+        metrics: tuple[Metric, ...],
+    ) -> StepResult:
+        assert not self.stopped
+        assert unit == self.buckets.unit
+        assert finite == self.buckets.finite(Place.GRAD)
+        self.steps += 1
+        self.metrics.extend(metrics)
+        mine = [lease for lease in leases if lease in self.held]
+        for lease in mine:
+            self._forget(lease)
+        if not finite or len(mine) < len(leases):
+            self.buckets.zero(Place.GRAD)
+            self.dropped += mine + self.waiting
+            self.waiting, self.waiting_samples = [], 0
+        else:
+            self.waiting += mine
+            self.waiting_samples += samples
+            if self.steps % self.announce_every == 0:
+                self._round(unit)
+        self._after_record()
+        return StepResult(self.version, fresh=True, stopped=self.stopped)
+
+    def pull(self) -> int | None:
+        for lease in self.held:
+            if lease not in self.pulled:
+                self.pulled.append(lease)
+                return lease
+        return None
+
+    def wait_lease(self) -> bool:
+        unfinished = [lease for lease in self.pulled if lease in self.held]
+        assert not unfinished, f"waits for a lease while {unfinished} are unfinished"
+        self.parked_idle += 1
+        if self.waiting:
+            self._round(self.buckets.unit)
+        self._after_record()
+        return not self.stopped
+
+    def holds(self, lease: int) -> bool:
+        return lease in self.held
+
+    def skip(self, lease: int, samples: int) -> None:
+        assert samples == samples_of(self.plan, lease)
+        if lease in self.held:
+            self._forget(lease)
+            self.dropped.append(lease)
+            self._after_record()
+
+    def rest(self) -> None:
+        self.resting = True
+        self.pool.extendleft(reversed(self.held))
+        self.held.clear()
+        self.pulled.clear()
+
+    def resume(self) -> None:
+        self.resting = False
+        self._deal()
+
+    def finish(self) -> None:
+        self.committed.copy_to_model()
+        self.released = True
+
+    def ledger(self) -> list[int]:
+        """Every lease that has found an end, in order."""
+        return sorted(self.applied + self.dropped + self.elsewhere)
+
+    def _round(self, unit: int) -> None:
+        buckets, committed = self.buckets, self.committed
+        buckets.swap()
+        result = buckets.load_result(Place.HELD)
+        committed.bank(result, first=True)
+        divisor = self.waiting_samples / unit
+        committed.apply(divisor, step=True, scheduler_steps=self.scheduler_steps)
+        buckets.zero(Place.HELD)
+        committed.copy_to_model()
+        self.applied += self.waiting
+        self.applied_samples += self.waiting_samples
+        self.waiting, self.waiting_samples = [], 0
+        self.version += 1
+
+    def _after_record(self) -> None:
+        if self.revoke is not None:
+            for lease in self.revoke(self.version, list(self.pulled)):
+                self._forget(lease)
+                self.elsewhere.append(lease)
+        self._deal()
+        over = self.plan.samples > 0 and not self.pool and not self.held and not self.waiting
+        self.stopped = over or (self.stop_at is not None and self.version >= self.stop_at)
+
+    def _deal(self) -> None:
+        while self.pool and not self.resting and len(self.held) < self.lookahead:
+            self.held.append(self.pool.popleft())
+
+    def _forget(self, lease: int) -> None:
+        self.held.remove(lease)
+        if lease in self.pulled:
+            self.pulled.remove(lease)
+
+
+def started(session: LoneSession, faults: str = "") -> LoneSession:
+    """As after `pl.init()`, with this session behind it."""
+    context.install(context.Context(session, context.parse_faults(faults)))
+    return session
+
+
+@pytest.fixture
+def no_job() -> Iterator[None]:
+    """Leaves no context behind."""
+    yield
+    context.install(None)

@@ -1,0 +1,235 @@
+"""Ranks that tests command: as processes (mpi, gloo) or as threads (sim), behind one face.
+
+Importing torch costs seconds of CPU, so one pool of processes serves all modules; a rank that a test
+kills is replaced by a fresh process when it is needed. Every wait has a deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import Any
+
+from paceline.transport.sim import Hub, SimTransport
+
+from transport.rank_body import Outcome, RankBody
+
+ANSWER_S = 40.0
+START_S = 60.0
+TESTS = Path(__file__).parent.parent
+
+
+class Rank(ABC):
+    """One rank that carries out commands one after another."""
+
+    name: str
+
+    @abstractmethod
+    def start(self, command: str, *arguments: Any) -> None:
+        """Send a command; `result` waits for it."""
+
+    @abstractmethod
+    def result(self, timeout_s: float = ANSWER_S) -> Outcome: ...
+
+    @abstractmethod
+    def raise_abort(self) -> None: ...
+
+    @abstractmethod
+    def kill(self) -> None:
+        """It is gone, at once, whatever it is doing."""
+
+    def call(self, command: str, *arguments: Any) -> Outcome:
+        self.start(command, *arguments)
+        return self.result()
+
+
+class ProcessRank(Rank):
+    """A process under its own `mpiexec -n 1`."""
+
+    def __init__(self, pool: ProcessPool, name: str) -> None:
+        self.name = name
+        self._log = (pool.folder / f"{name}.log").open("wb")
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [str(Path(sys.executable).parent / "mpiexec"), "-n", "1", sys.executable]
+        command += [str(TESTS / "transport" / "rank_main.py"), pool.address, name]
+        self._launcher = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+        self.pid = 0
+        self.connection: Connection | None = None
+
+    def start(self, command: str, *arguments: Any) -> None:
+        assert self.connection is not None
+        self.connection.send((command, *arguments))
+
+    def result(self, timeout_s: float = ANSWER_S) -> Outcome:
+        assert self.connection is not None
+        if not self.connection.poll(timeout_s):
+            raise AssertionError(f"{self.name} gave no answer in {timeout_s} s")
+        outcome = self.connection.recv()
+        assert isinstance(outcome, Outcome)
+        return outcome
+
+    def raise_abort(self) -> None:
+        assert self.connection is not None
+        self.connection.send(("raise_abort",))
+
+    def stop(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        if self.pid:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        if self.connection is not None:
+            self.connection.close()
+        try:
+            self._launcher.wait(5)
+        except subprocess.TimeoutExpired:
+            self._launcher.kill()
+            self._launcher.wait(5)
+        self._log.close()
+
+
+class ProcessPool:
+    """Live rank processes, shared by all tests of the session."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="paceline-test-"))
+        self.address = str(self.folder / "ranks")
+        self._listener = Listener(self.address, "AF_UNIX", backlog=32)
+        # A process that cannot start must fail the test, not hang it; there is no public name.
+        self._listener._listener._socket.settimeout(START_S)  # type: ignore[attr-defined]
+        self._idle: list[ProcessRank] = []
+        self._count = 0
+
+    def take(self, count: int) -> list[ProcessRank]:
+        """`count` ranks that are in no group; starts those that are missing, at the same time."""
+        fresh = [self._launch() for _ in range(count - len(self._idle))]
+        by_name = {rank.name: rank for rank in fresh}
+        for _ in fresh:
+            connection = self._listener.accept()
+            name, pid = connection.recv()
+            by_name[name].connection, by_name[name].pid = connection, pid
+        self._idle += fresh
+        taken, self._idle = self._idle[:count], self._idle[count:]
+        return taken
+
+    def give_back(self, ranks: Sequence[ProcessRank]) -> None:
+        self._idle += ranks
+
+    def _launch(self) -> ProcessRank:
+        self._count += 1
+        return ProcessRank(self, f"w{self._count}")
+
+    def end(self) -> None:
+        for rank in self._idle:
+            rank.kill()
+        self._listener.close()
+        for path in self.folder.iterdir():
+            path.unlink()
+        self.folder.rmdir()
+
+
+class ThreadRank(Rank):
+    """A rank of the in-memory transport."""
+
+    def __init__(self, hub: Hub, name: str) -> None:
+        self.name = name
+        self._hub = hub
+        self._body = RankBody(lambda kind: SimTransport(hub, name))
+        self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while (command := self._commands.get()) is not None:
+            self._results.put(self._body.run(*command))
+
+    def start(self, command: str, *arguments: Any) -> None:
+        self._commands.put((command, *arguments))
+
+    def result(self, timeout_s: float = ANSWER_S) -> Outcome:
+        return self._results.get(timeout=timeout_s)
+
+    def raise_abort(self) -> None:
+        self._body.raise_abort()
+
+    def kill(self) -> None:
+        self._hub.kill(self.name)
+        self._body.raise_abort()
+        self.end()
+
+    def end(self) -> None:
+        self._commands.put(None)
+        self._thread.join(5)
+        assert not self._thread.is_alive(), f"{self.name} does not end"
+
+
+@dataclass
+class Crew:
+    """The ranks of one test and the groups they form."""
+
+    kind: str
+    ranks: list[Rank]
+    _addresses: dict[str, str] = field(default_factory=dict)
+    _number: int = 0
+
+    def peers(self, members: Sequence[Rank]) -> list[tuple[str, str]]:
+        for rank in members:
+            if rank.name not in self._addresses:
+                rank.start("address", self.kind)
+        for rank in members:
+            if rank.name not in self._addresses:
+                outcome = rank.result()
+                assert not outcome.error, outcome
+                self._addresses[rank.name] = outcome.value
+        return [(rank.name, self._addresses[rank.name]) for rank in members]
+
+    def start_open(
+        self,
+        members: Sequence[Rank],
+        only: Sequence[Rank] | None = None,
+        timeout_s: float = 10.0,
+    ) -> None:
+        """Begin a new generation of `members`; `only` those come, the others stay away."""
+        peers = self.peers(members)
+        self._number += 1
+        key = f"{self.kind}-{id(self)}-{self._number}"
+        for index, rank in enumerate(members):
+            if only is None or rank in only:
+                rank.start("open", self.kind, key, self._number, peers, index, timeout_s)
+
+    def open(self, members: Sequence[Rank]) -> list[Outcome]:
+        self.start_open(members)
+        outcomes = [rank.result() for rank in members]
+        assert [o.error for o in outcomes] == [""] * len(members), outcomes
+        return outcomes
+
+    def all(self, members: Sequence[Rank], command: str, *arguments: Any) -> list[Outcome]:
+        for rank in members:
+            rank.start(command, *arguments)
+        return [rank.result() for rank in members]

@@ -1,0 +1,138 @@
+"""What one rank of the conformance suite does on command, in a process or in a thread.
+
+A rank owns its transports and one abort flag. Its data follow from (seed, rank, buffer), so that the
+test can compute what the sum must be without moving any data itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from paceline.transport.base import Abort, Group, Peer, PeerLost, Transport, TransportError
+
+OPEN_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What every rank reduces: `numels` buffers of one dtype, `calls` times in a row."""
+
+    seed: int
+    numels: tuple[int, ...]
+    dtype: str = "float32"
+    exact: bool = True
+    """Small whole numbers, whose sum is the same in any order; else any floats."""
+    calls: int = 1
+
+    def parts(self, rank: int, call: int = 0) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(self.seed * 1009 + rank * 31 + call)
+        kind: torch.dtype = getattr(torch, self.dtype)
+        parts = []
+        for numel in self.numels:
+            if self.exact or not kind.is_floating_point:
+                part = torch.randint(-8, 9, (numel,), generator=generator)
+            else:
+                part = torch.randn(numel, generator=generator, dtype=torch.float64)
+            parts.append(part.to(kind))
+        return parts
+
+
+def digest(buffers: Sequence[torch.Tensor]) -> str:
+    """The bits of some buffers, in short."""
+    sha = hashlib.sha256()
+    for buffer in buffers:
+        sha.update(buffer.view(torch.uint8).numpy().tobytes() if buffer.numel() else b"")
+        sha.update(b"|")
+    return sha.hexdigest()
+
+
+@dataclass
+class Outcome:
+    """How one command ended."""
+
+    value: Any = None
+    error: str = ""
+    message: str = ""
+    lost_rank: int | None = None
+    seconds: float = 0.0
+
+
+@dataclass
+class RankBody:
+    """One rank; `make` builds a transport by its kind."""
+
+    make: Callable[[str], Transport]
+    abort: Abort = field(default_factory=Abort)
+    transports: dict[str, Transport] = field(default_factory=dict)
+
+    def run(self, command: str, *arguments: Any) -> Outcome:
+        start = time.monotonic()
+        outcome = Outcome()
+        try:
+            outcome.value = getattr(self, "do_" + command)(*arguments)
+        except TransportError as error:
+            outcome.error, outcome.message = type(error).__name__, str(error)
+            outcome.lost_rank = error.rank if isinstance(error, PeerLost) else None
+        except Exception as error:
+            outcome.error, outcome.message = "bug", repr(error)
+        outcome.seconds = time.monotonic() - start
+        return outcome
+
+    def raise_abort(self) -> None:
+        self.abort.raise_()
+
+    def _of(self, kind: str) -> Transport:
+        if kind not in self.transports:
+            self.transports[kind] = self.make(kind)
+        return self.transports[kind]
+
+    def do_pid(self) -> int:
+        return os.getpid()
+
+    def do_address(self, kind: str) -> str:
+        return self._of(kind).address
+
+    def do_open(
+        self,
+        kind: str,
+        key: str,
+        number: int,
+        peers: list[tuple[str, str]],
+        rank: int,
+        timeout_s: float = OPEN_TIMEOUT_S,
+    ) -> None:
+        group = Group(key, number, tuple(Peer(*peer) for peer in peers), rank)
+        self._of(kind).open(group, self.abort, timeout_s)
+
+    def do_allreduce(self, kind: str, rank: int, payload: Payload) -> list[str]:
+        """The digests of the sums, one per call."""
+        digests = []
+        for call in range(payload.calls):
+            buffers = payload.parts(rank, call)
+            self._of(kind).allreduce(buffers, self.abort)
+            digests.append(digest(buffers))
+        return digests
+
+    def do_close(self, kind: str) -> None:
+        self._of(kind).close()
+
+    def do_shutdown(self, kind: str) -> None:
+        self.transports.pop(kind).shutdown()
+
+    def do_describe(self, kind: str) -> dict[str, str]:
+        return self._of(kind).describe()
+
+    def do_clear_abort(self) -> None:
+        self.abort.clear()
+
+    def do_idle_cpu(self, seconds: float) -> float:
+        """CPU seconds that this process uses while nothing is under way."""
+        before = time.process_time()
+        time.sleep(seconds)
+        return time.process_time() - before

@@ -1,0 +1,58 @@
+"""A rank in its own process: `python rank_main.py ADDRESS NAME`, started by `mpiexec -n 1`.
+
+Commands come over a socket. One thread reads them, so that an abort reaches a rank that is inside a
+call; the main thread, which is the communication thread here, carries them out.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+from multiprocessing.connection import Client
+from typing import Any
+
+from paceline.transport.base import Transport
+from transport.rank_body import RankBody
+
+
+def make(kind: str) -> Transport:
+    from paceline.transport.factory import LOOPBACK, make_transport
+
+    name, _, algorithm = kind.partition(":")
+    if algorithm:
+        from transport.fixed import FixedAlgorithm
+
+        return FixedAlgorithm(host=LOOPBACK, algorithm=algorithm)
+    if name == "gloo":
+        from paceline.transport.torch_dist import GlooTransport
+
+        return GlooTransport(host=LOOPBACK)
+    return make_transport(name, local=True)
+
+
+def main() -> None:
+    connection = Client(sys.argv[1], "AF_UNIX")
+    connection.send((sys.argv[2], os.getpid()))
+    body = RankBody(make)
+    commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def read() -> None:
+        while True:
+            try:
+                command = connection.recv()
+            except (EOFError, OSError):
+                os._exit(0)  # the test is gone: so are we, without a word to MPI (D6)
+            if command[0] == "raise_abort":
+                body.raise_abort()
+            else:
+                commands.put(command)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        connection.send(body.run(*commands.get()))
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ PacelineError (paceline_api.errors)      a mistake or condition that a user can 
 |   |-- UnsupportedError                 a feature of torch that Paceline refuses, by its name
 |   `-- ChangedLaterError                something was changed that is fixed once training starts
 |-- DataError                            the data set, or what the loader is asked to do with it
+|-- RuntimeBrokenError                   a fault of Paceline itself
 |-- StateError                           a state from another rank does not fit this script
 `-- JobStoppedError                      the job is over and the script goes on stepping (D7)
 SystemExit
@@ -15,12 +16,15 @@ from __future__ import annotations
 
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 
+EXIT_BROKEN = 70
+
 __all__ = [
     "ChangedLaterError",
     "DataError",
     "DismissedError",
     "JobStoppedError",
     "PacelineError",
+    "RuntimeBrokenError",
     "StateError",
     "UnsupportedError",
     "UsageError",
@@ -56,6 +60,13 @@ class StateError(PacelineError):
 
 class JobStoppedError(PacelineError):
     """The job is over and the script goes on stepping (D7)."""
+
+
+class RuntimeBrokenError(PacelineError):
+    """A fault of Paceline itself: one of its threads has ended (exit code 70)."""
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message, hint=hint, exit_code=EXIT_BROKEN)
 
 
 class DismissedError(SystemExit):

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import WSMsgType, web
-
 from paceline.core import wire
 from paceline.core.ids import MemberId
 from paceline.core.messages import RankDead, RankStarted
@@ -127,9 +126,7 @@ class AgentProcess:
             return code
 
     async def printed(self, text: str) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while text.encode() not in self.out + self.err:
-                await asyncio.sleep(0.005)
+        await until(lambda: text.encode() in self.out + self.err, f"{text!r} in the output")
 
     async def kill(self) -> None:
         if self.process.returncode is None:
@@ -154,7 +151,6 @@ async def pod(
     backoff_limit: int = 6,
     drain_grace_s: float = 10.0,
     urls: str = "",
-    listening: bool = True,
     **spec: Any,
 ) -> AsyncIterator[tuple[AgentProcess, Coordinator]]:
     """An agent with `procs` ranks. A command that is a text is a script of Python."""
@@ -167,8 +163,6 @@ async def pod(
     spec_path.write_text(made.to_json())
     coordinator = Coordinator()
     await coordinator.start()
-    if not listening:
-        await coordinator.stop()
     env = {
         **os.environ,
         "PACELINE_JOB": "digits",
@@ -198,7 +192,7 @@ async def pod(
     try:
         yield agent, coordinator
     except BaseException:
-        print("---- agent ----", agent.out.decode(), agent.err.decode(), sep="\n")
+        sys.stdout.write(f"---- agent ----\n{agent.out.decode()}\n{agent.err.decode()}\n")
         raise
     finally:
         await agent.kill()
@@ -210,11 +204,27 @@ def member(local: int = 0, restarts: int = 0) -> MemberId:
 
 
 async def started(coordinator: Coordinator, local: int = 0, restarts: int = 0) -> RankStarted:
-    return await coordinator.wait(RankStarted, lambda m: m.member == member(local, restarts))
+    """Also that the shim has become the command."""
+    rank = await coordinator.wait(RankStarted, lambda m: m.member == member(local, restarts))
+    await until(lambda: "shim.py" not in command_line(rank.pid), "the command")
+    return rank
 
 
 async def dead(coordinator: Coordinator, local: int = 0, restarts: int = 0) -> RankDead:
     return await coordinator.wait(RankDead, lambda m: m.member == member(local, restarts))
+
+
+async def until(true: Callable[[], bool], what: str) -> None:
+    """For what nobody announces: output of a process, the end of somebody else's process."""
+    for _ in range(round(WAIT_S / 0.005)):
+        if true():
+            return
+        await asyncio.sleep(0.005)
+    raise TimeoutError(f"{what}: not within {WAIT_S:g} s")
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
 def lives(pid: int) -> bool:
@@ -226,9 +236,7 @@ def lives(pid: int) -> bool:
 
 
 async def gone(*pids: int) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while any(lives(pid) for pid in pids):
-            await asyncio.sleep(0.005)
+    await until(lambda: not any(lives(pid) for pid in pids), f"the end of {pids}")
 
 
 def descendants(pid: int) -> dict[int, str]:
@@ -245,7 +253,6 @@ def descendants(pid: int) -> dict[int, str]:
         parent = frontier.pop()
         for child in [c for c, p in parents.items() if p == parent]:
             with contextlib.suppress(OSError):
-                text = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ")
-                found[child] = text.decode()
+                found[child] = command_line(child)
                 frontier.append(child)
     return found

@@ -11,10 +11,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 from agent.harness import RANK_SIDE, descendants, gone, member, pod, started
-from prometheus_client.parser import text_string_to_metric_families
-
 from paceline.core.messages import AgentDone, AgentHello, DrainPod, RankDead, Shutdown
 from paceline.settings import AgentSettings, AgentSpec, RankSettings, SettingsError
+from prometheus_client.parser import text_string_to_metric_families
 
 pytestmark = pytest.mark.processes
 
@@ -179,7 +178,6 @@ def test_what_a_rank_finds_in_its_environment(tmp_path: Path) -> None:
     assert args == [":", "/data/x", "$(DATA)", "$(NOBODY)", "-n 2"]
     assert folder == str(tmp_path / "work")
     assert env["SUB"] == "/data/sub"
-    assert env["FI_TCP_IFACE"] == "lo"
     assert env["PMI_RANK"] == "0"
     assert not [name for name in env if "SHIM" in name]
     settings = RankSettings.from_environment(env)

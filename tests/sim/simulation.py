@@ -97,8 +97,10 @@ class SimRank:
             return
         if self.reducing is not None and not isinstance(event, ev.Reduced | ev.ChannelFailed):
             self.waiting.append(event)
-            if isinstance(event, m.Prepare):
+            if isinstance(event, m.Prepare | m.Release | m.Dismiss):
                 self.abort(aborted=True)
+            elif isinstance(event, ev.Connected):  # the link introduces the rank by itself
+                self._carry_out(ev.ToCoordinator(self.state.registration()))
             return
         self._handle(event)
         while self.waiting and self.reducing is None and self.alive and self.exit is None:
@@ -359,8 +361,10 @@ class SimCoordinator:
                     self.outcome = outcome
                 case coord.Retire(why=why):
                     self.retired, self.alive = why, False
+                    sim.tell(f"coordinator {self.name} retires: {why}")
+                    sim.retired(self)
                 case coord.Happened(reason=reason, message=message):
-                    sim.tell(f"coordinator {self.name}: {reason}: {message}")
+                    sim.tell(f"coordinator {self.name}: {reason}: {message} {effect.facts or str()}")
 
     def _tick(self, at_ns: int) -> None:
         if self.wake_ns == at_ns:
@@ -475,13 +479,19 @@ class Simulation:
             self.tell(f"coordinator {name} dies")
             self.coordinators.pop(name).alive = False
 
+    def retired(self, coordinator: SimCoordinator) -> None:
+        """Whoever started it starts another one, unless one acts."""
+        self.coordinators.pop(coordinator.name, None)
+        if not self.coordinators:
+            self.after(20, lambda: self.coordinators or self.start_coordinator(f"r{self.count}"))
+
     def _connect(self, rank: SimRank, name: str) -> None:
         c = self.coordinators.get(name)
         if c is None or not rank.alive or rank.me in self.cut or rank.exit is not None:
             return
         pod = m.pod_of(rank.me)
         c.post(coord.FromAgent(m.AgentHello(*pod, "sim", "", (rank.me,), ())))
-        self.send(("rank", rank.me), ("coord", name), rank.state.registration())
+        rank.post(ev.Connected())
 
     def start_rank(self, slot: int, attempt: int = 0, restarts: int = 0) -> SimRank:
         me = MemberId(slot, 0, attempt * m.ATTEMPT_STRIDE + restarts)
@@ -520,8 +530,11 @@ class Simulation:
         self.tell(f"rank {member} dies")
         rank.alive = False
         if with_agent:
-            pods = tuple(p for p in self.inventory.pods if p != m.pod_of(member))
-            self.after(self.rng.uniform(5, 300), lambda: self._set_inventory(pods))
+            gone = m.pod_of(member)
+            self.after(
+                self.rng.uniform(5, 300),
+                lambda: self._set_inventory(tuple(p for p in self.inventory.pods if p != gone)),
+            )
             for name in list(self.coordinators):
                 self._to_coordinators(coord.RankGone(member), name)
                 self._to_coordinators(coord.AgentGone(*m.pod_of(member)), name)
@@ -533,7 +546,8 @@ class Simulation:
                 self.after(self.rng.uniform(0.1, 30), lambda o=other: o.abort(aborted=False, why="peer lost"))
 
     def _evidence(self, rank: SimRank, name: str) -> None:
-        dead = m.RankDead(rank.me, -9, "killed", False)
+        finished = rank.exit is not None and rank.exit.finished
+        dead = m.RankDead(rank.me, 0 if finished else -9, "ended", False, rank.state.released)
         self.after(self.rng.uniform(0.5, 20), lambda: self._to_coordinators(coord.FromAgent(dead), name))
 
     def drain_slot(self, slot: int) -> None:
@@ -544,7 +558,7 @@ class Simulation:
 
     def exited(self, rank: SimRank) -> None:
         self.tell(f"rank {rank.me} exits: finished={rank.exit.finished} {rank.exit.why}")
-        rank_dead = m.RankDead(rank.me, 0, "exit 0", False)
+        rank_dead = m.RankDead(rank.me, 0, "exit 0", False, rank.state.released)
         self.after(5, lambda: self._to_coordinators(coord.FromAgent(rank_dead)))
 
         def gone() -> None:

@@ -9,12 +9,12 @@ them yet.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import pytest
-from paceline.comm.buckets import GradientBuckets, Place
+from paceline.comm.buckets import GradientBuckets
 from paceline.comm.committed import Committed
 from paceline.comm.session import StepResult
+from paceline.core.faults import parse_faults
 from paceline.core.records import DataPlan, Metric
 from paceline.core.sampling import samples_of, total_leases
 from paceline.train import context
@@ -24,7 +24,7 @@ class LoneSession:
     """Rank 0 of 1.
 
     announce_every  only each n-th step is announced; before, gradients wait in GRAD
-    revoke          (version, pulled leases) -> leases that somebody else gets now
+    revoke          (version, held leases) -> those that somebody else gets now
     """
 
     rank = 0
@@ -82,7 +82,7 @@ class LoneSession:
     ) -> StepResult:
         assert not self.stopped
         assert unit == self.buckets.unit
-        assert finite == self.buckets.finite(Place.GRAD)
+        assert not finite or self.buckets.finite(Place.GRAD)
         self.steps += 1
         self.metrics.extend(metrics)
         mine = [lease for lease in leases if lease in self.held]
@@ -140,6 +140,11 @@ class LoneSession:
         self.committed.copy_to_model()
         self.released = True
 
+    def lose(self, lease: int) -> None:
+        """Another rank gets the lease, and applies it."""
+        self._forget(lease)
+        self.elsewhere.append(lease)
+
     def ledger(self) -> list[int]:
         """Every lease that has found an end, in order."""
         return sorted(self.applied + self.dropped + self.elsewhere)
@@ -160,9 +165,8 @@ class LoneSession:
 
     def _after_record(self) -> None:
         if self.revoke is not None:
-            for lease in self.revoke(self.version, list(self.pulled)):
-                self._forget(lease)
-                self.elsewhere.append(lease)
+            for lease in self.revoke(self.version, list(self.held)):
+                self.lose(lease)
         self._deal()
         over = self.plan.samples > 0 and not self.pool and not self.held and not self.waiting
         self.stopped = over or (self.stop_at is not None and self.version >= self.stop_at)
@@ -179,12 +183,5 @@ class LoneSession:
 
 def started(session: LoneSession, faults: str = "") -> LoneSession:
     """As after `pl.init()`, with this session behind it."""
-    context.install(context.Context(session, context.parse_faults(faults)))
+    context.install(context.Context(session, parse_faults(faults)))
     return session
-
-
-@pytest.fixture
-def no_job() -> Iterator[None]:
-    """Leaves no context behind."""
-    yield
-    context.install(None)

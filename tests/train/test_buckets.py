@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paceline.comm.buckets import GradientBuckets, Place
+from paceline.comm.buckets import GradientBuckets
 
 SHAPES = [(3, 5), (), (0,), (7,), (2, 3, 4)]
 

@@ -1,4 +1,4 @@
-"""The committed state: the user's optimizer on shadow parameters, bit for bit, and its way to others."""
+"""The committed state: the user's optimizer on shadow parameters, and its way to other ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paceline.comm.buckets import GradientBuckets, Place
+from paceline.comm.buckets import GradientBuckets
 from paceline.comm.codec import Decoder, Encoder
 from paceline.comm.committed import Committed
 from paceline.errors import ChangedLaterError, StateError, UnsupportedError
@@ -72,8 +72,8 @@ class Rank:
     def reduce(self, seed: int) -> None:
         """A result as if all ranks had summed it."""
         generator = torch.Generator().manual_seed(seed)
-        for flat in self.buckets.result:
-            flat.copy_(torch.randn(flat.shape, generator=generator))
+        for view in self.buckets.layout.views(self.buckets.result):
+            view.copy_(torch.randn(view.shape, generator=generator))
 
     def weights(self) -> list[torch.Tensor]:
         return [parameter.detach().clone() for parameter in self.model.parameters()]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from paceline.transport.base import Abort
 from paceline.transport.mpi import MpiTransport
-from paceline.transport.mpi_links import mpi_environment
 
 
 class FixedAlgorithm(MpiTransport):
@@ -15,10 +14,5 @@ class FixedAlgorithm(MpiTransport):
         super().__init__(host=host)
         self._algorithm = algorithm
 
-    def allreduce(
-        self, buffers: Sequence[torch.Tensor], abort: Abort, algorithm: str = ""
-    ) -> None:
+    def allreduce(self, buffers: Sequence[torch.Tensor], abort: Abort, algorithm: str = "") -> None:
         super().allreduce(buffers, abort, algorithm or self._algorithm)
-
-
-__all__ = ["FixedAlgorithm", "mpi_environment"]

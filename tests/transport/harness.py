@@ -1,7 +1,7 @@
 """Ranks that tests command: as processes (mpi, gloo) or as threads (sim), behind one face.
 
-Importing torch costs seconds of CPU, so one pool of processes serves all modules; a rank that a test
-kills is replaced by a fresh process when it is needed. Every wait has a deadline.
+Importing torch costs seconds of CPU, so one pool of processes serves all modules; a rank that a
+test kills is replaced by a fresh process when it is needed. Every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
+import pytest
 from paceline.transport.sim import Hub, SimTransport
-
 from transport.rank_body import Outcome, RankBody
 
-ANSWER_S = 40.0
+FAILED = pytest.StashKey[bool]()
+"""On a test item: it has failed."""
+ANSWER_S = 30.0
 START_S = 60.0
 TESTS = Path(__file__).parent.parent
 
@@ -85,7 +87,11 @@ class ProcessRank(Rank):
         assert self.connection is not None
         if not self.connection.poll(timeout_s):
             raise AssertionError(f"{self.name} gave no answer in {timeout_s} s")
-        outcome = self.connection.recv()
+        try:
+            outcome = self.connection.recv()
+        except EOFError as error:
+            said = Path(self._log.name).read_text()[-2000:]
+            raise AssertionError(f"{self.name} has ended; it said:\n{said}") from error
         assert isinstance(outcome, Outcome)
         return outcome
 
@@ -105,6 +111,7 @@ class ProcessRank(Rank):
                 os.kill(self.pid, signal.SIGKILL)
         if self.connection is not None:
             self.connection.close()
+            self.connection = None
         try:
             self._launcher.wait(5)
         except subprocess.TimeoutExpired:
@@ -159,7 +166,7 @@ class ThreadRank(Rank):
     def __init__(self, hub: Hub, name: str) -> None:
         self.name = name
         self._hub = hub
-        self._body = RankBody(lambda kind: SimTransport(hub, name))
+        self._body = RankBody(lambda _: SimTransport(hub, name))
         self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)

@@ -1,7 +1,7 @@
 """What one rank of the conformance suite does on command, in a process or in a thread.
 
-A rank owns its transports and one abort flag. Its data follow from (seed, rank, buffer), so that the
-test can compute what the sum must be without moving any data itself.
+A rank owns its transports and one abort flag. Its data follow from (seed, rank, buffer), so that
+the test can compute what the sum must be without moving any data itself.
 """
 
 from __future__ import annotations

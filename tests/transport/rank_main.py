@@ -26,7 +26,7 @@ def make(kind: str) -> Transport:
 
         return FixedAlgorithm(host=LOOPBACK, algorithm=algorithm)
     if name == "gloo":
-        from paceline.transport.torch_dist import GlooTransport
+        from paceline.transport.gloo import GlooTransport
 
         return GlooTransport(host=LOOPBACK)
     return make_transport(name, local=True)

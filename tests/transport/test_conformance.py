@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 from paceline.transport.sim import Hub
-
-from transport.harness import Crew, ProcessPool, ProcessRank, Rank, ThreadRank
+from transport.harness import FAILED, Crew, ProcessPool, ProcessRank, Rank, ThreadRank
 from transport.rank_body import Outcome, Payload, digest
 
 REAL = ["gloo", "mpi:ring", "mpi:recursive_doubling", "auto"]
@@ -33,7 +32,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def crew(kind: str, pool: ProcessPool) -> Iterator[Crew]:
+def crew(kind: str, pool: ProcessPool, request: pytest.FixtureRequest) -> Iterator[Crew]:
     if kind == "sim":
         hub = Hub()
         threads = [ThreadRank(hub, f"t{index}") for index in range(RANKS)]
@@ -43,13 +42,12 @@ def crew(kind: str, pool: ProcessPool) -> Iterator[Crew]:
         return
     taken = pool.take(RANKS)
     crew = Crew(kind, list(taken))
-    try:
-        yield crew
-    except BaseException:
+    yield crew
+    if request.node.stash.get(FAILED, False):
         for rank in taken:
             rank.kill()
-        raise
-    alive = [rank for rank in taken if rank.connection is not None and not rank.connection.closed]
+        return
+    alive = [rank for rank in taken if rank.connection is not None]
     crew.all(list(alive), "close", kind)
     crew.all(list(alive), "clear_abort")
     pool.give_back(alive)
@@ -58,7 +56,9 @@ def crew(kind: str, pool: ProcessPool) -> Iterator[Crew]:
 def exact_sum(payload: Payload, size: int, call: int = 0) -> str:
     """The digest that every rank must report when the sum is the same in any order."""
     parts = [payload.parts(rank, call) for rank in range(size)]
-    return digest([torch.stack(column).sum(0).to(column[0].dtype) for column in zip(*parts)])
+    return digest(
+        [torch.stack(column).sum(0).to(column[0].dtype) for column in zip(*parts, strict=True)]
+    )
 
 
 def reduce(crew: Crew, members: Sequence[Rank], payload: Payload) -> list[Outcome]:

@@ -87,14 +87,14 @@ class Agent:
             self._records.close()
         return ended
 
-    def _plan(self, member: MemberId, socket_path: str, key: str) -> Plan:
+    def _plan(self, member: MemberId, socket_name: str, key: str) -> Plan:
         return plan_rank(
             self._settings,
             self._spec,
             member,
             outside=os.environ,
             mpiexec=self._mpiexec,
-            socket_path=socket_path,
+            socket_name=socket_name,
             key=key,
             agent_pid=os.getpid(),
         )

@@ -70,7 +70,7 @@ def plan_rank(
     *,
     outside: Mapping[str, str],
     mpiexec: str,
-    socket_path: str,
+    socket_name: str,
     key: str,
     agent_pid: int,
 ) -> Plan:
@@ -81,10 +81,6 @@ def plan_rank(
         # Ranks that share a machine would each start a thread per core.
         own.setdefault("OMP_NUM_THREADS", inherited.get("OMP_NUM_THREADS", "1"))
     own["PYTHONUNBUFFERED"] = inherited.get("PYTHONUNBUFFERED", "1")  # logs while they happen
-    if mpiexec:
-        from paceline.transport.mpi_links import mpi_environment
-
-        own.update(mpi_environment(settings.local))
     known = {**inherited, **own, **rank_environment(settings, member)}
     for name, text in spec.env:
         known[name] = own[name] = expand(text, known)
@@ -92,7 +88,7 @@ def plan_rank(
     order = Order(tuple(expand(part, known) for part in spec.command), own, spec.working_dir)
     env = {
         **inherited,
-        shim.ENV_SOCKET: socket_path,
+        shim.ENV_SOCKET: socket_name,
         shim.ENV_KEY: key,
         shim.ENV_AGENT: str(agent_pid),
         shim.ENV_GUARD: "1" if mpiexec else "0",

@@ -1,7 +1,8 @@
-"""The agent's end of its lines to shims and ranks: a socket in a folder of this user alone.
+"""The agent's end of its lines to shims and ranks: a socket of this user alone.
 
-Each connection introduces itself with the key of a launch; who it is, the kernel says
-(SO_PEERCRED). Messages are small JSON objects, one per packet.
+The socket lies in the abstract namespace: no file is left over however the agent dies, and no path
+can be too long. Each connection introduces itself with the key of a launch; whose it is, the kernel
+says (SO_PEERCRED). Messages are small JSON objects, one per packet.
 """
 
 from __future__ import annotations
@@ -11,12 +12,10 @@ import contextlib
 import json
 import logging
 import os
-import shutil
+import secrets
 import socket
 import struct
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 log = logging.getLogger("paceline.agent")
@@ -44,10 +43,7 @@ class Line:
 
     @property
     def peer_pid(self) -> int:
-        size = struct.calcsize("3i")
-        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        pid, _, _ = struct.unpack("3i", credentials)
-        return int(pid)
+        return _credentials(self._socket)[0]
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> bool:
         """False if the peer is gone, or stopped for so long that its buffer is full."""
@@ -101,27 +97,29 @@ class Listener:
         on_message: Callable[[Line, Message | None], None],
     ) -> None:
         self._loop, self._on_message = loop, on_message
-        # Short, since a socket's path holds at most 107 bytes; the run folder may be longer.
-        self._folder = Path(tempfile.mkdtemp(prefix="paceline-", dir=_short_folder()))
-        self.path = str(self._folder / "agent")
+        self.name = f"paceline-agent-{secrets.token_hex(16)}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
-        self._socket.bind(self.path)
+        self._socket.bind(f"\0{self.name}")
         self._socket.listen(BACKLOG)
         loop.add_reader(self._socket.fileno(), self._accept)
 
     def close(self) -> None:
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionError):
             sock, _ = self._socket.accept()
+            if _credentials(sock)[1] != os.getuid():
+                log.warning("a process of another user called; it was sent away")
+                sock.close()
+                return
             Line(self._loop, sock, self._on_message)
 
 
-def _short_folder() -> str | None:
-    """TMPDIR if the path fits, else a shorter place that can be written to."""
-    fits = len(os.fsencode(tempfile.gettempdir())) <= 80
-    return None if fits else "/tmp"
+def _credentials(sock: socket.socket) -> tuple[int, int]:
+    """(pid, user id) of the peer at the time of its connect, from the kernel."""
+    size = struct.calcsize("3i")
+    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return int(pid), int(uid)

@@ -39,12 +39,12 @@ EXIT_UNSTARTABLE = 127
 
 
 def main() -> None:
-    path, key = os.environ.pop(ENV_SOCKET), os.environ.pop(ENV_KEY)
+    name, key = os.environ.pop(ENV_SOCKET), os.environ.pop(ENV_KEY)
     agent = int(os.environ.pop(ENV_AGENT))
     if os.environ.pop(ENV_GUARD) == "1":
-        _become_rank_or_guard(path, key)
+        _become_rank_or_guard(name, key)
     _die_with_parent(agent)
-    line = _connect(path, key, "rank")
+    line = _connect(name, key, "rank")
     line.settimeout(ANSWER_S)
     try:
         answer, descriptors, _, _ = socket.recv_fds(line, 16, 4)
@@ -69,10 +69,10 @@ def main() -> None:
         _fail(line, _why_not(wanted["argv"][0], error))
 
 
-def _become_rank_or_guard(path: str, key: str) -> None:
+def _become_rank_or_guard(name: str, key: str) -> None:
     """Returns in the rank, as a child of the agent; the guard stays here until the rank ends."""
     _die_with_parent(None)
-    line = _connect(path, key, "guard")
+    line = _connect(name, key, "guard")
     read_end, write_end = os.pipe()
     middle = os.fork()
     if middle == 0:
@@ -119,10 +119,10 @@ def _die_with_parent(parent: int | None) -> None:
         )
 
 
-def _connect(path: str, key: str, role: str) -> socket.socket:
+def _connect(name: str, key: str, role: str) -> socket.socket:
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        line.connect(path)
+        line.connect(f"\0{name}")
         line.send(json.dumps({"kind": role, "key": key}).encode())
     except OSError as error:
         sys.exit(f"paceline: no connection to the agent: {error}")

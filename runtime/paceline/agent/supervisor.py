@@ -30,7 +30,7 @@ log = logging.getLogger("paceline.agent")
 
 Send = Callable[[supervise.Report], None]
 MakePlan = Callable[[MemberId, str, str], Plan]
-"""(member, path of the agent's socket, key of the launch) -> how to start it."""
+"""(member, name of the agent's socket, key of the launch) -> how to start it."""
 
 
 @dataclass(slots=True)
@@ -173,7 +173,7 @@ class Supervisor:
             record_fd=self._records.begin(member),
             post=post,
         )
-        process.launch(self._make_plan(member, self._listener.path, process.key))
+        process.launch(self._make_plan(member, self._listener.name, process.key))
 
     def _arm(self, slot: _Slot) -> None:
         if slot.timer is not None:

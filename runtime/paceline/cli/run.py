@@ -80,10 +80,10 @@ async def _run(
 
 def _tell(job: ResolvedJob, folder: Path, result: Result, screen: Screen) -> None:
     outcome = result.outcome
-    screen.say(verdict(job.name, outcome))
+    screen.say(verdict(job.name, outcome, interrupted=result.interrupted))
     for line in summary(result.status, result.timeline):
         screen.write(line)
-    if result.left_over:
+    if result.left_over and not result.interrupted:
         screen.write(f"  processes that had to be killed at the end: {result.left_over}")
     screen.write(f"  logs                 {folder}")
     if not outcome.complete:

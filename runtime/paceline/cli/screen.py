@@ -6,10 +6,11 @@ All of this is for people and goes to stderr; what the ranks print is passed on 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from datetime import datetime
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -61,15 +62,21 @@ class Screen:
         self.write(f"{datetime.fromtimestamp(wall_s()):%H:%M:%S} {text}")
 
     def write(self, text: str) -> None:
-        self._console.print(text, markup=False)
+        try:
+            self._console.print(text, markup=False)
+        except BrokenPipeError:
+            _discard(sys.stderr)
 
     def on_line(self, text: str) -> None:
         """What a rank prints."""
         if self._live is not None:
             self.write(text)
         else:
-            sys.stdout.write(f"{text}\n")
-            sys.stdout.flush()
+            try:
+                sys.stdout.write(f"{text}\n")
+                sys.stdout.flush()
+            except BrokenPipeError:
+                _discard(sys.stdout)
 
     async def _paint(self) -> None:
         while True:
@@ -79,3 +86,10 @@ class Screen:
             else:
                 self.say(line(self._status, self._timeline))
                 await asyncio.sleep(LINE_S)
+
+
+def _discard(stream: TextIO) -> None:
+    """Its reader has gone, as in `paceline run job.yaml | head`. The job goes on."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, stream.fileno())
+    os.close(nothing)

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from paceline.core.ids import NO_GENERATION
 from paceline.core.status import Fact, RankState, RankStatus, Status, place_of
 from paceline.local.timeline import Timeline
 
@@ -55,7 +56,8 @@ def line(status: Status | None, timeline: Timeline) -> str:
 
 def _head(status: Status, timeline: Timeline) -> str:
     active = sum(rank.state is RankState.ACTIVE for rank in status.ranks)
-    generation = f"{status.generation.incarnation}.{status.generation.counter}"
+    number = status.generation
+    generation = f"{number.incarnation}.{number.counter}" if number != NO_GENERATION else "none"
     parts = [
         f"round {status.version}",
         f"{timeline.rounds_per_s_now:.1f}/s",

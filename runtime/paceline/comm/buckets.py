@@ -14,17 +14,12 @@ the main thread is parked, belongs to the communication thread.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import Enum
 
 import torch
 
 from paceline.comm.flat import Layout
 from paceline.comm.streams import Streams
-
-
-class Place(Enum):
-    GRAD = "grad"
-    HELD = "held"
+from paceline.core.pending import Place
 
 
 class GradientBuckets:

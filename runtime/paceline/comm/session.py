@@ -16,14 +16,6 @@ from paceline.comm.committed import Committed
 from paceline.core.records import DataPlan, Metric
 
 
-class JobStoppedError(RuntimeError):
-    """The job is over and the script went on stepping (D7)."""
-
-
-class DismissedError(SystemExit):
-    """This rank is no part of the job any more; it ends without publishing anything (D7)."""
-
-
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What became of a step when the main thread goes on."""
@@ -46,7 +38,12 @@ class Session(Protocol):
         committed weights. Called once, at the first `epochs()` or `step()`."""
 
     def step(
-        self, *, leases: tuple[int, ...], samples: int, unit: int, finite: bool,
+        self,
+        *,
+        leases: tuple[int, ...],
+        samples: int,
+        unit: int,
+        finite: bool,
         metrics: tuple[Metric, ...],
     ) -> StepResult:
         """Announce the gradient in the buckets; returns when the next batch may start.

@@ -23,7 +23,13 @@ from paceline.clock import now_ns, wall_s
 from paceline.coordinator.config import config_of, read_job
 from paceline.coordinator.server import BrokenError, Server
 from paceline.core.coordinator.machine import Coordinator
-from paceline.settings import ENV_LISTEN, CoordinatorSettings
+from paceline.settings import (
+    ENV_LISTEN,
+    ENV_TLS_CERT,
+    ENV_TLS_KEY,
+    CoordinatorSettings,
+    SettingsError,
+)
 
 EXIT_RETIRED: Final = 3
 EXIT_ADDRESS: Final = 4
@@ -88,7 +94,12 @@ def _tls(settings: CoordinatorSettings) -> ssl.SSLContext | None:
     cert, key = settings.tls
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_cert_chain(cert, key)
+    try:
+        context.load_cert_chain(cert, key)
+    except OSError as error:  # ssl.SSLError is one too
+        raise SettingsError(
+            ENV_TLS_CERT, f"and {ENV_TLS_KEY} name no usable pair: {error}"
+        ) from None
     return context
 
 

@@ -20,8 +20,7 @@ _LATE = {
 _PACING = {
     Pacing.ROUND: records.Pacing.ROUND,
     Pacing.SAMPLES: records.Pacing.SAMPLES,
-    # Right for every optimizer, where ROUND is right only for those linear in the gradient.
-    Pacing.AUTO: records.Pacing.SAMPLES,
+    Pacing.AUTO: records.Pacing.AUTO,
 }
 
 

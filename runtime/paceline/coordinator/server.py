@@ -182,7 +182,8 @@ class Server:
             return
         for effect in effects:
             self._do(effect)
-        if effects or self._is_news(event):
+        told = any(isinstance(effect, (core.Happened, core.JobEnded)) for effect in effects)
+        if self._is_news(event) or told:
             self._seq += 1
             self._news.set()
             self._news = asyncio.Event()

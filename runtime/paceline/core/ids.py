@@ -8,7 +8,7 @@ from typing import NamedTuple
 class MemberId(NamedTuple):
     """One rank process, for its whole life. A restarted process is a new member (A10, D12).
 
-    The order (slot, local, attempt) is the rank order of a generation and the dealing order of leases.
+    The order (slot, local, attempt) is the rank order of a generation and the order of dealing.
     """
 
     slot: int
@@ -30,7 +30,7 @@ def parse_member(text: str) -> MemberId:
 
 
 class GenerationId(NamedTuple):
-    """Identity of one membership, and of a proposal for one; compared as a whole, in this order (R1)."""
+    """Identity of a membership, or of a proposal for one; compared as a whole, in order (R1)."""
 
     incarnation: int
     """Of the coordinator: the highest one found in any registration + 1."""

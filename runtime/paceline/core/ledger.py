@@ -1,7 +1,7 @@
 """Where every sample went, counted from the log (I1, I2, R9).
 
-produced = applied + pending + dropped + discounted + lost. What the log can see is counted here, per
-rank and in total; `pending` and what a rank lost with its own death are the rank's to count.
+produced = applied + pending + dropped + discounted + lost. What the log can see is counted here,
+per rank and in total; `pending` and what a rank lost with its own death are the rank's to count.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The round log as a state: everything that must be equal on all ranks (R2).
 
-`Log.append` takes the next GO or GEN record. Version, membership, active and resting sets, starter,
-quorum, leases, settings, stop and the sample counts are functions of the sequence of records alone, so
-two ranks whose logs have the same digest agree on all of them. A record that does not fit is a fault of
-the protocol, never of the user: `LogError` ends the process with the evidence.
+`Log.append` takes the next GO or GEN record. Version, membership, active and resting sets,
+starter, quorum, leases, settings, stop and the sample counts are functions of the sequence of
+records alone, so two ranks whose logs have the same digest agree on all of them. A record that
+does not fit is a fault of the protocol, never of the user: `LogError` ends the process with the
+evidence.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from paceline.core.wire import pack_record
 WINDOW: Final = 32
 """Rounds whose durations and arrival offsets are remembered (grace, auto deadline, bench)."""
 RECENT_MAX: Final = 256
-"""Records kept for members that are behind; more generations than this without a round are an error."""
+"""Records kept for members that are behind; more generations without a round are an error."""
 
 
 class LogError(AssertionError):
@@ -172,7 +173,7 @@ class Log:
         first = self.banked == 0
         banked, count = self.banked + samples, self.banked_count + len(shares)
         by_round = self.settings.pacing is Pacing.ROUND
-        step = banked > 0 and (by_round or banked >= nominal or self._stops_with(go))
+        step = banked > 0 and (by_round or banked >= nominal or self.stops_with(go))
         # Sums that are kept over several rounds have to be in one unit; a round that steps at
         # once may use the mean of means, which differs in the last bits (D3).
         equal = len(units) == 1 and first and (by_round or banked >= nominal)
@@ -196,7 +197,8 @@ class Log:
             scheduler_steps=int(after) - int(self.progress),
         )
 
-    def _stops_with(self, go: Go) -> bool:
+    def stops_with(self, go: Go) -> bool:
+        """Whether the version that `go` makes is the final one (R17)."""
         if go.request and go.request.stop:
             return True
         if not self.plan.samples:

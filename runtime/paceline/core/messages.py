@@ -1,8 +1,8 @@
 """Every message of the protocol, with who sends it to whom.
 
-Three channels carry them: rank to rank (fast path, msgpack over zmq), rank to coordinator and agent to
-coordinator (slow path, JSON over a web socket). `core.wire` turns them into bytes. A message that can
-arrive late carries the generation that it belongs to (R1, R4).
+Three channels carry them: rank to rank (fast path, msgpack over zmq), rank to coordinator and
+agent to coordinator (slow path, JSON over a web socket). `core.wire` turns them into bytes. A
+message that can arrive late carries the generation that it belongs to (R1, R4).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from paceline.core.records import (
     DropReason,
     Gen,
     Go,
+    Pacing,
     Record,
     Request,
     Settings,
@@ -75,7 +76,7 @@ class AskState(Struct, frozen=True, tag="ask-state"):
 
 
 class State(Struct, frozen=True, tag="state"):
-    """The donor -> a joiner: committed state of the log's version; the tensors follow as payload."""
+    """The donor -> a joiner: committed state of the log's version; tensors follow as payload."""
 
     generation: GenerationId
     log: LogSnapshot
@@ -123,6 +124,8 @@ class Register(Struct, frozen=True, tag="register"):
     """Of the parameters' names, shapes and types; equal on all ranks."""
     plan: DataPlan | None = None
     lookahead: int = 2
+    pacing: Pacing = Pacing.ROUND
+    """What its optimizer needs where the job leaves the choice to the runtime (section 4)."""
     members: tuple[MemberId, ...] = ()
     """Of its last GEN record, with the active ones of that record (R6)."""
     gen_active: tuple[MemberId, ...] = ()
@@ -271,6 +274,8 @@ class AgentHello(Struct, frozen=True, tag="agent-hello"):
     metrics: str
     living: tuple[MemberId, ...]
     dead: tuple[MemberId, ...]
+    released: tuple[GenerationId, int] | None = None
+    """One of the dead was released with this record and version (R17)."""
 
 
 class AgentBeat(Struct, frozen=True, tag="agent-beat"):
@@ -292,6 +297,8 @@ class RankDead(Struct, frozen=True, tag="rank-dead"):
     why: str
     restarts: bool
     """The agent starts another process in its place."""
+    released: tuple[GenerationId, int] | None = None
+    """It was released with this record and version: evidence of success (R17)."""
 
 
 class AgentDone(Struct, frozen=True, tag="agent-done"):
@@ -352,7 +359,7 @@ class Totals(Struct, frozen=True):
     discounted: float = 0.0
     """Part of `applied` that `Late.DECAY` took away."""
     redealt: int = 0
-    """Samples of leases that went back into the pool because their holder departed or was benched."""
+    """Samples of leases that went back into the pool: their holder departed or was benched."""
     rounds: int = 0
     """Rounds with a contribution."""
 

@@ -1,9 +1,9 @@
 """A rank's own contributions between the batch that made them and the round that applies them.
 
-Two gradient buffers are enough (R22). GRAD is where the backward pass adds; HELD is where a gradient
-waits that its round left behind. A fresh gradient is announced and reduced where it lies, in GRAD. The
-bookkeeping here says what is in which buffer and which operation the driver has to carry out; it never
-touches a number of a gradient.
+Two gradient buffers are enough (R22). GRAD is where the backward pass adds; HELD is where a
+gradient waits that its round left behind. A fresh gradient is announced and reduced where it
+lies, in GRAD. The bookkeeping here says what is in which buffer and which operation the driver
+has to carry out; it never touches a number of a gradient.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Place(StrEnum):
     HELD = "held"
 
 
-# ---- operations on the buffers, carried out by the driver in the order given ----------------------
+# ---- operations on the buffers, carried out by the driver in the order given ---------------------
 
 
 class Swap(Struct, frozen=True, tag="swap"):
@@ -61,7 +61,7 @@ class Piece(Struct, frozen=True):
 
 @dataclass(slots=True)
 class Buffer:
-    """What one place contains: the sum of its pieces' per-sample gradients, times discount / unit."""
+    """What one place contains: the sum of its pieces' sample gradients, times discount / unit."""
 
     pieces: list[Piece] = field(default_factory=list)
     unit: int = 1
@@ -225,7 +225,7 @@ class Pending:
     # ---- a round with this rank in it -----------------------------------------------------
 
     def contribute(self, upto: int) -> tuple[Place | None, list[BufferOp]]:
-        """Where the pieces up to `upto` lie, after the two buffers were merged if both are named."""
+        """Where the pieces up to `upto` lie, after both buffers were merged if both are named."""
         if self.grad.pieces and self.grad.pieces[-1].seq <= upto:
             if not self.held.pieces:
                 return Place.GRAD, []

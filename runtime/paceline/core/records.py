@@ -31,7 +31,7 @@ class Late(StrEnum):
 
 
 class Normalisation(StrEnum):
-    """Divisor of a round's sum: nominal samples, samples that arrived, or ranks that contributed."""
+    """Divisor of a round's sum: nominal samples, samples that came, or ranks that contributed."""
 
     FIXED = "Fixed"
     APPLIED = "Applied"
@@ -41,6 +41,8 @@ class Normalisation(StrEnum):
 class Pacing(StrEnum):
     """Whether the optimizer steps in every round or each time the nominal samples are in."""
 
+    AUTO = "Auto"
+    """As the optimizer needs; settled when the first generation is formed."""
     ROUND = "Round"
     SAMPLES = "Samples"
 
@@ -73,9 +75,9 @@ class Settings(Struct, frozen=True):
     normalisation: Normalisation = Normalisation.FIXED
     pacing: Pacing = Pacing.ROUND
     bench_after_ns: int = 0
-    """Silence after which a rank that alone is missing is benched (R13); 0 = max(60 s, 20 x median)."""
+    """Silence until a rank that alone is missing is benched (R13); 0 = max(60 s, 20 x median)."""
     buffers_every: int = 0
-    """Float buffers (BatchNorm) are averaged every N rounds and at the stop (R24, D10); 0 = local."""
+    """Float buffers (BatchNorm) are averaged every N rounds and at stop (R24, D10); 0 = local."""
     hash_every: int = 100
     """Rounds between two comparisons of the committed weights' hashes; 0 = never."""
 
@@ -90,7 +92,7 @@ class Request(Struct, frozen=True):
 
 
 class DataPlan(Struct, frozen=True):
-    """What is dealt: `epochs` keyed permutations of `samples` indices in leases of one step each."""
+    """What is dealt: `epochs` keyed permutations of `samples` indices in leases of one step."""
 
     samples: int = 0
     """Length of the data set; 0 = the script feeds itself, nothing is dealt."""
@@ -177,7 +179,7 @@ class Trigger(StrEnum):
 
 
 class Go(Struct, frozen=True, tag="go"):
-    """Round `round` starts: who contributes what, and why now. Turns version `round` into the next."""
+    """Round `round` starts: who contributes what, why now. Turns version `round` into the next."""
 
     generation: GenerationId
     round: int
@@ -187,6 +189,8 @@ class Go(Struct, frozen=True, tag="go"):
     """Passive members with complete state that are active from the next round (R15)."""
     benched: tuple[Benched, ...] = ()
     request: Request | None = None
+    sync: bool = False
+    """The contributors' float buffers are reduced along (D10)."""
     wait_us: int = 0
     """First arrival until GO, on the starter's clock."""
     round_us: int = 0

@@ -1,8 +1,8 @@
 """When a round starts, and why: one table for every mode (R12, R13, section 4).
 
-The starter calls `decide` whenever an announcement arrives or its timer fires. Solo, Majority and Full
-are Quorum(k) with another k (`Log.quorum`); Deadline and the random initiator of eager-SGD have
-conditions of their own. The answer carries its reason.
+The starter calls `decide` whenever an announcement arrives or its timer fires. Solo, Majority and
+Full are Quorum(k) with another k (`Log.quorum`); Deadline and the random initiator of eager-SGD
+have conditions of their own. The answer carries its reason.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from paceline.core.faults import INSIDE_A_RANK, Fault, format_faults
 from paceline.core.messages import Inventory, Targets
 from paceline.core.status import Outcome, Status
 from paceline.local.client import Client, CoordinatorAwayError
-from paceline.local.processes import Child, become_subreaper, children_of, kill_orphans
+from paceline.local.processes import Child, adopt_orphans, children_of, kill_orphans
 from paceline.settings import (
     ENV_DRAIN_GRACE,
     ENV_FAULTS,
@@ -115,7 +115,7 @@ class Cluster:
         self._client = Client(self.url, self.token)
 
     async def __aenter__(self) -> Self:
-        become_subreaper()
+        adopt_orphans(True)
         # Children that this process had before are none of this run.
         self._others = set(children_of(os.getpid()))
         await self._client.__aenter__()
@@ -131,6 +131,7 @@ class Cluster:
         at: TracebackType | None,
     ) -> None:
         await self.end(grace_s=0.0)
+        adopt_orphans(False)
         await self._client.__aexit__(kind, error, at)
         self._socket.close()
 

@@ -160,8 +160,9 @@ def _end_with_parent(parent: int) -> None:
         os._exit(1)  # it has ended already
 
 
-def become_subreaper() -> None:
-    if _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+def adopt_orphans(adopt: bool) -> None:
+    """Whether this process, and not init, becomes the parent of what its descendants leave."""
+    if _libc.prctl(PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 

@@ -32,9 +32,10 @@ def summary(status: Status | None, timeline: Timeline) -> list[str]:
     return lines
 
 
-def verdict(job: str, outcome: Outcome) -> str:
+def verdict(job: str, outcome: Outcome, *, interrupted: bool) -> str:
+    """Also a job that was stopped in order has released its ranks, but it is not complete."""
     if outcome.complete:
-        return f"job {job}: Complete"
+        return f"job {job}: stopped by the user" if interrupted else f"job {job}: Complete"
     return f"job {job}: Failed ({outcome.reason})"
 
 

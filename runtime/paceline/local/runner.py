@@ -7,6 +7,7 @@ when the coordinator has decided how the job ended, when the run is broken, or w
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,6 +191,10 @@ class Runner:
         """Let the workers end by themselves, then let the coordinator go."""
         agents = cluster.agents
         limit_s = FINISH_S if outcome.complete else FAILED_S
+        if not outcome.complete:
+            # The coordinator has told those that are connected; one may just be starting.
+            for agent in agents:
+                agent.signal(signal.SIGTERM)
         ends = asyncio.create_task(_all_ended(agents))
         at_once = asyncio.create_task(self._at_once.wait())
         await asyncio.wait([ends, at_once], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)

@@ -29,14 +29,16 @@ from hashlib import sha256
 from math import isnan, nan
 from typing import Final
 
-from paceline.clock import NS_PER_S, now_ns
+from paceline.clock import NS_PER_S, now_ns, pause
 from paceline.telemetry.catalog import BY_NAME, CATALOG, Kind, Metric, Writer
 
 MAGIC: Final = 0x3170_6C63_6361_7031
 HEADER_SLOTS: Final = 3
 SLOT_BYTES: Final = 8
 COST_SAMPLES: Final = 500
-READ_TRIES: Final = 100
+READ_TRIES: Final = 20
+READ_PAUSE_S: Final = 0.0005
+"""Between tries: a writer that the machine has put aside needs a moment to go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +274,7 @@ class RecordReader:
                 values[first:last] = slots[first:last].tolist()
                 if before == words[seq] and before % 2 == 0:
                     break
+                pause(READ_PAUSE_S)
             # Else the writer died, or was stopped, inside an update: at most one figure of a
             # histogram is behind the others, and no reader waits for a dead writer.
             updates += words[seq] // 2

@@ -7,15 +7,16 @@ other. Everything is used by the main thread only.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from paceline.comm.session import Session
+from paceline.core.faults import Fault, parse_faults
 from paceline.core.records import Metric
 from paceline.errors import UsageError
 from paceline.settings import ENV_FAULTS, RankSettings
-from paceline.train.faults import Fault, parse_faults
 
 if TYPE_CHECKING:
     from paceline.train.optimizer import DistributedOptimizer
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 class Context:
     """A connected script: session, optimizer, and the figures logged since the last step."""
 
-    def __init__(self, session: Session, faults: tuple[Fault, ...]) -> None:
+    def __init__(self, session: Session, faults: Sequence[Fault] = ()) -> None:
         self.session = session
         self.faults = faults
         self.optimizer: DistributedOptimizer | None = None

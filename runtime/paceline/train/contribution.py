@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.comm.buckets import GradientBuckets, Place
+from paceline.comm.buckets import GradientBuckets
 from paceline.comm.session import Session
+from paceline.core.pending import Place
 from paceline.errors import UsageError
 
 
@@ -63,8 +64,8 @@ class Making:
         """The last batch taken of the lease that is neither announced nor skipped."""
         self._samples = 0
         """Of the lease's batches that are in GRAD."""
-        self._pending = False
-        """GRAD held earlier contributions when the lease began."""
+        self._pending_unit = 0
+        """Unit of the earlier contributions that GRAD held when the lease began; 0 = none."""
         self._forgotten = False
         """A gradient was discarded because the next batch was taken; see `complete`."""
         self._self_fed_samples = 0
@@ -81,11 +82,8 @@ class Making:
         assert self._batch is None, "settle the batch before"
         buckets = self._buckets
         if batch.first:
-            self._samples, self._pending = 0, buckets.unit != 0
-        unit = batch.samples if self._mean else 1
-        if buckets.unit not in (0, unit):
-            buckets.scale(Place.GRAD, buckets.unit / unit)
-            buckets.unit = unit
+            self._samples, self._pending_unit = 0, buckets.unit
+        self._rescale(batch.samples if self._mean else 1)
         buckets.mark_untouched()
         self._batch = self._lease = batch
 
@@ -162,6 +160,12 @@ class Making:
         if parameter.grad is not None:
             parameter.grad.fill_(torch.nan)
 
+    def _rescale(self, unit: int) -> None:
+        """What is in GRAD becomes a sum / unit; equal units change no bit."""
+        if self._buckets.unit not in (0, unit):
+            self._buckets.scale(Place.GRAD, self._buckets.unit / unit)
+            self._buckets.unit = unit
+
     def _finish(self, batch: Batch) -> None:
         self._buckets.attach()
         self._buckets.unit = batch.samples if self._mean else 1
@@ -175,9 +179,11 @@ class Making:
         self._batch = self._lease = None
         self._samples = 0
         buckets.attach()
-        if not mixed or not self._pending:
+        if not mixed or not self._pending_unit:
             if mixed:
                 buckets.zero(Place.GRAD)
+            else:
+                self._rescale(self._pending_unit)  # as the session knows it
             self._session.skip(batch.lease, batch.lease_samples)
             return
         # The gradient is one sum with earlier contributions that wait in GRAD. They cannot be

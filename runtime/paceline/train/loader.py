@@ -112,15 +112,19 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         """
         optimizer, context = self._start(count)
         self._stream = self._all_batches(context, optimizer)
-        while (batch := self._peek()) is not None:
-            # A lease of an epoch before may be dealt again, after a death: it counts with this one.
-            self._epoch = min(max(epoch_of(self._plan, batch.lease), self._epoch + 1), count - 1)
-            self._epoch_ended = False
-            yield self._epoch
-            optimizer.making.settle()
-            if not self._epoch_ended:
-                optimizer.making.abandon()
-                self._leases.leave(self._epoch)
+        try:
+            while (batch := self._peek()) is not None:
+                # A lease of an earlier epoch may be dealt again (R14): it counts with this one.
+                present = max(epoch_of(self._plan, batch.lease), self._epoch + 1)
+                self._epoch = min(present, count - 1)
+                self._epoch_ended = False
+                yield self._epoch
+                optimizer.making.settle()
+                if not self._epoch_ended:
+                    optimizer.making.abandon()
+                    self._leases.leave(self._epoch)
+        finally:
+            self._end_workers()
         context.finish()
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]
@@ -192,6 +196,12 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             if not session.wait_lease():
                 return
             optimizer.after_parking()
+
+    def _end_workers(self) -> None:
+        # The stream refers to this loader. Left to the garbage collector, which closes the queues
+        # first, each worker would take 5 s to notice.
+        self._stream, self._next = iter(()), None
+        self._iterator = None
 
     def _peek(self) -> Batch | None:
         """The batch that comes next; None when the job is over.

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from paceline.comm.buckets import GradientBuckets, Place
+from paceline.comm.buckets import GradientBuckets
 from paceline.comm.committed import Committed
 from paceline.comm.rebind import SchedulerFactory, changed, changed_later
 from paceline.core.records import DataPlan
@@ -218,7 +218,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _announce(self, contribution: Contribution) -> None:
         session, buckets = self._context.session, self._buckets
-        self._faults.before_announcing(session.version, session.size, self._making.poison)
+        self._faults.before_announcing(
+            version=session.version,
+            rank=session.rank,
+            size=session.size,
+            poison=self._making.poison,
+        )
         buckets.streams.await_gradients()
         session.step(
             leases=contribution.leases,

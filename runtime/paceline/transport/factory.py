@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from typing import Final
 
@@ -43,14 +42,10 @@ def _auto(host: str) -> Transport:
 def _make(name: str, host: str) -> Transport:
     if name == "mpi":
         from paceline.transport.mpi import MpiTransport
-        from paceline.transport.mpi_links import mpi_environment
-
-        for key, value in mpi_environment(host == LOOPBACK).items():
-            os.environ.setdefault(key, value)
 
         return MpiTransport(host=host)
     if name == "gloo":
-        from paceline.transport.torch_dist import GlooTransport
+        from paceline.transport.gloo import GlooTransport
 
         return GlooTransport(host=host)
     from paceline.transport.nccl import NcclTransport

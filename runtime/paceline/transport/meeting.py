@@ -19,13 +19,16 @@ import socket
 import struct
 from typing import Any, Final
 
-from paceline.clock import NS_PER_S, now_ns
+from paceline.clock import NS_PER_MS, NS_PER_S, now_ns
 from paceline.transport.base import Abort, Group, Peer, PeerLost, TransportAborted, TransportError
 
-FRAME_BYTES_MAX: Final = 1 << 16
+FRAME_BYTES_MAX: Final = 1 << 20
+SEND_NS: Final = NS_PER_S
 BACKLOG: Final = 512
 POLL_S: Final = 0.01
 REDIAL_S: Final = 0.05
+LAST_WORDS_NS: Final = 100 * NS_PER_MS
+"""A peer that has finished its part may close its group before we have read all it sent."""
 _HEADER: Final = struct.Struct("!I")
 
 
@@ -73,19 +76,24 @@ class Line:
     def send(self, message: dict[str, Any]) -> None:
         body = json.dumps(message).encode()
         assert len(body) <= FRAME_BYTES_MAX, len(body)
-        try:
-            sent = self._sock.send(_HEADER.pack(len(body)) + body)
-        except OSError as error:
-            raise LineClosedError(str(error)) from error
-        # A frame is far smaller than an empty socket buffer; a peer that lets it fill up is broken.
-        if sent != _HEADER.size + len(body):
-            raise LineClosedError("the peer does not read")
+        left = memoryview(_HEADER.pack(len(body)) + body)
+        end_ns = now_ns() + SEND_NS
+        while left:
+            try:
+                left = left[self._sock.send(left) :]
+            except BlockingIOError:
+                # The buffers of the socket are full, so the peer does not read; seldom and short.
+                if now_ns() > end_ns:
+                    raise LineClosedError("the peer does not read") from None
+                select.select([], [self._sock], [], POLL_S)
+            except OSError as error:
+                raise LineClosedError(str(error)) from error
 
     def poll(self) -> dict[str, Any] | None:
         """The next message if it is all here. Raises LineClosedError when the peer has left."""
         while (message := self._take()) is None:
             try:
-                data = self._sock.recv(FRAME_BYTES_MAX)
+                data = self._sock.recv(1 << 16)
             except BlockingIOError:
                 return None
             except OSError as error:

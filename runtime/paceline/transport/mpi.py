@@ -2,9 +2,9 @@
 
 Nothing here is a collective of the library: a survivor of a death needs no call of MPI to go on
 over the links it has. A reduction cuts its buffers into pieces; every piece goes through the steps
-of a schedule (`core.schedules`), several pieces at a time in independent lanes, so that one lane adds
-while another transfers. All waits are Testsome with a pause, an abort flag and the lifelines of the
-group. What an abandoned reduction may still write to is kept until its requests have completed.
+of a schedule (`core.schedules`), several pieces at a time in independent lanes, so that one lane
+adds while another transfers. All waits are Testsome with a pause, an abort flag and the lifelines
+of the group. What an abandoned reduction may still write to is kept until its requests have ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from paceline.clock import NS_PER_MS, now_ns, pause
 from paceline.core.schedules import ALGORITHMS, RECURSIVE_DOUBLING, Schedule, partners, schedule
 from paceline.transport.base import Abort, Group, PeerLost, Transport, TransportAborted
-from paceline.transport.meeting import Deadline, Lifelines
+from paceline.transport.meeting import LAST_WORDS_NS, Deadline, Lifelines
 from paceline.transport.mpi_lanes import PIECE_BYTES, Cells, Lane, Piece
 from paceline.transport.mpi_links import LANES, Link, LinkTable
 
@@ -29,8 +29,6 @@ PAUSE_S: Final = 0.00005
 LONG_PAUSE_S: Final = 0.001
 LONG_WAIT_NS: Final = 20 * NS_PER_MS
 """After so long without a message the peers are waiting for something slow: pause longer."""
-LAST_WORDS_NS: Final = 100 * NS_PER_MS
-"""A peer that has finished its part may close its group before we have read all it sent."""
 GRAVES_MAX: Final = 4
 
 

@@ -50,7 +50,7 @@ def mpi_environment(local: bool) -> dict[str, str]:
     return environment
 
 
-def start_mpi() -> Any:
+def start_mpi(local: bool) -> Any:
     """Initialise MPI once, thread-multiple, never to be finalised (D6); returns mpi4py's module."""
     try:
         import mpi4py
@@ -68,8 +68,16 @@ def start_mpi() -> Any:
                 "mpi needs every rank to be started by its own `mpiexec -n 1`: measured, processes "
                 "that start without it cannot accept a connection"
             )
+        for key, value in mpi_environment(local).items():
+            os.environ.setdefault(key, value)
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
         _unlink_own_shared_memory()
+    if os.environ.get("MPIR_CVAR_CH4_NETMOD") != "ofi":
+        # Measured: with ucx, the default, a rank aborts when a peer dies inside a transfer.
+        raise TransportError(
+            "MPI in this process does not use MPICH's ofi network module; hint: leave "
+            "MPIR_CVAR_CH4_NETMOD unset and do not initialise MPI before paceline"
+        )
     if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
         raise TransportError(
             "MPI was started by the script without thread support, so it spins without yielding; "
@@ -136,7 +144,7 @@ class LinkTable:
     """All links of this process, by the peer's name, and the making of new ones."""
 
     def __init__(self, host: str) -> None:
-        self.mpi = start_mpi()
+        self.mpi = start_mpi(local=host.startswith("127."))
         self.meeting = MeetingPoint(host)
         self.wired = 0
         self.wiring_failed = 0

@@ -10,15 +10,18 @@ sees it complete, because `allreduce` returns only then.
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from paceline.clock import pause
 from paceline.transport.base import Abort, Group, TransportError
+from paceline.transport.meeting import Deadline
 from paceline.transport.torch_dist import TorchDistTransport
 
 PAUSE_S: Final = 0.00005
@@ -45,13 +48,28 @@ class NcclTransport(TorchDistTransport):
         # An error must come back to us; by default the watchdog of torch ends the process.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
-        super().__init__(host=host)
+        super().__init__()
+        self._store: Any = _serve_store(host)
+        self._address = f"{host}:{self._store.port}"
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._stream = torch.cuda.Stream(  # type: ignore[no-untyped-call]
             self._device, priority=HIGH_PRIORITY
         )
 
-    def _connect(self, store: Any, group: Group, limit: timedelta) -> Any:
+    @property
+    def address(self) -> str:
+        return self._address
+
+    def _connect(self, group: Group, deadline: Deadline) -> Any:
+        limit = timedelta(seconds=deadline.timeout_s)
+        host, _, port = group.peers[0].address.rpartition(":")
+        client = (
+            self._store
+            if group.rank == 0
+            else TCPStore(host, int(port), timeout=limit, wait_for_workers=False)
+        )
+        store = PrefixStore(f"paceline/{group.key}", client)
+        store.set_timeout(limit)
         options = dist.ProcessGroupNCCL.Options()
         options.is_high_priority_stream = True
         options._timeout = limit  # noqa: SLF001 (no public name)
@@ -59,6 +77,10 @@ class NcclTransport(TorchDistTransport):
         with torch.cuda.device(self._device):
             process_group.eager_connect_single_device(self._device)
         return process_group
+
+    def shutdown(self) -> None:
+        self.close()
+        self._store = None  # its last reference: the server ends and gives back the port
 
     def _launch(self, operation: str, buffer: torch.Tensor) -> Any:
         if buffer.device != self._device:
@@ -91,3 +113,18 @@ class NcclTransport(TorchDistTransport):
             threading.Thread(
                 target=abandoned.abort, name="paceline-nccl-abort", daemon=True
             ).start()
+
+
+def _serve_store(host: str) -> TCPStore:
+    """This rank's store, listening on `host` only (by itself it would take all addresses, D13).
+
+    Every rank hosts one; a generation uses the one of its rank 0.
+    """
+    try:
+        listener = socket.create_server((host, 0), backlog=512)
+    except OSError as error:
+        raise TransportError(f"cannot listen on {host}: {error}") from error
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )

@@ -24,7 +24,7 @@ class Config:
     min_replicas: int = 1
     settings: Settings = Settings()  # noqa: RUF009 - frozen
     settle_ns: int = 30 * NS_PER_S
-    """How long the first generation waits for all wanted ranks, and a change for further joiners."""
+    """How long the first generation waits for all wanted ranks, a change for further joiners."""
     freeze_timeout_ns: int = 30 * NS_PER_S
     """Silence after which a rank is suspect; also the bound of every answer it owes (section 6)."""
     backoff_limit: int = 6

@@ -1,7 +1,8 @@
 """From the reports of a PREPARE to the next generation: a pure function (R5, R6, R16, R26).
 
-The answer is the COMMIT, or what it waits for, or why the job is broken. `may_commit` is asked twice:
-before PREPARE is sent, with those who are expected to answer, and after, with those who did.
+The answer is the COMMIT, or what it waits for, or why the job is broken. `may_commit` is asked
+twice: before PREPARE is sent, with those who are expected to answer, and after, with those who
+did.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from paceline.core.ids import GenerationId, MemberId
 from paceline.core.messages import Commit, Prepared, Register
-from paceline.core.records import Gen, LeftOut, Settings
+from paceline.core.records import Gen, LeftOut, Pacing, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,8 @@ def _first(
     if odd is not None:
         return odd
     lowest = members[0]
+    if settings.pacing is Pacing.AUTO:
+        settings = replace(settings, pacing=registers[lowest].pacing)
     gen = Gen(
         id=proposal,
         members=members,

@@ -1,14 +1,16 @@
 """The coordinator: events in, effects out. It owns no state that it could not lose (R1, R5, R6).
 
-One change of the membership runs through PREPARE (asked ranks promise and report), COMMIT (the answer
-of `forming.form`) and STARTED (all members have the log and their links). Whatever disturbs it makes
-the next proposal. Two coordinators at once do no harm: promises are ordered by incarnation, and the
-later one makes the earlier one retire.
+One change of the membership runs through PREPARE (asked ranks promise and report), COMMIT (the
+answer of `forming.form`) and STARTED (all members have the log and their links). Whatever
+disturbs it makes the next proposal. Two coordinators at once do no harm: promises are ordered by
+incarnation, and the later one makes the earlier one retire.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+
+from msgspec.structs import replace
 
 from paceline.core import messages as m
 from paceline.core.coordinator import forming, report
@@ -33,7 +35,7 @@ from paceline.core.coordinator.events import (
 from paceline.core.coordinator.roster import Roster, Seen
 from paceline.core.coordinator.scale import pods_to_drain
 from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
-from paceline.core.records import Gen, Request
+from paceline.core.records import Gen, Pacing, Request, Settings
 from paceline.core.status import Outcome, Status
 
 DEAD_KEPT = 64
@@ -42,6 +44,10 @@ GONE_NS = 500_000_000
 """A closed connection without an agent's word makes a rank suspect after this long."""
 COMPLAINT_NS = 200_000_000
 """A complaint waits so long for the evidence that usually follows it."""
+
+
+LATE_STARTS_MAX = 3
+"""So often a coordinator that has formed nothing overtakes a later one before it retires."""
 
 
 class Phase(StrEnum):
@@ -88,9 +94,11 @@ class Coordinator:
         self.request: Request | None = None
         self.request_number = 0
         self.failures = 0
+        self.late_starts = 0
         self.version = 0
         self.had_state = False
         self.outcome: Outcome | None = None
+        self.wake_ns: int | None = None
         self.effects: list[Effect] = []
 
     @property
@@ -114,6 +122,7 @@ class Coordinator:
 
     def handle(self, now_ns: int, event: Event) -> list[Effect]:
         """Take one event; the effects are to be carried out in this order."""
+        self._forgive_own_sleep(now_ns)
         self.now_ns = now_ns
         self.effects = []
         if self.phase is Phase.ENDED and not isinstance(event, FromRank):
@@ -137,6 +146,16 @@ class Coordinator:
         if self.phase is not Phase.ENDED:
             self._settle()
         return self.effects
+
+    def _forgive_own_sleep(self, now_ns: int) -> None:
+        """Who was stopped itself has heard nobody, which says nothing about them."""
+        late_ns = now_ns - self.wake_ns if self.wake_ns is not None else 0
+        if late_ns > self.config.freeze_timeout_ns // 2:
+            for seen in self.roster.ranks.values():
+                seen.heard_ns += late_ns
+                seen.gone_ns = None if seen.gone_ns is None else seen.gone_ns + late_ns
+            self.asked_ns += late_ns
+        self.wake_ns = None
 
     def _from_rank(self, message: m.RankMessage) -> None:
         seen = self.roster.rank(message.member)
@@ -237,6 +256,12 @@ class Coordinator:
         if self.proposal == NO_GENERATION:
             self.incarnation = max(self.incarnation, known.incarnation + 1)
         elif (known.incarnation, known.coordinator) > (self.incarnation, self.uid):
+            if self.gen is None and self.late_starts < LATE_STARTS_MAX:
+                # It asked before it knew everybody and has formed nothing: it is still new.
+                self.late_starts += 1
+                self.incarnation = known.incarnation + 1
+                self._want_change("a rank knows a later coordinator", 0)
+                return
             self.phase = Phase.ENDED
             self.effects.append(Retire(f"coordinator of generation {known} is later"))
         else:
@@ -247,11 +272,14 @@ class Coordinator:
             case m.AgentHello():
                 pod = self.roster.pod(message.slot, message.attempt, self.now_ns)
                 pod.connected = pod.known = True
+                pod.connected_ns = self.now_ns
                 pod.living = set(message.living)
                 for member in message.living:
                     self.roster.rank(member)
                 for member in message.dead:
                     self._died(member, "reaped by its agent", 0)
+                if message.released is not None:
+                    self._release(*message.released)
             case m.AgentBeat():
                 pod = self.roster.pod(message.slot, message.attempt, self.now_ns)
             case m.RankStarted():
@@ -262,6 +290,8 @@ class Coordinator:
                 pod = self.roster.pod(*m.pod_of(message.member), self.now_ns)
                 pod.living.discard(message.member)
                 self._died(message.member, message.why, message.exit_code)
+                if message.released is not None:
+                    self._release(*message.released)
                 self._count_failure(message)
             case m.AgentDone():
                 pod = self.roster.pod(message.slot, message.attempt, self.now_ns)
@@ -314,10 +344,17 @@ class Coordinator:
             self.replicas = targets.replicas
         if targets.settings is not None or targets.stop:
             self.request_number += 1
-            self.settings = targets.settings or self.settings
-            self.request = Request(self.request_number, targets.settings, targets.stop)
+            self.settings = self._settled(targets.settings) or self.settings
+            settings = self.settings if targets.settings else None
+            self.request = Request(self.request_number, settings, targets.stop)
             for seen in self.roster.present():
                 self.effects.append(ToRank(seen.member, m.Ask(self.request)))
+
+    def _settled(self, settings: Settings | None) -> Settings | None:
+        """A change of the mode keeps the pacing that the first generation settled."""
+        if settings is not None and settings.pacing is Pacing.AUTO:
+            return replace(settings, pacing=self.settings.pacing)
+        return settings
 
     # ---- what follows ---------------------------------------------------------------------
 
@@ -480,6 +517,7 @@ class Coordinator:
     def _commit(self, commit: m.Commit) -> None:
         gen = commit.gen
         self.commit = commit
+        self.settings = commit.gen.settings or self.settings
         self.phase = Phase.STARTING
         self.version = max(self.version, gen.version)
         self.unstarted = {*gen.members, commit.holder, commit.donor}
@@ -513,14 +551,9 @@ class Coordinator:
             if seen.register is None or self.roster.is_dead(member) or seen.suspect:
                 continue
             agent = self.roster.agent_of(member)
-            limit = self.config.freeze_timeout_ns
-            silent_ns = self.now_ns - seen.heard_ns
-            if seen.gone_ns is not None:
-                silent_ns = self.now_ns - seen.gone_ns
-                limit = limit if agent else GONE_NS
-            elif member in self.unanswered():
-                silent_ns = max(silent_ns, self.now_ns - self.asked_ns)
-            if silent_ns < limit or seen.dismissed:
+            limit_ns, since_ns = self._patience(seen)
+            silent_ns = self.now_ns - since_ns
+            if silent_ns < limit_ns or seen.dismissed:
                 continue
             seen.suspect = f"silent for {silent_ns / 1e9:.1f} s"
             self._happened("RankSilent", f"rank {member} is {seen.suspect}")
@@ -528,6 +561,18 @@ class Coordinator:
                 seen.kill_asked = True
                 kill = m.KillRank(member, seen.suspect)
                 self.effects.append(ToAgent(agent.slot, agent.attempt, kill))
+
+    def _patience(self, seen: Seen) -> tuple[int, int]:
+        """(bound, start) of the silence after which a rank is suspect, in nanoseconds."""
+        freeze_ns = self.config.freeze_timeout_ns
+        if seen.gone_ns is not None:
+            agent = self.roster.agent_of(seen.member)
+            if agent is None:
+                return GONE_NS, seen.gone_ns
+            return freeze_ns, max(seen.gone_ns, agent.connected_ns)
+        if seen.member in self.unanswered():
+            return freeze_ns, min(self.asked_ns, seen.heard_ns)
+        return freeze_ns, seen.heard_ns
 
     def unanswered(self) -> set[MemberId]:
         """Who owes an answer to PREPARE or a STARTED."""
@@ -543,17 +588,12 @@ class Coordinator:
         for member, seen in self.roster.ranks.items():
             if seen.register is None or seen.suspect or self.roster.is_dead(member):
                 continue
-            limit = self.config.freeze_timeout_ns
-            if seen.gone_ns is not None:
-                gone = limit if self.roster.agent_of(member) else GONE_NS
-                times.append(seen.gone_ns + gone)
-            else:
-                times.append(seen.heard_ns + limit)
-        if self.unanswered():
-            times.append(self.asked_ns + self.config.freeze_timeout_ns)
+            limit_ns, since_ns = self._patience(seen)
+            times.append(since_ns + limit_ns)
         later = [t for t in times if t > self.now_ns]
         if later:
-            self.effects.append(WakeAt(min(later)))
+            self.wake_ns = min(later)
+            self.effects.append(WakeAt(self.wake_ns))
 
     # ---- the end --------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What is known of the job's processes: who registered, who is silent, who is known dead (R6, R25)."""
+"""What is known of the job's processes: who registered, is silent, is known dead (R6, R25)."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ class Pod:
     slot: int
     attempt: int
     connected: bool = False
+    connected_ns: int = 0
     heard_ns: int = 0
     living: set[MemberId] = field(default_factory=set)
     """Processes that it has started and not reaped."""

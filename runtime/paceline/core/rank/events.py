@@ -1,7 +1,7 @@
 """What can happen to a rank, and what it wants done about it.
 
-Peer messages and coordinator messages (`core.messages`) are events as they are. Effects are carried out
-by the driver in the order given, each to its end, before the next event is handled.
+Peer messages and coordinator messages (`core.messages`) are events as they are. Effects are
+carried out by the driver in the order given, each to its end, before the next event is handled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from paceline.core.messages import (
     Stopped,
 )
 from paceline.core.pending import BufferOp, Place
-from paceline.core.records import DataPlan, Go, Metric
+from paceline.core.records import DataPlan, Go, Metric, Pacing
 
 # ---- events: the main thread ---------------------------------------------------------------------
 
@@ -40,6 +40,7 @@ class Begin(Struct, frozen=True):
     fingerprint: str
     plan: DataPlan
     lookahead: int
+    pacing: Pacing = Pacing.ROUND
 
 
 class Step(Struct, frozen=True):
@@ -99,6 +100,10 @@ class Hashed(Struct, frozen=True):
     value: int
 
 
+class Connected(Struct, frozen=True):
+    """A connection to a coordinator stands; what was said over an older one may be lost."""
+
+
 class Drain(Struct, frozen=True):
     """SIGTERM reached the pod, or the coordinator chose this replica to leave."""
 
@@ -119,6 +124,7 @@ Event = (
     | ChannelFailed
     | Reduced
     | Hashed
+    | Connected
     | Drain
     | Tick
     | PeerMessage
@@ -169,7 +175,6 @@ class Apply(Struct, frozen=True):
 
     go: Go
     weighing: Weighing
-    sync_buffers: bool
     hash: bool
 
 

@@ -1,8 +1,8 @@
 """The rank's state machine: `handle` one event, get the effects that it asks for.
 
-Every handler only changes the state; what follows from a state, whoever caused it, is found afterwards
-by `_settle`: may the main thread go on, is there something to announce, to start, to join, to serve, to
-report. So each of these rules stands in one place.
+Every handler only changes the state; what follows from a state, whoever caused it, is found
+afterwards by `_settle`: may the main thread go on, is there something to announce, to start, to
+join, to serve, to report. So each of these rules stands in one place.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from paceline.core.rank.events import (
     Begin,
     ChannelFailed,
     ChannelOpened,
+    Connected,
     Drain,
     Effect,
     Event,
@@ -71,6 +72,8 @@ class Rank:
                 script.on_script(rank, event)
             case Reduced():
                 rounds.on_reduced(rank)
+            case Connected():
+                membership.on_connected(rank)
             case ChannelOpened():
                 membership.on_channel(rank)
             case ChannelFailed():

@@ -1,4 +1,4 @@
-"""Generations as a rank lives them: promise, start, repair, join, leave, release (R1-R10, R15-R17)."""
+"""Generations as a rank sees them: promise, start, repair, join, leave, end (R1-R10, R15-R17)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from paceline.core.messages import (
     Ask,
     AskState,
     Commit,
+    Complain,
     Dismiss,
     Fatal,
     Leaving,
@@ -77,28 +78,42 @@ def _promise(rank: RankState, prepare: Prepare) -> None:
     rank.hashes.clear()
     rank.early = [m for m in rank.early if m.generation >= prepare.id]
     rank.emit(CloseChannel())
+    rank.tell(_report(rank))
+
+
+def _report(rank: RankState) -> Prepared:
     log = rank.log
-    rank.tell(
-        Prepared(
-            id=prepare.id,
-            member=rank.me,
-            last=log.id,
-            version=log.version,
-            index=log.index,
-            digest=log.digest,
-            tail=tuple(log.tail),
-            members=log.members,
-            with_state=log.with_state,
-            active=log.active,
-            gen_active=log.gen.active if log.gen else (),
-            started=log.started,
-            has_state=rank.has_state,
-            ready=rank.begun is not None,
-            leaving=rank.wants_to_leave,
-            stopped=rank.has_state and log.stopped,
-            request=log.request,
-        )
+    return Prepared(
+        id=rank.promise,
+        member=rank.me,
+        last=log.id,
+        version=log.version,
+        index=log.index,
+        digest=log.digest,
+        tail=tuple(log.tail),
+        members=log.members,
+        with_state=log.with_state,
+        active=log.active,
+        gen_active=log.gen.active if log.gen else (),
+        started=log.started,
+        has_state=rank.has_state,
+        ready=rank.begun is not None,
+        leaving=rank.wants_to_leave,
+        stopped=rank.has_state and log.stopped,
+        request=log.request,
     )
+
+
+def on_connected(rank: RankState) -> None:
+    """Introduce itself, and repeat what an older connection may have lost."""
+    rank.tell(rank.registration())
+    if rank.frozen:
+        rank.tell(_report(rank))
+    elif rank.started:
+        rank.tell(Started(rank.gen_id, rank.me, rank.has_state and not rank.passive))
+    if rank.broken and not rank.frozen:
+        rank.tell(Complain(rank.gen_id, rank.me, rank.round, "the data channel failed"))
+    rank.stop_reported = rank.leave_asked = False
 
 
 # ---- the new generation --------------------------------------------------------------------------

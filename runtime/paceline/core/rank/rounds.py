@@ -1,7 +1,8 @@
 """Rounds: announce, start, join, commit (R11-R13, R20, R21).
 
-Everybody announces to the starter of the round; the starter asks the trigger table and sends GO to all
-members; every member then joins the reduction, contributing what GO names of it, and commits.
+Everybody announces to the starter of the round; the starter asks the trigger table and sends GO
+to all members; every member then joins the reduction, contributing what GO names of it, and
+commits.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ def _make_go(rank: RankState, arrivals: dict[MemberId, Arrival], decision: Decis
         back = tuple(x for x in log.held(member) if x not in kept)
         benched.append(Benched(member, back))
     request = rank.request if rank.request and rank.request.number > log.request else None
-    return Go(
+    go = Go(
         generation=log.id,
         round=log.version,
         trigger=decision.trigger or Trigger.ALL,
@@ -155,6 +156,9 @@ def _make_go(rank: RankState, arrivals: dict[MemberId, Arrival], decision: Decis
         wait_us=(rank.now_ns - first_ns) // 1000,
         round_us=(rank.now_ns - rank.opened_ns) // 1000,
     )
+    every = log.settings.buffers_every
+    due = bool(every) and ((log.version + 1) % every == 0 or log.stops_with(go))
+    return replace(go, sync=due)
 
 
 # ---- joining -------------------------------------------------------------------------------------
@@ -203,18 +207,10 @@ def on_reduced(rank: RankState) -> None:
         _queue(rank, go)
     else:
         weighing = rank.log.weigh(go)
-        hash_every = rank.log.settings.hash_every
-        buffers_every = rank.log.settings.buffers_every
+        every = rank.log.settings.hash_every
         after_commit(rank, go)
-        version = rank.log.version
-        rank.emit(
-            Apply(
-                go,
-                weighing,
-                sync_buffers=bool(buffers_every) and version % buffers_every == 0,
-                hash=bool(hash_every) and version % hash_every == 0,
-            )
-        )
+        due = bool(every) and rank.log.version % every == 0
+        rank.emit(Apply(go, weighing, hash=due))
 
 
 def after_commit(rank: RankState, go: Go) -> None:

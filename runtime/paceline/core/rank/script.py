@@ -1,8 +1,8 @@
 """The user's thread as the protocol sees it: what it announces, and when it may go on.
 
-A fresh gradient waits for its round. A late one waits at most for the reduction in flight; then the
-main thread takes the newest committed weights and goes on from there (jump), so that a permanently slow
-rank slows nobody (section 4, step 5).
+A fresh gradient waits for its round. A late one waits at most for the reduction in flight; then
+the main thread takes the newest committed weights and goes on from there (jump), so that a
+permanently slow rank slows nobody (section 4, step 5).
 """
 
 from __future__ import annotations

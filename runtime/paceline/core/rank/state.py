@@ -1,4 +1,4 @@
-"""What a rank knows: its log, its promise, its generation, its own contributions, its main thread."""
+"""What a rank knows: log, promise, generation, its own contributions, its main thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.core.messages import (
 )
 from paceline.core.pending import BufferOp, Pending
 from paceline.core.rank.events import Begin, Buffers, Effect, ToCoordinator, ToPeer
-from paceline.core.records import Go, Request, Share
+from paceline.core.records import Go, Pacing, Request, Share
 from paceline.core.trigger import Arrival
 
 EARLY_MAX: Final = 4096
@@ -195,6 +195,7 @@ class RankState:
             fingerprint=begun.fingerprint if begun else "",
             plan=begun.plan if begun else None,
             lookahead=begun.lookahead if begun else 2,
+            pacing=begun.pacing if begun else Pacing.ROUND,
             members=self.log.members,
             gen_active=self.log.gen.active if self.log.gen else (),
             released=self.released,

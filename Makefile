@@ -1,0 +1,43 @@
+# Every target installs what it needs into this checkout first; see scripts/bootstrap.
+SHELL := /bin/sh
+BIN := .venv/bin
+INSTALLED := .venv/.paceline
+PYTEST := $(BIN)/pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-fast check format generate verify clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+install: $(INSTALLED) ## everything into .tools and .venv of this checkout (TORCH=cpu: without CUDA)
+
+$(INSTALLED): pyproject.toml uv.lock scripts/bootstrap
+	@scripts/bootstrap
+	@touch $@
+
+demo: install ## train on handwritten digits: one worker slow, one killed, one joins
+	@$(BIN)/python examples/digits/check.py
+
+test: install check ## all checks and all tests, with the time of each stage
+	@$(PYTEST)
+
+test-fast: install ## the tests that start no processes
+	@$(PYTEST) -m "not processes"
+
+check: install ## read-only: format, lint, types, imports, generated files
+	@$(BIN)/python scripts/check.py
+
+format: install ## put the code into form
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+generate: install ## rewrite the files that are derived from the code
+	@$(BIN)/python scripts/check.py --generate
+
+verify: generate test ## what CI runs, and the generated files are committed
+	@git diff --exit-code --stat -- crds/manifests docs/reference
+
+clean: ## remove what was installed, caches and the folders of runs
+	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache runs dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,351 @@
+"""The communication thread: waits for events, asks the state machine, carries out its effects.
+
+It has no opinion. What the protocol wants is decided in `core.rank`; here tensors are added, links
+opened, messages sent and the main thread let go. Every wait ends with a message, a timer or an abort.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import traceback
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+
+from paceline.clock import NS_PER_MS, now_ns
+from paceline.comm.buckets import GradientBuckets
+from paceline.comm.committed import Committed
+from paceline.comm.gauges import Gauges
+from paceline.comm.link import Interrupts
+from paceline.comm.mailbox import Mail, Mailbox
+from paceline.core.ids import GenerationId, MemberId
+from paceline.core.log import Weighing
+from paceline.core.messages import Commit, Fatal, Part, RankMessage, State, Stopped
+from paceline.core.pending import BufferOp, Merge, Scale, Swap, Zero
+from paceline.core.rank import events as ev
+from paceline.core.rank.machine import Rank
+from paceline.core.records import Go
+from paceline.transport.base import Group, Peer, Transport, TransportAborted, TransportError
+
+log = logging.getLogger("paceline.rank")
+
+OPEN_TIMEOUT_S: Final = 30.0
+IDLE_MS: Final = 1_000
+"""Longest wait of an idle thread, after which it looks at its timers again."""
+
+
+class Link(Protocol):
+    """How words reach the coordinator."""
+
+    def start(self) -> None: ...
+    def send(self, message: RankMessage) -> None: ...
+    def close(self) -> None: ...
+
+
+class MainThread(Protocol):
+    """What the driver does to the parked main thread."""
+
+    def resumed(self, resume: ev.Resume) -> None: ...
+    def held(self, leases: tuple[int, ...]) -> None: ...
+    def exited(self, end: ev.Exit) -> None: ...
+    def broken(self, error: BaseException) -> None: ...
+
+
+@dataclass(slots=True)
+class Tensors:
+    """What the script has brought; None until it began."""
+
+    buckets: GradientBuckets
+    committed: Committed
+
+
+class Driver:
+    """Owns the machine, the mailbox and the transport; everything runs on one thread."""
+
+    def __init__(
+        self,
+        machine: Rank,
+        mailbox: Mailbox,
+        transport: Transport,
+        main: MainThread,
+        interrupts: Interrupts,
+        gauges: Gauges,
+    ) -> None:
+        self.machine = machine
+        self.tensors: Tensors | None = None
+        self.link: Link | None = None
+        self._mailbox, self._transport = mailbox, transport
+        self._main, self._interrupts, self._gauges = main, interrupts, gauges
+        self._posted: deque[ev.Event] = deque()
+        self._wake_ns: int | None = None
+        self._queue: dict[int, list[torch.Tensor]] = {}
+        self._staged: dict[GenerationId, tuple[bytes, ...]] = {}
+        self._part: tuple[bytes, ...] = ()
+        self._synced: torch.Tensor | None = None
+        """Averaged float buffers that wait for the main thread to be parked (D10)."""
+        self._group_size = 1
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="paceline-comm", daemon=True)
+
+    # ---- any thread -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def post(self, event: ev.Event) -> None:
+        """Hand an event to the communication thread."""
+        self._posted.append(event)
+        self._mailbox.wake()
+
+    def close(self, timeout_s: float) -> None:
+        """End the thread; whatever it is blocked in is aborted."""
+        self._closing = True
+        self._interrupts.arrived()
+        self._mailbox.wake()
+        self._thread.join(timeout_s)
+
+    # ---- the thread -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._turn()
+        except BaseException as error:
+            text = "".join(traceback.format_exception(error))
+            log.error("the communication thread failed:\n%s", text)
+            self._say(Fatal(self.machine.state.me, "RuntimeBroken", f"{error!r}"))
+            self._main.broken(error)
+        finally:
+            self._transport.close()
+            self._transport.shutdown()
+            self._mailbox.close()
+
+    def _turn(self) -> None:
+        while self._posted and not self._closing:
+            self._take(self._posted.popleft())
+        while not self._posted and (mail := self._mailbox.read()) is not None:
+            self._receive(mail)
+        if self._posted:
+            return
+        if self._wake_ns is not None and now_ns() >= self._wake_ns:
+            self._wake_ns = None
+            self._take(ev.Tick())
+            return
+        self._gauges.refresh(self.machine.state, now_ns())
+        self._mailbox.wait(self._timeout_ms())
+
+    def _timeout_ms(self) -> int:
+        if self._posted or self._closing:
+            return 0
+        if self._wake_ns is None:
+            return IDLE_MS
+        left_ns = self._wake_ns - now_ns()
+        return max(0, min(IDLE_MS, -(-left_ns // NS_PER_MS)))
+
+    def _receive(self, mail: Mail) -> None:
+        if isinstance(mail.message, Part):
+            self._part = mail.payload
+        elif isinstance(mail.message, State):
+            self._staged[mail.message.generation] = mail.payload
+        self._take(mail.message)
+
+    def _take(self, event: ev.Event) -> None:
+        """One event, its effects, and the events that carrying them out brought."""
+        if self._interrupts.interrupts(event):
+            self._interrupts.taken()
+        now = now_ns()
+        effects = self.machine.handle(now, event)
+        blocking: list[ev.Reduce | ev.OpenChannel] = []
+        follow: deque[ev.Event] = deque()
+        for effect in effects:
+            if isinstance(effect, ev.Reduce | ev.OpenChannel):
+                blocking.append(effect)  # everything else of this event goes out first
+            elif (event_after := self._do(effect)) is not None:
+                follow.append(event_after)
+        for effect in blocking:
+            follow.append(
+                self._reduce(effect) if isinstance(effect, ev.Reduce) else self._open(effect.commit)
+            )
+        self._gauges.handled(self.machine.state, event, now)
+        for event_after in follow:
+            self._take(event_after)
+
+    def _do(self, effect: ev.Effect) -> ev.Event | None:
+        match effect:
+            case ev.ToPeer(member=member, message=message):
+                self._mailbox.send(member, message)
+            case ev.ToCoordinator(message=message):
+                self._say(message)
+            case ev.Buffers(op=op):
+                self._buffers(op)
+            case ev.CloseChannel():
+                self._transport.close()
+            case ev.Apply(go=go, weighing=weighing, hash=due):
+                return self._apply(go, weighing, hash_due=due)
+            case ev.Queue(go=go):
+                self._queue[go.round] = [x.clone() for x in self._buckets.result]
+            case ev.DropQueue(generation=generation):
+                self._queue.clear()
+                self._staged = {g: s for g, s in self._staged.items() if g == generation}
+            case ev.InstallPart(weighing=weighing):
+                with self._buckets.streams.own():
+                    self._committed.install_result(self._part)
+                    self._update(weighing)
+            case ev.InstallState(queued=queued):
+                self._install(queued)
+            case ev.SendPart(to=to, part=part, with_result=with_result):
+                result = [bytes(x) for x in self._committed.last_result()] if with_result else []
+                self._mailbox.send_bulk(to, part, result)
+            case ev.SendState(to=to, state=state):
+                header, buffers = self._committed.snapshot()
+                self._mailbox.send_bulk(to, state, [json.dumps(header).encode(), *buffers])
+            case ev.Resume():
+                self._resume(effect)
+            case ev.Held(leases=leases):
+                self._main.held(leases)
+            case ev.WakeAt(at_ns=at_ns):
+                self._wake_ns = at_ns
+            case ev.Exit():
+                self._main.exited(effect)
+        return None
+
+    # ---- data channel ---------------------------------------------------------------------
+
+    def _open(self, commit: Commit) -> ev.Event:
+        members = commit.gen.members
+        endpoints = dict(commit.endpoints)
+        for member, where in endpoints.items():
+            self._mailbox.know(member, where.trigger)
+        self._mailbox.keep_only((*members, commit.holder))
+        me = self.machine.state.me
+        self._group_size = len(members)
+        if len(members) == 1:
+            return ev.ChannelOpened()
+        group = Group(
+            key=str(commit.gen.id),
+            number=(commit.gen.id.incarnation << 20) + commit.gen.id.counter,
+            peers=tuple(Peer(str(m), endpoints[m].data) for m in members),
+            rank=members.index(me),
+        )
+        try:
+            self._transport.open(group, self._interrupts.abort, OPEN_TIMEOUT_S)
+        except TransportError as error:
+            return self._failed(error, members)
+        self._gauges.opened(self._transport.describe())
+        return ev.ChannelOpened()
+
+    def _reduce(self, effect: ev.Reduce) -> ev.Event:
+        buckets = self._buckets
+        with buckets.streams.own():
+            buffers = list(buckets.load_result(effect.place, effect.factor))
+            extra = (
+                self._float_buffers(contributing=effect.place is not None)
+                if (effect.go.sync)
+                else None
+            )
+            if extra is not None and extra.numel():
+                buffers.append(extra)
+            begun_ns = now_ns()
+            if self._group_size > 1:
+                try:
+                    self._transport.allreduce(buffers, self._interrupts.abort)
+                except TransportError as error:
+                    buckets.renew_result()
+                    commit = self.machine.state.commit
+                    return self._failed(error, commit.gen.members if commit else ())
+            self._gauges.reduced(effect.go, buckets.layout.nbytes, now_ns() - begun_ns)
+            if extra is not None:
+                count = sum(1 for s in effect.go.shares if s.count)
+                self._synced = extra.div_(count) if count else None
+        return ev.Reduced()
+
+    def _float_buffers(self, *, contributing: bool) -> torch.Tensor:
+        flat = self._committed.float_buffers_flat()
+        return flat if contributing else flat.zero_()
+
+    def _failed(self, error: TransportError, members: tuple[MemberId, ...]) -> ev.ChannelFailed:
+        rank = getattr(error, "rank", None)
+        lost = members[rank] if rank is not None and rank < len(members) else None
+        aborted = isinstance(error, TransportAborted)
+        if not aborted:
+            log.warning("data channel: %s", error)
+        return ev.ChannelFailed(str(error), lost, aborted)
+
+    # ---- committed state ------------------------------------------------------------------
+
+    def _apply(self, go: Go, weighing: Weighing, *, hash_due: bool) -> ev.Event | None:
+        begun_ns = now_ns()
+        with self._buckets.streams.own():
+            self._committed.bank(self._buckets.result, first=weighing.first)
+            self._update(weighing)
+        self._gauges.applied(go, weighing, self.machine.state, now_ns(), now_ns() - begun_ns)
+        if hash_due:
+            return ev.Hashed(self.machine.state.log.version, self._committed.hash())
+        return None
+
+    def _update(self, weighing: Weighing) -> None:
+        self._committed.apply(
+            weighing.divisor, step=weighing.step, scheduler_steps=weighing.scheduler_steps
+        )
+
+    def _install(self, queued: tuple[tuple[Go, Weighing], ...]) -> None:
+        header, *buffers = self._staged.pop(self.machine.state.gen_id)
+        self._staged.clear()
+        with self._buckets.streams.own():
+            self._committed.load(json.loads(header), buffers)
+            for go, weighing in queued:
+                self._committed.bank(self._queue[go.round], first=weighing.first)
+                self._update(weighing)
+        self._queue.clear()
+
+    # ---- gradients and the main thread ----------------------------------------------------
+
+    def _buffers(self, op: BufferOp) -> None:
+        buckets = self._buckets
+        with buckets.streams.own():
+            match op:
+                case Swap():
+                    buckets.swap()
+                case Merge(held_factor=held, grad_factor=grad):
+                    buckets.merge(held, grad)
+                case Scale(place=place, factor=factor):
+                    buckets.scale(place, factor)
+                case Zero(place=place):
+                    buckets.zero(place)
+
+    def _resume(self, effect: ev.Resume) -> None:
+        with self._buckets.streams.own():
+            begun_ns = now_ns()
+            self._committed.copy_to_model()
+            if self._synced is not None:
+                self._committed.load_float_buffers(self._synced)
+                self._synced = None
+            self._buckets.streams.mark_commit()
+            self._gauges.copied(now_ns() - begun_ns)
+        self._main.resumed(effect)
+
+    @property
+    def _buckets(self) -> GradientBuckets:
+        assert self.tensors is not None, "before begin()"
+        return self.tensors.buckets
+
+    @property
+    def _committed(self) -> Committed:
+        assert self.tensors is not None, "before begin()"
+        return self.tensors.committed
+
+    def _say(self, message: RankMessage) -> None:
+        if self.link is None:
+            return
+        if isinstance(message, Stopped):  # the last word about the rounds comes with it
+            self._gauges.work_out(self.machine.state)
+            self.link.send(self._gauges.heartbeat(self.machine.state))
+        self.link.send(message)

@@ -1,0 +1,308 @@
+"""The rank's engine: the `Session` that the training API uses, with its threads behind it.
+
+main thread            the user's loop; blocks in a Session call while it is parked
+paceline-comm          `driver.Driver`: rounds, committed state, data channel
+paceline-link          `link.CoordinatorLink`: control channel
+paceline-agent         reads the agent's line: drain, and the end of the agent (D6)
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import secrets
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Final
+
+from paceline.agent.rank_side import AgentLine
+from paceline.clock import now_ns
+from paceline.comm.alone import AloneLink
+from paceline.comm.buckets import GradientBuckets
+from paceline.comm.committed import Committed
+from paceline.comm.driver import Driver, Tensors
+from paceline.comm.gauges import Gauges
+from paceline.comm.link import CoordinatorLink, Interrupts
+from paceline.comm.mailbox import SUN_PATH_MAX, Mailbox
+from paceline.comm.session import Session, StepResult
+from paceline.core.ids import MemberId
+from paceline.core.messages import Dismiss, Endpoints, ToRank
+from paceline.core.rank import events as ev
+from paceline.core.rank.machine import Rank
+from paceline.core.records import DataPlan, Metric, Pacing
+from paceline.errors import DismissedError, RuntimeBrokenError
+from paceline.settings import AgentSpec, RankSettings
+from paceline.transport.base import Transport
+from paceline.transport.factory import make_transport
+from paceline.transport.solo import NoTransport
+
+log = logging.getLogger("paceline.rank")
+
+SWITCH_INTERVAL_S: Final = 1e-4
+"""Of the interpreter lock: with the default of 5 ms a busy main thread holds up GO by 5 ms (5)."""
+WATCH_S: Final = 1.0
+"""How often a parked main thread makes sure that the communication thread lives."""
+DISMISSED_GRACE_S: Final = 10.0
+"""A dismissed rank whose script does not come back ends by force after this (D7)."""
+CLOSE_S: Final = 5.0
+
+
+def connect(settings: RankSettings | None) -> Session:
+    """Take part in the job that the environment names, or work alone as rank 0 of 1."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    engine = Engine(settings)
+    atexit.register(engine.close)
+    return engine
+
+
+class Engine:
+    """Implements `Session`."""
+
+    def __init__(self, settings: RankSettings | None) -> None:
+        self._settings = settings
+        self._lock = threading.Condition()
+        self._reply: ev.Resume | None = None
+        self._end: ev.Exit | None = None
+        self._error: BaseException | None = None
+        self._held: tuple[int, ...] = ()
+        self._pulled: set[int] = set()
+        self._version = 0
+        self._stopped = False
+        self._buckets: GradientBuckets | None = None
+        self._committed: Committed | None = None
+        self._interrupts = Interrupts()
+        self._gauges = Gauges()
+        self._line: AgentLine | None = None
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        member = settings.member if settings else MemberId(0, 0, 0)
+        mailbox = self._make_mailbox(settings, member)
+        transport = self._make_transport(settings)
+        endpoints = Endpoints(mailbox.address, transport.address)
+        host = settings.host if settings else "localhost"
+        machine = Rank(member, pid=os.getpid(), host=host, endpoints=endpoints)
+        self._state = machine.state
+        self._driver = Driver(machine, mailbox, transport, self, self._interrupts, self._gauges)
+        if settings is None:
+            self._driver.link = AloneLink(self._obey)
+        else:
+            self._driver.link = CoordinatorLink(
+                settings.coordinators,
+                settings.token,
+                register=self._state.registration,
+                heartbeat=lambda: self._gauges.heartbeat(self._state),
+                obey=self._obey,
+                connected=lambda: self._driver.post(ev.Connected()),
+            )
+            self._line = AgentLine(settings.agent_fd)
+            threading.Thread(target=self._listen, name="paceline-agent", daemon=True).start()
+        self._driver.start()
+        self._driver.link.start()
+
+    def _make_mailbox(self, settings: RankSettings | None, member: MemberId) -> Mailbox:
+        if settings is not None and not settings.local:
+            return Mailbox(
+                directory=None, name=str(member), host=settings.host, token=settings.token
+            )
+        directory = settings.run_dir / "s" if settings else None
+        if directory is None or len(str(directory)) > SUN_PATH_MAX - 24:
+            self._directory = tempfile.TemporaryDirectory(prefix="paceline-")
+            directory = Path(self._directory.name)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        name = str(member).replace("#", "-") if settings else secrets.token_hex(4)
+        token = settings.token if settings else ""
+        return Mailbox(directory=directory, name=name, host="", token=token)
+
+    def _make_transport(self, settings: RankSettings | None) -> Transport:
+        if settings is None:
+            return NoTransport()
+        spec = AgentSpec.from_json(settings.spec_path.read_bytes())
+        return make_transport(spec.backend, local=settings.local)
+
+    # ---- Session --------------------------------------------------------------------------
+
+    def begin(
+        self, buckets: GradientBuckets, committed: Committed, plan: DataPlan, lookahead: int
+    ) -> None:
+        linear, why = committed.linear()
+        pacing = Pacing.ROUND if linear else Pacing.SAMPLES
+        log.info("optimizer: %s; pacing, where the job leaves it open: %s", why, pacing)
+        log.info("%s", committed.memory_report())
+        self._buckets, self._committed = buckets, committed
+        self._driver.tensors = Tensors(buckets, committed)
+        self._call(ev.Begin(buckets.fingerprint(), plan, lookahead, pacing))
+
+    def step(
+        self,
+        *,
+        leases: tuple[int, ...],
+        samples: int,
+        unit: int,
+        finite: bool,
+        metrics: tuple[Metric, ...],
+    ) -> StepResult:
+        assert self._buckets is not None
+        self._buckets.streams.await_gradients()
+        resume = self._call(ev.Step(leases, samples, unit, finite, metrics))
+        return StepResult(resume.version, resume.fresh, resume.stopped)
+
+    def pull(self) -> int | None:
+        with self._lock:
+            for lease in self._held:
+                if lease not in self._pulled:
+                    self._pulled.add(lease)
+                    return lease
+        return None
+
+    def wait_lease(self) -> bool:
+        with self._lock:
+            if any(x not in self._pulled for x in self._held) and not self._stopped:
+                return True
+            self._pulled.intersection_update(self._held)
+        return not self._call(ev.Want()).stopped
+
+    def holds(self, lease: int) -> bool:
+        with self._lock:
+            return lease in self._held
+
+    def skip(self, lease: int, samples: int) -> None:
+        with self._lock:
+            self._held = tuple(x for x in self._held if x != lease)
+        self._driver.post(ev.Skip(lease, samples))
+
+    def rest(self) -> None:
+        self._driver.post(ev.Rest())
+
+    def resume(self) -> None:
+        self._call(ev.Unrest())
+
+    def finish(self) -> None:
+        self._driver.post(ev.Finish())
+        with self._lock:
+            while self._end is None:
+                self._watch()
+                self._lock.wait(WATCH_S)
+        if not self._end.finished:
+            raise DismissedError(0)
+        assert self._committed is not None
+        self._committed.copy_to_model()
+
+    @property
+    def rank(self) -> int:
+        members = self._state.log.members
+        if self._state.me in members:
+            return members.index(self._state.me)
+        return self._state.me.slot
+
+    @property
+    def size(self) -> int:
+        return max(1, len(self._state.log.members))
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
+
+    @property
+    def is_publisher(self) -> bool:
+        members = self._state.log.members
+        return not members or members[0] == self._state.me
+
+    # ---- main thread waits ----------------------------------------------------------------
+
+    def _call(self, event: ev.Event) -> ev.Resume:
+        """Park the main thread until the engine lets it go on."""
+        with self._lock:
+            self._reply = None
+            if self._end is None:
+                self._driver.post(event)
+            while self._reply is None:
+                self._watch()
+                if self._end is not None:
+                    if not self._end.finished:
+                        raise DismissedError(0)
+                    self._reply = ev.Resume(self._version, False, True)
+                    break
+                self._lock.wait(WATCH_S)
+            reply = self._reply
+        self._version = reply.version
+        self._stopped = self._stopped or reply.stopped
+        assert self._buckets is not None
+        self._buckets.streams.adopt_commit()
+        return reply
+
+    def _watch(self) -> None:
+        """No wait outlives the thread that would end it."""
+        if self._error is not None or (not self._driver.alive and self._end is None):
+            raise RuntimeBrokenError(
+                f"the communication thread of rank {self._state.me} has ended: {self._error!r}",
+                hint="please report this with the log of the rank",
+            ) from self._error
+
+    # ---- communication thread tells -------------------------------------------------------
+
+    def resumed(self, resume: ev.Resume) -> None:
+        self._gauges.resumed(now_ns())
+        with self._lock:
+            self._reply = resume
+            self._lock.notify_all()
+
+    def held(self, leases: tuple[int, ...]) -> None:
+        with self._lock:
+            self._held = leases
+            self._pulled.intersection_update(leases)
+
+    def exited(self, end: ev.Exit) -> None:
+        released = self._state.released
+        if self._line is not None:
+            if end.finished:
+                self._line.tell("finished", json.dumps(released))
+            else:
+                self._line.tell("dismissed", end.why)
+        with self._lock:
+            self._end = end
+            self._stopped = True
+            self._lock.notify_all()
+        if not end.finished and self._settings is not None:
+            timer = threading.Timer(DISMISSED_GRACE_S, os._exit, (0,))
+            timer.daemon = True
+            timer.start()
+
+    def broken(self, error: BaseException) -> None:
+        if self._line is not None:
+            self._line.tell("failed", f"{error!r}")
+        with self._lock:
+            self._error = error
+            self._lock.notify_all()
+
+    # ---- other threads --------------------------------------------------------------------
+
+    def _obey(self, order: ToRank) -> None:
+        if Interrupts.interrupts(order):
+            self._interrupts.arrived()
+        self._driver.post(order)
+
+    def _listen(self) -> None:
+        assert self._line is not None
+        while (order := self._line.read()) is not None:
+            if order.kind == "drain":
+                self._driver.post(ev.Drain())
+            elif order.kind == "shutdown":
+                self._interrupts.arrived()
+                self._driver.post(Dismiss(order.why))
+        if self._end is None or not self._end.finished:
+            os._exit(1)  # the agent is gone: nobody would report this rank's death (D6)
+
+    def close(self) -> None:
+        """At the end of the process: no thread, socket or file is left, and nobody is waited for."""
+        self._driver.close(CLOSE_S)
+        if self._driver.link is not None:
+            self._driver.link.close()
+        if self._directory is not None:
+            self._directory.cleanup()

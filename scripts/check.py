@@ -1,0 +1,99 @@
+"""`make check`: everything that can be said without running a test. Reads only, changes nothing.
+
+Runs every check even if an earlier one fails, prints how long each took, and says what to do.
+`make generate` is the other half: it writes what is compared here.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.telemetry import catalog
+from paceline_api import crdgen
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+TIMEOUT_S = 600
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    run: Callable[[], str]
+    """What is wrong, as text for people; empty if nothing is."""
+    remedy: str
+
+
+def command(*argv: str) -> Callable[[], str]:
+    def run() -> str:
+        done = subprocess.run(
+            [str(BIN / argv[0]), *argv[1:]],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        return "" if done.returncode == 0 else done.stdout + done.stderr
+
+    return run
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "crds/manifests/trainingjobs.yaml": crdgen.generate,
+    "docs/reference/metrics.md": catalog.markdown,
+}
+
+
+def drift() -> str:
+    stale = [
+        path
+        for path, text in GENERATED.items()
+        if not (ROOT / path).is_file() or (ROOT / path).read_text() != text()
+    ]
+    return "".join(f"{path} is not what the code generates\n" for path in stale)
+
+
+CHECKS = (
+    Check("format", command("ruff", "format", "--check", "--output-format", "concise", "."), "make format"),
+    Check("lint", command("ruff", "check", "--output-format", "concise", "."), "make format repairs some of it"),
+    Check("types", command("mypy"), "give every function its types"),
+    Check("imports", command("lint-imports", "--no-logo"), "see docs/architecture.md, who imports whom"),
+    Check("generated", drift, "make generate"),
+)
+
+
+def generate() -> None:
+    for path, text in GENERATED.items():
+        (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / path).write_text(text())
+        print(f"wrote {path}")
+
+
+def check() -> int:
+    failed = 0
+    for each in CHECKS:
+        start = time.monotonic()
+        problem = each.run()
+        took_s = time.monotonic() - start
+        print(f"check {each.name:<10} {'FAILED' if problem else 'ok':<6} {took_s:6.1f} s")
+        if problem:
+            failed += 1
+            print(f"{problem.rstrip()}\nhint: {each.remedy}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["--generate"]:
+            generate()
+        case []:
+            sys.exit(check())
+        case _:
+            sys.exit("usage: check.py [--generate]")

@@ -1,0 +1,116 @@
+"""The command line without processes: version, validate, and everything that is refused before."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from pathlib import Path
+
+import pytest
+from paceline.cli.main import main
+
+JOB = """\
+apiVersion: paceline.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: digits}
+spec:
+  replicas: 4
+  maxReplicas: 5
+  collective: {mode: Quorum, quorum: 3}
+  template:
+    spec:
+      containers: [{name: trainer, image: none, command: [python, train.py]}]
+"""
+
+
+class Said(str):
+    """What the command wrote, and its exit code."""
+
+    code: int
+
+
+@pytest.fixture
+def paceline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> object:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str, job: str = JOB) -> Said:
+        (tmp_path / "job.yaml").write_text(job)
+        monkeypatch.setattr(sys, "argv", ["paceline", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        said = Said(out + err)
+        said.code = end.value.code or 0
+        assert "Traceback" not in said
+        assert not (tmp_path / "runs").exists(), "a run folder was made for nothing"
+        return said
+
+    return call
+
+
+def test_version(paceline) -> None:
+    said = paceline("version")
+    assert said == f"paceline {importlib.metadata.version('paceline')}\n"
+    assert said.code == 0
+
+
+def test_a_valid_job(paceline) -> None:
+    said = paceline("validate", "job.yaml", "--set", "spec.collective.mode=Full")
+    assert said == "job.yaml: job digits is valid\n"
+    assert said.code == 0
+
+
+@pytest.mark.parametrize("command", ["validate", "run"])
+@pytest.mark.parametrize(
+    ("job", "parts"),
+    [
+        (JOB.replace("replicas: 4", "replcas: 4"), ["spec.replcas", "replicas", "line 5"]),
+        (JOB.replace("quorum: 3", "quorum: 9"), ["spec.collective.quorum", "9", "hint: "]),
+        (JOB.replace("kind: TrainingJob", "kind: Job"), ["kind", "Job", "TrainingJob"]),
+        (JOB.replace("name: trainer", "name: worker"), ["trainer", "hint: "]),
+        ("a: [", ["job.yaml", "hint: "]),
+        ("", ["job.yaml", "hint: "]),
+        ("- 1\n- 2\n", ["job.yaml", "hint: "]),
+    ],
+    ids=["misspelt", "quorum", "kind", "container", "no-yaml", "empty", "list"],
+)
+def test_a_wrong_job_is_explained(paceline, command: str, job: str, parts: list[str]) -> None:
+    said = paceline(command, "job.yaml", job=job)
+    assert said.code == 2
+    assert said.startswith("error: ")
+    for part in parts:
+        assert part in said, said
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["nothing.yaml"], ["nothing.yaml", "no such file", "hint: "]),
+        (["job.yaml", "--set", "spec.collective.mode=Fast"], ["spec.collective.mode", "Fast"]),
+        (["job.yaml", "--set", "mode"], ["mode", "hint: "]),
+        (["job.yaml", "--replicas", "9"], ["spec.replicas", "9", "5"]),
+        (["job.yaml", "--replicas", "many"], ["--replicas", "integer"]),
+        (["job.yaml", "--inject", "kil:rank=1"], ["kil", "known: "]),
+        (["job.yaml", "--inject", "kill:rank=7,at=round:5"], ["the job has 4 ranks", "0 to 3"]),
+        (["job.yaml", "--inject", "join:at=round:5,n=2"], ["spec.maxReplicas = 5", "hint: "]),
+        (["job.yaml", "--set", "spec.suspend=true"], ["spec.suspend", "spec.suspend=false"]),
+        (["job.yaml", "--run-dir", "job.yaml"], ["run folder job.yaml", "is a file"]),
+        (["job.yaml", "--fast"], ["--fast"]),
+        ([], ["JOB.YAML"]),
+    ],
+)
+def test_a_wrong_command_line_is_explained(paceline, words: list[str], parts: list[str]) -> None:
+    said = paceline("run", *words)
+    assert said.code == 2
+    for part in parts:
+        assert part.lower() in said.lower(), said
+
+
+def test_a_folder_that_is_not_here_is_named(paceline) -> None:
+    job = JOB.replace("image: none", "image: none, workingDir: /app/nowhere")
+    said = paceline("run", "job.yaml", job=job)
+    assert said.code == 2
+    assert "workingDir" in said
+    assert "/app/nowhere" in said

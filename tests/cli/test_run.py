@@ -1,0 +1,153 @@
+"""`paceline run` as a user starts it, with scripts that go wrong before any training.
+
+After each of them the exit code says so, the error names rank and reason, and no process is left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+PACELINE = Path(sys.executable).parent / "paceline"
+LIMIT_S = 60.0
+JOB = """\
+apiVersion: paceline.dev/v1alpha1
+kind: TrainingJob
+metadata: {{name: {name}}}
+spec:
+  replicas: 2
+  collective: {{backend: gloo}}
+  template:
+    spec:
+      containers:
+      - name: trainer
+        image: none
+        command: {command}
+        env: [{{name: MARK, value: "{mark}"}}]
+"""
+
+
+class Run:
+    """One `paceline run` in a folder of its own; `mark` is in the environment of its ranks."""
+
+    def __init__(self, folder: Path, command: str, *words: str, name: str = "job") -> None:
+        self.folder = folder
+        self.mark = f"paceline-test-{os.getpid()}-{folder.name}-{name}"
+        (folder / f"{name}.yaml").write_text(JOB.format(name=name, command=command, mark=self.mark))
+        self.process = subprocess.Popen(
+            [PACELINE, "run", f"{name}.yaml", *words],
+            cwd=folder,
+            env=os.environ | {"MARK": self.mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait(self) -> tuple[int, str]:
+        """Exit code and output. By then nothing of the run may live."""
+        try:
+            said, _ = self.process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        assert processes_with(self.mark) == []
+        assert "Traceback" not in said.replace("[rank", "") or "ValueError" in said
+        return self.process.returncode, said
+
+    def until(self, text: str) -> None:
+        """Wait until the coordinator's log holds `text`."""
+        end = time.monotonic() + LIMIT_S
+        while time.monotonic() < end:
+            logs = self.folder.glob("runs/*/*.log")
+            if any(text in log.read_text() for log in logs):
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"no log says {text!r}")
+
+
+def processes_with(mark: str) -> list[str]:
+    """Command lines of all processes that have the mark in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                if mark.encode() in (entry / "environ").read_bytes():
+                    found.append((entry / "cmdline").read_text())
+            except OSError:
+                continue  # gone, or not ours
+    return found
+
+
+def test_a_script_that_raises(tmp_path: Path) -> None:
+    code, said = Run(tmp_path, "[python, -c, 'raise ValueError(12345)']").wait()
+    assert code == 1
+    assert "error: rank " in said
+    assert "ValueError: 12345" in said
+    assert "paceline/" not in said, "a traceback of Paceline's own"
+
+
+def test_a_script_that_ends_early(tmp_path: Path) -> None:
+    code, said = Run(tmp_path, "[python, -c, 'print(4711)']").wait()
+    assert code == 1
+    assert "] 4711" in said, "what a rank prints is shown"
+    assert "ScriptEndedEarly" in said
+    assert "Traceback" not in said
+
+
+def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
+    code, said = Run(tmp_path, "[no-such-program, '1']").wait()
+    assert code == 1
+    assert 'command not found: there is no "no-such-program"' in said
+    assert "Traceback" not in said
+
+
+def test_ctrl_c_while_the_ranks_are_starting(tmp_path: Path) -> None:
+    run = Run(tmp_path, "[sleep, '1000']")
+    run.until("with pid")
+    run.process.send_signal(signal.SIGINT)
+    code, said = run.wait()
+    assert code == 130
+    assert "ended by the user" in said
+    assert "Traceback" not in said
+
+
+def test_two_runs_at_once(tmp_path: Path) -> None:
+    runs = [Run(tmp_path, "[sleep, '1000']", name=name) for name in ("one", "two")]
+    for run in runs:
+        run.until("with pid")
+    folders = {path.name for path in (tmp_path / "runs").iterdir()}
+    assert folders == {"one-1", "two-1"}
+    for run in runs:
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait()[0] == 130
+
+
+def test_two_runs_in_one_folder(tmp_path: Path) -> None:
+    first = Run(tmp_path, "[sleep, '1000']", "--run-dir", "runs/mine")
+    first.until("with pid")
+    second = Run(tmp_path, "[sleep, '1000']", "--run-dir", "runs/mine", name="other")
+    code, said = second.wait()
+    assert code == 2
+    assert "belongs to another run" in said
+    first.process.send_signal(signal.SIGINT)
+    assert first.wait()[0] == 130
+
+
+def test_a_killed_runner_takes_its_coordinator_along_and_its_agents_drain(tmp_path: Path) -> None:
+    run = Run(tmp_path, "[sleep, '1000']", "--set", "spec.elasticity.drainGraceSeconds=1")
+    run.until("with pid")
+    run.process.kill()
+    run.process.communicate(timeout=LIMIT_S)
+    end = time.monotonic() + LIMIT_S
+    while processes_with(run.mark):
+        assert time.monotonic() < end, processes_with(run.mark)
+        time.sleep(0.1)

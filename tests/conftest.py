@@ -1,0 +1,78 @@
+"""What holds for the whole test run: order and time of its stages, and what a skip means.
+
+A stage is a folder of tests/. Cheap and pure stages come first, so that a broken decision is not
+first seen as a hanging process. Under CI=true a skip is a failure, since it would mean that CI has
+lost a prerequisite without anybody seeing it; only hardware that CI need not have may be missing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT_STAGE = "repository"
+STAGES = (
+    *(ROOT_STAGE, "api", "core", "sim", "telemetry", "train"),
+    *("transport", "agent", "coordinator", "local", "cli", "examples", "system"),
+)
+MAY_BE_MISSING = ("GPU",)
+
+_seconds: defaultdict[str, float] = defaultdict(float)
+_tests: Counter[str] = Counter()
+
+
+def stage_of(path: Path) -> str:
+    parts = path.relative_to(HERE).parts
+    return parts[0] if len(parts) > 1 else ROOT_STAGE
+
+
+def _place(item: pytest.Item) -> int:
+    stage = stage_of(item.path)
+    return STAGES.index(stage) if stage in STAGES else len(STAGES)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_place)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    stage = stage_of(item.path)
+    _seconds[stage] += report.duration
+    _tests[stage] += report.when == "call" or (report.when == "setup" and not report.passed)
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if report.skipped:
+        _refuse_skip(report)
+    return report
+
+
+def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    reason = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else report.longreprtext
+    if os.environ.get("CI") != "true" or any(what in reason for what in MAY_BE_MISSING):
+        return
+    report.outcome = "failed"
+    report.longrepr = f"{reason}\nUnder CI=true a missing prerequisite is an error: install it."
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.section("time of each stage", sep="-")
+    for stage in sorted(_seconds, key=lambda s: STAGES.index(s) if s in STAGES else len(STAGES)):
+        terminalreporter.write_line(
+            f"{stage:<12} {_tests[stage]:5} tests {_seconds[stage]:8.1f} s"
+        )

@@ -1,0 +1,83 @@
+"""A coordinator's server on a real socket, inside the test's own event loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from paceline.clock import now_ns, wall_s
+from paceline.coordinator.server import Server
+from paceline.core.coordinator.events import Config
+from paceline.core.coordinator.machine import Coordinator
+from paceline.core.ids import NO_GENERATION, MemberId
+from paceline.core.messages import AgentHello, Endpoints, Register
+from paceline.core.status import Status
+
+TOKEN = "the-token-of-the-job"
+
+
+@dataclass
+class Served:
+    server: Server
+    http: aiohttp.ClientSession
+    url: str
+
+    async def status(self, **params: str) -> Status:
+        async with self.http.get("/v1/status", params=params) as response:
+            assert response.status == 200
+            return msgspec.json.decode(await response.read(), type=Status)
+
+    async def post(self, path: str, body: Any) -> tuple[int, Any]:
+        async with self.http.post(path, data=msgspec.json.encode(body)) as response:
+            return response.status, await response.json()
+
+    async def socket(self, path: str, first: msgspec.Struct) -> aiohttp.ClientWebSocketResponse:
+        socket = await self.http.ws_connect(path)
+        await socket.send_str(text(first))
+        return socket
+
+
+def text(message: msgspec.Struct) -> str:
+    return msgspec.json.encode(message).decode()
+
+
+def register(member: MemberId, version: int = 0) -> Register:
+    return Register(
+        member=member,
+        pid=1,
+        host="here",
+        endpoints=Endpoints(trigger="ipc:///nowhere", data="nowhere"),
+        promise=NO_GENERATION,
+        last=NO_GENERATION,
+        version=version,
+        has_state=False,
+        ready=False,
+    )
+
+
+def hello(slot: int, attempt: int = 0) -> AgentHello:
+    return AgentHello(slot, attempt, host="here", metrics="", living=(), dead=())
+
+
+@asynccontextmanager
+async def served(*, replicas: int = 2, linger_s: float = 5.0) -> AsyncIterator[Served]:
+    config = Config(job="job", replicas=replicas)
+    coordinator = Coordinator(config, uid="uid", now_ns=now_ns(), wall_s=wall_s())
+    server = Server(coordinator, token=TOKEN, linger_s=linger_s)
+    runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0]
+    url = f"http://{host}:{port}"
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    timeout = aiohttp.ClientTimeout(total=10)
+    try:
+        async with aiohttp.ClientSession(url, headers=headers, timeout=timeout) as http:
+            yield Served(server, http, url)
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,201 @@
+"""`python -m paceline.coordinator` as a process: how it starts, restarts and ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from paceline.coordinator.config import job_spec, settings_of
+from paceline.core.records import Late, Mode, Pacing, Settings
+from paceline_api.load import parse_job
+from paceline_api.resolve import ResolvedJob, resolve
+
+pytestmark = pytest.mark.processes
+
+START_S = 20.0
+JOB = """
+apiVersion: paceline.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: job}
+spec:
+  replicas: 4
+  collective: {COLLECTIVE}
+  template:
+    spec:
+      containers: [{name: trainer, image: none, command: [python, train.py]}]
+"""
+
+
+def make_job(collective: str = "{}") -> ResolvedJob:
+    return resolve(parse_job(JOB.replace("{COLLECTIVE}", collective)))
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    spec = folder / "job.json"
+    spec.write_text(job_spec(make_job(), working_dir=str(folder)).to_json())
+    own = {
+        "PACELINE_JOB": "job",
+        "PACELINE_TOKEN": "secret",
+        "PACELINE_SPEC": str(spec),
+        "PACELINE_LISTEN": "127.0.0.1:0",
+    }
+    outer = {name: v for name, v in os.environ.items() if not name.startswith("PACELINE_")}
+    return outer | own | more
+
+
+@contextmanager
+def coordinator(env: dict[str, str], *fds: int) -> Iterator[subprocess.Popen[str]]:
+    argv = [sys.executable, "-m", "paceline.coordinator"]
+    with subprocess.Popen(
+        argv, env=env, stderr=subprocess.PIPE, text=True, pass_fds=fds
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ask(port: int, path: str) -> bytes:
+    """GET, as soon as somebody answers."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}", headers={"Authorization": "Bearer secret"}
+    )
+    end = time.monotonic() + START_S
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=START_S) as response:
+                return bytes(response.read())
+        except (urllib.error.URLError, ConnectionError):
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.02)
+
+
+def test_a_handed_down_socket_outlives_a_killed_coordinator(tmp_path: Path) -> None:
+    """Who connects while there is none waits; nobody else can take the port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port, fd = listener.getsockname()[1], listener.fileno()
+        env = environment(tmp_path, PACELINE_LISTEN_FD=str(fd))
+        with coordinator(env, fd) as first:
+            assert b'"job":"job"' in ask(port, "/v1/status")
+            first.kill()
+            first.wait(5)
+            waiting = socket.create_connection(("127.0.0.1", port), timeout=START_S)
+            waiting.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        with coordinator(env, fd) as second:
+            assert waiting.recv(100).startswith(b"HTTP/1.1 200")
+            waiting.close()
+            second.terminate()
+            assert second.wait(10) == 0
+
+
+def test_the_same_port_again_at_once_after_kill(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    env = environment(tmp_path, PACELINE_LISTEN=f"127.0.0.1:{port}")
+    for _ in range(2):
+        with coordinator(env) as process:
+            ask(port, "/healthz")
+            process.send_signal(signal.SIGKILL)
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        env = environment(tmp_path, PACELINE_LISTEN=f"127.0.0.1:{port}")
+        with coordinator(env) as process:
+            _, said = process.communicate(timeout=START_S)
+    assert process.returncode == 4
+    assert f"cannot listen on 127.0.0.1:{port}: address already in use" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("PACELINE_TOKEN", "", "PACELINE_TOKEN is not set"),
+        ("PACELINE_SPEC", "/nowhere.json", "PACELINE_SPEC names /nowhere.json"),
+        ("PACELINE_LISTEN", "7070", 'PACELINE_LISTEN is "7070"'),
+        ("PACELINE_TLS_CERT", "cert.pem", "PACELINE_TLS_KEY is not set"),
+    ],
+)
+def test_a_wrong_environment_is_explained(tmp_path: Path, name: str, value: str, said: str) -> None:
+    with coordinator(environment(tmp_path, **{name: value})) as process:
+        _, told = process.communicate(timeout=START_S)
+    assert process.returncode == 2
+    assert said in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificate")
+def test_over_tls(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "ed25519", "-nodes", "-days", "1"]
+    names = ["-subj", "/CN=job", "-addext", "subjectAltName=IP:127.0.0.1", "-out", str(cert)]
+    subprocess.run([*make, *names, "-keyout", str(key)], check=True, capture_output=True)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        env = environment(
+            tmp_path,
+            PACELINE_LISTEN_FD=str(listener.fileno()),
+            PACELINE_TLS_CERT=str(cert),
+            PACELINE_TLS_KEY=str(key),
+        )
+        with coordinator(env, listener.fileno()):
+            context = ssl.create_default_context(cafile=str(cert))
+            url = f"https://127.0.0.1:{listener.getsockname()[1]}/healthz"
+            with urllib.request.urlopen(url, timeout=START_S, context=context) as response:
+                assert response.status == 200
+
+
+def test_a_certificate_that_is_none_is_explained(tmp_path: Path) -> None:
+    spec = str(tmp_path / "job.json")
+    env = environment(tmp_path, PACELINE_TLS_CERT=spec, PACELINE_TLS_KEY=spec)
+    with coordinator(env) as process:
+        _, told = process.communicate(timeout=START_S)
+    assert process.returncode == 2
+    assert "PACELINE_TLS_CERT and PACELINE_TLS_KEY name no usable pair" in told
+
+
+def test_a_file_of_another_kind_is_no_job(tmp_path: Path) -> None:
+    env = environment(tmp_path)
+    Path(env["PACELINE_SPEC"]).write_text('{"command": ["x"]}')
+    with coordinator(env) as process:
+        _, told = process.communicate(timeout=START_S)
+    assert process.returncode == 2
+    assert "is no resolved job" in told
+
+
+def test_the_settings_of_a_job() -> None:
+    text = (
+        "{mode: Deadline, quorum: 50%, deadline: 20ms, grace: 3ms, fullEvery: 10, "
+        "pacing: Round, maxAgePolicy: Decay, maxAge: 2, benchAfter: 5s}"
+    )
+    got = settings_of(make_job(text).collective)
+    want = Settings(
+        mode=Mode.DEADLINE,
+        quorum_percent=50,
+        deadline_ns=20_000_000,
+        grace_ns=3_000_000,
+        grace_share=0.0,
+        full_every=10,
+        pacing=Pacing.ROUND,
+        late=Late.DECAY,
+        max_age=2,
+        bench_after_ns=5 * 10**9,
+    )
+    kept = ("normalisation", "warmup_rounds", "decay_factor", "buffers_every", "hash_every")
+    for name in Settings.__struct_fields__:
+        if name not in kept:
+            assert getattr(got, name) == getattr(want, name), name

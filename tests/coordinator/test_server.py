@@ -1,0 +1,299 @@
+"""The coordinator's server over real sockets: who is let in, who is cut off, who waits for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Coroutine
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from coordinator.served import TOKEN, hello, register, served, text
+from paceline.core.ids import MemberId
+from paceline.core.messages import Fatal, Heartbeat, Inventory, KillRank, Targets
+from prometheus_client.parser import text_string_to_metric_families
+
+TIMEOUT_S = 20.0
+RANK = MemberId(0, 0, 0)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, TIMEOUT_S))
+
+
+async def until_closed(ws: aiohttp.ClientWebSocketResponse) -> None:
+    while (await ws.receive(5.0)).type is aiohttp.WSMsgType.TEXT:
+        pass
+    assert ws.closed
+
+
+# ---- who is let in --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", ["", "Bearer", f"Bearer {TOKEN}x", f"bearer {TOKEN}", "Bearer ü"])
+@pytest.mark.parametrize("path", ["/v1/status", "/v1/ranks", "/v1/agents", "/metrics", "/nothing"])
+def test_nothing_without_the_token(token: str, path: str) -> None:
+    async def go() -> None:
+        headers = {"Authorization": token} if token else {}
+        async with (
+            served() as at,
+            aiohttp.ClientSession(at.url, headers=headers) as stranger,
+            stranger.get(path) as response,
+        ):
+            assert response.status == 401
+            assert "token" in (await response.json())["error"]
+
+    run(go())
+
+
+def test_a_strangers_body_is_not_read() -> None:
+    async def go() -> None:
+        async with served() as at, aiohttp.ClientSession(at.url) as stranger:
+            body = msgspec.json.encode(Targets(replicas=9))
+            async with stranger.post("/v1/targets", data=body) as response:
+                assert response.status == 401
+            assert (await at.status()).replicas == 2
+
+    run(go())
+
+
+def test_the_health_check_needs_no_token() -> None:
+    async def go() -> None:
+        async with (
+            served() as at,
+            aiohttp.ClientSession(at.url) as stranger,
+            stranger.get("/healthz") as response,
+        ):
+            assert response.status == 200
+
+    run(go())
+
+
+# ---- web sockets ----------------------------------------------------------------------------
+
+
+def test_a_rank_that_registers_is_in_the_status_and_one_whose_connection_ends_stays_there() -> None:
+    async def go() -> None:
+        async with served() as at:
+            ws = await at.socket("/v1/ranks", register(RANK))
+            before = await at.status(after="0", timeout="5s")
+            assert [rank.member for rank in before.ranks] == [RANK]
+            await ws.close()
+            after = await at.status(after=str(before.seq), timeout="5s")
+            assert after.seq > before.seq, "the closed connection was no event"
+            assert [rank.member for rank in after.ranks] == [RANK], "silence is not death (R25)"
+
+    run(go())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["nonsense"],
+        ["{}"],
+        [text(Fatal(RANK, "TooEarly", "before it has registered"))],
+        [text(register(RANK)), "nonsense"],
+        [text(register(RANK)), text(register(MemberId(1, 0, 0)))],
+        [text(register(RANK)), text(Fatal(MemberId(1, 0, 0), "Mine", "in another's name"))],
+    ],
+)
+def test_who_breaks_the_protocol_is_cut_off_and_changes_nothing(words: list[str]) -> None:
+    async def go() -> None:
+        async with served() as at:
+            ws = await at.http.ws_connect("/v1/ranks")
+            for word in words:
+                await ws.send_str(word)
+            await until_closed(ws)
+            status = await at.status()
+            assert status.outcome is None
+            assert {rank.member for rank in status.ranks} <= {RANK}
+
+    run(go())
+
+
+def test_an_agent_may_speak_for_its_own_pod_only() -> None:
+    async def go() -> None:
+        async with served() as at:
+            ws = await at.socket("/v1/agents", hello(0))
+            await ws.send_str(text(hello(1)))
+            await until_closed(ws)
+
+    run(go())
+
+
+def test_the_newest_connection_of_a_name_counts() -> None:
+    async def go() -> None:
+        async with served() as at:
+            old = await at.socket("/v1/agents", hello(0))
+            first = await at.status(after="0", timeout="5s")
+            new = await at.socket("/v1/agents", hello(0))
+            await until_closed(old)
+            await at.status(after=str(first.seq), timeout="5s")
+            at.server._agents[0, 0].send(KillRank(RANK, "test"))
+            assert "kill-rank" in (await new.receive(5.0)).data
+
+    run(go())
+
+
+def test_who_does_not_read_is_cut_off_and_holds_up_nobody() -> None:
+    async def go() -> None:
+        async with served() as at:
+            deaf = socket.create_connection(("127.0.0.1", int(at.url.rpartition(":")[2])))
+            # So small a window that a few messages fill it.
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            request = (
+                "GET /v1/agents HTTP/1.1\r\nHost: x\r\n"
+                "Upgrade: websocket\r\nConnection: Upgrade\r\n"
+                "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+                f"Authorization: Bearer {TOKEN}\r\n\r\n"
+            )
+            deaf.sendall(request.encode() + _masked_frame(text(hello(0))))
+            ears = await at.socket("/v1/agents", hello(1))
+            while len(at.server._agents) < 2:
+                await at.status()
+            long = KillRank(RANK, "x" * 100_000)
+            for _ in range(1000):
+                if (0, 0) not in at.server._agents:
+                    break
+                at.server._agents[0, 0].send(long)
+                await at.status()
+            assert (0, 0) not in at.server._agents, "it still has its connection"
+            at.server._agents[1, 0].send(KillRank(RANK, "heard"))
+            assert "heard" in (await ears.receive(5.0)).data
+            deaf.close()
+
+    run(go())
+
+
+def _masked_frame(content: str) -> bytes:
+    """A web socket text frame as a client sends it; the mask of zeros leaves it as it is."""
+    data = content.encode()
+    assert 126 <= len(data) < 65_536 or len(data) < 126
+    size = bytes([0x80 | len(data)]) if len(data) < 126 else b"\xfe" + len(data).to_bytes(2, "big")
+    return b"\x81" + size + bytes(4) + data
+
+
+# ---- requests -------------------------------------------------------------------------------
+
+
+def test_inventory_and_targets_reach_the_coordinator() -> None:
+    async def go() -> None:
+        async with served() as at:
+            assert (await at.post("/v1/inventory", Inventory(7, ((0, 0),))))[0] == 200
+            assert (await at.post("/v1/targets", Targets(replicas=5)))[0] == 200
+            status = await at.status()
+            assert (status.inventory, status.replicas) == (7, 5)
+
+    run(go())
+
+
+def test_a_body_that_is_none_is_explained() -> None:
+    async def go() -> None:
+        async with served() as at:
+            code, answer = await at.post("/v1/targets", {"replicas": "four"})
+            assert code == 400
+            assert "replicas" in answer["error"]
+            async with at.http.get("/v1/status", params={"timeout": "soon"}) as response:
+                assert response.status == 400
+
+    run(go())
+
+
+def test_a_long_poll_ends_with_the_next_event() -> None:
+    async def go() -> None:
+        async with served() as at:
+            before = await at.status()
+            poll = asyncio.create_task(at.status(after=str(before.seq), timeout="30s"))
+            await at.post("/v1/targets", Targets(replicas=3))
+            assert (await asyncio.wait_for(poll, 5.0)).replicas == 3
+
+    run(go())
+
+
+def test_a_long_poll_ends_in_time_and_after_a_restart_at_once() -> None:
+    async def go() -> None:
+        async with served() as at:
+            before = await at.status()
+            same = await at.status(after=str(before.seq), timeout="50ms")
+            assert same.seq == before.seq
+            # A number of the coordinator that was here before, higher than any of this one.
+            await asyncio.wait_for(at.status(after="999", timeout="30s"), 5.0)
+
+    run(go())
+
+
+def test_a_heartbeat_is_news_only_if_it_shows_a_new_round() -> None:
+    async def go() -> None:
+        async with served() as at:
+            ws = await at.socket("/v1/ranks", register(RANK))
+            status = await at.status(after="0", timeout="5s")
+            nothing = register(RANK).promise
+
+            async def beat(version: int) -> None:
+                beat = Heartbeat(RANK, nothing, nothing, version, False, False, {})
+                await ws.send_str(text(beat))
+
+            poll = asyncio.create_task(at.status(after=str(status.seq), timeout="30s"))
+            await beat(3)
+            third = await asyncio.wait_for(poll, 5.0)
+            assert third.version == 3
+            for _ in range(5):
+                await beat(3)
+            await beat(4)
+            fourth = await at.status(after=str(third.seq), timeout="30s")
+            assert (fourth.version, fourth.seq) == (4, third.seq + 1)
+
+    run(go())
+
+
+def test_the_metrics_page() -> None:
+    async def go() -> None:
+        async with served() as at:
+            await at.socket("/v1/ranks", register(RANK))
+            await at.status(after="0", timeout="5s")
+            async with at.http.get("/metrics") as response:
+                page = await response.text()
+            samples = {
+                (sample.name, *sample.labels.values()): sample.value
+                for family in text_string_to_metric_families(page)
+                for sample in family.samples
+            }
+            assert samples["paceline_ranks", "starting"] == 1
+            assert samples["paceline_ranks", "active"] == 0
+            assert samples[("paceline_replicas_wanted",)] == 2
+
+    run(go())
+
+
+# ---- the end --------------------------------------------------------------------------------
+
+
+def test_it_stays_until_the_end_was_acknowledged() -> None:
+    async def go() -> None:
+        async with served(linger_s=30.0) as at:
+            waiting = asyncio.create_task(at.server.wait())
+            assert (await at.post("/v1/acknowledge", {}))[0] == 409
+            ws = await at.socket("/v1/ranks", register(RANK))
+            await ws.send_str(text(Fatal(RANK, "ScriptFailed", "it raised")))
+            seen = await at.status()
+            while seen.outcome is None:
+                seen = await at.status(after=str(seen.seq), timeout="5s")
+            assert (seen.outcome.complete, seen.outcome.reason) == (False, "ScriptFailed")
+            assert not waiting.done()
+            assert (await at.post("/v1/acknowledge", {}))[0] == 200
+            assert await waiting == ""
+
+    run(go())
+
+
+def test_it_does_not_stay_for_ever() -> None:
+    async def go() -> None:
+        async with served(linger_s=0.05) as at:
+            waiting = asyncio.create_task(at.server.wait())
+            ws = await at.socket("/v1/ranks", register(RANK))
+            await ws.send_str(text(Fatal(RANK, "ScriptFailed", "it raised")))
+            assert await waiting == ""
+
+    run(go())

@@ -1,0 +1,124 @@
+"""The grammar of --inject: what it means, and what is said about a text that means nothing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paceline.core.faults import (
+    EXAMPLES,
+    INSIDE_A_RANK,
+    At,
+    Fault,
+    FaultError,
+    FaultKind,
+    check_ranks,
+    format_faults,
+    parse_faults,
+)
+
+places = st.integers(0, 5000)
+times_ns = st.integers(0, 10**12)
+ats = st.one_of(
+    st.builds(lambda n: At(round=n), st.integers(0, 10**6)),
+    st.builds(lambda n: At(after_ns=n), times_ns),
+)
+shares = st.floats(0, 1, exclude_min=True)
+faults = st.one_of(
+    st.builds(
+        lambda rank, ns, p: Fault(FaultKind.SLOW, rank=rank, delay_ns=ns, probability=p),
+        st.none() | places,
+        times_ns,
+        shares,
+    ),
+    st.builds(
+        lambda rank, f: Fault(FaultKind.SLOW_FACTOR, rank=rank, factor=f),
+        places,
+        st.floats(1, 1e6),
+    ),
+    st.builds(
+        lambda rank, n: Fault(FaultKind.NAN, rank=rank, at=At(round=n)), places, st.integers(0, 99)
+    ),
+    st.builds(
+        lambda kind, rank, at: Fault(kind, rank=rank, at=at),
+        st.sampled_from([FaultKind.KILL, FaultKind.SIGTERM]),
+        places,
+        ats,
+    ),
+    st.builds(
+        lambda rank, at, ns: Fault(FaultKind.FREEZE, rank=rank, at=at, duration_ns=ns),
+        places,
+        ats,
+        times_ns,
+    ),
+    st.builds(lambda at, n: Fault(FaultKind.JOIN, at=at, count=n), ats, st.integers(1, 1000)),
+    st.builds(lambda at: Fault(FaultKind.COORDINATOR_KILL, at=at), ats),
+)
+
+
+@given(st.lists(faults))
+def test_what_is_written_reads_back(given_faults: list[Fault]) -> None:
+    assert parse_faults(format_faults(given_faults)) == given_faults
+
+
+def test_every_kind_has_an_example_that_parses() -> None:
+    assert set(EXAMPLES) == set(FaultKind)
+    for kind, text in EXAMPLES.items():
+        (fault,) = parse_faults(text)
+        assert fault.kind is kind
+
+
+def test_the_documented_texts() -> None:
+    text = "slow:rank=2,ms=200,p=0.3; freeze:rank=1,at=round:20,for=3s ;join:at=time:5s,n=2"
+    assert parse_faults(text) == [
+        Fault(FaultKind.SLOW, rank=2, delay_ns=200_000_000, probability=0.3),
+        Fault(FaultKind.FREEZE, rank=1, at=At(round=20), duration_ns=3 * 10**9),
+        Fault(FaultKind.JOIN, at=At(after_ns=5 * 10**9), count=2),
+    ]
+    assert parse_faults("slow:rank=random,ms=5")[0].rank is None
+    assert parse_faults("") == []
+    assert FaultKind.SLOW in INSIDE_A_RANK
+    assert FaultKind.KILL not in INSIDE_A_RANK
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "hint"),
+    [
+        ("kil:rank=1,at=round:5", 'there is no fault "kil"', "known: slow, "),
+        ("kill:at=round:5", "rank is missing", "kill:rank=1,at=round:50"),
+        ("kill:rank=1", "at is missing (round:N or time:5s)", "kill:rank=1,at=round:50"),
+        ("kill:rank=one,at=round:5", 'rank is "one", not a rank, such as 1', "for example"),
+        ("kill:rank=-1,at=round:5", 'rank is "-1"', "for example"),
+        ("kill:rank=random,at=round:5", 'rank is "random"', "for example"),
+        ("kill:rank=1,at=5", 'at is "5", not round:N or time:5s', "for example"),
+        ("kill:rank=1,at=time:5", 'at is "time:5"', "for example"),
+        ("nan:rank=1,at=time:5s", 'at is "time:5s", not round:N', "nan:rank=1,at=round:20"),
+        ("slow:rank=1,ms", "ms is nothing, not milliseconds", "slow:rank=2,ms=200"),
+        ("slow:rank=1,ms=inf", 'ms is "inf"', "slow:rank=2,ms=200"),
+        ("slow:rank=1,ms=5,ms=6", '"ms" is given twice', "for example"),
+        ("slow:rank=1,ms=5,p=1.5", 'p is "1.5"', "for example"),
+        ("slow:rank=1,ms=5,q=1", 'slow knows no "q"', "it takes rank, ms, p"),
+        ("slow-factor:rank=1,factor=0.5", 'factor is "0.5"', "factor=2"),
+        ("join:at=round:5,n=0", 'n is "0"', "for example"),
+    ],
+)
+def test_a_wrong_text_is_explained(text: str, problem: str, hint: str) -> None:
+    with pytest.raises(FaultError) as caught:
+        parse_faults(text)
+    assert problem in caught.value.message
+    assert text in caught.value.message
+    assert hint in caught.value.hint
+    assert caught.value.exit_code == 2
+
+
+def test_a_place_that_never_exists_is_refused() -> None:
+    check_ranks(parse_faults("kill:rank=3,at=round:5"), ranks=4)
+    with pytest.raises(FaultError, match="the job has 3 ranks"):
+        check_ranks(parse_faults("kill:rank=3,at=round:5"), ranks=3)
+
+
+def test_when_a_fault_is_due() -> None:
+    assert At(round=5).reached(version=5, elapsed_ns=0)
+    assert not At(round=5).reached(version=4, elapsed_ns=10**12)
+    assert At(after_ns=10).reached(version=0, elapsed_ns=10)
+    assert not At(after_ns=10).reached(version=99, elapsed_ns=9)

@@ -1,0 +1,160 @@
+"""The local runner's processes: kept alive, replaced, scaled and ended; with real agents.
+
+The ranks only sleep, so what is shown here needs no training: who is started again, what the
+coordinator is told, and that nothing is left over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paceline.core.status import RankState, Status
+from paceline.local.client import Client, CoordinatorAwayError
+from paceline.local.cluster import Cluster
+from paceline.local.processes import children_of
+from paceline_api.load import parse_job
+from paceline_api.resolve import resolve
+
+pytestmark = pytest.mark.processes
+
+WAIT_S = 30.0
+JOB = """
+apiVersion: paceline.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: sleepers}
+spec:
+  replicas: 2
+  collective: {backend: gloo}
+  template:
+    spec:
+      containers: [{name: trainer, image: none, command: [sleep, "1000"]}]
+"""
+
+
+def with_cluster(folder: Path, act: Callable[[Cluster, Client], Coroutine[Any, Any, None]]) -> None:
+    """Run `act` against a living cluster; afterwards none of its processes may be left."""
+    before = set(children_of(os.getpid()))
+
+    async def go() -> None:
+        cluster = Cluster(
+            resolve(parse_job(JOB)),
+            run_dir=folder,
+            working_dir=folder,
+            faults=(),
+            on_line=lambda _: None,
+        )
+        async with cluster, Client(cluster.url, cluster.token) as client:
+            follow = asyncio.create_task(_follow(cluster, client))
+            await act(cluster, client)
+            follow.cancel()
+            assert not cluster.broken.done()
+
+    asyncio.run(asyncio.wait_for(go(), 2 * WAIT_S))
+    assert set(children_of(os.getpid())) == before
+
+
+async def _follow(cluster: Cluster, client: Client) -> None:
+    """What the runner does with each status, so that a new coordinator learns the inventory."""
+    seq = None
+    while True:
+        try:
+            status = await client.status(after=seq, wait_s=5.0)
+            seq = status.seq
+            cluster.heard(status)
+        except CoordinatorAwayError:
+            await asyncio.sleep(0.05)
+
+
+async def seen(client: Client, want: Callable[[Status], bool]) -> Status:
+    status, seq = None, None
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                try:
+                    status = await client.status(after=seq, wait_s=5.0)
+                except CoordinatorAwayError:
+                    await asyncio.sleep(0.05)
+                    continue
+                seq = status.seq
+                if want(status):
+                    return status
+    except TimeoutError:
+        raise AssertionError(f"never seen; last: {status}") from None
+
+
+def living(status: Status) -> dict[tuple[int, int], int]:
+    """pid by (slot, attempt of the pod)."""
+    return {
+        (rank.member.slot, rank.member.attempt // 1000): rank.pid
+        for rank in status.ranks
+        if rank.state is not RankState.DEAD and rank.pid
+    }
+
+
+def exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_a_killed_agent_is_replaced_and_its_frozen_rank_ends_with_it(tmp_path: Path) -> None:
+    async def act(cluster: Cluster, client: Client) -> None:
+        status = await seen(client, lambda s: set(living(s)) == {(0, 0), (1, 0)})
+        rank = living(status)[1, 0]
+        # A stopped process does not notice the end of its agent, so it has to be killed.
+        os.kill(rank, signal.SIGSTOP)
+        agent = next(child for child in cluster.agents if child.name == "agent-1-0")
+        agent.signal(signal.SIGKILL)
+        after = await seen(client, lambda s: set(living(s)) == {(0, 0), (1, 1)})
+        assert not exists(rank)
+        assert after.inventory > status.inventory
+        dead = [rank for rank in after.ranks if rank.state is RankState.DEAD]
+        assert [(rank.member.slot, rank.member.attempt) for rank in dead] == [(1, 0)]
+
+    with_cluster(tmp_path, act)
+
+
+def test_a_killed_coordinator_comes_back_and_is_told_everything(tmp_path: Path) -> None:
+    async def act(cluster: Cluster, client: Client) -> None:
+        before = await seen(client, lambda s: len(living(s)) == 2 and s.inventory == 2)
+        ranks = living(before)
+        cluster.kill_coordinator()
+        after = await seen(
+            client,
+            lambda s: (
+                s.coordinator != before.coordinator
+                and s.inventory == 2
+                and {rank.member for rank in s.ranks} == {rank.member for rank in before.ranks}
+            ),
+        )
+        assert after.replicas == 2
+        assert all(exists(pid) for pid in ranks.values()), "a rank ended with the coordinator"
+
+    with_cluster(tmp_path, act)
+
+
+def test_scaling_up_starts_agents_and_scaling_down_lets_the_coordinator_choose(
+    tmp_path: Path,
+) -> None:
+    async def act(cluster: Cluster, client: Client) -> None:
+        await seen(client, lambda s: len(living(s)) == 2)
+        cluster.grow(1)
+        three = await seen(client, lambda s: len(living(s)) == 3)
+        assert (set(living(three)), three.replicas) == ({(0, 0), (1, 0), (2, 0)}, 3)
+        cluster.scale(2)
+        status = await seen(client, lambda s: s.replicas == 2)
+        assert len(cluster.agents) == 3, "the runner itself ends nobody"
+        assert any(happening.reason == "Draining" for happening in status.happenings)
+
+    with_cluster(tmp_path, act)
+
+
+def test_everything_ends_with_the_block_even_in_the_first_moment(tmp_path: Path) -> None:
+    async def act(cluster: Cluster, client: Client) -> None:
+        assert len(cluster.agents) == 2
+
+    with_cluster(tmp_path, act)

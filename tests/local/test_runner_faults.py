@@ -1,0 +1,98 @@
+"""Injected faults are done to the right process, once, when they are due; with real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from paceline.core.faults import parse_faults
+from paceline.core.ids import MemberId
+from paceline.core.status import RankState, RankStatus, Status
+from paceline.local.faults import Injector
+
+pytestmark = pytest.mark.processes
+
+
+class Told:
+    """Stands for the cluster: records what it is asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def grow(self, replicas: int) -> None:
+        self.calls.append(f"grow {replicas}")
+
+    def kill_coordinator(self) -> None:
+        self.calls.append("kill coordinator")
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "100"]) as sleeper:
+        yield sleeper
+        sleeper.kill()
+
+
+def status(version: int, *pids: int, state: RankState = RankState.ACTIVE) -> Status:
+    ranks = (RankStatus(MemberId(n // 2, n % 2, 0), state, pid=p) for n, p in enumerate(pids))
+    return Status(job="job", coordinator="a", procs=2, version=version, ranks=tuple(ranks))
+
+
+def injector(text: str) -> tuple[Injector, Told, list[str]]:
+    told, said = Told(), list[str]()
+    return Injector(parse_faults(text), told, said.append), told, said
+
+
+def test_a_kill_waits_for_its_round_and_happens_once(process: subprocess.Popen[bytes]) -> None:
+    faults, _, said = injector("kill:rank=2,at=round:5")
+    faults.look(status(4, 0, 0, process.pid), 0)
+    assert process.poll() is None
+    faults.look(status(6, 0, 0, process.pid), 0)
+    assert process.wait(5) == -signal.SIGKILL
+    assert said == ["injected kill:rank=2,at=round:5 at round 6"]
+    # Its successor in the same place is left alone.
+    faults.look(status(7, 0, 0, os.getpid()), 0)
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("state", [RankState.DEAD, RankState.FINISHED])
+def test_a_fault_waits_until_its_place_lives(
+    process: subprocess.Popen[bytes], state: RankState
+) -> None:
+    faults, _, said = injector("sigterm:rank=0,at=round:1")
+    faults.look(status(1, process.pid, state=state), 0)
+    faults.look(status(1, 0), 0)
+    assert process.poll() is None
+    assert said == []
+    faults.look(status(9, process.pid), 0)
+    assert process.wait(5) == -signal.SIGTERM
+
+
+def test_a_freeze_ends_after_its_time(process: subprocess.Popen[bytes]) -> None:
+    async def go() -> None:
+        faults, _, _ = injector("freeze:rank=0,at=time:1s,for=20ms")
+        faults.look(status(0, process.pid), 999_999_999)
+        assert faults.next_ns() == 10**9, "it is not due yet"
+        faults.look(status(0, process.pid), 10**9)
+        assert faults.next_ns() is None
+        async with asyncio.timeout(5.0):
+            stopped = await asyncio.to_thread(os.waitpid, process.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(stopped[1])
+            goes_on = await asyncio.to_thread(os.waitpid, process.pid, os.WCONTINUED)
+            assert os.WIFCONTINUED(goes_on[1])
+
+    asyncio.run(go())
+
+
+def test_what_is_done_to_the_cluster_and_what_ranks_do_to_themselves() -> None:
+    text = "join:at=round:3,n=2;coordinator-kill:at=round:4;slow:rank=0,ms=5;nan:rank=0,at=round:1"
+    faults, told, said = injector(text)
+    faults.look(status(3), 0)
+    assert told.calls == ["grow 2"]
+    faults.look(status(4), 0)
+    assert told.calls == ["grow 2", "kill coordinator"]
+    assert len(said) == 2

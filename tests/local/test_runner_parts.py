@@ -1,0 +1,243 @@
+"""The parts of the local runner that only compute: run folders, timeline, summary, table."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+from paceline.cli.table import line, table
+from paceline.core.ids import GenerationId, MemberId
+from paceline.core.records import Mode, Settings
+from paceline.core.status import (
+    Change,
+    Fact,
+    Happening,
+    LogStatus,
+    Outcome,
+    RankState,
+    RankStatus,
+    Status,
+    log_status,
+    place_of,
+)
+from paceline.local.report import summary, verdict
+from paceline.local.rundir import RunDirError, make_run_dir
+from paceline.local.timeline import Timeline
+from rich.console import Console
+
+S = 10**9
+FIRST = GenerationId(1, "a", 1)
+SECOND = GenerationId(2, "b", 1)
+
+
+def change(generation: GenerationId, why: str, *, start_s: float | None = 0.25) -> Change:
+    return Change(
+        generation,
+        reason="Died",
+        why=why,
+        members=2,
+        version=7,
+        wall_s=0.0,
+        agree_s=0.1,
+        start_s=start_s,
+        gap_s=0.5,
+    )
+
+
+def status(version: int, *changes: Change, who: str = "a", happened: int = 0) -> Status:
+    return Status(
+        job="digits",
+        coordinator=who,
+        generation=FIRST,
+        replicas=2,
+        settings=Settings(mode=Mode.QUORUM),
+        version=version,
+        changes=changes,
+        happenings=tuple(Happening(n, 0.0, "R", f"{who}{n}") for n in range(1, happened + 1)),
+        ranks=(
+            RankStatus(
+                MemberId(0, 0, 0),
+                RankState.ACTIVE,
+                rank=0,
+                pid=41,
+                version=version,
+                facts={Fact.STEP_S: 0.0205, Fact.LAG_S: 0.001},
+            ),
+            RankStatus(MemberId(1, 0, 3), RankState.DEAD, why="exit code 1\nTraceback"),
+        ),
+        log=LogStatus(
+            rounds={"quorum": version, "all": 0},
+            gradients=2 * version,
+            samples_applied=64 * version,
+            samples_late=5,
+            samples_dropped={"stale": 3, "nonfinite": 0},
+            epochs_exact=2,
+            progress=version / 100,
+            shares={"0.0#0": 0.75},
+        ),
+    )
+
+
+# ---- run folders ------------------------------------------------------------------------------
+
+
+def test_run_folders_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert make_run_dir("job", None) == tmp_path / "runs" / "job-1"
+    (tmp_path / "runs" / "job-7").mkdir()
+    (tmp_path / "runs" / "job-x").mkdir()
+    assert make_run_dir("job", None) == tmp_path / "runs" / "job-8"
+    assert make_run_dir("jo", None) == tmp_path / "runs" / "jo-1"
+
+
+def test_a_wanted_folder_must_be_new_or_empty(tmp_path: Path) -> None:
+    new = tmp_path / "a" / "b"
+    assert make_run_dir("job", new) == new
+    with pytest.raises(RunDirError, match="belongs to another run"):
+        make_run_dir("job", new)
+    (tmp_path / "empty").mkdir()
+    assert make_run_dir("job", tmp_path / "empty").is_dir()
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "mine.txt").write_text("precious")
+    with pytest.raises(RunDirError, match="is not empty"):
+        make_run_dir("job", full)
+    assert [path.name for path in full.iterdir()] == ["mine.txt"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(RunDirError, match="is a file"):
+        make_run_dir("job", file)
+    with pytest.raises(RunDirError, match="not a directory"):
+        make_run_dir("job", file / "below")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_the_right_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o500)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunDirError, match="permission denied"):
+        make_run_dir("job", None)
+
+
+# ---- timeline ---------------------------------------------------------------------------------
+
+
+def test_speeds_count_from_the_first_generation_to_the_last_round() -> None:
+    timeline = Timeline()
+    timeline.add(status(0, change(FIRST, "start", start_s=None)), 0)
+    assert timeline.elapsed_ns(5 * S) == 0
+    timeline.add(status(0, change(FIRST, "start")), 10 * S)
+    timeline.add(status(20, change(FIRST, "start")), 12 * S)
+    timeline.add(status(40, change(FIRST, "start")), 14 * S)
+    timeline.add(status(40, change(FIRST, "start")), 20 * S)
+    assert timeline.elapsed_ns(15 * S) == 5 * S
+    assert timeline.seconds == 4.0
+    assert timeline.rounds_per_s == 10.0
+    assert timeline.gradients_per_s == 20.0
+    assert timeline.rounds_per_s_now == 0.0, "nothing happened in the last five seconds"
+
+
+def test_time_left_follows_the_present_speed() -> None:
+    timeline = Timeline()
+    timeline.add(status(0, change(FIRST, "start")), 0)
+    assert timeline.left_s is None
+    timeline.add(status(20, change(FIRST, "start")), 2 * S)
+    assert timeline.left_s == pytest.approx(8.0)
+
+
+def test_what_a_killed_coordinator_told_is_kept_and_news_are_told_once() -> None:
+    timeline = Timeline()
+    news = timeline.add(status(5, change(FIRST, "start"), happened=2), S)
+    assert [h.message for h in news] == ["a1", "a2"]
+    news = timeline.add(status(5, change(FIRST, "start"), happened=3), 2 * S)
+    assert [h.message for h in news] == ["a3"]
+    news = timeline.add(status(6, change(SECOND, "again"), who="b", happened=1), 3 * S)
+    assert [h.message for h in news] == ["b1"]
+    assert [c.why for c in timeline.changes.values()] == ["start", "again"]
+
+
+# ---- summary and table ------------------------------------------------------------------------
+
+
+def test_the_summary() -> None:
+    timeline = Timeline()
+    timeline.add(status(0, change(FIRST, "rank 1 died")), 0)
+    last = status(40, change(FIRST, "rank 1 died"))
+    timeline.add(last, 4 * S)
+    text = "\n".join(summary(last, timeline))
+    for part in (
+        "rounds               40 in 4.0 s",
+        "rounds/s             10.0",
+        "applied gradients/s  20.0",
+        "quorum 40",
+        "2,560, of these 5 late",
+        "stale 3",
+        "2 with each sample applied exactly once",
+        "rank 0 75%",
+        "1.1   round 7      rank 1 died (agreed after 0.10 s; all started after 0.25 s;",
+        "; longest gap between rounds 0.50 s)",
+    ):
+        assert part in text, text
+    assert "all 0" not in text
+
+
+def test_no_summary_without_a_round() -> None:
+    assert summary(None, Timeline()) == []
+    assert summary(status(0), Timeline()) == []
+
+
+def test_the_verdict() -> None:
+    failed, complete = Outcome(False, "ScriptFailed", "x"), Outcome(True, "Complete", "x")
+    assert verdict("j", failed, interrupted=False) == "job j: Failed (ScriptFailed)"
+    assert verdict("j", complete, interrupted=False) == "job j: Complete"
+    assert verdict("j", complete, interrupted=True) == "job j: stopped by the user"
+
+
+def test_table_and_line_show_the_same_figures() -> None:
+    timeline = Timeline()
+    now = status(20, change(FIRST, "start"))
+    timeline.add(status(0, change(FIRST, "start")), 0)
+    timeline.add(now, 2 * S)
+    console = Console(width=120, file=io.StringIO())
+    console.print(table(now, timeline))
+    shown = console.file.getvalue()
+    for part in (
+        "round 20",
+        "10.0/s",
+        "mode Quorum",
+        "generation 1.1",
+        "active 1/2",
+        "20%",
+        "ETA 0:08",
+    ):
+        assert part in shown, shown
+        assert part in line(now, timeline)
+    assert "0:active step=20.5 ms lag=1.0 ms share=75%" in line(now, timeline)
+    assert "41" in shown
+    assert "exit code 1" in shown
+    assert "Traceback" not in shown, "one line per rank"
+
+
+def test_the_figures_of_a_heartbeat_become_the_logs_status() -> None:
+    facts = {
+        Fact.ROUNDS + "quorum": 7.0,
+        Fact.GRADIENTS: 20.0,
+        Fact.DROPPED + "stale": 3.0,
+        Fact.SHARE + "0.0#0": 0.5,
+        Fact.METRIC + "loss": 0.25,
+        Fact.STEP_S: 1.0,
+    }
+    log = log_status(facts)
+    assert (log.rounds, log.gradients, log.samples_dropped) == ({"quorum": 7}, 20, {"stale": 3})
+    assert (log.shares, log.metrics, log.progress) == ({"0.0#0": 0.5}, {"loss": 0.25}, None)
+
+
+def test_the_place_of_a_rank() -> None:
+    assert place_of(MemberId(2, 1, 3), procs=4) == 9

@@ -1,0 +1,67 @@
+"""The catalogue is well formed, bounded, and the reference in docs/ is made from it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from paceline.telemetry.catalog import CATALOG, LABELS, Kind, Writer, markdown, size_class
+
+UNITS = ("_seconds", "_ratio", "_rounds", "_ranks", "_bytes", "_number", "_index", "_info")
+SERIES_MAX = 300
+ROOT = Path(__file__).parents[2]
+
+
+def test_names_have_prefix_and_unit() -> None:
+    for metric in CATALOG:
+        name = metric.name
+        assert re.fullmatch(r"paceline_[a-z_]+", name), name
+        assert name.endswith("_total") == (metric.kind is Kind.COUNTER), name
+        assert metric.kind is Kind.COUNTER or name.endswith(UNITS), f"{name}: unit missing"
+    assert len({metric.name for metric in CATALOG}) == len(CATALOG)
+
+
+def test_labels_are_bounded_and_explained() -> None:
+    for metric in CATALOG:
+        assert set(metric.labels) <= LABELS.keys(), metric.name
+        assert metric.help.endswith("."), metric.name
+        assert "\n" not in metric.help, metric.name
+    assert {label for metric in CATALOG for label in metric.labels} == LABELS.keys()
+
+
+def test_buckets_grow() -> None:
+    for metric in CATALOG:
+        assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM), metric.name
+        assert list(metric.buckets) == sorted(set(metric.buckets)), metric.name
+        assert len(metric.buckets) <= 10, metric.name
+
+
+def test_one_worker_stays_below_its_series() -> None:
+    """What one rank can touch: one mode and every trigger at a time is the usual case; two modes
+    (a change while running) and one transport with all algorithms are counted here."""
+    assumed = {"mode": 2, "transport": 1, "size_class": 6, "state": 1}
+    series = 0
+    for metric in CATALOG:
+        children = 1
+        for label in metric.labels:
+            children *= assumed.get(label, len(LABELS[label]))
+        series += children * (len(metric.buckets) + 3 if metric.buckets else 1)
+    assert series < SERIES_MAX, series
+
+
+def test_the_reference_is_generated() -> None:
+    path = ROOT / "docs" / "reference" / "metrics.md"
+    assert path.read_text() == markdown(), (
+        "run: python -m paceline.telemetry.catalog --markdown > docs/reference/metrics.md"
+    )
+
+
+def test_size_classes() -> None:
+    assert size_class(0) == "le4KiB"
+    assert size_class(4096) == "le4KiB"
+    assert size_class(4097) == "le64KiB"
+    assert size_class(10**12) == "gt256MiB"
+
+
+def test_a_record_has_two_writers_only() -> None:
+    assert {metric.writer for metric in CATALOG} == set(Writer)

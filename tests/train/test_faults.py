@@ -1,0 +1,75 @@
+"""Injected faults of a rank: whom they strike, how often and for how long."""
+
+from __future__ import annotations
+
+import pytest
+from paceline import clock
+from paceline.core.faults import parse_faults
+from paceline.train.faults import Faults
+
+
+class Sleeps:
+    """A clock that notes how long was slept."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ms: list[float] = []
+        self.now = 0
+        monkeypatch.setattr(clock, "pause", lambda seconds: self.ms.append(seconds * 1000))
+        monkeypatch.setattr(clock, "now_ns", lambda: self.now)
+
+
+@pytest.fixture
+def sleeps(monkeypatch: pytest.MonkeyPatch) -> Sleeps:
+    return Sleeps(monkeypatch)
+
+
+def announce(faults: Faults, version: int, *, rank: int = 0, size: int = 4) -> int:
+    """How often the gradient was poisoned."""
+    poisoned: list[None] = []
+    faults.before_announcing(
+        version=version, rank=rank, size=size, poison=lambda: poisoned.append(None)
+    )
+    faults.step_ended()
+    return len(poisoned)
+
+
+def test_a_slow_rank_sleeps_and_the_others_do_not(sleeps: Sleeps) -> None:
+    faults = parse_faults("slow:rank=1,ms=20;slow:rank=1,ms=5;kill:rank=1,at=round:3")
+    for place in range(3):
+        announce(Faults(faults, place), 0)
+    assert sleeps.ms == [25]
+
+
+def test_slow_with_a_probability(sleeps: Sleeps) -> None:
+    faults = Faults(parse_faults("slow:rank=1,ms=20,p=0.3"), 1)
+    for version in range(1000):
+        announce(faults, version)
+    assert 250 < len(sleeps.ms) < 350
+
+
+def test_one_random_rank_is_slow_in_each_round(sleeps: Sleeps) -> None:
+    ranks = [Faults(parse_faults("slow:rank=random,ms=20"), rank) for rank in range(4)]
+    struck = [0] * 4
+    for version in range(200):
+        for rank, faults in enumerate(ranks):
+            before = len(sleeps.ms)
+            announce(faults, version, rank=rank)
+            struck[rank] += len(sleeps.ms) - before
+        assert len(sleeps.ms) == version + 1
+    assert min(struck) > 30
+
+
+def test_a_slow_factor_stretches_the_step(sleeps: Sleeps) -> None:
+    faults = Faults(parse_faults("slow-factor:rank=0,factor=2.5"), 0)
+    for _ in range(2):
+        sleeps.now += 10 * clock.NS_PER_MS
+        announce(faults, 0)
+        sleeps.now += 7 * clock.NS_PER_MS  # waiting for others is no part of the next step
+        faults.step_ended()
+    assert sleeps.ms == [15, 15]
+
+
+def test_one_gradient_is_poisoned(sleeps: Sleeps) -> None:
+    faults = Faults(parse_faults("nan:rank=0,at=round:3"), 0)
+    assert [announce(faults, version) for version in (1, 2, 4, 5)] == [0, 0, 1, 0]
+    assert not sleeps.ms

@@ -1,0 +1,376 @@
+"""The loader deals each sample once, whatever leases come and go, with workers and without."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from paceline.core.records import DataPlan
+from paceline.core.sampling import batches_of, total_leases
+from paceline.errors import DataError, UnsupportedError, UsageError
+from paceline.train import context
+from paceline.train.loader import DataLoader
+from paceline.train.optimizer import DistributedOptimizer
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset
+from train.lone_session import LoneSession, started
+
+SAMPLES = 44
+
+
+class Numbers(Dataset[int]):
+    """Sample number i is i."""
+
+    def __init__(self, samples: int = SAMPLES) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Job:
+    """A session, a model of one number, its optimizer, and what the user's loop has trained on."""
+
+    def __init__(self, session: LoneSession, loader: DataLoader[int]) -> None:
+        self.session = session
+        self.loader = loader
+        self.model = nn.Linear(1, 1)
+        inner = torch.optim.SGD(self.model.parameters(), lr=0.0)
+        self.optimizer = DistributedOptimizer(inner, self.model)
+        self.stepped: list[int] = []
+        """Sample numbers in the order of their applied steps."""
+
+    def backward(self, numbers: torch.Tensor) -> None:
+        self.model(numbers[:, None].float()).mean().backward()
+
+    def step(self, numbers: list[int]) -> None:
+        before = len(self.session.applied)
+        self.optimizer.step()
+        if len(self.session.applied) > before:
+            self.stepped += numbers
+
+    def check(self) -> None:
+        """Each lease has one end, and what was applied is what its samples are."""
+        session, plan = self.session, self.loader._plan
+        assert session.ledger() == list(range(total_leases(plan)))
+        applied = [batches_of(plan, lease) for lease in session.applied]
+        assert self.stepped == [number for lease in applied for b in lease for number in b]
+        assert session.released
+
+
+def make_job(session: LoneSession, batch: int, **options: object) -> Job:
+    started(session)
+    return Job(session, DataLoader(Numbers(), batch, **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_every_sample_once_per_epoch(workers: int, accumulate: int) -> None:
+    job = make_job(LoneSession(), 4, num_workers=workers, accumulate=accumulate, seed=4)
+    epochs: list[Counter[int]] = []
+    for _ in job.loader.epochs(3):
+        numbers: list[int] = []
+        epochs.append(Counter())
+        for batch in job.loader:
+            numbers += batch.tolist()
+            epochs[-1].update(batch.tolist())
+            job.backward(batch)
+            job.step(numbers)
+            if job.optimizer.making._lease is None:
+                numbers = []
+    assert epochs == [Counter(range(SAMPLES))] * 3
+    job.check()
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_leases_that_others_take_are_left_to_them(workers: int, accumulate: int) -> None:
+    """Prefetched batches of a revoked lease never reach the user; the step of a lease that went
+    while it was in hand does not count; nothing is trained twice and nobody waits for ever."""
+    dice = random.Random(workers * 10 + accumulate)
+
+    def revoke(version: int, held: list[int]) -> list[int]:
+        return [lease for lease in held if dice.random() < 0.2]
+
+    job = make_job(LoneSession(revoke=revoke), 3, num_workers=workers, accumulate=accumulate)
+    numbers: list[int] = []
+    for _ in job.loader.epochs(4):
+        for batch in job.loader:
+            making = job.optimizer.making
+            assert making._lease is not None
+            if making._lease.first:
+                numbers = []
+            numbers += batch.tolist()
+            if dice.random() < 0.1 and job.session.holds(making._lease.lease):
+                job.session.lose(making._lease.lease)
+            job.backward(batch)
+            job.step(numbers)
+    job.check()
+    assert job.session.elsewhere
+    assert not job.session.dropped
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_rank_without_leases_waits_and_goes_on(workers: int) -> None:
+    """With one lease at a time the sampler is dry after each batch (D1)."""
+
+    class Poor(LoneSession):
+        def begin(self, buckets, committed, plan, lookahead):  # type: ignore[no-untyped-def]
+            assert lookahead == 2 + 2 * workers
+            super().begin(buckets, committed, plan, 1)
+
+    job = make_job(Poor(), 11, num_workers=workers)
+    for _ in job.loader.epochs(2):
+        for batch in job.loader:
+            job.backward(batch)
+            job.step(batch.tolist())
+    job.check()
+    assert job.session.parked_idle >= (7 if workers else 0)
+
+
+def test_the_lookahead_covers_what_torch_prefetches() -> None:
+    for workers, factor, accumulate, want in ((0, None, 1, 2), (1, None, 1, 4), (2, 6, 5, 5)):
+        session = LoneSession()
+        job = make_job(
+            session, 2, num_workers=workers, prefetch_factor=factor, accumulate=accumulate
+        )
+        job.loader._start(1)
+        assert session.lookahead == want
+        context.install(None)
+
+
+Habit = Callable[[Job, torch.Tensor], None]
+
+
+def skip_before(job: Job, batch: torch.Tensor) -> None:
+    pass
+
+
+def skip_after_backward(job: Job, batch: torch.Tensor) -> None:
+    job.backward(batch)
+
+
+def skip_by_zero_grad(job: Job, batch: torch.Tensor) -> None:
+    job.backward(batch)
+    job.optimizer.zero_grad()
+
+
+def skip_by_model_zero_grad(job: Job, batch: torch.Tensor) -> None:
+    job.backward(batch)
+    job.model.zero_grad()
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(
+    "skip", [skip_before, skip_after_backward, skip_by_zero_grad, skip_by_model_zero_grad]
+)
+def test_a_batch_without_a_step_is_dropped_and_leaves_no_gradient(
+    skip: Habit, accumulate: int
+) -> None:
+    job = make_job(LoneSession(), 4, accumulate=accumulate)
+    count, numbers = 0, []
+    for _ in job.loader.epochs(2):
+        for batch in job.loader:
+            job.optimizer.zero_grad()
+            making = job.optimizer.making
+            assert making._lease is not None
+            if making._lease.first:
+                numbers = []
+            count += 1
+            if count % 5 == 0 and (accumulate == 1 or making._lease.last):
+                skip(job, batch)
+                continue
+            assert accumulate == 2 or not any(p.grad.any() for p in job.model.parameters())  # type: ignore[union-attr]
+            numbers += batch.tolist()
+            job.backward(batch)
+            job.step(numbers)
+    job.check()
+    assert len(job.session.dropped) >= 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_leaving_an_epoch_early_drops_its_rest(workers: int) -> None:
+    job = make_job(LoneSession(), 4, num_workers=workers, accumulate=2)
+    steps: Counter[int] = Counter()
+    for epoch in job.loader.epochs(3):
+        numbers: list[int] = []
+        for index, batch in enumerate(job.loader):
+            numbers += batch.tolist()
+            job.backward(batch)
+            job.step(numbers)
+            steps[epoch] += 1
+            if index % 2 == 1:
+                numbers = []
+            if epoch == 1 and index == 2:  # in the middle of a lease
+                break
+    assert steps == {0: 11, 1: 3, 2: 11}
+    job.check()
+    assert sorted(job.session.dropped) == [7, 8, 9, 10, 11]
+
+
+def test_a_skipped_batch_that_is_one_sum_with_waiting_work_drops_both() -> None:
+    """What waits in GRAD cannot be taken apart; it is announced as unusable and counted."""
+    job = make_job(LoneSession(announce_every=2), 11)
+    for _ in job.loader.epochs(1):
+        for index, batch in enumerate(job.loader):
+            job.backward(batch)
+            if index == 1:
+                job.optimizer.zero_grad()
+                continue
+            job.optimizer.step()
+    assert job.session.ledger() == [0, 1, 2, 3]
+    assert sorted(job.session.dropped) == [0, 1]
+    assert job.session.applied == [2, 3]
+
+
+def test_skipping_leaves_waiting_work_as_it_was() -> None:
+    """The work waits in the unit in which it was announced, whatever batch came in between."""
+    job = make_job(LoneSession(announce_every=2), 20)  # 20, 20, 4
+    for _ in job.loader.epochs(1):
+        for index, batch in enumerate(job.loader):
+            if index == 0:
+                job.backward(batch)
+                job.optimizer.step()
+                buckets = job.session.buckets
+                before = [p.grad.clone() for p in job.model.parameters()]  # type: ignore[union-attr]
+            if index == 2:
+                assert buckets.unit == 4
+        assert buckets.unit == 0
+    assert job.session.applied == [0]
+    assert sorted(job.session.dropped) == [1, 2]
+    assert before[0].any()
+
+
+def test_accumulating_by_hand_is_an_error() -> None:
+    job = make_job(LoneSession(), 4)
+
+    def train() -> None:
+        for _ in job.loader.epochs(1):
+            for index, batch in enumerate(job.loader):
+                job.backward(batch)
+                if index % 4 == 3:
+                    job.optimizer.step()
+                    job.optimizer.zero_grad()
+
+    with pytest.raises(UsageError, match="several batches") as caught:
+        train()
+    assert "accumulate=K" in caught.value.hint
+
+
+def test_two_steps_for_one_batch_are_an_error() -> None:
+    job = make_job(LoneSession(), 4)
+    for _ in job.loader.epochs(1):
+        for batch in job.loader:
+            job.backward(batch)
+            job.optimizer.step()
+            with pytest.raises(UsageError, match="without a batch"):
+                job.optimizer.step()
+            with pytest.raises(UsageError, match="leave samples out"):
+                job.optimizer.step(samples=4)
+            break
+        break
+
+
+def test_the_length_is_nominal() -> None:
+    job = make_job(LoneSession(), 4, accumulate=2)
+    assert len(job.loader) == 12
+    job.session.size = 4  # type: ignore[misc]
+    assert len(job.loader) == 4
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+class Endless(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+MISUSES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "empty": (lambda: DataLoader(Numbers(0), 4), DataError, "empty"),
+    "batch 0": (lambda: DataLoader(Numbers(), 0), DataError, "batch_size=0"),
+    "batch -1": (lambda: DataLoader(Numbers(), -1), DataError, "batch_size=-1"),
+    "batch 1.5": (lambda: DataLoader(Numbers(), 1.5), DataError, "batch_size=1.5"),  # type: ignore[arg-type]
+    "accumulate": (lambda: DataLoader(Numbers(), 4, accumulate=0), DataError, "accumulate=0"),
+    "shuffle": (lambda: DataLoader(Numbers(), 4, shuffle=True), UnsupportedError, "shuffle"),
+    "sampler": (lambda: DataLoader(Numbers(), 4, sampler=[1]), UnsupportedError, "sampler"),
+    "batch sampler": (
+        lambda: DataLoader(Numbers(), 4, batch_sampler=[[1]]),
+        UnsupportedError,
+        "batch_sampler",
+    ),
+    "in_order": (
+        lambda: DataLoader(Numbers(), 4, in_order=False),
+        UnsupportedError,
+        "in_order=False",
+    ),
+    "iterable": (lambda: DataLoader(Stream(), 4), UnsupportedError, "IterableDataset"),
+    "no length": (lambda: DataLoader(Endless(), 4), DataError, "no length"),
+    "no epoch": (lambda: next(iter(DataLoader(Numbers(), 4))), UsageError, "outside of epochs"),
+    "no optimizer": (
+        lambda: next(DataLoader(Numbers(), 4).epochs(1)),
+        UsageError,
+        "without a DistributedOptimizer",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_misuse_is_named_with_a_way_out(name: str) -> None:
+    started(LoneSession())
+    call, kind, words = MISUSES[name]
+    with pytest.raises(kind, match=words) as caught:
+        call()
+    assert getattr(caught.value, "hint", "")
+
+
+@pytest.mark.parametrize(
+    ("epochs", "ranks", "options", "words"),
+    [
+        (0, 1, {}, r"epochs\(0\)"),
+        (1, 5, {"batch_size": 11}, "4 steps of 11, for 5 ranks"),
+        (1, 1, {"batch_size": 45, "drop_last": True}, "0 steps of 45"),
+        (1, 2, {"batch_size": 11, "accumulate": 4}, "1 steps of 44, for 2 ranks"),
+    ],
+)
+def test_too_little_data_is_named(
+    epochs: int, ranks: int, options: dict[str, int], words: str
+) -> None:
+    session = started(LoneSession())
+    session.size = ranks  # type: ignore[misc]
+    job = Job(session, DataLoader(Numbers(), **options))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=words):
+        next(job.loader.epochs(epochs))
+
+
+def test_one_loop_over_epochs_per_job() -> None:
+    job = make_job(LoneSession(), 22)
+    for _ in job.loader.epochs(1):
+        for batch in job.loader:
+            job.backward(batch)
+            job.optimizer.step()
+    with pytest.raises(UsageError, match="after training had started"):
+        next(job.loader.epochs(1))
+
+
+def test_the_plan_is_what_the_loader_was_told() -> None:
+    session = started(LoneSession())
+    job = Job(session, DataLoader(Numbers(), 8, accumulate=2, seed=5, drop_last=True))
+    seen: list[int] = []
+    for _ in job.loader.epochs(2):
+        for batch in job.loader:
+            seen += batch.tolist()
+            job.backward(batch)
+            job.optimizer.step()
+    assert session.plan == DataPlan(
+        samples=SAMPLES, batch=8, accumulate=2, epochs=2, seed=5, drop_last=True
+    )
+    assert len(seen) == 2 * 32

@@ -1,0 +1,258 @@
+"""What Paceline does not train with is refused by name, with the reason and a way out (D2, D9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import paceline as pl
+import pytest
+import torch
+from paceline.errors import ChangedLaterError, UnsupportedError, UsageError
+from torch import nn
+from torch.optim.lr_scheduler import ConstantLR, ReduceLROnPlateau, StepLR
+from train.lone_session import LoneSession, started
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def wrap(model: nn.Module | None = None, **options: object) -> pl.DistributedOptimizer:
+    model = net() if model is None else model
+    return pl.DistributedOptimizer(sgd(model), model, **options)  # type: ignore[arg-type]
+
+
+def backward(model: nn.Module) -> None:
+    model(torch.ones(4, 3)).mean().backward()
+
+
+def scheduled_before() -> None:
+    model = net()
+    optimizer = sgd(model)
+    StepLR(optimizer, 3)
+    pl.DistributedOptimizer(optimizer, model)
+
+
+def frozen() -> None:
+    model = net().requires_grad_(False)
+    optimizer = pl.DistributedOptimizer(sgd(model), model)
+    optimizer.step()
+
+
+def empty() -> None:
+    optimizer = sgd(net())
+    optimizer.param_groups[0]["params"] = []
+    pl.DistributedOptimizer(optimizer, net())
+
+
+def twice() -> None:
+    wrap()
+    wrap()
+
+
+def plateau() -> None:
+    wrap(scheduler=lambda opt: ReduceLROnPlateau(opt)).step()
+
+
+AT_THE_START: dict[str, tuple[Callable[[], object], type[UsageError], str]] = {
+    "LBFGS": (
+        lambda: pl.DistributedOptimizer(torch.optim.LBFGS((m := net()).parameters()), m),
+        UnsupportedError,
+        "LBFGS is not supported",
+    ),
+    "SparseAdam": (
+        lambda: pl.DistributedOptimizer(torch.optim.SparseAdam(list((m := net()).parameters())), m),
+        UnsupportedError,
+        "SparseAdam is not supported",
+    ),
+    "sparse gradients": (
+        lambda: wrap(nn.Sequential(nn.Embedding(3, 2, sparse=True))),
+        UnsupportedError,
+        "0 makes sparse gradients",
+    ),
+    "no optimizer": (
+        lambda: pl.DistributedOptimizer(net(), net()),  # type: ignore[arg-type]
+        UsageError,
+        "got a Sequential, not a torch optimizer",
+    ),
+    "no model": (
+        lambda: pl.DistributedOptimizer(sgd(net()), 3),  # type: ignore[arg-type]
+        UsageError,
+        "got a int, not a model",
+    ),
+    "DataParallel": (
+        lambda: pl.DistributedOptimizer(sgd(m := nn.DataParallel(net())), m),
+        UnsupportedError,
+        "DataParallel reduces gradients on its own",
+    ),
+    "another model": (
+        lambda: pl.DistributedOptimizer(sgd(net()), net()),
+        UsageError,
+        "4 parameters that the model does not have",
+    ),
+    "no parameters": (empty, UsageError, "no parameters"),
+    "all frozen": (frozen, UsageError, "is frozen"),
+    "a second one": (twice, UsageError, "a second DistributedOptimizer"),
+    "a scheduler made before": (scheduled_before, UnsupportedError, "already made"),
+    "a scheduler, not a function": (
+        lambda: wrap(scheduler=StepLR(sgd(net()), 3)),
+        UnsupportedError,
+        "got a StepLR",
+    ),
+    "a scheduler that follows a metric": (plateau, UnsupportedError, "ReduceLROnPlateau"),
+    "a function that makes no scheduler": (
+        lambda: wrap(scheduler=id).step(),
+        UsageError,
+        "returned a int",
+    ),
+    "loss reduction": (lambda: wrap(loss_reduction="none"), UsageError, "loss_reduction='none'"),
+    "clip_norm": (lambda: wrap(clip_norm=0.0), UsageError, "clip_norm=0.0"),
+    "clip_value": (lambda: wrap(clip_value=-1.0), UsageError, "clip_value=-1.0"),
+}
+
+
+@pytest.mark.parametrize("name", AT_THE_START)
+def test_refused_at_the_start(name: str) -> None:
+    started(LoneSession())
+    call, kind, words = AT_THE_START[name]
+    with pytest.raises(kind, match=words) as caught:
+        call()
+    assert type(caught.value) is kind
+    assert caught.value.hint
+    assert caught.value.exit_code == 2
+    assert caught.value.hint in str(caught.value)
+
+
+def test_everything_needs_init() -> None:
+    for call in (wrap, pl.rank, pl.size, pl.is_publisher, pl.finish, lambda: pl.log("x", 1.0)):
+        with pytest.raises(UsageError, match=r"before init\(\)"):
+            call()  # type: ignore[operator]
+
+
+def later_lr(model: nn.Sequential, optimizer: pl.DistributedOptimizer) -> None:
+    optimizer.param_groups[0]["lr"] = 0.5
+
+
+def later_group(model: nn.Sequential, optimizer: pl.DistributedOptimizer) -> None:
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+
+
+def later_scheduler(model: nn.Sequential, optimizer: pl.DistributedOptimizer) -> None:
+    StepLR(optimizer, 1)
+
+
+def later_stepped_scheduler(model: nn.Sequential, optimizer: pl.DistributedOptimizer) -> None:
+    for group in optimizer.param_groups:
+        group.setdefault("initial_lr", group["lr"])
+    ConstantLR(optimizer, 0.5)
+
+
+def later_unfrozen(model: nn.Sequential, optimizer: pl.DistributedOptimizer) -> None:
+    model[0].weight.requires_grad_(True)
+
+
+def later_frozen(model: nn.Sequential, optimizer: pl.DistributedOptimizer) -> None:
+    model[1].weight.requires_grad_(False)
+
+
+def later_state(model: nn.Sequential, optimizer: pl.DistributedOptimizer) -> None:
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+LATER = {
+    later_lr: r"param_groups\[0\]\['lr'\] changed from 0.1 to 0.5",
+    later_group: r"add_param_group\(\) after training had started",
+    later_scheduler: r"'initial_lr'\] changed from None to 0.1",
+    later_stepped_scheduler: "changed from",
+    later_unfrozen: "requires_grad of 0.weight was changed",
+    later_frozen: "requires_grad of 1.weight was changed",
+    later_state: r"load_state_dict\(\) after training had started",
+}
+
+
+@pytest.mark.parametrize("change", LATER)
+def test_refused_once_training_has_started(
+    change: Callable[[nn.Sequential, pl.DistributedOptimizer], None],
+) -> None:
+    started(LoneSession())
+    model = net()
+    model[0].weight.requires_grad_(False)
+    optimizer = wrap(model)
+    backward(model)
+    optimizer.step()
+    backward(model)
+
+    def change_and_step() -> None:
+        change(model, optimizer)
+        optimizer.step()
+
+    with pytest.raises(ChangedLaterError, match=LATER[change]) as caught:
+        change_and_step()
+    assert caught.value.hint
+
+
+def test_a_scheduler_for_the_users_loop_is_refused() -> None:
+    started(LoneSession())
+    model = net()
+    optimizer = wrap(model)
+    StepLR(optimizer, 1)
+    backward(model)
+    with pytest.raises(ChangedLaterError, match="a scheduler was made for it") as caught:
+        optimizer.step()
+    assert "scheduler=lambda" in caught.value.hint
+
+
+def test_closures_are_refused() -> None:
+    started(LoneSession())
+    with pytest.raises(UnsupportedError, match=r"step\(closure\)"):
+        wrap().step(lambda: 0.0)
+
+
+@pytest.mark.parametrize("unscale_first", [False, True])
+def test_grad_scaler_is_refused(unscale_first: bool) -> None:
+    started(LoneSession())
+    model = net()
+    optimizer = wrap(model)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(4, 3)).mean()).backward()
+    if unscale_first:
+        scaler.unscale_(optimizer)
+    with pytest.raises(UnsupportedError, match="GradScaler is not supported"):
+        scaler.step(optimizer)
+
+
+def test_bfloat16_autocast_needs_no_scaler() -> None:
+    session = started(LoneSession(stop_at=2))
+    model = net()
+    optimizer = wrap(model)
+    while not optimizer.stopped:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(torch.ones(4, 3)).mean()
+        loss.backward()
+        optimizer.step()
+    assert session.version == 2
+
+
+def test_unequal_means_without_our_loader_are_refused() -> None:
+    started(LoneSession())
+    model = net()
+    optimizer = wrap(model)
+    backward(model)
+    optimizer.step(samples=4)
+    backward(model)
+    with pytest.raises(UsageError, match=r"step\(samples=3\) after step\(samples=4\)"):
+        optimizer.step(samples=3)
+
+
+def test_unequal_sums_without_our_loader_are_fine() -> None:
+    session = started(LoneSession(stop_at=2))
+    model = net()
+    optimizer = wrap(model, loss_reduction="sum")
+    for samples in (4, 3):
+        model(torch.ones(samples, 3)).sum().backward()
+        optimizer.step(samples=samples)
+    assert session.applied_samples == 7

@@ -1,0 +1,321 @@
+"""A script with Paceline trains bit for bit as plain torch does (I10 for one rank)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import paceline as pl
+import pytest
+import torch
+from paceline.core.records import DataPlan, Metric
+from paceline.core.sampling import batches_of, total_leases
+from paceline.errors import JobStoppedError, UsageError
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, StepLR
+from torch.utils.data import TensorDataset
+from train.lone_session import LoneSession, started
+
+OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+}
+SAMPLES = 50
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 2))
+
+
+def make_data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(SAMPLES, 6, generator=generator)
+    return TensorDataset(x, x[:, :2] * 2 - 1)
+
+
+def decay(optimizer: torch.optim.Optimizer) -> LRScheduler:
+    return StepLR(optimizer, 3, gamma=0.9)
+
+
+def plain_torch(
+    make: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer],
+    plan: DataPlan,
+    *,
+    per_sample: bool = False,
+) -> list[torch.Tensor]:
+    """The reference, written with nothing of Paceline but the order of the samples."""
+    model, data = make_model(), make_data()
+    optimizer = make(model.parameters())
+    scheduler = decay(optimizer)
+    for lease in range(total_leases(plan)):
+        unit, samples = 0, 0
+        for numbers in batches_of(plan, lease):
+            size = 1 if per_sample else len(numbers)
+            if unit not in (0, size):  # the mean of a smaller batch: weigh what is there
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad.mul_(unit / size)
+            x, y = data[numbers]
+            loss = nn.functional.mse_loss(model(x), y, reduction="none").mean(1)
+            (loss.sum() if per_sample else loss.mean()).backward()
+            unit, samples = size, samples + len(numbers)
+        if samples != unit:
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.div_(samples / unit)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def same(one: list[torch.Tensor], other: nn.Module) -> bool:
+    return all(torch.equal(a, b.detach()) for a, b in zip(one, other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("batch", "accumulate"), [(10, 1), (8, 1), (8, 2), (6, 3), (7, 4)])
+@pytest.mark.parametrize("loss", ["mean", "sum"])
+def test_the_weights_are_those_of_plain_torch(
+    name: str, batch: int, accumulate: int, loss: str
+) -> None:
+    session = started(LoneSession())
+    model = make_model()
+    optimizer = pl.DistributedOptimizer(
+        OPTIMIZERS[name](model.parameters()), model, scheduler=decay, loss_reduction=loss
+    )
+    loader = pl.DataLoader(make_data(), batch, accumulate=accumulate, seed=11)
+    seen = []
+    for epoch in loader.epochs(3):
+        seen.append(epoch)
+        for x, y in loader:
+            errors = nn.functional.mse_loss(model(x), y, reduction="none").mean(1)
+            (errors.mean() if loss == "mean" else errors.sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    plan = DataPlan(samples=SAMPLES, batch=batch, accumulate=accumulate, epochs=3, seed=11)
+    assert same(plain_torch(OPTIMIZERS[name], plan, per_sample=loss == "sum"), model)
+    assert seen == [0, 1, 2]
+    assert session.ledger() == session.applied == list(range(total_leases(plan)))
+    assert session.applied_samples == 3 * SAMPLES
+    assert session.released
+    assert optimizer.stopped
+
+
+Step = Callable[[int, pl.DistributedOptimizer, nn.Module, Callable[[], None]], None]
+
+
+def per_batch(
+    index: int, optimizer: pl.DistributedOptimizer, model: nn.Module, go: Callable[[], None]
+) -> None:
+    optimizer.zero_grad()
+    go()
+    optimizer.step()
+
+
+def model_zero_grad(
+    index: int, optimizer: pl.DistributedOptimizer, model: nn.Module, go: Callable[[], None]
+) -> None:
+    if index % 2 == 0:
+        model.zero_grad()  # detaches the views; gradients come in tensors of their own
+    go()
+    optimizer.step()
+
+
+def once_per_lease(
+    index: int, optimizer: pl.DistributedOptimizer, model: nn.Module, go: Callable[[], None]
+) -> None:
+    go()
+    if index % 2 == 1:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+
+@pytest.mark.parametrize("habit", [per_batch, model_zero_grad, once_per_lease])
+def test_habits_of_other_scripts_change_no_bit(habit: Step) -> None:
+    started(LoneSession())
+    model = make_model()
+    optimizer = pl.DistributedOptimizer(
+        OPTIMIZERS["momentum"](model.parameters()), model, scheduler=decay
+    )
+    plan = DataPlan(samples=SAMPLES, batch=5, accumulate=2, epochs=2)
+    loader = pl.DataLoader(make_data(), 5, accumulate=2)
+    for _ in loader.epochs(2):
+        for index, (x, y) in enumerate(loader):
+            habit(index, optimizer, model, lambda x=x, y=y: loss_of(model, x, y).backward())  # type: ignore[misc]
+    assert same(plain_torch(OPTIMIZERS["momentum"], plan), model)
+
+
+def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(model(x), y, reduction="none").mean(1).mean()
+
+
+def test_late_gradients_that_wait_are_weighed_by_their_samples() -> None:
+    """Two steps are announced as one; at an epoch's end their batches differ in size (D3)."""
+    session = started(LoneSession(announce_every=2, scheduler_steps=0))
+    model, reference = make_model(), make_model()
+    optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    loader = pl.DataLoader(make_data(), 20)  # 20, 20, 10 | 20, 20, 10: pairs 20+20, 10+20, 20+10
+    taken, x_sum, y_sum = [], [], []
+    for _ in loader.epochs(2):
+        for x, y in loader:
+            loss_of(model, x, y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            x_sum.append(x)
+            y_sum.append(y)
+            taken.append(len(x))
+            if len(taken) % 2 == 0:
+                plain = torch.optim.SGD(reference.parameters(), lr=0.1)
+                plain.zero_grad()
+                loss_of(reference, torch.cat(x_sum), torch.cat(y_sum)).backward()
+                plain.step()
+                x_sum, y_sum = [], []
+                for one, other in zip(model.parameters(), reference.parameters(), strict=True):
+                    torch.testing.assert_close(one, other)
+    assert taken == [20, 20, 10, 20, 20, 10]
+    assert session.version == 3
+    assert session.applied_samples == 100
+
+
+def test_a_script_that_feeds_itself() -> None:
+    session = started(LoneSession(stop_at=4, scheduler_steps=0))
+    model, reference = make_model(), make_model()
+    optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1)
+    x, y = make_data()[:16]
+    while not optimizer.stopped:
+        optimizer.zero_grad()
+        loss_of(model, x, y).backward()
+        optimizer.step(samples=16)
+        plain.zero_grad()
+        loss_of(reference, x, y).backward()
+        plain.step()
+        assert same([p.detach() for p in reference.parameters()], model)
+    pl.finish()
+    assert session.released
+    assert session.applied_samples == 64
+
+
+def test_steps_after_the_stop_have_no_effect_and_the_second_is_an_error() -> None:
+    started(LoneSession(stop_at=1))
+    model = make_model()
+    optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    loss_of(model, *make_data()[:4]).backward()
+    optimizer.step()
+    after = [parameter.detach().clone() for parameter in model.parameters()]
+    loss_of(model, *make_data()[:4]).backward()
+    optimizer.step()
+    assert same(after, model)
+    with pytest.raises(JobStoppedError):
+        optimizer.step()
+
+
+def test_a_gradient_that_is_not_finite_is_announced_as_such() -> None:
+    session = started(LoneSession(), faults="nan:rank=0,at=round:2")
+    model = make_model()
+    optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    loader = pl.DataLoader(make_data(), 10)
+    for _ in loader.epochs(1):
+        for x, y in loader:
+            loss_of(model, x, y).backward()
+            optimizer.step()
+    assert (session.applied, session.dropped) == ([0, 1, 3, 4], [2])
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_param_groups_show_the_models_parameters_and_the_jobs_learning_rate() -> None:
+    started(LoneSession())
+    model = make_model()
+    inner = torch.optim.SGD(
+        [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.5}], lr=0.1
+    )
+    optimizer = pl.DistributedOptimizer(
+        inner, model, scheduler=lambda opt: StepLR(opt, 1, gamma=0.5)
+    )
+    optimizer.param_groups[0]["lr"] = 0.2  # allowed before the start
+    loader = pl.DataLoader(make_data(), 25)
+    rates = []
+    for _ in loader.epochs(1):
+        for x, y in loader:
+            rates.append([group["lr"] for group in optimizer.param_groups])
+            loss_of(model, x, y).backward()
+            shown = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            assert shown == {id(p) for p in model.parameters()}
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    assert rates == [[0.2, 0.5], [0.1, 0.25]]
+
+
+def test_state_dicts_are_those_of_plain_torch() -> None:
+    started(LoneSession(stop_at=2))
+    model = make_model()
+    model[0].bias.requires_grad_(False)
+    optimizer = pl.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1), model)
+    earlier = make_model()
+    plain = torch.optim.Adam(earlier.parameters(), lr=0.3)
+    earlier[0].bias.requires_grad_(False)
+    loss_of(earlier, *make_data()[:4]).backward()
+    plain.step()
+    optimizer.load_state_dict(plain.state_dict())
+    assert optimizer.param_groups[0]["lr"] == 0.3
+    for _ in range(2):
+        loss_of(model, *make_data()[:4]).backward()
+        optimizer.step()
+    state = optimizer.state_dict()
+    assert sorted(state["state"]) == [0, 2, 3]
+    assert state["state"][0]["step"] == 3
+    plain.load_state_dict(state)
+    assert plain.state_dict()["state"][3]["exp_avg"].shape == (2,)
+
+
+def test_a_frozen_parameter_stays_as_it_is() -> None:
+    started(LoneSession(stop_at=3))
+    model = make_model()
+    model[0].weight.requires_grad_(False)
+    before = model[0].weight.clone()
+    optimizer = pl.DistributedOptimizer(
+        torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5), model
+    )
+    while not optimizer.stopped:
+        loss_of(model, *make_data()[:4]).backward()
+        optimizer.step()
+    assert torch.equal(model[0].weight, before)
+
+
+def test_logged_figures_ride_with_the_step() -> None:
+    session = started(LoneSession(stop_at=2))
+    model = make_model()
+    optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for value in (1.0, 2.0):
+        pl.log("loss", torch.tensor(value), weight=2)
+        pl.log("loss", value)
+        loss_of(model, *make_data()[:4]).backward()
+        optimizer.step()
+    assert session.metrics == [Metric("loss", 3.0, 3.0), Metric("loss", 6.0, 3.0)]
+
+
+def test_evaluating_gives_leases_back() -> None:
+    session = started(LoneSession())
+    model = make_model()
+    optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pl.evaluating():  # before the start it is nothing special
+        assert pl.is_publisher()
+    loader = pl.DataLoader(make_data(), 10)
+    for _ in loader.epochs(2):
+        for step, (x, y) in enumerate(loader):
+            if step == 1:
+                with pl.evaluating():
+                    assert session.resting
+                    assert not session.held
+                assert not session.resting
+            loss_of(model, x, y).backward()
+            if step == 3:
+                with pytest.raises(UsageError, match="between backward"), pl.evaluating():
+                    pass
+            optimizer.step()
+        with pl.evaluating():
+            pass
+    assert sorted(session.applied) == list(range(10))
+    assert not session.dropped

@@ -1,0 +1,124 @@
+"""Links of MPI: predicted bits, peers that vanish while a link is made, links that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from paceline.core.schedules import bounds, fold, schedule
+from paceline.transport.base import Abort, Group, Peer
+from paceline.transport.meeting import Deadline, MeetingPoint
+from paceline.transport.mpi_lanes import PIECE_BYTES
+from paceline.transport.mpi_links import mpi_environment
+from transport.harness import Crew, ProcessPool
+from transport.rank_body import Payload, digest
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def stranger() -> Iterator[MeetingPoint]:
+    """This test as a peer that meets but never makes a link."""
+    point = MeetingPoint("127.0.0.1")
+    yield point
+    point.close()
+
+
+def predicted(algorithm: str, payload: Payload, size: int) -> str:
+    """What the schedule must give, bit for bit, by the slow and obvious `fold`."""
+    sums = []
+    for parts in zip(*(payload.parts(rank) for rank in range(size)), strict=True):
+        total = torch.empty_like(parts[0])
+        length = PIECE_BYTES // total.element_size()
+        for low in range(0, len(total), length):
+            high = min(low + length, len(total))
+            chunks = schedule(algorithm, size, 0).chunks
+            at = [low + offset for offset in bounds(high - low, chunks)]
+            for chunk in range(chunks):
+                cut = slice(at[chunk], at[chunk + 1])
+                total[cut] = fold(algorithm, [part[cut] for part in parts], chunk, torch.add)
+        sums.append(total)
+    return digest(sums)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling"])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_the_order_of_additions_is_the_schedules(
+    pool: ProcessPool, algorithm: str, size: int
+) -> None:
+    """R23, I10: not only equal on all ranks, but known in advance."""
+    kind = f"mpi:{algorithm}"
+    ranks = pool.take(size)
+    crew = Crew(kind, list(ranks))
+    crew.open(crew.ranks)
+    for dtype, numels in [("float32", (5, 700_003)), ("float64", (1, 9)), ("bfloat16", (40_000,))]:
+        payload = Payload(11, numels, dtype, exact=False)
+        for index, rank in enumerate(ranks):
+            rank.start("allreduce", kind, index, payload)
+        want = predicted(algorithm, payload, size)
+        assert [rank.result().value for rank in ranks] == [[want]] * size
+    crew.all(crew.ranks, "close", kind)
+    pool.give_back(ranks)
+
+
+def test_links_survive_the_generations(pool: ProcessPool) -> None:
+    kind = "mpi:ring"
+    ranks = pool.take(3)
+    crew = Crew(kind, list(ranks))
+    crew.open(crew.ranks)
+    wired = [outcome.value["links.wired"] for outcome in crew.all(crew.ranks, "describe", kind)]
+    for _ in range(5):
+        crew.open(crew.ranks)
+        crew.open(crew.ranks[:2])
+    again = [outcome.value["links.wired"] for outcome in crew.all(crew.ranks, "describe", kind)]
+    assert again == wired
+    crew.all(crew.ranks, "close", kind)
+    pool.give_back(ranks)
+
+
+def test_a_caller_that_never_connects_and_a_port_of_a_dead_process(
+    pool: ProcessPool, stranger: MeetingPoint
+) -> None:
+    """Neither holds a rank beyond its time, and both leave MPI usable (section 5)."""
+    kind = "mpi:ring"
+    acceptor, dialer, friend = ranks = pool.take(3)
+    crew = Crew(kind, list(ranks))
+    crew.open([dialer, friend])
+    ((_, address),) = crew.peers([acceptor])
+    own = ("stranger", stranger.address)
+    deadline = Deadline(Abort(), 10.0)
+
+    peers = (Peer(*own), Peer(acceptor.name, address))
+    acceptor.start("open", kind, "never-connects", 100, [own, (acceptor.name, address)], 1, 1.5)
+    answer, line = stranger.dial(
+        Group("never-connects", 100, peers, 0), 1, {"serial": ""}, deadline
+    )
+    outcome = acceptor.result()
+    line.close()
+    assert outcome.error == "PeerLost", outcome
+    assert outcome.seconds < 4
+    acceptor.kill()  # from now on its port is dead
+
+    ((_, address),) = crew.peers([dialer])
+    peers = (Peer(dialer.name, address), Peer(*own))
+    dialer.start("open", kind, "dead-port", 101, [(dialer.name, address), own], 0, 1.0)
+    _, line = stranger.answer(Group("dead-port", 101, peers, 1), 0, deadline)
+    line.send(answer)
+    outcome = dialer.result()
+    line.close()
+    assert outcome.error == "PeerLost", outcome
+    assert outcome.seconds < 3
+
+    crew.open([dialer, friend])
+    for index, rank in enumerate([dialer, friend]):
+        rank.start("allreduce", kind, index, Payload(1, (100,)))
+    assert [rank.result().error for rank in (dialer, friend)] == ["", ""]
+    crew.all([dialer, friend], "close", kind)
+    pool.give_back([dialer, friend])
+
+
+def test_the_environment_is_loopback_only_for_local_runs() -> None:
+    assert mpi_environment(True)["FI_TCP_IFACE"] == "lo"
+    assert "FI_TCP_IFACE" not in mpi_environment(False)
+    assert mpi_environment(False)["FI_PROVIDER"] == "tcp"

@@ -60,11 +60,12 @@ def drift() -> str:
     return "".join(f"{path} is not what the code generates\n" for path in stale)
 
 
+CONCISE = ("--output-format", "concise")
 CHECKS = (
-    Check("format", command("ruff", "format", "--check", "--output-format", "concise", "."), "make format"),
-    Check("lint", command("ruff", "check", "--output-format", "concise", "."), "make format repairs some of it"),
+    Check("format", command("ruff", "format", "--check", *CONCISE, "."), "make format"),
+    Check("lint", command("ruff", "check", *CONCISE, "."), "make format repairs some of it"),
     Check("types", command("mypy"), "give every function its types"),
-    Check("imports", command("lint-imports", "--no-logo"), "see docs/architecture.md, who imports whom"),
+    Check("imports", command("lint-imports", "--no-logo"), "see docs/architecture.md"),
     Check("generated", drift, "make generate"),
 )
 

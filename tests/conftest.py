@@ -73,6 +73,4 @@ def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("time of each stage", sep="-")
     for stage in sorted(_seconds, key=lambda s: STAGES.index(s) if s in STAGES else len(STAGES)):
-        terminalreporter.write_line(
-            f"{stage:<12} {_tests[stage]:5} tests {_seconds[stage]:8.1f} s"
-        )
+        terminalreporter.write_line(f"{stage:<12} {_tests[stage]:5} tests {_seconds[stage]:8.1f} s")

@@ -15,6 +15,7 @@ from paceline.comm.buckets import GradientBuckets
 from paceline.comm.committed import Committed
 from paceline.comm.session import StepResult
 from paceline.core.faults import parse_faults
+from paceline.core.pending import Place
 from paceline.core.records import DataPlan, Metric
 from paceline.core.sampling import samples_of, total_leases
 from paceline.train import context

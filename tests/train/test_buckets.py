@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paceline.comm.buckets import GradientBuckets
+from paceline.core.pending import Place
 
 SHAPES = [(3, 5), (), (0,), (7,), (2, 3, 4)]
 

@@ -16,6 +16,7 @@ import torch
 from paceline.comm.buckets import GradientBuckets
 from paceline.comm.committed import Committed
 from paceline.comm.rebind import SchedulerFactory, changed, changed_later
+from paceline.core.pending import Place
 from paceline.core.records import DataPlan
 from paceline.errors import ChangedLaterError, JobStoppedError, UsageError
 from paceline.train import refusals

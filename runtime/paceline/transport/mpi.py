@@ -29,7 +29,6 @@ PAUSE_S: Final = 0.00005
 LONG_PAUSE_S: Final = 0.001
 LONG_WAIT_NS: Final = 20 * NS_PER_MS
 """After so long without a message the peers are waiting for something slow: pause longer."""
-GRAVES_MAX: Final = 4
 
 
 class MpiTransport(Transport):

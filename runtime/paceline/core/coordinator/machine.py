@@ -202,6 +202,7 @@ class Coordinator:
         first = seen.register is None
         was_ready = seen.ready
         seen.register = register
+        seen.newborn = False
         seen.connected, seen.gone_ns, seen.suspect = True, None, ""
         seen.pid, seen.version = register.pid, register.version
         seen.promise, seen.has_state = register.promise, register.has_state
@@ -285,7 +286,9 @@ class Coordinator:
             case m.RankStarted():
                 pod = self.roster.pod(*m.pod_of(message.member), self.now_ns)
                 pod.living.add(message.member)
-                self.roster.rank(message.member).pid = message.pid
+                seen = self.roster.rank(message.member)
+                seen.pid = message.pid
+                seen.newborn = self.gen is not None and seen.register is None
             case m.RankDead():
                 pod = self.roster.pod(*m.pod_of(message.member), self.now_ns)
                 pod.living.discard(message.member)
@@ -455,13 +458,14 @@ class Coordinator:
         if not expected:
             return "no rank is there"
         unaccounted = self.roster.unaccounted(expected)
+        if self.gen is not None and any(self.roster.rank(x).has_state for x in expected):
+            leaving = {x for x in expected if self.roster.rank(x).leaving}
+            return forming.may_commit(self.gen.active, expected, leaving, unaccounted)
         if not full:
             enough = 2 * len(expected) > self.wanted_ranks
             return "" if enough or not unaccounted else unaccounted
         best = max(full, key=lambda r: (r.last, r.version))
         active = best.gen_active
-        if self.gen is not None and self.gen.id >= best.last:
-            active = self.gen.active
         leaving = {x for x in expected if self.roster.rank(x).leaving}
         return forming.may_commit(active, expected, leaving, unaccounted)
 

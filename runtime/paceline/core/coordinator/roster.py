@@ -32,6 +32,9 @@ class Seen:
     started: GenerationId | None = None
     has_state: bool = False
     dismissed: bool = False
+    newborn: bool = False
+    """Its agent started it while this coordinator was in power, and it has never registered: it
+    can be in no generation that this coordinator does not know."""
     kill_asked: bool = False
     facts: dict[str, float] = field(default_factory=dict)
 
@@ -106,11 +109,8 @@ class Roster:
             pod = self.pods.get(key)
             if pod is None or not pod.known:
                 return f"pod {key[0]}#{key[1]} has not reported yet"
-            for member in sorted(pod.living):
-                if member not in asked and not self.is_dead(member):
-                    return f"rank {member} is silent and not known dead"
         for member, seen in sorted(self.ranks.items()):
-            if member in asked or self.is_dead(member) or seen.dismissed:
+            if member in asked or self.is_dead(member) or seen.dismissed or seen.newborn:
                 continue
             return f"rank {member} is silent and not known dead"
         return ""

@@ -1,0 +1,282 @@
+"""Rules of the repository, each with its remedy in the message. What a reviewer need not look for.
+
+The two tables of present sins may only shrink: an entry that has become better than it says fails
+too, so that the number is brought down with it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SKIPPED_FOLDERS = {"runs", "dist", "__pycache__"}
+TEXT_SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".json", ".cfg", ""}
+
+FILE_LINES_MAX = 400
+OVER_FILE_LINES: dict[str, int] = {}
+FUNCTION_LINES_MAX = 70
+OVER_FUNCTION_LINES: dict[str, int] = {}
+
+# The shim runs by path before Paceline can be imported; the clock is what everybody else calls.
+MAY_SLEEP = {"runtime/paceline/clock.py", "runtime/paceline/agent/shim.py"}
+MAY_PRINT = ("runtime/paceline/cli/", "examples/", "benchmarks/", "scripts/", "tests/")
+MAY_NAME_ENVIRONMENT = {
+    "crds/paceline_api/names.py",
+    "runtime/paceline/settings.py",
+    "runtime/paceline/agent/shim.py",
+}
+PURE_TESTS = ("tests/api/", "tests/core/", "tests/sim/")
+GENERATED = ("crds/manifests", "docs/reference")
+LEFTOVERS = re.compile(r"\b(TOD[O]|FIXM[E]|XX[X])\b|^(<{7}|>{7}) |\bbreakpoin[t]\(", re.M)
+MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:root|work|home)/\w+")
+PUBLIC_INDEX = re.compile(r"https://(?:pypi\.org/simple|files\.pythonhosted\.org/\S+)$")
+
+
+@cache
+def files() -> tuple[Path, ...]:
+    def walk(folder: Path) -> Iterator[Path]:
+        for path in sorted(folder.iterdir()):
+            hidden = path.name.startswith(".") and path.name != ".ci"
+            if hidden or path.name in SKIPPED_FOLDERS or path.is_symlink():
+                continue
+            if path.is_dir():
+                yield from walk(path)
+            elif path.suffix in TEXT_SUFFIXES:
+                yield path
+
+    return tuple(walk(ROOT))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def sources() -> dict[str, ast.Module]:
+    """Every Python file of the repository, by name."""
+    return {name_of(p): ast.parse(p.read_text()) for p in files() if p.suffix == ".py"}
+
+
+def product() -> dict[str, ast.Module]:
+    roots = ("crds/", "runtime/", "operator/")
+    return {name: tree for name, tree in sources().items() if name.startswith(roots)}
+
+
+def functions(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, int]]:
+    """Each function with the number of its lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node, (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def calls(trees: dict[str, ast.Module], what: str) -> list[str]:
+    """Where `what` is called."""
+    return [
+        f"{name}:{node.lineno}"
+        for name, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == what
+    ]
+
+
+def lines_of(name: str) -> int:
+    return len((ROOT / name).read_text().splitlines())
+
+
+def none_of(wrong: Iterable[str], remedy: str) -> None:
+    found = "\n  ".join(wrong)
+    assert not found, f"{remedy}\n  {found}"
+
+
+def test_files_stay_small() -> None:
+    none_of(
+        (
+            f"{name}: {lines_of(name)} lines"
+            for name in sources()
+            if lines_of(name) > OVER_FILE_LINES.get(name, FILE_LINES_MAX)
+        ),
+        f"Split these by responsibility, below {FILE_LINES_MAX} lines; do not raise the limit:",
+    )
+
+
+def test_functions_stay_small() -> None:
+    none_of(
+        (
+            f"{name}:{node.lineno} {node.name}: {lines} lines"
+            for name, tree in sources().items()
+            for node, lines in functions(tree)
+            if lines > OVER_FUNCTION_LINES.get(f"{name}:{node.name}", FUNCTION_LINES_MAX)
+        ),
+        f"Give the parts of these functions names; {FUNCTION_LINES_MAX} lines is the limit:",
+    )
+
+
+def test_tables_of_sins_only_shrink() -> None:
+    longest = {
+        f"{name}:{node.name}": lines
+        for name, tree in sources().items()
+        for node, lines in sorted(functions(tree), key=lambda found: found[1])
+    }
+    now = {name: lines_of(name) for name in OVER_FILE_LINES if name in sources()}
+    now |= {key: longest[key] for key in OVER_FUNCTION_LINES if key in longest}
+    none_of(
+        (
+            f"{key}: {now.get(key, 'gone')}, the table says {limit}"
+            for key, limit in (OVER_FILE_LINES | OVER_FUNCTION_LINES).items()
+            if now.get(key) != limit
+        ),
+        "Write the smaller number into the table; delete the entry where it fits:",
+    )
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    none_of(
+        (name for name, tree in sources().items() if tree.body and not ast.get_docstring(tree)),
+        "Say in a docstring what these files are responsible for:",
+    )
+
+
+def test_only_the_command_line_prints() -> None:
+    quiet = {name: tree for name, tree in sources().items() if not name.startswith(MAY_PRINT)}
+    none_of(calls(quiet, "print"), "Log, or return the text to who asked:")
+
+
+def test_nobody_sleeps_but_the_clock() -> None:
+    awake = {name: tree for name, tree in product().items() if name not in MAY_SLEEP}
+    none_of(calls(awake, "time.sleep"), "Wait for the event, or use paceline.clock:")
+
+
+def test_tests_of_decisions_have_no_real_time() -> None:
+    def imports_time(node: ast.AST) -> bool:
+        if isinstance(node, ast.Import):
+            return any(alias.name == "time" for alias in node.names)
+        return isinstance(node, ast.ImportFrom) and node.module == "time"
+
+    none_of(
+        (
+            name
+            for name, tree in sources().items()
+            if name.startswith(PURE_TESTS) and any(map(imports_time, ast.walk(tree)))
+        ),
+        "Pure code has no clock to wait for; give it the time as an argument:",
+    )
+
+
+def test_environment_names_have_one_home() -> None:
+    none_of(
+        (
+            f"{name}:{node.lineno}: {node.value}"
+            for name, tree in product().items()
+            if name not in MAY_NAME_ENVIRONMENT
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and re.fullmatch(r"PACELINE_[A-Z_]+", node.value)
+        ),
+        "These are named in paceline_api.names or paceline.settings; take them from there:",
+    )
+
+
+def test_nothing_is_swallowed() -> None:
+    def swallows(node: ast.AST) -> bool:
+        if not isinstance(node, ast.ExceptHandler):
+            return False
+        kind = ast.unparse(node.type) if node.type else ""
+        silent = all(isinstance(line, ast.Pass | ast.Continue) for line in node.body)
+        return silent and kind in ("Exception", "BaseException", "")
+
+    none_of(
+        (
+            f"{name}:{getattr(node, 'lineno', 0)}"
+            for name, tree in product().items()
+            for node in ast.walk(tree)
+            if swallows(node)
+        ),
+        "Name the error that is expected here, or report it:",
+    )
+
+
+@pytest.mark.parametrize("folder", ["operator", "tests"])
+def test_folders_that_are_no_packages(folder: str) -> None:
+    """`operator` would shadow the standard library's; tests are collected by path."""
+    inits = [*(ROOT / folder).glob("__init__.py")]
+    if folder == "tests":
+        inits = [*(ROOT / folder).rglob("__init__.py")]
+    assert not inits, f"delete {[name_of(path) for path in inits]}"
+
+
+def search(pattern: re.Pattern[str]) -> list[str]:
+    texts = [(name_of(path), path.read_text()) for path in files() if path.name != "uv.lock"]
+    hits = [(name, pattern.search(text)) for name, text in texts]
+    return [f"{name}: {found.group()!r}" for name, found in hits if found]
+
+
+def test_no_leftovers() -> None:
+    none_of(search(LEFTOVERS), "Do it, or file an issue and leave the comment out:")
+
+
+def test_no_paths_of_a_machine() -> None:
+    none_of(search(MACHINE_PATHS), "These paths exist on one machine only:")
+
+
+def test_lock_file_knows_the_public_index_only() -> None:
+    urls = set(re.findall(r'"(https?://[^"]+)"', (ROOT / "uv.lock").read_text()))
+    assert urls
+    none_of(
+        (url for url in urls if not PUBLIC_INDEX.match(url)),
+        "Lock again without the settings of a mirror; uv.lock names:",
+    )
+
+
+@pytest.mark.parametrize("folder", GENERATED)
+def test_generated_files_say_so(folder: str) -> None:
+    paths = [path for path in (ROOT / folder).iterdir() if path.is_file()]
+    assert paths, f"{folder} is empty: make generate"
+    for path in paths:
+        head = path.read_text()[:200]
+        assert "Generated" in head, f"{name_of(path)}: name the generator in its first line"
+        assert "do not edit" in head, f"{name_of(path)}: say in its first line: do not edit"
+
+
+def test_every_package_is_in_the_architecture() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    folders = {name.rpartition("/")[0] for name in product()}
+    none_of(
+        (folder for folder in sorted(folders) if f"{folder.rpartition('/')[2]}/" not in text),
+        "docs/architecture.md does not name:",
+    )
+
+
+def test_every_dependency_has_its_reason() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"].values()
+    wanted = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
+    wanted += [requirement for extra in extras for requirement in extra]
+    names = {re.split(r"[^\w-]", requirement)[0] for requirement in wanted} - {"paceline"}
+    text = (ROOT / "docs/dependencies.md").read_text()
+    none_of(
+        (name for name in sorted(names) if f"| {name} |" not in text),
+        "docs/dependencies.md does not say why these are needed:",
+    )
+
+
+def test_documents_name_what_exists() -> None:
+    """Links, files in backticks and make targets."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    wrong = []
+    for path in (path for path in files() if path.suffix == ".md"):
+        text, name = path.read_text(), name_of(path)
+        links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+        wrong += [f"{name}: link {to}" for to in links if not (path.parent / to).exists()]
+        named = re.findall(r"`((?:crds|runtime|tests|docs|examples|scripts)/[\w./-]+)`", text)
+        wrong += [f"{name}: {to}" for to in named if not (ROOT / to).exists()]
+        made = re.findall(r"`make ([a-z-]+)`", text)
+        wrong += [f"{name}: make {target}" for target in made if target not in targets]
+    none_of(wrong, "Documents name what does not exist:")

@@ -1,5 +1,5 @@
-"""Hyperplane regression, experiment E1 of eager-SGD (Li et al., PPoPP 2020): 32,768 points in 8,192
-dimensions, a global batch of 2,048, and ranks that are late at random.
+"""Hyperplane regression, experiment E1 of eager-SGD (Li et al., PPoPP 2020): 32,768 points in
+8,192 dimensions, a global batch of 2,048, and ranks that are late at random.
 
     paceline run examples/hyperplane/job.yaml --inject slow:rank=random,ms=200
 
@@ -17,11 +17,10 @@ import time
 from pathlib import Path
 
 import numpy as np
+import paceline as pl
 import torch
 from torch import nn
 from torch.utils.data import Dataset
-
-import paceline as pl
 
 SEED = 1908
 VALIDATION = 1024
@@ -50,7 +49,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description="Regression to a hyperplane (eager-SGD, E1).")
     arguments.add_argument("--points", type=int, default=32_768)
     arguments.add_argument("--dimensions", type=int, default=8_192)
-    arguments.add_argument("--global-batch", type=int, default=2_048)
+    arguments.add_argument("--batch-size", type=int, default=256, help="8 ranks make 2,048")
     arguments.add_argument("--epochs", type=int, default=48)
     arguments.add_argument("--lr", type=float, default=0.02)
     arguments.add_argument("--work-ms", type=float, default=0.0, help="least time of one step")
@@ -65,9 +64,7 @@ def main() -> None:
     model = nn.Linear(options.dimensions, 1)
     optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=options.lr), model)
     # `__getitems__` has made the batch already, so there is nothing left to collate.
-    loader = pl.DataLoader(
-        training, batch_size=options.global_batch // pl.size(), seed=0, collate_fn=lambda b: b
-    )
+    loader = pl.DataLoader(training, options.batch_size, seed=0, collate_fn=lambda batch: batch)
 
     started, steps = time.perf_counter(), 0
     for epoch in loader.epochs(options.epochs):

@@ -26,6 +26,10 @@ class Told:
     def grow(self, replicas: int) -> None:
         self.calls.append(f"grow {replicas}")
 
+    def terminate(self, slot: int) -> bool:
+        self.calls.append(f"terminate {slot}")
+        return slot == 1
+
     def kill_coordinator(self) -> None:
         self.calls.append("kill coordinator")
 
@@ -63,13 +67,22 @@ def test_a_kill_waits_for_its_round_and_happens_once(process: subprocess.Popen[b
 def test_a_fault_waits_until_its_place_lives(
     process: subprocess.Popen[bytes], state: RankState
 ) -> None:
-    faults, _, said = injector("sigterm:rank=0,at=round:1")
+    faults, _, said = injector("kill:rank=0,at=round:1")
     faults.look(status(1, process.pid, state=state), 0)
     faults.look(status(1, 0), 0)
     assert process.poll() is None
     assert said == []
     faults.look(status(9, process.pid), 0)
-    assert process.wait(5) == -signal.SIGTERM
+    assert process.wait(5) == -signal.SIGKILL
+
+
+def test_sigterm_goes_to_the_replica_as_an_eviction_does() -> None:
+    faults, told, said = injector("sigterm:rank=3,at=round:1;sigterm:rank=0,at=round:1")
+    faults.look(status(1, 5, 6, 7, 8), 0)
+    assert told.calls == ["terminate 1", "terminate 0"]
+    assert len(said) == 1, "replica 0 has no agent now"
+    faults.look(status(2, 5, 6, 7, 8), 0)
+    assert told.calls[2:] == ["terminate 0"]
 
 
 def test_a_freeze_ends_after_its_time(process: subprocess.Popen[bytes]) -> None:

@@ -144,6 +144,16 @@ def test_speeds_count_from_the_first_generation_to_the_last_round() -> None:
     assert timeline.rounds_per_s_now == 0.0, "nothing happened in the last five seconds"
 
 
+def test_a_restarted_coordinator_that_knows_nothing_yet_does_not_change_the_speed() -> None:
+    timeline = Timeline()
+    timeline.add(status(0, change(FIRST, "start")), 0)
+    timeline.add(status(20, change(FIRST, "start")), 2 * S)
+    timeline.add(Status(job="digits", coordinator="b"), 2 * S + 1)
+    timeline.add(status(30, who="b"), 3 * S)
+    assert timeline.rounds_per_s_now == 10.0
+    assert timeline.rounds_per_s == 10.0
+
+
 def test_time_left_follows_the_present_speed() -> None:
     timeline = Timeline()
     timeline.add(status(0, change(FIRST, "start")), 0)

@@ -34,7 +34,7 @@ class FaultKind(StrEnum):
     FREEZE = "freeze"
     """SIGSTOP; SIGCONT after `for`, or never."""
     SIGTERM = "sigterm"
-    """The rank drains."""
+    """SIGTERM to the replica of the rank, as an eviction sends it: it drains and is replaced."""
     JOIN = "join"
     """`n` more replicas."""
     COORDINATOR_KILL = "coordinator-kill"

@@ -155,6 +155,12 @@ class Cluster:
     def grow(self, replicas: int) -> None:
         self.scale(self._wanted + replicas)
 
+    def terminate(self, slot: int) -> bool:
+        agent = self._slots[slot].agent if slot in self._slots else None
+        if agent is not None:
+            agent.signal(signal.SIGTERM)
+        return agent is not None
+
     def stop(self) -> None:
         """Ask for a stop at an agreed round (R17, R18)."""
         self._stopping = self._stop_to_tell = True

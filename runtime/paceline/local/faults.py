@@ -22,6 +22,9 @@ class Target(Protocol):
 
     def grow(self, replicas: int) -> None: ...
 
+    def terminate(self, slot: int) -> bool:
+        """SIGTERM to the agent of a replica. False if it has none now."""
+
     def kill_coordinator(self) -> None: ...
 
 
@@ -51,7 +54,9 @@ class Injector:
             case FaultKind.KILL:
                 done = self._signal(fault, status, signal.SIGKILL)
             case FaultKind.SIGTERM:
-                done = self._signal(fault, status, signal.SIGTERM)
+                # As an eviction does it: to the replica, whose agent then drains its ranks.
+                rank = _living(status, fault.rank)
+                done = rank is not None and self._target.terminate(rank.member.slot)
             case FaultKind.FREEZE:
                 done = self._signal(fault, status, signal.SIGSTOP)
             case FaultKind.JOIN:

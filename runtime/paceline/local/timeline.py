@@ -41,8 +41,10 @@ class Timeline:
         if self.started_ns is None and any(c.start_s is not None for c in status.changes):
             self.started_ns = at_ns
         log = status.log
-        if self.started_ns is not None:
-            point = Point(at_ns, status.version, log.gradients, log.progress or 0.0)
+        point = Point(at_ns, status.version, log.gradients, log.progress or 0.0)
+        # A coordinator that has just been restarted knows of fewer rounds than were made.
+        behind = self.last is not None and point.gradients < self.last.gradients
+        if self.started_ns is not None and not behind:
             self.first = self.first or point
             if self.last is None or point.version > self.last.version:
                 self.last = point

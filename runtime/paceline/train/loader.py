@@ -169,16 +169,12 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             seed=self._plan.seed,
             drop_last=self._plan.drop_last,
         )
-        steps, ranks = leases_per_epoch(plan), context.session.size
-        if steps < max(1, ranks):
-            raise DataError(
-                f"{plan.samples} samples make {steps} steps of {plan.batch * plan.accumulate}, for "
-                f"{ranks} ranks: some would never get one",
-                hint="use a smaller batch_size or accumulate, fewer ranks, or drop_last=False",
-            )
+        _check_size(plan, 1)
         self._plan, self._context, self._optimizer = plan, context, optimizer
         self._leases.bind(context.session, plan)
         optimizer.start(plan, LEASES_IN_HAND + -(-self._prefetch // plan.accumulate))
+        if context.session.version == 0:  # a job that grows later may have ranks without work
+            _check_size(plan, context.session.size)
         return optimizer, context
 
     def _all_batches(
@@ -223,6 +219,16 @@ class DataLoader(torch.utils.data.DataLoader[T]):
                 session.skip(batch.lease, batch.lease_samples)
             self._next = None
         return None
+
+
+def _check_size(plan: DataPlan, ranks: int) -> None:
+    steps = leases_per_epoch(plan)
+    if steps < ranks:
+        raise DataError(
+            f"{plan.samples} samples make {steps} steps of {plan.batch * plan.accumulate}, for "
+            f"{ranks} ranks: some would never get one",
+            hint="use a smaller batch_size or accumulate, fewer ranks, or drop_last=False",
+        )
 
 
 def _check_plan_values(dataset: Dataset[Any], batch_size: int, accumulate: int) -> None:

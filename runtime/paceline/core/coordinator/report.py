@@ -1,112 +1,14 @@
-"""What the coordinator tells: its diary of changes and happenings, and the status made of it."""
+"""The status that a coordinator gives: made of what it knows and of its diary."""
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-from msgspec.structs import replace
-
 from paceline.core.coordinator.roster import Seen
-from paceline.core.ids import GenerationId, MemberId
-from paceline.core.records import Gen
-from paceline.core.status import (
-    CHANGES_MAX,
-    HAPPENINGS_MAX,
-    Change,
-    Condition,
-    Happening,
-    RankState,
-    RankStatus,
-    Status,
-    log_status,
-)
-
-if TYPE_CHECKING:
-    from paceline.core.coordinator.machine import Coordinator
+from paceline.core.coordinator.state import State
+from paceline.core.ids import MemberId
+from paceline.core.status import Condition, RankState, RankStatus, Status, log_status
 
 
-@dataclass(slots=True)
-class Diary:
-    """Bounded memory of what happened; read by `status` only."""
-
-    happenings: deque[Happening] = field(default_factory=lambda: deque(maxlen=HAPPENINGS_MAX))
-    changes: deque[Change] = field(default_factory=lambda: deque(maxlen=CHANGES_MAX))
-    seq: int = 0
-    waits: str = ""
-    """What a change waits for (R6)."""
-    released: tuple[GenerationId, int] | None = None
-    cause_ns: int | None = None
-    cause_why: str = ""
-    commit_ns: int = 0
-    commit_version: int = 0
-    """Last new version that a heartbeat showed, and when."""
-    gap_from_ns: int | None = None
-    """The last commit before the change whose gap is being measured."""
-
-    def happened(self, reason: str, message: str, facts: dict[str, str], wall_s: float) -> None:
-        self.seq += 1
-        self.happenings.append(Happening(self.seq, wall_s, reason, message, facts))
-
-    def cause(self, why: str, now_ns: int) -> None:
-        if self.cause_ns is None:
-            self.cause_ns, self.cause_why = now_ns, why
-
-    def prepared(self, now_ns: int) -> None:
-        if self.cause_ns is None:
-            self.cause_ns = now_ns
-        if self.gap_from_ns is None and self.commit_ns:
-            self.gap_from_ns = self.commit_ns
-
-    def committed(self, version: int, now_ns: int) -> None:
-        """A heartbeat shows a version."""
-        if version <= self.commit_version:
-            return
-        if self.gap_from_ns is not None and self.changes and version > self.changes[-1].version:
-            last = self.changes[-1]
-            if last.start_s is not None:
-                gap_s = (now_ns - self.gap_from_ns) / 1e9
-                self.changes[-1] = replace(last, gap_s=gap_s)
-                self.gap_from_ns = None
-        self.commit_version, self.commit_ns = version, now_ns
-
-    def committed_generation(self, coordinator: Coordinator, gen: Gen) -> None:
-        cause_ns = self.cause_ns if self.cause_ns is not None else coordinator.now_ns
-        agree_s = (coordinator.now_ns - cause_ns) / 1e9
-        self.changes.append(
-            Change(
-                generation=gen.id,
-                reason=_reason(gen),
-                why=self.cause_why,
-                members=len(gen.members),
-                version=gen.version,
-                wall_s=coordinator.wall_s() - agree_s,
-                agree_s=agree_s,
-            )
-        )
-
-    def all_started(self, now_ns: int) -> None:
-        if self.changes and self.cause_ns is not None:
-            start_s = (now_ns - self.cause_ns) / 1e9
-            self.changes[-1] = replace(self.changes[-1], start_s=start_s)
-        self.cause_ns, self.cause_why = None, ""
-
-
-def _reason(gen: Gen) -> str:
-    if gen.plan is not None:
-        return "First"
-    why = {left.why for left in gen.left_out}
-    if why - {"leave"}:
-        return "Died" if "dead" in why else "Silent"
-    if why:
-        return "Left"
-    if set(gen.members) - set(gen.with_state):
-        return "Joined"
-    return "Repaired"
-
-
-def status(c: Coordinator) -> Status:
+def status(c: State) -> Status:
     gen = c.gen
     members = gen.members if gen else ()
     ranks = [_rank(c, member, members) for member in sorted(c.roster.ranks)]
@@ -120,7 +22,7 @@ def status(c: Coordinator) -> Status:
     return Status(
         job=c.config.job,
         coordinator=c.uid,
-        wall_s=c.wall_s(),
+        wall_s=c.wall_s,
         generation=gen.id if gen else c.proposal,
         replicas=c.replicas,
         procs=c.config.procs,
@@ -137,7 +39,7 @@ def status(c: Coordinator) -> Status:
     )
 
 
-def _rank(c: Coordinator, member: MemberId, members: tuple[MemberId, ...]) -> RankStatus:
+def _rank(c: State, member: MemberId, members: tuple[MemberId, ...]) -> RankStatus:
     seen = c.roster.rank(member)
     return RankStatus(
         member=member,
@@ -152,7 +54,7 @@ def _rank(c: Coordinator, member: MemberId, members: tuple[MemberId, ...]) -> Ra
     )
 
 
-def _state(c: Coordinator, member: MemberId, seen: Seen) -> RankState:
+def _state(c: State, member: MemberId, seen: Seen) -> RankState:
     if seen.dead or c.roster.is_dead(member):
         return RankState.DEAD
     if seen.suspect:
@@ -170,9 +72,9 @@ def _state(c: Coordinator, member: MemberId, seen: Seen) -> RankState:
     return RankState.JOINING if seen.ready else RankState.STARTING
 
 
-def _conditions(c: Coordinator) -> tuple[Condition, ...]:
+def _conditions(c: State) -> tuple[Condition, ...]:
     found = []
-    now = c.wall_s()
+    now = c.wall_s
     if c.gen is not None and not c.unstarted and c.outcome is None and c.due_ns is None:
         text = f"{len(c.gen.members)} ranks in generation {c.gen.id}"
         found.append(Condition("RingReady", "GenerationStarted", text, now))

@@ -45,6 +45,10 @@ def on_order(rank: RankState, order: Order) -> None:
                 _promise(rank, order)
             else:
                 rank.tell(Refused(proposal, rank.me, rank.promise))
+                if rank.broken and not rank.frozen:
+                    # The proposal ended a reduction before it was read.
+                    why = "a reduction was given up for a proposal that came too late"
+                    rank.tell(Complain(rank.gen_id, rank.me, rank.round, why))
         case Commit(gen=gen):
             if gen.id == rank.promise and rank.frozen:
                 _accept(rank, order)

@@ -1,0 +1,122 @@
+"""What the coordinator knows: phase, the change under way, the roster, its diary.
+
+It owns nothing that it could not lose: a new coordinator finds all of it again from registrations
+and the inventory (R1, R5, R6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from paceline.core import messages as m
+from paceline.core.coordinator.diary import Diary
+from paceline.core.coordinator.events import Config, Effect, Happened, ToRank
+from paceline.core.coordinator.roster import Roster, Seen
+from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
+from paceline.core.records import Gen, Request, Settings
+from paceline.core.status import Outcome
+
+
+class Phase(StrEnum):
+    RECOVER = "recover"
+    """Nothing formed yet by this coordinator."""
+    PREPARING = "preparing"
+    WAITING = "waiting"
+    """A change is needed, but evidence is missing (R6)."""
+    STARTING = "starting"
+    """COMMIT is out, not everybody has STARTED."""
+    RUNNING = "running"
+    RELEASED = "released"
+    """RELEASE is out (R17)."""
+    ENDED = "ended"
+
+
+@dataclass(slots=True)
+class State:
+    config: Config
+    uid: str
+    now_ns: int
+    wall_offset_s: float
+    replicas: int
+    """Wanted; changes with the targets."""
+    settings: Settings
+
+    phase: Phase = Phase.RECOVER
+    roster: Roster = field(default_factory=Roster)
+    diary: Diary = field(default_factory=Diary)
+    incarnation: int = 0
+    counter: int = 0
+    proposal: GenerationId = NO_GENERATION
+    asked: set[MemberId] = field(default_factory=set)
+    asked_ns: int = 0
+    reports: dict[MemberId, m.Prepared] = field(default_factory=dict)
+    commit: m.Commit | None = None
+    unstarted: set[MemberId] = field(default_factory=set)
+    """Members that have not reported STARTED (R7)."""
+    why: str = ""
+    """What the current change is about."""
+    due_ns: int | None = None
+    """When a change that was asked for begins at the latest."""
+    ready_ns: int | None = None
+    """When the first rank was ready."""
+    request: Request | None = None
+    request_number: int = 0
+    failures: int = 0
+    """Processes that failed since the last committed round (C8)."""
+    futile: int = 0
+    """Generations formed since the last committed round."""
+    late_starts: int = 0
+    version: int = 0
+    had_state: bool = False
+    """Ranks of this job have trained: weights may exist that only a living rank holds (R26)."""
+    outcome: Outcome | None = None
+    wake_ns: int | None = None
+    effects: list[Effect] = field(default_factory=list)
+
+    # ---- reading --------------------------------------------------------------------------
+
+    @property
+    def gen(self) -> Gen | None:
+        """The generation that this coordinator formed last."""
+        return self.commit.gen if self.commit else None
+
+    @property
+    def wanted_ranks(self) -> int:
+        return self.replicas * self.config.procs
+
+    @property
+    def possible_ranks(self) -> int:
+        """As many as may take part in a first generation, as far as anybody here knows (R26)."""
+        pods = len(self.roster.inventory.pods) if self.roster.inventory else 0
+        living = sum(not self.roster.is_dead(x) for x in self.roster.ranks)
+        return max(self.wanted_ranks, pods * self.config.procs, living)
+
+    @property
+    def wall_s(self) -> float:
+        return self.wall_offset_s + self.now_ns / 1e9
+
+    def unanswered(self) -> set[MemberId]:
+        """Who owes an answer to PREPARE or a STARTED."""
+        if self.phase is Phase.PREPARING:
+            return self.asked - set(self.reports)
+        return self.unstarted if self.phase is Phase.STARTING else set()
+
+    # ---- changing -------------------------------------------------------------------------
+
+    def want_change(self, why: str, within_ns: int) -> None:
+        due = self.now_ns + within_ns
+        if self.due_ns is None or due < self.due_ns:
+            self.due_ns, self.why = due, why
+            self.diary.cause(why, self.now_ns)
+
+    def tell(self, member: MemberId, message: m.ToRank) -> None:
+        self.effects.append(ToRank(member, message))
+
+    def dismiss(self, seen: Seen, why: str) -> None:
+        seen.dismissed = True
+        self.tell(seen.member, m.Dismiss(why))
+
+    def happened(self, reason: str, message: str, facts: dict[str, str] | None = None) -> None:
+        self.diary.happened(reason, message, facts or {}, self.wall_s)
+        self.effects.append(Happened(reason, message, facts or {}))

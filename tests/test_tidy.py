@@ -277,6 +277,10 @@ def test_documents_name_what_exists() -> None:
         wrong += [f"{name}: link {to}" for to in links if not (path.parent / to).exists()]
         named = re.findall(r"`((?:crds|runtime|tests|docs|examples|scripts)/[\w./-]+)`", text)
         wrong += [f"{name}: {to}" for to in named if not (ROOT / to).exists()]
+        if name == "docs/protocol.md":
+            short = re.findall(r"`((?:[a-z]+/)?[a-z]+\.py)`", text)
+            core = ROOT / "runtime/paceline/core"
+            wrong += [f"{name}: {to}" for to in short if not (core / to).exists()]
         made = re.findall(r"`make ([a-z-]+)`", text)
         wrong += [f"{name}: make {target}" for target in made if target not in targets]
     none_of(wrong, "Documents name what does not exist:")

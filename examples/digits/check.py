@@ -82,12 +82,13 @@ def train(name: str, folder: Path, *words: str) -> Result:
 
 def judge(faults: Result, synchronous: Result) -> int:
     apart = abs(faults.accuracy - synchronous.accuracy)
-    wrong = []
+    wrong = [
+        f"{r.name}: {r.epochs_exact} epochs exact, {r.dropped} samples dropped"
+        for r in (faults, synchronous)
+        if r.epochs_exact != EPOCHS or r.dropped
+    ]
     if apart > TOLERANCE:
         wrong.append(f"the accuracies are {apart:.4f} apart, more than {TOLERANCE}")
-    for r in (faults, synchronous):
-        if r.epochs_exact != EPOCHS or r.dropped:
-            wrong.append(f"{r.name}: {r.epochs_exact} epochs exact, {r.dropped} samples dropped")
     if not faults.changes:
         wrong.append("no change of the membership: the faults did not happen")
     for line in wrong:

@@ -80,6 +80,10 @@ class AgentSpec(msgspec.Struct, frozen=True, rename="camel"):
     backend: str = "auto"
     """spec.collective.backend; decides whether a rank is started by mpiexec."""
     backoff_limit: int = 6
+    replicas: int = 1
+    """Wanted when the job started; what `size()` says before the first generation."""
+    procs: int = 1
+    """Ranks per replica."""
 
     def to_json(self) -> str:
         return msgspec.json.format(msgspec.json.encode(self)).decode()
@@ -157,7 +161,7 @@ class RankSettings:
     faults: str
     host: str
     agent_fd: int
-    """Socket to the agent; for `agent.rank_side.AgentLine`."""
+    """Socket to the agent; for `comm.agent_line.AgentLine`."""
     record_fd: int
     """Memory of the rank's metrics; for `telemetry.records.RankRecord.open`."""
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 RANK_SIDE = """
 import os, sys
-from paceline.agent.rank_side import AgentLine
+from paceline.comm.agent_line import AgentLine
 from paceline.settings import RankSettings
 settings = RankSettings.from_environment(os.environ)
 line = AgentLine(settings.agent_fd)

@@ -11,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from agent.harness import RANK_SIDE, descendants, gone, member, pod, started
+from paceline.core.ids import GenerationId
 from paceline.core.messages import AgentDone, AgentHello, DrainPod, RankDead, Shutdown
 from paceline.settings import AgentSettings, AgentSpec, RankSettings, SettingsError
 from prometheus_client.parser import text_string_to_metric_families
@@ -98,6 +99,36 @@ def test_a_finished_rank_may_save_after_the_job_is_over(tmp_path: Path) -> None:
             assert await agent.ended() == 0
             assert b"saved" in agent.out
             assert coordinator.all(AgentDone)[-1].outcome == "finished"
+
+    asyncio.run(scenario())
+
+
+def test_a_release_outlives_the_rank_and_the_coordinator(tmp_path: Path) -> None:
+    """R17: only the agent can still tell a restarted coordinator that the job is complete."""
+    script = RANK_SIDE + (
+        "import time\n"
+        "from pathlib import Path\n"
+        "from paceline.core.ids import GenerationId\n"
+        "last = settings.member.local == 1\n"
+        "print('ready', flush=True)\n"
+        "while last or not Path('go').exists(): time.sleep(0.01)\n"
+        "line.tell('finished', released=(GenerationId(3, 'uid', 4), 17)); os._exit(0)\n"
+    )
+
+    async def scenario() -> None:
+        async with pod(tmp_path, script, procs=2, working_dir=str(tmp_path)) as (_, coordinator):
+            rank = await started(coordinator, 0)
+            assert (await coordinator.wait(AgentHello)).released is None
+            await coordinator.stop()
+            (tmp_path / "go").touch()
+            await gone(rank.pid)
+            await coordinator.start()
+            hello = await coordinator.wait(AgentHello, lambda m: member(0) in m.dead)
+            assert hello.released == (GenerationId(3, "uid", 4), 17)
+            assert hello.living == (member(1),)
+            dead = await coordinator.wait(RankDead)
+            assert dead.released == hello.released
+            assert dead.why == ""
 
     asyncio.run(scenario())
 

@@ -620,9 +620,9 @@ class Simulation:
                 f"{s.announced_pending} drain={s.draining} needs={s.needs_part} stopped={s.log.stopped}"
             )
         for n, c in self.coordinators.items():
-            x = c.machine
+            x = c.machine.state
             out.append(f"coord {n} {x.phase} gen={x.gen.id if x.gen else None} prop={x.proposal} asked={x.asked} "
-                       f"reports={set(x.reports)} unstarted={x.unstarted} due={x.due_ns} why={x.why} waits={x.diary.waits}")
+                       f"reports={set(x.reports)} unstarted={x.unstarted} due={x.due_ns} why={x.why} waits={x.waits}")
         return "\n".join(out)
 
     # ---- promises -------------------------------------------------------------------------

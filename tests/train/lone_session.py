@@ -30,6 +30,7 @@ class LoneSession:
 
     rank = 0
     size = 1
+    place = 0
     is_publisher = True
 
     def __init__(

@@ -107,6 +107,7 @@ def test_leases_that_others_take_are_left_to_them(workers: int, accumulate: int)
             assert making._lease is not None
             if making._lease.first:
                 numbers = []
+                assert job.session.holds(making._lease.lease)
             numbers += batch.tolist()
             if dice.random() < 0.1 and job.session.holds(making._lease.lease):
                 job.session.lose(making._lease.lease)

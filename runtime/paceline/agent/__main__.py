@@ -107,6 +107,7 @@ class Agent:
             self._metrics_url,
             self._supervisor.living(),
             self._supervisor.dead(),
+            self._supervisor.released(),
         )
 
     def _obey(self, message: ToAgent) -> None:

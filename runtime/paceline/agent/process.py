@@ -24,12 +24,13 @@ from paceline.agent.logs import Output, Pump
 from paceline.agent.system import Reaper
 from paceline.core import supervise
 from paceline.core.exits import Outcome, how_it_ended
-from paceline.core.ids import MemberId
+from paceline.core.ids import GenerationId, MemberId
 
 log = logging.getLogger("paceline.agent")
 
 CHAIN_S: Final = 2.0
 """For the launcher to end by itself after its rank. Measured: 6 ms."""
+Released = tuple[GenerationId, int] | None
 
 
 class RankProcess:
@@ -153,7 +154,13 @@ class RankProcess:
         except ValueError:
             log.warning("rank %s said %r", self.member, message)
             return
-        self._post(self, supervise.Told(outcome, str(message.get("message", ""))))
+        try:
+            released = msgspec.convert(message.get("released"), Released)
+        except msgspec.ValidationError as error:
+            log.warning("rank %s said %r: %s", self.member, message, error)
+            return
+        text = str(message.get("message", ""))
+        self._post(self, supervise.Told(outcome, text, released))
 
     def _launcher_ended(self, code: int) -> None:
         pid, self._launcher = self._launcher, None

@@ -21,7 +21,7 @@ from paceline.agent.system import Reaper
 from paceline.clock import NS_PER_S, now_ns
 from paceline.core import supervise
 from paceline.core.exits import Ended
-from paceline.core.ids import MemberId
+from paceline.core.ids import GenerationId, MemberId
 from paceline.core.messages import DrainPod, KillRank, RankDead, RankStarted, Shutdown, ToAgent
 from paceline.settings import AgentSettings
 from paceline.telemetry.collector import PodRecords
@@ -74,6 +74,10 @@ class Supervisor:
 
     def dead(self) -> tuple[MemberId, ...]:
         return tuple(member for place in self.places for member in place.dead)
+
+    def released(self) -> tuple[GenerationId, int] | None:
+        """Evidence of success that outlives the ranks and a coordinator (R17)."""
+        return next((place.released for place in self.places if place.released), None)
 
     async def run(self) -> Ended:
         for slot in self._slots:

@@ -9,7 +9,6 @@ paceline-agent         reads the agent's line: drain, and the end of the agent (
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
 import secrets
@@ -19,7 +18,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from paceline.agent.rank_side import AgentLine
+from paceline.comm.agent_line import AgentLine
 from paceline.clock import now_ns
 from paceline.comm.alone import AloneLink
 from paceline.comm.buckets import GradientBuckets
@@ -34,6 +33,7 @@ from paceline.core.messages import Dismiss, Endpoints, ToRank
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.records import DataPlan, Metric, Pacing
+from paceline.core.status import place_of
 from paceline.errors import DismissedError, RuntimeBrokenError
 from paceline.settings import AgentSpec, RankSettings
 from paceline.transport.base import Transport
@@ -78,6 +78,7 @@ class Engine:
         self._gauges = Gauges()
         self._line: AgentLine | None = None
         self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._spec = AgentSpec.from_json(settings.spec_path.read_bytes()) if settings else None
         member = settings.member if settings else MemberId(0, 0, 0)
         mailbox = self._make_mailbox(settings, member)
         transport = self._make_transport(settings)
@@ -117,10 +118,9 @@ class Engine:
         return Mailbox(directory=directory, name=name, host="", token=token)
 
     def _make_transport(self, settings: RankSettings | None) -> Transport:
-        if settings is None:
+        if settings is None or self._spec is None:
             return NoTransport()
-        spec = AgentSpec.from_json(settings.spec_path.read_bytes())
-        return make_transport(spec.backend, local=settings.local)
+        return make_transport(self._spec.backend, local=settings.local)
 
     # ---- Session --------------------------------------------------------------------------
 
@@ -192,14 +192,17 @@ class Engine:
 
     @property
     def rank(self) -> int:
-        members = self._state.log.members
-        if self._state.me in members:
-            return members.index(self._state.me)
-        return self._state.me.slot
+        members, me = self._state.log.members, self._state.me
+        return members.index(me) if me in members else self.place
 
     @property
     def size(self) -> int:
-        return max(1, len(self._state.log.members))
+        wanted = self._spec.replicas * self._spec.procs if self._spec else 1
+        return len(self._state.log.members) or wanted
+
+    @property
+    def place(self) -> int:
+        return place_of(self._state.me, self._spec.procs if self._spec else 1)
 
     @property
     def version(self) -> int:
@@ -259,10 +262,11 @@ class Engine:
             self._pulled.intersection_update(leases)
 
     def exited(self, end: ev.Exit) -> None:
-        released = self._state.released
         if self._line is not None:
             if end.finished:
-                self._line.tell("finished", json.dumps(released))
+                # The agent keeps it as evidence: a coordinator that was restarted after RELEASE
+                # must not take the end of this rank for a failure (R17).
+                self._line.tell("finished", released=self._state.released)
             else:
                 self._line.tell("dismissed", end.why)
         with self._lock:

@@ -76,10 +76,15 @@ class Session(Protocol):
 
     @property
     def rank(self) -> int:
-        """Index in the current generation; may change (D12)."""
+        """Index in the current generation; may change (D12). Before the first one: `place`."""
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Members of the current generation; before the first one, the ranks that are wanted."""
+
+    @property
+    def place(self) -> int:
+        """Slot x processes + process: the name of this rank that never changes."""
 
     @property
     def version(self) -> int:

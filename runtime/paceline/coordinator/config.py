@@ -39,6 +39,8 @@ def job_spec(job: ResolvedJob, *, working_dir: str) -> JobSpec:
         working_dir=working_dir,
         backend=job.collective.backend,
         backoff_limit=job.backoff_limit,
+        replicas=job.replicas,
+        procs=job.procs_per_replica,
         job=job,
     )
 

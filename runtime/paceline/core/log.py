@@ -77,6 +77,8 @@ class Log:
     """Members that the log knows to have state: by GEN, or admitted by a GO since."""
     resting: frozenset[MemberId] = frozenset()
     """Active, but wants no leases: evaluating, draining, finished."""
+    done: frozenset[MemberId] = frozenset()
+    """Active, and its loop has ended."""
     plan: DataPlan = field(default_factory=DataPlan)
     settings: Settings = field(default_factory=Settings)
     request: int = 0
@@ -86,7 +88,7 @@ class Log:
     deal: Deal = field(default_factory=Deal)
     ledger: Ledger = field(default_factory=Ledger)
     heard: dict[MemberId, int] = field(default_factory=dict)
-    """Last round in which each active rank was named by GO (Late.WAIT)."""
+    """Oldest version that the next batch of each active rank can be of (Late.WAIT)."""
     banked: int = 0
     """Samples reduced since the optimizer's last step (Pacing.SAMPLES)."""
     banked_count: int = 0
@@ -123,7 +125,7 @@ class Log:
             return True
         if self.plan.samples:
             return self.deal.exhausted(self.plan)
-        return bool(self.active) and self.resting.issuperset(self.active)
+        return bool(self.active) and self.done.issuperset(self.active)
 
     @property
     def is_full_round(self) -> bool:
@@ -202,8 +204,8 @@ class Log:
         if go.request and go.request.stop:
             return True
         if not self.plan.samples:
-            resting = self.resting | {s.member for s in go.shares if s.resting}
-            return resting.issuperset(self.active)
+            done = self.done | {s.member for s in go.shares if s.done}
+            return done.issuperset(self.active) and not go.admitted
         gone = {x for s in go.shares for x in (*s.leases, *(d for r in s.drops for d in r.leases))}
         return self.deal.exhausted(self.plan, but_for=gone) and not go.benched
 
@@ -235,6 +237,7 @@ class Log:
         self.gen = gen
         self.active, self.with_state = gen.active, gen.with_state
         self.resting &= frozenset(gen.active)
+        self.done &= frozenset(gen.active)
         self.heard = {m: self.heard.get(m, self.version) for m in gen.active}
         self.deal.lookahead = dict(gen.lookahead)
         keep = set(gen.active)
@@ -266,6 +269,7 @@ class Log:
         self.active = tuple(sorted(active))
         self.with_state = tuple(sorted({*self.with_state, *go.admitted}))
         self.resting &= active
+        self.done &= active
         for member in go.admitted:
             self.heard[member] = go.round + 1
         self.heard = {m: r for m, r in self.heard.items() if m in active}
@@ -294,7 +298,9 @@ class Log:
         self.deal.give_back(member, share.returned)
         self.ledger.applied(share, self.version, self.plan)
         self.resting = self.resting | {member} if share.resting else self.resting - {member}
-        self.heard[member] = self.version
+        self.done = self.done | {member} if share.done else self.done - {member}
+        waiting = share.fresh or share.idle
+        self.heard[member] = self.version + 1 if waiting else max(share.base, self.heard[member])
 
     def _account(self, go: Go, weighing: Weighing) -> None:
         if weighing.samples:
@@ -335,6 +341,7 @@ class Log:
             active=self.active,
             with_state=self.with_state,
             resting=tuple(sorted(self.resting)),
+            done=tuple(sorted(self.done)),
             plan=self.plan,
             settings=self.settings,
             request=self.request,
@@ -364,6 +371,7 @@ class Log:
             active=s.active,
             with_state=s.with_state,
             resting=frozenset(s.resting),
+            done=frozenset(s.done),
             plan=s.plan,
             settings=s.settings,
             request=s.request,

@@ -339,6 +339,9 @@ class Inventory(Struct, frozen=True):
     revision: int
     pods: tuple[tuple[int, int], ...]
     """(slot, attempt) of each pod."""
+    trained: bool = False
+    """A generation of this job was seen running: a rank may hold weights that no coordinator
+    knows of yet, so nothing begins anew before all are accounted for (R26)."""
 
 
 class Targets(Struct, frozen=True):
@@ -393,6 +396,7 @@ class LogSnapshot(Struct, frozen=True):
     active: tuple[MemberId, ...]
     with_state: tuple[MemberId, ...]
     resting: tuple[MemberId, ...]
+    done: tuple[MemberId, ...]
     plan: DataPlan
     settings: Settings
     request: int

@@ -88,6 +88,8 @@ class Pending:
     """Samples of all pieces ever made here."""
     lost: int = 0
     """Samples made here that no log will count: this rank was left out or benched (R8)."""
+    void: bool = False
+    """The backward pass under way adds to a sum that was given up: its step drops all of GRAD."""
     drops: list[Drop] = field(default_factory=list)
     """Decided here, not yet in the log."""
 
@@ -141,6 +143,8 @@ class Pending:
                 self.lost += piece.samples
         had = bool(buffer.pieces)
         buffer.pieces, buffer.discount = [], 1.0
+        if place is Place.GRAD:
+            self.void = False
         return [Zero(place)] if had else []
 
     def drop_revoked(self, holds: Callable[[int], bool], *, grad_in_use: bool) -> list[BufferOp]:
@@ -162,6 +166,7 @@ class Pending:
         grad_ops = self.drop(Place.GRAD, DropReason.REVOKED, lambda _: False)
         # What the backward pass is still adding to is zeroed when its step is over.
         ops += [] if grad_in_use else grad_ops
+        self.void = grad_in_use
         self.lost += sum(d.samples for d in self.drops)
         self.drops = []
         return ops
@@ -257,8 +262,15 @@ class Pending:
             if share.count and buffer.pieces and buffer.pieces[-1].seq <= share.upto:
                 buffer.pieces, buffer.discount = [], 1.0
                 ops.append(Zero(place))
-        self.drops = [d for d in self.drops if d not in share.drops]
+        for drop in share.drops:
+            self.drops.remove(drop)
         return ops
+
+    def recount(self, counted: int) -> None:
+        """The log of the group says `counted` of this rank's samples: what neither it nor this
+        rank has was lost, be it applied in a round that the group abandoned (R8, V17)."""
+        pending = sum(p.samples for p in self.pieces) + sum(d.samples for d in self.drops)
+        self.lost = self.produced - counted - pending
 
 
 def _sum_metrics(pieces: list[Piece]) -> tuple[Metric, ...]:

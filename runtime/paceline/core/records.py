@@ -156,6 +156,10 @@ class Share(Struct, frozen=True):
     """Leases given back untouched (evaluating, draining)."""
     resting: bool = False
     """Wants no leases until it says otherwise (evaluating, draining, finished)."""
+    done: bool = False
+    """Its loop has ended; where nothing is dealt, the job ends when all say so (R17)."""
+    base: int = 0
+    """PENDING: version of the batch in hand, which a later round will get (Late.WAIT)."""
     offset_us: int = 0
     """Arrival after the first one of this round, on the starter's clock."""
     metrics: tuple[Metric, ...] = ()

@@ -19,7 +19,7 @@ from typing import Final
 from paceline_api.errors import EXIT_FAILURE
 
 from paceline.core.exits import Death, End, Ended, Outcome, failed, last_end, why_it_ended
-from paceline.core.ids import MemberId
+from paceline.core.ids import GenerationId, MemberId
 from paceline.core.messages import ATTEMPT_STRIDE, RankDead, RankStarted
 
 NS_PER_S: Final = 1_000_000_000
@@ -101,6 +101,8 @@ class Up:
 class Told:
     outcome: Outcome | None
     message: str
+    released: tuple[GenerationId, int] | None = None
+    """FINISHED: with which record and version (R17)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,8 @@ class Place:
         self.ended: Ended | None = None
         self.dead: list[MemberId] = []
         """All processes of this place that were reaped, for `AgentHello` (R6, R25)."""
+        self.released: tuple[GenerationId, int] | None = None
+        """With which record and version one of them was released (R17)."""
         self.wake_at_ns: int | None = 0
         """When a Tick is due; None = not at all."""
         self._limits = limits
@@ -316,7 +320,9 @@ class Place:
         self._go(Cue.DEAD_AGAIN if ended is None else Cue.DEAD_LAST)
         self.ended = ended
         self.dead.append(self.member)
-        dead = RankDead(self.member, EXIT_FAILURE if code is None else code, why, ended is None)
+        self.released = self.released or said.released
+        exit_code = EXIT_FAILURE if code is None else code
+        dead = RankDead(self.member, exit_code, why, ended is None, said.released)
         return [Report(dead)]
 
     def _failure(self, why: str) -> Ended | None:

@@ -195,7 +195,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             # The first step of a script that feeds itself: computed on weights that are not the
             # job's, the gradient counts for nothing.
             self._buckets.zero(Place.GRAD)
-        self._faults = Faults(self._context.faults, session.rank)
+        self._faults = Faults(self._context.faults, session.place)
         self._show_groups()
 
     def after_parking(self) -> None:
@@ -221,7 +221,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         session, buckets = self._context.session, self._buckets
         self._faults.before_announcing(
             version=session.version,
-            rank=session.rank,
+            rank=session.place,
             size=session.size,
             poison=self._making.poison,
         )

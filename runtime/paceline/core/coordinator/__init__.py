@@ -1,7 +1,8 @@
 """The coordinator's decisions: who is a member, since when, and when it is over (R1-R7, R16-R18).
 
-Reading order: events, roster (what is known of processes), forming (reports -> the next
-generation, a pure function), machine. The sockets are in `paceline.coordinator`.
+Reading order: events, roster (what is known of processes), state, forming (reports -> the next
+generation, a pure function), machine, and the modules that it calls: hearing (ranks), agents
+(evidence), changing, silence, ending. The sockets are in `paceline.coordinator`.
 """
 
 from paceline.core.coordinator.events import (

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from paceline.core.ids import GenerationId
 from paceline.core.records import Gen
 from paceline.core.status import CHANGES_MAX, HAPPENINGS_MAX, Change, Happening
 
@@ -17,9 +16,6 @@ class Diary:
     happenings: deque[Happening] = field(default_factory=lambda: deque(maxlen=HAPPENINGS_MAX))
     changes: deque[Change] = field(default_factory=lambda: deque(maxlen=CHANGES_MAX))
     seq: int = 0
-    waits: str = ""
-    """What a change waits for (R6)."""
-    released: tuple[GenerationId, int] | None = None
     cause_ns: int | None = None
     cause_why: str = ""
     commit_ns: int = 0

@@ -54,13 +54,28 @@ def may_commit(
     return f"{len(counted)} of {len(needed)} active ranks answered, and {unaccounted}"
 
 
+def may_begin(here: int, possible: int, unaccounted: str, *, had_state: bool) -> str:
+    """R26: empty if a first generation may be formed, else what it waits for.
+
+    `possible`: ranks that may exist. More than half of them is enough as long as nobody can have
+    trained; after that only the certainty that no rank with weights lives (section 6, C1)."""
+    if not unaccounted:
+        return ""
+    if had_state:
+        return f"ranks of this job have trained, and {unaccounted}"
+    if 2 * here > possible:
+        return ""
+    return f"{here} of {possible} possible ranks answered, and {unaccounted}"
+
+
 def winner(reports: Mapping[MemberId, Prepared]) -> Prepared | None:
     """The report that the next generation continues: greatest (last GEN record, version) (R5)."""
     full = [r for r in reports.values() if r.has_state]
     if not full:
         return None
     best = max((r.last, r.version) for r in full)
-    return min((r for r in full if (r.last, r.version) == best), key=lambda r: r.member)
+    holders = [r for r in full if (r.last, r.version) == best]
+    return min(holders, key=lambda r: (r.leaving, r.member))
 
 
 def form(
@@ -70,14 +85,15 @@ def form(
     *,
     dead: Mapping[MemberId, str],
     unaccounted: str,
-    replicas_ranks: int,
+    possible_ranks: int,
     settings: Settings,
+    had_state: bool,
     state_lost: str,
 ) -> Commit | Wait | Broken:
     """The next generation from the answers to PREPARE(`proposal`).
 
-    `dead`: evidence by member, for the record. `replicas_ranks`: wanted replicas x processes.
-    `state_lost`: non-empty if this job is known to have had state that nobody reports."""
+    `dead`: evidence by member, for the record. `possible_ranks`: ranks that may exist (R26).
+    `had_state`: ranks of this job have trained. `state_lost`: what to say if that is lost."""
     best = winner(reports)
     if best is None:
         return _first(
@@ -85,8 +101,9 @@ def form(
             reports,
             registers,
             unaccounted=unaccounted,
-            wanted=replicas_ranks,
+            possible=possible_ranks,
             settings=settings,
+            had_state=had_state,
             state_lost=state_lost,
         )
     leaving = {m for m, r in reports.items() if r.leaving}
@@ -106,9 +123,12 @@ def form(
                 f"the log of rank {member} ends at record {report.index} ({report.digest}), "
                 f"which is no part of the log of rank {best.member} ({best.tail})",
             )
-    leave = state & leaving
-    if leave == state or not (state - leave) & set(best.gen_active):
-        leave = set()  # first a generation that records the others as active (R6)
+    leave, promoted = state & leaving, set[MemberId]()
+    heirs = state - leave
+    if not any(reports[m].digest == best.digest for m in heirs):
+        leave = set()  # first somebody who stays gets all that the leaver has (V12)
+    elif not heirs & set(best.gen_active):
+        leave, promoted = set(), heirs  # first a generation that records them as active (R6)
     stay = state - leave
     joiners = {
         m
@@ -124,7 +144,7 @@ def form(
     else:
         # A joiner whose state was complete is active at once; a benched rank stays benched (A6).
         active = tuple(
-            m for m in sorted(stay) if m in best.active or m not in best.with_state
+            m for m in sorted(stay) if m in best.active or m not in best.with_state or m in promoted
         ) or tuple(sorted(stay))
     left_out = tuple(
         LeftOut(m, "leave" if m in leave else dead.get(m) or "silent")
@@ -155,22 +175,24 @@ def _first(
     registers: Mapping[MemberId, Register],
     *,
     unaccounted: str,
-    wanted: int,
+    possible: int,
     settings: Settings,
+    had_state: bool,
     state_lost: str,
 ) -> Commit | Wait | Broken:
     """R26: the lowest member's initial weights are the state; everybody is active from round 0."""
     members = tuple(sorted(m for m, r in reports.items() if r.ready and not r.leaving))
     if not members:
         return Wait("no rank is ready")
+    waits = may_begin(len(reports), possible, unaccounted, had_state=had_state)
+    if waits:
+        return Wait(waits)
     if state_lost:
         return Broken(
             "StateLost",
             state_lost,
             hint="set spec.checkpoint, or ask for more replicas than can fail at once",
         )
-    if 2 * len(reports) <= wanted and unaccounted:
-        return Wait(f"{len(reports)} of {wanted} wanted ranks are ready, and {unaccounted}")
     odd = _fingerprints_differ(members, registers, members[0])
     if odd is not None:
         return odd

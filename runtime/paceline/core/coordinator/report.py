@@ -34,7 +34,7 @@ def status(c: State) -> Status:
         changes=tuple(c.diary.changes),
         happenings=tuple(c.diary.happenings),
         conditions=_conditions(c),
-        stopping=any(s.stopped for s in c.roster.ranks.values()) or c.diary.released is not None,
+        stopping=any(s.stopped for s in c.roster.ranks.values()) or c.released is not None,
         outcome=c.outcome,
     )
 
@@ -78,8 +78,8 @@ def _conditions(c: State) -> tuple[Condition, ...]:
     if c.gen is not None and not c.unstarted and c.outcome is None and c.due_ns is None:
         text = f"{len(c.gen.members)} ranks in generation {c.gen.id}"
         found.append(Condition("RingReady", "GenerationStarted", text, now))
-    if c.diary.waits:
-        found.append(Condition("Degraded", "WaitingForEvidence", c.diary.waits, now))
+    if c.waits:
+        found.append(Condition("Degraded", "WaitingForEvidence", c.waits, now))
     k = c.settings.quorum
     active = len(c.gen.active) if c.gen else 0
     if c.gen is not None and k > active:

@@ -24,13 +24,21 @@ class Seen:
     """The evidence; empty as long as it may live."""
     exit_code: int | None = None
     pid: int = 0
+    last: GenerationId = NO_GENERATION
+    """Its last GEN record, with the active ranks of that record and its version: what it would
+    report, as far as known (R5)."""
+    gen_active: tuple[MemberId, ...] = ()
     version: int = 0
-    promise: GenerationId = NO_GENERATION
+    has_state: bool = False
+    """Has weights, if only those from before it was left out."""
+    current: bool = False
+    """Has the state of this coordinator's generation."""
     leaving: bool = False
     left_early: bool = False
     stopped: GenerationId | None = None
     started: GenerationId | None = None
-    has_state: bool = False
+    mute: bool = False
+    """Suspect since it owed an answer: a heartbeat is none."""
     dismissed: bool = False
     newborn: bool = False
     """Its agent started it while this coordinator was in power, and it has never registered: it
@@ -61,6 +69,9 @@ class Pod:
     """Processes that it has started and not reaped."""
     known: bool = False
     """Its agent has said which processes it has."""
+    newborn: bool = False
+    """Named by an inventory for the first time while this coordinator was in power: as long as its
+    agent has not reported, no process of it is in a generation unknown here."""
     draining: bool = False
     done: str = ""
     """Outcome of the whole pod, once it has ended."""
@@ -94,10 +105,12 @@ class Roster:
         return self._gone_by_inventory(member)
 
     def _gone_by_inventory(self, member: MemberId) -> bool:
-        """The newest inventory does not list its pod, so no process of it lives (R25)."""
-        if self.inventory is None:
+        """The newest inventory does not list its pod, so no process of it lives (R25). A rank that
+        still talks overrules it (C4): the inventory may be older than the pod."""
+        if self.inventory is None or pod_of(member) in self.inventory.pods:
             return False
-        return pod_of(member) not in self.inventory.pods
+        seen = self.ranks.get(member)
+        return seen is None or not seen.connected or bool(seen.suspect)
 
     def unaccounted(self, asked: set[MemberId]) -> str:
         """R6 (b): who of the job may live without having promised; empty if nobody may.
@@ -107,7 +120,7 @@ class Roster:
             return "no inventory of the job's pods is known"
         for key in self.inventory.pods:
             pod = self.pods.get(key)
-            if pod is None or not pod.known:
+            if pod is None or not (pod.known or pod.newborn):
                 return f"pod {key[0]}#{key[1]} has not reported yet"
         for member, seen in sorted(self.ranks.items()):
             if member in asked or self.is_dead(member) or seen.dismissed or seen.newborn:

@@ -8,7 +8,7 @@ from paceline.core.coordinator.roster import Pod, Roster
 def pods_to_drain(roster: Roster, replicas: int) -> list[Pod]:
     """Pods to drain now: those not yet running first, then the slowest, then the newest slot."""
     inventory = roster.inventory.pods if roster.inventory else None
-    newest = {slot: attempt for slot, attempt in sorted(roster.pods)}
+    newest = dict(sorted(roster.pods))
     living = [
         p
         for key, p in sorted(roster.pods.items())

@@ -56,6 +56,8 @@ class State:
     """Members that have not reported STARTED (R7)."""
     why: str = ""
     """What the current change is about."""
+    waits: str = ""
+    """What evidence it waits for (R6)."""
     due_ns: int | None = None
     """When a change that was asked for begins at the latest."""
     ready_ns: int | None = None
@@ -70,6 +72,7 @@ class State:
     version: int = 0
     had_state: bool = False
     """Ranks of this job have trained: weights may exist that only a living rank holds (R26)."""
+    released: tuple[GenerationId, int] | None = None
     outcome: Outcome | None = None
     wake_ns: int | None = None
     effects: list[Effect] = field(default_factory=list)

@@ -43,6 +43,8 @@ def on_order(rank: RankState, order: Order) -> None:
         case Prepare(id=proposal):
             if proposal > rank.promise:
                 _promise(rank, order)
+            elif proposal == rank.promise and rank.frozen:
+                rank.tell(_report(rank))  # asked again over a new connection
             else:
                 rank.tell(Refused(proposal, rank.me, rank.promise))
                 if rank.broken and not rank.frozen:
@@ -170,11 +172,7 @@ def _start(rank: RankState) -> None:
     rank.queue.clear()
     rank.log.append(rank.commit.gen)
     rank.round = rank.log.version
-    rank.do(
-        rank.pending.drop_revoked(
-            lambda x: rank.is_active and rank.holds(x), grad_in_use=rank.main is Main.RUN
-        )
-    )
+    rank.do(rank.pending.drop_revoked(rank.owns, grad_in_use=rank.main is Main.RUN))
     if rank.log.stopped:
         on_channel(rank)
     else:
@@ -231,6 +229,8 @@ def on_state(rank: RankState, state: State) -> None:
     if not rank.passive or rank.frozen or state.generation != rank.gen_id:
         return
     base = state.log.version
+    if base > rank.round and rank.broken:
+        return  # its reduction failed here and went through at the donor: a change will follow
     first = rank.queue[0].round if rank.queue else rank.round
     if base < first:
         rank.send(_donor(rank), AskState(rank.gen_id, rank.me, at_least=first))
@@ -242,7 +242,7 @@ def on_state(rank: RankState, state: State) -> None:
         return
     rank.log = Log.restore(state.log)
     # What it had applied before it was left out, and the others abandoned, is lost (R8, V17).
-    rank.pending.lost = rank.pending.produced - rank.log.ledger.counted(rank.me)
+    rank.pending.recount(rank.log.ledger.counted(rank.me))
     queued = []
     for go in rank.queue:
         if go.round >= base:

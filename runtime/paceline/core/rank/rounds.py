@@ -85,12 +85,19 @@ def _kind(rank: RankState) -> Kind | None:
 def _with_standing(rank: RankState, share: Share, kind: Kind) -> Share:
     """Add whether it wants leases, and what it gives back untouched."""
     if kind not in (Kind.ARRIVE, Kind.IDLE):
-        return replace(share, resting=rank.me in rank.log.resting)
+        standing = rank.me in rank.log.resting, rank.me in rank.log.done
+        return replace(share, resting=standing[0], done=standing[1], base=rank.main_version)
     resting = rank.is_resting
     worked = rank.pending.leases()
     held = rank.log.held(rank.me)
     returned = tuple(x for x in held if x not in worked) if resting else ()
-    return replace(share, idle=kind is Kind.IDLE, resting=resting, returned=returned)
+    return replace(
+        share,
+        idle=kind is Kind.IDLE,
+        resting=resting,
+        done=rank.main is Main.DONE,
+        returned=returned,
+    )
 
 
 # ---- starting ------------------------------------------------------------------------------------
@@ -219,11 +226,7 @@ def after_commit(rank: RankState, go: Go) -> None:
     share = next((s for s in go.shares if s.member == rank.me), None)
     if share is not None:
         rank.do(rank.pending.applied(share))
-    rank.do(
-        rank.pending.drop_revoked(
-            lambda x: rank.is_active and rank.holds(x), grad_in_use=rank.main is Main.RUN
-        )
-    )
+    rank.do(rank.pending.drop_revoked(rank.owns, grad_in_use=rank.main is Main.RUN))
     rank.round = rank.log.version
     rank.opened_ns = rank.now_ns
     rank.announced = rank.announced_pending = False

@@ -35,22 +35,28 @@ def on_script(rank: RankState, event: ScriptEvent) -> None:
         case Step():
             _step(rank, event)
         case Want():
-            rank.main = Main.WANT
+            _put_down(rank, Main.WANT)
         case Skip(lease=lease, samples=samples):
-            if rank.holds(lease) and lease not in rank.pending.leases():
+            if rank.owns(lease) and lease not in rank.pending.leases():
                 rank.pending.drops.append(Drop(DropReason.SKIPPED, samples, (lease,)))
                 rank.pending.produced += samples
         case Rest():
-            rank.main = Main.REST
+            _put_down(rank, Main.REST)
         case Unrest():
             _unrest(rank)
         case Finish():
-            rank.main = Main.DONE
+            _put_down(rank, Main.DONE)
             # Leaving the loop before the end is a drain of this rank alone (A4, D7).
             if rank.log.plan.samples and not rank.log.stopped:
                 rank.draining = rank.ended_early = True
         case Drain():
             rank.draining = True
+
+
+def _put_down(rank: RankState, main: Main) -> None:
+    """No backward pass is under way any more: what waited in GRAD for its end is looked at."""
+    rank.main = main
+    rank.do(rank.pending.drop_revoked(rank.owns, grad_in_use=False))
 
 
 def _step(rank: RankState, step: Step) -> None:
@@ -65,12 +71,10 @@ def _step(rank: RankState, step: Step) -> None:
         unit=step.unit,
         metrics=step.metrics,
     )
-    grad = pending.grad.pieces
-    if rank.passive or not rank.is_active or not all(rank.holds(x) for p in grad for x in p.leases):
+    owned = all(rank.owns(x) for p in pending.grad.pieces for x in p.leases)
+    if pending.void or rank.passive or not rank.is_active or not owned:
         # Benched or left out meanwhile: the log deals these leases to others (R13, R8).
-        rank.do(
-            pending.drop(Place.GRAD, DropReason.REVOKED, lambda x: rank.is_active and rank.holds(x))
-        )
+        rank.do(pending.drop(Place.GRAD, DropReason.REVOKED, rank.owns))
         rank.waits_for = NOTHING
     elif not step.finite:
         rank.do(pending.drop(Place.GRAD, DropReason.NONFINITE, rank.holds))

@@ -160,6 +160,10 @@ class RankState:
     def holds(self, lease: int) -> bool:
         return lease in self.log.held(self.me)
 
+    def owns(self, lease: int) -> bool:
+        """The group's log gives it to this rank; an own log of an earlier life does not count."""
+        return not self.passive and self.is_active and self.holds(lease)
+
     def usable(self) -> tuple[int, ...]:
         """Leases to work on: held and not worked off."""
         if self.passive or not self.has_state or not self.is_active:

@@ -15,6 +15,8 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
+from paceline.core.ids import GenerationId
+
 MESSAGE_BYTES_MAX: Final = 32 * 1024
 MESSAGE_CHARS_MAX: Final = 4_000
 """Of a user-visible text; the rest is in the log."""
@@ -41,10 +43,14 @@ class AgentLine:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._lock = threading.Lock()
 
-    def tell(self, kind: str, message: str = "") -> bool:
-        """Say how this rank will end: `finished` (released), `dismissed`, or `failed` with the
-        reason. The last word counts. False if the agent is gone or does not listen."""
-        text = json.dumps({"kind": kind, "message": message[:MESSAGE_CHARS_MAX]}).encode()
+    def tell(
+        self, kind: str, message: str = "", *, released: tuple[GenerationId, int] | None = None
+    ) -> bool:
+        """Say how this rank will end: `finished` (released, with which record and version: R17),
+        `dismissed`, or `failed` with the reason. The last word counts. False if the agent is gone
+        or does not listen."""
+        fields = {"kind": kind, "message": message[:MESSAGE_CHARS_MAX], "released": released}
+        text = json.dumps(fields).encode()
         with self._lock:
             try:
                 self._socket.send(text, socket.MSG_NOSIGNAL)

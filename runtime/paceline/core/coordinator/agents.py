@@ -1,0 +1,113 @@
+"""Evidence: what agents and the inventory say about processes, and what failures mean (R25, C8)."""
+
+from __future__ import annotations
+
+from paceline.core import messages as m
+from paceline.core.coordinator import ending
+from paceline.core.coordinator.events import ToAgent
+from paceline.core.coordinator.roster import Pod
+from paceline.core.coordinator.scale import pods_to_drain
+from paceline.core.coordinator.state import Phase, State
+from paceline.core.ids import MemberId
+
+
+def from_agent(c: State, message: m.AgentMessage) -> None:
+    match message:
+        case m.AgentHello():
+            pod = c.roster.pod(message.slot, message.attempt, c.now_ns)
+            _hello(c, pod, message)
+        case m.AgentBeat():
+            pod = c.roster.pod(message.slot, message.attempt, c.now_ns)
+        case m.RankStarted():
+            pod = c.roster.pod(*m.pod_of(message.member), c.now_ns)
+            pod.living.add(message.member)
+            seen = c.roster.rank(message.member)
+            seen.pid = message.pid
+            seen.newborn = c.gen is not None and seen.register is None
+        case m.RankDead():
+            pod = c.roster.pod(*m.pod_of(message.member), c.now_ns)
+            pod.living.discard(message.member)
+            _died(c, message.member, message.why, message.exit_code)
+            if message.released is not None:
+                ending.release(c, *message.released)
+            _count_failure(c, message)
+        case m.AgentDone():
+            pod = c.roster.pod(message.slot, message.attempt, c.now_ns)
+            pod.done = message.outcome
+            pod.living.clear()
+            if message.outcome == "failed":
+                ending.fail(c, "RankFailed", message.message)
+    pod.heard_ns = c.now_ns
+
+
+def _hello(c: State, pod: Pod, hello: m.AgentHello) -> None:
+    pod.connected = True
+    pod.connected_ns = c.now_ns
+    pod.living = set(hello.living)
+    for member in hello.living:
+        seen = c.roster.rank(member)
+        seen.newborn = seen.register is None and (seen.newborn or pod.newborn)
+    pod.known, pod.newborn = True, False
+    for member in hello.dead:
+        _died(c, member, "reaped by its agent", 0)
+    if hello.released is not None:
+        ending.release(c, *hello.released)
+
+
+def _died(c: State, member: MemberId, why: str, exit_code: int) -> None:
+    seen = c.roster.rank(member)
+    if seen.dead:
+        return
+    seen.dead, seen.exit_code, seen.connected = why, exit_code, False
+    quiet = seen.dismissed or c.phase is Phase.RELEASED
+    if not quiet:
+        c.happened("RankDied", f"rank {member}: {why}", {"exit_code": str(exit_code)})
+
+
+def _count_failure(c: State, message: m.RankDead) -> None:
+    seen = c.roster.rank(message.member)
+    if message.exit_code == 0 or seen.kill_asked or c.phase is Phase.ENDED:
+        return
+    if c.phase is Phase.RELEASED:
+        ending.fail(c, "ScriptFailed", f"rank {message.member} after the end: {message.why}")
+        return
+    if message.exit_code > 0 and not seen.ready and not c.had_state and c.gen is None:
+        # No rank has ever trained: a mistake in the script or the image, not bad luck.
+        ending.fail(c, "ScriptFailed", f"rank {message.member}: {message.why}")
+        return
+    c.failures += 1
+    if c.failures > c.config.backoff_limit:
+        ending.fail(
+            c,
+            "BackoffLimitExceeded",
+            f"{c.failures} processes failed without a committed round in between; "
+            f"the last one was rank {message.member}: {message.why}",
+        )
+
+
+def set_inventory(c: State, inventory: m.Inventory) -> None:
+    known = c.roster.inventory
+    if known is not None and inventory.revision <= known.revision:
+        return
+    c.roster.inventory = inventory
+    c.had_state = c.had_state or inventory.trained
+    for slot, attempt in inventory.pods:
+        if (slot, attempt) not in c.roster.pods:
+            c.roster.pod(slot, attempt, c.now_ns).newborn = c.gen is not None
+
+
+def bury(c: State) -> None:
+    """Who is silent and not in the inventory any more is known dead (R25)."""
+    inventory = c.roster.inventory
+    if inventory is None:
+        return
+    for member, seen in sorted(c.roster.ranks.items()):
+        if not seen.dead and c.roster.is_dead(member):
+            _died(c, member, f"its pod is gone (inventory {inventory.revision})", 0)
+
+
+def drain_surplus(c: State) -> None:
+    for pod in pods_to_drain(c.roster, c.replicas):
+        pod.draining = True
+        c.happened("Draining", f"replica {pod.slot} leaves: {c.replicas} are wanted")
+        c.effects.append(ToAgent(pod.slot, pod.attempt, m.DrainPod("scaled down")))

@@ -1,0 +1,225 @@
+"""A change of the membership: when it begins, who is asked, what comes of it (R3, R6, R7, A9).
+
+One change runs through PREPARE (asked ranks promise and report), COMMIT (the answer of
+`forming.form`) and STARTED (all members have the log and their links). Whatever disturbs it makes
+the next proposal.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from paceline.core import messages as m
+from paceline.core.coordinator import ending, forming
+from paceline.core.coordinator.events import NS_PER_S
+from paceline.core.coordinator.roster import Seen
+from paceline.core.coordinator.state import Phase, State
+from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
+
+DEAD_KEPT: Final = 64
+"""Dead ranks that status remembers."""
+COMING_NS: Final = 2 * NS_PER_S
+"""A joiner waits so long for others that were started with it."""
+
+
+# ---- reasons -------------------------------------------------------------------------------------
+
+
+def find_reason(c: State) -> None:
+    """A member died or leaves, somebody can join, or this coordinator is new (A9)."""
+    if c.gen is None:
+        _find_first_reason(c)
+        return
+    for member in c.gen.members:
+        seen = c.roster.rank(member)
+        if c.roster.is_dead(member) or seen.suspect:
+            c.want_change(f"rank {member}: {seen.dead or seen.suspect or 'its pod is gone'}", 0)
+    if c.unstarted:
+        return  # a new member interrupts nobody's start
+    for member in c.gen.members:
+        if c.roster.rank(member).leaving and _has_successor(c, member):
+            c.want_change(f"rank {member} leaves", 0)
+    joiners = _joiners(c)
+    if joiners and not ending.some_stopped(c):
+        missing = c.wanted_ranks - len(c.gen.members) - len(joiners)
+        coming = missing > 0 and any(
+            not p.draining and not p.done for p in c.roster.pods.values() if not p.living
+        )
+        within = min(c.config.settle_ns, COMING_NS) if coming else 0
+        c.want_change(f"rank {', '.join(map(str, joiners))} joins", within)
+
+
+def _has_successor(c: State, leaver: MemberId) -> bool:
+    """Somebody stays who has the state; without one a leaver could not be dismissed (R6, R16)."""
+    assert c.gen is not None
+    others = [c.roster.rank(x) for x in c.gen.members if x != leaver]
+    return any(s.current and s.present and not s.leaving for s in others)
+
+
+def _joiners(c: State) -> list[MemberId]:
+    assert c.gen is not None
+    return [
+        s.member
+        for s in c.roster.present()
+        if s.ready and s.member not in c.gen.members and not s.leaving and not s.dismissed
+    ]
+
+
+def _find_first_reason(c: State) -> None:
+    """A new coordinator waits for the ranks of the last record, a new job for all its ranks."""
+    if c.ready_ns is None:
+        return
+    ready = [s for s in c.roster.present() if s.ready]
+    best = max((s for s in ready if s.has_state), key=lambda s: (s.last, s.version), default=None)
+    if best is not None and best.register is not None:
+        missing = [x for x in best.register.members if not _is_settled(c, x)]
+        why, within = "the coordinator is new", c.config.freeze_timeout_ns if missing else 0
+    elif ready:
+        why, within = "the job starts", c.config.settle_ns
+        if len(ready) >= c.wanted_ranks and not c.had_state:
+            within = 0
+    else:
+        return
+    if c.proposal == NO_GENERATION:
+        c.due_ns = None  # what was due before somebody with state was heard counts no more
+    c.want_change(why, within - (c.now_ns - c.ready_ns))
+
+
+def _is_settled(c: State, member: MemberId) -> bool:
+    seen = c.roster.ranks.get(member)
+    return seen is not None and (seen.present or c.roster.is_dead(member))
+
+
+# ---- asking --------------------------------------------------------------------------------------
+
+
+def change_when_due(c: State) -> None:
+    """PREPARE is only sent when its COMMIT could be (R6)."""
+    if c.due_ns is None or c.now_ns < c.due_ns:
+        return
+    present = c.roster.present()
+    expected = [s for s in present if s.ready]
+    waits = would_wait(c, expected)
+    if waits:
+        expected = present  # the unready can promise too, which is what R6 (b) may need
+        waits = would_wait(c, expected)
+    if waits:
+        if c.phase is not Phase.WAITING:
+            c.happened("WaitingForEvidence", f"{c.why}: {waits}")
+        c.phase, c.waits = Phase.WAITING, waits
+        return
+    _prepare(c, {s.member for s in expected})
+
+
+def would_wait(c: State, expected: list[Seen]) -> str:
+    """Why a COMMIT could not follow if exactly these answer as they are known; else empty."""
+    if not expected:
+        return "no rank is there"
+    unaccounted = c.roster.unaccounted({s.member for s in expected})
+    best = max(
+        (s for s in expected if s.has_state), key=lambda s: (s.last, s.version), default=None
+    )
+    if best is None:
+        if not any(s.ready and not s.leaving for s in expected):
+            return "no rank is ready"
+        return forming.may_begin(
+            len(expected), c.possible_ranks, unaccounted, had_state=c.had_state
+        )
+    leaving = {s.member for s in expected if s.leaving}
+    return forming.may_commit(best.gen_active, [s.member for s in expected], leaving, unaccounted)
+
+
+def _prepare(c: State, asked: set[MemberId]) -> None:
+    c.counter += 1
+    c.proposal = GenerationId(max(1, c.incarnation), c.uid, c.counter)
+    c.incarnation = c.proposal.incarnation
+    c.phase = Phase.PREPARING
+    c.asked, c.asked_ns = asked, c.now_ns
+    c.reports = {}
+    c.due_ns = None
+    c.diary.prepared(c.now_ns)
+    for member in sorted(asked):
+        c.tell(member, m.Prepare(c.proposal))
+
+
+def ask_again(c: State, register: m.Register) -> None:
+    """What an older connection of this rank may have lost; both are idempotent."""
+    member = register.member
+    if c.phase is Phase.PREPARING:
+        if member in c.asked and register.promise < c.proposal:
+            c.tell(member, m.Prepare(c.proposal))
+        return
+    commit = c.commit if c.commit is not None and c.commit.gen.id == c.proposal else None
+    waits = register.promise == c.proposal != register.last
+    if commit is not None and waits and member in c.reports:
+        c.tell(member, commit)
+
+
+# ---- answering -----------------------------------------------------------------------------------
+
+
+def evaluate(c: State) -> None:
+    """All who were asked have answered, or cannot: commit, or ask again."""
+    lost = sorted(x for x in c.asked if not c.roster.rank(x).present)
+    if lost or c.due_ns is not None:
+        c.want_change(c.why or f"rank {lost[0]} was lost during the change", 0)
+        c.phase = Phase.WAITING
+        change_when_due(c)
+        return
+    if set(c.reports) != c.asked:
+        return
+    registers = {x: r for x in c.asked if (r := c.roster.rank(x).register) is not None}
+    answer = forming.form(
+        c.proposal,
+        c.reports,
+        registers,
+        dead={x: "dead" for x in c.roster.ranks if c.roster.is_dead(x)},
+        unaccounted=c.roster.unaccounted(set(c.reports)),
+        possible_ranks=c.possible_ranks,
+        settings=c.settings,
+        had_state=c.had_state,
+        state_lost=_state_lost(c),
+    )
+    match answer:
+        case forming.Wait(why=why):
+            c.phase, c.waits = Phase.WAITING, why
+            c.happened("WaitingForEvidence", f"{c.why}: {why}")
+            c.want_change(c.why, 0)
+        case forming.Broken():
+            ending.fail(c, answer.reason, answer.message, answer.hint)
+        case m.Commit():
+            _commit(c, answer)
+
+
+def _state_lost(c: State) -> str:
+    if not c.had_state or c.config.state_can_return:
+        return ""
+    return f"all ranks that had the weights of version {c.version} are lost"
+
+
+def _commit(c: State, commit: m.Commit) -> None:
+    gen = commit.gen
+    c.futile = c.futile + 1 if c.commit and c.commit.gen.version == gen.version else 0
+    c.commit = commit
+    c.settings = gen.settings or c.settings
+    c.phase = Phase.STARTING
+    c.version = max(c.version, gen.version)
+    c.unstarted = set(gen.members)
+    for member in sorted(c.reports):
+        seen = c.roster.rank(member)
+        seen.current = False
+        seen.dismissed = c.reports[member].leaving and member not in gen.members
+        c.tell(member, commit)
+    c.diary.committed_generation(gen, c.now_ns, c.wall_s)
+    c.happened(
+        "GenerationFormed",
+        f"generation {gen.id}: {len(gen.members)} ranks, {len(gen.active)} active",
+        {"why": c.why, "version": str(gen.version)},
+    )
+    c.why = c.waits = ""
+    c.roster.forget_dead(set(gen.members), DEAD_KEPT)
+
+
+def all_started(c: State) -> None:
+    c.phase = Phase.RUNNING
+    c.diary.all_started(c.now_ns)

@@ -1,0 +1,108 @@
+"""How it ends: released, failed, or with nobody left to hand over to (R17, C8, D7)."""
+
+from __future__ import annotations
+
+from paceline.core import messages as m
+from paceline.core.coordinator.events import JobEnded, ToAgent
+from paceline.core.coordinator.roster import Pod
+from paceline.core.coordinator.state import Phase, State
+from paceline.core.ids import GenerationId
+from paceline.core.status import Outcome
+
+
+def some_stopped(c: State) -> bool:
+    return any(s.stopped is not None for s in c.roster.ranks.values())
+
+
+def release_when_stopped(c: State) -> None:
+    """R17: all members with state have reported the stop round."""
+    if c.gen is None or c.phase not in (Phase.STARTING, Phase.RUNNING):
+        return
+    members = [c.roster.rank(x) for x in c.gen.members]
+    with_state = [s for s in members if s.current or s.member in c.gen.with_state]
+    if all(s.stopped == c.gen.id for s in with_state):
+        release(c, c.gen.id, max(s.version for s in with_state))
+
+
+def release(c: State, generation: GenerationId, version: int) -> None:
+    """Also on the word of one who was released before: it is evidence of success (R17)."""
+    if c.phase in (Phase.RELEASED, Phase.ENDED):
+        return
+    c.phase = Phase.RELEASED
+    c.version = version
+    c.released = (generation, version)
+    c.happened("Released", f"all ranks have version {version}; the job is complete")
+    for seen in c.roster.present():
+        c.tell(seen.member, m.Release(generation, version))
+
+
+def answer_late(c: State, register: m.Register) -> None:
+    """A rank comes back, or a new one comes, when it is all over."""
+    seen = c.roster.rank(register.member)
+    seen.register, seen.connected, seen.gone_ns = register, True, None
+    if c.released is not None:
+        c.tell(seen.member, m.Release(*c.released))
+    elif c.outcome is not None:
+        c.tell(seen.member, m.Dismiss(c.outcome.reason))
+
+
+def end_when_all_have_left(c: State) -> None:
+    """Complete once every rank that was released has ended; its script may still fail (I14)."""
+    living = [
+        s
+        for x, s in c.roster.ranks.items()
+        if s.register is not None
+        and not c.roster.is_dead(x)
+        and ((s.connected and not s.suspect) or c.roster.agent_of(x))
+    ]
+    if not living:
+        _end(c, Outcome(True, "Complete", f"{c.version} rounds, released on all ranks"))
+
+
+def fail_when_everybody_left(c: State) -> None:
+    """Nobody is left to hand over to: all ranks drain, or all scripts ended early (D7)."""
+    if c.gen is None or c.phase in (Phase.RELEASED, Phase.ENDED):
+        return
+    members = [c.roster.rank(x) for x in c.gen.members]
+    leaving = [s for s in members if s.leaving and not c.roster.is_dead(s.member)]
+    if not leaving or not all(s.leaving or c.roster.is_dead(s.member) for s in members):
+        return
+    if any(s.left_early for s in members):
+        fail(
+            c,
+            "ScriptEndedEarly",
+            "the scripts of all ranks left their training loop before its end",
+            hint="run all epochs, or end the job with a stop request",
+        )
+    elif not _somebody_can_come(c):
+        fail(c, "Interrupted", f"all ranks were drained at version {c.version}")
+
+
+def _somebody_can_come(c: State) -> bool:
+    """A process outside the group that lives, or starts, and can still take over the state."""
+
+    def can(pod: Pod) -> bool:
+        ranks = [c.roster.rank(x) for x in pod.living]
+        return not pod.done and not pod.draining and not any(s.leaving for s in ranks)
+
+    inventory = c.roster.inventory
+    pods = inventory.pods if inventory else tuple(c.roster.pods)
+    return any(key not in c.roster.pods or can(c.roster.pods[key]) for key in pods)
+
+
+def fail(c: State, reason: str, message: str, hint: str = "") -> None:
+    if c.phase is not Phase.ENDED:
+        _end(c, Outcome(False, reason, message, hint))
+
+
+def _end(c: State, outcome: Outcome) -> None:
+    c.phase = Phase.ENDED
+    c.outcome = outcome
+    for seen in c.roster.present():
+        c.dismiss(seen, outcome.reason)
+    for pod in c.roster.pods.values():
+        if pod.connected:
+            shutdown = m.Shutdown(outcome.reason)
+            c.effects.append(ToAgent(pod.slot, pod.attempt, shutdown))
+    c.happened(outcome.reason, outcome.message)
+    c.effects.append(JobEnded(outcome))

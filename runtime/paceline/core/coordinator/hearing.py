@@ -1,0 +1,192 @@
+"""What ranks say to the coordinator, and what it learns from it (R1, R3, R16-R18)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from paceline.core import messages as m
+from paceline.core.coordinator import changing, ending, silence
+from paceline.core.coordinator.events import NS_PER_S, Retire
+from paceline.core.coordinator.roster import Seen
+from paceline.core.coordinator.state import Phase, State
+from paceline.core.ids import NO_GENERATION, GenerationId
+from paceline.core.records import Pacing, Request
+
+COMPLAINT_NS: Final = NS_PER_S // 5
+"""A complaint waits so long for the evidence that usually follows it."""
+COMPLAINT_MAX_NS: Final = 30 * NS_PER_S
+"""Bound of that wait when generation after generation fails without a round."""
+LATE_STARTS_MAX: Final = 3
+"""So often a coordinator that has formed nothing overtakes a later one before it retires."""
+
+
+def from_rank(c: State, message: m.RankMessage) -> None:
+    seen = c.roster.rank(message.member)
+    if c.phase in (Phase.RELEASED, Phase.ENDED) and isinstance(message, m.Register):
+        seen.heard_ns = c.now_ns
+        ending.answer_late(c, message)
+        return
+    silence.heard(c, seen, answers=not isinstance(message, m.Heartbeat))
+    match message:
+        case m.Register():
+            _register(c, seen, message)
+        case m.Heartbeat():
+            _heartbeat(c, seen, message)
+        case m.Prepared():
+            if message.id == c.proposal and c.phase is Phase.PREPARING:
+                c.reports[message.member] = message
+                seen.last, seen.gen_active = message.last, message.gen_active
+                seen.version, seen.has_state = message.version, message.has_state
+                seen.leaving = message.leaving
+                _learn_request(c, message.request)
+        case m.Refused():
+            _refused(c, message)
+        case m.Started():
+            _started(c, seen, message)
+        case m.Stopped():
+            seen.stopped, seen.version = message.id, message.version
+        case m.Complain():
+            _complain(c, message)
+        case m.Leaving():
+            seen.leaving, seen.left_early = True, message.early
+            _dismiss_outsider(c, seen)
+        case m.Fatal():
+            ending.fail(c, message.reason, f"rank {message.member}: {message.message}")
+
+
+def _register(c: State, seen: Seen, register: m.Register) -> None:
+    if seen.dead:
+        # What was evidence against it is a promise to all others: it does not come back (R25).
+        c.dismiss(seen, f"the job goes on without this rank: {seen.dead}")
+        return
+    first = seen.register is None
+    was_ready = seen.ready
+    seen.register = register
+    seen.newborn = False
+    seen.connected, seen.gone_ns = True, None
+    seen.pid, seen.version = register.pid, register.version
+    seen.last, seen.gen_active = register.last, register.gen_active
+    seen.has_state = register.has_state
+    seen.leaving = register.leaving
+    c.version = max(c.version, register.version)
+    c.had_state = c.had_state or register.version > 0
+    _learn_request(c, register.request)
+    if register.released is not None:
+        ending.release(c, *register.released)
+        return
+    for known in (register.promise, register.last):
+        _learn(c, known)
+    if c.request is not None:
+        c.tell(register.member, m.Ask(c.request))
+    if c.phase is Phase.ENDED:
+        return
+    if register.ready and not was_ready:
+        c.ready_ns = c.ready_ns or c.now_ns
+        c.happened("RankReady", f"rank {register.member} is ready on {register.host}")
+    elif first:
+        c.happened("RankStarted", f"rank {register.member} started on {register.host}")
+    changing.ask_again(c, register)
+    _dismiss_outsider(c, seen)
+
+
+def _dismiss_outsider(c: State, seen: Seen) -> None:
+    """A draining rank is never admitted (R16). Before anything is formed here, one with state may
+    be needed as the holder of it, so it has to wait for the first generation."""
+    if not seen.leaving or seen.dismissed:
+        return
+    if c.gen is None:
+        outside = not seen.has_state
+    else:
+        outside = seen.member not in c.gen.members and c.phase is not Phase.PREPARING
+    if outside:
+        c.dismiss(seen, "drained, and not needed by the group")
+
+
+def _heartbeat(c: State, seen: Seen, beat: m.Heartbeat) -> None:
+    if beat.version > c.version:
+        c.version = beat.version
+        c.failures = 0  # progress ends the row of failures (C8)
+    c.had_state = c.had_state or beat.version > 0
+    c.diary.committed(beat.version, c.now_ns)
+    seen.version, seen.leaving, seen.facts = beat.version, beat.leaving, beat.facts
+    if c.gen is not None and beat.last == c.gen.id:
+        seen.last, seen.gen_active = c.gen.id, c.gen.active
+    _learn(c, beat.promise)
+    if c.phase is not Phase.ENDED:
+        _dismiss_outsider(c, seen)
+
+
+def _started(c: State, seen: Seen, message: m.Started) -> None:
+    if c.gen is None or message.id != c.gen.id:
+        return
+    seen.started = message.id
+    c.unstarted.discard(message.member)
+    if message.has_state:
+        seen.current = seen.has_state = True
+        seen.last, seen.gen_active = c.gen.id, c.gen.active
+
+
+def _complain(c: State, message: m.Complain) -> None:
+    if c.gen is None or message.id != c.gen.id:
+        return
+    lost = f" (rank {message.lost})" if message.lost else ""
+    # A link that fails in every generation must not turn into a storm of generations.
+    within = min(COMPLAINT_MAX_NS, COMPLAINT_NS << min(c.futile, 10))
+    why = f"rank {message.member} lost its data channel{lost}: {message.why}"
+    c.want_change(why, within)
+
+
+def _refused(c: State, message: m.Refused) -> None:
+    _learn(c, message.promise)
+    if message.id == c.proposal < message.promise and c.phase is not Phase.ENDED:
+        c.want_change(f"rank {message.member} had promised {message.promise}", 0)
+
+
+def _learn(c: State, known: GenerationId) -> None:
+    """R1, R3: be above what is known; give way to a later incarnation."""
+    if c.phase is Phase.ENDED:
+        return
+    if c.proposal == NO_GENERATION:
+        c.incarnation = max(c.incarnation, known.incarnation + 1)
+    elif (known.incarnation, known.coordinator) > (c.incarnation, c.uid):
+        if c.gen is None and c.late_starts < LATE_STARTS_MAX:
+            # It asked before it knew everybody and has formed nothing: it is still new.
+            c.late_starts += 1
+            c.incarnation = known.incarnation + 1
+            c.want_change("a rank knows a later coordinator", 0)
+            return
+        c.phase = Phase.ENDED
+        c.effects.append(Retire(f"coordinator of generation {known} is later"))
+    elif known.coordinator == c.uid:
+        c.counter = max(c.counter, known.counter)
+
+
+# ---- requests (R18) ------------------------------------------------------------------------------
+
+
+def set_targets(c: State, targets: m.Targets) -> None:
+    if targets.replicas is not None and targets.replicas != c.replicas:
+        c.happened("Scaled", f"replicas {c.replicas} -> {targets.replicas}")
+        c.replicas = targets.replicas
+    settings = targets.settings
+    if settings is not None and settings.pacing is Pacing.AUTO:
+        # A change of the mode keeps the pacing that the first generation settled.
+        settings = replace(settings, pacing=c.settings.pacing)
+    if settings is not None or targets.stop:
+        c.settings = settings or c.settings
+        _ask(c, Request(c.request_number + 1, settings, targets.stop))
+
+
+def _ask(c: State, request: Request) -> None:
+    c.request, c.request_number = request, request.number
+    for seen in c.roster.present():
+        c.tell(seen.member, m.Ask(request))
+
+
+def _learn_request(c: State, number: int) -> None:
+    """A request that came before the ranks did gets a number above the log's (R18)."""
+    if c.gen is None and c.request is not None and number >= c.request.number:
+        _ask(c, replace(c.request, number=number + 1))
+    c.request_number = max(c.request_number, number)

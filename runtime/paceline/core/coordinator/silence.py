@@ -1,0 +1,84 @@
+"""Silence: who is suspect, for how long it is borne, when to look again (R6, R25).
+
+Silence makes a rank suspect, never dead. Its living agent kills it, which is evidence; without an
+agent the change goes on without it if R6 allows that.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from paceline.core import messages as m
+from paceline.core.coordinator.events import ToAgent, WakeAt
+from paceline.core.coordinator.roster import Seen
+from paceline.core.coordinator.state import Phase, State
+
+GONE_NS: Final = 500_000_000
+"""A closed connection without an agent's word makes a rank suspect after this long."""
+
+
+def suspect_the_silent(c: State) -> None:
+    for member, seen in sorted(c.roster.ranks.items()):
+        if seen.register is None or c.roster.is_dead(member) or seen.suspect or seen.dismissed:
+            continue
+        limit_ns, since_ns = _patience(c, seen)
+        silent_ns = c.now_ns - since_ns
+        if silent_ns < limit_ns:
+            continue
+        seen.suspect = f"silent for {silent_ns / 1e9:.1f} s"
+        seen.mute = member in c.unanswered()
+        c.happened("RankSilent", f"rank {member} is {seen.suspect}")
+        agent = c.roster.agent_of(member)
+        if agent is not None:
+            seen.kill_asked = True
+            kill = m.KillRank(member, seen.suspect)
+            c.effects.append(ToAgent(agent.slot, agent.attempt, kill))
+
+
+def _patience(c: State, seen: Seen) -> tuple[int, int]:
+    """(bound, start) of the silence after which a rank is suspect, in nanoseconds."""
+    freeze_ns = c.config.freeze_timeout_ns
+    if seen.gone_ns is not None:
+        agent = c.roster.agent_of(seen.member)
+        if agent is None:
+            return GONE_NS, seen.gone_ns
+        return freeze_ns, max(seen.gone_ns, agent.connected_ns)
+    if seen.member in c.unanswered():
+        return freeze_ns, min(c.asked_ns, seen.heard_ns)
+    return freeze_ns, seen.heard_ns
+
+
+def heard(c: State, seen: Seen, *, answers: bool) -> None:
+    """It is not silent; `answers`: with more than a heartbeat, which another thread may send."""
+    seen.heard_ns = c.now_ns
+    if seen.suspect and (answers or not seen.mute):
+        seen.suspect, seen.mute = "", False
+        c.happened("RankBack", f"rank {seen.member} answers again")
+        c.want_change(f"rank {seen.member} answers again", 0)
+
+
+def forgive_own_sleep(c: State, now_ns: int) -> None:
+    """Who was stopped itself has heard nobody, which says nothing about them."""
+    late_ns = now_ns - c.wake_ns if c.wake_ns is not None else 0
+    if late_ns > c.config.freeze_timeout_ns // 2:
+        for seen in c.roster.ranks.values():
+            seen.heard_ns += late_ns
+            seen.gone_ns = None if seen.gone_ns is None else seen.gone_ns + late_ns
+        c.asked_ns += late_ns
+    c.wake_ns = None
+
+
+def wake(c: State) -> None:
+    """The next moment at which something can follow from time alone."""
+    times = []
+    if c.due_ns is not None and c.phase is not Phase.PREPARING:
+        times.append(c.due_ns)
+    for member, seen in c.roster.ranks.items():
+        if seen.register is None or seen.suspect or c.roster.is_dead(member):
+            continue
+        limit_ns, since_ns = _patience(c, seen)
+        times.append(since_ns + limit_ns)
+    later = [t for t in times if t > c.now_ns]
+    if later:
+        c.wake_ns = min(later)
+        c.effects.append(WakeAt(c.wake_ns))

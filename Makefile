@@ -35,7 +35,7 @@ format: install ## put the code into form
 generate: install ## rewrite the files that are derived from the code
 	@$(BIN)/python scripts/check.py --generate
 
-verify: generate test ## what CI runs, and the generated files are committed
+verify: generate test ## like test, and the generated files are committed
 	@git diff --exit-code --stat -- crds/manifests docs/reference
 
 clean: ## remove what was installed, caches and the folders of runs

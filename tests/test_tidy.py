@@ -284,3 +284,12 @@ def test_documents_name_what_exists() -> None:
         made = re.findall(r"`make ([a-z-]+)`", text)
         wrong += [f"{name}: make {target}" for target in made if target not in targets]
     none_of(wrong, "Documents name what does not exist:")
+
+
+def test_every_part_of_the_runtime_has_its_layer() -> None:
+    contracts = (ROOT / ".importlinter").read_text()
+    parts = {name.split("/")[2].removesuffix(".py") for name in product() if "runtime/" in name}
+    none_of(
+        (part for part in sorted(parts - {"__init__"}) if f"paceline.{part}" not in contracts),
+        "Give these their place among the layers of .importlinter:",
+    )

@@ -14,8 +14,9 @@ of the nearest subreaper above (the runner, or the agent).
 
 from __future__ import annotations
 
-import contextlib
+import atexit
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -23,9 +24,12 @@ import secrets
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NoReturn
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
@@ -54,6 +58,8 @@ def preload() -> None:
 
     # The first optimizer of a process imports half of torch again.
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    gc.collect()
+    gc.freeze()  # a collection in a child shall not copy all these pages
 
 
 def ask(
@@ -65,6 +71,7 @@ def ask(
     cwd: str = "",
     fds: Mapping[int, int],
     leader: bool = True,
+    limit_s: float = ANSWER_S,
 ) -> int:
     """Pid of a new process, which calls `call` ("module:function") and exits with what it returns.
 
@@ -79,7 +86,7 @@ def ask(
         "leader": leader,
     }
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
-        line.settimeout(ANSWER_S)
+        line.settimeout(limit_s)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * ORDER_BYTES_MAX)
         line.connect(f"\0{name}")
         socket.send_fds(line, [json.dumps(order).encode()], list(fds.values()))
@@ -171,18 +178,27 @@ def become(order: dict[str, Any]) -> object:
     return getattr(importlib.import_module(module), function)(*order["arguments"])
 
 
-def run(work: Any) -> None:
+def run(work: Callable[[], object]) -> NoReturn:
     """Do `work`; processes that are forked in it live and end here, outside of its stack."""
     while True:
         try:
             result = work()
         except Become as new:
-            order = new.order
-            work = lambda: become(order)  # noqa: E731
+            work = partial(become, new.order)
             continue
-        with contextlib.suppress(BrokenPipeError):
-            sys.stdout.flush()
-        sys.exit(result)
+        except SystemExit as end:
+            result = end.code
+        except BaseException:
+            traceback.print_exc()
+            result = 1
+        break
+    # As multiprocessing ends its processes: tearing the interpreter down would touch, and so copy,
+    # each page that is shared with the nursery.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(result if isinstance(result, int) else int(result is not None))
 
 
 def main() -> None:
@@ -195,5 +211,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # As a module of its own name, so that processes that import it again get the same one.
-    sys.exit(importlib.import_module("local.nursery").run(importlib.import_module("local.nursery").main))
+    # By its own name, so that whoever imports it later gets the same module.
+    this = importlib.import_module("local.nursery")
+    this.run(this.main)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,8 @@ class Mailbox:
         self.address = f"{fast} {bulk}"
         self._out: dict[tuple[str, int], zmq.Socket[bytes]] = {}
         self._addresses: dict[MemberId, str] = {}
+        self._lock = threading.Lock()
+        self._closed = False
         self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = zmq.Poller()
         for socket in (self._fast, self._bulk, self._event_fd):
@@ -127,15 +130,19 @@ class Mailbox:
         return None
 
     def wake(self) -> None:
-        """End a `wait`; from any thread."""
-        os.eventfd_write(self._event_fd, 1)
+        """End a `wait`; from any thread, also after `close`."""
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self._event_fd, 1)
 
     def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            os.close(self._event_fd)
         for socket in (*self._out.values(), self._fast, self._bulk):
             socket.close(linger=0)
         self._out.clear()
         self._context.term()
-        os.close(self._event_fd)
         for path in self._files:
             path.unlink(missing_ok=True)
 

@@ -23,11 +23,13 @@ class WireError(Exception):
 
 _pack = msgspec.msgpack.Encoder().encode
 _json = msgspec.json.Encoder().encode
-_peer = msgspec.msgpack.Decoder(messages.PeerMessage)
-_from_rank = msgspec.json.Decoder(messages.RankMessage)
-_from_agent = msgspec.json.Decoder(messages.AgentMessage)
-_to_rank = msgspec.json.Decoder(messages.ToRank)
-_to_agent = msgspec.json.Decoder(messages.ToAgent)
+_peer: msgspec.msgpack.Decoder[messages.PeerMessage] = msgspec.msgpack.Decoder(messages.PeerMessage)
+_from_rank: msgspec.json.Decoder[messages.RankMessage] = msgspec.json.Decoder(messages.RankMessage)
+_from_agent: msgspec.json.Decoder[messages.AgentMessage] = msgspec.json.Decoder(
+    messages.AgentMessage
+)
+_to_rank: msgspec.json.Decoder[messages.ToRank] = msgspec.json.Decoder(messages.ToRank)
+_to_agent: msgspec.json.Decoder[messages.ToAgent] = msgspec.json.Decoder(messages.ToAgent)
 
 
 def pack_peer(message: messages.PeerMessage) -> bytes:

@@ -21,6 +21,8 @@ def suspect_the_silent(c: State) -> None:
     for member, seen in sorted(c.roster.ranks.items()):
         if seen.register is None or c.roster.is_dead(member) or seen.suspect or seen.dismissed:
             continue
+        if _is_leaving(c, seen):
+            continue
         limit_ns, since_ns = _patience(c, seen)
         silent_ns = c.now_ns - since_ns
         if silent_ns < limit_ns:
@@ -33,6 +35,12 @@ def suspect_the_silent(c: State) -> None:
             seen.kill_asked = True
             kill = m.KillRank(member, seen.suspect)
             c.effects.append(ToAgent(agent.slot, agent.attempt, kill))
+
+
+def _is_leaving(c: State, seen: Seen) -> bool:
+    """Released and gone: how long its script still takes is its own, and its agent sees the end."""
+    released = c.phase is Phase.RELEASED and seen.gone_ns is not None
+    return released and c.roster.agent_of(seen.member) is not None
 
 
 def _patience(c: State, seen: Seen) -> tuple[int, int]:
@@ -75,6 +83,8 @@ def wake(c: State) -> None:
         times.append(c.due_ns)
     for member, seen in c.roster.ranks.items():
         if seen.register is None or seen.suspect or c.roster.is_dead(member):
+            continue
+        if _is_leaving(c, seen):
             continue
         limit_ns, since_ns = _patience(c, seen)
         times.append(since_ns + limit_ns)

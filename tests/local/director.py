@@ -1,0 +1,156 @@
+"""Does to a running job what a history prescribes, and takes the brake off when all is done.
+
+Steps follow one another: each waits until the job has come far enough past the step before, and a
+random moment longer, so that it hits any point of a round. While steps are outstanding the ranks go
+slowly (the brake is a file), so that the job never ends before its faults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from paceline.core.status import RankState, RankStatus, Status, place_of
+from paceline.local.runner import Runner
+from paceline.local.timeline import Timeline
+
+ROUNDS_BETWEEN = 6
+WAIT_S = 60.0
+
+
+class Director:
+    """`look` is called with each status. A step is [action, number, milliseconds, moment_ms]."""
+
+    runner: Runner
+
+    def __init__(self, steps: list[list[Any]], folder: Path) -> None:
+        self.said: list[str] = []
+        self.undone = [list(step) for step in steps]
+        self._brake = folder / "brake"
+        self._brake.touch()
+        self._status: Status | None = None
+        self._news = asyncio.Event()
+        self._base = 0
+        self._stopped: list[int] = []
+        self._task = asyncio.get_running_loop().create_task(self._play())
+
+    def look(self, status: Status, timeline: Timeline) -> None:
+        self._status = status
+        self._news.set()
+
+    def close(self) -> None:
+        self._task.cancel()
+        if self._task.done() and not self._task.cancelled() and self._task.exception():
+            self.said.append(repr(self._task.exception()))
+
+    async def _play(self) -> None:
+        while self.undone:
+            action, number, milliseconds, moment_ms = self.undone[0]
+            if moment_ms >= 0:  # else together with the step before
+                await self._seen(self._goes_well)
+                await asyncio.sleep(moment_ms / 1000)
+            await getattr(self, f"_{action}")(number, milliseconds)
+            version = self._status.version if self._status else 0
+            self.said.append(f"{action} {number} {milliseconds} at round {version}")
+            self._base = version + ROUNDS_BETWEEN
+            self.undone.pop(0)
+        await self._seen(self._goes_well)
+        self._brake.unlink()
+
+    def _goes_well(self, status: Status) -> bool:
+        """Rounds are made, by as many ranks as are wanted."""
+        active = [r for r in status.ranks if r.state is RankState.ACTIVE]
+        return status.version >= self._base and len(active) == status.replicas * status.procs
+
+    async def _seen(self, want: Any) -> Status:
+        async with asyncio.timeout(WAIT_S):
+            while self._status is None or not want(self._status):
+                self._news.clear()
+                await self._news.wait()
+            return self._status
+
+    # ---- actions --------------------------------------------------------------------------
+
+    async def _kill(self, place: int, _: int) -> None:
+        os.kill((await self._living(place)).pid, signal.SIGKILL)
+
+    async def _stop(self, place: int, milliseconds: int) -> None:
+        """SIGSTOP; SIGCONT after so long, or never."""
+        pid = (await self._living(place)).pid
+        os.kill(pid, signal.SIGSTOP)
+        if milliseconds:
+            asyncio.get_running_loop().call_later(milliseconds / 1000, _go_on, pid)
+
+    async def _sigterm(self, slot: int, _: int) -> None:
+        assert self._cluster.terminate(slot)
+
+    async def _kill_agent(self, slot: int, _: int) -> None:
+        next(a for a in self._cluster.agents if a.name.startswith(f"agent-{slot}-")).signal(
+            signal.SIGKILL
+        )
+
+    async def _scale(self, replicas: int, _: int) -> None:
+        self._cluster.scale(replicas)
+        await self._seen(lambda s: s.replicas == replicas)
+
+    async def _coordinator_kill(self, _: int, __: int) -> None:
+        self._cluster.kill_coordinator()
+
+    async def _coordinator_stop(self, _: int, milliseconds: int) -> None:
+        coordinator = self._cluster._coordinator
+        assert coordinator is not None
+        os.kill(coordinator.pid, signal.SIGSTOP)
+        await asyncio.sleep(milliseconds / 1000)
+        _go_on(coordinator.pid)
+
+    async def _self(self, place: int, _: int) -> None:
+        """A rank kills itself at a place in the code (see the script); wait until it has."""
+        await self._seen(
+            lambda s: any(
+                r.state is RankState.DEAD and place_of(r.member, s.procs) == place for r in s.ranks
+            )
+        )
+
+    # ---- helpers --------------------------------------------------------------------------
+
+    @property
+    def _cluster(self) -> Any:
+        assert self.runner._cluster is not None
+        return self.runner._cluster
+
+    async def _living(self, place: int) -> RankStatus:
+        def find(status: Status) -> RankStatus | None:
+            for rank in status.ranks:
+                ended = rank.state in (RankState.DEAD, RankState.FINISHED)
+                if not ended and rank.pid and place_of(rank.member, status.procs) == place:
+                    return rank
+            return None
+
+        rank = find(await self._seen(find))
+        assert rank is not None
+        return rank
+
+    @staticmethod
+    def figures(status: Status | None) -> dict[str, Any]:
+        if status is None:
+            return {}
+        log = status.log
+        return {
+            "version": status.version,
+            "applied": log.samples_applied,
+            "late": log.samples_late,
+            "dropped": log.samples_dropped,
+            "redealt": log.samples_redealt,
+            "exact": log.epochs_exact,
+            "short": log.epochs_short,
+            "changes": [[c.reason, c.agree_s, c.start_s, c.gap_s] for c in status.changes],
+        }
+
+
+def _go_on(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # killed meanwhile
+        os.kill(pid, signal.SIGCONT)

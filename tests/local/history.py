@@ -1,0 +1,233 @@
+"""Histories: jobs of real processes to which things happen, and what must hold after each (D16).
+
+A history is drawn from a seed and run by processes that a nursery forks (see `nursery`). Afterwards
+the job is complete, all ranks have the same bits, the weights tell that every sample was applied as
+often as the ledger says, and nothing is left over: no process, no file, no shared memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from local import nursery
+
+SCRIPT = Path(__file__).with_name("history_script.py")
+TESTS = Path(__file__).parent.parent
+LIMIT_S = 120.0
+START_S = 120.0
+ENDS_S = 5.0
+
+
+@dataclass(frozen=True)
+class History:
+    backend: str
+    ranks: int
+    mode: str
+    fault: str
+    seed: int
+    steps: tuple[tuple[str, int, int, int], ...] = ()
+    """(action, place or number, milliseconds, random moment in ms; -1 = with the one before)."""
+    dies: dict[str, tuple[str, int, float]] = field(default_factory=dict)
+    """Slot -> (method of the data channel, call, ms into it) in which its rank kills itself."""
+    slow_ms: dict[str, float] = field(default_factory=dict)
+    collective: dict[str, Any] = field(default_factory=dict)
+    ballast: int = 1000
+    batch: int = 2
+    accumulate: int = 1
+    epochs: int = 2
+    rounds: int = 100
+    """Of an epoch, if everybody took part in each."""
+    step_ms: float = 15.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.backend}-{self.ranks}-{self.mode}-{self.fault}-{self.seed}"
+
+    @property
+    def samples(self) -> int:
+        # The last step of an epoch is a smaller one.
+        return self.rounds * self.ranks * self.batch * self.accumulate - 1
+
+    def config(self) -> dict[str, Any]:
+        names = ("seed", "samples", "batch", "accumulate", "epochs", "ballast")
+        own = ("step_ms", "slow_ms", "dies")
+        return {name: getattr(self, name) for name in (*names, *own)}
+
+    def job(self) -> dict[str, Any]:
+        # Not a sample may be dropped for its age: exactly once is what is to be shown.
+        collective = {"maxAge": 0, "freezeTimeout": "2s", "benchAfter": "20s", "hashEveryRounds": 20}
+        collective |= {"backend": self.backend, "mode": self.mode, **self.collective}
+        if self.mode == "Quorum":
+            collective |= {"quorum": self.ranks // 2 + 1}
+        trainer = {
+            "name": "trainer",
+            "image": "none",
+            "command": [sys.executable, str(SCRIPT)],
+            "env": [{"name": "HISTORY", "value": json.dumps(self.config())}],
+        }
+        return {
+            "apiVersion": "paceline.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": "history"},
+            "spec": {
+                "replicas": self.ranks,
+                "minReplicas": 1,
+                "collective": collective,
+                "elasticity": {"settleSeconds": 1},
+                "template": {"spec": {"containers": [trainer]}},
+            },
+        }
+
+    def with_steps(self, *steps: tuple[str, int, int, int], **changes: Any) -> History:
+        return replace(self, steps=steps, **changes)
+
+
+class Nursery:
+    """The process that has imported everything; histories are run one at a time."""
+
+    def __enter__(self) -> Self:
+        self._name = f"paceline-nursery-{os.getpid()}-{random.randbytes(4).hex()}"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(f"\0{self._name}")
+        listener.listen(8)
+        env = {n: v for n, v in os.environ.items() if not n.startswith("PACELINE_")}
+        env |= {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, nursery.__file__, str(listener.fileno()), str(os.getpid())],
+            env=env,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+        listener.close()
+        self._env = env
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def run(self, history: History, folder: Path) -> dict[str, Any]:
+        """What came of it. Whatever happens, no process of it lives afterwards."""
+        folder.mkdir(parents=True)
+        read_end, write_end = os.pipe()
+        shared_before = set(os.listdir("/dev/shm"))  # noqa: PTH208
+        text = json.dumps({"job": history.job(), "steps": history.steps})
+        with (folder / "runner.log").open("wb") as log:
+            pid = nursery.ask(
+                self._name,
+                "local.history_run:runner",
+                arguments=[text, str(folder), 3],
+                env=self._env | {"TMPDIR": str(folder)},
+                cwd=str(folder),
+                fds={1: log.fileno(), 2: log.fileno(), 3: write_end},
+                limit_s=START_S,
+            )
+        os.close(write_end)
+        answer = _read_all(read_end, LIMIT_S)
+        late = [] if answer is not None else self._tree()
+        left = self._end_all(0.0 if answer is None else ENDS_S)
+        told = (folder / "runner.log").read_text()
+        assert answer is not None, f"{history}: not over after {LIMIT_S} s; {late}\n{told}"
+        assert answer, f"{history}: the runner {pid} failed:\n{told}"
+        result: dict[str, Any] = json.loads(answer)
+        result["processes left"] = left
+        result["files left"] = [str(p) for p in (folder / "s").glob("*")]
+        result["shared left"] = sorted(set(os.listdir("/dev/shm")) - shared_before)  # noqa: PTH208
+        return result
+
+    def _tree(self) -> list[str]:
+        return [_command(pid) for pid in descendants(self._process.pid)]
+
+    def _end_all(self, patience_s: float) -> list[str]:
+        """Processes of the history that have not ended by themselves."""
+        until = time.monotonic() + patience_s
+        while (pids := descendants(self._process.pid)) and time.monotonic() < until:
+            time.sleep(0.02)
+        left = [_command(pid) for pid in pids]
+        while pids := descendants(self._process.pid):
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.05)
+        return left
+
+
+def check(history: History, result: dict[str, Any], *, may_drop: bool = False) -> None:
+    """What must hold after every history."""
+    story = "\n".join([str(history), *result["said"], *result["printed"][-40:]])
+    assert result["complete"], f"{result['reason']}: {result['message']}\n{story}"
+    assert not result["undone"], f"the job ended before {result['undone']}\n{story}"
+    results = [
+        json.loads(line.partition("RESULT ")[2]) for line in result["printed"] if "RESULT " in line
+    ]
+    hashes = {r["hash"] for r in results}
+    assert len(hashes) == 1, f"the ranks differ: {results}\n{story}"
+    (seen,) = [r["seen"] for r in results if r["seen"] is not None]
+    whole, log = history.samples * history.epochs, result["log"]
+    dropped = sum(log["dropped"].values())
+    assert log["applied"] + dropped == whole, f"{log}\n{story}"
+    assert log["exact"] + log["short"] == history.epochs, f"{log}\n{story}"
+    assert sum(seen) == log["applied"], f"{Counter(seen)} {log}\n{story}"
+    assert max(seen) <= history.epochs, f"applied twice: {Counter(seen)}\n{story}"
+    assert may_drop or not dropped, f"{log}\n{story}"
+    assert all(r["ballast"] == [log["applied"]] * 2 for r in results), f"{results} {log}\n{story}"
+    for what in ("left_over", "processes left", "files left", "shared left"):
+        assert not result[what], f"{what}: {result[what]}\n{story}"
+
+
+def descendants(root: int) -> list[int]:
+    """All processes below `root`, zombies but not reaped ones included."""
+    below: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if not (fields[0] == "Z" and int(fields[1]) == root):  # a nursery reaps at its leisure
+                below.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, todo = [], [root]
+    while todo:
+        children = below.get(todo.pop(), [])
+        found += children
+        todo += children
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        env = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        member = [e.decode() for e in env if e.startswith(b"PACELINE_MEMBER=")]
+        return f"{pid} {words} {member}"
+    except OSError:
+        return f"{pid} (gone)"
+
+
+def _read_all(fd: int, limit_s: float) -> bytes | None:
+    """Everything until the other end closes; None if it takes too long."""
+    until, data = time.monotonic() + limit_s, b""
+    try:
+        while (left := until - time.monotonic()) > 0:
+            if select.select([fd], [], [], left)[0]:
+                part = os.read(fd, 65_536)
+                if not part:
+                    return data
+                data += part
+        return None
+    finally:
+        os.close(fd)

@@ -1,0 +1,168 @@
+"""What runs inside the processes of a history: runner, coordinator, agent and rank.
+
+Each function is the life of one process that a nursery has forked; it calls the product's own entry
+point. Exchanged are only the two places that would execute a program: how the runner starts its
+children, and how a shim becomes a rank.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import paceline.agent.__main__ as agent_entry
+import paceline.coordinator.__main__ as coordinator_entry
+from paceline.agent import shim
+from paceline.agent.launch import Plan, plan_rank
+from paceline.core.messages import Release  # noqa: F401  (preloaded with everything else)
+from paceline.local import cluster
+from paceline.local.processes import Child, Output
+from paceline.local.runner import Runner
+from paceline_api.load import job_from_mapping
+from paceline_api.resolve import resolve
+
+from local import nursery
+from local.director import Director
+from local.nursery_shim import ENV_NURSERY
+
+SHIM = Path(__file__).with_name("nursery_shim.py")
+
+
+class Forked:
+    """A child of this process that a nursery has forked; the part of Popen that `Child` uses."""
+
+    def __init__(self, pid: int, stdout: int | None) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.stdout = None if stdout is None else os.fdopen(stdout, "rb", buffering=0)
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+
+def start_child(below: str) -> Callable[..., Child]:
+    """Stands for `Child.start`."""
+
+    def start(
+        name: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: Path,
+        on_line: Callable[[str], None] | None = None,
+        keep_fds: Sequence[int] = (),
+    ) -> Child:
+        call = {"paceline.agent": "agent", "paceline.coordinator": "coordinator"}[argv[2]]
+        read_end, write_end = os.pipe() if on_line is not None else (None, None)
+        with log.open("ab") as file:
+            fds = {1: file.fileno() if write_end is None else write_end, 2: file.fileno()}
+            fds |= {fd: fd for fd in keep_fds}
+            pid = nursery.ask(
+                below, f"local.history_run:{call}", arguments=[os.getpid()], env=env, fds=fds
+            )
+        output = None
+        if read_end is not None and write_end is not None and on_line is not None:
+            os.close(write_end)
+            output = Output(read_end, log, on_line)
+        return Child(name, Forked(pid, read_end), log, output)  # type: ignore[arg-type]
+
+    return start
+
+
+def coordinator(runner: int) -> int:
+    nursery.die_with(runner, signal.SIGTERM)
+    return coordinator_entry.main()
+
+
+def agent(runner: int) -> int:
+    nursery.die_with(runner, signal.SIGTERM)
+    below = nursery.start_below()
+
+    def plan(*given: Any, **named: Any) -> Plan:
+        made = plan_rank(*given, **named)
+        launcher = made.argv[: len(made.argv) - len(agent_shim_argv())]
+        argv = (*launcher, sys.executable, "-I", "-S", str(SHIM), str(shim.__file__))
+        env = {**made.env, ENV_NURSERY: below, shim.ENV_GUARD: "1"}
+        return Plan(argv, env, guarded=True, order=made.order)
+
+    agent_entry.plan_rank = plan  # type: ignore[attr-defined]
+    return agent_entry.main()
+
+
+def agent_shim_argv() -> Sequence[str]:
+    from paceline.agent.launch import shim_argv
+
+    return shim_argv()
+
+
+def become_rank(name: str, key: str, agent_pid: int) -> None:
+    """What `agent.shim` does in a rank, up to its exec."""
+    shim._die_with_parent(agent_pid)
+    line = shim._connect(name, key, "rank")
+    line.settimeout(shim.ANSWER_S)
+    answer, descriptors, _, _ = shim.socket.recv_fds(line, 16, 4)
+    if not answer:
+        os._exit(0)
+    line.settimeout(None)
+    stdout, stderr, record, order = descriptors
+    with os.fdopen(order, "rb") as file:
+        wanted = json.load(file)
+    shim._take_over(stdout, stderr, record, line)
+    line.detach()
+    os.environ.update(wanted["env"])
+    if wanted["dir"]:
+        os.chdir(wanted["dir"])
+    script = wanted["argv"][1]
+    sys.argv = list(wanted["argv"][1:])
+    runpy.run_path(script, run_name="__main__")
+
+
+def runner(text: str, folder: str, answer: int) -> int:
+    """One history; its result goes to the descriptor `answer` as JSON."""
+    below = nursery.start_below()
+    cluster.Child.start = staticmethod(start_child(below))  # type: ignore[method-assign,assignment]
+    result = asyncio.run(_history(json.loads(text), Path(folder)))
+    with os.fdopen(answer, "w") as file:
+        json.dump(result, file)
+    return 0
+
+
+async def _history(history: dict[str, Any], folder: Path) -> dict[str, Any]:
+    printed: list[str] = []
+    said: list[str] = []
+    director = Director(history["steps"], folder)
+    runs = Runner(
+        resolve(job_from_mapping(history["job"])),
+        run_dir=folder,
+        working_dir=folder,
+        faults=(),
+        show=director.look,
+        say=said.append,
+        on_line=printed.append,
+    )
+    director.runner = runs
+    result = await runs.run()
+    director.close()
+    return {
+        "complete": result.outcome.complete,
+        "reason": result.outcome.reason,
+        "message": result.outcome.message,
+        "left_over": result.left_over,
+        "printed": printed,
+        "said": [*said, *director.said],
+        "undone": director.undone,
+        "log": director.figures(result.status),
+    }

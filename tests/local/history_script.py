@@ -1,0 +1,129 @@
+"""The training script of a history: every sample leaves a trace in the weights.
+
+The gradient of sample i is one-hot in `seen[i]`, and the optimizer adds the reduced sum itself, not
+its mean; so `seen[i]` ends as the number of times that sample i was applied, whichever ranks did it
+and however the job changed meanwhile. `ballast` makes a reduction as long as one wants; each of its
+elements ends as the number of samples of all epochs. `smooth`, the optimizer's state, depends on
+the order of all rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import paceline as pl
+import torch
+from paceline.comm.driver import Driver
+from paceline.core.ids import parse_member
+from paceline.transport.selected import SelectedTransport
+
+CONFIG = json.loads(os.environ["HISTORY"])
+MEMBER = parse_member(os.environ["PACELINE_MEMBER"])
+BRAKE = Path("brake")
+"""As long as it exists, ranks take their time."""
+
+
+class Trace(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = torch.nn.Parameter(torch.zeros(CONFIG["samples"]))
+        self.ballast = torch.nn.Parameter(torch.zeros(CONFIG["ballast"]))
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        return self.seen[numbers] + self.ballast.sum()
+
+
+class Tally(torch.optim.Optimizer):
+    """Adds sums instead of means. `total`: what the mean of the present round was divided by."""
+
+    total = 0.0
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 1.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            exact = parameter.grad * Tally.total
+            counts = exact.round()
+            assert torch.allclose(exact, counts, atol=1e-2), "a part of a gradient was applied"
+            parameter.add_(counts)
+            state = self.state[parameter]
+            if not state:
+                state["smooth"] = torch.zeros_like(parameter)
+            state["smooth"].mul_(0.9).add_(parameter.grad)
+
+
+def spy_on_weighing() -> None:
+    update = Driver._update
+
+    def and_tell(driver: Driver, weighing: Any) -> None:
+        Tally.total = weighing.divisor * weighing.unit
+        update(driver, weighing)
+
+    Driver._update = and_tell  # type: ignore[method-assign]
+
+
+def die_inside(method: str, call: int, delay_ms: float) -> None:
+    """kill -9 of this process by another thread of it, while call number `call` of `method` of the
+    data channel is under way."""
+    real, calls = getattr(SelectedTransport, method), 0
+
+    def kill() -> None:
+        time.sleep(delay_ms / 1000)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def wrapped(*given: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            threading.Thread(target=kill, daemon=True).start()
+        real(*given)
+
+    setattr(SelectedTransport, method, wrapped)
+
+
+def pause(draw: random.Random) -> None:
+    slow = CONFIG["slow_ms"].get(str(MEMBER.slot), 0.0)
+    if BRAKE.exists():
+        time.sleep((CONFIG["step_ms"] * draw.uniform(0.5, 1.5) + slow) / 1000)
+    elif slow:
+        time.sleep(slow / 4000)
+
+
+def main() -> None:
+    draw = random.Random(f"{CONFIG['seed']} {MEMBER}")
+    torch.set_num_threads(1)
+    spy_on_weighing()
+    dies = CONFIG["dies"].get(str(MEMBER.slot))
+    if dies and MEMBER.attempt == 0:
+        die_inside(*dies)
+    pl.init()
+    model = Trace()
+    optimizer = pl.DistributedOptimizer(Tally(model.parameters()), model)
+    numbers = torch.utils.data.TensorDataset(torch.arange(CONFIG["samples"]))
+    loader = pl.DataLoader(
+        numbers, batch_size=CONFIG["batch"], accumulate=CONFIG["accumulate"], seed=CONFIG["seed"]
+    )
+    for _ in loader.epochs(CONFIG["epochs"]):
+        for (batch,) in loader:
+            pause(draw)
+            model(batch).mean().backward()
+            optimizer.step()
+    result = {
+        "member": str(MEMBER),
+        "hash": optimizer.committed.strong_hash(),
+        "seen": model.seen.int().tolist() if pl.is_publisher() else None,
+        "ballast": [int(model.ballast.min()), int(model.ballast.max())],
+    }
+    print("RESULT", json.dumps(result), flush=True)
+
+
+main()

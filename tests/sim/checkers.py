@@ -1,0 +1,257 @@
+"""The promises I1-I17 as checks on a simulated job, one function each; run after every event."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from paceline.core import messages as m
+from paceline.core.ids import GenerationId, MemberId
+from paceline.core.log import Log, Weighing
+from paceline.core.pending import Buffer
+from paceline.core.rank import events as ev
+from paceline.core.records import Go, Late, Record, Trigger
+from paceline.core.sampling import samples_of, total_leases
+
+from sim.sums import Label, Sum, add, scaled
+
+if TYPE_CHECKING:
+    from sim.ranks import SimRank
+    from sim.simulation import Simulation
+
+Fingerprint = tuple[object, ...]
+
+
+class Checkers:
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self.lease_of: dict[Label, int] = {}
+        self.samples: dict[Label, int] = {}
+        self.poisoned: set[Label] = set()
+        self.state_at: dict[str, tuple[Sum, Sum]] = {}
+        """Weights and accumulated sum by the digest of the log (I5)."""
+        self.chain: dict[str, tuple[str, Record]] = {}
+        """The record that leads to a digest, with the digest before it."""
+        self.go_of: dict[tuple[GenerationId, int], Go] = {}
+        self.contributed: dict[tuple[GenerationId, int, MemberId], Sum] = {}
+        self.words: Counter[tuple[GenerationId, int, MemberId]] = Counter()
+        self.settings_changed = False
+
+    # ---- what the simulation tells ----------------------------------------------------------
+
+    def produced(self, label: Label, lease: int, samples: int, *, finite: bool) -> None:
+        self.lease_of[label] = lease
+        self.samples[label] = samples
+        if not finite:
+            self.poisoned.add(label)
+
+    def joined(self, rank: SimRank, reduce: ev.Reduce, own: Sum) -> None:
+        """A rank enters a reduction; its log ends before the round."""
+        go, log = reduce.go, rank.state.log
+        self.check_one_go_per_round(go)
+        if rank.state.passive:
+            assert not own, "R15: a rank without state contributes"
+            return
+        self.check_quorum(go, log)
+        self.check_ages(go, log)
+        share = next((s for s in go.shares if s.member == rank.me), None)
+        count = share.count if share else 0
+        assert len(own) == count, f"{rank.me} adds {sorted(own)}, GO names {share}"
+        assert not set(own) & self.poisoned, f"I17: {rank.me} adds a poisoned batch"
+        content = scaled(own, 1 / Fraction(reduce.factor)) if own else {}
+        self.contributed[go.generation, go.round, rank.me] = content
+
+    def committed(self, rank: SimRank, go: Go, weighing: Weighing) -> None:
+        self.check_one_go_per_round(go)
+        if weighing.step:
+            self.check_weights(rank)
+        self.check_rounds_apart(rank)
+
+    def before_event(self, rank: SimRank, event: ev.Event) -> Fingerprint | None:
+        if isinstance(event, m.Announce):
+            self.check_words(event)
+        older = isinstance(event, m.PeerMessage) and event.generation < rank.state.promise
+        return _fingerprint(rank) if older else None
+
+    def after_event(self, rank: SimRank, before: Fingerprint | None) -> None:
+        if before is not None:
+            assert _fingerprint(rank) == before, "I13: a message of an old generation was heard"
+        self.remember_records(rank.state.log)
+        if rank.state.has_state and not rank.state.passive and rank.state.log.gen is not None:
+            self.check_same_state(rank)
+            self.check_conservation(rank)
+        self.check_buffers(rank)
+
+    # ---- after every event ----------------------------------------------------------------
+
+    def check_conservation(self, rank: SimRank) -> None:
+        """I1: produced = applied + pending + dropped + lost, in samples."""
+        p = rank.state.pending
+        totals = rank.state.log.ledger.by_member.get(rank.me, m.Totals())
+        pending = sum(x.samples for x in p.pieces) + sum(d.samples for d in p.drops)
+        total = totals.applied + totals.dropped + pending + p.lost
+        assert p.produced == total, (
+            f"I1: {rank.me} produced {p.produced}, applied {totals.applied}, dropped "
+            f"{totals.dropped}, pending {pending}, lost {p.lost}"
+        )
+        assert p.lost >= 0, f"I1: {rank.me} lost {p.lost}"
+
+    def check_buffers(self, rank: SimRank) -> None:
+        """I1 in sums: memory holds what the bookkeeping says, nothing else."""
+        p = rank.state.pending
+        self._check_buffer(rank, "HELD", rank.held, p.held)
+        if not p.void:  # the step under way will drop all of it
+            self._check_buffer(rank, "GRAD", rank.grad, p.grad)
+
+    def _check_buffer(self, rank: SimRank, name: str, memory: Sum, buffer: Buffer) -> None:
+        value = sum(memory.values(), Fraction(0)) * buffer.unit
+        wanted = buffer.samples * Fraction(buffer.discount)
+        assert len(memory) == len(buffer.pieces), f"I1: {name} of {rank.me} has {sorted(memory)}"
+        assert abs(value - wanted) < Fraction(1, 10**6), f"I1: {name} of {rank.me}: {value}"
+
+    def check_same_state(self, rank: SimRank) -> None:
+        """I4, I5: equal logs, equal weights."""
+        mine = rank.weights, rank.bank if rank.state.log.banked else {}
+        seen = self.state_at.setdefault(rank.state.log.digest, mine)
+        assert seen == mine, f"I5: {rank.me} has other weights at {rank.state.log.digest}"
+
+    def remember_records(self, log: Log) -> None:
+        ends = [digest for _, digest in log.tail]
+        for (before, after), record in zip(pairwise(ends), log.recent, strict=True):
+            known = self.chain.setdefault(after, (before, record))
+            assert known[0] == before, "two histories lead to one digest"
+
+    def check_words(self, announce: m.Announce) -> None:
+        """R11: at most two announcements of a rank in a round; evaluating may add to them."""
+        member = announce.share.member
+        key = announce.generation, announce.round, member
+        self.words[key] += 1
+        assert self.words[key] <= 2 or self.sim.world.rest, f"R11: {member} talks too much"
+
+    # ---- once per round -------------------------------------------------------------------
+
+    def check_one_go_per_round(self, go: Go) -> None:
+        """I4: one composition of a round in a generation."""
+        assert self.go_of.setdefault((go.generation, go.round), go) == go, f"I4: {go}"
+
+    def check_quorum(self, go: Go, log: Log) -> None:
+        """I6: fresh contributors >= k in every round that is not marked degraded."""
+        if go.degraded or go.trigger is Trigger.INITIATOR:
+            return
+        fresh = [s.member for s in go.shares if s.fresh]
+        assert len(fresh) >= log.quorum, f"I6: {fresh} are fewer than {log.quorum}"
+        for share in go.shares:
+            assert not share.fresh or share.count == 0 or share.oldest <= go.round
+
+    def check_ages(self, go: Go, log: Log) -> None:
+        """I7: nothing older than maxAge has full weight."""
+        s = log.settings
+        if not s.max_age or (s.late is Late.WAIT and self.settings_changed):
+            return
+        for share in go.shares:
+            over = go.round - share.oldest - s.max_age
+            if not share.count or over <= 0:
+                continue
+            assert s.late is Late.DECAY, f"I7: {share} is {over} rounds too old"
+            assert share.discount < 1, f"I7: {share} has full weight"
+
+    def check_weights(self, rank: SimRank) -> None:
+        """I2, I12: each batch at most once, with the weight of its samples."""
+        for label, value in rank.weights.items():
+            limit = self.samples[label]
+            assert value <= limit, f"I2: batch {label} applied {value} of {limit} samples"
+            if self.sim.world.settings.late is not Late.DECAY and not self.settings_changed:
+                assert value == limit, f"I12: batch {label} applied as {value} of {limit}"
+
+    def check_rounds_apart(self, rank: SimRank) -> None:
+        """Members of one generation are never two rounds apart."""
+        gen = rank.state.log.gen
+        peers = [
+            r.state.log.version
+            for r in self.sim.ranks.values()
+            if r.state.log.gen == gen and not r.state.passive and r.running
+        ]
+        assert not peers or max(peers) - min(peers) <= 1, f"rounds apart: {peers}"
+
+    # ---- at the end -----------------------------------------------------------------------
+
+    def job_failed(self, reason: str) -> None:
+        """A verdict must be true: nobody who could go on may be given up."""
+        if reason != "StateLost":
+            return
+        for rank in self.sim.ranks.values():
+            keeps = rank.state.has_state and rank.state.log.version > 0
+            assert not (rank.running and keeps), f"StateLost, but {rank.me} has weights"
+
+    def at_end(self) -> None:
+        """I14, I15, and I1-I3 along the released log."""
+        first, *others = self.sim.finished
+        for other in others:
+            assert other.state.log.digest == first.state.log.digest, "I14: two ends"
+            assert other.weights == first.weights, "I14: two final models"
+        records = self.history(first.state.log.digest)
+        self.check_order([r for r in records if isinstance(r, Go)])
+        assert self.replay(records) == first.weights, "I15: the log gives other weights"
+        self.check_totals(first)
+
+    def history(self, digest: str) -> list[Record]:
+        records = []
+        while digest:
+            digest, record = self.chain[digest]
+            records.append(record)
+        return records[::-1]
+
+    def check_order(self, rounds: list[Go]) -> None:
+        """I2, I3: per rank in order, each lease once."""
+        upto: dict[MemberId, int] = {}
+        leases: Counter[int] = Counter()
+        for go in rounds:
+            for share in go.shares:
+                leases.update(share.leases)
+                if share.count:
+                    assert share.upto > upto.get(share.member, 0), f"I3: {share}"
+                    upto[share.member] = share.upto
+        assert not [x for x, n in leases.items() if n > 1], "I2: a lease was applied twice"
+
+    def replay(self, records: list[Record]) -> Sum:
+        """I15: weights are a function of the log and of what the ranks contributed."""
+        log, weights, bank = Log(), dict[Label, Fraction](), dict[Label, Fraction]()
+        for record in records:
+            if isinstance(record, Go):
+                weighing = log.weigh(record)
+                bank = {} if weighing.first else bank
+                for share in record.shares:
+                    own = self.contributed[record.generation, record.round, share.member]
+                    add(bank, own, Fraction(weighing.factor(share)) * weighing.unit)
+                if weighing.step:
+                    add(weights, bank)
+            log.append(record)
+        return weights
+
+    def check_totals(self, rank: SimRank) -> None:
+        """I1 in total: every sample of every epoch was applied once, or counted as dropped."""
+        log, plan = rank.state.log, self.sim.world.plan
+        total = log.ledger.total()
+        applied = sum(self.samples[x] for x in rank.weights)
+        assert total.applied == applied, f"I1: {total.applied} counted, {applied} in the weights"
+        if log.stopping or not plan.samples:
+            return
+        wanted = sum(samples_of(plan, x) for x in range(total_leases(plan)))
+        assert total.applied + total.dropped == wanted, f"I1: {total} of {wanted}"
+        assert log.ledger.epochs_exact + log.ledger.epochs_short == plan.epochs
+        if log.settings.late is not Late.DECAY and not self.settings_changed:
+            assert total.discounted == 0
+
+
+def _fingerprint(rank: SimRank) -> Fingerprint:
+    s = rank.state
+    heard = tuple((r, tuple(sorted(a))) for r, a in sorted(s.arrivals.items()))
+    return (
+        (s.log.digest, s.promise, s.gen_id, s.passive, s.needs_part, s.started, s.broken),
+        (heard, tuple(s.gos), len(s.early), s.round, len(s.queue), s.reducing is not None),
+        (tuple(p.seq for p in s.pending.pieces), s.main, rank.grad, rank.held, rank.weights),
+    )
+
+

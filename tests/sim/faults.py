@@ -1,0 +1,165 @@
+"""What can happen to a job, by name, at a time: the vocabulary of histories."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from msgspec.structs import replace
+from paceline.core import messages as m
+from paceline.core.coordinator import AgentGone
+from paceline.core.records import Mode, Settings
+
+from sim.ranks import SimRank
+from sim.simulation import Simulation
+
+
+class Kind(StrEnum):
+    KILL = "kill"
+    """One rank; its agent lives and starts it again."""
+    LOSE = "lose"
+    """A pod with everything in it; only the inventory tells."""
+    CUT = "cut"
+    """A pod from all coordinators: a false suspicion."""
+    RECONNECT = "reconnect"
+    """A connection is replaced; what was under way on it is lost."""
+    HANG = "hang"
+    """The main thread of a rank."""
+    FREEZE = "freeze"
+    """SIGSTOP of a rank."""
+    STUCK = "stuck"
+    """The communication thread of a rank; heartbeats go on."""
+    DRAIN = "drain"
+    JOIN = "join"
+    """One more replica is wanted and started."""
+    SHRINK = "shrink"
+    """One replica fewer is wanted."""
+    CRASH = "crash"
+    """Coordinators die; another one starts."""
+    TWIN = "twin"
+    """A second coordinator beside the first."""
+    SLEEP = "sleep"
+    """SIGSTOP of a coordinator."""
+    BREAK = "break"
+    """Links between ranks fail for a while."""
+    MODE = "mode"
+    """Other settings are asked for."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    at_ms: float
+    kind: Kind
+    ms: float = 100.0
+    """How long it lasts, or until somebody reacts to it."""
+    pick: int = 0
+    """Which of the possible victims."""
+
+
+def plant(sim: Simulation, faults: list[Fault]) -> None:
+    for fault in faults:
+        sim.after(fault.at_ms, lambda f=fault: happen(sim, f))  # type: ignore[misc]
+
+
+def happen(sim: Simulation, fault: Fault) -> None:
+    live = [r for r in sim.ranks.values() if r.running and r.me not in sim.links.cut]
+    if not live or sim.finished:
+        return
+    rank = live[fault.pick % len(live)]
+    match fault.kind:
+        case Kind.CRASH | Kind.TWIN | Kind.SLEEP:
+            _to_coordinators(sim, fault)
+        case Kind.KILL | Kind.LOSE | Kind.DRAIN | Kind.JOIN | Kind.SHRINK:
+            _to_processes(sim, fault, rank, len(live))
+        case Kind.CUT:
+            _cut(sim, rank, fault.ms)
+        case Kind.RECONNECT:
+            sim.tell(f"rank {rank.me} gets a new connection")
+            names = [n for x, n in list(sim.links.open) if x == rank.me]
+            sim.links.disconnect(rank.me, noticed=False)
+            for name in names:
+                sim.after(fault.ms % 30, lambda n=name: sim.links.connect(rank, n))  # type: ignore[misc]
+        case Kind.BREAK:
+            sim.tell(f"links fail for {fault.ms:.0f} ms")
+            sim.broken_until = sim.now + int(fault.ms * 10**6)
+            rank.abort("link broke", aborted=False)
+        case Kind.MODE:
+            mode = list(Mode)[fault.pick % len(Mode)]
+            quorum = 1 + fault.pick % max(1, sim.world.replicas)
+            sim.set_targets(m.Targets(settings=_with(sim.world.settings, mode, quorum)))
+        case _:
+            _to_threads(sim, fault, rank)
+
+
+def _with(settings: Settings, mode: Mode, quorum: int) -> Settings:
+    return replace(settings, mode=mode, quorum=quorum)
+
+
+def _to_threads(sim: Simulation, fault: Fault, rank: SimRank) -> None:
+    name = {Kind.HANG: "hung", Kind.FREEZE: "stopped", Kind.STUCK: "stuck"}[fault.kind]
+    sim.tell(f"rank {rank.me} is {name} for {fault.ms:.0f} ms")
+    setattr(rank, name, True)
+
+    def over() -> None:
+        sim.tell(f"rank {rank.me} is no longer {name}")
+        setattr(rank, name, False)
+        if name != "hung":
+            rank.thaw()
+
+    sim.after(fault.ms, over)
+
+
+def _to_coordinators(sim: Simulation, fault: Fault) -> None:
+    name = f"c{len(sim.all_coordinators)}"
+    match fault.kind:
+        case Kind.CRASH:
+            for each in list(sim.coordinators):
+                sim.kill_coordinator(each)
+            sim.after(fault.ms % 200, lambda: sim.start_coordinator(name))
+        case Kind.TWIN:
+            sim.start_coordinator(name)
+        case _:
+            for coordinator in list(sim.coordinators.values()):
+                sim.tell(f"coordinator {coordinator.name} sleeps for {fault.ms:.0f} ms")
+                coordinator.stopped = True
+                sim.after(fault.ms, coordinator.thaw)
+
+
+def _to_processes(sim: Simulation, fault: Fault, rank: SimRank, live: int) -> None:
+    pod = sim.pods[m.pod_of(rank.me)]
+    match fault.kind:
+        case Kind.KILL:
+            sim.kill(rank.me, restart=True)
+        case Kind.LOSE:
+            sim.remove_pod(pod)
+            sim.after(fault.ms, lambda: sim.start_pod(pod.key[0]))
+        case Kind.DRAIN if live > 1:
+            sim.drain(pod.key)
+            sim.after(fault.ms, lambda: None if sim.finished else sim.start_pod(pod.key[0]))
+        case Kind.JOIN:
+            sim.start_pod(1 + max(slot for slot, _ in sim.pods))
+            wanted = sim.targets.replicas if sim.targets else None
+            sim.set_targets(m.Targets(replicas=(wanted or sim.world.replicas) + 1))
+        case Kind.SHRINK:
+            wanted = (sim.targets.replicas if sim.targets else None) or sim.world.replicas
+            if wanted > 1:
+                sim.set_targets(m.Targets(replicas=wanted - 1))
+
+
+def _cut(sim: Simulation, rank: SimRank, ms: float) -> None:
+    """The control channel of a pod is cut; it goes on with its peers as long as they do."""
+    pod = sim.pods[m.pod_of(rank.me)]
+    members = tuple(pod.living)
+    sim.tell(f"pod {pod.key} is cut off for {ms:.0f} ms")
+    sim.links.cut.update(members)
+    for member in members:
+        sim.links.disconnect(member)
+    sim.to_coordinators(AgentGone(*pod.key))
+
+    def heal() -> None:
+        sim.links.cut.difference_update(members)
+        sim.tell(f"pod {pod.key} is connected again")
+        for name in list(sim.coordinators):
+            sim.connect(pod, name)
+
+    sim.after(ms, heal)

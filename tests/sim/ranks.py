@@ -1,0 +1,301 @@
+"""A rank process: the real machine, a simulated communication thread and a simulated script.
+
+`SimRank` does with fractions what `paceline.comm` does with tensors.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from paceline.core import messages as m
+from paceline.core.ids import MemberId
+from paceline.core.log import Weighing
+from paceline.core.pending import BufferOp, Merge, Place, Scale, Swap, Zero
+from paceline.core.rank import events as ev
+from paceline.core.rank.machine import Rank
+from paceline.core.rank.state import RankState
+from paceline.core.records import Go, Metric
+from paceline.core.sampling import samples_of
+
+from sim.sums import Label, Sum, add, scaled
+
+if TYPE_CHECKING:
+    from sim.simulation import Simulation
+
+
+class SimRank:
+    def __init__(self, sim: Simulation, me: MemberId) -> None:
+        self.sim, self.me = sim, me
+        endpoints = m.Endpoints(f"trigger-{me}", f"data-{me}")
+        self.machine = Rank(me, pid=me.slot, host="sim", endpoints=endpoints)
+        self.alive = True
+        self.exit: ev.Exit | None = None
+        # What is wrong with it.
+        self.hung = False
+        """Its main thread."""
+        self.stopped = False
+        """The whole process (SIGSTOP)."""
+        self.stuck = False
+        """Its communication thread; heartbeats go on."""
+        # Memory.
+        self.grad: Sum = {}
+        self.held: Sum = {}
+        self.result: Sum = {}
+        self.queue: dict[int, Sum] = {}
+        self.weights: Sum = {}
+        self.bank: Sum = {}
+        self.staged: dict[object, tuple[Sum, Sum]] = {}
+        self.part_result: Sum | None = None
+        # The communication thread.
+        self.group: m.Commit | None = None
+        self.reducing: ev.Reduce | None = None
+        self.waiting: deque[ev.Event] = deque()
+        """Events that arrive while it is inside a reduction."""
+        self.backlog: deque[ev.Event] = deque()
+        """Events that arrive while it is stopped or stuck."""
+        self.wake_ns: int | None = None
+        # The script.
+        self.leases: tuple[int, ...] = ()
+        self.pulled: set[int] = set()
+        self.labels = 0
+        self.steps = 0
+        self.resumed: list[ev.Resume] = []
+
+    @property
+    def state(self) -> RankState:
+        return self.machine.state
+
+    @property
+    def running(self) -> bool:
+        return self.alive and self.exit is None
+
+    # ---- events in, effects out -----------------------------------------------------------
+
+    def post(self, event: ev.Event) -> None:
+        if not self.running:
+            return
+        if self.stopped or self.stuck:
+            self.backlog.append(event)
+        elif self.reducing is not None and not isinstance(event, ev.Reduced | ev.ChannelFailed):
+            self.waiting.append(event)
+            if isinstance(event, m.Prepare | m.Release | m.Dismiss):
+                self.abort("an order came", aborted=True)
+            elif isinstance(event, ev.Connected):  # the link introduces the rank by itself
+                self._carry_out(ev.ToCoordinator(self.state.registration()))
+        else:
+            self._handle(event)
+            self._work_off()
+
+    def _work_off(self) -> None:
+        while self.waiting and self.reducing is None and self.running:
+            self._handle(self.waiting.popleft())
+
+    def thaw(self) -> None:
+        self.stopped = self.stuck = False
+        backlog, self.backlog = self.backlog, deque()
+        for event in backlog:
+            self.post(event)
+
+    def _handle(self, event: ev.Event) -> None:
+        before = self.sim.checkers.before_event(self, event)
+        follow: list[ev.Event] = []
+        for effect in self.machine.handle(self.sim.now, event):
+            done = self._carry_out(effect)
+            if done is not None:
+                follow.append(done)
+        self.sim.checkers.after_event(self, before)
+        for done in follow:
+            if self.running:
+                self._handle(done)
+
+    def _carry_out(self, effect: ev.Effect) -> ev.Event | None:
+        sim = self.sim
+        match effect:
+            case ev.ToPeer(member=to, message=message):
+                sim.links.to_peer(self.me, to, message)
+            case ev.ToCoordinator(message=message):
+                sim.links.to_coordinators(self.me, message)
+            case ev.Buffers(op=op):
+                self._buffers(op)
+            case ev.OpenChannel(commit=commit):
+                self.group = commit
+                if sim.breaks_channel(self):
+                    return ev.ChannelFailed("no link", None, False)
+                return ev.ChannelOpened()
+            case ev.CloseChannel():
+                self.reducing = self.group = None
+            case ev.Reduce():
+                self.reducing = effect
+                self._join_reduction(effect)
+            case ev.WakeAt(at_ns=at_ns):
+                self.wake_ns = at_ns
+                sim.at(at_ns, lambda: self._tick(at_ns))
+            case ev.Resume():
+                self._resume(effect)
+            case ev.Held(leases=leases):
+                self.leases = leases
+            case ev.Exit():
+                self.exit = effect
+                sim.exited(self)
+            case _:
+                self._change_state(effect)
+        return None
+
+    def _tick(self, at_ns: int) -> None:
+        if self.wake_ns == at_ns:
+            self.post(ev.Tick())
+
+    # ---- memory ---------------------------------------------------------------------------
+
+    def _buffers(self, op: BufferOp) -> None:
+        match op:
+            case Swap():
+                assert not self.held, f"R22: HELD of {self.me} is swapped but not empty"
+                self.held, self.grad = self.grad, {}
+            case Merge(held_factor=held, grad_factor=grad):
+                merged = scaled(self.held, Fraction(held))
+                add(merged, self.grad, Fraction(grad))
+                self.held, self.grad = merged, {}
+            case Scale(place=Place.GRAD, factor=factor):
+                self.grad = scaled(self.grad, Fraction(factor))
+            case Scale(factor=factor):
+                self.held = scaled(self.held, Fraction(factor))
+            case Zero(place=Place.GRAD):
+                self.grad = {}
+            case Zero():
+                self.held = {}
+
+    def _change_state(self, effect: ev.Effect) -> None:
+        match effect:
+            case ev.Apply(go=go, weighing=weighing):
+                self._apply(go, weighing, self.result)
+            case ev.Queue(go=go):
+                self.queue[go.round] = self.result
+            case ev.DropQueue(generation=generation):
+                self.queue.clear()
+                self.staged = {g: s for g, s in self.staged.items() if g == generation}
+            case ev.InstallPart(go=go, weighing=weighing):
+                assert self.part_result is not None
+                self.bank = dict(self.part_result)
+                self._step_optimizer(go, weighing)
+            case ev.InstallState(queued=queued):
+                weights, bank = self.staged.pop(self.state.gen_id)
+                self.weights, self.bank = dict(weights), dict(bank)
+                for go, weighing in queued:
+                    self._apply(go, weighing, self.queue[go.round])
+                self.queue.clear()
+            case ev.SendPart(to=to, part=part, with_result=with_result):
+                result = dict(self.bank) if with_result else None
+                self.sim.links.send_part(self.me, to, part, result)
+            case ev.SendState(to=to, state=state):
+                copied = dict(self.weights), dict(self.bank)
+                self.sim.links.send_state(self.me, to, state, copied)
+            case _:
+                raise AssertionError(effect)
+
+    def _apply(self, go: Go, weighing: Weighing, result: Sum) -> None:
+        self.bank = {} if weighing.first else dict(self.bank)
+        add(self.bank, result, Fraction(weighing.unit))
+        self._step_optimizer(go, weighing)
+
+    def _step_optimizer(self, go: Go, weighing: Weighing) -> None:
+        if weighing.step:
+            self.weights = dict(self.weights)
+            add(self.weights, self.bank)
+        self.sim.checkers.committed(self, go, weighing)
+
+    # ---- reductions -----------------------------------------------------------------------
+
+    def _join_reduction(self, effect: ev.Reduce) -> None:
+        assert self.group is not None
+        own: Sum = {}
+        if effect.place is not None:
+            source = self.grad if effect.place is Place.GRAD else self.held
+            own = scaled(source, Fraction(effect.factor))
+        self.sim.checkers.joined(self, effect, own)
+        self.sim.reductions.join(self, self.group.gen, effect.go.round, own)
+
+    def complete(self, generation: object, round_: int, total: Sum) -> None:
+        """The reduction is through on this rank, unless it was abandoned."""
+        reduce = self.reducing
+        if reduce is None or (reduce.go.generation, reduce.go.round) != (generation, round_):
+            return
+        if not self.running:
+            return
+        if self.stopped or self.stuck:
+            self.sim.after(20, lambda: self.complete(generation, round_, total))
+            return
+        self.result = total
+        self.reducing = None
+        self._handle(ev.Reduced())
+        self._work_off()
+
+    def abort(self, why: str, *, aborted: bool) -> None:
+        if self.reducing is not None and self.running:
+            self.reducing = None
+            self._handle(ev.ChannelFailed(why, None, aborted))
+            self._work_off()
+
+    # ---- the user's script ----------------------------------------------------------------
+
+    def start_script(self) -> None:
+        world = self.sim.world
+        self.post(ev.Begin("same", world.plan, world.lookahead))
+
+    def _resume(self, effect: ev.Resume) -> None:
+        self.resumed.append(effect)
+        done = effect.stopped or (not self.sim.world.leases and self.steps >= self.sim.world.steps)
+        if done:
+            self.sim.after(0.1, lambda: self.post(ev.Finish()))
+        else:
+            self.sim.after(0.01, self.next_batch)
+
+    def next_batch(self) -> None:
+        sim, world = self.sim, self.sim.world
+        if not self.running:
+            return
+        if self.stopped or self.hung:
+            sim.after(20, self.next_batch)
+            return
+        if world.rest and sim.rng.random() < world.rest:
+            self.post(ev.Rest())
+            sim.after(sim.rng.uniform(5, 40), lambda: self.post(ev.Unrest()))
+            return
+        lease, samples = -1, world.batch
+        if world.leases:
+            free = [x for x in self.leases if x not in self.pulled]
+            if not free:
+                self.pulled &= set(self.leases)
+                self.post(ev.Want())
+                return
+            lease = free[0]
+            self.pulled.add(lease)
+            samples = samples_of(world.plan, lease)
+            if world.skip and sim.rng.random() < world.skip:
+                self.post(ev.Skip(lease, samples))
+                sim.after(0.01, self.next_batch)
+                return
+        factor = world.slow.get(self.me.slot, 1.0)
+        pause = sim.rng.uniform(*world.step_ms) * factor
+        sim.after(pause, lambda: self.finish_batch(lease, samples))
+
+    def finish_batch(self, lease: int, samples: int) -> None:
+        if not self.running:
+            return
+        if self.hung or self.stopped:
+            self.sim.after(20, lambda: self.finish_batch(lease, samples))
+            return
+        self.labels += 1
+        self.steps += 1
+        label = Label(self.me, self.labels)
+        unit = self.state.pending.grad.unit if self.grad else samples
+        if unit != samples:  # the training layer rescales what lies in GRAD before the backward
+            self.grad = scaled(self.grad, Fraction(unit, samples))
+        self.grad = {**self.grad, label: Fraction(1)}
+        finite = not (self.sim.world.nan and self.sim.rng.random() < self.sim.world.nan)
+        self.sim.checkers.produced(label, lease, samples, finite=finite)
+        leases = (lease,) if lease >= 0 else ()
+        metrics = (Metric("loss", 1.0 * samples, samples),)
+        self.post(ev.Step(leases, samples, samples, finite, metrics))

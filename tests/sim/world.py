@@ -1,0 +1,55 @@
+"""What kind of job a history is about, and how its machines and links behave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paceline.core.records import DataPlan, Settings
+
+MS = 10**6
+
+
+@dataclass
+class World:
+    """Everything that a history is drawn from beside its seed. Times in milliseconds."""
+
+    replicas: int = 3
+    procs: int = 1
+    settings: Settings = field(default_factory=Settings)
+    leases: int = 24
+    """Of one epoch; 0 = the script feeds itself for `steps` steps."""
+    steps: int = 10
+    batch: int = 4
+    uneven: bool = False
+    """The last lease of an epoch is smaller."""
+    epochs: int = 1
+    accumulate: int = 1
+    lookahead: int = 2
+    step_ms: tuple[float, float] = (5, 20)
+    slow: dict[int, float] = field(default_factory=dict)
+    """Factor by slot."""
+    nan: float = 0.0
+    skip: float = 0.0
+    rest: float = 0.0
+    """Shares of the batches that are poisoned, skipped, or after which the rank evaluates."""
+    delay_ms: tuple[float, float] = (0.05, 3.0)
+    stream_ms: float = 80.0
+    """At most for a joiner's state."""
+    settle_ms: int = 300
+    freeze_ms: int = 400
+    until_ms: int = 60_000
+    """I8: bound of the whole history."""
+
+    @property
+    def plan(self) -> DataPlan:
+        if not self.leases:
+            return DataPlan()
+        size = self.batch * self.accumulate
+        samples = self.leases * size - (size // 2 if self.uneven else 0)
+        return DataPlan(
+            samples=samples,
+            batch=self.batch,
+            accumulate=self.accumulate,
+            epochs=self.epochs,
+            seed=1,
+        )

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.train.context import init
+    from paceline.train.ddp import ddp
     from paceline.train.job import evaluating, finish, is_publisher, log, rank, size
     from paceline.train.loader import DataLoader
     from paceline.train.optimizer import DistributedOptimizer
@@ -32,6 +33,7 @@ __all__ = [
     "DataLoader",
     "DistributedOptimizer",
     "__version__",
+    "ddp",
     "evaluating",
     "finish",
     "init",
@@ -44,6 +46,7 @@ __all__ = [
 _HOME = {
     "DataLoader": "loader",
     "DistributedOptimizer": "optimizer",
+    "ddp": "ddp",
     "evaluating": "job",
     "finish": "job",
     "init": "context",

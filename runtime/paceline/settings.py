@@ -46,6 +46,8 @@ ENV_TLS_KEY: Final = "PACELINE_TLS_KEY"
 ENV_LINGER: Final = "PACELINE_LINGER_SECONDS"
 
 PREFIX: Final = "PACELINE_"
+SOCKETS: Final = "s"
+"""Folder in the run folder for the sockets of the ranks; short, since such a path is limited."""
 METRICS_PORT: Final = 9464
 DRAIN_GRACE_S: Final = 30.0
 LINGER_S: Final = 24 * 3600.0

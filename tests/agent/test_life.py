@@ -73,9 +73,14 @@ def test_the_coordinator_drains_a_pod(tmp_path: Path) -> None:
 
 
 def test_the_drain_grace_ends_with_a_kill(tmp_path: Path) -> None:
+    script = RANK_SIDE + (
+        "line.tell('present'); print('ready', flush=True); import time; time.sleep(60)\n"
+    )
+
     async def scenario() -> None:
-        async with pod(tmp_path, ["sleep", "60"], drain_grace_s=0.3) as (agent, coordinator):
+        async with pod(tmp_path, script, drain_grace_s=0.3) as (agent, coordinator):
             rank = await started(coordinator)
+            await agent.printed("ready")
             agent.signal(signal.SIGTERM)
             assert await agent.ended() == 1
             await gone(rank.pid)
@@ -150,7 +155,7 @@ def test_command_not_found_is_the_users_to_mend(tmp_path: Path, backend: str) ->
 @pytest.mark.parametrize(
     ("script", "code", "reason"),
     [
-        ("print('hello')", 1, "ScriptEndedEarly"),
+        ("print('hello')", 1, "ScriptTookNoPart"),
         ("import sys; sys.exit('quorum is above the replicas') if 0 else sys.exit(2)", 2, "code 2"),
         (RANK_SIDE + "line.tell('failed', 'GradScaler is not supported'); os._exit(2)", 2, "Grad"),
         (RANK_SIDE + "line.tell('finished'); raise OSError('disk full')", 1, "disk full"),

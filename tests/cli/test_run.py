@@ -5,86 +5,14 @@ After each of them the exit code says so, the error names rank and reason, and n
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from cli.runs import LIMIT_S, Run, processes_with
 
 pytestmark = pytest.mark.processes
-
-PACELINE = Path(sys.executable).parent / "paceline"
-LIMIT_S = 60.0
-JOB = """\
-apiVersion: paceline.dev/v1alpha1
-kind: TrainingJob
-metadata: {{name: {name}}}
-spec:
-  replicas: 2
-  collective: {{backend: gloo}}
-  template:
-    spec:
-      containers:
-      - name: trainer
-        image: none
-        command: {command}
-        env: [{{name: MARK, value: "{mark}"}}]
-"""
-
-
-class Run:
-    """One `paceline run` in a folder of its own; `mark` is in the environment of its ranks."""
-
-    def __init__(self, folder: Path, command: str, *words: str, name: str = "job") -> None:
-        self.folder = folder
-        self.mark = f"paceline-test-{os.getpid()}-{folder.name}-{name}"
-        (folder / f"{name}.yaml").write_text(JOB.format(name=name, command=command, mark=self.mark))
-        self.process = subprocess.Popen(
-            [PACELINE, "run", f"{name}.yaml", *words],
-            cwd=folder,
-            env=os.environ | {"MARK": self.mark},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-
-    def wait(self) -> tuple[int, str]:
-        """Exit code and output. By then nothing of the run may live."""
-        try:
-            said, _ = self.process.communicate(timeout=LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise
-        assert processes_with(self.mark) == []
-        assert "Traceback" not in said.replace("[rank", "") or "ValueError" in said
-        return self.process.returncode, said
-
-    def until(self, text: str) -> None:
-        """Wait until the coordinator's log holds `text`."""
-        end = time.monotonic() + LIMIT_S
-        while time.monotonic() < end:
-            logs = self.folder.glob("runs/*/*.log")
-            if any(text in log.read_text() for log in logs):
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"no log says {text!r}")
-
-
-def processes_with(mark: str) -> list[str]:
-    """Command lines of all processes that have the mark in their environment."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                if mark.encode() in (entry / "environ").read_bytes():
-                    found.append((entry / "cmdline").read_text())
-            except OSError:
-                continue  # gone, or not ours
-    return found
 
 
 def test_a_script_that_raises(tmp_path: Path) -> None:
@@ -95,10 +23,18 @@ def test_a_script_that_raises(tmp_path: Path) -> None:
     assert "paceline/" not in said, "a traceback of Paceline's own"
 
 
-def test_a_script_that_ends_early(tmp_path: Path) -> None:
+def test_a_script_that_knows_nothing_of_paceline(tmp_path: Path) -> None:
     code, said = Run(tmp_path, "[python, -c, 'print(4711)']").wait()
     assert code == 1
     assert "] 4711" in said, "what a rank prints is shown"
+    assert "ScriptTookNoPart" in said
+    assert "never called pl.init() or pl.ddp()" in said
+    assert "Traceback" not in said
+
+
+def test_a_script_that_ends_early(tmp_path: Path) -> None:
+    code, said = Run(tmp_path, "[python, -c, 'import paceline; paceline.init()']").wait()
+    assert code == 1
     assert "ScriptEndedEarly" in said
     assert "Traceback" not in said
 

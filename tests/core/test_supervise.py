@@ -184,6 +184,7 @@ def test_whatever_happens_each_process_is_launched_and_reported_once(events: lis
 
 def test_a_second_sigterm_neither_repeats_nor_shortens_the_drain() -> None:
     place = make_place(Phase.RUNNING)
+    feed(place, 0, Told(Outcome.PRESENT, ""))
     assert feed(place, 1 * S, Drain("SIGTERM")) == [Command(place.member, "drain", "SIGTERM")]
     assert feed(place, 2 * S, Drain("SIGTERM")) == []
     assert place.wake_at_ns == 31 * S
@@ -256,7 +257,8 @@ def death(**facts: object) -> Death:
     [
         ({"code": 0, "outcome": Outcome.FINISHED}, (End.FINISHED, 0), ""),
         ({"code": 0, "outcome": Outcome.DISMISSED}, (End.DRAINED, 0), ""),
-        ({"code": 0}, (End.FAILED, 1), "ScriptEndedEarly"),
+        ({"code": 0}, (End.FAILED, 1), "ScriptTookNoPart"),
+        ({"code": 0, "outcome": Outcome.PRESENT}, (End.FAILED, 1), "ScriptEndedEarly"),
         ({"code": 0, "outcome": Outcome.FAILED, "said": "lr"}, (End.FAILED, 1), "lr"),
         ({"code": 2}, (End.FAILED, 2), "exit code 2"),
         ({"code": 127, "outcome": Outcome.UNSTARTABLE, "said": "none"}, (End.FAILED, 2), "none"),
@@ -265,7 +267,12 @@ def death(**facts: object) -> Death:
         ({"code": -15}, None, "signal 15 (SIGTERM)"),
         ({"code": None, "text": "no mpiexec"}, None, "it could not be started: no mpiexec"),
         ({"code": -9, "kill_why": "silent"}, None, "killed by its agent: silent"),
-        ({"code": -9, "leaving": "SIGTERM"}, (End.DRAINED, 1), "signal 9 (SIGKILL)"),
+        ({"code": -9, "leaving": "over"}, (End.DRAINED, 0), "signal 9 (SIGKILL)"),
+        (
+            {"code": -9, "outcome": Outcome.PRESENT, "leaving": "SIGTERM"},
+            (End.DRAINED, 1),
+            "signal 9 (SIGKILL)",
+        ),
         ({"code": 1, "outcome": Outcome.FINISHED}, (End.FAILED, 1), "after the job was over"),
         ({"code": 1, "outcome": Outcome.DISMISSED, "leaving": "x"}, (End.DRAINED, 1), "code 1"),
     ],

@@ -23,7 +23,8 @@ WAIT_S = 60.0
 
 
 class Director:
-    """`look` is called with each status. A step is [action, number, milliseconds, moment_ms]."""
+    """`look` is called with each status. A step is [action, number, milliseconds, moment_ms]; one
+    with a negative moment does not wait until the job has recovered from the step before."""
 
     runner: Runner
 
@@ -38,7 +39,7 @@ class Director:
         self._stopped: list[int] = []
         self._task = asyncio.get_running_loop().create_task(self._play())
 
-    def look(self, status: Status, timeline: Timeline) -> None:
+    def look(self, status: Status, _timeline: Timeline) -> None:
         self._status = status
         self._news.set()
 
@@ -50,9 +51,9 @@ class Director:
     async def _play(self) -> None:
         while self.undone:
             action, number, milliseconds, moment_ms = self.undone[0]
-            if moment_ms >= 0:  # else together with the step before
+            if moment_ms >= 0:
                 await self._seen(self._goes_well)
-                await asyncio.sleep(moment_ms / 1000)
+            await asyncio.sleep(abs(moment_ms) / 1000)
             await getattr(self, f"_{action}")(number, milliseconds)
             version = self._status.version if self._status else 0
             self.said.append(f"{action} {number} {milliseconds} at round {version}")

@@ -8,6 +8,7 @@ children, and how a shim becomes a rank.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import runpy
@@ -21,7 +22,6 @@ import paceline.agent.__main__ as agent_entry
 import paceline.coordinator.__main__ as coordinator_entry
 from paceline.agent import shim
 from paceline.agent.launch import Plan, plan_rank
-from paceline.core.messages import Release  # noqa: F401  (preloaded with everything else)
 from paceline.local import cluster
 from paceline.local.processes import Child, Output
 from paceline.local.runner import Runner
@@ -130,22 +130,28 @@ def become_rank(name: str, key: str, agent_pid: int) -> None:
     runpy.run_path(script, run_name="__main__")
 
 
-def runner(text: str, folder: str, answer: int) -> int:
-    """One history; its result goes to the descriptor `answer` as JSON."""
-    below = nursery.start_below()
-    cluster.Child.start = staticmethod(start_child(below))  # type: ignore[method-assign,assignment]
-    result = asyncio.run(_history(json.loads(text), Path(folder)))
-    with os.fdopen(answer, "w") as file:
+def answer(function: str, order: str, folder: str, descriptor: int) -> int:
+    """Call `function` ("module:name"); what it returns goes to `descriptor` as JSON."""
+    module, _, name = function.partition(":")
+    result = getattr(importlib.import_module(module), name)(json.loads(order), Path(folder))
+    with os.fdopen(descriptor, "w") as file:
         json.dump(result, file)
     return 0
 
 
-async def _history(history: dict[str, Any], folder: Path) -> dict[str, Any]:
+def history(order: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The runner of one history."""
+    below = nursery.start_below()
+    cluster.Child.start = staticmethod(start_child(below))  # type: ignore[method-assign,assignment]
+    return asyncio.run(_history(order, folder))
+
+
+async def _history(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     printed: list[str] = []
     said: list[str] = []
-    director = Director(history["steps"], folder)
+    director = Director(order["steps"], folder)
     runs = Runner(
-        resolve(job_from_mapping(history["job"])),
+        resolve(job_from_mapping(order["job"])),
         run_dir=folder,
         working_dir=folder,
         faults=(),

@@ -14,7 +14,7 @@ from paceline.core.pending import Buffer
 from paceline.core.rank import events as ev
 from paceline.core.records import Go, Late, Record, Trigger
 from paceline.core.sampling import samples_of, total_leases
-
+from paceline.core.snapshot import Totals
 from sim.sums import Label, Sum, add, scaled
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Checkers:
     def check_conservation(self, rank: SimRank) -> None:
         """I1: produced = applied + pending + dropped + lost, in samples."""
         p = rank.state.pending
-        totals = rank.state.log.ledger.by_member.get(rank.me, m.Totals())
+        totals = rank.state.log.ledger.by_member.get(rank.me, Totals())
         pending = sum(x.samples for x in p.pieces) + sum(d.samples for d in p.drops)
         total = totals.applied + totals.dropped + pending + p.lost
         assert p.produced == total, (
@@ -102,7 +102,8 @@ class Checkers:
         """I1 in sums: memory holds what the bookkeeping says, nothing else."""
         p = rank.state.pending
         self._check_buffer(rank, "HELD", rank.held, p.held)
-        if not p.void:  # the step under way will drop all of it
+        queued = any(isinstance(e, ev.Step) for e in (*rank.waiting, *rank.backlog))
+        if not p.void and not queued:  # void: the step under way will drop all of it
             self._check_buffer(rank, "GRAD", rank.grad, p.grad)
 
     def _check_buffer(self, rank: SimRank, name: str, memory: Sum, buffer: Buffer) -> None:
@@ -253,5 +254,3 @@ def _fingerprint(rank: SimRank) -> Fingerprint:
         (heard, tuple(s.gos), len(s.early), s.round, len(s.queue), s.reducing is not None),
         (tuple(p.seq for p in s.pending.pieces), s.main, rank.grad, rank.held, rank.weights),
     )
-
-

@@ -11,7 +11,6 @@ from paceline.core import messages as m
 from paceline.core.ids import GenerationId, MemberId
 from paceline.core.rank import events as ev
 from paceline.core.records import Gen
-
 from sim.sums import Sum, add
 from sim.world import MS
 

@@ -18,7 +18,6 @@ from paceline.core.rank.machine import Rank
 from paceline.core.rank.state import RankState
 from paceline.core.records import Go, Metric
 from paceline.core.sampling import samples_of
-
 from sim.sums import Label, Sum, add, scaled
 
 if TYPE_CHECKING:
@@ -94,9 +93,8 @@ class SimRank:
 
     def thaw(self) -> None:
         self.stopped = self.stuck = False
-        backlog, self.backlog = self.backlog, deque()
-        for event in backlog:
-            self.post(event)
+        while self.backlog and not (self.stopped or self.stuck):
+            self.post(self.backlog.popleft())
 
     def _handle(self, event: ev.Event) -> None:
         before = self.sim.checkers.before_event(self, event)
@@ -121,7 +119,7 @@ class SimRank:
                 self._buffers(op)
             case ev.OpenChannel(commit=commit):
                 self.group = commit
-                if sim.breaks_channel(self):
+                if sim.breaks_channel():
                     return ev.ChannelFailed("no link", None, False)
                 return ev.ChannelOpened()
             case ev.CloseChannel():

@@ -1,8 +1,8 @@
 """A whole job on a virtual clock: real state machines, simulated threads, links and processes.
 
 One seed gives everything: delays, reordering between channels, what faults hit. The checkers look
-after every event. `Simulation.run` ends when every process has ended, or raises `Violated` with the
-story of the run.
+after every event. `Simulation.run` ends when every process has ended, or raises
+`BrokenPromiseError` with the story of the run.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from collections.abc import Callable
 
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
-from paceline.core.coordinator.state import State
 from paceline.core.ids import MemberId
 from paceline.core.rank import events as ev
-
 from sim.checkers import Checkers
+from sim.coordinators import SimCoordinator
 from sim.links import Links, Reductions
 from sim.ranks import SimRank
 from sim.world import MS, World
@@ -27,77 +26,8 @@ BEAT_MS = 100
 _DRAIN = ev.Drain()
 
 
-class Violated(AssertionError):
+class BrokenPromiseError(AssertionError):
     """A promise is broken; the message is the story of the run."""
-
-
-class SimCoordinator:
-    def __init__(self, sim: Simulation, name: str) -> None:
-        self.sim, self.name = sim, name
-        world = sim.world
-        config = coord.Config(
-            job="sim",
-            replicas=world.replicas,
-            procs=world.procs,
-            settings=world.settings,
-            settle_ns=world.settle_ms * MS,
-            freeze_timeout_ns=world.freeze_ms * MS,
-            backoff_limit=1000,
-        )
-        self.machine = coord.Coordinator(config, uid=name, now_ns=sim.now)
-        self.alive = True
-        self.stopped = False
-        self.backlog: deque[coord.Event] = deque()
-        self.outcome: coord.Outcome | None = None
-        self.retired = ""
-        self.wake_ns: int | None = None
-        self.reasons: list[str] = []
-
-    @property
-    def state(self) -> State:
-        return self.machine.state
-
-    def thaw(self) -> None:
-        self.stopped = False
-        while self.backlog:
-            self.post(self.backlog.popleft())
-
-    def post(self, event: coord.Event) -> None:
-        if not self.alive:
-            return
-        if self.stopped:
-            self.backlog.append(event)
-            return
-        for effect in self.machine.handle(self.sim.now, event):
-            self._carry_out(effect)
-
-    def _carry_out(self, effect: coord.Effect) -> None:
-        sim = self.sim
-        match effect:
-            case coord.ToRank(member=member, message=message):
-                sim.links.to_rank(self.name, member, message)
-            case coord.ToAgent(slot=slot, attempt=attempt, message=order):
-                sim.after(2, lambda: sim.order_agent((slot, attempt), order))
-            case coord.WakeAt(at_ns=at_ns):
-                self.wake_ns = at_ns
-                sim.at(at_ns, lambda: self._tick(at_ns))
-            case coord.JobEnded(outcome=outcome):
-                self.outcome = outcome
-                sim.checkers.job_failed(outcome.reason)
-            case coord.Retire(why=why):
-                self.retired, self.alive = why, False
-                sim.tell(f"coordinator {self.name} retires: {why}")
-                sim.retired(self)
-            case coord.Happened(reason=reason, message=message, facts=facts):
-                self.reasons.append(reason)
-                why = f" ({facts['why']})" if "why" in facts else ""
-                sim.tell(f"coordinator {self.name}: {reason}: {message}{why}")
-                if reason == "GenerationFormed":
-                    sim.after(10, sim.note_trained)
-
-    def _tick(self, at_ns: int) -> None:
-        if self.wake_ns == at_ns:
-            self.post(coord.Tick())
 
 
 class SimPod:
@@ -106,6 +36,7 @@ class SimPod:
     def __init__(self, slot: int, attempt: int) -> None:
         self.key = (slot, attempt)
         self.alive = True
+        self.draining = False
         self.living: list[MemberId] = []
         self.dead: list[MemberId] = []
         self.released: tuple[object, int] | None = None
@@ -120,7 +51,7 @@ class Simulation:
         self.rng = random.Random(seed)
         self.now = 0
         self.count = 0
-        self.heap: list[tuple[int, int, Callable[[], None]]] = []
+        self.heap: list[tuple[int, int, Callable[[], object]]] = []
         self.links = Links(self)
         self.reductions = Reductions(self)
         self.checkers = Checkers(self)
@@ -135,11 +66,11 @@ class Simulation:
 
     # ---- time -----------------------------------------------------------------------------
 
-    def at(self, at_ns: int, action: Callable[[], None]) -> None:
+    def at(self, at_ns: int, action: Callable[[], object]) -> None:
         self.count += 1
         heapq.heappush(self.heap, (max(at_ns, self.now), self.count, action))
 
-    def after(self, ms: float, action: Callable[[], None]) -> None:
+    def after(self, ms: float, action: Callable[[], object]) -> None:
         self.at(self.now + int(ms * MS), action)
 
     def tell(self, line: str) -> None:
@@ -149,6 +80,7 @@ class Simulation:
 
     def start(self) -> None:
         self.start_coordinator("a")
+        self.after(20, self.note_trained)
         for slot in range(self.world.replicas):
             self.start_pod(slot)
 
@@ -190,9 +122,11 @@ class Simulation:
         self.to_coordinators(coord.SetTargets(targets))
 
     def note_trained(self) -> None:
-        """The runner reads the status: from now on nothing may begin anew unasked (R26)."""
-        if not self.inventory.trained:
+        """The runner reads the status: once rounds are committed nothing may begin anew (R26)."""
+        if any(c.state.version for c in self.coordinators.values()):
             self.set_inventory(self.inventory.pods, trained=True)
+        else:
+            self.after(20, self.note_trained)
 
     def set_inventory(self, pods: tuple[tuple[int, int], ...], *, trained: bool = False) -> None:
         inventory = m.Inventory(
@@ -221,6 +155,8 @@ class Simulation:
             self.connect(pod, name)
 
     def start_rank(self, pod: SimPod, local: int) -> None:
+        if not pod.alive:
+            return
         slot, attempt = pod.key
         restarts = pod.restarts.get(local, -1) + 1
         pod.restarts[local] = restarts
@@ -244,7 +180,12 @@ class Simulation:
         if not pod.living and not pod.dead:
             return  # not up yet
         hello = m.AgentHello(
-            *pod.key, "sim", "", tuple(pod.living), tuple(pod.dead), pod.released  # type: ignore[arg-type]
+            *pod.key,
+            "sim",
+            "",
+            tuple(pod.living),
+            tuple(pod.dead),
+            pod.released,  # type: ignore[arg-type]
         )
         self.to_coordinators(coord.FromAgent(hello), name)
         for member in pod.living:
@@ -261,7 +202,7 @@ class Simulation:
             return
         match order:
             case m.KillRank(member=member):
-                self.kill(member, why="killed by its agent")
+                self.kill(member, why="killed by its agent", restart=not pod.draining)
             case m.DrainPod():
                 self.drain(key)
             case m.Shutdown():
@@ -301,6 +242,7 @@ class Simulation:
         pod = self.pods[m.pod_of(member)]
         self._dead(rank)
         finished = rank.exit is not None
+        restart = restart and not finished and not pod.draining
         dead = m.RankDead(member, 0 if finished else -9, why, restart, rank.state.released)
         self.after(self.rng.uniform(0.5, 20), lambda: self._reaped(pod, rank, dead))
 
@@ -317,7 +259,7 @@ class Simulation:
         pod.dead.append(rank.me)
         pod.released = pod.released or rank.state.released
         if dead.restarts:
-            self.after(20, lambda: pod.alive and self.start_rank(pod, rank.me.local))
+            self.after(20, lambda: self.start_rank(pod, rank.me.local))
         elif not pod.living:
             finished = rank.exit is not None and rank.exit.finished
             self.from_agent(pod, m.AgentDone(*pod.key, "finished" if finished else "drained"))
@@ -334,9 +276,12 @@ class Simulation:
                 self._dead(self.ranks[member])
         self.to_coordinators(coord.AgentGone(*pod.key))
         late = self.rng.uniform(5, 300)
-        self.after(late, lambda: self.set_inventory(tuple(k for k in self.inventory.pods if k != pod.key)))
+        self.after(
+            late, lambda: self.set_inventory(tuple(k for k in self.inventory.pods if k != pod.key))
+        )
 
     def drain(self, key: tuple[int, int]) -> None:
+        self.pods[key].draining = True
         for member in self.pods[key].living:
             if self.ranks[member].running:
                 self.tell(f"rank {member} drains")
@@ -347,7 +292,7 @@ class Simulation:
         self.tell(f"rank {rank.me} exits: finished={rank.exit.finished} {rank.exit.why}")
         self.after(4, lambda: self.kill(rank.me, why="exit 0"))
 
-    def breaks_channel(self, rank: SimRank) -> bool:
+    def breaks_channel(self) -> bool:
         return self.now < self.broken_until and self.rng.random() < 0.5
 
     # ---- running --------------------------------------------------------------------------
@@ -358,17 +303,21 @@ class Simulation:
             at, _, action = heapq.heappop(self.heap)
             self.now = at
             if at > self.world.until_ms * MS:
-                raise Violated(f"I8: not over after {self.world.until_ms} ms\n{self.story()}")
+                raise self._broken(f"I8: not over after {self.world.until_ms} ms")
             try:
                 action()
             except AssertionError as error:
-                raise Violated(f"{type(error).__name__}: {error}\n{self.story()}") from error
+                raise self._broken(f"{type(error).__name__}: {error}") from error
             if self.over():
                 return
-        raise Violated(f"I8: nothing left to happen\n{self.story()}")
+        raise self._broken("I8: nothing left to happen")
+
+    def _broken(self, what: str) -> BrokenPromiseError:
+        return BrokenPromiseError(f"{what}\n{self.story()}")
 
     def over(self) -> bool:
-        return bool(self.ranks) and not any(r.running for r in self.ranks.values())
+        ended = self.outcomes or self.finished
+        return bool(ended) and not any(r.running for r in self.ranks.values())
 
     @property
     def finished(self) -> list[SimRank]:

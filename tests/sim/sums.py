@@ -12,10 +12,10 @@ from paceline.core.ids import MemberId
 
 
 class Label(NamedTuple):
-    """The `count`-th batch of one process."""
+    """The `number`-th batch of one process."""
 
     member: MemberId
-    count: int
+    number: int
 
 
 Sum = dict[Label, Fraction]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from paceline.telemetry.catalog import CATALOG, LABELS, Kind, Writer, markdown, size_class
+from paceline.telemetry.catalog import CATALOG, LABELS, Kind, Writer, markdown
 
 UNITS = ("_seconds", "_ratio", "_rounds", "_ranks", "_bytes", "_number", "_index", "_info")
 SERIES_MAX = 300
@@ -39,7 +39,7 @@ def test_buckets_grow() -> None:
 def test_one_worker_stays_below_its_series() -> None:
     """What one rank can touch: one mode and every trigger at a time is the usual case; two modes
     (a change while running) and one transport with all algorithms are counted here."""
-    assumed = {"mode": 2, "transport": 1, "size_class": 6, "state": 1}
+    assumed = {"mode": 2, "transport": 1, "size_class": 3, "state": 1}
     series = 0
     for metric in CATALOG:
         children = 1
@@ -54,13 +54,6 @@ def test_the_reference_is_generated() -> None:
     assert path.read_text() == markdown(), (
         "run: python -m paceline.telemetry.catalog --markdown > docs/reference/metrics.md"
     )
-
-
-def test_size_classes() -> None:
-    assert size_class(0) == "le4KiB"
-    assert size_class(4096) == "le4KiB"
-    assert size_class(4097) == "le64KiB"
-    assert size_class(10**12) == "gt256MiB"
 
 
 def test_a_record_has_two_writers_only() -> None:

@@ -223,7 +223,6 @@ def test_the_figures_of_a_step_are_cheap() -> None:
             "paceline_update_seconds_total",
             "paceline_blamed_seconds_total",
             "paceline_wait_avoided_seconds_total",
-            "paceline_transport_regret_seconds_total",
             "paceline_arrivals_last_total",
         )
     ]

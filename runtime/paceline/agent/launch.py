@@ -80,6 +80,7 @@ def plan_rank(
     if settings.local or settings.procs > 1:
         # Ranks that share a machine would each start a thread per core.
         own.setdefault("OMP_NUM_THREADS", inherited.get("OMP_NUM_THREADS", "1"))
+    own.update(group_of_one(member))
     own["PYTHONUNBUFFERED"] = inherited.get("PYTHONUNBUFFERED", "1")  # logs while they happen
     known = {**inherited, **own, **rank_environment(settings, member)}
     for name, text in spec.env:
@@ -94,6 +95,19 @@ def plan_rank(
         shim.ENV_GUARD: "1" if mpiexec else "0",
     }
     return Plan((*_launcher(mpiexec), *shim_argv()), env, bool(mpiexec), order)
+
+
+def group_of_one(member: MemberId) -> dict[str, str]:
+    """What `torch.distributed.init_process_group()` reads. A job's ranks come and go, which no
+    process group of torch's can follow: each rank is alone in its own (D14)."""
+    return {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": str(member.local),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",  # any that is free
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
 
 
 def shim_argv() -> Sequence[str]:

@@ -29,7 +29,10 @@ from paceline.core.ids import GenerationId, MemberId
 log = logging.getLogger("paceline.agent")
 
 CHAIN_S: Final = 2.0
-"""For the launcher to end by itself after its rank. Measured: 6 ms."""
+"""For the launcher to end by itself after its rank. Measured: 6 ms. One that is killed leaves a
+file in /tmp."""
+OWN_END_S: Final = 0.1
+"""MPI's proxy notices the death of a rank some milliseconds before waitpid does."""
 Released = tuple[GenerationId, int] | None
 
 
@@ -50,6 +53,7 @@ class RankProcess:
         self._record_fd = record_fd
         self._post = post
         self._launcher: int | None = None
+        self._chain_ended = asyncio.Event()
         self._rank: int | None = None
         self._line: Line | None = None
         self._guard: Line | None = None
@@ -128,6 +132,11 @@ class RankProcess:
             if pid is not None:
                 self._reaper.kill(pid)
 
+    async def chain_ended(self) -> None:
+        """When no launcher is left; it is killed after CHAIN_S."""
+        if self._launcher is not None:
+            await self._chain_ended.wait()
+
     def close(self) -> None:
         """At the end of the agent."""
         for pump in self._pumps.values():
@@ -164,6 +173,7 @@ class RankProcess:
 
     def _launcher_ended(self, code: int) -> None:
         pid, self._launcher = self._launcher, None
+        self._chain_ended.set()
         if self._over:
             return
         if self._rank is not None and self._rank == pid:
@@ -178,6 +188,10 @@ class RankProcess:
             self._chain_broke("its MPI launcher ended")
 
     def _chain_broke(self, what: str) -> None:
+        # Most often because the rank is ending: then its own status is the verdict (D6).
+        self._loop.call_later(OWN_END_S, self._kill_for, what)
+
+    def _kill_for(self, what: str) -> None:
         if not self._over and self._rank is not None:
             self._post(self, supervise.Kill(f"{what}, so it could not be supervised"))
 

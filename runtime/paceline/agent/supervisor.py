@@ -16,7 +16,7 @@ from typing import Final, assert_never
 from paceline.agent.launch import Plan
 from paceline.agent.line import Line, Listener, Message
 from paceline.agent.logs import Output
-from paceline.agent.process import RankProcess
+from paceline.agent.process import CHAIN_S, RankProcess
 from paceline.agent.system import Reaper
 from paceline.clock import NS_PER_S, now_ns
 from paceline.core import supervise
@@ -83,7 +83,10 @@ class Supervisor:
         for slot in self._slots:
             self._post(slot, supervise.Tick())
         try:
-            return await self._done
+            ended = await self._done
+            chains = asyncio.gather(*(s.process.chain_ended() for s in self._slots if s.process))
+            await asyncio.wait([chains], timeout=2 * CHAIN_S)
+            return ended
         finally:
             self._listener.close()
             for slot in self._slots:

@@ -79,12 +79,16 @@ class Screen:
                 _discard(sys.stdout)
 
     async def _paint(self) -> None:
+        said = ""
         while True:
             if self._live is not None:
                 self._live.update(table(self._status, self._timeline), refresh=True)
                 await asyncio.sleep(PAINT_S)
             else:
-                self.say(line(self._status, self._timeline))
+                text = line(self._status, self._timeline)
+                if text != said:  # while nothing happens, once is enough
+                    self.say(text)
+                said = text
                 await asyncio.sleep(LINE_S)
 
 

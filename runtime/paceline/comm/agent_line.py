@@ -46,9 +46,9 @@ class AgentLine:
     def tell(
         self, kind: str, message: str = "", *, released: tuple[GenerationId, int] | None = None
     ) -> bool:
-        """Say how this rank will end: `finished` (released, with which record and version: R17),
-        `dismissed`, or `failed` with the reason. The last word counts. False if the agent is gone
-        or does not listen."""
+        """Say that this rank is `present`, and later how it will end: `finished` (released, with
+        which record and version: R17), `dismissed`, or `failed` with the reason. The last word
+        counts. False if the agent is gone or does not listen."""
         fields = {"kind": kind, "message": message[:MESSAGE_CHARS_MAX], "released": released}
         text = json.dumps(fields).encode()
         with self._lock:

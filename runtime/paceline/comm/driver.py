@@ -1,7 +1,8 @@
 """The communication thread: waits for events, asks the state machine, carries out its effects.
 
 It has no opinion. What the protocol wants is decided in `core.rank`; here tensors are added, links
-opened, messages sent and the main thread let go. Every wait ends with a message, a timer or an abort.
+opened, messages sent and the main thread let go. Every wait ends with a message, a timer or an
+abort.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from paceline.core.pending import BufferOp, Merge, Scale, Swap, Zero
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.records import Go
+from paceline.core.select import Carrier, size_class
 from paceline.transport.base import Group, Peer, Transport, TransportAborted, TransportError
 
 log = logging.getLogger("paceline.rank")
@@ -88,6 +90,7 @@ class Driver:
         self._synced: torch.Tensor | None = None
         """Averaged float buffers that wait for the main thread to be parked (D10)."""
         self._group_size = 1
+        self._carriers: tuple[Carrier, ...] = ()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="paceline-comm", daemon=True)
 
@@ -139,7 +142,7 @@ class Driver:
             self._wake_ns = None
             self._take(ev.Tick())
             return
-        self._gauges.refresh(self.machine.state, now_ns())
+        self._gauges.facts.refresh(self.machine.state, now_ns())
         self._mailbox.wait(self._timeout_ms())
 
     def _timeout_ms(self) -> int:
@@ -163,6 +166,7 @@ class Driver:
             self._interrupts.taken()
         now = now_ns()
         effects = self.machine.handle(now, event)
+        self._gauges.handled(self.machine.state, event, now)  # before an effect lets main go on
         blocking: list[ev.Reduce | ev.OpenChannel] = []
         follow: deque[ev.Event] = deque()
         for effect in effects:
@@ -174,7 +178,6 @@ class Driver:
             follow.append(
                 self._reduce(effect) if isinstance(effect, ev.Reduce) else self._open(effect.commit)
             )
-        self._gauges.handled(self.machine.state, event, now)
         for event_after in follow:
             self._take(event_after)
 
@@ -195,10 +198,8 @@ class Driver:
             case ev.DropQueue(generation=generation):
                 self._queue.clear()
                 self._staged = {g: s for g, s in self._staged.items() if g == generation}
-            case ev.InstallPart(weighing=weighing):
-                with self._buckets.streams.own():
-                    self._committed.install_result(self._part)
-                    self._update(weighing)
+            case ev.InstallPart(go=go, weighing=weighing):
+                self._install_part(go, weighing)
             case ev.InstallState(queued=queued):
                 self._install(queued)
             case ev.SendPart(to=to, part=part, with_result=with_result):
@@ -239,11 +240,13 @@ class Driver:
             self._transport.open(group, self._interrupts.abort, OPEN_TIMEOUT_S)
         except TransportError as error:
             return self._failed(error, members)
-        self._gauges.opened(self._transport.describe())
+        self._carriers = self._transport.carriers()
+        self._gauges.opened(self._carriers)
         return ev.ChannelOpened()
 
     def _reduce(self, effect: ev.Reduce) -> ev.Event:
         buckets = self._buckets
+        self._gauges.reducing(effect.go, self.machine.state, now_ns())
         with buckets.streams.own():
             buffers = list(buckets.load_result(effect.place, effect.factor))
             extra = (
@@ -253,19 +256,29 @@ class Driver:
             )
             if extra is not None and extra.numel():
                 buffers.append(extra)
-            begun_ns = now_ns()
             if self._group_size > 1:
                 try:
-                    self._transport.allreduce(buffers, self._interrupts.abort)
+                    self._carry(buffers)
                 except TransportError as error:
                     buckets.renew_result()
                     commit = self.machine.state.commit
                     return self._failed(error, commit.gen.members if commit else ())
-            self._gauges.reduced(effect.go, buckets.layout.nbytes, now_ns() - begun_ns)
+            self._gauges.reduced(now_ns())
             if extra is not None:
                 count = sum(1 for s in effect.go.shares if s.count)
                 self._synced = extra.div_(count) if count else None
         return ev.Reduced()
+
+    def _carry(self, buffers: list[torch.Tensor]) -> None:
+        payload_bytes = sum(buffer.nbytes for buffer in buffers)
+        carrier = self._carriers[size_class(payload_bytes)]
+        begun_ns = now_ns()
+        try:
+            self._transport.allreduce(buffers, self._interrupts.abort)
+        except TransportError:
+            self._gauges.failed(carrier)
+            raise
+        self._gauges.carried(carrier, payload_bytes, now_ns() - begun_ns)
 
     def _float_buffers(self, *, contributing: bool) -> torch.Tensor:
         flat = self._committed.float_buffers_flat()
@@ -286,7 +299,7 @@ class Driver:
         with self._buckets.streams.own():
             self._committed.bank(self._buckets.result, first=weighing.first)
             self._update(weighing)
-        self._gauges.applied(go, weighing, self.machine.state, now_ns(), now_ns() - begun_ns)
+        self._gauges.applied(go, self.machine.state, now_ns(), now_ns() - begun_ns)
         if hash_due:
             return ev.Hashed(self.machine.state.log.version, self._committed.hash())
         return None
@@ -295,6 +308,13 @@ class Driver:
         self._committed.apply(
             weighing.divisor, step=weighing.step, scheduler_steps=weighing.scheduler_steps
         )
+
+    def _install_part(self, go: Go, weighing: Weighing) -> None:
+        begun_ns = now_ns()
+        with self._buckets.streams.own():
+            self._committed.install_result(self._part)
+            self._update(weighing)
+        self._gauges.applied(go, self.machine.state, now_ns(), now_ns() - begun_ns)
 
     def _install(self, queued: tuple[tuple[Go, Weighing], ...]) -> None:
         header, *buffers = self._staged.pop(self.machine.state.gen_id)
@@ -346,6 +366,6 @@ class Driver:
         if self.link is None:
             return
         if isinstance(message, Stopped):  # the last word about the rounds comes with it
-            self._gauges.work_out(self.machine.state)
-            self.link.send(self._gauges.heartbeat(self.machine.state))
+            self._gauges.facts.work_out(self.machine.state)
+            self.link.send(self._gauges.facts.heartbeat(self.machine.state))
         self.link.send(message)

@@ -18,14 +18,15 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from paceline.comm.agent_line import AgentLine
 from paceline.clock import now_ns
+from paceline.comm.agent_line import AgentLine
 from paceline.comm.alone import AloneLink
 from paceline.comm.buckets import GradientBuckets
 from paceline.comm.committed import Committed
 from paceline.comm.driver import Driver, Tensors
 from paceline.comm.gauges import Gauges
 from paceline.comm.link import CoordinatorLink, Interrupts
+from paceline.comm.loop_gauges import LoopGauges
 from paceline.comm.mailbox import SUN_PATH_MAX, Mailbox
 from paceline.comm.session import Session, StepResult
 from paceline.core.ids import MemberId
@@ -35,7 +36,8 @@ from paceline.core.rank.machine import Rank
 from paceline.core.records import DataPlan, Metric, Pacing
 from paceline.core.status import place_of
 from paceline.errors import DismissedError, RuntimeBrokenError
-from paceline.settings import AgentSpec, RankSettings
+from paceline.settings import SOCKETS, AgentSpec, RankSettings
+from paceline.telemetry.records import RankRecord, RecordError
 from paceline.transport.base import Transport
 from paceline.transport.factory import make_transport
 from paceline.transport.solo import NoTransport
@@ -59,6 +61,18 @@ def connect(settings: RankSettings | None) -> Session:
     return engine
 
 
+def _open_record(settings: RankSettings | None) -> RankRecord:
+    if settings is None:
+        return RankRecord.create()
+    try:
+        return RankRecord.open(settings.record_fd)
+    except RecordError as error:
+        raise RuntimeBrokenError(
+            f"the memory for this rank's metrics does not fit: {error}",
+            hint="install the same version of Paceline for the agent and for the script",
+        ) from error
+
+
 class Engine:
     """Implements `Session`."""
 
@@ -75,11 +89,12 @@ class Engine:
         self._buckets: GradientBuckets | None = None
         self._committed: Committed | None = None
         self._interrupts = Interrupts()
-        self._gauges = Gauges()
         self._line: AgentLine | None = None
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._spec = AgentSpec.from_json(settings.spec_path.read_bytes()) if settings else None
         member = settings.member if settings else MemberId(0, 0, 0)
+        record = _open_record(settings)
+        self._gauges, self._loop = Gauges(record, member), LoopGauges(record)
         mailbox = self._make_mailbox(settings, member)
         transport = self._make_transport(settings)
         endpoints = Endpoints(mailbox.address, transport.address)
@@ -94,11 +109,12 @@ class Engine:
                 settings.coordinators,
                 settings.token,
                 register=self._state.registration,
-                heartbeat=lambda: self._gauges.heartbeat(self._state),
+                heartbeat=lambda: self._gauges.facts.heartbeat(self._state),
                 obey=self._obey,
                 connected=lambda: self._driver.post(ev.Connected()),
             )
             self._line = AgentLine(settings.agent_fd)
+            self._line.tell("present")
             threading.Thread(target=self._listen, name="paceline-agent", daemon=True).start()
         self._driver.start()
         self._driver.link.start()
@@ -108,7 +124,7 @@ class Engine:
             return Mailbox(
                 directory=None, name=str(member), host=settings.host, token=settings.token
             )
-        directory = settings.run_dir / "s" if settings else None
+        directory = settings.run_dir / SOCKETS if settings else None
         if directory is None or len(str(directory)) > SUN_PATH_MAX - 24:
             self._directory = tempfile.TemporaryDirectory(prefix="paceline-")
             directory = Path(self._directory.name)
@@ -134,6 +150,7 @@ class Engine:
         self._buckets, self._committed = buckets, committed
         self._driver.tensors = Tensors(buckets, committed)
         self._call(ev.Begin(buckets.fingerprint(), plan, lookahead, pacing))
+        self._loop.began(now_ns())
 
     def step(
         self,
@@ -146,7 +163,9 @@ class Engine:
     ) -> StepResult:
         assert self._buckets is not None
         self._buckets.streams.await_gradients()
+        begun_ns = now_ns()
         resume = self._call(ev.Step(leases, samples, unit, finite, metrics))
+        self._loop.stepped(begun_ns, now_ns(), fresh=resume.fresh)
         return StepResult(resume.version, resume.fresh, resume.stopped)
 
     def pull(self) -> int | None:
@@ -162,7 +181,10 @@ class Engine:
             if any(x not in self._pulled for x in self._held) and not self._stopped:
                 return True
             self._pulled.intersection_update(self._held)
-        return not self._call(ev.Want()).stopped
+        begun_ns = now_ns()
+        stopped = self._call(ev.Want()).stopped
+        self._loop.waited(begun_ns, now_ns())
+        return not stopped
 
     def holds(self, lease: int) -> bool:
         with self._lock:
@@ -178,6 +200,7 @@ class Engine:
 
     def resume(self) -> None:
         self._call(ev.Unrest())
+        self._loop.began(now_ns())
 
     def finish(self) -> None:
         self._driver.post(ev.Finish())
@@ -189,6 +212,10 @@ class Engine:
             raise DismissedError(0)
         assert self._committed is not None
         self._committed.copy_to_model()
+
+    def failed(self, why: str) -> None:
+        if self._line is not None and self._end is None:
+            self._line.tell("failed", why)
 
     @property
     def rank(self) -> int:
@@ -251,7 +278,7 @@ class Engine:
     # ---- communication thread tells -------------------------------------------------------
 
     def resumed(self, resume: ev.Resume) -> None:
-        self._gauges.resumed(now_ns())
+        self._gauges.facts.resumed(now_ns())
         with self._lock:
             self._reply = resume
             self._lock.notify_all()
@@ -304,7 +331,7 @@ class Engine:
             os._exit(1)  # the agent is gone: nobody would report this rank's death (D6)
 
     def close(self) -> None:
-        """At the end of the process: no thread, socket or file is left, and nobody is waited for."""
+        """At the end of the process: no thread, socket or file is left; waits for nobody."""
         self._driver.close(CLOSE_S)
         if self._driver.link is not None:
             self._driver.link.close()

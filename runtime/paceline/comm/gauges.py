@@ -1,142 +1,191 @@
-"""What a rank measures: facts for the heartbeat, figures for Prometheus. No decision reads them.
+"""What the communication thread writes into the rank's record: rounds, samples, stragglers.
 
-Everything is called by the communication thread; the hot path stores a few numbers, and the facts
-are worked out at most every REFRESH_NS.
+`telemetry.catalog` says what each figure means. Everything here is called by the communication
+thread; the figures of the main thread are in `comm.loop_gauges`. A handle with labels is made when
+its series is first needed, so that a page shows nothing that a job does not use.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from statistics import median
-from typing import Final
+from collections.abc import Sequence
+from functools import cache
 
 from paceline.clock import NS_PER_S
-from paceline.core.log import Weighing
-from paceline.core.messages import Heartbeat
+from paceline.comm.avoided import AvoidedWaiting
+from paceline.comm.facts import HeartbeatFacts
+from paceline.comm.membership_gauges import MembershipGauges
+from paceline.core.ids import MemberId
 from paceline.core.rank import events as ev
-from paceline.core.rank.state import Main, RankState
-from paceline.core.records import Go
-from paceline.core.status import Fact
+from paceline.core.rank.state import RankState
+from paceline.core.records import Go, Mode, Share
+from paceline.core.select import CLASS_NAMES, Carrier
+from paceline.core.snapshot import Totals
+from paceline.telemetry.records import Counter, Gauge, RankRecord
 
-REFRESH_NS: Final = 150_000_000
-RECENT: Final = 32
+US_PER_S = 1e6
 
 
 class Gauges:
-    """One rank's figures."""
+    """One rank's figures of the communication thread."""
 
-    def __init__(self) -> None:
-        self.facts: dict[str, float] = {}
-        """Replaced as a whole, so that the link thread may read it at any time."""
-        self._refreshed_ns = 0
-        self._steps_ns: deque[int] = deque(maxlen=RECENT)
-        self._lags_us: deque[int] = deque(maxlen=RECENT)
-        self._resumed_ns: int | None = None
-        self._parked_ns: int | None = None
-        self._wait_ns = 0
-        self._avoided_us = 0
-        self._rounds: dict[str, int] = {}
-        self._gradients = 0
-        self._contributed: dict[str, int] = {}
-        self._active: dict[str, int] = {}
-        self.transport: dict[str, str] = {}
+    def __init__(self, record: RankRecord, me: MemberId) -> None:
+        self.facts = HeartbeatFacts()
+        self._membership = MembershipGauges(record)
+        self._avoided = AvoidedWaiting(me)
+        self._stepped_ns = 0
+        """Announced, and not in a round yet; 0 = nothing is."""
+        self._go_ns = 0
+        self._applied_ns = 0
+        self._mode = Mode.FULL
+        self._jumps_seen = 0
+        self._own_seen = Totals()
+        self._choices: list[Gauge] = []
+        self._make_handles(record)
+
+    def _make_handles(self, record: RankRecord) -> None:
+        counter, histogram = record.counter, record.histogram
+        self._rounds = cache(lambda m, t: counter("paceline_rounds_total", mode=m, trigger=t))
+        self._round_s = histogram("paceline_round_duration_seconds")
+        self._wait_s = histogram("paceline_round_wait_seconds")
+        self._transfer_s = histogram("paceline_round_transfer_seconds")
+        self._update_s = counter("paceline_update_seconds_total")
+        self._carried = cache(lambda c: _Carried(record, c))
+        self._errors = cache(lambda t: counter("paceline_transport_errors_total", transport=t))
+        self._selected = cache(
+            lambda c, size: record.gauge(
+                "paceline_transport_selected_info",
+                transport=c.transport,
+                algorithm=c.algorithm,
+                size_class=size,
+            )
+        )
+        self._copies = counter("paceline_weight_copies_total")
+        self._copy_s = counter("paceline_weight_copy_seconds_total")
+        self._lag_s = histogram("paceline_arrival_lag_seconds")
+        self._last = counter("paceline_arrivals_last_total")
+        self._blamed_s = counter("paceline_blamed_seconds_total")
+        self._avoided_s = counter("paceline_wait_avoided_seconds_total")
+        self._participation = histogram("paceline_participation_ratio")
+        self._age = histogram("paceline_contribution_age_rounds")
+        self._jumps = counter("paceline_jumps_total")
+        self._fresh = counter("paceline_samples_total", kind="fresh")
+        self._late = counter("paceline_samples_total", kind="late")
+        self._dropped = cache(lambda r: counter("paceline_samples_dropped_total", reason=r))
 
     # ---- called by the driver -------------------------------------------------------------
 
     def handled(self, rank: RankState, event: ev.Event, now_ns: int) -> None:
+        """The state machine has taken an event; its effects are still to come."""
         if isinstance(event, ev.Step):
-            if self._resumed_ns is not None:
-                self._steps_ns.append(now_ns - self._resumed_ns)
-            self._parked_ns = now_ns
-
-    def resumed(self, now_ns: int) -> None:
-        self._resumed_ns = now_ns
-        if self._parked_ns is not None:
-            self._wait_ns += now_ns - self._parked_ns
-            self._parked_ns = None
+            self.facts.stepped(now_ns)
+            self._stepped_ns = now_ns
+        if rank.facts.jumps != self._jumps_seen:
+            self._jumps.add(rank.facts.jumps - self._jumps_seen)
+            self._jumps_seen = rank.facts.jumps
+        if self._membership.follow(rank, now_ns):
+            self._avoided.reset()
 
     def copied(self, spent_ns: int) -> None:
         """Weights were copied into the model."""
+        self._copies.add()
+        self._copy_s.add(spent_ns / NS_PER_S)
 
-    def opened(self, transport: dict[str, str]) -> None:
-        self.transport = transport
+    def opened(self, carriers: Sequence[Carrier]) -> None:
+        """The data channel stands; what it has chosen for each size class."""
+        for choice in self._choices:
+            choice.clear()
+        self._choices = [self._selected(c, n) for c, n in zip(carriers, CLASS_NAMES, strict=False)]
+        for choice in self._choices:
+            choice.set(1.0)
 
-    def reduced(self, go: Go, payload_bytes: int, spent_ns: int) -> None:
+    def failed(self, carrier: Carrier) -> None:
+        """A reduction did."""
+        self._errors(carrier.transport).add()
+
+    def reducing(self, go: Go, rank: RankState, now_ns: int) -> None:
+        """GO is here and the reduction begins; the log does not hold it yet."""
+        self._go_ns = now_ns
+        if rank.passive:
+            return  # it has no log, nor anything of its own
+        self._mode = rank.log.settings.mode
+        own = _own(go, rank)
+        if own is not None and own.fresh and self._stepped_ns:
+            self._wait_s.observe((now_ns - self._stepped_ns) / NS_PER_S)
+            self._stepped_ns = 0
+        own_ns, total_ns = self._avoided.started(go, rank.log.active, now_ns)
+        if total_ns:
+            self.facts.avoided(total_ns)
+            self._avoided_s.add(own_ns / NS_PER_S)
+
+    def reduced(self, now_ns: int) -> None:
         """The sum is complete."""
+        self._transfer_s.observe((now_ns - self._go_ns) / NS_PER_S)
 
-    def applied(
-        self, go: Go, weighing: Weighing, rank: RankState, now_ns: int, spent_ns: int
-    ) -> None:
-        self._rounds[go.trigger] = self._rounds.get(go.trigger, 0) + 1
-        for share in go.shares:
-            if share.count:
-                name = str(share.member)
-                self._gradients += share.count
-                self._contributed[name] = self._contributed.get(name, 0) + 1
-            if share.member == rank.me and share.fresh:
-                self._lags_us.append(share.offset_us)
-        for member in rank.log.active:
-            name = str(member)
-            self._active[name] = self._active.get(name, 0) + 1
+    def carried(self, carrier: Carrier, payload_bytes: int, spent_ns: int) -> None:
+        """The data channel has moved so many bytes."""
+        carried = self._carried(carrier)
+        carried.payload_bytes.add(payload_bytes)
+        carried.seconds.add(spent_ns / NS_PER_S)
 
-    def refresh(self, rank: RankState, now_ns: int) -> None:
-        """Work out the facts again if the last ones are old."""
-        if now_ns - self._refreshed_ns < REFRESH_NS:
-            return
-        self._refreshed_ns = now_ns
-        self.work_out(rank)
+    def applied(self, go: Go, rank: RankState, now_ns: int, spent_ns: int) -> None:
+        """The log holds the round and the committed weights are those after it."""
+        self._rounds(self._mode, go.trigger).add()
+        if self._applied_ns:
+            self._round_s.observe((now_ns - self._applied_ns) / NS_PER_S)
+        self._applied_ns = now_ns
+        self._update_s.add(spent_ns / NS_PER_S)
+        active = len(rank.log.active) - len(go.admitted) + len(go.benched)
+        self._participation.observe(len([s for s in go.shares if s.count]) / active)
+        own, lag_us = _own(go, rank), None
+        if own is not None:
+            if own.fresh:
+                lag_us = self._arrivals(go, own)
+            if own.count:
+                self._age.observe(go.round - own.oldest)
+            for drop in own.drops:
+                self._dropped(drop.reason).add(drop.samples)
+            self._samples(rank)
+        self._membership.applied(go, rank, now_ns)
+        self.facts.applied(go, rank, lag_us)
 
-    def work_out(self, rank: RankState) -> None:
-        self.facts = self._facts(rank)
+    # ---- inside ---------------------------------------------------------------------------
 
-    def heartbeat(self, rank: RankState) -> Heartbeat:
-        """The rank's present state, with the last facts; the link thread asks for it, too."""
-        return Heartbeat(
-            member=rank.me,
-            promise=rank.promise,
-            last=rank.log.id,
-            version=rank.log.version,
-            leaving=rank.wants_to_leave,
-            stopped=rank.has_state and rank.log.stopped,
-            facts=self.facts,
-        )
+    def _arrivals(self, go: Go, own: Share) -> int:
+        """Who came when, on the starter's clock; returns the own lag."""
+        own_us = own.offset_us
+        others_us = [s.offset_us for s in go.shares if s.fresh and s is not own]
+        lag_us = own_us - min(others_us) if others_us else 0
+        self._lag_s.observe(max(0, lag_us) / US_PER_S)
+        if others_us and own_us > max(others_us):
+            self._last.add()
+            idle_us = [s.offset_us for s in go.shares if s.idle]
+            waited_us = max(0, own_us - max(others_us + idle_us)) * len(others_us)
+            self._blamed_s.add(waited_us / US_PER_S)
+        return max(0, lag_us)
 
-    # ---- facts ----------------------------------------------------------------------------
+    def _samples(self, rank: RankState) -> None:
+        """What the log has counted since the last look."""
+        own, seen = rank.log.ledger.by_member[rank.me], self._own_seen
+        if own.applied < seen.applied:
+            seen = Totals()  # left out and back: the log counts it anew
+        late = own.late - seen.late
+        self._fresh.add(own.applied - seen.applied - late)
+        if late:
+            self._late.add(late)
+        self._own_seen = own
 
-    def _facts(self, rank: RankState) -> dict[str, float]:
-        log, ledger = rank.log, rank.log.ledger
-        total = ledger.total()
-        facts: dict[str, float] = {
-            Fact.STEP_S: median(self._steps_ns) / NS_PER_S if self._steps_ns else 0.0,
-            Fact.LAG_S: median(self._lags_us) / 1e6 if self._lags_us else 0.0,
-            Fact.WAIT_S: self._wait_ns / NS_PER_S,
-            "active": float(rank.has_state and not rank.passive and rank.is_active),
-            "benched": float(rank.has_state and not rank.passive and not rank.is_active),
-            "running": float(rank.main is Main.RUN),
-            Fact.GRADIENTS: float(self._gradients),
-            Fact.APPLIED: float(total.applied),
-            Fact.LATE: float(total.late),
-            Fact.REDEALT: float(total.redealt),
-            Fact.DISCOUNTED: total.discounted,
-            Fact.UPDATES: float(log.updates),
-            Fact.EPOCHS_EXACT: float(ledger.epochs_exact),
-            Fact.EPOCHS_SHORT: float(ledger.epochs_short),
-            Fact.ROUND_S: log.median_round_us / 1e6,
-        }
-        for trigger, count in self._rounds.items():
-            facts[Fact.ROUNDS + trigger] = float(count)
-        for reason, samples in ledger.dropped.items():
-            facts[Fact.DROPPED + reason] = float(samples)
-        whole = log.plan.samples * log.plan.epochs
-        if whole:
-            facts[Fact.PROGRESS] = min(1.0, (total.applied + total.dropped) / whole)
-            facts[Fact.EPOCH] = (total.applied + total.dropped) / log.plan.samples
-        for member in log.members:
-            name = str(member)
-            if self._active.get(name):
-                share = self._contributed.get(name, 0) / self._active[name]
-                facts[Fact.SHARE + name] = share
-        for name, (value, weight) in ledger.metrics.items():
-            if weight:
-                facts[Fact.METRIC + name] = value / weight
-        return facts
+
+class _Carried:
+    """Handles of one transport with one algorithm."""
+
+    def __init__(self, record: RankRecord, carrier: Carrier) -> None:
+        labels = {"transport": carrier.transport, "algorithm": carrier.algorithm}
+        self.payload_bytes: Counter = record.counter("paceline_payload_bytes_total", **labels)
+        self.seconds: Counter = record.counter("paceline_transfer_seconds_total", **labels)
+
+
+def _own(go: Go, rank: RankState) -> Share | None:
+    for share in go.shares:
+        if share.member == rank.me:
+            return share
+    return None

@@ -1,8 +1,8 @@
 """A rank's connection to the coordinator: its own thread, so that a busy rank stays reachable.
 
 Orders go to the communication thread. Those that end what it may be blocked in (PREPARE, RELEASE,
-DISMISS) raise the abort flag first. Every new connection begins with Register; what an older one may
-have lost is repeated by the state machine (`Connected`).
+DISMISS) raise the abort flag first. Every new connection begins with Register; what an older one
+may have lost is repeated by the state machine (`Connected`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Host-side messages between ranks: announcements, GO, repairs (section 6, fast path).
 
-Each rank binds two sockets. The fast lane carries announcements and GO; the bulk lane carries states
-and missing parts, so that a hundred megabytes for a joiner never stand before a GO. A message is in
-order per pair and lane. Waiting is done in the kernel; `wake` ends a wait from any thread.
+Each rank binds two sockets. The fast lane carries announcements and GO; the bulk lane carries
+states and missing parts, so that a hundred megabytes for a joiner never stand before a GO. A
+message is in order per pair and lane. Waiting is done in the kernel; `wake` ends a wait from any
+thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the main thread asks of the communication thread: the only door between the two.
 
-Every call is made by the user's (main) thread. The communication thread answers; while a call blocks,
-the main thread is *parked*, and only then may the model's weights and the gradient buffers change
-under it. No call waits without the engine watching over it: a generation change, a stop or a
+Every call is made by the user's (main) thread. The communication thread answers; while a call
+blocks, the main thread is *parked*, and only then may the model's weights and the gradient buffers
+change under it. No call waits without the engine watching over it: a generation change, a stop or a
 dismissal wakes it.
 """
 
@@ -73,6 +73,9 @@ class Session(Protocol):
 
     def finish(self) -> None:
         """Copy the final weights into the model; blocks until RELEASE, or raises DismissedError."""
+
+    def failed(self, why: str) -> None:
+        """The script ends because of a mistake; its agent passes the reason on."""
 
     @property
     def rank(self) -> int:

@@ -19,6 +19,8 @@ from paceline.core.ids import MemberId
 class Outcome(StrEnum):
     """What a rank says about its own end, before it ends."""
 
+    PRESENT = "present"
+    """It takes part in the job; nothing about its end yet."""
     FINISHED = "finished"
     """Released (R17): whatever the script still does is its own."""
     DISMISSED = "dismissed"
@@ -83,8 +85,8 @@ def last_end(death: Death) -> Ended | None:
     if death.outcome is Outcome.FINISHED:
         return failed(death.member, why)
     if death.leaving:
-        # Before it spoke it held no work, so nothing is lost.
-        lost = EXIT_FAILURE if death.code is not None else 0
+        # Before it took part it held no work, so nothing is lost.
+        lost = EXIT_FAILURE if death.outcome is not None else 0
         return Ended(End.DRAINED, f"rank {death.member}: {death.leaving}; {why}", lost)
     if death.code == EXIT_BAD_INPUT or death.outcome is Outcome.UNSTARTABLE:
         return failed(death.member, why, EXIT_BAD_INPUT)
@@ -113,6 +115,11 @@ def _reason(death: Death) -> str:
         return death.said
     if death.code is None:
         return f"it could not be started: {death.text}"
+    if death.code == 0 and death.outcome is None:
+        return (
+            "ScriptTookNoPart: the script ended and never called pl.init() or pl.ddp(), so each "
+            "rank did its work alone; docs/porting.md shows the lines to add"
+        )
     if death.code == 0:
         # D7: leaving early looks like success to the shell, but its samples are missing.
         return (

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paceline.core.ids import MemberId
-from paceline.core.messages import EpochCount, LedgerSnapshot, Totals
 from paceline.core.records import DataPlan, DropReason, Share
 from paceline.core.sampling import epoch_of, leases_per_epoch, samples_of
+from paceline.core.snapshot import EpochCount, LedgerSnapshot, Totals
 
 
 @dataclass(slots=True)

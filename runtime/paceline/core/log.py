@@ -18,7 +18,6 @@ from typing import Final
 from paceline.core.deal import Deal
 from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.ledger import Ledger
-from paceline.core.messages import LogSnapshot
 from paceline.core.records import (
     DataPlan,
     Gen,
@@ -31,6 +30,7 @@ from paceline.core.records import (
     Share,
 )
 from paceline.core.sampling import samples_of
+from paceline.core.snapshot import LogSnapshot
 from paceline.core.wire import pack_record
 
 WINDOW: Final = 32
@@ -123,9 +123,7 @@ class Log:
         """This version is the final one (R17)."""
         if self.stopping:
             return True
-        if self.plan.samples:
-            return self.deal.exhausted(self.plan)
-        return bool(self.active) and self.done.issuperset(self.active)
+        return bool(self.plan.samples) and self.deal.exhausted(self.plan)
 
     @property
     def is_full_round(self) -> bool:
@@ -207,7 +205,8 @@ class Log:
             done = self.done | {s.member for s in go.shares if s.done}
             return done.issuperset(self.active) and not go.admitted
         gone = {x for s in go.shares for x in (*s.leases, *(d for r in s.drops for d in r.leases))}
-        return self.deal.exhausted(self.plan, but_for=gone) and not go.benched
+        returned = any(benched.leases for benched in go.benched)
+        return self.deal.exhausted(self.plan, but_for=gone) and not returned
 
     # ---- appending ------------------------------------------------------------------------
 
@@ -254,6 +253,8 @@ class Log:
         if not self.active:
             raise LogError("GO without an active rank")
         weighing = self.weigh(go)
+        # A round ends the job, never a GEN, so that what was banked is applied with the last one.
+        self.stopping = self.stopping or (not self.plan.samples and self.stops_with(go))
         for share in go.shares:
             self._append_share(share)
         active = set(self.active)
@@ -299,8 +300,9 @@ class Log:
         self.ledger.applied(share, self.version, self.plan)
         self.resting = self.resting | {member} if share.resting else self.resting - {member}
         self.done = self.done | {member} if share.done else self.done - {member}
-        waiting = share.fresh or share.idle
-        self.heard[member] = self.version + 1 if waiting else max(share.base, self.heard[member])
+        # Idle: it may come back from evaluating before this round is committed.
+        base = self.version + share.fresh if share.fresh or share.idle else share.base
+        self.heard[member] = max(base, self.heard[member])
 
     def _account(self, go: Go, weighing: Weighing) -> None:
         if weighing.samples:

@@ -14,7 +14,6 @@ from msgspec import Struct
 from paceline.core.ids import GenerationId, MemberId
 from paceline.core.records import (
     DataPlan,
-    DropReason,
     Gen,
     Go,
     Pacing,
@@ -23,6 +22,7 @@ from paceline.core.records import (
     Settings,
     Share,
 )
+from paceline.core.snapshot import LogSnapshot
 
 # ---- rank -> rank -----------------------------------------------------------------------------
 
@@ -340,8 +340,8 @@ class Inventory(Struct, frozen=True):
     pods: tuple[tuple[int, int], ...]
     """(slot, attempt) of each pod."""
     trained: bool = False
-    """A generation of this job was seen running: a rank may hold weights that no coordinator
-    knows of yet, so nothing begins anew before all are accounted for (R26)."""
+    """The status has shown a committed round: some rank may hold weights that a new coordinator
+    does not know of, so nothing begins anew before all ranks are accounted for (R26)."""
 
 
 class Targets(Struct, frozen=True):
@@ -350,70 +350,6 @@ class Targets(Struct, frozen=True):
     replicas: int | None = None
     settings: Settings | None = None
     stop: bool = False
-
-
-class Totals(Struct, frozen=True):
-    """Where the samples of one rank, or of all, went (I1)."""
-
-    applied: int = 0
-    late: int = 0
-    """Part of `applied` that was not fresh."""
-    dropped: int = 0
-    discounted: float = 0.0
-    """Part of `applied` that `Late.DECAY` took away."""
-    redealt: int = 0
-    """Samples of leases that went back into the pool: their holder departed or was benched."""
-    rounds: int = 0
-    """Rounds with a contribution."""
-
-
-class EpochCount(Struct, frozen=True):
-    epoch: int
-    leases: int = 0
-    applied: int = 0
-    dropped: int = 0
-
-
-class LedgerSnapshot(Struct, frozen=True):
-    """A whole `core.ledger.Ledger` as plain data."""
-
-    by_member: tuple[tuple[MemberId, Totals], ...]
-    departed: Totals
-    dropped: tuple[tuple[DropReason, int], ...]
-    open_epochs: tuple[EpochCount, ...]
-    epochs_exact: int
-    epochs_short: int
-    metrics: tuple[tuple[str, float, float], ...]
-
-
-class LogSnapshot(Struct, frozen=True):
-    """A whole `core.log.Log` as plain data: what a joiner or a checkpoint gets (R2)."""
-
-    index: int
-    digest: str
-    version: int
-    gen: Gen
-    active: tuple[MemberId, ...]
-    with_state: tuple[MemberId, ...]
-    resting: tuple[MemberId, ...]
-    done: tuple[MemberId, ...]
-    plan: DataPlan
-    settings: Settings
-    request: int
-    stopping: bool
-    started: int
-    next_lease: int
-    pool: tuple[int, ...]
-    held: tuple[tuple[MemberId, tuple[int, ...]], ...]
-    lookahead: tuple[tuple[MemberId, int], ...]
-    heard: tuple[tuple[MemberId, int], ...]
-    banked: int
-    banked_count: int
-    updates: int
-    progress: tuple[int, int]
-    round_us: tuple[int, ...]
-    offsets_us: tuple[int, ...]
-    ledger: LedgerSnapshot
 
 
 PeerMessage = Announce | Start | Part | AskState | State | WeightsHash

@@ -135,9 +135,10 @@ class Pending:
         """Give up all of a buffer. Leases that the log still gives to this rank are announced as
         drops; the others were dealt again, so their samples are only lost here (R9, R14)."""
         buffer = self.buffer(place)
+        given_up = self.void and place is Place.GRAD
         for piece in buffer.pieces:
             mine = tuple(x for x in piece.leases if holds(x))
-            if mine or not piece.leases:
+            if (mine or not piece.leases) and not given_up:
                 self.drops.append(Drop(reason, piece.samples, mine))
             else:
                 self.lost += piece.samples

@@ -16,9 +16,24 @@ CLASS_BYTES: Final = (4 << 10, 64 << 10, 1 << 20)
 _CLASS_LIMITS: Final = (16 << 10, 256 << 10)
 """Between the classes: the geometric means of neighbouring payloads."""
 CLASS_NAMES: Final = ("4KiB", "64KiB", "1MiB")
+NATIVE: Final = "native"
+"""Algorithm of a transport that leaves the choice to its library."""
 
 Seconds = Mapping[str, Sequence[float]]
 """By candidate: seconds of one allreduce in each size class; 0 = not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """What moves a buffer."""
+
+    transport: str
+    algorithm: str = NATIVE
+
+    @classmethod
+    def of(cls, candidate: str) -> Carrier:
+        transport, _, algorithm = candidate.partition(":")
+        return cls(transport, algorithm or NATIVE)
 
 
 @dataclass(frozen=True, slots=True)

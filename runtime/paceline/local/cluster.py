@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
@@ -47,6 +48,7 @@ from paceline.settings import (
     ENV_METRICS_PORT,
     ENV_PROCS,
     ENV_SPEC,
+    SOCKETS,
 )
 
 BACKLOG: Final = 1024
@@ -186,6 +188,8 @@ class Cluster:
         if self._coordinator is not None:
             await self._coordinator.end(grace_s=min(grace_s, COORDINATOR_END_S))
         self.left_over += await kill_orphans(lambda: self._others)
+        # A rank that was killed leaves its sockets.
+        shutil.rmtree(self._run_dir / SOCKETS, ignore_errors=True)
 
     # ---- coordinator ----------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from typing import Final
 
 from paceline.core.records import DropReason, Mode, Trigger
 from paceline.core.schedules import ALGORITHMS
+from paceline.core.select import CLASS_NAMES, NATIVE
 from paceline.core.supervise import Phase
 
 
@@ -40,9 +41,6 @@ class Writer(StrEnum):
     """The agent itself, when it is scraped."""
 
 
-NATIVE: Final = "native"
-"""Algorithm of a transport that leaves the choice to its library."""
-
 LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "mode": tuple(Mode),
     "trigger": tuple(Trigger),
@@ -50,21 +48,12 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "kind": ("fresh", "late"),
     "ranks": ("members", "active"),
     "why": ("leave", "dead", "silent", "replaced"),
-    "phase": ("prepare", "wire", "resume"),
-    "transport": ("mpi", "gloo", "nccl", "shm"),
+    "phase": ("detect", "prepare", "wire", "resume"),
+    "transport": ("mpi", "gloo", "nccl"),
     "algorithm": (*ALGORITHMS, NATIVE),
-    "size_class": ("le4KiB", "le64KiB", "le1MiB", "le16MiB", "le256MiB", "gt256MiB"),
+    "size_class": CLASS_NAMES,
     "state": tuple(Phase),
 }
-
-SIZE_CLASS_BYTES: Final = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
-"""Upper bounds of the size classes but the last, in their order."""
-
-
-def size_class(size: int) -> str:
-    """Label value for a buffer of so many bytes."""
-    names = LABELS["size_class"]
-    return next((names[i] for i, top in enumerate(SIZE_CLASS_BYTES) if size <= top), names[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +97,22 @@ CATALOG: Final[tuple[Metric, ...]] = (
     _counter(
         "paceline_steps_total",
         _MAIN,
-        "Optimizer steps of the loop. kind: fresh (applied in its own round), late (kept for a "
-        "later round).",
+        "Steps of the loop that announced a gradient. kind: fresh (applied in its own round), late "
+        "(kept for a later round, or dropped).",
         "kind",
     ),
     _histogram(
         "paceline_step_duration_seconds",
         _MAIN,
-        "From the end of one step() to the end of the next: the loop's time per step.",
+        "From the end of one step() to the end of the next: the loop's time per step. After "
+        "pl.evaluating() it begins anew.",
         _STEP_S,
     ),
     _counter(
         "paceline_compute_seconds_total",
         _MAIN,
-        "Time of the loop outside of step(): data, forward, backward.",
+        "Time of the loop between two step(): loading, forward, backward; without waiting for "
+        "leases and without pl.evaluating().",
     ),
     _counter(
         "paceline_exposed_seconds_total",
@@ -131,54 +122,59 @@ CATALOG: Final[tuple[Metric, ...]] = (
     _counter(
         "paceline_data_wait_seconds_total",
         _MAIN,
-        "Time that the loop waited for a lease, that is, for data to be dealt to it.",
+        "Time that the loop waited for a lease, that is, for data to be dealt to it. Loading them "
+        "is not in it.",
     ),
     _counter(
         "paceline_weight_copies_total",
-        _MAIN,
-        "Copies of the committed weights into the model.",
+        _COMM,
+        "Copies of the committed weights into the model, but for the last one, at its end.",
     ),
     _counter(
         "paceline_weight_copy_seconds_total",
-        _MAIN,
-        "Time for copies of the committed weights into the model.",
+        _COMM,
+        "Time for these copies, on the host.",
     ),
     # ---- rounds: why do they start, who waits for whom, what does moving the data cost ----
     _counter(
         "paceline_rounds_total",
         _COMM,
-        "Rounds applied. trigger: all (everybody arrived), quorum, deadline, initiator (the drawn "
-        "rank), tail (nothing more to come), bench (a silent rank was left out).",
+        "Rounds applied as they came; those in the state that a joiner gets are not in it. "
+        "trigger: all (everybody arrived), quorum, deadline, initiator (the drawn rank), tail "
+        "(nothing more to come), bench (a silent rank was left out).",
         "mode",
         "trigger",
     ),
     _histogram(
         "paceline_round_duration_seconds",
         _COMM,
-        "From one applied round to the next: the gap between two updates.",
+        "From one applied round to the next: the gap between two updates, a change of the "
+        "generation included.",
         _ROUND_S,
     ),
     _histogram(
         "paceline_round_wait_seconds",
         _COMM,
-        "From the own arrival to the start of the round: waiting for others, 0 for the last one.",
+        "From the own fresh arrival until GO reached this rank: waiting for others, next to "
+        "nothing for the last one.",
         _ROUND_S,
     ),
     _histogram(
         "paceline_round_transfer_seconds",
         _COMM,
-        "From the start of the round to the complete sum: moving and adding data, without waiting.",
+        "From GO on this rank to the complete sum: moving and adding data, without waiting for "
+        "arrivals.",
         _ROUND_S,
     ),
     _counter(
         "paceline_update_seconds_total",
         _COMM,
-        "Time of the optimizer and the clipping on the committed weights.",
+        "Time to take a round's sum over, clip it and step the optimizer, on the host.",
     ),
     _counter(
         "paceline_payload_bytes_total",
         _COMM,
-        "Bytes of gradients reduced, before any overhead of the algorithm.",
+        "Bytes of the buffers reduced, before any overhead of the algorithm.",
         "transport",
         "algorithm",
     ),
@@ -193,23 +189,26 @@ CATALOG: Final[tuple[Metric, ...]] = (
     _histogram(
         "paceline_arrival_lag_seconds",
         _COMM,
-        "Own arrival after the first one of the round.",
+        "Own fresh arrival after the first fresh one of the round, on the starter's clock.",
         _ROUND_S,
     ),
     _counter(
         "paceline_arrivals_last_total",
         _COMM,
-        "Rounds in which this rank arrived last.",
+        "Rounds with several fresh ranks of which this one arrived last.",
     ),
     _counter(
         "paceline_blamed_seconds_total",
         _COMM,
-        "Seconds that all others together waited for this rank after everybody else had arrived.",
+        "In those rounds: from the last arrival of anybody else to its own, times the other fresh "
+        "ranks.",
     ),
     _counter(
         "paceline_wait_avoided_seconds_total",
         _COMM,
-        "Seconds of own waiting that the mode has saved against Full.",
+        "Waiting of this rank that the mode has saved against Full: it had arrived, the round "
+        "started without a rank that had not, and until the next announcement of that one this "
+        "rank did not wait. Not counted if that one was fresh again in the very next round.",
     ),
     _histogram(
         "paceline_participation_ratio",
@@ -220,13 +219,15 @@ CATALOG: Final[tuple[Metric, ...]] = (
     _histogram(
         "paceline_contribution_age_rounds",
         _COMM,
-        "Age of the own contributions when they were applied; 0 = fresh.",
+        "Age of what this rank had in a round: version applied to less that of its oldest batch; "
+        "0 = computed on the newest weights.",
         _AGE,
     ),
     _counter(
         "paceline_jumps_total",
         _COMM,
-        "Times that this rank was late and went on from the newest committed weights.",
+        "Times that this rank was late and went on from the newest committed weights with its work "
+        "still to be applied.",
     ),
     # ---- samples: where did they go (promise I1) ----
     _counter(
@@ -239,19 +240,26 @@ CATALOG: Final[tuple[Metric, ...]] = (
         "paceline_samples_dropped_total",
         _COMM,
         "Samples of this rank that are never applied. reason: stale (older than maxAge), nonfinite "
-        "(NaN or Inf), skipped (the loop made no step of the batch).",
+        "(NaN or Inf), skipped (the loop made no step of the batch), revoked (one sum with work "
+        "that others had got).",
         "reason",
     ),
     _counter(
         "paceline_samples_redealt_total",
         _COMM,
-        "Samples that this rank held when it was left out or benched, and that others got.",
+        "Samples that anybody held when it was left out or benched, and that others got; the same "
+        "figure on all ranks.",
     ),
     # ---- membership: how often does it change, what does a change cost ----
     _gauge(
         "paceline_generation_number",
         _COMM,
-        "Counter of the generation in force.",
+        "Counter of the generation in force; begins anew with each incarnation.",
+    ),
+    _gauge(
+        "paceline_incarnation_number",
+        _COMM,
+        "Incarnation of the coordinator that formed it.",
     ),
     _gauge("paceline_rank_index", _COMM, "Index of this rank in the generation in force."),
     _gauge("paceline_committed_rounds", _COMM, "Rounds applied to the committed weights."),
@@ -262,25 +270,30 @@ CATALOG: Final[tuple[Metric, ...]] = (
         "ranks",
     ),
     _counter("paceline_generations_total", _COMM, "Generations that this rank has started."),
-    _counter("paceline_joined_total", _COMM, "Ranks that joined in these generations."),
+    _counter(
+        "paceline_joined_total",
+        _COMM,
+        "Ranks that joined in these generations, after the first one of this rank.",
+    ),
     _counter(
         "paceline_left_total",
         _COMM,
-        "Ranks that were left out. why: leave (drained), dead, silent, replaced.",
+        "Ranks that were left out of them. why: leave (drained), dead, silent, replaced.",
         "why",
     ),
     _counter("paceline_benched_total", _COMM, "Times that this rank was benched."),
     _histogram(
         "paceline_resize_duration_seconds",
         _COMM,
-        "From the last round before a change of the generation to the first round after it.",
+        "From the last round before a change of the generation to the first round after it, on a "
+        "rank that lived through both.",
         _RESIZE_S,
     ),
     _counter(
         "paceline_resize_phase_seconds_total",
         _COMM,
-        "The same, in parts. phase: prepare (promise to COMMIT), wire (COMMIT to started), resume "
-        "(started to the first round).",
+        "The same, in parts. phase: detect (last round to promise), prepare (promise to COMMIT), "
+        "wire (COMMIT to started), resume (started to the first round).",
         "phase",
     ),
     # ---- transport: which one is in use, is it the right one ----
@@ -297,11 +310,6 @@ CATALOG: Final[tuple[Metric, ...]] = (
         _COMM,
         "Reductions that failed or were abandoned.",
         "transport",
-    ),
-    _counter(
-        "paceline_transport_regret_seconds_total",
-        _COMM,
-        "Time beyond what the best measured choice would have taken.",
     ),
     # ---- the agent, and the cost of all this ----
     _counter(

@@ -17,6 +17,7 @@ from paceline.core.faults import Fault, parse_faults
 from paceline.core.records import Metric
 from paceline.errors import UsageError
 from paceline.settings import ENV_FAULTS, RankSettings
+from paceline.train.mistakes import explain_errors
 
 if TYPE_CHECKING:
     from paceline.train.optimizer import DistributedOptimizer
@@ -71,7 +72,9 @@ def init() -> None:
 
         settings = RankSettings.from_environment(os.environ)
         text = os.environ.get(ENV_FAULTS, "") if settings is None else settings.faults
-        install(Context(connect(settings), parse_faults(text)))
+        session = connect(settings)
+        explain_errors(session.failed)
+        install(Context(session, parse_faults(text)))
 
 
 def install(context: Context | None) -> None:

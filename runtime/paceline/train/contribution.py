@@ -13,6 +13,7 @@ never simply erased.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -53,12 +54,28 @@ class Contribution:
 
 
 class Making:
-    """The contribution in the making. Main thread only."""
+    """The contribution in the making. Main thread only.
 
-    def __init__(self, session: Session, buckets: GradientBuckets, *, mean: bool) -> None:
+    parts     what a batch leaves in GRAD is this part of its gradient: in a DDP script the
+              gradients of all batches of a step add up to that of the step
+    announce  for scripts whose own count decides when they call `step()`, which may come to differ
+              from the lease's: the end of the lease counts, and is announced from `settle`
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        buckets: GradientBuckets,
+        *,
+        mean: bool,
+        parts: int = 1,
+        announce: Callable[[Contribution], None] | None = None,
+    ) -> None:
         self._session = session
         self._buckets = buckets
         self._mean = mean
+        self._parts = parts
+        self._announce = announce
         self._batch: Batch | None = None
         self._lease: Batch | None = None
         """The last batch taken of the lease that is neither announced nor skipped."""
@@ -83,7 +100,7 @@ class Making:
         buckets = self._buckets
         if batch.first:
             self._samples, self._pending_unit = 0, buckets.unit
-        self._rescale(batch.samples if self._mean else 1)
+        self._rescale(self._unit(batch))
         buckets.mark_untouched()
         self._batch = self._lease = batch
 
@@ -91,6 +108,8 @@ class Making:
         """The gradient of the batch is in GRAD; returns the contribution if it was the last one."""
         batch = self._batch
         if batch is None:
+            if self._announce is not None:
+                return None  # what it would announce went out at the end of its lease
             raise UsageError(
                 "step() without a batch",
                 hint="call step() once for each batch that the loader gives, inside its loop",
@@ -99,7 +118,8 @@ class Making:
             raise UsageError(
                 "several batches were taken for one step()",
                 hint="say DataLoader(..., accumulate=K), call step() after each backward() and do "
-                "not divide the loss by K; or call zero_grad() to drop a batch on purpose",
+                "not divide the loss by K (with DDP: pl.ddp(..., accumulate=K)); or call "
+                "zero_grad() to drop a batch on purpose",
             )
         self._finish(batch)
         if not batch.last:
@@ -128,9 +148,15 @@ class Making:
         if batch is None or self._session.stopped:
             return
         touched = self._buckets.touched()
-        if touched and not batch.last and not self._buckets.detached():
-            self._finish(batch)  # step() once per lease is as good as once per batch
-            return
+        if touched and not self._buckets.detached():
+            if not batch.last:
+                self._finish(batch)  # step() once per lease is as good as once per batch
+                return
+            if self._announce is not None:
+                contribution = self.complete()
+                assert contribution is not None, "of the last batch"
+                self._announce(contribution)
+                return
         self._forgotten |= touched
         self._skip(touched)
 
@@ -166,9 +192,13 @@ class Making:
             self._buckets.scale(Place.GRAD, self._buckets.unit / unit)
             self._buckets.unit = unit
 
+    def _unit(self, batch: Batch) -> int:
+        """Of the gradient that the script computes from this batch."""
+        return (batch.samples if self._mean else 1) * self._parts
+
     def _finish(self, batch: Batch) -> None:
         self._buckets.attach()
-        self._buckets.unit = batch.samples if self._mean else 1
+        self._buckets.unit = self._unit(batch)
         self._samples += batch.samples
         self._batch = None
 

@@ -187,7 +187,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             clip_value=self._clip_value,
         )
         self._started = True
-        self._making = Making(session, self._buckets, mean=self._mean)
+        self._making = self._make_making(plan)
         own = self._committed.hash()
         session.begin(self._buckets, self._committed, plan, lookahead)
         self._buckets.streams.adopt_commit()
@@ -205,6 +205,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._show_groups()
 
     # ---- inside -----------------------------------------------------------------------------
+
+    def _make_making(self, plan: DataPlan) -> Making:  # noqa: ARG002
+        """`plan`: of the data; for scripts whose gradients mean something else (`pl.ddp`)."""
+        return Making(self._context.session, self._buckets, mean=self._mean)
 
     def _complete(self, samples: int | None) -> Contribution | None:
         """The contribution that this step completes; None if its lease has more batches."""

@@ -43,8 +43,8 @@ def check_optimizer(optimizer: object) -> torch.optim.Optimizer:
     if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
         raise UnsupportedError(
             "a learning-rate scheduler was already made for this optimizer",
-            hint="hand over a function that makes it: "
-            "DistributedOptimizer(..., scheduler=lambda opt: StepLR(opt, 30))",
+            hint="hand over a function that makes it, as in "
+            "scheduler=lambda opt: StepLR(opt, 30), and do not call its step()",
         )
     return optimizer
 
@@ -59,7 +59,8 @@ def check_model(model: object, optimizer: torch.optim.Optimizer) -> torch.nn.Mod
     if isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
         raise UnsupportedError(
             f"{type(model).__name__} reduces gradients on its own",
-            hint="pass the plain model; Paceline does the reduction",
+            hint="pass the plain model; Paceline does the reduction. A script that is written for "
+            "DDP calls pl.ddp(model, optimizer, loader, epochs=...) instead",
         )
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse:

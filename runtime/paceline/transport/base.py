@@ -21,6 +21,8 @@ from typing import ClassVar
 
 import torch
 
+from paceline.core.select import CLASS_NAMES, Carrier
+
 
 class TransportError(Exception):
     """A data channel could not do its work; the round is not committed and the group is spent."""
@@ -134,6 +136,10 @@ class Transport(ABC):
     @abstractmethod
     def shutdown(self) -> None:
         """Give back ports and files; no collective call, no waiting (D6). Idempotent."""
+
+    def carriers(self) -> tuple[Carrier, ...]:
+        """What moves the buffers of each size class of `core.select`; known once it is open."""
+        return (Carrier(self.name),) * len(CLASS_NAMES)
 
     @abstractmethod
     def describe(self) -> dict[str, str]:

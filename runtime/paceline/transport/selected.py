@@ -20,6 +20,7 @@ from paceline.core.schedules import ALGORITHMS
 from paceline.core.select import (
     CLASS_BYTES,
     CLASS_NAMES,
+    Carrier,
     Choice,
     choose_all,
     size_class,
@@ -176,6 +177,9 @@ class SelectedTransport(Transport):
         self.close()
         for transport in self._transports.values():
             transport.shutdown()
+
+    def carriers(self) -> tuple[Carrier, ...]:
+        return tuple(Carrier.of(choice.candidate) for choice in self._choices)
 
     def describe(self) -> dict[str, str]:
         facts = {f"left out.{name}": why for name, why in self._left_out.items()}

@@ -28,8 +28,7 @@ def from_agent(c: State, message: m.AgentMessage) -> None:
             pod = c.roster.pod(*m.pod_of(message.member), c.now_ns)
             pod.living.discard(message.member)
             _died(c, message.member, message.why, message.exit_code)
-            if message.released is not None:
-                ending.release(c, *message.released)
+            ending.prove(c, message.released)
             _count_failure(c, message)
         case m.AgentDone():
             pod = c.roster.pod(message.slot, message.attempt, c.now_ns)
@@ -50,8 +49,7 @@ def _hello(c: State, pod: Pod, hello: m.AgentHello) -> None:
     pod.known, pod.newborn = True, False
     for member in hello.dead:
         _died(c, member, "reaped by its agent", 0)
-    if hello.released is not None:
-        ending.release(c, *hello.released)
+    ending.prove(c, hello.released)
 
 
 def _died(c: State, member: MemberId, why: str, exit_code: int) -> None:

@@ -204,7 +204,7 @@ def _commit(c: State, commit: m.Commit) -> None:
     c.settings = gen.settings or c.settings
     c.phase = Phase.STARTING
     c.version = max(c.version, gen.version)
-    c.unstarted = set(gen.members)
+    c.unstarted, c.complained = set(gen.members), set()
     for member in sorted(c.reports):
         seen = c.roster.rank(member)
         seen.current = False

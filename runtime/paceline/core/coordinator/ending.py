@@ -20,12 +20,19 @@ def release_when_stopped(c: State) -> None:
         return
     members = [c.roster.rank(x) for x in c.gen.members]
     with_state = [s for s in members if s.current or s.member in c.gen.with_state]
-    if all(s.stopped == c.gen.id for s in with_state):
+    agreed = all(s.stopped == c.gen.id for s in with_state)
+    if agreed and any(s.present for s in with_state):  # somebody has to take the final model out
         release(c, c.gen.id, max(s.version for s in with_state))
 
 
+def prove(c: State, released: tuple[GenerationId, int] | None) -> None:
+    """One who was released before is evidence of success: the others are released too (R17)."""
+    if released is not None:
+        c.proven = True
+        release(c, *released)
+
+
 def release(c: State, generation: GenerationId, version: int) -> None:
-    """Also on the word of one who was released before: it is evidence of success (R17)."""
     if c.phase in (Phase.RELEASED, Phase.ENDED):
         return
     c.phase = Phase.RELEASED
@@ -55,8 +62,12 @@ def end_when_all_have_left(c: State) -> None:
         and not c.roster.is_dead(x)
         and ((s.connected and not s.suspect) or c.roster.agent_of(x))
     ]
-    if not living:
+    if living:
+        return
+    if c.proven:
         _end(c, Outcome(True, "Complete", f"{c.version} rounds, released on all ranks"))
+    else:
+        fail(c, "StateLost", f"all ranks were lost with the final weights of version {c.version}")
 
 
 def fail_when_everybody_left(c: State) -> None:

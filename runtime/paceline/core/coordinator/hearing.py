@@ -74,7 +74,7 @@ def _register(c: State, seen: Seen, register: m.Register) -> None:
     c.had_state = c.had_state or register.version > 0
     _learn_request(c, register.request)
     if register.released is not None:
-        ending.release(c, *register.released)
+        ending.prove(c, register.released)
         return
     for known in (register.promise, register.last):
         _learn(c, known)
@@ -131,6 +131,7 @@ def _started(c: State, seen: Seen, message: m.Started) -> None:
 def _complain(c: State, message: m.Complain) -> None:
     if c.gen is None or message.id != c.gen.id:
         return
+    c.complained.add(message.member)
     lost = f" (rank {message.lost})" if message.lost else ""
     # A link that fails in every generation must not turn into a storm of generations.
     within = min(COMPLAINT_MAX_NS, COMPLAINT_NS << min(c.futile, 10))

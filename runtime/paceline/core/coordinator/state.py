@@ -54,6 +54,8 @@ class State:
     commit: m.Commit | None = None
     unstarted: set[MemberId] = field(default_factory=set)
     """Members that have not reported STARTED (R7)."""
+    complained: set[MemberId] = field(default_factory=set)
+    """Members whose data channel failed: they wait for the next change and owe nothing."""
     why: str = ""
     """What the current change is about."""
     waits: str = ""
@@ -73,6 +75,8 @@ class State:
     had_state: bool = False
     """Ranks of this job have trained: weights may exist that only a living rank holds (R26)."""
     released: tuple[GenerationId, int] | None = None
+    proven: bool = False
+    """A released rank has ended well: its final weights are where its script puts them."""
     outcome: Outcome | None = None
     wake_ns: int | None = None
     effects: list[Effect] = field(default_factory=list)
@@ -103,7 +107,7 @@ class State:
         """Who owes an answer to PREPARE or a STARTED."""
         if self.phase is Phase.PREPARING:
             return self.asked - set(self.reports)
-        return self.unstarted if self.phase is Phase.STARTING else set()
+        return self.unstarted - self.complained if self.phase is Phase.STARTING else set()
 
     # ---- changing -------------------------------------------------------------------------
 

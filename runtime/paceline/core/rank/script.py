@@ -97,7 +97,7 @@ def wake(rank: RankState) -> None:
     if rank.main not in (Main.PARKED, Main.WANT) or rank.passive or not rank.has_state:
         return
     if rank.log.stopped and not rank.needs_part:
-        _resume(rank, fresh=False)
+        _resume(rank, fresh=_was_fresh(rank))
     elif rank.talks and rank.is_active and not rank.draining and not rank.in_flight:
         _wake_active(rank)
 
@@ -110,11 +110,16 @@ def _wake_active(rank: RankState) -> None:
     if rank.waits_for == rank.log.version:
         return  # fresh: its round is not committed yet
     pending = rank.pending
-    fresh = pending.empty and rank.waits_for == rank.log.version - 1
+    fresh = _was_fresh(rank)
     if pending.grad.pieces and not (pending.held.pieces and rank.announced_pending):
         rank.do(pending.merge())
     rank.facts.jumps += rank.waits_for != NOTHING and not fresh
     _resume(rank, fresh=fresh)
+
+
+def _was_fresh(rank: RankState) -> bool:
+    """The gradient that the main thread waits for was applied in its own round."""
+    return rank.pending.empty and rank.waits_for == rank.log.version - 1
 
 
 def _resume(rank: RankState, *, fresh: bool) -> None:

@@ -1,0 +1,45 @@
+"""`python -m benchmarks [b0 b1 ...]`: several benchmarks, or all, with one fork server."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from benchmarks import (
+    b0_latency,
+    b1_hyperplane,
+    b5_straggler,
+    b6_even,
+    b7_blocks,
+    b8_recovery,
+)
+from benchmarks.command import Benchmark, options, parser
+from benchmarks.lab import Lab
+
+ALL: Final[dict[str, Benchmark]] = {
+    "b0": b0_latency.run,
+    "b1": b1_hyperplane.run,
+    "b5": b5_straggler.run,
+    "b6": b6_even.run,
+    "b7": b7_blocks.run,
+    "b8": b8_recovery.run,
+}
+
+
+def main() -> int:
+    arguments = parser(__doc__)
+    arguments.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ALL)}")
+    parsed = arguments.parse_args()
+    unknown = [name for name in parsed.names if name not in ALL]
+    if unknown:
+        arguments.error(f"there is no benchmark {unknown[0]}; known: {', '.join(ALL)}")
+    given = options(parsed)
+    worst = 0
+    with Lab() as lab:
+        for name in parsed.names or ALL:
+            worst = max(worst, ALL[name](lab, given).publish(given.out))
+    return worst
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""B6: nobody is slow. What Quorum costs then, and what a busy main thread adds to a round.
+
+Jobs whose mode and kind of work are switched while they run: eight ranks that sleep (their main
+threads need no core), and two ranks, one per core of a small machine, that sleep, call torch, or run
+pure Python. GO -> reduced is the time from the starter's GO until the sum is complete on the last
+rank. Two ranks ask for Quorum(1) with the default grace, since 75 % of two is Full.
+"""
+
+from __future__ import annotations
+
+import os
+
+from benchmarks import report as r
+from benchmarks.command import Options, main
+from benchmarks.lab import Lab, Phase, Plan, Ran
+from benchmarks.rounds import (
+    Stretch,
+    by_name,
+    go_to_reduced_s,
+    own_step_s,
+    parts_ms,
+    same_weights,
+    stretches,
+)
+
+STEP_MS = 20
+SECONDS = 1.6
+ELEMENTS = 262_144
+BAR_COST = 0.03
+BAR_ADDED_MS = 2.0
+KINDS = ("sleep", "torch", "python")
+
+
+def plan(ranks: int, kinds: tuple[str, ...], rounds: int, *, quorum: object, seconds: float) -> Plan:
+    modes = {"Full": {"mode": "Full"}, "Quorum": {"mode": "Quorum", "quorum": quorum}}
+    phases = [
+        Phase(f"{kind} {name}", seconds, how, {"work": kind})
+        for _ in range(rounds)
+        for kind in kinds
+        for name, how in modes.items()
+    ]
+    config = {"elements": ELEMENTS, "step_ms": STEP_MS, "slow_ms": STEP_MS}
+    return Plan("steps.py", ranks, phases, config, collective={"mode": "Full"}, one_pod=True)
+
+
+def add_rows(out: r.Report, ran: Ran, ranks: int, kinds: tuple[str, ...], quorum: object) -> None:
+    groups = by_name(stretches(ran))
+    go_ms = {
+        name: [1000 * x for s in found for x in go_to_reduced_s(ran, s)]
+        for name, found in groups.items()
+    }
+    for kind in kinds:
+        full = groups[f"{kind} Full"]
+        for mode in ("Full", "Quorum"):
+            found = groups[f"{kind} {mode}"]
+            costs = [cost(a, b) for a, b in zip(full, found, strict=True)]
+            spent = go_ms[f"{kind} {mode}"]
+            out.rows.append(
+                (
+                    ranks,
+                    kind,
+                    mode if mode == "Full" else f"Quorum({quorum})",
+                    r.middle(s.rounds_per_s for s in found),
+                    1 / r.middle(own_step_s(ran, s) for s in found),
+                    r.percent(r.spread(s.rounds_per_s for s in found)),
+                    r.middle(s.gradients_per_s for s in found),
+                    f"{100 * r.middle(costs):.1f} %",
+                    f"{100 * min(costs):.1f} to {100 * max(costs):.1f} %",
+                    r.middle(spent),
+                    r.share(spent, 0.95),
+                )
+            )
+            parts = [parts_ms(ran, s) for s in found]
+            middle = {part: r.middle(p[part] for p in parts) for part in parts[0]}
+            out.details[f"P={ranks} {kind} {mode}: ms"] = middle
+            if mode == "Full":
+                listed = ", ".join(f"{part} {value:.2f}" for part, value in middle.items())
+                out.notes.append(f"{ranks} ranks, {kind}, Full, ms: {listed}")
+            if mode == "Quorum" and kind == "sleep":
+                out.bars.append(
+                    r.Bar(
+                        f"{ranks} ranks, Quorum({quorum}): cost against Full in rounds/s",
+                        r.middle(costs),
+                        BAR_COST,
+                        at_least=False,
+                    )
+                )
+        if kind != "sleep":
+            idle, busy = go_ms["sleep Full"], go_ms[f"{kind} Full"]
+            out.bars.append(
+                r.Bar(
+                    f"{ranks} ranks, 1 MiB: ms that a {kind} main thread adds to GO -> reduced, "
+                    "median",
+                    r.middle(busy) - r.middle(idle),
+                    BAR_ADDED_MS,
+                    at_least=False,
+                )
+            )
+            out.notes.append(
+                f"{ranks} ranks, {kind}: p95 of GO -> reduced {r.share(busy, 0.95):.2f} ms, asleep "
+                f"{r.share(idle, 0.95):.2f} ms"
+            )
+
+
+def cost(full: Stretch, other: Stretch) -> float:
+    return full.rounds_per_s / other.rounds_per_s - 1
+
+
+def run(lab: Lab, given: Options) -> r.Report:
+    out = r.Report(
+        "b6_even",
+        f"B6: nobody is slow, {STEP_MS} ms per step, gradients of {4 * ELEMENTS // 1024} KiB",
+        (
+            *("P", "main thread", "mode", "rounds/s", "limit", "spread", "gradients/s"),
+            *("cost", "its range", "GO->reduced ms", "p95"),
+        ),
+        smoke=given.smoke,
+    )
+    jobs: list[tuple[int, tuple[str, ...], object]] = [(2, KINDS, 1)]
+    if not given.smoke:
+        jobs.insert(0, (8, ("sleep",), "75%"))
+    for ranks, kinds, quorum in jobs:
+        seconds = 0.7 if given.smoke else SECONDS
+        ran = lab.run(plan(ranks, kinds, given.rounds, quorum=quorum, seconds=seconds))
+        add_rows(out, ran, ranks, kinds, quorum)
+        out.checks[f"P={ranks}: equal weights on all ranks"] = same_weights(ran)
+        counted = {probe["applied"] for probe in ran.probes}
+        out.checks[f"P={ranks}: the weights hold every applied gradient once"] = counted == {
+            ran.log["gradients"]
+        }
+        out.hashes[f"P={ranks}"] = ran.probes[0]["hash"]
+    cores = os.cpu_count() or 1
+    out.notes.append(
+        f"{cores} cores: the busy kinds are measured with 2 ranks, "
+        + ("one per core" if cores >= 2 else "which share one core")
+        + "; the limit of rounds/s is what the main thread does between two calls of step()"
+    )
+    return out
+
+
+if __name__ == "__main__":
+    main(run, __doc__)

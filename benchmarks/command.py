@@ -1,0 +1,55 @@
+"""The command line that all benchmarks share."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from benchmarks.lab import Lab
+from benchmarks.report import Report
+
+RESULTS: Final = Path(__file__).parent / "results"
+SMOKE_ROUNDS: Final = 2
+
+
+@dataclass(frozen=True)
+class Options:
+    smoke: bool
+    rounds: int
+    """Interleaved repetitions."""
+    out: Path | None
+    """Folder of the result files."""
+    torchft: str
+    """An interpreter that can import torchft; empty = torchft is left out."""
+
+
+Benchmark = Callable[[Lab, Options], Report]
+
+
+def parser(what: str | None) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=(what or "").splitlines()[0] if what else "")
+    made.add_argument("--smoke", action="store_true", help="smallest size; figures mean nothing")
+    made.add_argument("--rounds", type=int, default=5, help="interleaved repetitions")
+    made.add_argument("--out", type=Path, default=None, help="folder of the result files")
+    made.add_argument(
+        "--torchft", default="", metavar="PYTHON", help="B8: interpreter that can import torchft"
+    )
+    return made
+
+
+def options(given: argparse.Namespace) -> Options:
+    folder = given.out or (None if given.smoke else RESULTS)
+    rounds = SMOKE_ROUNDS if given.smoke else given.rounds
+    return Options(given.smoke, rounds, folder, given.torchft)
+
+
+def main(run: Benchmark, what: str | None) -> NoReturn:
+    """Run one benchmark as a program."""
+    given = options(parser(what).parse_args())
+    with Lab() as lab:
+        report = run(lab, given)
+    sys.exit(report.publish(given.out))

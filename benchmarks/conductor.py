@@ -1,0 +1,129 @@
+"""What runs inside a benchmark's job, in the place of `paceline run`: the runner and the phases.
+
+Forked by the lab's nursery (`lab`). It waits until every rank is active, then leads the job from
+phase to phase by new targets, as the operator would, and ends it at an agreed round (R17, R18).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from paceline.clock import now_ns
+from paceline.coordinator.config import settings_of
+from paceline.core.faults import parse_faults
+from paceline.core.messages import Targets
+from paceline.core.records import Settings
+from paceline.core.status import RankState, Status
+from paceline.local import cluster
+from paceline.local.client import CoordinatorAwayError
+from paceline.local.runner import Runner
+from paceline.local.timeline import Timeline
+from paceline_api.load import job_from_mapping
+from paceline_api.resolve import resolve
+
+START_S = 90.0
+RETRY_S = 0.05
+
+
+def runner(text: str, folder: str, answer: int) -> int:
+    """One job; its result goes to the descriptor `answer` as JSON."""
+    below = importlib.import_module("local.nursery").start_below()
+    start: Any = importlib.import_module("local.history_run").start_child(below)
+    cluster.Child.start = staticmethod(start)  # type: ignore[method-assign,assignment]
+    result = asyncio.run(_conduct(json.loads(text), Path(folder)))
+    with os.fdopen(answer, "w") as file:
+        json.dump(result, file)
+    return 0
+
+
+async def _conduct(order: dict[str, Any], folder: Path) -> dict[str, Any]:
+    printed: list[str] = []
+    conductor = Conductor(order, folder)
+    runs = Runner(
+        resolve(job_from_mapping(order["job"])),
+        run_dir=folder,
+        working_dir=folder,
+        faults=tuple(parse_faults(order["faults"])),
+        show=conductor.look,
+        say=printed.append,
+        on_line=printed.append,
+    )
+    task = asyncio.create_task(conductor.play(runs))
+    result = await runs.run()
+    if not task.done():
+        task.cancel()
+    elif not task.cancelled() and task.exception() is not None:
+        printed.append(repr(task.exception()))
+    log = result.status.log if result.status is not None else None
+    return {
+        "complete": result.outcome.complete and len(conductor.played) == len(order["phases"]),
+        "reason": result.outcome.reason,
+        "message": result.outcome.message,
+        "printed": printed,
+        "phases": conductor.played,
+        "log": {
+            "gradients": log.gradients if log else 0,
+            "applied": log.samples_applied if log else 0,
+            "late": log.samples_late if log else 0,
+            "dropped": log.samples_dropped if log else {},
+            "shares": log.shares if log else {},
+        },
+    }
+
+
+class Conductor:
+    """Leads a job through its phases. `look` is called with each status."""
+
+    def __init__(self, order: dict[str, Any], folder: Path) -> None:
+        self.played: list[dict[str, Any]] = []
+        self._order = order
+        self._folder = folder
+        self._status: Status | None = None
+        self._news = asyncio.Event()
+
+    def look(self, status: Status, timeline: Timeline) -> None:
+        self._status = status
+        self._news.set()
+
+    async def play(self, runs: Runner) -> None:
+        async with asyncio.timeout(START_S):
+            while not self._all_active():
+                self._news.clear()
+                await self._news.wait()
+        for phase in self._order["phases"]:
+            knobs = self._folder / "knobs.draft"
+            knobs.write_text(json.dumps(phase["knobs"]))
+            knobs.rename(self._folder / "knobs.json")
+            begun = now_ns()
+            await self._post(runs, Targets(settings=self._settings(phase["collective"])))
+            await asyncio.sleep(phase["seconds"])
+            self.played.append({"name": phase["name"], "begun": begun, "ended": now_ns()})
+        assert runs._cluster is not None  # noqa: SLF001
+        runs._cluster.stop()  # noqa: SLF001
+
+    def _all_active(self) -> bool:
+        status = self._status
+        if status is None or status.version < 2:
+            return False
+        active = [rank for rank in status.ranks if rank.state is RankState.ACTIVE]
+        return len(active) == self._order["ranks"]
+
+    def _settings(self, collective: dict[str, Any]) -> Settings:
+        job = json.loads(json.dumps(self._order["job"]))
+        job["spec"]["collective"] = collective
+        return settings_of(resolve(job_from_mapping(job)).collective)
+
+    async def _post(self, runs: Runner, targets: Targets) -> None:
+        assert runs._cluster is not None  # noqa: SLF001
+        while True:
+            try:
+                await runs._cluster._client.post("/v1/targets", targets)  # noqa: SLF001
+                return
+            except CoordinatorAwayError:
+                await asyncio.sleep(RETRY_S)
+

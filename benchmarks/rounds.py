@@ -1,0 +1,136 @@
+"""What the probes of a job say about the rounds of each of its phases.
+
+A phase begins with the round after the GO that carried its settings. Its first rounds are left out:
+they still hold what the phase before left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from benchmarks.lab import Ran
+
+NS = 1e9
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The rounds of one phase, as rank 0 committed them."""
+
+    name: str
+    commits: Sequence[Mapping[str, Any]]
+
+    @property
+    def numbers(self) -> set[int]:
+        return {c["round"] for c in self.commits}
+
+    @property
+    def seconds(self) -> float:
+        return float(self.commits[-1]["at"] - self.commits[0]["at"]) / NS
+
+    @property
+    def rounds_per_s(self) -> float:
+        return (len(self.commits) - 1) / self.seconds
+
+    @property
+    def gradients_per_s(self) -> float:
+        return float(sum(c["gradients"] for c in self.commits[1:])) / self.seconds
+
+    @property
+    def fresh(self) -> float:
+        return sum(c["fresh"] for c in self.commits) / len(self.commits)
+
+
+def stretches(ran: Ran, *, skip: int = 2) -> list[Stretch]:
+    """One per phase, in order."""
+    commits = ran.probes[0]["commits"]
+    turns = [i for i, c in enumerate(commits) if c["request"]]
+    # The last request is the stop.
+    assert len(turns) == len(ran.phases) + 1, (len(turns), len(ran.phases))
+    found = []
+    for phase, begin, end in zip(ran.phases, turns, turns[1:], strict=False):
+        inside = commits[begin + 1 + skip : end]
+        assert len(inside) >= 3, f"only {len(inside)} rounds in {phase['name']}; make it longer"
+        found.append(Stretch(phase["name"], inside))
+    return found
+
+
+def by_name(found: Sequence[Stretch]) -> dict[str, list[Stretch]]:
+    """The repetitions of each phase, in the order in which they ran."""
+    groups: dict[str, list[Stretch]] = {}
+    for stretch in found:
+        groups.setdefault(stretch.name, []).append(stretch)
+    return groups
+
+
+def waits_s(ran: Ran, stretch: Stretch) -> list[float]:
+    """Seconds that main threads spent in `step()` for the rounds of a stretch, over all ranks."""
+    numbers = stretch.numbers
+    return [
+        (ended - begun) / NS
+        for probe in ran.probes
+        for version, begun, ended, _ in probe["steps"]
+        if version in numbers
+    ]
+
+
+def go_to_reduced_s(ran: Ran, stretch: Stretch) -> list[float]:
+    """Per round: from the starter's GO until the sum is complete on the last rank."""
+    begun: dict[int, int] = {}
+    ended: dict[int, int] = {}
+    for number, first, last in _reductions(ran):
+        begun[number] = min(first, begun.get(number, first))
+        ended[number] = max(last, ended.get(number, last))
+    return [(ended[n] - begun[n]) / NS for n in sorted(stretch.numbers) if n in begun]
+
+
+PARTS = ("last arrival to GO", "GO to reduced", "reduced to committed", "committed to resumed")
+
+
+def parts_ms(ran: Ran, stretch: Stretch) -> dict[str, float]:
+    """Where the time between the last arrival and the next step of the last rank goes; medians."""
+    arrived: dict[int, int] = {}
+    resumed: dict[int, int] = {}
+    committed: dict[int, int] = {}
+    for probe in ran.probes:
+        for version, begun, ended, _ in probe["steps"]:
+            arrived[version] = max(begun, arrived.get(version, 0))
+            resumed[version] = max(ended, resumed.get(version, 0))
+        for commit in probe["commits"]:
+            number = commit["round"]
+            committed[number] = max(commit["at"], committed.get(number, 0))
+    begun_ns: dict[int, int] = {}
+    ended_ns: dict[int, int] = {}
+    for number, first, last in _reductions(ran):
+        begun_ns[number] = min(first, begun_ns.get(number, first))
+        ended_ns[number] = max(last, ended_ns.get(number, last))
+    marks = (arrived, begun_ns, ended_ns, committed, resumed)
+    whole = [n for n in stretch.numbers if all(n in mark for mark in marks)]
+    return {
+        part: median((b[n] - a[n]) / 1e6 for n in whole)
+        for part, a, b in zip(PARTS, marks, marks[1:], strict=False)
+    }
+
+
+def own_step_s(ran: Ran, stretch: Stretch) -> float:
+    """Median time of a main thread between two calls of `step()`: work that no round can save."""
+    numbers = stretch.numbers
+    spent = [
+        (after[1] - before[2]) / NS
+        for probe in ran.probes
+        for before, after in zip(probe["steps"], probe["steps"][1:], strict=False)
+        if after[0] in numbers
+    ]
+    return median(spent)
+
+
+def _reductions(ran: Ran) -> Iterator[tuple[int, int, int]]:
+    for probe in ran.probes:
+        yield from probe["reductions"]
+
+
+def same_weights(ran: Ran) -> bool:
+    return len({probe["hash"] for probe in ran.probes}) == 1

@@ -1,0 +1,69 @@
+"""B7: rank i alone holds the data of block i of the coefficients, and the last rank is slow.
+
+Each phase has other coefficients to find (knob `problem`), so every mode starts with every block
+unlearnt. A gradient that is lost, or given less weight than it has, shows as a block that stays so.
+Each rank writes the errors of all blocks at the end of each phase: distance to the coefficients, as
+a share of what it was when the phase began.
+"""
+
+from __future__ import annotations
+
+import time
+
+import paceline as pl
+import torch
+
+from benchmarks.probe import CONFIG, Probe
+
+BLOCK = 16
+POINTS = 64
+
+
+def coefficients(problem: int, ranks: int) -> torch.Tensor:
+    return torch.randn(ranks, BLOCK, generator=torch.Generator().manual_seed(problem))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    probe = Probe()
+    pl.init()
+    ranks, me = CONFIG["ranks"], int(CONFIG["members"].index(_member()))
+    dice = torch.Generator().manual_seed(1000 + me)
+    x, _ = torch.linalg.qr(torch.randn(POINTS, BLOCK, generator=dice))
+    blocks = torch.nn.Parameter(torch.zeros(ranks, BLOCK))
+    model = torch.nn.ParameterList([blocks])
+    optimizer = pl.DistributedOptimizer(torch.optim.SGD([blocks], lr=CONFIG["lr"] * ranks), model)
+    blocks.sum().mul(0.0).backward()
+    optimizer.step()
+    problem, errors = -1, {}
+    target = start = torch.zeros(ranks, BLOCK)
+    pause_s = CONFIG["slow_ms" if me == ranks - 1 else "step_ms"] / 1000
+    while not optimizer.stopped:
+        wanted = int(probe.knob("problem", 0))
+        if wanted != problem:
+            errors[problem] = error(blocks, start, target)
+            problem, target = wanted, coefficients(wanted, ranks)
+            start = blocks.detach().clone()
+        time.sleep(pause_s)
+        # Orthonormal columns: one step of rate 1 of this rank alone would learn its block.
+        loss = 0.5 * (x @ (blocks[me] - target[me])).square().sum()
+        loss.backward()
+        probe.step(optimizer)
+    pl.finish()
+    errors[problem] = error(blocks, start, target)
+    probe.write(rank=me, hash=optimizer.committed.strong_hash(), errors=errors)
+
+
+def _member() -> str:
+    from benchmarks.probe import MEMBER
+
+    return MEMBER
+
+
+def error(blocks: torch.Tensor, start: torch.Tensor, target: torch.Tensor) -> list[float]:
+    left = (blocks.detach() - target).norm(dim=1)
+    begun = (start - target).norm(dim=1).clamp(min=1e-9)
+    return [float(value) for value in left / begun]
+
+
+main()

@@ -1,0 +1,85 @@
+"""B5 and B6: steps of a given length, spent asleep, in torch or in Python; the gradient is one.
+
+Knobs: `work` (sleep, torch or python), `step_ms`, and `slow_ms`, the length for `slow_rank`. Torch
+and Python do a fixed amount of work, which was measured to take so long while nothing else runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import paceline as pl
+import torch
+from paceline.clock import now_ns
+
+from benchmarks.probe import CONFIG, Probe
+
+TRIES = 5
+SIDE = 96
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    matrix = torch.ones(SIDE, SIDE) / SIDE
+    # As long as a step, or the caches and the allocator are others than in a step.
+    cost_s = {
+        "torch": unit_s(lambda times: in_torch(matrix, times), 400),
+        "python": unit_s(in_python, 200_000),
+    }
+    probe = Probe()
+    pl.init()
+    weight = torch.nn.Parameter(torch.zeros(CONFIG["elements"]))
+    model = torch.nn.ParameterList([weight])
+    optimizer = pl.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), model)
+    ones = torch.ones_like(weight)
+    (weight * ones).sum().backward()
+    optimizer.step()
+    while not optimizer.stopped:
+        slow = pl.rank() == CONFIG.get("slow_rank", -1)
+        seconds = probe.knob("slow_ms" if slow else "step_ms", 20) / 1000
+        match probe.knob("work", "sleep"):
+            case "torch":
+                in_torch(matrix, round(seconds / cost_s["torch"]))
+            case "python":
+                in_python(round(seconds / cost_s["python"]))
+            case _:
+                time.sleep(seconds)
+        (weight * ones).sum().backward()
+        probe.step(optimizer)
+    pl.finish()
+    probe.write(
+        rank=pl.rank(),
+        hash=optimizer.committed.strong_hash(),
+        applied=round(-float(weight.detach()[0]) * pl.size()),
+        cost_us={name: 1e6 * value for name, value in cost_s.items()},
+    )
+
+
+def in_torch(matrix: torch.Tensor, times: int) -> None:
+    """Small operations, as small models have them: the interpreter is entered after each."""
+    x = matrix
+    for _ in range(times):
+        x = x @ matrix
+
+
+def in_python(times: int) -> int:
+    """Holds the interpreter lock all the time."""
+    total = 0
+    for number in range(times):
+        total += number & 7
+    return total
+
+
+def unit_s(work: Callable[[int], object], times: int) -> float:
+    """Seconds of one unit, the median of several tries."""
+    found = []
+    for _ in range(TRIES):
+        begun = now_ns()
+        work(times)
+        found.append((now_ns() - begun) / 1e9 / times)
+    return median(found)
+
+
+main()

@@ -1,0 +1,118 @@
+"""What the figures of one step cost: both threads' writes of a step and its round. Bar: 20 us.
+
+    python -m benchmarks.telemetry [--ranks 8] [--rounds 4000] [--json] [--smoke]
+
+Quorum of P - 1, another rank late in each round, as the engine would call it; the records of the
+rounds are made beforehand, and appending them to the log is not in the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+
+from paceline.comm.gauges import Gauges
+from paceline.comm.loop_gauges import LoopGauges
+from paceline.core.ids import GenerationId, MemberId
+from paceline.core.messages import Endpoints
+from paceline.core.rank import events as ev
+from paceline.core.rank.state import RankState
+from paceline.core.records import DataPlan, Gen, Go, Mode, Settings, Share, Trigger
+from paceline.core.select import Carrier
+from paceline.telemetry.records import RankRecord
+
+BAR_US = 20.0
+STEP_NS = 20_000_000
+
+
+def prepare(ranks: int) -> tuple[RankState, tuple[MemberId, ...]]:
+    members = tuple(MemberId(slot, 0, 0) for slot in range(ranks))
+    rank = RankState(members[0], 1, "here", Endpoints("", ""))
+    gen = Gen(
+        id=GenerationId(1, "uid", 1),
+        members=members,
+        with_state=members,
+        active=members,
+        version=0,
+        lookahead=tuple((m, 2) for m in members),
+        plan=DataPlan(),
+        settings=Settings(mode=Mode.QUORUM, quorum=ranks - 1),
+    )
+    rank.log.append(gen)
+    rank.promise, rank.started = gen.id, True
+    return rank, members
+
+
+def make_go(rank: RankState, members: tuple[MemberId, ...]) -> Go:
+    version = rank.log.version
+    late = members[version % len(members)]
+    shares = tuple(
+        Share(
+            member=m,
+            upto=version,
+            count=1,
+            oldest=version - (m == late and version > 0),
+            fresh=m != late,
+            samples=64,
+            unit=64,
+            offset_us=50 * m.slot,
+        )
+        for m in members
+    )
+    return Go(rank.log.id, version, Trigger.QUORUM, shares, wait_us=50 * len(members))
+
+
+def measure(ranks: int, rounds: int) -> dict[str, float]:
+    rank, members = prepare(ranks)
+    record = RankRecord.create()
+    gauges, loop = Gauges(record, members[0]), LoopGauges(record)
+    step, carrier = ev.Step((), 64, 64), Carrier("mpi", "ring")
+    gauges.opened((carrier,) * 3)
+    loop.began(0)
+    spent_us = []
+    now = 0
+    for _ in range(rounds):
+        go = make_go(rank, members)
+        now += STEP_NS
+        before = time.perf_counter_ns()
+        gauges.handled(rank, step, now)
+        gauges.reducing(go, rank, now)
+        gauges.carried(carrier, 4096, 1000)
+        gauges.reduced(now)
+        middle = time.perf_counter_ns()
+        rank.log.append(go)
+        after = time.perf_counter_ns()
+        gauges.applied(go, rank, now, 1000)
+        gauges.copied(1000)
+        gauges.facts.resumed(now)
+        gauges.facts.refresh(rank, now)
+        loop.stepped(now - 1000, now, fresh=True)
+        spent_us.append((time.perf_counter_ns() - after + middle - before) / 1000)
+    record.close()
+    return {
+        "ranks": ranks,
+        "median_us": statistics.median(spent_us),
+        "mean_us": statistics.fmean(spent_us),
+        "p95_us": statistics.quantiles(spent_us, n=20)[-1],
+        "bar_us": BAR_US,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=4000)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--smoke", action="store_true")
+    options = parser.parse_args()
+    figures = measure(options.ranks, 50 if options.smoke else options.rounds)
+    if options.json:
+        print(json.dumps(figures))
+        return
+    print("us per step: " + ", ".join(f"{name} {value:g}" for name, value in figures.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""The figures in a rank's heartbeat, for `status` (`core.status.Fact`). No decision reads them.
+
+Called by the communication thread, but for `heartbeat`, which the link thread asks for. The hot
+path stores a few numbers; the facts are worked out at most every REFRESH_NS.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+from typing import Final
+
+from paceline.clock import NS_PER_S
+from paceline.core.ids import MemberId
+from paceline.core.messages import Heartbeat
+from paceline.core.rank.state import Main, RankState
+from paceline.core.records import Go
+from paceline.core.status import Fact
+
+REFRESH_NS: Final = 150_000_000
+RECENT: Final = 32
+
+
+class HeartbeatFacts:
+    """One rank's."""
+
+    def __init__(self) -> None:
+        self._facts: dict[str, float] = {}
+        """Replaced as a whole, so that the link thread may read it at any time."""
+        self._refreshed_ns = 0
+        self._steps_ns: deque[int] = deque(maxlen=RECENT)
+        self._lags_us: deque[int] = deque(maxlen=RECENT)
+        self._resumed_ns: int | None = None
+        self._parked_ns: int | None = None
+        self._wait_ns = 0
+        self._avoided_ns = 0
+        self._rounds: dict[str, int] = {}
+        self._gradients = 0
+        self._contributed: dict[MemberId, int] = {}
+        self._active: dict[MemberId, int] = {}
+
+    def stepped(self, now_ns: int) -> None:
+        """The main thread announces a gradient and is parked."""
+        if self._resumed_ns is not None:
+            self._steps_ns.append(now_ns - self._resumed_ns)
+        self._parked_ns = now_ns
+
+    def resumed(self, now_ns: int) -> None:
+        self._resumed_ns = now_ns
+        if self._parked_ns is not None:
+            self._wait_ns += now_ns - self._parked_ns
+            self._parked_ns = None
+
+    def avoided(self, spent_ns: int) -> None:
+        self._avoided_ns += spent_ns
+
+    def applied(self, go: Go, rank: RankState, lag_us: int | None) -> None:
+        """`lag_us`: of this rank's fresh arrival, None if it had none."""
+        self._rounds[go.trigger] = self._rounds.get(go.trigger, 0) + 1
+        contributed, active = self._contributed, self._active
+        for share in go.shares:
+            if share.count:
+                self._gradients += share.count
+                contributed[share.member] = contributed.get(share.member, 0) + 1
+        if lag_us is not None:
+            self._lags_us.append(lag_us)
+        for member in rank.log.active:
+            active[member] = active.get(member, 0) + 1
+
+    def refresh(self, rank: RankState, now_ns: int) -> None:
+        """Work out the facts again if the last ones are old."""
+        if now_ns - self._refreshed_ns >= REFRESH_NS:
+            self._refreshed_ns = now_ns
+            self.work_out(rank)
+
+    def work_out(self, rank: RankState) -> None:
+        self._facts = self._measured(rank) | self._logged(rank)
+
+    def heartbeat(self, rank: RankState) -> Heartbeat:
+        """The rank's present state, with the last facts."""
+        return Heartbeat(
+            member=rank.me,
+            promise=rank.promise,
+            last=rank.log.id,
+            version=rank.log.version,
+            leaving=rank.wants_to_leave,
+            stopped=rank.has_state and rank.log.stopped,
+            facts=self._facts,
+        )
+
+    def _measured(self, rank: RankState) -> dict[str, float]:
+        return {
+            Fact.STEP_S: median(self._steps_ns) / NS_PER_S if self._steps_ns else 0.0,
+            Fact.LAG_S: median(self._lags_us) / 1e6 if self._lags_us else 0.0,
+            Fact.WAIT_S: self._wait_ns / NS_PER_S,
+            Fact.AVOIDED_S: self._avoided_ns / NS_PER_S,
+            "active": float(rank.has_state and not rank.passive and rank.is_active),
+            "benched": float(rank.has_state and not rank.passive and not rank.is_active),
+            "running": float(rank.main is Main.RUN),
+        }
+
+    def _logged(self, rank: RankState) -> dict[str, float]:
+        log, ledger = rank.log, rank.log.ledger
+        total = ledger.total()
+        facts: dict[str, float] = {
+            Fact.GRADIENTS: float(self._gradients),
+            Fact.APPLIED: float(total.applied),
+            Fact.LATE: float(total.late),
+            Fact.REDEALT: float(total.redealt),
+            Fact.DISCOUNTED: total.discounted,
+            Fact.UPDATES: float(log.updates),
+            Fact.EPOCHS_EXACT: float(ledger.epochs_exact),
+            Fact.EPOCHS_SHORT: float(ledger.epochs_short),
+            Fact.ROUND_S: log.median_round_us / 1e6,
+        }
+        for trigger, count in self._rounds.items():
+            facts[Fact.ROUNDS + trigger] = float(count)
+        for reason, samples in ledger.dropped.items():
+            facts[Fact.DROPPED + reason] = float(samples)
+        whole = log.plan.samples * log.plan.epochs
+        if whole:
+            facts[Fact.PROGRESS] = min(1.0, (total.applied + total.dropped) / whole)
+            facts[Fact.EPOCH] = (total.applied + total.dropped) / log.plan.samples
+        for member in log.members:
+            if self._active.get(member):
+                share = self._contributed.get(member, 0) / self._active[member]
+                facts[Fact.SHARE + str(member)] = share
+        for name, (value, weight) in ledger.metrics.items():
+            if weight:
+                facts[Fact.METRIC + name] = value / weight
+        return facts

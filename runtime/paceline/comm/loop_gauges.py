@@ -1,0 +1,43 @@
+"""What the main thread writes into the rank's record: where the time of the user's loop goes.
+
+Called inside the calls that the loop makes anyway, with the times at which it came and went. A step
+is from the end of one step() to the end of the next: computing, waiting for leases, and what
+communication was not hidden.
+"""
+
+from __future__ import annotations
+
+from paceline.clock import NS_PER_S
+from paceline.telemetry.records import RankRecord
+
+
+class LoopGauges:
+    """Main thread only."""
+
+    def __init__(self, record: RankRecord) -> None:
+        self._fresh = record.counter("paceline_steps_total", kind="fresh")
+        self._late = record.counter("paceline_steps_total", kind="late")
+        self._step_s = record.histogram("paceline_step_duration_seconds")
+        self._compute_s = record.counter("paceline_compute_seconds_total")
+        self._exposed_s = record.counter("paceline_exposed_seconds_total")
+        self._data_wait_s = record.counter("paceline_data_wait_seconds_total")
+        self._began_ns = 0
+        self._waited_ns = 0
+        """In this step, for leases."""
+
+    def began(self, now_ns: int) -> None:
+        """The loop computes from now on: after begin() and after evaluating()."""
+        self._began_ns, self._waited_ns = now_ns, 0
+
+    def waited(self, begin_ns: int, end_ns: int) -> None:
+        """For a lease."""
+        self._data_wait_s.add((end_ns - begin_ns) / NS_PER_S)
+        self._waited_ns += end_ns - begin_ns
+
+    def stepped(self, begin_ns: int, end_ns: int, *, fresh: bool) -> None:
+        """step() was called and has returned."""
+        (self._fresh if fresh else self._late).add()
+        self._step_s.observe((end_ns - self._began_ns) / NS_PER_S)
+        self._compute_s.add((begin_ns - self._began_ns - self._waited_ns) / NS_PER_S)
+        self._exposed_s.add((end_ns - begin_ns) / NS_PER_S)
+        self.began(end_ns)

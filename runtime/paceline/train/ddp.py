@@ -1,0 +1,299 @@
+"""`pl.ddp`: a script that is written for torch's DistributedDataParallel takes part in a job (D14).
+
+    loader = pl.ddp(model, optimizer, loader, epochs=10)      # the line that is added
+
+torch's process group has one rank, this process: what joins processes is the job, and that changes
+while it runs. DDP's own reduction is put to sleep, so that backward() adds into the runtime's
+buckets as it does for a plain model; the script's optimizer gets a `step()` that makes a round; the
+loop over the returned loader takes leases. Weights, gradients and rounds are those of
+`DistributedOptimizer`: there is one engine.
+
+D14 thinks of a communication hook. It would be called with what is in the buckets already, after
+DDP had copied it, and DDP would copy it back: two passes over the gradients that change nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar, cast, overload
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.comm.rebind import SchedulerFactory, changed_later
+from paceline.core.records import DataPlan
+from paceline.errors import UnsupportedError, UsageError
+from paceline.train import refusals
+from paceline.train.context import current, init
+from paceline.train.contribution import Making
+from paceline.train.ddp_loader import ScriptLoader, adopt
+from paceline.train.optimizer import DistributedOptimizer
+
+T = TypeVar("T")
+log = logging.getLogger("paceline.rank")
+
+REDUCING = (
+    "all_gather",
+    "all_gather_coalesced",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "gather",
+    "gather_object",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+)
+"""Functions of torch.distributed whose result would silently be that of one rank (D11)."""
+
+
+@overload
+def ddp(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    scheduler: SchedulerFactory | None = None,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+) -> None: ...
+
+
+@overload
+def ddp(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: torch.utils.data.DataLoader[T],
+    *,
+    epochs: int,
+    accumulate: int = 1,
+    scheduler: SchedulerFactory | None = None,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+) -> ScriptLoader[T]: ...
+
+
+def ddp(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: torch.utils.data.DataLoader[T] | None = None,
+    *,
+    epochs: int | None = None,
+    accumulate: int = 1,
+    scheduler: SchedulerFactory | None = None,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+) -> ScriptLoader[T] | None:
+    """Let a script with a DDP model train in a job: call it once, before the first batch.
+
+    model       the DistributedDataParallel; the script goes on using it
+    optimizer   of its parameters; from now on `optimizer.step()` makes a round
+    loader      the training DataLoader, with any DistributedSampler: what is returned takes its
+                place and gives each sample to one rank, whoever comes, goes or is slow. Without
+                one, each rank feeds itself, every step counts alike, and the script ends with
+                `pl.finish()`.
+    epochs      how often the script loops over the loader. When the last loop ends, the model holds
+                the final weights and the job is over.
+    accumulate  batches per `step()`, for scripts with `no_sync()`
+    scheduler, clip_norm, clip_value   as for `DistributedOptimizer`
+    """
+    init()
+    module = _check_model(model)
+    context = current("ddp()")
+    if loader is None and (epochs is not None or accumulate != 1):
+        raise UsageError(
+            "pl.ddp(epochs=... or accumulate=...) without a loader",
+            hint="hand the training DataLoader over: "
+            "loader = pl.ddp(model, optimizer, loader, epochs=10)",
+        )
+    if loader is not None and epochs is None:
+        raise UsageError(
+            "pl.ddp() got a loader and no number of epochs",
+            hint="say how often the script loops over it: "
+            "loader = pl.ddp(model, optimizer, loader, epochs=10)",
+        )
+    refusals.check_optimizer(optimizer)
+    # Made first: what it refuses leaves the script's objects as they were.
+    elastic = None if loader is None else adopt(loader, epochs=epochs or 0, accumulate=accumulate)
+    _DdpOptimizer(
+        optimizer, module, scheduler=scheduler, clip_norm=clip_norm, clip_value=clip_value
+    )
+    _put_to_sleep(model)
+    if context.session.size > 1:
+        _refuse_reductions()
+        if loader is None and context.session.place == 0:
+            log.warning(
+                "pl.ddp() without a loader: each rank feeds itself. A DistributedSampler sees one "
+                "rank and gives every rank all samples; hand the loader over to deal them"
+            )
+    return elastic
+
+
+class _DdpOptimizer(DistributedOptimizer):
+    """The job's optimizer; the script holds the object that it made itself, handed over to this."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, module: torch.nn.Module, **options: Any
+    ) -> None:
+        super().__init__(_twin(optimizer), module, **options)
+        self._script_holds = _hand_over(optimizer, self)
+
+    def start(self, plan: DataPlan, lookahead: int) -> None:
+        if hasattr(self._script_holds.step, "_wrapped_by_lr_sched"):
+            raise changed_later("the optimizer of pl.ddp()", "a scheduler was made for it")
+        super().start(plan, lookahead)
+
+    def _make_making(self, plan: DataPlan) -> Making:
+        # DDP averages what the ranks have in p.grad at step(), however many batches are in it and
+        # whether or not the script has divided the loss by their number. So does this.
+        return Making(
+            self._context.session,
+            self._buckets,
+            mean=True,
+            parts=plan.accumulate,
+            announce=self._announce if plan.accumulate > 1 else None,
+        )
+
+
+# ---- the model -----------------------------------------------------------------------------------
+
+
+def _check_model(model: torch.nn.Module) -> torch.nn.Module:
+    """The module inside; refuses what DDP would do beside adding gradients."""
+    model = getattr(model, "_orig_mod", model)  # torch.compile
+    if not isinstance(model, DistributedDataParallel):
+        raise UsageError(
+            f"pl.ddp() got a {type(model).__name__}, not a DistributedDataParallel model",
+            hint="for a plain model use pl.DistributedOptimizer(optimizer, model)",
+        )
+    ranks = dist.get_world_size(model.process_group)
+    if ranks != 1:
+        raise UsageError(
+            f"the process group of the DDP model has {ranks} ranks",
+            hint="a job has one process group per rank: start the script with `paceline run`, not "
+            "torchrun, and let init_process_group() take rank and size from the environment",
+        )
+    if model._comm_hooks:  # noqa: SLF001  (DDP has no public way to ask)
+        raise UnsupportedError(
+            "the DDP model has a communication hook, which would never be called",
+            hint="leave register_comm_hook() out: Paceline moves the gradients itself",
+        )
+    if model.mixed_precision is not None:
+        raise UnsupportedError(
+            "DistributedDataParallel(mixed_precision=...) is not supported",
+            hint="use torch.autocast(..., dtype=torch.bfloat16) around forward and loss",
+        )
+    for name, part in model.module.named_modules():
+        if isinstance(part, torch.nn.SyncBatchNorm):
+            raise UnsupportedError(
+                f"{name or 'the model'} is a SyncBatchNorm, which needs all ranks in each forward "
+                "pass",
+                hint="use BatchNorm; spec.collective.buffers averages its statistics now and then",
+            )
+    return cast("torch.nn.Module", model.module)
+
+
+def _put_to_sleep(model: torch.nn.Module) -> None:
+    """From now on the model is always as inside `no_sync()`: it only runs its module."""
+    model = getattr(model, "_orig_mod", model)
+    kind = type(model)
+    model.__class__ = type(kind.__name__, (_Asleep, kind), {"__module__": kind.__module__})
+    # Both make DDP prepare a reduction, and look for parameters that took no part in it.
+    model.static_graph = False
+    model.find_unused_parameters = False
+
+
+class _Asleep:
+    """Mixed into a DDP class; scripts set this attribute, and `no_sync()` does."""
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        return False
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, _: bool) -> None:
+        """Nothing: there is no reduction of DDP's to be waited for."""
+
+
+# ---- the optimizer -------------------------------------------------------------------------------
+
+
+def _twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The same optimizer as another object, for the communication thread."""
+    twin = object.__new__(type(optimizer))
+    twin.__dict__.update(optimizer.__dict__)
+    twin.param_groups = [
+        {**group, "params": list(group["params"])} for group in optimizer.param_groups
+    ]
+    return twin
+
+
+def _hand_over(optimizer: torch.optim.Optimizer, to: DistributedOptimizer) -> torch.optim.Optimizer:
+    """The object that the script holds becomes another name of `to`."""
+    kind = type(optimizer)
+    name = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    optimizer.__class__ = type(kind.__name__, (_HandedOver, kind), name)
+    for attribute in ("param_groups", "state"):
+        del optimizer.__dict__[attribute]
+    optimizer.__dict__["paced"] = to
+    return optimizer
+
+
+class _HandedOver:
+    """Mixed into the class of the script's optimizer."""
+
+    paced: DistributedOptimizer
+
+    def step(self, closure: Callable[[], float] | None = None, **options: Any) -> None:
+        self.paced.step(closure, **options)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.paced.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.paced.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.paced.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self.paced.add_param_group(param_group)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.paced.param_groups
+
+    @property
+    def state(self) -> Any:
+        return self.paced.state
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Read by GradScaler.step() before it decides about our step() (D9)."""
+        raise refusals.refuse_grad_scaler()
+
+
+# ---- torch.distributed ---------------------------------------------------------------------------
+
+
+def _refuse_reductions() -> None:
+    """A reduction over the group of one rank would give that rank's value and no error (D11)."""
+    for name in REDUCING:
+        if hasattr(dist, name):
+            setattr(dist, name, _refuse(name))
+
+
+def _refuse(name: str) -> Callable[..., Any]:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise UnsupportedError(
+            f"torch.distributed.{name}() in a job: torch knows of one rank only, so the result "
+            "would be this rank's own",
+            hint="report figures with pl.log(name, value, weight), which sums them over all ranks; "
+            "let pl.is_publisher() tell who evaluates or writes",
+        )
+
+    return refused

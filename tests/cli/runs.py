@@ -1,0 +1,78 @@
+"""`paceline run` as a process in a folder of its own, for tests; whatever happens it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PACELINE = Path(sys.executable).parent / "paceline"
+LIMIT_S = 60.0
+JOB = """\
+apiVersion: paceline.dev/v1alpha1
+kind: TrainingJob
+metadata: {{name: {name}}}
+spec:
+  replicas: 2
+  collective: {{backend: gloo}}
+  template:
+    spec:
+      containers:
+      - name: trainer
+        image: none
+        command: {command}
+        env: [{{name: MARK, value: "{mark}"}}]
+"""
+
+
+class Run:
+    """One `paceline run`; `mark` is in the environment of its ranks."""
+
+    def __init__(self, folder: Path, command: str, *words: str, name: str = "job") -> None:
+        self.folder = folder
+        self.mark = f"paceline-test-{os.getpid()}-{folder.name}-{name}"
+        (folder / f"{name}.yaml").write_text(JOB.format(name=name, command=command, mark=self.mark))
+        self.process = subprocess.Popen(
+            [PACELINE, "run", f"{name}.yaml", *words],
+            cwd=folder,
+            env=os.environ | {"MARK": self.mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait(self) -> tuple[int, str]:
+        """Exit code and output. By then nothing of the run may live."""
+        try:
+            said, _ = self.process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        assert processes_with(self.mark) == []
+        return self.process.returncode, said
+
+    def until(self, text: str) -> None:
+        """Wait until a log holds `text`."""
+        end = time.monotonic() + LIMIT_S
+        while time.monotonic() < end:
+            logs = self.folder.glob("runs/*/*.log")
+            if any(text in log.read_text() for log in logs):
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"no log says {text!r}")
+
+
+def processes_with(mark: str) -> list[str]:
+    """Command lines of all processes that have the mark in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                if mark.encode() in (entry / "environ").read_bytes():
+                    found.append((entry / "cmdline").read_text())
+            except OSError:
+                continue  # gone, or not ours
+    return found

@@ -1,0 +1,259 @@
+"""What a user gets who has made a mistake: rank or field, the reason, a hint; soon, and no hang.
+
+Every run is a real `paceline run`. Whatever the mistake, the exit code is not 0, no traceback shows
+Paceline's own frames, and no process is left (`Run.wait` looks).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from cli.runs import LIMIT_S, PACELINE, Run
+
+pytestmark = pytest.mark.processes
+
+HEAD = """\
+import os, torch
+import paceline as pl
+torch.set_num_threads(1)
+pl.init()
+model = torch.nn.Linear(4, 1)
+data = torch.utils.data.TensorDataset(torch.zeros(64, 4), torch.zeros(64, 1))
+sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+LOOP = """\
+optimizer = pl.DistributedOptimizer(sgd, model)
+loader = pl.DataLoader(data, batch_size=4)
+for epoch in loader.epochs(4):
+    for x, y in loader:
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+"""
+
+
+def train(folder: Path, script: str, *words: str) -> tuple[int, str]:
+    """Run a script on two ranks."""
+    (folder / "train.py").write_text(HEAD + script)
+    return Run(folder, "[python, train.py]", "--quiet", *words).wait()
+
+
+def line_of(script: str, text: str) -> int:
+    """Number of the script's line that begins with `text`."""
+    lines = (HEAD + script).splitlines()
+    return next(n for n, line in enumerate(lines, 1) if line.strip().startswith(text))
+
+
+def final_error(said: str) -> str:
+    """What the run says at its very end, from its last `error:` line on."""
+    lines = said.splitlines()
+    last = max(n for n, line in enumerate(lines) if line.startswith("error: "))
+    return "\n".join(lines[last:])
+
+
+def is_clean(said: str) -> bool:
+    """No frame of Paceline's own, in nobody's traceback."""
+    return "runtime/paceline/" not in said and "site-packages/paceline/" not in said
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        (("replicas: 2", "replcas: 2"), ["spec.replcas", "replicas"]),
+        (("backend: gloo", "mode: Quorum, quorum: 3"), ["spec.collective.quorum", "3", "2"]),
+        (("replicas: 2", "replicas: 2, minReplicas: 3"), ["spec.minReplicas", "3", "2"]),
+        (("name: trainer", "name: worker"), ["trainer"]),
+        (("kind: TrainingJob", "kind: Job"), ["kind", "TrainingJob"]),
+    ],
+    ids=["misspelt", "quorum", "minimum", "container", "kind"],
+)
+def test_a_wrong_job_file(tmp_path: Path, change: tuple[str, str], parts: list[str]) -> None:
+    text = (
+        "apiVersion: paceline.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: job}\n"
+        "spec: {replicas: 2, collective: {backend: gloo}, template: {spec: {containers: ["
+        "{name: trainer, image: none, command: [python, train.py]}]}}}\n"
+    )
+    assert change[0] in text
+    (tmp_path / "job.yaml").write_text(text.replace(*change))
+    done = subprocess.run(
+        [PACELINE, "run", "job.yaml"], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "\nhint: " in done.stderr
+    assert "Traceback" not in done.stderr
+    for part in parts:
+        assert part in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
+    code, said = Run(tmp_path, "[no-such-program, '1']", "--quiet").wait()
+    assert code == 1
+    error = final_error(said)
+    assert 'command not found: there is no "no-such-program"' in error
+    assert "hint: " in error
+    assert "Traceback" not in said
+
+
+def test_a_folder_that_must_not_be_written(tmp_path: Path) -> None:
+    for words, folder in ((["--run-dir", "/proc/here"], "/proc/here"), ([], "runs")):
+        if not words:
+            (tmp_path / "runs").write_text("a file, since root may write into every folder")
+        code, said = Run(tmp_path, "[sleep, '100']", *words).wait()
+        assert code == 2
+        assert f"run folder {folder}" in said
+        assert "hint: " in said
+        assert "Traceback" not in said
+
+
+def test_another_folder_and_two_jobs_at_once(tmp_path: Path) -> None:
+    """Started from elsewhere, a job finds its script beside its file; and two do not disturb each
+    other, though they have one name."""
+    (tmp_path / "job").mkdir()
+    (tmp_path / "here").mkdir()
+    (tmp_path / "job" / "early.py").write_text("print('found', flush=True)\n")
+    job = Run(tmp_path / "job", "[python, early.py]", "--quiet")
+    other = subprocess.run(
+        [PACELINE, "run", "../job/job.yaml", "--quiet"],
+        cwd=tmp_path / "here",
+        env=os.environ | {"MARK": job.mark},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    for code, said in (job.wait(), (other.returncode, other.stdout + other.stderr)):
+        assert code == 1
+        assert "] found" in said
+        assert "ScriptEndedEarly" in said
+        assert "epochs" in final_error(said)
+        assert "Traceback" not in said
+
+
+def test_what_is_refused_before_training(tmp_path: Path) -> None:
+    """One after the other in one script, which prints what it would have ended with; the last one
+    is not caught."""
+    script = """\
+from paceline.errors import PacelineError
+def refused(make):
+    try:
+        make()
+    except PacelineError as error:
+        print(error.render(), flush=True)
+refused(lambda: pl.DataLoader(data, batch_size=0))
+refused(lambda: pl.DataLoader(torch.utils.data.TensorDataset(torch.zeros(0, 4))))
+refused(lambda: pl.DataLoader(data, shuffle=True))
+lbfgs = torch.optim.LBFGS(model.parameters())
+pl.DistributedOptimizer(lbfgs, model)
+"""
+    began = time.monotonic()
+    code, said = train(tmp_path, script)
+    assert code == 1
+    assert "error: batch_size=0" in said
+    assert "error: the data set is empty" in said
+    assert "error: DataLoader(shuffle=...) is not supported" in said
+    assert said.count("hint: ") >= 4
+    error = final_error(said)
+    assert error.startswith("error: rank ")
+    assert "LBFGS is not supported" in error
+    assert f"train.py, line {line_of(script, 'pl.DistributedOptimizer')})" in error
+    assert "hint: use SGD, Adam" in error
+    assert "Traceback" not in said
+    assert "it starts again" not in _logs(tmp_path)
+    assert time.monotonic() - began < LIMIT_S / 2
+
+
+@pytest.mark.parametrize(
+    ("script", "parts"),
+    [
+        (
+            LOOP.replace(
+                "        optimizer.step()",
+                "        optimizer.step()\n"
+                "        if pl.rank() == 1: optimizer.param_groups[0]['lr'] = 0.01",
+            ),
+            ["lr", "scheduler", "train.py, line "],
+        ),
+        (
+            "scaler = torch.amp.GradScaler('cpu')\n"
+            + LOOP.replace("optimizer.step()", "scaler.step(optimizer)")
+            .replace(".mean().backward()", ".mean(); scaler.scale(loss).backward()")
+            .replace("(model(x)", "loss = (model(x)"),
+            ["GradScaler is not supported", "bfloat16"],
+        ),
+    ],
+    ids=["learning-rate", "grad-scaler"],
+)
+def test_what_is_refused_while_training(tmp_path: Path, script: str, parts: list[str]) -> None:
+    code, said = train(tmp_path, script)
+    assert code == 1
+    error = final_error(said)
+    assert error.startswith("error: rank ")
+    for part in (*parts, "hint: "):
+        assert part in error, error
+    assert "Traceback" not in said
+    assert "it starts again" not in _logs(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("script", "parts"),
+    [
+        (
+            "if pl.rank() == 1:\n"
+            "    model = torch.nn.Linear(4, 2)\n"
+            "    sgd = torch.optim.SGD(model.parameters(), lr=0.1)\n" + LOOP,
+            ["rank", "shape"],
+        ),
+        (
+            "if pl.rank() == 1: data = torch.utils.data.Subset(data, range(60))\n" + LOOP,
+            ["rank", "60", "64"],
+        ),
+    ],
+    ids=["model", "data"],
+)
+def test_ranks_that_differ(tmp_path: Path, script: str, parts: list[str]) -> None:
+    code, said = train(tmp_path, script)
+    assert code == 1
+    error = final_error(said)
+    for part in (*parts, "hint: "):
+        assert part in error, error
+    assert "Traceback" not in said
+
+
+def test_a_script_that_raises_before_the_first_round(tmp_path: Path) -> None:
+    """In its own code, called by the loader, on one rank: at once the end, no restart."""
+    script = (
+        """\
+class Broken(torch.utils.data.Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, number):
+        raise KeyError("no label for sample") if pl.rank() == 1 else IndexError
+data = Broken() if pl.rank() == 1 else data
+"""
+        + LOOP
+    )
+    code, said = train(tmp_path, script)
+    assert code == 1
+    error = final_error(said)
+    assert error.startswith("error: rank 1.0#0")
+    assert "KeyError: 'no label for sample'" in error
+    assert "train.py" in error
+    assert "hint: " in error
+    assert is_clean(said)
+    assert "it starts again" not in _logs(tmp_path)
+
+
+def test_a_script_that_leaves_its_loop_on_all_ranks(tmp_path: Path) -> None:
+    code, said = train(tmp_path, LOOP.replace("optimizer.step()", "optimizer.step()\n    break"))
+    assert code == 1
+    error = final_error(said)
+    assert "ScriptEndedEarly" in said
+    assert "epochs" in error
+    assert "Traceback" not in said
+
+
+def _logs(folder: Path) -> str:
+    return "".join(path.read_text() for path in folder.glob("runs/*/*.log"))

@@ -1,0 +1,76 @@
+"""Small builders for the tests of the protocol core: members, logs, shares."""
+
+from __future__ import annotations
+
+from paceline.core.ids import GenerationId, MemberId
+from paceline.core.log import Log
+from paceline.core.messages import Kind
+from paceline.core.records import DataPlan, Gen, Go, Settings, Share, Trigger
+from paceline.core.sampling import samples_of
+from paceline.core.trigger import Arrival
+
+PLAN = DataPlan(samples=400, batch=4, epochs=1, seed=1)
+GEN_1 = GenerationId(1, "a", 1)
+
+
+def member(slot: int) -> MemberId:
+    return MemberId(slot, 0, 0)
+
+
+def members(*slots: int) -> tuple[MemberId, ...]:
+    return tuple(member(s) for s in slots)
+
+
+def make_log(
+    ranks: int, settings: Settings | None = None, plan: DataPlan = PLAN, version: int = 0
+) -> Log:
+    log = Log()
+    everybody = members(*range(ranks))
+    log.append(
+        Gen(
+            id=GEN_1,
+            members=everybody,
+            with_state=everybody[:1],
+            active=everybody,
+            version=version,
+            lookahead=tuple((m, 2) for m in everybody),
+            plan=plan,
+            settings=settings or Settings(),
+        )
+    )
+    return log
+
+
+def fresh(log: Log, slot: int, seq: int = 1) -> Share:
+    """A share with one lease, computed on the log's version."""
+    lease = log.held(member(slot))[0]
+    samples = samples_of(log.plan, lease)
+    return Share(
+        member(slot),
+        upto=seq,
+        count=1,
+        oldest=log.version,
+        fresh=True,
+        samples=samples,
+        unit=samples,
+        leases=(lease,),
+    )
+
+
+def idle(slot: int, **facts: object) -> Share:
+    return Share(member(slot), upto=0, idle=True, **facts)  # type: ignore[arg-type]
+
+
+def go(log: Log, *shares: Share, **facts: object) -> Go:
+    given = {"trigger": Trigger.ALL, **facts}
+    return Go(generation=log.id, round=log.version, shares=shares, **given)  # type: ignore[arg-type]
+
+
+def arrivals(log: Log, **words: tuple[str, int]) -> dict[MemberId, Arrival]:
+    """`arrivals(log, r0=("arrive", 5))`: rank 0 arrived at 5 ns."""
+    found = {}
+    for name, (kind, at_ns) in words.items():
+        slot = int(name[1:])
+        share = fresh(log, slot) if kind in ("arrive", "pending") else idle(slot)
+        found[member(slot)] = Arrival(Kind(kind), at_ns, share)
+    return found

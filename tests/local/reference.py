@@ -1,0 +1,138 @@
+"""Synchronous data-parallel training by hand, in one process: what mode Full must equal bit for bit.
+
+Batches go round robin to the ranks, each rank's gradients are added up, the ranks' sums are added
+in the order of the data channel, the mean over the nominal samples is clipped, the optimizer steps.
+Nothing here is Paceline's but the order of the samples, the places of the parameters in the buffer
+and the order of additions of its own MPI algorithms; gloo's allreduce is torch's own.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+from paceline.comm.flat import Layout
+from paceline.core.records import DataPlan
+from paceline.core.sampling import batches_of, total_leases
+from paceline.core.schedules import RING, bounds, fold
+
+from local.reference_job import (
+    bytes_hex,
+    loss_of,
+    make_data,
+    make_model,
+    make_optimizer,
+    make_scheduler,
+)
+
+
+def train(config: dict[str, Any], folder: Path) -> str:
+    """The final weights."""
+    torch.set_num_threads(1)
+    ranks, step_samples = config["ranks"], config["batch"] * config["accumulate"]
+    nominal = ranks * step_samples
+    plan = DataPlan(
+        samples=config["samples"],
+        batch=config["batch"],
+        accumulate=config["accumulate"],
+        epochs=config["epochs"],
+        seed=3,
+    )
+    data, model = make_data(plan.samples), make_model()
+    optimizer = make_optimizer(config["optimizer"], model)
+    factory = make_scheduler(config["scheduler"])
+    scheduler = factory(optimizer) if factory else None
+    layout = Layout(list(model.named_parameters()))
+    add_up = _AllReduce(config["algorithm"], ranks, folder)
+    progress = Fraction(0)
+    leases = list(range(total_leases(plan)))
+    for first in range(0, len(leases), ranks):
+        parts = [_gradient(model, layout, data, plan, x) for x in leases[first : first + ranks]]
+        units = {unit for _, unit, _ in parts}
+        samples = sum(count for _, _, count in parts)
+        if len(units) == 1:  # the mean of the means
+            sums, divisor = [flat for flat, _, _ in parts], nominal / units.pop()
+        else:
+            sums, divisor = [flat * float(unit) for flat, unit, _ in parts], float(nominal)
+        while len(sums) < ranks:
+            sums.append(torch.zeros_like(sums[0]))
+        mean = add_up(sums) / divisor
+        if config["clip_norm"] is not None:
+            norm = float(torch.linalg.vector_norm(mean.double()))
+            if norm + 1e-6 > config["clip_norm"]:
+                mean.mul_(config["clip_norm"] / (norm + 1e-6))
+        for parameter, view in zip(model.parameters(), layout.views([mean]), strict=True):
+            parameter.grad = view.clone()
+        optimizer.step()
+        after = progress + Fraction(samples, nominal)
+        for _ in range(int(after) - int(progress)):
+            if scheduler is not None:
+                scheduler.step()
+        progress = after
+    return bytes_hex(model)
+
+
+def _gradient(
+    model: torch.nn.Module, layout: Layout, data: Any, plan: DataPlan, lease: int
+) -> tuple[torch.Tensor, int, int]:
+    """(sum of the per-sample gradients / unit, unit, samples) of one step of one rank."""
+    model.zero_grad()
+    unit, samples = 0, 0
+    for numbers in batches_of(plan, lease):
+        if unit not in (0, len(numbers)):
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.mul_(unit / len(numbers))
+        unit = len(numbers)
+        samples += unit
+        loss_of(model, torch.utils.data.default_collate([data[x] for x in numbers])).backward()
+    (flat,) = layout.zeros()
+    for view, parameter in zip(layout.views([flat]), model.parameters(), strict=True):
+        assert parameter.grad is not None
+        view.copy_(parameter.grad)
+    return flat, unit, samples
+
+
+class _AllReduce:
+    """Adds one buffer per rank; `algorithm` empty: by gloo, all ranks of it in this process."""
+
+    def __init__(self, algorithm: str, ranks: int, folder: Path) -> None:
+        self._algorithm = algorithm
+        self._groups: list[Any] = []
+        if not algorithm:
+            self._groups = _gloo_groups(ranks, folder)
+
+    def __call__(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        if self._groups:
+            works = [g.allreduce([p]) for g, p in zip(self._groups, parts, strict=True)]
+            for work in works:
+                work.wait()
+            assert all(torch.equal(part, parts[0]) for part in parts)
+            return parts[0]
+        if self._algorithm != RING:
+            return fold(self._algorithm, parts, 0, torch.add)
+        edges = bounds(len(parts[0]), len(parts))
+        chunks = []
+        for number, (low, high) in enumerate(zip(edges, edges[1:], strict=False)):
+            chunks.append(fold(RING, [p[low:high] for p in parts], number, torch.add))
+        return torch.cat(chunks)
+
+
+def _gloo_groups(ranks: int, folder: Path) -> list[Any]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from torch.distributed import FileStore, ProcessGroupGloo
+
+    def join(rank: int) -> Any:
+        options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._threads = 1
+        options._timeout = timedelta(seconds=30)
+        store = FileStore(str(folder / "store"), ranks)
+        return ProcessGroupGloo(store, rank, ranks, options)
+
+    with ThreadPoolExecutor(ranks) as pool:
+        return list(pool.map(join, range(ranks)))

@@ -1,0 +1,43 @@
+"""What a job and its hand-written reference have in common: model, data, optimizer, schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Scheduler = torch.optim.lr_scheduler.LRScheduler
+
+
+def make_model() -> torch.nn.Module:
+    torch.manual_seed(5)
+    return torch.nn.Sequential(torch.nn.Linear(6, 33), torch.nn.Tanh(), torch.nn.Linear(33, 3))
+
+
+def make_data(samples: int) -> torch.utils.data.TensorDataset:
+    draw = torch.Generator().manual_seed(11)
+    inputs = torch.randn(samples, 6, generator=draw)
+    return torch.utils.data.TensorDataset(inputs, inputs[:, :3].sin() * 3)
+
+
+def make_optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
+    if name == "SGD":
+        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+
+
+def make_scheduler(wanted: bool) -> Callable[[torch.optim.Optimizer], Scheduler] | None:
+    if not wanted:
+        return None
+    return lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 5, gamma=0.7)
+
+
+def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    inputs, wanted = batch
+    return torch.nn.functional.mse_loss(model(inputs), wanted)
+
+
+def bytes_hex(model: torch.nn.Module) -> str:
+    parameters = [p.detach().reshape(-1) for p in model.parameters()]
+    return torch.cat(parameters).numpy().tobytes().hex()

@@ -1,0 +1,50 @@
+"""The training script of a job that is compared with `reference`, as a user would write it."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import paceline as pl
+import paceline.transport.selected
+import torch
+
+from local.reference_job import (
+    bytes_hex,
+    loss_of,
+    make_data,
+    make_model,
+    make_optimizer,
+    make_scheduler,
+)
+
+CONFIG = json.loads(os.environ["CONFIG"])
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    if CONFIG["algorithm"]:
+        # Else it is chosen by measuring, and the reference could not know the order of additions.
+        paceline.transport.selected.ALGORITHMS = (CONFIG["algorithm"],)  # type: ignore[misc]
+    pl.init()
+    model = make_model()
+    optimizer = pl.DistributedOptimizer(
+        make_optimizer(CONFIG["optimizer"], model),
+        model,
+        scheduler=make_scheduler(CONFIG["scheduler"]),
+        clip_norm=CONFIG["clip_norm"],
+    )
+    loader = pl.DataLoader(
+        make_data(CONFIG["samples"]),
+        batch_size=CONFIG["batch"],
+        accumulate=CONFIG["accumulate"],
+        seed=3,
+    )
+    for _ in loader.epochs(CONFIG["epochs"]):
+        for batch in loader:
+            loss_of(model, batch).backward()
+            optimizer.step()
+    print("WEIGHTS", bytes_hex(model), flush=True)
+
+
+main()

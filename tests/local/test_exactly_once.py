@@ -1,0 +1,37 @@
+"""Each sample exactly once per epoch under two kills, one join and a permanent straggler, by ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from local.history import History, Nursery, check
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+@pytest.mark.parametrize("pacing", ["Round", "Samples"])
+def test_two_kills_a_join_and_a_straggler(
+    nursery: Nursery, backend: str, pacing: str, tmp_path: Path
+) -> None:
+    history = History(
+        backend,
+        3,
+        "Quorum",
+        "all of it",
+        seed=7,
+        steps=(("kill", 1, 0, 40), ("scale", 4, 0, 30), ("kill", 2, 0, 70)),
+        slow_ms={"0": 40.0},
+        collective={"pacing": pacing},
+        accumulate=2,
+        epochs=3,
+    )
+    result = nursery.run(history, tmp_path / "run")
+    check(history, result)
+    log = result["log"]
+    # `check` has compared the count of every sample with the epochs; here: it was not easy.
+    assert log["exact"] == history.epochs, log
+    assert log["late"] > 0, "the straggler was never late"
+    assert log["redealt"] > 0, "nobody who died held a lease"

@@ -1,0 +1,80 @@
+"""A coordinator process: the real machine with simulated sockets and a timer."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from paceline.core import coordinator as coord
+from paceline.core.coordinator.state import State
+from sim.world import MS
+
+if TYPE_CHECKING:
+    from sim.simulation import Simulation
+
+
+class SimCoordinator:
+    def __init__(self, sim: Simulation, name: str) -> None:
+        self.sim, self.name = sim, name
+        world = sim.world
+        config = coord.Config(
+            job="sim",
+            replicas=world.replicas,
+            procs=world.procs,
+            settings=world.settings,
+            settle_ns=world.settle_ms * MS,
+            freeze_timeout_ns=world.freeze_ms * MS,
+            backoff_limit=1000,
+        )
+        self.machine = coord.Coordinator(config, uid=name, now_ns=sim.now)
+        self.alive = True
+        self.stopped = False
+        self.backlog: deque[coord.Event] = deque()
+        self.outcome: coord.Outcome | None = None
+        self.retired = ""
+        self.wake_ns: int | None = None
+        self.reasons: list[str] = []
+
+    @property
+    def state(self) -> State:
+        return self.machine.state
+
+    def thaw(self) -> None:
+        self.stopped = False
+        while self.backlog:
+            self.post(self.backlog.popleft())
+
+    def post(self, event: coord.Event) -> None:
+        if not self.alive:
+            return
+        if self.stopped:
+            self.backlog.append(event)
+            return
+        for effect in self.machine.handle(self.sim.now, event):
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: coord.Effect) -> None:
+        sim = self.sim
+        match effect:
+            case coord.ToRank(member=member, message=message):
+                sim.links.to_rank(self.name, member, message)
+            case coord.ToAgent(slot=slot, attempt=attempt, message=order):
+                sim.after(2, lambda: sim.order_agent((slot, attempt), order))
+            case coord.WakeAt(at_ns=at_ns):
+                self.wake_ns = at_ns
+                sim.at(at_ns, lambda: self._tick(at_ns))
+            case coord.JobEnded(outcome=outcome):
+                self.outcome = outcome
+                sim.checkers.job_failed(outcome.reason)
+            case coord.Retire(why=why):
+                self.retired, self.alive = why, False
+                sim.tell(f"coordinator {self.name} retires: {why}")
+                sim.retired(self)
+            case coord.Happened(reason=reason, message=message, facts=facts):
+                self.reasons.append(reason)
+                why = f" ({facts['why']})" if "why" in facts else ""
+                sim.tell(f"coordinator {self.name}: {reason}: {message}{why}")
+
+    def _tick(self, at_ns: int) -> None:
+        if self.wake_ns == at_ns:
+            self.post(coord.Tick())

@@ -1,0 +1,92 @@
+"""Hypothesis strategies for jobs and for what happens to them."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from paceline.core.records import Late, Mode, Normalisation, Pacing, Settings
+from sim.faults import Fault, Kind, plant
+from sim.simulation import Simulation
+from sim.world import MS, World
+
+SOAK = int(os.environ.get("PACELINE_SOAK", "0"))
+"""Examples per property in a long search, for example PACELINE_SOAK=20000. It draws anew in each
+run; a failure prints the history as `run(World(...), seed, [Fault(...)])`, which replays it."""
+
+
+def bounded(examples: int) -> settings:
+    """The same examples in each run of `make test`, others in a soak."""
+    return settings(
+        max_examples=SOAK or examples,
+        derandomize=not SOAK,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+@st.composite
+def modes(draw: st.DrawFn, ranks: int) -> Settings:
+    return Settings(
+        mode=draw(st.sampled_from(Mode)),
+        quorum=draw(st.integers(1, ranks)),
+        quorum_percent=draw(st.sampled_from([0, 50])),
+        random_initiator=draw(st.booleans()),
+        deadline_ns=draw(st.sampled_from([0, 5 * MS, 15 * MS])),
+        grace_ns=draw(st.sampled_from([-1, 0, 2 * MS])),
+        warmup_rounds=draw(st.sampled_from([0, 0, 3])),
+        full_every=draw(st.sampled_from([0, 0, 5])),
+        max_age=draw(st.sampled_from([0, 2, 4])),
+        late=draw(st.sampled_from(Late)),
+        normalisation=draw(st.sampled_from(Normalisation)),
+        pacing=draw(st.sampled_from(Pacing)),
+        bench_after_ns=300 * MS,
+        buffers_every=draw(st.sampled_from([0, 3])),
+    )
+
+
+@st.composite
+def worlds(draw: st.DrawFn, replicas: int | None = None, procs: int | None = None) -> World:
+    n = replicas or draw(st.sampled_from([1, 2, 3, 5]))
+    per_pod = procs or draw(st.sampled_from([1, 1, 1, 2]))
+    return World(
+        replicas=n,
+        procs=per_pod,
+        settings=draw(modes(n * per_pod)),
+        leases=draw(st.sampled_from([0, 6, 20, 40])),
+        accumulate=draw(st.sampled_from([1, 1, 3])),
+        uneven=draw(st.booleans()),
+        epochs=draw(st.sampled_from([1, 2])),
+        lookahead=draw(st.sampled_from([2, 2, 5])),
+        slow=draw(st.sampled_from([{}, {0: 4.0}, {n - 1: 3.0}])),
+        nan=draw(st.sampled_from([0.0, 0.0, 0.05])),
+        skip=draw(st.sampled_from([0.0, 0.0, 0.05])),
+        rest=draw(st.sampled_from([0.0, 0.0, 0.05])),
+    )
+
+
+def faults(*kinds: Kind, most: int = 6) -> st.SearchStrategy[list[Fault]]:
+    one = st.builds(
+        Fault,
+        at_ms=st.floats(0, 900),
+        kind=st.sampled_from(kinds or tuple(Kind)),
+        ms=st.floats(5, 1200),
+        pick=st.integers(0, 99),
+    )
+    return st.lists(one, max_size=most)
+
+
+def run(world: World, seed: int, what: list[Fault]) -> Simulation:
+    """One history to its end; raises with its story if a promise breaks."""
+    sim = Simulation(world, seed)
+    sim.start()
+    plant(sim, what)
+    sim.run()
+    if sim.finished:
+        sim.checkers.at_end()
+    return sim

@@ -1,0 +1,282 @@
+"""The promises I1-I18 on whole jobs, on a virtual clock.
+
+The checkers look after every event, so most tests only say what kind of history is drawn. A failure
+prints the history and its story; PACELINE_SOAK=20000 searches longer (see sim.histories).
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from paceline.core import messages as m
+from paceline.core.records import Go, Late, Mode, Normalisation, Pacing, Settings, Trigger
+from sim.faults import Fault, Kind, plant
+from sim.histories import bounded, faults, run, seeds, worlds
+from sim.ranks import SimRank
+from sim.simulation import Simulation
+from sim.world import MS, World
+
+TRUE_VERDICTS = {"StateLost", "Interrupted"}
+"""How a job may fail without a fault of its own: `Checkers.job_failed` looks whether it is true."""
+
+
+def rounds(sim: Simulation) -> list[Go]:
+    history = sim.checkers.history(sim.finished[0].state.log.digest)
+    return [r for r in history if isinstance(r, Go)]
+
+
+# ---- any history ---------------------------------------------------------------------------------
+
+
+@bounded(150)
+@given(worlds(), seeds)
+def test_a_job_without_faults_completes_on_all_ranks(world: World, seed: int) -> None:
+    sim = run(world, seed, [])
+    assert len(sim.finished) == world.replicas * world.procs
+    assert sim.outcomes <= {"Complete"}
+
+
+@bounded(500)
+@given(worlds(), seeds, faults())
+def test_whatever_happens_the_promises_hold(world: World, seed: int, what: list[Fault]) -> None:
+    sim = run(world, seed, what)
+    assert sim.finished or sim.outcomes & TRUE_VERDICTS or sim.outcomes == {"ScriptFailed"}
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_one_kind_of_fault_over_and_over(kind: Kind) -> None:
+    @bounded(25)
+    @given(worlds(), seeds, faults(kind, most=4))
+    def history(world: World, seed: int, what: list[Fault]) -> None:
+        sim = run(world, seed, what)
+        harmless = kind not in (Kind.LOSE, Kind.KILL, Kind.DRAIN, Kind.FREEZE, Kind.STUCK)
+        assert sim.finished or not harmless or world.replicas == 1, sim.story()
+
+    history()
+
+
+@bounded(60)
+@given(worlds(3), seeds, faults(Kind.CRASH, Kind.TWIN, Kind.SLEEP, Kind.CUT, Kind.JOIN, Kind.LOSE))
+def test_coordinators_that_come_go_and_duel(world: World, seed: int, what: list[Fault]) -> None:
+    sim = run(world, seed, what)
+    assert sim.finished or "StateLost" in sim.outcomes, sim.story()
+
+
+@bounded(40)
+@given(worlds(3), seeds, faults(Kind.JOIN, Kind.SHRINK, Kind.DRAIN, Kind.MODE))
+def test_scaling_up_and_down_while_the_mode_changes(
+    world: World, seed: int, what: list[Fault]
+) -> None:
+    sim = run(world, seed, what)
+    assert sim.finished or "Interrupted" in sim.outcomes, sim.story()
+
+
+# ---- deaths at every step ------------------------------------------------------------------------
+
+
+def event_times(world: World, seed: int, what: list[Fault], start: float, end: float) -> list[int]:
+    """When anything happened between two moments of a history, in nanoseconds."""
+    sim = Simulation(world, seed)
+    sim.start()
+    plant(sim, what)
+    times: set[int] = set()
+    at = sim.at
+
+    def spy(at_ns: int, action: object) -> None:
+        times.add(at_ns)
+        at(at_ns, action)  # type: ignore[arg-type]
+
+    sim.at = spy  # type: ignore[method-assign]
+    sim.run()
+    return sorted(t for t in times if start * MS <= t <= end * MS)
+
+
+def kill_at(world: World, seed: int, what: list[Fault], at_ns: int, slot: int) -> Simulation:
+    sim = Simulation(world, seed)
+    sim.start()
+    plant(sim, what)
+
+    def kill() -> None:
+        pod = next(p for k, p in sorted(sim.pods.items()) if k[0] == slot and p.alive)
+        sim.remove_pod(pod)
+        sim.after(100, lambda: sim.start_pod(slot))
+
+    sim.at(at_ns, kill)
+    sim.run()
+    sim.checkers.at_end()
+    return sim
+
+
+@pytest.mark.parametrize("mode", [Mode.FULL, Mode.SOLO])
+def test_a_death_at_every_step_of_a_round(mode: Mode) -> None:
+    world = World(replicas=3, settings=Settings(mode=mode, bench_after_ns=300 * MS), leases=12)
+    times = event_times(world, 11, [], 120, 160)
+    assert len(times) > 20
+    for at_ns in times:
+        for slot in range(3):
+            assert kill_at(world, 11, [], at_ns, slot).finished
+
+
+@pytest.mark.parametrize("kind", [Kind.JOIN, Kind.DRAIN, Kind.CRASH])
+def test_a_death_at_every_step_of_a_generation_change(kind: Kind) -> None:
+    settings = Settings(mode=Mode.QUORUM, quorum=2, bench_after_ns=300 * MS)
+    world = World(replicas=3, settings=settings, leases=30)
+    what = [Fault(150, kind, 30, 2)]
+    for at_ns in event_times(world, 5, what, 150, 215)[::2]:
+        for slot in range(3):
+            kill_at(world, 5, what, at_ns, slot)
+
+
+# ---- single promises -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("late", Late)
+@pytest.mark.parametrize("normalisation", Normalisation)
+@pytest.mark.parametrize("pacing", [Pacing.ROUND, Pacing.SAMPLES])
+def test_ages_weights_and_sums_under_every_policy(
+    late: Late, normalisation: Normalisation, pacing: Pacing
+) -> None:
+    """I7 and I12 with a rank that is late all the time."""
+    settings = Settings(
+        mode=Mode.SOLO,
+        max_age=2,
+        late=late,
+        normalisation=normalisation,
+        pacing=pacing,
+        bench_after_ns=500 * MS,
+    )
+    world = World(replicas=4, settings=settings, leases=60, slow={3: 9.0}, uneven=True)
+    for seed in range(4):
+        sim = run(world, seed, [])
+        total = sim.finished[0].state.log.ledger.total()
+        assert total.late > 0 or late is Late.DROP
+        assert (total.dropped > 0) <= (late is Late.DROP)
+        assert (total.discounted > 0) <= (late is Late.DECAY)
+
+
+@pytest.mark.parametrize("mode", [Mode.SOLO, Mode.QUORUM, Mode.MAJORITY, Mode.FULL, Mode.DEADLINE])
+def test_a_main_thread_that_hangs_for_ever_blocks_nobody(mode: Mode) -> None:
+    """I9, and I8 with its bound: one benchAfter and the rounds that remain."""
+    settings = Settings(mode=mode, quorum=2, deadline_ns=10 * MS, bench_after_ns=300 * MS)
+    world = World(replicas=3, settings=settings, leases=40)
+    sim = Simulation(world, 3)
+    sim.start()
+    plant(sim, [Fault(150, Kind.HANG, 10**7, 1)])
+    sim.run()
+    sim.checkers.at_end()
+    assert len(sim.finished) == 3
+    total = sim.finished[0].state.log.ledger.total()
+    assert total.applied == world.plan.samples, "the leases of the hung rank went to others"
+    assert sim.now < 3000 * MS
+
+
+def test_a_benched_rank_returns() -> None:
+    settings = Settings(mode=Mode.FULL, bench_after_ns=200 * MS)
+    world = World(replicas=3, settings=settings, leases=90)
+    sim = run(world, 3, [Fault(150, Kind.HANG, 500, 1)])
+    history = rounds(sim)
+    [benched] = [b.member for go in history for b in go.benched]
+    at = next(go.round for go in history if go.benched)
+    back = next(go.round for go in history if benched in go.admitted)
+    assert at < back
+    contributors = {s.member for go in history if go.round > back for s in go.shares if s.count}
+    assert benched in contributors
+
+
+def test_quorum_of_all_is_full() -> None:
+    """I10: the same rounds with the same contributions."""
+    for seed in range(8):
+        full = Settings(mode=Mode.FULL, bench_after_ns=500 * MS)
+        quorum = replace(full, mode=Mode.QUORUM, quorum=4, grace_ns=0)
+        one, two = (run(World(replicas=4, settings=s, leases=30), seed, []) for s in (full, quorum))
+        assert rounds(one) == rounds(two)
+        assert one.finished[0].weights == two.finished[0].weights
+
+
+@pytest.mark.parametrize("factor", [2, 4, 8])
+def test_a_slow_rank_keeps_its_share(factor: int) -> None:
+    """I16: a rank slower by f keeps about 1/f of what another one has."""
+    settings = Settings(mode=Mode.QUORUM, quorum=3, max_age=0, bench_after_ns=1000 * MS)
+    world = World(replicas=4, settings=settings, leases=300, slow={3: float(factor)})
+    sim = run(world, 1, [])
+    applied = [t.applied for _, t in sorted(sim.finished[0].state.log.ledger.by_member.items())]
+    others = sum(applied[:3]) / 3
+    assert 0.6 * others / factor <= applied[3] < others, applied
+
+
+def test_nobody_evaluating_ends_a_job_that_feeds_itself() -> None:
+    """All ranks rest at the same time; the job ends when all loops have ended, and only then."""
+    world = World(replicas=2, leases=0, steps=12, rest=0.5, settings=Settings(bench_after_ns=10**9))
+    for seed in range(20):
+        sim = run(world, seed, [])
+        assert [r.steps for r in sim.finished] == [12, 12]
+
+
+def test_a_stop_request_ends_the_job_at_one_round() -> None:
+    world = World(replicas=3, leases=400)
+    sim = Simulation(world, 2)
+    sim.start()
+    sim.after(300, lambda: sim.set_targets(m.Targets(stop=True)))
+    sim.run()
+    sim.checkers.at_end()
+    assert len(sim.finished) == 3
+    assert rounds(sim)[-1].request is not None
+    assert sim.now < 1000 * MS
+
+
+def test_a_request_that_is_older_than_the_ranks_is_not_lost() -> None:
+    """R18: a new coordinator hears the request first and the log's numbers later."""
+    world = World(replicas=2, leases=400)
+    sim = Simulation(world, 4)
+    sim.start()
+    sim.after(200, lambda: sim.set_targets(m.Targets(settings=Settings(mode=Mode.SOLO))))
+    sim.after(300, lambda: sim.kill_coordinator("a"))
+
+    def restart() -> None:
+        sim.start_coordinator("b")
+        sim.set_targets(m.Targets(stop=True))
+
+    sim.after(320, restart)
+    sim.run()
+    assert len(sim.finished) == 2
+    assert sim.finished[0].state.log.request == 2
+    assert sim.now < 1500 * MS
+
+
+def test_every_round_of_the_random_initiator_waits_for_the_one_drawn() -> None:
+    settings = Settings(mode=Mode.MAJORITY, random_initiator=True, bench_after_ns=500 * MS)
+    sim = run(World(replicas=5, settings=settings, leases=60), 3, [])
+    triggers = {go.trigger for go in rounds(sim)}
+    assert Trigger.INITIATOR in triggers
+    assert Trigger.QUORUM not in triggers
+
+
+@bounded(30)
+@given(worlds(2), seeds, st.integers(0, 400))
+def test_the_same_seed_is_the_same_history(world: World, seed: int, at_ms: int) -> None:
+    what = [Fault(at_ms, Kind.LOSE, 100, 1), Fault(at_ms + 50, Kind.CRASH, 50, 0)]
+    one, two = (run(world, seed, what) for _ in range(2))
+    assert one.lines == two.lines
+
+
+def test_memory_stays_bounded_while_rounds_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that a rank keeps per round outlives the round (R7, R15)."""
+    world = World(replicas=3, leases=300, settings=Settings(mode=Mode.SOLO), slow={2: 5.0})
+    sim = Simulation(world, 6)
+    sim.start()
+    worst = 0
+    before = sim.checkers.after_event
+
+    def watch(rank: SimRank, seen: tuple[object, ...] | None) -> None:
+        nonlocal worst
+        before(rank, seen)
+        s = rank.state
+        kept = len(s.arrivals) + len(s.gos) + len(s.early) + len(s.log.recent) + len(s.hashes)
+        worst = max(worst, kept)
+
+    monkeypatch.setattr(sim.checkers, "after_event", watch)
+    sim.run()
+    assert rounds(sim)[-1].round > 100
+    assert worst < 20, worst

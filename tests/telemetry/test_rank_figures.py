@@ -1,0 +1,309 @@
+"""What a rank writes into its record: every metric of the catalogue, and the right values."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from paceline.comm.avoided import AvoidedWaiting
+from paceline.comm.gauges import Gauges
+from paceline.comm.loop_gauges import LoopGauges
+from paceline.core.ids import GenerationId, MemberId
+from paceline.core.messages import Endpoints
+from paceline.core.rank import events as ev
+from paceline.core.rank.state import RankState
+from paceline.core.records import (
+    Benched,
+    DataPlan,
+    Drop,
+    DropReason,
+    Gen,
+    Go,
+    LeftOut,
+    Mode,
+    Settings,
+    Share,
+    Trigger,
+)
+from paceline.core.select import Carrier
+from paceline.telemetry.catalog import CATALOG, Writer
+from paceline.telemetry.records import RankRecord
+
+MS = 1_000_000
+A, B, C, D = (MemberId(slot, 0, 0) for slot in range(4))
+PLAN = DataPlan(samples=1000, batch=2, epochs=1)
+RING = Carrier("mpi", "ring")
+
+
+@dataclass
+class Spy:
+    """A handle that keeps what was written, by metric and labels."""
+
+    name: str
+    labels: tuple[str, ...]
+    written: dict[tuple[str, ...], list[float]]
+
+    def _write(self, value: float = 1.0) -> None:
+        self.written[self.name, *self.labels].append(value)
+
+    add = set = observe = _write
+
+    def clear(self) -> None:
+        self.written[self.name, *self.labels].clear()
+
+
+@dataclass
+class SpyRecord:
+    """Made handle by handle beside a real record, which refuses what is not in the catalogue."""
+
+    written: dict[tuple[str, ...], list[float]] = field(default_factory=lambda: defaultdict(list))
+    real: RankRecord = field(default_factory=RankRecord.create)
+
+    def counter(self, name: str, **labels: str) -> Spy:
+        self.real.counter(name, **labels)
+        return Spy(name, tuple(labels.values()), self.written)
+
+    def gauge(self, name: str, **labels: str) -> Spy:
+        self.real.gauge(name, **labels)
+        return Spy(name, tuple(labels.values()), self.written)
+
+    def histogram(self, name: str, **labels: str) -> Spy:
+        self.real.histogram(name, **labels)
+        return Spy(name, tuple(labels.values()), self.written)
+
+    def __getitem__(self, key: str | tuple[str, ...]) -> list[float]:
+        name, *labels = (key,) if isinstance(key, str) else key
+        return self.written[f"paceline_{name}", *labels]
+
+
+class OneRank:
+    """The figures of rank A beside a log that is written by hand."""
+
+    def __init__(self) -> None:
+        self.record = SpyRecord()
+        self.gauges = Gauges(self.record, A)  # type: ignore[arg-type]
+        self.rank = RankState(A, 1, "here", Endpoints("", ""))
+        self.now_ns = 1000 * MS
+
+    def generation(self, *members: MemberId, left: tuple[LeftOut, ...] = ()) -> None:
+        """Promise, COMMIT, started, each 10 ms after the one before."""
+        log = self.rank.log
+        number = GenerationId(2, "uid", (log.gen.id.counter if log.gen else 0) + 1)
+        first = log.gen is None
+        self.rank.promise, self.rank.started = number, False
+        self.event(ev.Connected())
+        gen = Gen(
+            id=number,
+            members=members,
+            with_state=members,
+            active=members,
+            version=log.version,
+            left_out=left,
+            lookahead=tuple((m, 2) for m in members),
+            plan=PLAN if first else None,
+            settings=Settings(mode=Mode.QUORUM, quorum=1) if first else None,
+        )
+        log.append(gen)
+        self.event(ev.Connected())
+        self.rank.started = True
+        self.gauges.opened([RING] * 3)
+        self.event(ev.ChannelOpened())
+
+    def event(self, event: ev.Event, after_ms: int = 10) -> None:
+        self.now_ns += after_ms * MS
+        self.gauges.handled(self.rank, event, self.now_ns)
+
+    def share(self, member: MemberId, at_ms: int, **more: object) -> Share:
+        """One lease of a member, fresh unless it says otherwise."""
+        version, leases = self.rank.log.version, self.rank.log.held(member)[:1]
+        fields = {"fresh": True, "oldest": version, "upto": 1, "count": 1, "samples": 2, "unit": 2}
+        fields |= {"leases": leases, **more}
+        return Share(member=member, offset_us=at_ms * 1000, **fields)  # type: ignore[arg-type]
+
+    def round(self, *shares: Share, took_ms: int, trigger: str = "quorum", **more: object) -> None:
+        """GO `took_ms` after the first arrival; reduced 5 ms later, applied after 1 ms more."""
+        log = self.rank.log
+        go = Go(log.id, log.version, Trigger(trigger), shares, wait_us=took_ms * 1000, **more)  # type: ignore[arg-type]
+        self.gauges.reducing(go, self.rank, self.now_ns)
+        self.now_ns += 5 * MS
+        self.gauges.carried(RING, 400, 4 * MS)
+        self.gauges.reduced(self.now_ns)
+        log.append(go)
+        self.now_ns += MS
+        self.gauges.applied(go, self.rank, self.now_ns, MS)
+        self.gauges.copied(MS)
+
+
+@pytest.fixture
+def one() -> Iterator[OneRank]:
+    rank = OneRank()
+    rank.generation(A, B, C)
+    yield rank
+    rank.record.real.close()
+
+
+def test_a_round_with_everybody(one: OneRank) -> None:
+    one.event(ev.Step((0,), 2, 2), after_ms=30)
+    one.now_ns += 7 * MS
+    one.round(one.share(A, 3), one.share(B, 0), one.share(C, 10), took_ms=10, trigger="all")
+    record = one.record
+    assert record["rounds_total", "Quorum", "all"] == [1.0]
+    assert record["round_wait_seconds"] == [pytest.approx(0.007)]
+    assert record["round_transfer_seconds"] == [pytest.approx(0.005)]
+    assert record["arrival_lag_seconds"] == [pytest.approx(0.003)]
+    assert record["participation_ratio"] == [1.0]
+    assert record["contribution_age_rounds"] == [0]
+    assert record["samples_total", "fresh"] == [2]
+    assert sum(record["samples_total", "late"]) == 0
+    assert record["arrivals_last_total"] == []
+    assert record["wait_avoided_seconds_total"] == []
+    assert record["payload_bytes_total", "mpi", "ring"] == [400]
+    assert record["transfer_seconds_total", "mpi", "ring"] == [pytest.approx(0.004)]
+    assert record["transport_selected_info", "mpi", "ring", "4KiB"] == [1.0]
+    assert record["committed_rounds"][-1] == 1
+
+
+def test_who_is_waited_for_is_blamed_with_the_time_of_all_others(one: OneRank) -> None:
+    one.event(ev.Step((0,), 2, 2))
+    one.round(one.share(A, 50), one.share(B, 0), one.share(C, 10), took_ms=50, trigger="all")
+    assert one.record["arrivals_last_total"] == [1.0]
+    assert one.record["blamed_seconds_total"] == [pytest.approx(2 * 0.040)]
+
+
+def test_late_samples_and_their_age(one: OneRank) -> None:
+    one.round(one.share(B, 0), took_ms=0)
+    one.round(one.share(A, 0, fresh=False, oldest=0), one.share(B, 0), took_ms=0)
+    record = one.record
+    assert record["contribution_age_rounds"] == [1]
+    assert (sum(record["samples_total", "fresh"]), sum(record["samples_total", "late"])) == (0, 2)
+    assert record["round_wait_seconds"] == []
+    assert record["participation_ratio"] == [pytest.approx(1 / 3), pytest.approx(2 / 3)]
+    one.rank.facts.jumps = 1
+    one.event(ev.Connected())
+    assert record["jumps_total"] == [1]
+
+
+def test_waiting_is_avoided_until_the_missing_rank_is_heard_of(one: OneRank) -> None:
+    """GO without C at 0; A and B compute 100 ms; C comes after 60 of them, as PENDING."""
+    one.round(one.share(A, 0), one.share(B, 0), took_ms=0)
+    one.now_ns += (100 - 6) * MS
+    one.round(
+        one.share(C, 0, fresh=False, oldest=0),
+        one.share(A, 40),
+        one.share(B, 30),
+        took_ms=40,
+    )
+    assert one.record["wait_avoided_seconds_total"] == [pytest.approx(0.060)]
+    one.gauges.facts.work_out(one.rank)
+    facts = one.gauges.facts.heartbeat(one.rank).facts
+    assert facts["log.wait_avoided_seconds"] == pytest.approx(0.120)
+
+
+def go(round_: int, wait_ms: int, *shares: Share) -> Go:
+    return Go(GenerationId(1, "", 1), round_, Trigger.QUORUM, shares, wait_us=wait_ms * 1000)
+
+
+def said(member: MemberId, at_ms: int, **more: bool) -> Share:
+    return Share(member=member, upto=1, count=1, offset_us=at_ms * 1000, **more)
+
+
+def test_own_waiting_is_not_avoided() -> None:
+    """B arrives at 30 and waits until GO at 100 (a hard quorum): only 30 ms were saved to it."""
+    avoided = AvoidedWaiting(A)
+    first = go(0, 0, said(A, 0, fresh=True), said(B, 0, fresh=True))
+    assert avoided.started(first, (A, B, C), 0) == (0, 0)
+    later = go(1, 70, said(A, 70, fresh=True), said(B, 0, fresh=True))
+    assert avoided.started(later, (A, B, C), 100 * MS) == (100 * MS, 130 * MS)
+
+
+def test_a_missing_rank_would_have_waited_for_one_that_is_later_still() -> None:
+    avoided = AvoidedWaiting(A)
+    avoided.started(go(0, 0, said(A, 0, fresh=True)), (A, B, C), 0)
+    later = go(1, 80, said(B, 0), said(C, 50), said(A, 80, fresh=True))
+    assert avoided.started(later, (A, B, C), 100 * MS) == (70 * MS, 120 * MS)
+
+
+def test_what_go_does_not_tell_is_not_counted() -> None:
+    """C was late and is fresh again: when its late batch came is not in GO."""
+    avoided = AvoidedWaiting(A)
+    avoided.started(go(0, 0, said(A, 0, fresh=True)), (A, C), 0)
+    later = go(1, 20, said(A, 0, fresh=True), said(C, 20, fresh=True))
+    assert avoided.started(later, (A, C), 100 * MS) == (0, 0)
+    avoided.started(go(2, 0, said(A, 0, fresh=True)), (A, C), 200 * MS)
+    avoided.reset()
+    assert avoided.started(go(3, 0, said(A, 0, fresh=True)), (A,), 300 * MS) == (0, 0)
+
+
+def test_idle_and_full_rounds_save_nothing() -> None:
+    avoided = AvoidedWaiting(A)
+    full = go(0, 50, said(A, 0, fresh=True), said(B, 50, fresh=True), said(C, 0, idle=True))
+    avoided.started(full, (A, B, C), 0)
+    assert avoided.started(full, (A, B, C), 100 * MS) == (0, 0)
+
+
+def test_what_a_change_costs_in_parts_that_add_up(one: OneRank) -> None:
+    one.round(one.share(A, 0), one.share(B, 0), took_ms=0)
+    one.now_ns += 200 * MS
+    one.generation(A, C, D, left=(LeftOut(B, "dead"),))  # promise +10, COMMIT +10, started +10
+    one.now_ns += 40 * MS
+    one.round(one.share(A, 0), took_ms=0)
+    record = one.record
+    parts = {"detect": 0.210, "prepare": 0.010, "wire": 0.010, "resume": 0.046}
+    for phase, seconds in parts.items():
+        assert record["resize_phase_seconds_total", phase] == [pytest.approx(seconds)]
+    assert record["resize_duration_seconds"] == [pytest.approx(sum(parts.values()))]
+    assert record["generations_total"] == [1, 1]
+    assert record["joined_total"] == [1]
+    assert record["left_total", "dead"] == [1]
+    assert record["generation_number"][-1] == 2
+    assert record["incarnation_number"][-1] == 2
+    assert record["rank_index"][-1] == 0
+    assert record["world_size_ranks", "members"][-1] == 3
+    assert sum(record["samples_redealt_total"]) == 4, "both leases of B"
+
+
+def test_bench(one: OneRank) -> None:
+    held = one.rank.log.held(A)
+    one.round(one.share(B, 0), took_ms=0, trigger="bench", benched=(Benched(A, held),))
+    assert one.record["benched_total"] == [1]
+    assert one.record["world_size_ranks", "active"][-1] == 2
+    assert sum(one.record["samples_redealt_total"]) == 2 * len(held)
+
+
+def test_the_time_of_the_loop_adds_up() -> None:
+    record = SpyRecord()
+    loop = LoopGauges(record)  # type: ignore[arg-type]
+    loop.began(100 * MS)
+    loop.waited(110 * MS, 150 * MS)
+    loop.stepped(170 * MS, 190 * MS, fresh=True)
+    loop.began(500 * MS)  # evaluating in between
+    loop.stepped(510 * MS, 515 * MS, fresh=False)
+    assert record["step_duration_seconds"] == [pytest.approx(0.090), pytest.approx(0.015)]
+    assert record["compute_seconds_total"] == [pytest.approx(0.030), pytest.approx(0.010)]
+    assert record["exposed_seconds_total"] == [pytest.approx(0.020), pytest.approx(0.005)]
+    assert record["data_wait_seconds_total"] == [pytest.approx(0.040)]
+    assert record["steps_total", "fresh"] == record["steps_total", "late"] == [1.0]
+    record.real.close()
+
+
+def test_every_metric_of_a_rank_is_written(one: OneRank) -> None:
+    """A metric that no code writes is a promise that nobody keeps."""
+    one.event(ev.Step((0,), 2, 2))
+    drop = Drop(DropReason.NONFINITE, 2, one.rank.log.held(A)[1:2])
+    one.round(one.share(A, 9, drops=(drop,)), one.share(B, 0), took_ms=9)
+    one.round(one.share(C, 0, fresh=False), one.share(A, 0), took_ms=0)
+    one.gauges.failed(RING)
+    one.rank.facts.jumps = 1
+    one.generation(A, B, D, left=(LeftOut(C, "silent"),))
+    held = one.rank.log.held(A)
+    one.round(one.share(B, 0), took_ms=0, trigger="bench", benched=(Benched(A, held),))
+    loop = LoopGauges(one.record)  # type: ignore[arg-type]
+    loop.began(0)
+    loop.waited(0, 1)
+    loop.stepped(1, 2, fresh=True)
+    written = {name for name, *_ in (key for key, values in one.record.written.items() if values)}
+    ours = {metric.name for metric in CATALOG if metric.writer is not Writer.AGENT}
+    assert written == ours
+    assert one.record["samples_dropped_total", "nonfinite"] == [2]

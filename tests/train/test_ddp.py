@@ -1,0 +1,415 @@
+"""A DDP script with `pl.ddp` trains bit for bit as it would without, for one rank (D14)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import paceline as pl
+import pytest
+import torch
+import torch.distributed as dist
+from paceline.core.records import DataPlan
+from paceline.core.sampling import batches_of, total_leases
+from paceline.errors import ChangedLaterError, UnsupportedError, UsageError
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler, StepLR
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+from train.lone_session import LoneSession, started
+
+SAMPLES, BATCH, EPOCHS = 48, 4, 2
+
+
+@pytest.fixture(autouse=True)
+def _group_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Net(nn.Module):
+    """One part takes no part in every second forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = nn.Linear(6, 9)
+        self.sometimes = nn.Linear(9, 9)
+        self.last = nn.Linear(9, 2)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        hidden = torch.tanh(self.first(x))
+        if self.calls % 2 == 0:
+            hidden = hidden + self.sometimes(hidden)
+        out: torch.Tensor = self.last(hidden)
+        return out
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(SAMPLES, 6, generator=generator)
+    return TensorDataset(x, x[:, :2] * 2 - 1)
+
+
+def script_loader(**options: Any) -> DataLoader[Any]:
+    samples = data()
+    sampler: DistributedSampler[Any] = DistributedSampler(samples, seed=7)
+    return DataLoader(samples, BATCH, sampler=sampler, **options)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(model(x), y)
+
+
+def without_paceline(accumulate: int, wrap: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    """The same batches, in a script that knows nothing of a job."""
+    net, samples = Net(), data()
+    model = wrap(net)
+    optimizer = sgd(model)
+    plan = DataPlan(samples=SAMPLES, batch=BATCH, accumulate=accumulate, epochs=EPOCHS, seed=7)
+    for lease in range(total_leases(plan)):
+        optimizer.zero_grad(set_to_none=False)  # D2: an unused parameter contributes zeros
+        for numbers in batches_of(plan, lease):
+            (loss_of(model, *samples[numbers]) / accumulate).backward()
+        optimizer.step()
+    return net
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+WRAPPINGS: dict[str, dict[str, Any]] = {
+    "unused": {"find_unused_parameters": True},
+    "views": {"find_unused_parameters": True, "gradient_as_bucket_view": True},
+    "static": {"static_graph": True},
+}
+
+
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
+def test_one_line_changes_no_bit(wrapping: str) -> None:
+    session = started(LoneSession())
+    net = Net()
+    model = DistributedDataParallel(net, **WRAPPINGS[wrapping])
+    optimizer = sgd(model)
+    loader = pl.ddp(model, optimizer, script_loader(), epochs=EPOCHS)
+    for epoch in range(EPOCHS):
+        loader.sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss_of(model, x, y).backward()
+            optimizer.step()
+    reference = without_paceline(1, lambda net: net)
+    assert same(net, reference)
+    assert session.ledger() == session.applied == list(range(EPOCHS * SAMPLES // BATCH))
+    assert session.released
+    assert len(loader) == SAMPLES // BATCH
+    assert loader.batch_size == BATCH
+
+
+def test_it_equals_the_same_training_with_a_plain_model() -> None:
+    started(LoneSession())
+    net = Net()
+    optimizer = pl.DistributedOptimizer(sgd(net), net)
+    loader = pl.DataLoader(data(), BATCH, seed=7)
+    for _ in loader.epochs(EPOCHS):
+        for x, y in loader:
+            loss_of(net, x, y).backward()
+            optimizer.step()
+    assert same(
+        net,
+        without_paceline(1, lambda net: DistributedDataParallel(net, find_unused_parameters=True)),
+    )
+
+
+Micro = Callable[[DistributedDataParallel, bool], Any]
+
+
+def no_sync(model: DistributedDataParallel, last: bool) -> Any:
+    return nullcontext() if last else model.no_sync()
+
+
+def by_attribute(model: DistributedDataParallel, last: bool) -> Any:
+    model.require_backward_grad_sync = last
+    return nullcontext()
+
+
+@pytest.mark.parametrize("micro", [no_sync, by_attribute])
+@pytest.mark.parametrize("as_view", [False, True])
+def test_accumulation(micro: Micro, as_view: bool) -> None:
+    """K backward passes of loss / K, all but the last in no_sync(), and one step."""
+    accumulate = 3
+    session = started(LoneSession())
+    net = Net()
+    model = DistributedDataParallel(
+        net, find_unused_parameters=True, gradient_as_bucket_view=as_view
+    )
+    optimizer = sgd(model)
+    loader = pl.ddp(model, optimizer, script_loader(), epochs=EPOCHS, accumulate=accumulate)
+    for _ in range(EPOCHS):
+        for index, (x, y) in enumerate(loader):
+            last = (index + 1) % accumulate == 0
+            with micro(model, last):
+                (loss_of(model, x, y) / accumulate).backward()
+            if last:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert same(net, without_paceline(accumulate, lambda net: net))
+    assert session.steps == EPOCHS * SAMPLES // (BATCH * accumulate)
+
+
+def test_a_script_whose_count_runs_beside_the_leases_loses_nothing() -> None:
+    """After a revoked lease the script's `index % K` and the leases are out of step for good."""
+    accumulate = 2
+    taken: list[int] = []
+
+    def revoke_the_third(version: int, held: list[int]) -> list[int]:
+        if version == 1 and not taken and held:
+            taken.append(held[0])
+        return [lease for lease in held if lease in taken]
+
+    session = started(LoneSession(revoke=revoke_the_third))
+    model = DistributedDataParallel(Net(), find_unused_parameters=True)
+    optimizer = sgd(model)
+    loader = pl.ddp(model, optimizer, script_loader(), epochs=1, accumulate=accumulate)
+    count = 1  # out of step from the first batch on
+    for _ in range(1):
+        for x, y in loader:
+            count += 1
+            (loss_of(model, x, y) / accumulate).backward()
+            if count % accumulate == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        optimizer.step()  # what many scripts do with the rest of an epoch
+    leases = SAMPLES // (BATCH * accumulate)
+    assert session.ledger() == list(range(leases))
+    assert session.dropped == []
+    assert session.applied == [lease for lease in range(leases) if lease not in taken]
+
+
+def test_a_rank_that_joins_late_finds_the_loops_of_past_epochs_empty() -> None:
+    session = started(LoneSession())
+    model = DistributedDataParallel(Net(), find_unused_parameters=True)
+    optimizer = sgd(model)
+    begin = session.begin
+
+    def begin_late(*arguments: Any) -> None:
+        begin(*arguments)
+        for lease in range(SAMPLES // BATCH):  # epoch 0 was done by others
+            if lease in session.held:
+                session.held.remove(lease)
+            else:
+                session.pool.remove(lease)
+            session.elsewhere.append(lease)
+        session._deal()
+
+    session.begin = begin_late  # type: ignore[method-assign]
+    loader = pl.ddp(model, optimizer, script_loader(), epochs=EPOCHS)
+    batches = []
+    for _ in range(EPOCHS + 1):  # a loop too many gives nothing
+        batches.append(0)
+        for x, y in loader:
+            loss_of(model, x, y).backward()
+            optimizer.step()
+            batches[-1] += 1
+    assert batches == [0, SAMPLES // BATCH, 0]
+    assert session.released
+
+
+def test_leaving_an_epoch_early_drops_the_rest_of_it() -> None:
+    session = started(LoneSession())
+    model = DistributedDataParallel(Net(), find_unused_parameters=True)
+    optimizer = sgd(model)
+    loader = pl.ddp(model, optimizer, script_loader(), epochs=EPOCHS)
+    for epoch in range(EPOCHS):
+        for x, y in loader:
+            loss_of(model, x, y).backward()
+            optimizer.step()
+            if epoch == 0:
+                break
+    each = SAMPLES // BATCH
+    assert session.applied == [0, *range(each, 2 * each)]
+    assert sorted(session.dropped) == list(range(1, each))
+
+
+def test_without_a_loader_the_script_feeds_itself() -> None:
+    session = started(LoneSession(stop_at=3))
+    net, samples = Net(), data()
+    model = DistributedDataParallel(net, find_unused_parameters=True)
+    optimizer = sgd(model)
+    assert pl.ddp(model, optimizer) is None  # type: ignore[func-returns-value]
+    for start in range(0, 12, 4):
+        optimizer.zero_grad()
+        loss_of(model, *samples[start : start + 4]).backward()
+        optimizer.step()
+    pl.finish()
+    assert session.version == 3
+    assert session.released
+    reference = Net()
+    plain = sgd(reference)
+    for start in range(0, 12, 4):
+        plain.zero_grad(set_to_none=False)
+        loss_of(reference, *samples[start : start + 4]).backward()
+        plain.step()
+    assert same(net, reference)
+
+
+def test_what_the_script_reads_of_its_optimizer() -> None:
+    started(LoneSession())
+    model = DistributedDataParallel(Net(), find_unused_parameters=True)
+    optimizer = sgd(model)
+
+    def decay(of: torch.optim.Optimizer) -> LRScheduler:
+        return StepLR(of, 1, gamma=0.5)
+
+    loader = pl.ddp(model, optimizer, script_loader(), epochs=1, scheduler=decay)
+    assert isinstance(optimizer, torch.optim.SGD)
+    assert type(optimizer).__name__ == "SGD"
+    assert isinstance(model, DistributedDataParallel)
+    rates = []
+    for x, y in loader:
+        rates.append(optimizer.param_groups[0]["lr"])
+        loss_of(model, x, y).backward()
+        optimizer.step()
+    assert rates[:3] == [0.05, 0.025, 0.0125]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    fresh = sgd(Net())
+    fresh.load_state_dict(optimizer.state_dict())
+    assert fresh.state
+
+
+def test_a_learning_rate_set_by_hand_is_refused() -> None:
+    started(LoneSession())
+    model = DistributedDataParallel(Net(), find_unused_parameters=True)
+    optimizer = sgd(model)
+    loader = pl.ddp(model, optimizer, script_loader(), epochs=1)
+    x, y = next(iter(loader))
+    loss_of(model, x, y).backward()
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.01
+    with pytest.raises(ChangedLaterError, match="lr"):
+        optimizer.step()
+
+
+def test_a_scheduler_of_the_script_is_refused_before_and_after() -> None:
+    started(LoneSession())
+    model = DistributedDataParallel(Net())
+    optimizer = sgd(model)
+    StepLR(optimizer, 1)
+    with pytest.raises(UnsupportedError, match="scheduler was already made"):
+        pl.ddp(model, optimizer, script_loader(), epochs=1)
+    other = sgd(model)
+    loader = pl.ddp(model, other, script_loader(), epochs=1)
+    StepLR(other, 1)
+    with pytest.raises(ChangedLaterError, match="a scheduler was made"):
+        next(iter(loader))
+
+
+def test_a_grad_scaler_is_refused() -> None:
+    started(LoneSession())
+    model = DistributedDataParallel(Net(), find_unused_parameters=True)
+    optimizer = sgd(model)
+    loader = pl.ddp(model, optimizer, script_loader(), epochs=1)
+    scaler = torch.amp.GradScaler("cpu")
+    x, y = next(iter(loader))
+    scaler.scale(loss_of(model, x, y)).backward()
+    with pytest.raises(UnsupportedError, match="GradScaler"):
+        scaler.step(optimizer)
+
+
+def hooked() -> nn.Module:
+    model = DistributedDataParallel(Net())
+    model.register_comm_hook(None, lambda _, bucket: bucket.buffer())
+    return model
+
+
+def with_sync_batch_norm() -> nn.Module:
+    model = DistributedDataParallel(Net())
+    model.module.normal = nn.SyncBatchNorm(2)  # afterwards: DDP itself wants a GPU for it
+    return model
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "a plain model": (lambda: pl.ddp(Net(), sgd(Net())), "not a DistributedDataParallel"),
+    "a hook": (lambda: pl.ddp(m := hooked(), sgd(m)), "communication hook"),
+    "sync batch norm": (lambda: pl.ddp(m := with_sync_batch_norm(), sgd(m)), "SyncBatchNorm"),
+    "no epochs": (lambda: with_loader(script_loader()), "no number of epochs"),
+    "no loader": (
+        lambda: pl.ddp(m := DistributedDataParallel(Net()), sgd(m), epochs=3),
+        "without a loader",
+    ),
+    "weighted": (
+        lambda: with_loader(
+            DataLoader(data(), BATCH, sampler=WeightedRandomSampler([1.0] * SAMPLES, SAMPLES)),
+            epochs=1,
+        ),
+        "WeightedRandomSampler",
+    ),
+    "with replacement": (
+        lambda: with_loader(
+            DataLoader(data(), BATCH, sampler=RandomSampler(data(), replacement=True)), epochs=1
+        ),
+        "RandomSampler",
+    ),
+    "no batches": (
+        lambda: with_loader(DataLoader(data(), batch_size=None), epochs=1),
+        "makes no batches",
+    ),
+    "our own loader": (
+        lambda: with_loader(pl.DataLoader(data(), BATCH), epochs=1),
+        "got a DataLoader as loader",
+    ),
+}
+
+
+def with_loader(loader: Any, **options: Any) -> Any:
+    model = DistributedDataParallel(Net())
+    return pl.ddp(model, sgd(model), loader, **options)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_cannot_work_is_refused_by_name(mistake: str) -> None:
+    started(LoneSession())
+    make, text = MISTAKES[mistake]
+    with pytest.raises(UsageError, match=text):
+        make()
+
+
+def test_a_step_too_few_names_the_argument() -> None:
+    started(LoneSession())
+    model = DistributedDataParallel(Net(), find_unused_parameters=True)
+    optimizer = sgd(model)
+    loader = pl.ddp(model, optimizer, script_loader(), epochs=1)
+    for (x, y), _ in zip(loader, range(2), strict=False):
+        loss_of(model, x, y).backward()
+    with pytest.raises(UsageError, match="accumulate=K"):
+        optimizer.step()
+
+
+def test_loader_workers_and_their_order() -> None:
+    session = started(LoneSession())
+    model = DistributedDataParallel(Net(), find_unused_parameters=True)
+    optimizer = sgd(model)
+    loader = pl.ddp(model, optimizer, script_loader(num_workers=1, drop_last=True), epochs=1)
+    for x, y in loader:
+        loss_of(model, x, y).backward()
+        optimizer.step()
+    assert session.applied == list(range(SAMPLES // BATCH))
+    assert session.plan.drop_last
+    assert session.plan.seed == 7

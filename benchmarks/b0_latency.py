@@ -44,7 +44,7 @@ def wait_for(last: int, ranks: int) -> float:
 
 def entries() -> list[Entry]:
     return [
-        Entry("Full", lambda p: {"mode": "Full"}, lambda p: wait_for(p - 1, p), lambda p: p),
+        Entry("Full", lambda _: {"mode": "Full"}, lambda p: wait_for(p - 1, p), lambda p: p),
         Entry(
             "Quorum(P/2)",
             lambda p: {"mode": "Quorum", "quorum": p // 2},
@@ -59,11 +59,11 @@ def entries() -> list[Entry]:
         ),
         Entry(
             "Majority(drawn)",
-            lambda p: {"mode": "Majority", "randomInitiator": True},
+            lambda _: {"mode": "Majority", "randomInitiator": True},
             lambda p: sum(wait_for(i, p) for i in range(p)) / p,
-            lambda p: 1,
+            lambda _: 1,
         ),
-        Entry("Solo", lambda p: {"mode": "Solo"}, lambda p: 0.0, lambda p: 1),
+        Entry("Solo", lambda _: {"mode": "Solo"}, lambda _: 0.0, lambda _: 1),
         Entry(
             "Deadline(P/2)",
             # The minimum would be met earlier: the deadline decides.

@@ -7,6 +7,8 @@ step: it is Full's speed, 1.0.
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks import report as r
 from benchmarks.command import Options, main
 from benchmarks.lab import Lab, Phase, Plan
@@ -20,7 +22,7 @@ BAR_GRADIENTS = 1.75
 
 
 def plan(ranks: int, rounds: int, *, seconds: float) -> Plan:
-    quorums = {"Full": {"mode": "Full"}}
+    quorums: dict[str, dict[str, Any]] = {"Full": {"mode": "Full"}}
     quorums[f"Quorum({ranks - 1})"] = {"mode": "Quorum", "quorum": ranks - 1}
     phases = [Phase(name, seconds, how) for _ in range(rounds) for name, how in quorums.items()]
     config = {

@@ -1,14 +1,15 @@
 """B6: nobody is slow. What Quorum costs then, and what a busy main thread adds to a round.
 
 Jobs whose mode and kind of work are switched while they run: eight ranks that sleep (their main
-threads need no core), and two ranks, one per core of a small machine, that sleep, call torch, or run
-pure Python. GO -> reduced is the time from the starter's GO until the sum is complete on the last
-rank. Two ranks ask for Quorum(1) with the default grace, since 75 % of two is Full.
+threads need no core), and two ranks, one per core of a small machine, that sleep, call torch, or
+run pure Python. GO -> reduced is the time from the starter's GO until the sum is complete on the
+last rank. Two ranks ask for Quorum(1) with the default grace, since 75 % of two is Full.
 """
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from benchmarks import report as r
 from benchmarks.command import Options, main
@@ -31,8 +32,13 @@ BAR_ADDED_MS = 2.0
 KINDS = ("sleep", "torch", "python")
 
 
-def plan(ranks: int, kinds: tuple[str, ...], rounds: int, *, quorum: object, seconds: float) -> Plan:
-    modes = {"Full": {"mode": "Full"}, "Quorum": {"mode": "Quorum", "quorum": quorum}}
+def plan(
+    ranks: int, kinds: tuple[str, ...], rounds: int, *, quorum: object, seconds: float
+) -> Plan:
+    modes: dict[str, dict[str, Any]] = {
+        "Full": {"mode": "Full"},
+        "Quorum": {"mode": "Quorum", "quorum": quorum},
+    }
     phases = [
         Phase(f"{kind} {name}", seconds, how, {"work": kind})
         for _ in range(rounds)

@@ -19,7 +19,7 @@ from paceline.core.faults import parse_faults
 from paceline.core.messages import Targets
 from paceline.core.records import Settings
 from paceline.core.status import RankState, Status
-from paceline.local import cluster
+from paceline.local import processes
 from paceline.local.client import CoordinatorAwayError
 from paceline.local.runner import Runner
 from paceline.local.timeline import Timeline
@@ -34,7 +34,7 @@ def runner(text: str, folder: str, answer: int) -> int:
     """One job; its result goes to the descriptor `answer` as JSON."""
     below = importlib.import_module("local.nursery").start_below()
     start: Any = importlib.import_module("local.history_run").start_child(below)
-    cluster.Child.start = staticmethod(start)  # type: ignore[method-assign,assignment]
+    processes.Child.start = staticmethod(start)  # type: ignore[method-assign]
     result = asyncio.run(_conduct(json.loads(text), Path(folder)))
     with os.fdopen(answer, "w") as file:
         json.dump(result, file)
@@ -86,7 +86,7 @@ class Conductor:
         self._status: Status | None = None
         self._news = asyncio.Event()
 
-    def look(self, status: Status, timeline: Timeline) -> None:
+    def look(self, status: Status, _: Timeline) -> None:
         self._status = status
         self._news.set()
 
@@ -111,7 +111,7 @@ class Conductor:
         if status is None or status.version < 2:
             return False
         active = [rank for rank in status.ranks if rank.state is RankState.ACTIVE]
-        return len(active) == self._order["ranks"]
+        return len(active) == int(self._order["ranks"])
 
     def _settings(self, collective: dict[str, Any]) -> Settings:
         job = json.loads(json.dumps(self._order["job"]))
@@ -126,4 +126,3 @@ class Conductor:
                 return
             except CoordinatorAwayError:
                 await asyncio.sleep(RETRY_S)
-

@@ -112,6 +112,25 @@ class Lab:
     """`with Lab() as lab: lab.run(plan)`; one job at a time. Keeps nothing on disk."""
 
     def __enter__(self) -> Self:
+        # A short path: socket files are below it.
+        self._scratch = tempfile.TemporaryDirectory(prefix="pl-bench-")
+        self._runs = 0
+        self._nursery: Any = None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if self._nursery is not None:
+            self._nursery._end_all(0.0)  # noqa: SLF001
+            self._nursery.__exit__(kind, error, at)
+        self._scratch.cleanup()
+
+    def _start(self) -> None:
+        """The fork server, when the first job needs it."""
         tests = str(ROOT / "tests")
         if tests not in sys.path:
             sys.path.insert(0, tests)
@@ -121,25 +140,13 @@ class Lab:
         history: Any = importlib.import_module("local.history")
         self._ask: Any = importlib.import_module("local.nursery").ask
         self._read_all: Any = history._read_all  # noqa: SLF001
-        # A short path: socket files are below it.
-        self._scratch = tempfile.TemporaryDirectory(prefix="pl-bench-")
-        self._runs = 0
-        self._nursery: Any = history.Nursery()
+        self._nursery = history.Nursery()
         self._nursery.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self._nursery._end_all(0.0)  # noqa: SLF001
-        self._nursery.__exit__(kind, error, at)
-        self._scratch.cleanup()
 
     def run(self, plan: Plan) -> Ran:
         """Raises LabError. No process of the job lives afterwards."""
+        if self._nursery is None:
+            self._start()
         self._runs += 1
         folder = Path(self._scratch.name) / str(self._runs)
         folder.mkdir()
@@ -175,7 +182,8 @@ class Lab:
 
 
 def _last_words(folder: Path) -> str:
-    texts = []
-    for log in sorted(folder.glob("*.log")):
-        texts.append(f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}")
+    texts = [
+        f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}"
+        for log in sorted(folder.glob("*.log"))
+    ]
     return "\n".join(texts)[-12_000:]

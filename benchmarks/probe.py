@@ -61,8 +61,8 @@ class Probe:
             )
             return after
 
-        Driver._reduce = timed_reduce  # type: ignore[method-assign]  # noqa: SLF001
-        Driver._apply = timed_apply  # type: ignore[method-assign]  # noqa: SLF001
+        Driver._reduce = timed_reduce  # type: ignore[assignment,method-assign]  # noqa: SLF001
+        Driver._apply = timed_apply  # type: ignore[assignment,method-assign]  # noqa: SLF001
 
     def step(self, optimizer: Any, iteration: int = 0) -> None:
         """`optimizer.step()`, timed."""

@@ -33,7 +33,7 @@ class Stretch:
 
     @property
     def rounds_per_s(self) -> float:
-        return (len(self.commits) - 1) / self.seconds
+        return float(len(self.commits) - 1) / self.seconds
 
     @property
     def gradients_per_s(self) -> float:
@@ -41,7 +41,7 @@ class Stretch:
 
     @property
     def fresh(self) -> float:
-        return sum(c["fresh"] for c in self.commits) / len(self.commits)
+        return float(sum(c["fresh"] for c in self.commits)) / len(self.commits)
 
 
 def stretches(ran: Ran, *, skip: int = 2) -> list[Stretch]:
@@ -124,7 +124,7 @@ def own_step_s(ran: Ran, stretch: Stretch) -> float:
         for before, after in zip(probe["steps"], probe["steps"][1:], strict=False)
         if after[0] in numbers
     ]
-    return median(spent)
+    return float(median(spent))
 
 
 def _reductions(ran: Ran) -> Iterator[tuple[int, int, int]]:

@@ -33,7 +33,7 @@ def main() -> None:
     blocks = torch.nn.Parameter(torch.zeros(ranks, BLOCK))
     model = torch.nn.ParameterList([blocks])
     optimizer = pl.DistributedOptimizer(torch.optim.SGD([blocks], lr=CONFIG["lr"] * ranks), model)
-    blocks.sum().mul(0.0).backward()
+    blocks.sum().mul(0.0).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     problem, errors = -1, {}
     target = start = torch.zeros(ranks, BLOCK)

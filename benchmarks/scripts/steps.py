@@ -34,7 +34,7 @@ def main() -> None:
     model = torch.nn.ParameterList([weight])
     optimizer = pl.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), model)
     ones = torch.ones_like(weight)
-    (weight * ones).sum().backward()
+    (weight * ones).sum().backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     while not optimizer.stopped:
         slow = pl.rank() == CONFIG.get("slow_rank", -1)
@@ -46,7 +46,7 @@ def main() -> None:
                 in_python(round(seconds / cost_s["python"]))
             case _:
                 time.sleep(seconds)
-        (weight * ones).sum().backward()
+        (weight * ones).sum().backward()  # type: ignore[no-untyped-call]
         probe.step(optimizer)
     pl.finish()
     probe.write(

@@ -86,6 +86,8 @@ class AgentSpec(msgspec.Struct, frozen=True, rename="camel"):
     """Wanted when the job started; what `size()` says before the first generation."""
     procs: int = 1
     """Ranks per replica."""
+    record: bool = False
+    """Each rank keeps a journal, for `paceline replay`."""
 
     def to_json(self) -> str:
         return msgspec.json.format(msgspec.json.encode(self)).decode()

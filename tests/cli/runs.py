@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 PACELINE = Path(sys.executable).parent / "paceline"
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 JOB = """\
 apiVersion: paceline.dev/v1alpha1
 kind: TrainingJob

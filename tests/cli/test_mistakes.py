@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -57,6 +56,12 @@ def final_error(said: str) -> str:
 def is_clean(said: str) -> bool:
     """No frame of Paceline's own, in nobody's traceback."""
     return "runtime/paceline/" not in said and "site-packages/paceline/" not in said
+
+
+def no_restart(folder: Path) -> bool:
+    """Each place has seen one process."""
+    logs = "".join(path.read_text() for path in folder.glob("runs/*/*.log"))
+    return "#0 started with pid" in logs and "#1 started with pid" not in logs
 
 
 @pytest.mark.parametrize(
@@ -128,8 +133,7 @@ def test_another_folder_and_two_jobs_at_once(tmp_path: Path) -> None:
     for code, said in (job.wait(), (other.returncode, other.stdout + other.stderr)):
         assert code == 1
         assert "] found" in said
-        assert "ScriptEndedEarly" in said
-        assert "epochs" in final_error(said)
+        assert "pl.init()" in final_error(said)
         assert "Traceback" not in said
 
 
@@ -149,7 +153,6 @@ refused(lambda: pl.DataLoader(data, shuffle=True))
 lbfgs = torch.optim.LBFGS(model.parameters())
 pl.DistributedOptimizer(lbfgs, model)
 """
-    began = time.monotonic()
     code, said = train(tmp_path, script)
     assert code == 1
     assert "error: batch_size=0" in said
@@ -162,8 +165,7 @@ pl.DistributedOptimizer(lbfgs, model)
     assert f"train.py, line {line_of(script, 'pl.DistributedOptimizer')})" in error
     assert "hint: use SGD, Adam" in error
     assert "Traceback" not in said
-    assert "it starts again" not in _logs(tmp_path)
-    assert time.monotonic() - began < LIMIT_S / 2
+    assert no_restart(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,7 @@ def test_what_is_refused_while_training(tmp_path: Path, script: str, parts: list
     for part in (*parts, "hint: "):
         assert part in error, error
     assert "Traceback" not in said
-    assert "it starts again" not in _logs(tmp_path)
+    assert no_restart(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +245,7 @@ data = Broken() if pl.rank() == 1 else data
     assert "train.py" in error
     assert "hint: " in error
     assert is_clean(said)
-    assert "it starts again" not in _logs(tmp_path)
+    assert no_restart(tmp_path)
 
 
 def test_a_script_that_leaves_its_loop_on_all_ranks(tmp_path: Path) -> None:
@@ -253,7 +255,3 @@ def test_a_script_that_leaves_its_loop_on_all_ranks(tmp_path: Path) -> None:
     assert "ScriptEndedEarly" in said
     assert "epochs" in error
     assert "Traceback" not in said
-
-
-def _logs(folder: Path) -> str:
-    return "".join(path.read_text() for path in folder.glob("runs/*/*.log"))

@@ -200,6 +200,9 @@ def test_the_end_of_the_job_shortens_a_drain() -> None:
     place = make_place(Phase.DRAINING)
     assert feed(place, 1 * S, Shutdown("over")) == [Command(place.member, "shutdown", "over")]
     assert place.wake_at_ns == 1 * S + SHUTDOWN_NS
+    feed(place, 1 * S + SHUTDOWN_NS, Tick(), Exited(-SIGKILL, ""))
+    assert place.ended is not None
+    assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 0)
 
 
 def test_a_released_rank_has_all_the_time_it_wants() -> None:
@@ -271,6 +274,11 @@ def death(**facts: object) -> Death:
         (
             {"code": -9, "outcome": Outcome.PRESENT, "leaving": "SIGTERM"},
             (End.DRAINED, 1),
+            "signal 9 (SIGKILL)",
+        ),
+        (
+            {"code": -9, "outcome": Outcome.PRESENT, "leaving": "Complete", "over": True},
+            (End.DRAINED, 0),
             "signal 9 (SIGKILL)",
         ),
         ({"code": 1, "outcome": Outcome.FINISHED}, (End.FAILED, 1), "after the job was over"),

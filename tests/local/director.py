@@ -14,6 +14,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from paceline.clock import NS_PER_S, now_ns
 from paceline.core.status import RankState, RankStatus, Status, place_of
 from paceline.local.runner import Runner
 from paceline.local.timeline import Timeline
@@ -54,9 +55,10 @@ class Director:
             if moment_ms >= 0:
                 await self._seen(self._goes_well)
             await asyncio.sleep(abs(moment_ms) / 1000)
+            at_s = now_ns() / NS_PER_S
             await getattr(self, f"_{action}")(number, milliseconds)
             version = self._status.version if self._status else 0
-            self.said.append(f"{action} {number} {milliseconds} at round {version}")
+            self.said.append(f"{action} {number} {milliseconds} at round {version}, {at_s:.4f} s")
             self._base = version + ROUNDS_BETWEEN
             self.undone.pop(0)
         await self._seen(self._goes_well)

@@ -55,8 +55,8 @@ FAULTS: dict[str, Draw] = {
     "scale up and down": lambda d, n: _steps(
         ("scale", n + 2, 0, _moment(d)), ("scale", n, 0, _moment(d))
     ),
-    "coordinator kill": lambda d, n: _steps(("coordinator_kill", 0, 0, _moment(d))),
-    "coordinator stop": lambda d, n: _steps(
+    "coordinator kill": lambda d, _: _steps(("coordinator_kill", 0, 0, _moment(d))),
+    "coordinator stop": lambda d, _: _steps(
         ("coordinator_stop", 0, d.randrange(200, 1500), _moment(d))
     ),
     "agent kill": lambda d, n: _steps(("kill_agent", d.randrange(n), 0, _moment(d))),

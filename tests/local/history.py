@@ -221,11 +221,23 @@ def _files_outside() -> set[str]:
 
 
 def _stays(name: str) -> bool:
-    """Another program of this machine removes its files when it is done with them."""
+    """False for files of other programs: MPI's are there as long as a process manager lives."""
     until = time.monotonic() + ENDS_S
     while Path(name).exists() and time.monotonic() < until:
         time.sleep(0.1)
-    return Path(name).exists()
+    others = any(comm(pid).startswith(("mpiexec", "hydra")) for pid in processes())
+    return Path(name).exists() and not others
+
+
+def processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+
+
+def comm(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text()
+    except OSError:
+        return ""
 
 
 def _command(pid: int) -> str:

@@ -13,6 +13,7 @@ import json
 import os
 import runpy
 import signal
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,17 +21,15 @@ from typing import Any
 
 import paceline.agent.__main__ as agent_entry
 import paceline.coordinator.__main__ as coordinator_entry
+from local import nursery
+from local.director import Director
+from local.nursery_shim import ENV_NURSERY
 from paceline.agent import shim
-from paceline.agent.launch import Plan, plan_rank
-from paceline.local import cluster
+from paceline.agent.launch import Plan, plan_rank, shim_argv
 from paceline.local.processes import Child, Output
 from paceline.local.runner import Runner
 from paceline_api.load import job_from_mapping
 from paceline_api.resolve import resolve
-
-from local import nursery
-from local.director import Director
-from local.nursery_shim import ENV_NURSERY
 
 SHIM = Path(__file__).with_name("nursery_shim.py")
 
@@ -93,19 +92,13 @@ def agent(runner: int) -> int:
 
     def plan(*given: Any, **named: Any) -> Plan:
         made = plan_rank(*given, **named)
-        launcher = made.argv[: len(made.argv) - len(agent_shim_argv())]
+        launcher = made.argv[: len(made.argv) - len(shim_argv())]
         argv = (*launcher, sys.executable, "-I", "-S", str(SHIM), str(shim.__file__))
         env = {**made.env, ENV_NURSERY: below, shim.ENV_GUARD: "1"}
         return Plan(argv, env, guarded=True, order=made.order)
 
-    agent_entry.plan_rank = plan  # type: ignore[attr-defined]
+    setattr(agent_entry, "plan_rank", plan)  # noqa: B010
     return agent_entry.main()
-
-
-def agent_shim_argv() -> Sequence[str]:
-    from paceline.agent.launch import shim_argv
-
-    return shim_argv()
 
 
 def become_rank(name: str, key: str, agent_pid: int) -> None:
@@ -113,7 +106,7 @@ def become_rank(name: str, key: str, agent_pid: int) -> None:
     shim._die_with_parent(agent_pid)
     line = shim._connect(name, key, "rank")
     line.settimeout(shim.ANSWER_S)
-    answer, descriptors, _, _ = shim.socket.recv_fds(line, 16, 4)
+    answer, descriptors, _, _ = socket.recv_fds(line, 16, 4)
     if not answer:
         os._exit(0)
     line.settimeout(None)
@@ -142,7 +135,7 @@ def answer(function: str, order: str, folder: str, descriptor: int) -> int:
 def history(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The runner of one history."""
     below = nursery.start_below()
-    cluster.Child.start = staticmethod(start_child(below))  # type: ignore[method-assign,assignment]
+    setattr(Child, "start", staticmethod(start_child(below)))  # noqa: B010
     return asyncio.run(_history(order, folder))
 
 

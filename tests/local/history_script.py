@@ -13,6 +13,7 @@ import json
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -49,7 +50,7 @@ class Tally(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": 1.0})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, _: Any = None) -> None:  # type: ignore[override]
         for parameter in self.param_groups[0]["params"]:
             exact = parameter.grad * Tally.total
             counts = exact.round()
@@ -68,7 +69,7 @@ def spy_on_weighing() -> None:
         Tally.total = weighing.divisor * weighing.unit
         update(driver, weighing)
 
-    Driver._update = and_tell  # type: ignore[method-assign]
+    setattr(Driver, "_update", and_tell)  # noqa: B010
 
 
 def die_inside(method: str, call: int, delay_ms: float) -> None:
@@ -90,10 +91,11 @@ def die_inside(method: str, call: int, delay_ms: float) -> None:
     setattr(SelectedTransport, method, wrapped)
 
 
-def pause(draw: random.Random) -> None:
+def pause(draw: random.Random, epoch: int) -> None:
     slow = CONFIG["slow_ms"].get(str(MEMBER.slot), 0.0)
     if BRAKE.exists():
-        time.sleep((CONFIG["step_ms"] * draw.uniform(0.5, 1.5) + slow) / 1000)
+        harder = 4.0 if epoch == CONFIG["epochs"] - 1 else 1.0  # it must not end too early
+        time.sleep((CONFIG["step_ms"] * harder * draw.uniform(0.5, 1.5) + slow) / 1000)
     elif slow:
         time.sleep(slow / 4000)
 
@@ -112,9 +114,9 @@ def main() -> None:
     loader = pl.DataLoader(
         numbers, batch_size=CONFIG["batch"], accumulate=CONFIG["accumulate"], seed=CONFIG["seed"]
     )
-    for _ in loader.epochs(CONFIG["epochs"]):
+    for epoch in loader.epochs(CONFIG["epochs"]):
         for (batch,) in loader:
-            pause(draw)
+            pause(draw, epoch)
             model(batch).mean().backward()
             optimizer.step()
     result = {
@@ -123,7 +125,8 @@ def main() -> None:
         "seen": model.seen.int().tolist() if pl.is_publisher() else None,
         "ballast": [int(model.ballast.min()), int(model.ballast.max())],
     }
-    print("RESULT", json.dumps(result), flush=True)
+    sys.stdout.write(f"RESULT {json.dumps(result)}\n")
+    sys.stdout.flush()
 
 
 main()

@@ -35,8 +35,8 @@ def main() -> None:
     name, key = os.environ.pop(shim.ENV_SOCKET), os.environ.pop(shim.ENV_KEY)
     agent = int(os.environ.pop(shim.ENV_AGENT))
     del os.environ[shim.ENV_GUARD]
-    shim._die_with_parent(None)  # noqa: SLF001
-    line = shim._connect(name, key, "guard")  # noqa: SLF001
+    shim._die_with_parent(None)
+    line = shim._connect(name, key, "guard")
     fds = {1: 1, 2: 2}
     if "PMI_FD" in os.environ:
         fds[int(os.environ["PMI_FD"])] = int(os.environ["PMI_FD"])

@@ -1,4 +1,4 @@
-"""Synchronous data-parallel training by hand, in one process: what mode Full must equal bit for bit.
+"""Synchronous data-parallel training by hand, in one process: mode Full must equal it to the bit.
 
 Batches go round robin to the ranks, each rank's gradients are added up, the ranks' sums are added
 in the order of the data channel, the mean over the nominal samples is clipped, the optimizer steps.
@@ -10,15 +10,11 @@ from __future__ import annotations
 
 from datetime import timedelta
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from paceline.comm.flat import Layout
-from paceline.core.records import DataPlan
-from paceline.core.sampling import batches_of, total_leases
-from paceline.core.schedules import RING, bounds, fold
-
 from local.reference_job import (
     bytes_hex,
     loss_of,
@@ -27,6 +23,10 @@ from local.reference_job import (
     make_optimizer,
     make_scheduler,
 )
+from paceline.comm.flat import Layout
+from paceline.core.records import DataPlan
+from paceline.core.sampling import batches_of, total_leases
+from paceline.core.schedules import RING, bounds, fold
 
 
 def train(config: dict[str, Any], folder: Path) -> str:
@@ -72,7 +72,8 @@ def train(config: dict[str, Any], folder: Path) -> str:
             if scheduler is not None:
                 scheduler.step()
         progress = after
-    return bytes_hex(model)
+    weights: str = bytes_hex(model)
+    return weights
 
 
 def _gradient(
@@ -88,7 +89,8 @@ def _gradient(
                 parameter.grad.mul_(unit / len(numbers))
         unit = len(numbers)
         samples += unit
-        loss_of(model, torch.utils.data.default_collate([data[x] for x in numbers])).backward()
+        batch = torch.utils.data.default_collate([data[x] for x in numbers])
+        torch.autograd.backward(loss_of(model, batch))
     (flat,) = layout.zeros()
     for view, parameter in zip(layout.views([flat]), model.parameters(), strict=True):
         assert parameter.grad is not None
@@ -116,7 +118,7 @@ class _AllReduce:
             return fold(self._algorithm, parts, 0, torch.add)
         edges = bounds(len(parts[0]), len(parts))
         chunks = []
-        for number, (low, high) in enumerate(zip(edges, edges[1:], strict=False)):
+        for number, (low, high) in enumerate(pairwise(edges)):
             chunks.append(fold(RING, [p[low:high] for p in parts], number, torch.add))
         return torch.cat(chunks)
 
@@ -124,7 +126,8 @@ class _AllReduce:
 def _gloo_groups(ranks: int, folder: Path) -> list[Any]:
     from concurrent.futures import ThreadPoolExecutor
 
-    from torch.distributed import FileStore, ProcessGroupGloo
+    from torch._C._distributed_c10d import FileStore
+    from torch.distributed.distributed_c10d import ProcessGroupGloo
 
     def join(rank: int) -> Any:
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]

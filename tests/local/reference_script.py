@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 
 import paceline as pl
-import paceline.transport.selected
 import torch
-
 from local.reference_job import (
     bytes_hex,
     loss_of,
@@ -17,6 +16,7 @@ from local.reference_job import (
     make_optimizer,
     make_scheduler,
 )
+from paceline.transport import selected
 
 CONFIG = json.loads(os.environ["CONFIG"])
 
@@ -25,7 +25,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if CONFIG["algorithm"]:
         # Else it is chosen by measuring, and the reference could not know the order of additions.
-        paceline.transport.selected.ALGORITHMS = (CONFIG["algorithm"],)  # type: ignore[misc]
+        setattr(selected, "ALGORITHMS", (CONFIG["algorithm"],))  # noqa: B010
     pl.init()
     model = make_model()
     optimizer = pl.DistributedOptimizer(
@@ -42,9 +42,10 @@ def main() -> None:
     )
     for _ in loader.epochs(CONFIG["epochs"]):
         for batch in loader:
-            loss_of(model, batch).backward()
+            loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-    print("WEIGHTS", bytes_hex(model), flush=True)
+    sys.stdout.write(f"WEIGHTS {bytes_hex(model)}\n")
+    sys.stdout.flush()
 
 
 main()

@@ -1,11 +1,10 @@
-"""Each sample exactly once per epoch under two kills, one join and a permanent straggler, by ids."""
+"""Each sample exactly once per epoch under two kills, a join and a permanent straggler, by ids."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-
 from local.history import History, Nursery, check
 
 pytestmark = pytest.mark.processes

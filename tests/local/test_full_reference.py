@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from local.history import Nursery
 
 pytestmark = pytest.mark.processes
@@ -51,7 +50,7 @@ def weights_of(nursery: Nursery, backend: str, config: dict[str, Any], mode: str
     found = [x.partition("WEIGHTS ")[2] for x in result["printed"] if "WEIGHTS " in x]
     assert len(found) == config["ranks"]
     assert len(set(found)) == 1
-    return found[0]
+    return str(found[0])
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])

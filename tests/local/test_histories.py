@@ -11,11 +11,11 @@ begins with it.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
 import pytest
-
 from local.drawing import FACTORS, covering, draw_history, random_history
 from local.history import History, Nursery, check
 
@@ -37,7 +37,7 @@ def test_soak(nursery: Nursery, tmp_path: Path) -> None:
     seed = int(os.environ.get("SOAK_SEED", "1000"))
     while True:
         history = random_history(seed)
-        print(f"seed {seed}: {history.name}", flush=True)
+        sys.stdout.write(f"seed {seed}: {history.name}\n")
         try:
             check(history, nursery.run(history, tmp_path / str(seed)))
         except AssertionError as error:

@@ -12,7 +12,7 @@ from paceline.core.ids import GenerationId, MemberId
 from paceline.core.log import Log, Weighing
 from paceline.core.pending import Buffer
 from paceline.core.rank import events as ev
-from paceline.core.records import Go, Late, Record, Trigger
+from paceline.core.records import Gen, Go, Late, Mode, Record, Trigger
 from paceline.core.sampling import samples_of, total_leases
 from paceline.core.snapshot import Totals
 from sim.sums import Label, Sum, add, scaled
@@ -38,6 +38,9 @@ class Checkers:
         self.contributed: dict[tuple[GenerationId, int, MemberId], Sum] = {}
         self.words: Counter[tuple[GenerationId, int, MemberId]] = Counter()
         self.settings_changed = False
+        self.gen_of: dict[GenerationId, Gen] = {}
+        self.commits: dict[tuple[MemberId, GenerationId], list[str]] = {}
+        """What each rank committed in each generation, by the digest that it led to."""
 
     # ---- what the simulation tells ----------------------------------------------------------
 
@@ -65,6 +68,9 @@ class Checkers:
 
     def committed(self, rank: SimRank, go: Go, weighing: Weighing) -> None:
         self.check_one_go_per_round(go)
+        if not rank.state.queue:
+            ends = self.commits.setdefault((rank.me, go.generation), [])
+            ends.append(rank.state.log.digest)
         if weighing.step:
             self.check_weights(rank)
         self.check_rounds_apart(rank)
@@ -123,6 +129,9 @@ class Checkers:
         for (before, after), record in zip(pairwise(ends), log.recent, strict=True):
             known = self.chain.setdefault(after, (before, record))
             assert known[0] == before, "two histories lead to one digest"
+            if isinstance(record, Gen):
+                known_gen = self.gen_of.setdefault(record.id, record)
+                assert known_gen == record, f"I13: two generations are called {record.id}"
 
     def check_words(self, announce: m.Announce) -> None:
         """R11: at most two announcements of a rank in a round; evaluating may add to them."""
@@ -142,7 +151,8 @@ class Checkers:
         if go.degraded or go.trigger is Trigger.INITIATOR:
             return
         fresh = [s.member for s in go.shares if s.fresh]
-        assert len(fresh) >= log.quorum, f"I6: {fresh} are fewer than {log.quorum}"
+        needed = _needed(log)
+        assert len(fresh) >= needed, f"I6: {fresh} are fewer than {needed}"
         for share in go.shares:
             assert not share.fresh or share.count == 0 or share.oldest <= go.round
 
@@ -194,6 +204,7 @@ class Checkers:
             assert other.weights == first.weights, "I14: two final models"
         records = self.history(first.state.log.digest)
         self.check_order([r for r in records if isinstance(r, Go)])
+        self.check_abandoned(first.state.log.digest)
         assert self.replay(records) == first.weights, "I15: the log gives other weights"
         self.check_totals(first)
 
@@ -203,6 +214,19 @@ class Checkers:
             digest, record = self.chain[digest]
             records.append(record)
         return records[::-1]
+
+    def check_abandoned(self, digest: str) -> None:
+        """I5 as reworded: at most the one round in flight is lost with a rank that was left out."""
+        kept, first = {""}, None
+        while digest:
+            kept.add(digest)
+            digest, first = self.chain[digest]
+        assert isinstance(first, Gen)
+        anew = any("BeganAnew" in c.reasons for c in self.sim.all_coordinators)
+        for (member, generation), ends in self.commits.items():
+            lost = [x for x in ends if x not in kept]
+            said = anew and generation < first.id
+            assert len(lost) <= 1 or said, f"I5: {len(lost)} rounds of {member} are lost"
 
     def check_order(self, rounds: list[Go]) -> None:
         """I2, I3: per rank in order, each lease once."""
@@ -244,6 +268,18 @@ class Checkers:
         assert log.ledger.epochs_exact + log.ledger.epochs_short == plan.epochs
         if log.settings.late is not Late.DECAY and not self.settings_changed:
             assert total.discounted == 0
+
+
+def _needed(log: Log) -> int:
+    """k(r) of R12 once more, from the settings and the active ranks of the round."""
+    s, active, since = log.settings, len(log.active), log.version - log.started
+    full = s.mode in (Mode.FULL, Mode.SHADOW) or since < max(1, s.warmup_rounds)
+    if full or (s.full_every and since % s.full_every == 0):
+        return active
+    share = next((k for k in range(1, active + 1) if 100 * k >= s.quorum_percent * active), active)
+    asked = s.quorum or (share if s.quorum_percent else active)
+    majority = next(k for k in range(1, active + 1) if 2 * k > active)
+    return min(active, {Mode.MAJORITY: majority, Mode.SOLO: 1}.get(s.mode, asked))
 
 
 def _fingerprint(rank: SimRank) -> Fingerprint:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from sim.simulation import Simulation
 
 
+Gate = Callable[[tuple[object, ...], Struct, Callable[[], None]], bool]
+"""(lane, message, what sends it on) -> whether it was taken away."""
+
+
 class Links:
     """In order per pair of ends, with any delay; lost if an end is gone or cut off by then."""
 
@@ -28,6 +32,18 @@ class Links:
         self.open: dict[tuple[MemberId, str], int] = {}
         """Connections of ranks to coordinators, by the number that tells old from new."""
         self.cut: set[MemberId] = set()
+        self.gate: Gate | None = None
+        """A script may hold or drop single messages."""
+
+    def _send(
+        self,
+        lane: tuple[object, ...],
+        message: Struct,
+        action: Callable[[], None],
+        ms: float = 0,
+    ) -> None:
+        if self.gate is None or not self.gate(lane, message, lambda: self._later(lane, action, ms)):
+            self._later(lane, action, ms)
 
     def _later(self, lane: tuple[object, ...], action: Callable[[], None], ms: float = 0) -> None:
         low, high = self.sim.world.delay_ms
@@ -39,14 +55,14 @@ class Links:
     # ---- rank and rank --------------------------------------------------------------------
 
     def to_peer(self, src: MemberId, dst: MemberId, message: m.PeerMessage) -> None:
-        self._later((src, dst), lambda: self._deliver(src, dst, message))
+        self._send((src, dst), message, lambda: self._deliver(src, dst, message))
 
     def send_part(self, src: MemberId, dst: MemberId, part: m.Part, result: Sum | None) -> None:
         def arrive() -> None:
             self.sim.ranks[dst].part_result = result
             self._deliver(src, dst, part)
 
-        self._later((src, dst), arrive)
+        self._send((src, dst), part, arrive)
 
     def send_state(
         self, src: MemberId, dst: MemberId, state: m.State, copied: tuple[Sum, Sum]
@@ -56,7 +72,7 @@ class Links:
             self._deliver(src, dst, state)
 
         ms = self.sim.rng.uniform(0, self.sim.world.stream_ms)
-        self._later((src, dst, "stream"), arrive, ms)
+        self._send((src, dst, "stream"), state, arrive, ms)
 
     def _deliver(self, src: MemberId, dst: MemberId, message: m.PeerMessage) -> None:
         rank = self.sim.ranks.get(dst)
@@ -90,7 +106,7 @@ class Links:
             if self.open.get((src, name)) == number:
                 self.sim.to_coordinators(coord.FromRank(message), name)
 
-        self._later((src, name), arrive)
+        self._send((src, name), message, arrive)
 
     def to_rank(self, name: str, dst: MemberId, message: m.ToRank) -> None:
         number = self.open.get((dst, name))
@@ -98,11 +114,13 @@ class Links:
         def arrive() -> None:
             rank = self.sim.ranks.get(dst)
             lost = number is None or self.open.get((dst, name)) != number
-            if rank is not None and rank.running and not lost and name in self.sim.coordinators:
+            if name not in self.sim.coordinators:  # its last words arrive or not
+                lost = lost or self.sim.rng.random() < 0.5
+            if rank is not None and rank.running and not lost:
                 self.sim.tell(f"{name} -> {dst}: {_short(message)}")
                 rank.post(message)
 
-        self._later((name, dst), arrive)
+        self._send((name, dst), message, arrive)
 
 
 def _short(message: Struct) -> str:
@@ -123,6 +141,8 @@ class Reductions:
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self.joined: dict[tuple[GenerationId, int], dict[MemberId, Sum]] = {}
+        self.never: dict[tuple[MemberId, int], GenerationId | None] = {}
+        """(rank, round): does not complete there in the first generation that tries."""
 
     def join(self, rank: SimRank, gen: Gen, round_: int, own: Sum) -> None:
         joined = self.joined.setdefault((gen.id, round_), {})
@@ -139,6 +159,10 @@ class Reductions:
             self.sim.after(ms, lambda x=member: self._complete(x, gen, round_, total))  # type: ignore[misc]
 
     def _complete(self, member: MemberId, gen: Gen, round_: int, total: Sum) -> None:
+        if (member, round_) in self.never:
+            first = self.never[member, round_] = self.never[member, round_] or gen.id
+            if first == gen.id:
+                return
         gone = [x for x in gen.members if not self._takes_part(x, gen.id)]
         if gone and self.sim.rng.random() < 0.5:
             return

@@ -128,9 +128,10 @@ class RankProcess:
             log.warning("rank %s does not take the request to %s", self.member, kind)
 
     def kill(self) -> None:
-        for pid in (self._rank, self._launcher):
-            if pid is not None:
-                self._reaper.kill(pid)
+        # The launcher follows its rank by itself, and then removes its files.
+        pid = self._rank if self._rank is not None else self._launcher
+        if pid is not None:
+            self._reaper.kill(pid)
 
     async def chain_ended(self) -> None:
         """When no launcher is left; it is killed after CHAIN_S."""

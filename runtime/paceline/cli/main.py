@@ -48,6 +48,9 @@ def run(
         typer.Option(help="New or empty folder for logs and results; else runs/JOB-N."),
     ] = None,
     quiet: Annotated[bool, typer.Option(help="No table; events and the summary only.")] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Keep what `paceline replay` needs.")
+    ] = False,
 ) -> None:
     """Run a job on this machine: every replica an agent, every rank a process."""
     # Imported here, so that `validate` and `version` start fast.
@@ -60,6 +63,7 @@ def run(
         inject=inject or [],
         run_dir=run_dir,
         quiet=quiet,
+        record=record,
     )
     raise typer.Exit(code)
 
@@ -69,6 +73,43 @@ def validate(file: JobFile, overrides: Overrides = None) -> None:
     """Check a job file; every error is named with its field and what to do."""
     job = load_job(file, overrides or [])
     print(f"{file}: job {job.metadata.name} is valid")
+
+
+@app.command()
+def status(
+    job: Annotated[
+        str | None, typer.Argument(help="Name of a running job, or a run folder.", metavar="[JOB]")
+    ] = None,
+    watch: Annotated[bool, typer.Option(help="Go on until the job has ended.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The whole status, for programs.")
+    ] = False,
+) -> None:
+    """Show a job that runs on this machine, from any terminal of the same user."""
+    from paceline.cli.status import status as show_status
+
+    raise typer.Exit(show_status(job, watch=watch, as_json=as_json))
+
+
+@app.command()
+def scale(
+    job: Annotated[str, typer.Argument(help="Name of a running job, or its run folder.")],
+    replicas: Annotated[int, typer.Option(help="How many there shall be.", min=1)],
+) -> None:
+    """Change the number of replicas of a job that runs on this machine."""
+    from paceline.cli.status import scale as scale_job
+
+    scale_job(job, replicas)
+
+
+@app.command()
+def replay(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run made with --record.")],
+) -> None:
+    """Run a recorded job again in one process; the weights must come out the same."""
+    from paceline.cli.replay import replay as replay_run
+
+    raise typer.Exit(replay_run(run_dir))
 
 
 @app.command()

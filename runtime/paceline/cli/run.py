@@ -30,6 +30,7 @@ def run(
     inject: Sequence[str],
     run_dir: Path | None,
     quiet: bool,
+    record: bool = False,
 ) -> int:
     """The exit code. Raises PacelineError before anything is started."""
     if replicas is not None:
@@ -46,12 +47,18 @@ def run(
     _check_faults(job, faults)
     working_dir = _working_dir(job, file)
     folder = make_run_dir(job.name, run_dir)
-    result = asyncio.run(_run(job, folder, working_dir, faults, quiet=quiet))
+    result = asyncio.run(_run(job, folder, working_dir, faults, quiet=quiet, record=record))
     return _exit_code(result)
 
 
 async def _run(
-    job: ResolvedJob, folder: Path, working_dir: Path, faults: tuple[Fault, ...], *, quiet: bool
+    job: ResolvedJob,
+    folder: Path,
+    working_dir: Path,
+    faults: tuple[Fault, ...],
+    *,
+    quiet: bool,
+    record: bool,
 ) -> Result:
     loop = asyncio.get_running_loop()
     screen = Screen(quiet=quiet)
@@ -64,6 +71,7 @@ async def _run(
             show=screen.show,
             say=screen.say,
             on_line=screen.on_line,
+            record=record,
         )
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, runner.interrupt)

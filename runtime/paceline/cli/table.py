@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from paceline.core.ids import NO_GENERATION
 from paceline.core.status import Fact, RankState, RankStatus, Status, place_of
-from paceline.local.timeline import Timeline
+
+
+class Speed(Protocol):
+    """How fast the job is just now; of a `Timeline`, or of a `control.View`."""
+
+    @property
+    def rounds_per_s_now(self) -> float: ...
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to the end."""
+
 
 _COLOURS = {
     RankState.ACTIVE: "green",
@@ -19,7 +32,7 @@ _COLOURS = {
 }
 
 
-def table(status: Status | None, timeline: Timeline) -> RenderableType:
+def table(status: Status | None, speed: Speed) -> RenderableType:
     if status is None:
         return Text("starting the coordinator", style="dim")
     ranks = Table(box=None, pad_edge=False, header_style="dim")
@@ -36,10 +49,10 @@ def table(status: Status | None, timeline: Timeline) -> RenderableType:
             str(rank.version),
             Text(_short(rank.why), style="dim"),
         )
-    return Group(Text(_head(status, timeline), style="bold"), ranks, *_conditions(status))
+    return Group(Text(_head(status, speed), style="bold"), ranks, *_conditions(status))
 
 
-def line(status: Status | None, timeline: Timeline) -> str:
+def line(status: Status | None, speed: Speed) -> str:
     """Everything that the table shows, on one line."""
     if status is None:
         return "starting the coordinator"
@@ -51,23 +64,23 @@ def line(status: Status | None, timeline: Timeline) -> str:
         if rank.state is RankState.DEAD:
             continue
         ranks.append(f"{place}:{rank.state} step={step} lag={lag} share={share}")
-    return " | ".join([_head(status, timeline), *ranks])
+    return " | ".join([_head(status, speed), *ranks])
 
 
-def _head(status: Status, timeline: Timeline) -> str:
+def _head(status: Status, speed: Speed) -> str:
     active = sum(rank.state is RankState.ACTIVE for rank in status.ranks)
     number = status.generation
     generation = f"{number.incarnation}.{number.counter}" if number != NO_GENERATION else "none"
     parts = [
         f"round {status.version}",
-        f"{timeline.rounds_per_s_now:.1f}/s",
+        f"{speed.rounds_per_s_now:.1f}/s",
         f"mode {status.settings.mode}",
         f"generation {generation}",
         f"active {active}/{status.replicas * status.procs}",
     ]
     if status.log.progress is not None:
         parts.append(f"{status.log.progress:.0%}")
-    left_s = timeline.left_s
+    left_s = speed.left_s
     if left_s is not None:
         parts.append(f"ETA {int(left_s) // 60}:{int(left_s) % 60:02}")
     return "  ".join(parts)

@@ -14,12 +14,23 @@ the main thread is parked, belongs to the communication thread.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 
 from paceline.comm.flat import Layout
 from paceline.comm.streams import Streams
 from paceline.core.pending import Place
+
+
+@dataclass(slots=True)
+class Memory:
+    """What one rank has in its buffers, for a process that plays several (`paceline replay`)."""
+
+    flats: dict[Place, list[torch.Tensor]]
+    views: dict[Place, list[torch.Tensor]]
+    occupied: bool = False
+    unit: int = 0
 
 
 class GradientBuckets:
@@ -144,6 +155,23 @@ class GradientBuckets:
         else:
             self.unit = 0
             self.mark_untouched()
+
+    # ---- several ranks in one process --------------------------------------------------------
+
+    def new_memory(self) -> Memory:
+        """That of a rank that has computed nothing yet."""
+        flats = {place: self.layout.zeros() for place in Place}
+        return Memory(flats, {place: self.layout.views(flats[place]) for place in Place})
+
+    def exchange(self, memory: Memory) -> Memory:
+        """Go on as the rank that `memory` is of; returns that of the rank before."""
+        before = Memory(self._flats, self._views, self._occupied, self.unit)
+        self._flats, self._views = memory.flats, memory.views
+        self._occupied, self.unit = memory.occupied, memory.unit
+        for parameter, view in zip(self.parameters, self._views[Place.GRAD], strict=True):
+            parameter.grad = view
+        self.mark_untouched()
+        return before
 
     # ---- communication thread ---------------------------------------------------------------
 

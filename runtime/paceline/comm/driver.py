@@ -23,6 +23,7 @@ from paceline.comm.committed import Committed
 from paceline.comm.gauges import Gauges
 from paceline.comm.link import Interrupts
 from paceline.comm.mailbox import Mail, Mailbox
+from paceline.comm.recorder import Recorder
 from paceline.core.ids import GenerationId, MemberId
 from paceline.core.log import Weighing
 from paceline.core.messages import Commit, Fatal, Part, RankMessage, State, Stopped
@@ -80,6 +81,7 @@ class Driver:
         self.machine = machine
         self.tensors: Tensors | None = None
         self.link: Link | None = None
+        self.recorder: Recorder | None = None
         self._mailbox, self._transport = mailbox, transport
         self._main, self._interrupts, self._gauges = main, interrupts, gauges
         self._posted: deque[ev.Event] = deque()
@@ -130,6 +132,8 @@ class Driver:
             self._transport.close()
             self._transport.shutdown()
             self._mailbox.close()
+            if self.recorder is not None:
+                self.recorder.close()
 
     def _turn(self) -> None:
         while self._posted and not self._closing:
@@ -167,6 +171,8 @@ class Driver:
         now = now_ns()
         effects = self.machine.handle(now, event)
         self._gauges.handled(self.machine.state, event, now)  # before an effect lets main go on
+        if self.recorder is not None:
+            self.recorder.handled(event, self.machine.state.log)
         blocking: list[ev.Reduce | ev.OpenChannel] = []
         follow: deque[ev.Event] = deque()
         for effect in effects:
@@ -215,6 +221,8 @@ class Driver:
             case ev.WakeAt(at_ns=at_ns):
                 self._wake_ns = at_ns
             case ev.Exit():
+                if self.recorder is not None and effect.finished:
+                    self.recorder.ended(self.machine.state.log, self._committed.strong_hash())
                 self._main.exited(effect)
         return None
 
@@ -256,6 +264,9 @@ class Driver:
             )
             if extra is not None and extra.numel():
                 buffers.append(extra)
+            if self.recorder is not None and effect.place is not None:
+                carrier = self._carrier(buffers) if self._group_size > 1 else None
+                self.recorder.gives(effect, carrier)
             if self._group_size > 1:
                 try:
                     self._carry(buffers)
@@ -271,7 +282,7 @@ class Driver:
 
     def _carry(self, buffers: list[torch.Tensor]) -> None:
         payload_bytes = sum(buffer.nbytes for buffer in buffers)
-        carrier = self._carriers[size_class(payload_bytes)]
+        carrier = self._carrier(buffers)
         begun_ns = now_ns()
         try:
             self._transport.allreduce(buffers, self._interrupts.abort)
@@ -279,6 +290,9 @@ class Driver:
             self._gauges.failed(carrier)
             raise
         self._gauges.carried(carrier, payload_bytes, now_ns() - begun_ns)
+
+    def _carrier(self, buffers: list[torch.Tensor]) -> Carrier:
+        return self._carriers[size_class(sum(buffer.nbytes for buffer in buffers))]
 
     def _float_buffers(self, *, contributing: bool) -> torch.Tensor:
         flat = self._committed.float_buffers_flat()
@@ -330,6 +344,8 @@ class Driver:
 
     def _buffers(self, op: BufferOp) -> None:
         buckets = self._buckets
+        if self.recorder is not None:
+            self.recorder.did(op)
         with buckets.streams.own():
             match op:
                 case Swap():
@@ -350,6 +366,10 @@ class Driver:
                 self._synced = None
             self._buckets.streams.mark_commit()
             self._gauges.copied(now_ns() - begun_ns)
+        if self.recorder is not None:
+            if self.recorder.wants_hash:
+                self.recorder.hashed(effect.version, self._committed.hash())
+            self.recorder.let(effect.version)
         self._main.resumed(effect)
 
     @property

@@ -28,6 +28,7 @@ from paceline.comm.gauges import Gauges
 from paceline.comm.link import CoordinatorLink, Interrupts
 from paceline.comm.loop_gauges import LoopGauges
 from paceline.comm.mailbox import SUN_PATH_MAX, Mailbox
+from paceline.comm.recorder import Recorder
 from paceline.comm.session import Session, StepResult
 from paceline.core.ids import MemberId
 from paceline.core.messages import Dismiss, Endpoints, ToRank
@@ -115,6 +116,8 @@ class Engine:
             )
             self._line = AgentLine(settings.agent_fd)
             self._line.tell("present")
+            if self._spec is not None and self._spec.record:
+                self._driver.recorder = Recorder(settings.run_dir, member)
             threading.Thread(target=self._listen, name="paceline-agent", daemon=True).start()
         self._driver.start()
         self._driver.link.start()

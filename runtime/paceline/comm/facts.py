@@ -38,6 +38,9 @@ class HeartbeatFacts:
         self._gradients = 0
         self._contributed: dict[MemberId, int] = {}
         self._active: dict[MemberId, int] = {}
+        """Rounds in which each was active, but for the last ones, in which the same ones were."""
+        self._active_now: tuple[MemberId, ...] = ()
+        self._active_rounds = 0
 
     def stepped(self, now_ns: int) -> None:
         """The main thread announces a gradient and is parked."""
@@ -57,15 +60,22 @@ class HeartbeatFacts:
     def applied(self, go: Go, rank: RankState, lag_us: int | None) -> None:
         """`lag_us`: of this rank's fresh arrival, None if it had none."""
         self._rounds[go.trigger] = self._rounds.get(go.trigger, 0) + 1
-        contributed, active = self._contributed, self._active
+        contributed = self._contributed
         for share in go.shares:
             if share.count:
                 self._gradients += share.count
                 contributed[share.member] = contributed.get(share.member, 0) + 1
         if lag_us is not None:
             self._lags_us.append(lag_us)
-        for member in rank.log.active:
-            active[member] = active.get(member, 0) + 1
+        if rank.log.active != self._active_now:
+            self._fold_active()
+            self._active_now = rank.log.active
+        self._active_rounds += 1
+
+    def _fold_active(self) -> None:
+        for member in self._active_now:
+            self._active[member] = self._active.get(member, 0) + self._active_rounds
+        self._active_rounds = 0
 
     def refresh(self, rank: RankState, now_ns: int) -> None:
         """Work out the facts again if the last ones are old."""
@@ -121,6 +131,7 @@ class HeartbeatFacts:
         if whole:
             facts[Fact.PROGRESS] = min(1.0, (total.applied + total.dropped) / whole)
             facts[Fact.EPOCH] = (total.applied + total.dropped) / log.plan.samples
+        self._fold_active()
         for member in log.members:
             if self._active.get(member):
                 share = self._contributed.get(member, 0) / self._active[member]

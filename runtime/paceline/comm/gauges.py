@@ -37,6 +37,9 @@ class Gauges:
         self._go_ns = 0
         self._applied_ns = 0
         self._mode = Mode.FULL
+        self._go: Go | None = None
+        """The last one that was reduced here, with this rank's share of it."""
+        self._own: Share | None = None
         self._jumps_seen = 0
         self._own_seen = Totals()
         self._choices: list[Gauge] = []
@@ -108,7 +111,8 @@ class Gauges:
         if rank.passive:
             return  # it has no log, nor anything of its own
         self._mode = rank.log.settings.mode
-        own = _own(go, rank)
+        self._go = go
+        own = self._own = _own(go, rank)
         if own is not None and own.fresh and self._stepped_ns:
             self._wait_s.observe((now_ns - self._stepped_ns) / NS_PER_S)
             self._stepped_ns = 0
@@ -136,7 +140,7 @@ class Gauges:
         self._update_s.add(spent_ns / NS_PER_S)
         active = len(rank.log.active) - len(go.admitted) + len(go.benched)
         self._participation.observe(len([s for s in go.shares if s.count]) / active)
-        own, lag_us = _own(go, rank), None
+        own, lag_us = self._own_of(go, rank), None
         if own is not None:
             if own.fresh:
                 lag_us = self._arrivals(go, own)
@@ -149,6 +153,10 @@ class Gauges:
         self.facts.applied(go, rank, lag_us)
 
     # ---- inside ---------------------------------------------------------------------------
+
+    def _own_of(self, go: Go, rank: RankState) -> Share | None:
+        """This rank's share, found already if the round was reduced here."""
+        return self._own if go is self._go else _own(go, rank)
 
     def _arrivals(self, go: Go, own: Share) -> int:
         """Who came when, on the starter's clock; returns the own lag."""

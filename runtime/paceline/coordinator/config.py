@@ -31,7 +31,7 @@ class JobSpec(AgentSpec, frozen=True, kw_only=True, rename="camel"):
     job: ResolvedJob
 
 
-def job_spec(job: ResolvedJob, *, working_dir: str) -> JobSpec:
+def job_spec(job: ResolvedJob, *, working_dir: str, record: bool = False) -> JobSpec:
     trainer = job.trainer
     return JobSpec(
         command=trainer.command,
@@ -41,6 +41,7 @@ def job_spec(job: ResolvedJob, *, working_dir: str) -> JobSpec:
         backoff_limit=job.backoff_limit,
         replicas=job.replicas,
         procs=job.procs_per_replica,
+        record=record,
         job=job,
     )
 

@@ -61,6 +61,8 @@ class Death:
     """Why the agent killed it; empty if it did not."""
     leaving: str
     """Why it was asked to leave; empty if it was not."""
+    over: bool = False
+    """It was asked to because the job was over."""
 
 
 def why_it_ended(death: Death) -> str:
@@ -85,8 +87,9 @@ def last_end(death: Death) -> Ended | None:
     if death.outcome is Outcome.FINISHED:
         return failed(death.member, why)
     if death.leaving:
-        # Before it took part it held no work, so nothing is lost.
-        lost = EXIT_FAILURE if death.outcome is not None else 0
+        # Before it takes part, and after the job is over, it holds no work that could be lost.
+        holds_work = death.outcome is not None and not death.over
+        lost = EXIT_FAILURE if holds_work else 0
         return Ended(End.DRAINED, f"rank {death.member}: {death.leaving}; {why}", lost)
     if death.code == EXIT_BAD_INPUT or death.outcome is Outcome.UNSTARTABLE:
         return failed(death.member, why, EXIT_BAD_INPUT)

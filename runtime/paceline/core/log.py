@@ -39,6 +39,12 @@ RECENT_MAX: Final = 256
 """Records kept for members that are behind; more generations without a round are an error."""
 
 
+def chain(digest: str, record: Record) -> str:
+    """The digest of a log that had `digest` before this record."""
+    data = digest.encode() + pack_record(record)
+    return hashlib.blake2b(data, digest_size=12).hexdigest()
+
+
 class LogError(AssertionError):
     """A record contradicts the log: a broken protocol, reported with its evidence."""
 
@@ -75,6 +81,8 @@ class Log:
     active: tuple[MemberId, ...] = ()
     with_state: tuple[MemberId, ...] = ()
     """Members that the log knows to have state: by GEN, or admitted by a GO since."""
+    benched: frozenset[MemberId] = frozenset()
+    """Members that are passive since they did not finish a step (R13)."""
     resting: frozenset[MemberId] = frozenset()
     """Active, but wants no leases: evaluating, draining, finished."""
     done: frozenset[MemberId] = frozenset()
@@ -172,7 +180,9 @@ class Log:
         nominal = self.nominal
         first = self.banked == 0
         banked, count = self.banked + samples, self.banked_count + len(shares)
-        by_round = self.settings.pacing is Pacing.ROUND
+        # A synchronous round is a step, also where the last one of an epoch is short of samples.
+        synchronous = self.settings.mode in (Mode.FULL, Mode.SHADOW)
+        by_round = synchronous or self.settings.pacing is Pacing.ROUND
         step = banked > 0 and (by_round or banked >= nominal or self.stops_with(go))
         # Sums that are kept over several rounds have to be in one unit; a round that steps at
         # once may use the mean of means, which differs in the last bits (D3).
@@ -216,8 +226,7 @@ class Log:
         else:
             self._append_go(record)
         self.index += 1
-        chained = hashlib.blake2b(self.digest.encode() + pack_record(record), digest_size=12)
-        self.digest = chained.hexdigest()
+        self.digest = chain(self.digest, record)
         self.recent.append(record)
         self.tail.append((self.index, self.digest))
         if len(self.recent) > RECENT_MAX:
@@ -235,6 +244,7 @@ class Log:
             self.settings = gen.settings
         self.gen = gen
         self.active, self.with_state = gen.active, gen.with_state
+        self.benched &= frozenset(gen.members) - frozenset(gen.active)
         self.resting &= frozenset(gen.active)
         self.done &= frozenset(gen.active)
         self.heard = {m: self.heard.get(m, self.version) for m in gen.active}
@@ -265,6 +275,7 @@ class Log:
             back = self.deal.take_back(benched.member, benched.leases)
             self.ledger.redealt(benched.member, self._samples(back))
         active.update(go.admitted)
+        self.benched = (self.benched | {b.member for b in go.benched}) - set(go.admitted)
         if not active:
             raise LogError("the last active rank was benched")
         self.active = tuple(sorted(active))
@@ -342,6 +353,7 @@ class Log:
             gen=self.gen,
             active=self.active,
             with_state=self.with_state,
+            benched=tuple(sorted(self.benched)),
             resting=tuple(sorted(self.resting)),
             done=tuple(sorted(self.done)),
             plan=self.plan,
@@ -372,6 +384,7 @@ class Log:
             gen=s.gen,
             active=s.active,
             with_state=s.with_state,
+            benched=frozenset(s.benched),
             resting=frozenset(s.resting),
             done=frozenset(s.done),
             plan=s.plan,

@@ -162,6 +162,7 @@ class Prepared(Struct, frozen=True, tag="prepared"):
     with_state: tuple[MemberId, ...]
     active: tuple[MemberId, ...]
     """At the end of its log; R6 asks about those of the GEN record, `gen_active`."""
+    benched: tuple[MemberId, ...]
     gen_active: tuple[MemberId, ...]
     started: int
     """Version at which the job's first generation began."""

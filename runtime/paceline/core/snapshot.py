@@ -55,6 +55,7 @@ class LogSnapshot(Struct, frozen=True):
     gen: Gen
     active: tuple[MemberId, ...]
     with_state: tuple[MemberId, ...]
+    benched: tuple[MemberId, ...]
     resting: tuple[MemberId, ...]
     done: tuple[MemberId, ...]
     plan: DataPlan

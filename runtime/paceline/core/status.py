@@ -52,6 +52,7 @@ class Fact(StrEnum):
     PROGRESS = "log.progress"
     ROUND_S = "log.round_seconds"
     AVOIDED_S = "log.wait_avoided_seconds"
+    """Of all ranks, worked out from GO and when GO reached this rank: nearly equal on all."""
     SHARE = "log.share."
     """+ member: rounds with a contribution of it, as a share of the rounds that it was active."""
     METRIC = "log.metric."

@@ -215,6 +215,8 @@ class Place:
         self._kill_why = ""
         self._leaving = ""
         """Why no process will follow this one; empty if one may."""
+        self._over = False
+        """The job is."""
 
     @property
     def restarts(self) -> int:
@@ -270,6 +272,7 @@ class Place:
     def _leave(self, deadline_ns: int, kind: str, why: str) -> list[Effect]:
         before = self.phase
         self._leaving = self._leaving or why
+        self._over = self._over or kind == "shutdown"
         self._go(Cue.DRAIN)
         if self.phase is Phase.ENDED and before is Phase.WAITING:
             self.wake_at_ns = None
@@ -310,7 +313,14 @@ class Place:
             self._failures = 0
         said = self._told or Told(None, "")
         death = Death(
-            self.member, code, text, said.outcome, said.message, self._kill_why, self._leaving
+            self.member,
+            code,
+            text,
+            said.outcome,
+            said.message,
+            self._kill_why,
+            self._leaving,
+            self._over,
         )
         why = why_it_ended(death)
         ended = last_end(death) or self._failure(why)

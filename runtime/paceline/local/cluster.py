@@ -86,6 +86,7 @@ class Cluster:
         working_dir: Path,
         faults: tuple[Fault, ...],
         on_line: Callable[[str], None],
+        record: bool = False,
     ) -> None:
         """`working_dir`: of the ranks. `on_line` gets what they print."""
         self.left_over = 0
@@ -98,7 +99,8 @@ class Cluster:
         self._faults = format_faults(f for f in faults if f.kind in INSIDE_A_RANK)
         self._on_line = on_line
         self._spec = run_dir / "job.json"
-        self._spec.write_text(job_spec(job, working_dir=str(working_dir)).to_json())
+        spec = job_spec(job, working_dir=str(working_dir), record=record)
+        self._spec.write_text(spec.to_json())
         self._wanted = job.replicas
         self._informed = ""
         """Uid of the coordinator that was told last."""

@@ -22,6 +22,7 @@ from paceline.core.faults import Fault
 from paceline.core.status import Outcome, Status
 from paceline.local.client import Client, CoordinatorAwayError
 from paceline.local.cluster import Cluster
+from paceline.local.control import Control, View
 from paceline.local.faults import Injector
 from paceline.local.processes import Child, tail
 from paceline.local.timeline import Timeline
@@ -63,11 +64,13 @@ class Runner:
         show: Callable[[Status, Timeline], None],
         say: Callable[[str], None],
         on_line: Callable[[str], None],
+        record: bool = False,
     ) -> None:
         self._job = job
         self._run_dir = run_dir
         self._working_dir = working_dir
         self._on_line = on_line
+        self._record = record
         self._faults = faults
         self._show = show
         self._say = say
@@ -103,9 +106,13 @@ class Runner:
             working_dir=self._working_dir,
             faults=self._faults,
             on_line=self._on_line,
+            record=self._record,
         )
-        async with cluster, Client(cluster.url, cluster.token) as client:
-            self._cluster = cluster
+        control = Control(
+            self._job, self._run_dir, view=self._view, scale=self._scale, warn=self._say
+        )
+        self._cluster = cluster
+        async with cluster, Client(cluster.url, cluster.token) as client, control:
             outcome = await self._outcome(cluster, client)
             if self._status is not None and outcome is self._status.outcome:
                 outcome = await self._finish(cluster, client, outcome)
@@ -120,6 +127,17 @@ class Runner:
             interrupted=self._interrupts > 0,
             left_over=cluster.left_over,
         )
+
+    def _view(self) -> View:
+        timeline = self._timeline
+        speed, left_s = timeline.rounds_per_s_now, timeline.left_s
+        return View(self._job.name, str(self._run_dir), self._status, speed, left_s)
+
+    def _scale(self, replicas: int) -> int:
+        assert self._cluster is not None
+        before = self._cluster.wanted
+        self._cluster.scale(replicas)
+        return before
 
     async def _outcome(self, cluster: Cluster, client: Client) -> Outcome:
         """The first of: the coordinator's word, a broken run, the user, the job's deadline."""

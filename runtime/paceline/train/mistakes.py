@@ -9,6 +9,7 @@ through. A fault of Paceline itself is shown as it is.
 from __future__ import annotations
 
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,6 +19,10 @@ from typing import Final
 from paceline.errors import PacelineError, RuntimeBrokenError
 
 OWN: Final = str(Path(__file__).resolve().parents[1])
+
+INSTALLED: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+LINES: Final = 15
+"""Of a traceback that are passed on; all of it is in the log."""
 
 Tell = Callable[[str], None]
 
@@ -33,7 +38,11 @@ def explain_errors(tell: Tell) -> None:
             tell(text)
             sys.stderr.write(f"error: {text}\n")
         else:
-            sys.stderr.write(without_own_frames(kind, error, at))
+            text = without_own_frames(kind, error, at)
+            if issubclass(kind, Exception):
+                last = "".join(text.splitlines(keepends=True)[-LINES:]).rstrip()
+                tell(f"{headline(error)}{_where(at)}; last lines:\n{last}")
+            sys.stderr.write(text)
         sys.stderr.flush()
         if isinstance(error, PacelineError):
             sys.exit(error.exit_code)  # the interpreter takes its code from here
@@ -43,9 +52,12 @@ def explain_errors(tell: Tell) -> None:
 
 def explain(error: PacelineError, at: TracebackType | None) -> str:
     """What, where in the script, and the hint."""
-    frames = [f for f in traceback.extract_tb(at) if not _is_own(f.filename)]
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{error.message}{where}" + (f"\nhint: {error.hint}" if error.hint else "")
+    return f"{error.message}{_where(at)}" + (f"\nhint: {error.hint}" if error.hint else "")
+
+
+def headline(error: BaseException) -> str:
+    """As the last line of a traceback says it."""
+    return traceback.format_exception_only(error)[-1].strip()
 
 
 def without_own_frames(
@@ -66,6 +78,14 @@ def _chain(
     while shown is not None:
         yield shown
         shown = shown.__cause__ or shown.__context__
+
+
+def _where(at: TracebackType | None) -> str:
+    """The last line of the script, or of a module beside it, that was under way."""
+    for frame in reversed(traceback.extract_tb(at)):
+        if not _is_own(frame.filename) and not frame.filename.startswith(INSTALLED):
+            return f" ({frame.filename}, line {frame.lineno})"
+    return ""
 
 
 def _is_own(filename: str) -> bool:

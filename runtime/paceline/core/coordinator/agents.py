@@ -69,9 +69,11 @@ def _count_failure(c: State, message: m.RankDead) -> None:
     if c.phase is Phase.RELEASED:
         ending.fail(c, "ScriptFailed", f"rank {message.member} after the end: {message.why}")
         return
-    if message.exit_code > 0 and not seen.ready and not c.had_state and c.gen is None:
+    if message.exit_code > 0 and not c.had_state and (c.gen is not None or not seen.ready):
         # No rank has ever trained: a mistake in the script or the image, not bad luck.
-        ending.fail(c, "ScriptFailed", f"rank {message.member}: {message.why}")
+        known = "hint: " in message.why
+        hint = "" if known else "it failed before the first round, so it is not started again"
+        ending.fail(c, "ScriptFailed", f"rank {message.member}: {message.why}", hint)
         return
     c.failures += 1
     if c.failures > c.config.backoff_limit:

@@ -199,6 +199,9 @@ def _state_lost(c: State) -> str:
 
 def _commit(c: State, commit: m.Commit) -> None:
     gen = commit.gen
+    if gen.plan is not None and c.commit is not None:
+        # Never silently from zero (R26): rounds of less than a heartbeat may be gone.
+        c.happened("BeganAnew", "no rank has weights and no committed round was ever reported")
     c.futile = c.futile + 1 if c.commit and c.commit.gen.version == gen.version else 0
     c.commit = commit
     c.settings = gen.settings or c.settings

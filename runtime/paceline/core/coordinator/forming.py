@@ -78,6 +78,21 @@ def winner(reports: Mapping[MemberId, Prepared]) -> Prepared | None:
     return min(holders, key=lambda r: (r.leaving, r.member))
 
 
+def counts_as_state(report: Prepared, best: Prepared) -> bool:
+    """R5: its log ends in the winner's GEN record, or that record lists it as having state."""
+    return report.has_state and (report.last == best.last or report.member in best.with_state)
+
+
+def may_join(report: Prepared, best: Prepared) -> bool:
+    """A draining rank is never admitted (R16), and nobody once the stop round is committed."""
+    return report.ready and not report.leaving and not best.stopped
+
+
+def has_all(report: Prepared, best: Prepared) -> bool:
+    """Nothing of the log is only with the winner."""
+    return report.digest == best.digest
+
+
 def form(
     proposal: GenerationId,
     reports: Mapping[MemberId, Prepared],
@@ -110,11 +125,7 @@ def form(
     waits = may_commit(best.gen_active, reports, leaving, unaccounted)
     if waits:
         return Wait(waits)
-    state = {
-        m
-        for m, r in reports.items()
-        if r.has_state and (r.last == best.last or m in best.with_state)
-    }
+    state = {m for m, r in reports.items() if counts_as_state(r, best)}
     for member in sorted(state):
         report = reports[member]
         if (report.index, report.digest) not in best.tail:
@@ -125,16 +136,12 @@ def form(
             )
     leave, promoted = state & leaving, set[MemberId]()
     heirs = state - leave
-    if not any(reports[m].digest == best.digest for m in heirs):
+    if not any(has_all(reports[m], best) for m in heirs):
         leave = set()  # first somebody who stays gets all that the leaver has (V12)
     elif not heirs & set(best.gen_active):
         leave, promoted = set(), heirs  # first a generation that records them as active (R6)
     stay = state - leave
-    joiners = {
-        m
-        for m, r in reports.items()
-        if m not in state and r.ready and not r.leaving and not best.stopped
-    }
+    joiners = {m for m, r in reports.items() if m not in state and may_join(r, best)}
     odd = _fingerprints_differ(sorted(stay | joiners), registers, best.member)
     if odd is not None:
         return odd
@@ -143,9 +150,8 @@ def form(
         active = members  # no round yet: everybody takes part from the first one (R26)
     else:
         # A joiner whose state was complete is active at once; a benched rank stays benched (A6).
-        active = tuple(
-            m for m in sorted(stay) if m in best.active or m not in best.with_state or m in promoted
-        ) or tuple(sorted(stay))
+        awake = stay - (set(best.benched) - promoted)
+        active = tuple(sorted(awake or stay))
     left_out = tuple(
         LeftOut(m, "leave" if m in leave else dead.get(m) or "silent")
         for m in best.members

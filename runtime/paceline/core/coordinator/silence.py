@@ -39,8 +39,7 @@ def suspect_the_silent(c: State) -> None:
 
 def _is_leaving(c: State, seen: Seen) -> bool:
     """Released and gone: how long its script still takes is its own, and its agent sees the end."""
-    released = c.phase is Phase.RELEASED and seen.gone_ns is not None
-    return released and c.roster.agent_of(seen.member) is not None
+    return c.phase in (Phase.RELEASED, Phase.ENDED) and seen.gone_ns is not None
 
 
 def _patience(c: State, seen: Seen) -> tuple[int, int]:

@@ -100,6 +100,7 @@ def _report(rank: RankState) -> Prepared:
         members=log.members,
         with_state=log.with_state,
         active=log.active,
+        benched=tuple(sorted(log.benched)),
         gen_active=log.gen.active if log.gen else (),
         started=log.started,
         has_state=rank.has_state,
@@ -156,11 +157,16 @@ def _join_without_state(rank: RankState, commit: Commit) -> None:
     """A joiner brings nothing; it keeps what state it has until the donor's is complete (R8)."""
     rank.do(rank.pending.lose_all(grad_in_use=rank.main is Main.RUN))
     rank.passive = True
+    rank.round = commit.gen.version
+    forget_queue(rank, commit)
+    rank.emit(OpenChannel(commit))
+
+
+def forget_queue(rank: RankState, commit: Commit) -> None:
+    """Rounds that an older generation reduced may have been abandoned since (R15)."""
     rank.queue.clear()
     rank.queue_max = QUEUE_MAX
-    rank.round = commit.gen.version
     rank.emit(DropQueue(commit.gen.id))
-    rank.emit(OpenChannel(commit))
 
 
 def _start(rank: RankState) -> None:

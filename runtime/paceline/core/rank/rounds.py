@@ -33,7 +33,7 @@ from paceline.core.rank.events import (
     WakeAt,
 )
 from paceline.core.rank.state import Main, RankState
-from paceline.core.records import Benched, Go, Share, Trigger
+from paceline.core.records import Benched, Go, Request, Share, Trigger
 from paceline.core.trigger import Arrival, Decision, decide
 
 HASHES_MAX: Final = 16
@@ -117,7 +117,7 @@ def consider_start(rank: RankState) -> None:
     if not rank.talks or rank.in_flight or not log.active or log.starter != rank.me:
         return
     arrivals = rank.arrivals.get(log.version, {})
-    request = rank.request if rank.request and rank.request.number > log.request else None
+    request = unwritten(rank)
     decision = decide(
         log,
         arrivals,
@@ -136,6 +136,12 @@ def consider_start(rank: RankState) -> None:
     on_go(rank, go)
 
 
+def unwritten(rank: RankState) -> Request | None:
+    """The newest request that no GO has carried yet (R18)."""
+    request = rank.request
+    return request if request is not None and request.number > rank.log.request else None
+
+
 def _make_go(rank: RankState, arrivals: dict[MemberId, Arrival], decision: Decision) -> Go:
     log = rank.log
     named = {m: arrivals[m] for m in log.active if m in arrivals}
@@ -146,7 +152,6 @@ def _make_go(rank: RankState, arrivals: dict[MemberId, Arrival], decision: Decis
         kept = {*share.leases, *(x for d in share.drops for x in d.leases)} if share else set()
         back = tuple(x for x in log.held(member) if x not in kept)
         benched.append(Benched(member, back))
-    request = rank.request if rank.request and rank.request.number > log.request else None
     go = Go(
         generation=log.id,
         round=log.version,
@@ -159,7 +164,7 @@ def _make_go(rank: RankState, arrivals: dict[MemberId, Arrival], decision: Decis
             sorted(m for m, a in arrivals.items() if a.kind is Kind.READY and m not in log.active)
         ),
         benched=tuple(benched),
-        request=request,
+        request=unwritten(rank),
         wait_us=(rank.now_ns - first_ns) // 1000,
         round_us=(rank.now_ns - rank.opened_ns) // 1000,
     )
@@ -227,6 +232,8 @@ def after_commit(rank: RankState, go: Go) -> None:
     if share is not None:
         rank.do(rank.pending.applied(share))
     rank.do(rank.pending.drop_revoked(rank.owns, grad_in_use=rank.main is Main.RUN))
+    if rank.main is Main.RUN and any(b.member == rank.me for b in go.benched):
+        rank.pending.void = True  # the batch in hand is dropped when it ends (R13)
     rank.round = rank.log.version
     rank.opened_ns = rank.now_ns
     rank.announced = rank.announced_pending = False

@@ -1,0 +1,270 @@
+"""B8: a rank is killed and comes back; seconds without progress, beside torchrun and torchft.
+
+Three processes, steps of 30 ms, kill -9 of one after forty steps, all systems started for real, one
+after the other in each round. Progress is a step that no process had made before. "stall" is the
+time from the kill to the next progress; "join pause" the longest pause later on, while the lost
+process comes back, less the usual step; "whole again" the time from the kill until all processes
+took part. torchrun stops all workers, starts them again, and goes back to its last snapshot (every
+ten steps); since it never trains on without the lost one, a job of its elastic form shows what a
+joining node costs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report as r
+from benchmarks import systems
+from benchmarks.command import Options, main
+from benchmarks.lab import Lab
+from benchmarks.rounds import NS
+from benchmarks.systems import DIE_AT, Line, Run
+
+STEP_MS = 30
+WIDTH = 8192
+RANKS = 3
+AFTER_S = 1.0
+"""Training goes on so long after all are back."""
+BAR_STALL_S = 0.5
+BAR_JOIN_S = 0.2
+
+
+@dataclass
+class Found:
+    """Of one system, one value per round."""
+
+    stall_s: list[float] = field(default_factory=list)
+    join_s: list[float] = field(default_factory=list)
+    whole_s: list[float] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+    repeated: list[float] = field(default_factory=list)
+    detected_s: list[float] = field(default_factory=list)
+    """From the kill until the coordinator knew; Paceline only."""
+
+
+def firsts(lines: list[Line]) -> list[Line]:
+    """Progress: each line that tells of a step beyond all before."""
+    best, found = 0, []
+    for line in lines:
+        if line.step > best:
+            best = line.step
+            found.append(line)
+    return found
+
+
+def gaps_s(lines: list[Line]) -> list[float]:
+    return [(b.ns - a.ns) / NS for a, b in pairwise(lines)]
+
+
+def after_death(run: Run) -> Callable[[list[Line]], bool]:
+    """All processes have taken part for a while since the kill."""
+
+    def enough(lines: list[Line]) -> bool:
+        death = run.death()
+        if death is None:
+            return False
+        later = [line for line in firsts(lines) if line.ns > death["ns"]]
+        back = next((x.ns for x in _whole(later, run.ranks)), None)
+        return back is not None and later[-1].ns > back + AFTER_S * NS
+
+    return enough
+
+
+def _whole(later: list[Line], ranks: int) -> list[Line]:
+    """From the first line on that has all ranks again, after one that had not, if there is one."""
+    smaller = [i for i, line in enumerate(later) if line.taking_part < ranks]
+    # A step that was under way when the process died may still tell of all.
+    begin = smaller[0] if smaller else 0
+    return [line for line in later[begin:] if line.taking_part >= ranks]
+
+
+def judge(run: Run, found: Found, *, restarts_all: bool) -> None:
+    """Read the figures of a run with a kill."""
+    death = run.death()
+    assert death is not None
+    lines = run.lines()
+    progress = firsts(lines)
+    before = [line for line in progress if line.ns <= death["ns"]]
+    later = [line for line in progress if line.ns > death["ns"]]
+    usual = r.middle(gaps_s(before[-25:]))
+    # What the survivors still finished of the step that the victim had taken part in.
+    resumed = next(
+        (
+            b
+            for a, b in zip([before[-1], *later], later, strict=False)
+            if _is_new(a, b, death["ns"])
+        ),
+        later[0],
+    )
+    found.step_s.append(usual)
+    found.stall_s.append((resumed.ns - death["ns"]) / NS)
+    found.whole_s.append((_whole(later, run.ranks)[0].ns - death["ns"]) / NS)
+    told_again = [x for x in lines if x.ns > death["ns"] and x.step <= before[-1].step]
+    found.repeated.append(len({x.step for x in told_again if x.ns < resumed.ns}) * restarts_all)
+    if not restarts_all:
+        rest = [line for line in later if line.ns >= resumed.ns]
+        found.join_s.append(max(gaps_s(rest)) - usual)
+
+
+def _is_new(before: Line, line: Line, death_ns: int) -> bool:
+    """A step without the victim: told with fewer ranks, or well after the kill."""
+    return line.taking_part < before.taking_part or line.ns - death_ns > 2 * STEP_MS * 1e6
+
+
+# ---- one run of each system ----------------------------------------------------------------------
+
+
+def paceline(folder: Path, backend: str, ranks: int, found: Found) -> None:
+    run = Run(folder, STEP_MS, WIDTH, ranks)
+    try:
+        systems.start_paceline(run, backend)
+        run.wait(after_death(run), "recovery")
+        status = systems.end_paceline(run)
+    finally:
+        run.end()
+    judge(run, found, restarts_all=False)
+    death = run.death()
+    assert death is not None
+    known = [c["wall_s"] for c in status["changes"] if c["wall_s"] >= death["wall_s"] - 0.01]
+    if known:
+        found.detected_s.append(max(0.0, known[0] - death["wall_s"]))
+
+
+def torchrun(folder: Path, ranks: int, found: Found) -> None:
+    run = Run(folder, STEP_MS, WIDTH, ranks)
+    try:
+        systems.start_torchrun(run)
+        run.wait(after_death(run), "recovery")
+    finally:
+        run.end()
+    judge(run, found, restarts_all=True)
+
+
+def torchrun_join(folder: Path, found: Found) -> None:
+    """One node trains, another one joins: the pause that this costs."""
+    run = Run(folder, STEP_MS, WIDTH, 2)
+    port = systems.free_port()
+    (folder / "death.json").write_text("{}")  # nobody is to die
+    try:
+        systems.start_elastic(run, port)
+        run.wait(lambda lines: bool(lines) and lines[-1].step >= DIE_AT, "training")
+        systems.start_elastic(run, port)
+        run.wait(lambda lines: len([x for x in firsts(lines) if x.taking_part == 2]) > 20, "join")
+    finally:
+        run.end()
+    progress = firsts(run.lines())
+    found.join_s.append(max(gaps_s(progress)) - r.middle(gaps_s(progress)))
+
+
+def torchft(folder: Path, python: str, ranks: int, found: Found) -> None:
+    """This function restarts the dead replica at once, as its user's scheduler has to."""
+    run = Run(folder, STEP_MS, WIDTH, ranks)
+    port = systems.free_port()
+    try:
+        systems.start_lighthouse(run, python, port)
+        replicas = [systems.start_torchft(run, python, place, port) for place in range(ranks)]
+        enough = after_death(run)
+        restarted = False
+
+        def look(lines: list[Line]) -> bool:
+            nonlocal restarted
+            if not restarted and replicas[1].poll() is not None:
+                restarted = True
+                systems.start_torchft(run, python, 1, port)
+            return enough(lines)
+
+        run.wait(look, "recovery")
+    finally:
+        run.end()
+    judge(run, found, restarts_all=False)
+
+
+def row(name: str, found: Found) -> tuple[Any, ...]:
+    def cell(values: list[float]) -> str:
+        if not values:
+            return "-"
+        return f"{r.middle(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+    return (
+        name,
+        cell(found.stall_s),
+        cell(found.whole_s),
+        cell(found.join_s),
+        r.middle(found.repeated) if found.repeated else "-",
+        cell(found.detected_s),
+        1000 * r.middle(found.step_s) if found.step_s else "-",
+    )
+
+
+def add_bars(out: r.Report, found: dict[str, Found]) -> None:
+    for name in ("Paceline, mpi", "Paceline, gloo"):
+        mine = found[name]
+        beyond = [a - b for a, b in zip(mine.stall_s, mine.detected_s, strict=False)]
+        out.bars += [
+            r.Bar(
+                f"{name}: s from detection to progress, worst of the rounds",
+                max(beyond, default=99.0),
+                BAR_STALL_S,
+                at_least=False,
+            ),
+            r.Bar(
+                f"{name}: join pause, s, median", r.middle(mine.join_s), BAR_JOIN_S, at_least=False
+            ),
+        ]
+        if found["torchrun"].stall_s:
+            ratios = [a / b for a, b in zip(found["torchrun"].stall_s, mine.stall_s, strict=False)]
+            out.notes.append(f"torchrun's stall over that of {name}: {r.middle(ratios):.0f}")
+
+
+def run(_: Lab, given: Options) -> r.Report:
+    """Needs no lab: everything is started for real."""
+    ranks = 2 if given.smoke else RANKS
+    out = r.Report(
+        "b8_recovery",
+        f"B8: kill -9 of one of {ranks} processes, and its return; seconds, median (range)",
+        (
+            *("system", "stall", "whole again", "join pause", "steps done twice", "detected"),
+            "usual step ms",
+        ),
+        smoke=given.smoke,
+    )
+    found = {name: Found() for name in ("Paceline, mpi", "Paceline, gloo", "torchrun")}
+    found |= {"torchrun, node joins": Found()} if not given.smoke else {}
+    found |= {"torchft": Found()} if given.torchft else {}
+    with tempfile.TemporaryDirectory(prefix="pl-b8-") as scratch:
+        for number in range(1 if given.smoke else given.rounds):
+            folder = Path(scratch) / str(number)
+            paceline(folder / "mpi", "mpi", ranks, found["Paceline, mpi"])
+            if not given.smoke:
+                paceline(folder / "gloo", "gloo", ranks, found["Paceline, gloo"])
+            torchrun(folder / "torchrun", ranks, found["torchrun"])
+            if "torchrun, node joins" in found:
+                torchrun_join(folder / "join", found["torchrun, node joins"])
+            if given.torchft:
+                torchft(folder / "torchft", given.torchft, ranks, found["torchft"])
+    out.rows += [row(name, values) for name, values in found.items()]
+    if not given.smoke:
+        add_bars(out, found)
+    out.notes.append("limit of a stall: one step, since the step under way is lost; of a join: 0")
+    out.notes.append(
+        f"{64 * WIDTH * 2 * 4 / 1e6:.1f} MB of weights and as much of momentum; a returning "
+        "process starts Python and torch anew on the same cores, which is part of the join pause"
+    )
+    if not given.torchft:
+        out.notes.append("torchft was not measured: no --torchft PYTHON was given")
+    out.checks["every system trained on after the kill"] = all(
+        values.stall_s
+        for name, values in found.items()
+        if name != "torchrun, node joins" and (name != "Paceline, gloo" or not given.smoke)
+    )
+    out.details["values"] = {name: vars(values) for name, values in found.items()}
+    return out
+
+
+if __name__ == "__main__":
+    main(run, __doc__)

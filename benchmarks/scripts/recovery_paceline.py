@@ -1,0 +1,42 @@
+"""B8 with Paceline: the loop of a plain script; commits are told by the communication thread."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import paceline as pl
+import torch
+from paceline.comm.driver import Driver
+from paceline.core.ids import parse_member
+
+from benchmarks.progress import Progress, loss_of, make_model, make_optimizer, perhaps_die
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    member = parse_member(os.environ["PACELINE_MEMBER"])
+    progress = Progress(f"{member.slot}-{member.attempt}")
+    apply = Driver._apply  # noqa: SLF001
+
+    def told(driver: Driver, go: Any, *given: Any, **named: Any) -> Any:
+        after = apply(driver, go, *given, **named)
+        taking_part = sum(1 for share in go.shares if share.count)
+        progress.tell(go.round + 1, taking_part)
+        return after
+
+    Driver._apply = told  # type: ignore[assignment,method-assign]  # noqa: SLF001
+    pl.init()
+    model = make_model()
+    optimizer = pl.DistributedOptimizer(make_optimizer(model), model)
+    step = 0
+    while not optimizer.stopped:
+        loss_of(model, step).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        step += 1
+        if member.attempt == 0:
+            perhaps_die(member.slot, step)
+    pl.finish()
+
+
+main()

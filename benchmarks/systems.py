@@ -1,0 +1,235 @@
+"""Starts and ends the systems that B8 compares, as their users do, and reads their progress.
+
+All are real starts: no fork server. Every system runs in a session of its own below a scratch
+folder; whatever it leaves behind is killed with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.lab import ROOT, SCRIPTS
+
+WAIT_S: Final = 150.0
+LOOK_S: Final = 0.05
+DIE_AT: Final = 45
+SNAPSHOT_EVERY: Final = 10
+
+
+@dataclass(frozen=True)
+class Line:
+    ns: int
+    step: int
+    taking_part: int
+
+
+@dataclass
+class Run:
+    """One start of one system."""
+
+    folder: Path
+    step_ms: int
+    width: int
+    ranks: int
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True)
+
+    def start(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, name: str = "log"
+    ) -> subprocess.Popen[bytes]:
+        own = {k: v for k, v in os.environ.items() if not k.startswith("PACELINE_")}
+        own |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(), "RECOVERY": self.config()}
+        with (self.folder / name).open("ab") as log:
+            process = subprocess.Popen(
+                argv,
+                env={**own, **(env or {})},
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        return process
+
+    def config(self) -> str:
+        return json.dumps(
+            {
+                "folder": str(self.folder),
+                "step_ms": self.step_ms,
+                "width": self.width,
+                "die_at": DIE_AT,
+                "snapshot_every": SNAPSHOT_EVERY,
+            }
+        )
+
+    def lines(self) -> list[Line]:
+        """Everything that was told, in order of time."""
+        found = []
+        for path in self.folder.glob("progress-*"):
+            for text in path.read_text().splitlines():
+                words = text.split()
+                if len(words) == 3:  # the last line may just be written
+                    found.append(Line(*map(int, words)))
+        return sorted(found, key=lambda line: line.ns)
+
+    def death(self) -> dict[str, Any] | None:
+        path = self.folder / "death.json"
+        text = path.read_text() if path.exists() else ""
+        known: dict[str, Any] | None = json.loads(text) if text else None
+        return known
+
+    def wait(self, what: Callable[[list[Line]], bool], why: str) -> None:
+        until = time.monotonic() + WAIT_S
+        while not what(self.lines()):
+            if time.monotonic() > until:
+                log = (self.folder / "log").read_text(errors="replace")[-3000:]
+                raise TimeoutError(f"{self.folder.name}: no {why} within {WAIT_S:g} s\n{log}")
+            time.sleep(LOOK_S)
+
+    def end(self) -> None:
+        for process in self.processes:
+            for pid in [*descendants(process.pid), process.pid]:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            process.wait()
+
+
+def python_path() -> str:
+    """The scripts import `benchmarks.progress` from the root."""
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+
+
+def descendants(root: int) -> list[int]:
+    """Pids below `root`."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    found, todo = [], [root]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# ---- the systems ---------------------------------------------------------------------------------
+
+
+def start_paceline(run: Run, backend: str) -> None:
+    """`paceline run`; a dead rank is started again by its agent."""
+    trainer = {
+        "name": "trainer",
+        "image": "none",
+        "command": [sys.executable, str(SCRIPTS / "recovery_paceline.py")],
+        "env": [
+            {"name": "RECOVERY", "value": run.config()},
+            {"name": "PYTHONPATH", "value": python_path()},
+        ],
+    }
+    job = {
+        "apiVersion": "paceline.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "recovery"},
+        "spec": {
+            "replicas": run.ranks,
+            "minReplicas": 1,
+            # As synchronous as the others: everybody is waited for.
+            "collective": {"backend": backend, "mode": "Full"},
+            "template": {"spec": {"containers": [trainer]}},
+        },
+    }
+    path = run.folder / "job.json"
+    path.write_text(json.dumps(job))
+    run.start(
+        [
+            *(str(Path(sys.executable).parent / "paceline"), "run", str(path)),
+            *("--run-dir", str(run.folder / "run")),
+        ]
+    )
+
+
+def end_paceline(run: Run) -> dict[str, Any]:
+    """Stop in order; the status that the run leaves behind."""
+    (process,) = run.processes
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(15.0)
+    except subprocess.TimeoutExpired:
+        run.end()
+        raise
+    status: dict[str, Any] = json.loads((run.folder / "run" / "status.json").read_text())
+    return status
+
+
+def start_torchrun(run: Run) -> None:
+    """One agent for all workers, which it restarts together: its quickest form."""
+    run.start(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", str(run.ranks), "--max-restarts", "3"),
+            *("--monitor-interval", "0.1", str(SCRIPTS / "recovery_ddp.py")),
+        ]
+    )
+
+
+def start_elastic(run: Run, port: int) -> None:
+    """One more agent with one worker, for a job of 1 to `ranks` nodes."""
+    run.start(
+        [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--nnodes", f"1:{run.ranks}", "--nproc-per-node", "1", "--max-restarts", "9"),
+            *("--monitor-interval", "0.1", "--rdzv-backend", "c10d", "--rdzv-id", "b8"),
+            *("--rdzv-endpoint", f"127.0.0.1:{port}"),
+            *("--rdzv-conf", "last_call_timeout=1,join_timeout=60"),
+            *("--local-addr", "127.0.0.1", str(SCRIPTS / "recovery_ddp.py")),
+        ]
+    )
+
+
+def start_torchft(run: Run, python: str, place: int, lighthouse: int) -> subprocess.Popen[bytes]:
+    return run.start(
+        [python, str(SCRIPTS / "recovery_torchft.py")],
+        env={
+            "REPLICA_GROUP_ID": str(place),
+            "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{lighthouse}",
+        },
+    )
+
+
+def start_lighthouse(run: Run, python: str, port: int) -> None:
+    """With short time-outs: how soon a silent replica counts as dead is what is measured."""
+    run.start(
+        [
+            *(str(Path(python).parent / "torchft_lighthouse"), "--bind", f"127.0.0.1:{port}"),
+            *("--min_replicas", "1", "--quorum_tick_ms", "50"),
+            *("--join_timeout_ms", "1000", "--heartbeat_timeout_ms", "500"),
+        ],
+        name="lighthouse.log",
+    )

@@ -1,0 +1,251 @@
+"""`paceline replay`, inside the script: a session that plays all ranks of a recorded run (I15).
+
+The script runs once, in one process. Each batch that it gets is one that some rank computed, in the
+buffers of that rank and on the weights of the version that the rank had; in between, the rounds are
+made as they were made then. A script whose gradient depends on weights and batch alone comes to the
+same weights, bit for bit; one that draws random numbers of its own (dropout, augmentation) does not,
+since each rank drew its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch
+
+from paceline.comm.buckets import GradientBuckets, Memory
+from paceline.comm.committed import Committed
+from paceline.comm.recorder import FOLDER
+from paceline.comm.session import StepResult
+from paceline.core import replay as core
+from paceline.core.ids import MemberId
+from paceline.core.journal import Entry, Opened, unpack
+from paceline.core.pending import BufferOp, Merge, Place, Scale, Swap, Zero
+from paceline.core.records import DataPlan, Metric
+from paceline.errors import ReplayError
+from paceline.transport.again import SumAgain
+
+RESULT: Final = "replay.json"
+"""In the run folder."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What a replay has found."""
+
+    version: int
+    rounds: int
+    contributions: int
+    ranks: int
+    recorded: str
+    """Hash of weights, optimizer and scheduler at the end of the run."""
+    replayed: str
+    differs_at: int | None
+    """First version whose weights are known to differ; None if none does."""
+
+    @property
+    def same(self) -> bool:
+        return self.recorded == self.replayed
+
+
+class ReplaySession:
+    """Implements `Session`; everything happens on the main thread."""
+
+    rank = 0
+    place = 0
+    is_publisher = False
+    """What the run has written stays as it is."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        journals = read_journals(run_dir)
+        try:
+            self._score = core.compose(journals)
+        except core.ReplayError as error:
+            raise ReplayError(f"{run_dir}: {error}") from None
+        self.size = self._score.ranks
+        self.version = 0
+        self.stopped = False
+        self._actions = deque(self._score.actions)
+        steps = [a.step for a in self._score.actions if isinstance(a, core.Compute)]
+        self._leases = deque(lease for step in steps for lease in step.leases)
+        self._now: core.Compute | None = None
+        self._memories: dict[MemberId, Memory] = {}
+        self._given: dict[MemberId, list[torch.Tensor]] = {}
+        self._sums = SumAgain()
+        self._counts = [0, 0]
+        self._differs_at: int | None = None
+        self._buckets: GradientBuckets
+        self._committed: Committed
+
+    # ---- Session --------------------------------------------------------------------------
+
+    def begin(
+        self,
+        buckets: GradientBuckets,
+        committed: Committed,
+        plan: DataPlan,
+        lookahead: int,  # noqa: ARG002
+    ) -> None:
+        if plan != self._score.plan:
+            raise ReplayError(
+                f"the script has other data than in the run: {plan}, then {self._score.plan}"
+            )
+        if any(kind.device.type != "cpu" for kind in buckets.layout.kinds):
+            raise ReplayError("only models on the CPU can be replayed")
+        self._buckets, self._committed = buckets, committed
+        self._play()
+
+    def step(
+        self,
+        *,
+        leases: tuple[int, ...],
+        samples: int,
+        unit: int,
+        finite: bool,
+        metrics: tuple[Metric, ...],  # noqa: ARG002
+    ) -> StepResult:
+        assert self._now is not None
+        then = self._now.step
+        if (leases, samples, unit) != (then.leases, then.samples, then.unit):
+            raise ReplayError(
+                f"the script makes a step of leases {leases}, {samples} samples / {unit}; in the "
+                f"run it was {then.leases}, {then.samples} / {then.unit}"
+            )
+        if finite and not then.finite:
+            # A fault that was injected, or a number that is random: it was dropped then.
+            self._note_difference()
+        self._keep()
+        self._play()
+        return StepResult(self.version, fresh=True, stopped=self.stopped)
+
+    def pull(self) -> int | None:
+        return self._leases.popleft() if self._leases else None
+
+    def wait_lease(self) -> bool:
+        return not self.stopped
+
+    def holds(self, lease: int) -> bool:
+        return not self.stopped and self._now is not None and lease in self._now.step.leases
+
+    def skip(self, lease: int, samples: int) -> None:  # noqa: ARG002
+        raise ReplayError(f"the script skips a batch of lease {lease}; in the run it did not")
+
+    def rest(self) -> None:
+        """Nobody waits for this process."""
+
+    def resume(self) -> None:
+        """Likewise."""
+
+    def finish(self) -> None:
+        if not self.stopped:
+            raise ReplayError("the script left its loop before the run was over")
+        self._committed.copy_to_model()
+        result = Result(
+            version=self.version,
+            rounds=self._counts[0],
+            contributions=self._counts[1],
+            ranks=len(self._memories),
+            recorded=self._score.end.state,
+            replayed=self._committed.strong_hash(),
+            differs_at=self._differs_at,
+        )
+        (self._run_dir / RESULT).write_bytes(msgspec.json.encode(result))
+
+    # ---- playing --------------------------------------------------------------------------
+
+    def _play(self) -> None:
+        """Up to the next batch, which the script computes, or to the end."""
+        while self._actions:
+            action = self._actions.popleft()
+            match action:
+                case core.Compute(member=member):
+                    self._now = action
+                    self._become(member)
+                    self._committed.copy_to_model()
+                    return
+                case core.Operate(member=member, op=op):
+                    self._become(member)
+                    self._operate(op)
+                    self._keep()
+                case core.Forget(member=member):
+                    self._memories[member] = self._buckets.new_memory()
+                case core.Give(member=member, place=place, factor=factor):
+                    self._become(member)
+                    flats = self._buckets.load_result(place, factor)
+                    self._given[member] = [flat.clone() for flat in flats]
+                    self._keep()
+                case core.Round():
+                    self._make_round(action)
+                case core.Check(version=version, value=value):
+                    assert version == self.version
+                    if self._committed.hash() != value:
+                        self._note_difference()
+        self._now, self.stopped = None, True
+        self._committed.copy_to_model()
+
+    def _become(self, member: MemberId) -> None:
+        self._player = member
+        memory = self._memories.pop(member, None) or self._buckets.new_memory()
+        self._before = self._buckets.exchange(memory)
+
+    def _keep(self) -> None:
+        """What the present rank has in its buffers waits for its next turn."""
+        self._memories[self._player] = self._buckets.exchange(self._before)
+
+    def _operate(self, op: BufferOp) -> None:
+        match op:
+            case Swap():
+                self._buckets.swap()
+            case Merge(held_factor=held, grad_factor=grad):
+                self._buckets.merge(held, grad)
+            case Scale(place=place, factor=factor):
+                self._buckets.scale(place, factor)
+            case Zero(place=place):
+                self._buckets.zero(place)
+
+    def _make_round(self, made: core.Round) -> None:
+        weighing, layout = made.weighing, self._buckets.layout
+        named = set(weighing.contributors)
+        parts = [
+            self._given[m] if m in named and m in self._given else layout.zeros()
+            for m in made.members
+        ]
+        self._given.clear()
+        try:
+            total = self._sums.sum(made.carrier or ("mpi:ring" if len(parts) > 1 else ""), parts)
+        except ValueError as error:
+            raise ReplayError(f"round {made.round}: {error}; backends mpi and gloo can") from None
+        for result, flat in zip(self._buckets.result, total, strict=True):
+            result.copy_(flat)
+        self._committed.bank(self._buckets.result, first=weighing.first)
+        self._committed.apply(
+            weighing.divisor, step=weighing.step, scheduler_steps=weighing.scheduler_steps
+        )
+        self.version = made.round + 1
+        self._counts[0] += 1
+        self._counts[1] += len(weighing.contributors)
+
+    def _note_difference(self) -> None:
+        if self._differs_at is None:
+            self._differs_at = self.version
+
+
+def read_journals(run_dir: Path) -> dict[MemberId, list[Entry]]:
+    """Of every rank of the run. ReplayError if there are none."""
+    journals: dict[MemberId, list[Entry]] = {}
+    for path in sorted((run_dir / FOLDER).glob("*.journal")):
+        try:
+            entries = list(unpack(path.read_bytes()))
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ReplayError(f"{path} is no journal of this version: {error}") from None
+        if entries and isinstance(entries[0], Opened):
+            journals[entries[0].member] = entries[1:]
+    if not journals:
+        raise ReplayError(f"{run_dir} has no journals: run the job with --record")
+    return journals
+
+
+__all__ = ["RESULT", "Place", "ReplaySession", "Result", "read_journals"]

@@ -1,0 +1,79 @@
+"""Every benchmark runs at its smallest size and says what it should (HOUSE_STYLE Q).
+
+Only what must hold at any speed is asserted: equal weights, every gradient counted once, quorums
+kept, a control that fails. Times are not looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+TOPICS = ("b0_latency", "b1_hyperplane", "b5_straggler", "b6_even", "b7_blocks", "b8_recovery")
+LIMIT_S = 600
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(LIMIT_S + 60)]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All of them by one command, as `make bench` does it."""
+    folder = tmp_path_factory.mktemp("results")
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--smoke", "--out", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+    found = {}
+    for path in folder.glob("*.json"):
+        result = json.loads(path.read_text())
+        result["markdown"] = path.with_suffix(".md").read_text()
+        found[result["topic"]] = result
+    return found
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_what_must_hold_does(results: dict[str, Any], topic: str) -> None:
+    result = results[topic]
+    assert result["smoke"]
+    assert result["checks"]
+    assert all(result["checks"].values()), result["checks"]
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_the_table_is_whole(results: dict[str, Any], topic: str) -> None:
+    result = results[topic]
+    assert len(result["rows"]) >= 2, "no baseline beside it"
+    assert all(len(row) == len(result["columns"]) for row in result["rows"])
+    assert result["markdown"].startswith(f"## {result['title']}")
+    assert result["machine"]["cores"] == os.cpu_count()
+
+
+@pytest.mark.parametrize("topic", [topic for topic in TOPICS if topic != "b8_recovery"])
+def test_the_result_has_a_hash(results: dict[str, Any], topic: str) -> None:
+    assert all(len(value) >= 16 for value in results[topic]["hashes"].values())
+    assert results[topic]["hashes"]
+
+
+def test_an_unknown_benchmark_is_refused_by_name() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "b99", "--smoke"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "there is no benchmark b99" in done.stderr

@@ -1,0 +1,230 @@
+"""`paceline status` and `paceline scale` from another process than the one that runs the job."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+PACELINE = Path(sys.executable).parent / "paceline"
+LIMIT_S = 120.0
+JOB = """\
+apiVersion: paceline.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: elastic}
+spec:
+  replicas: 2
+  maxReplicas: 5
+  minReplicas: 2
+  collective: {backend: gloo, mode: Full}
+  template:
+    spec:
+      containers: [{name: trainer, image: none, command: [python, train.py]}]
+"""
+SCRIPT = """\
+import time
+import paceline as pl
+import torch
+
+torch.set_num_threads(1)
+pl.init()
+model = torch.nn.Linear(2, 1)
+optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
+data = torch.utils.data.TensorDataset(torch.randn(4096, 2))
+loader = pl.DataLoader(data, batch_size=4)
+for _ in loader.epochs(1000):
+    for (x,) in loader:
+        time.sleep(0.01)
+        model(x).square().mean().backward()
+        optimizer.step()
+"""
+
+
+class Terminal:
+    """Runs commands as the same user, in a folder of its own."""
+
+    def __init__(self, folder: Path, **env: str) -> None:
+        self.folder = folder
+        # Nothing of what else runs on the machine is seen.
+        own = {"XDG_RUNTIME_DIR": str(folder / "user"), "XDG_STATE_HOME": "", "HOME": str(folder)}
+        self.env = os.environ | own | env
+        (folder / "user").mkdir(exist_ok=True)
+        (folder / "job.yaml").write_text(JOB)
+        (folder / "train.py").write_text(SCRIPT)
+        self.runner: subprocess.Popen[str] | None = None
+
+    def run_job(self) -> None:
+        self.runner = subprocess.Popen(
+            [PACELINE, "run", "job.yaml"],
+            cwd=self.folder,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [PACELINE, *words],
+            cwd=self.folder,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr
+        return done
+
+    def status(self, *words: str) -> Any:
+        done = self.call("status", *words, "--json")
+        return json.loads(done.stdout) if done.returncode == 0 else None
+
+    def until(self, name: str, want: Callable[[Any], bool]) -> Any:
+        end = time.monotonic() + LIMIT_S
+        while True:
+            status = self.status(name)
+            if status is not None and want(status):
+                return status
+            assert time.monotonic() < end, status
+            time.sleep(0.2)
+
+    def end(self) -> tuple[int, str]:
+        assert self.runner is not None
+        self.runner.send_signal(signal.SIGINT)
+        said, _ = self.runner.communicate(timeout=LIMIT_S)
+        return self.runner.returncode, said
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    made = Terminal(tmp_path)
+    yield made
+    if made.runner is not None and made.runner.poll() is None:
+        made.runner.kill()
+        made.runner.communicate()
+
+
+def active(count: int) -> Callable[[Any], bool]:
+    def holds(status: Any) -> bool:
+        return count == sum(rank["state"] == "active" for rank in status["ranks"])
+
+    return holds
+
+
+def test_scale_2_4_2_from_another_terminal(terminal: Terminal) -> None:
+    terminal.run_job()
+    terminal.until("elastic", active(2))
+
+    grown = terminal.call("scale", "elastic", "--replicas", "4")
+    assert grown.stdout == "job elastic: 2 -> 4 replicas\n", grown
+    status = terminal.until("elastic", active(4))
+    assert status["replicas"] == 4
+    pids = {rank["pid"] for rank in status["ranks"]}
+
+    shown = terminal.call("status").stdout
+    assert "mode Full" in shown
+    assert "active 4/4" in shown
+    assert f"logs in {terminal.folder}/runs/elastic-1" in shown
+    assert all(str(pid) in shown for pid in pids)
+
+    back = terminal.call("scale", "runs/elastic-1", "--replicas", "2")
+    assert back.stdout == "job elastic: 4 -> 2 replicas\n", back
+
+    def two_have_left(status: Any) -> bool:
+        gone = [rank for rank in status["ranks"] if rank["state"] == "dead"]
+        return active(2)(status) and [rank["why"] for rank in gone] == ["drained", "drained"]
+
+    status = terminal.until("elastic", two_have_left)
+    assert {rank["pid"] for rank in status["ranks"]} == pids, "nobody was started again"
+    assert not any(status["log"]["samples_dropped"].values())
+
+    for replicas, text in (("1", "spec.minReplicas = 2"), ("6", "spec.maxReplicas = 5")):
+        refused = terminal.call("scale", "elastic", "--replicas", replicas)
+        assert refused.returncode == 2
+        assert text in refused.stderr
+        assert "hint: use" in refused.stderr
+
+    code, said = terminal.end()
+    assert code == 130, said
+    assert list((terminal.folder / "user" / "paceline").iterdir()) == []
+    assert not (terminal.folder / "runs/elastic-1/control.json").exists()
+    over = terminal.call("status", "runs/elastic-1")
+    assert over.returncode == 0
+    assert over.stdout.startswith("job elastic: ")
+    late = terminal.call("scale", "runs/elastic-1", "--replicas", "3")
+    assert late.returncode == 2
+    assert "has ended" in late.stderr
+
+
+def test_a_killed_runner_is_found_out(terminal: Terminal) -> None:
+    terminal.run_job()
+    terminal.until("runs/elastic-1", active(2))
+    folder = terminal.folder / "user" / "paceline"
+    [note] = folder.iterdir()
+    for path in (note, terminal.folder / "runs/elastic-1/control.json"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((terminal.folder / "runs/elastic-1/s").stat().st_mode) == 0o700
+    assert terminal.runner is not None
+    terminal.runner.kill()
+    terminal.runner.communicate(timeout=LIMIT_S)
+    none = terminal.call("status")
+    assert none.returncode == 1
+    assert "no job is running" in none.stderr
+    assert not note.exists()
+    gone = terminal.call("scale", "elastic", "--replicas", "3")
+    assert gone.returncode == 2
+    assert "no job elastic is running" in gone.stderr
+
+
+def test_a_stopped_runner_is_named_and_watching_ends_with_the_job(terminal: Terminal) -> None:
+    terminal.run_job()
+    terminal.until("elastic", active(2))
+    assert terminal.runner is not None
+    terminal.runner.send_signal(signal.SIGSTOP)
+    silent = terminal.call("status", "elastic")
+    terminal.runner.send_signal(signal.SIGCONT)
+    assert silent.returncode == 1
+    assert f"process {terminal.runner.pid}, does not answer within 5 s" in silent.stderr
+    watch = subprocess.Popen(
+        [PACELINE, "status", "--watch"],
+        cwd=terminal.folder,
+        env=terminal.env,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert watch.stdout is not None
+    first, second = watch.stdout.readline(), watch.stdout.readline()
+    terminal.end()
+    watch.communicate(timeout=LIMIT_S)
+    assert watch.returncode == 0
+    assert "mode Full" in first
+    assert first != second
+
+
+def test_without_a_folder_of_the_user_the_run_folder_will_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    terminal = Terminal(
+        tmp_path, XDG_RUNTIME_DIR=str(tmp_path / "file"), HOME="", XDG_STATE_HOME=""
+    )
+    terminal.run_job()
+    try:
+        terminal.until("runs/elastic-1", active(2))
+        assert terminal.call("status", "elastic").returncode == 2
+    finally:
+        code, said = terminal.end()
+    assert code == 130
+    assert "`paceline status` needs the folder" in said

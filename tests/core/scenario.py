@@ -1,0 +1,269 @@
+"""Golden scenarios: commands in plain words, then the trace that they give.
+
+    # what it is about, and the rule
+    world replicas=2 mode=Solo leases=12
+    when "0.0#0 commits 3": cut 1
+    at 900: crash
+    end Complete
+    ---
+    coordinator a starts
+    ...
+
+`at MS:` runs a command at that time, `when "TEXT":` once a line of the trace contains the text.
+Times are fixed, no dice are thrown, so the trace is always the same. PACELINE_GOLDEN=write writes
+the traces anew.
+
+    kill RANK | lose SLOT | start SLOT | drain SLOT | join | cut SLOT | heal SLOT | hang SLOT |
+    wake SLOT | crash | coordinator NAME | stop | mode MODE QUORUM | never RANK ROUND (the reduction
+    does not complete there) | break RANK (its data channel fails) |
+    hold MESSAGE FROM TO | drop MESSAGE FROM TO | let (what is held arrives)
+"""
+
+from __future__ import annotations
+
+import random
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from paceline.core import coordinator as coord
+from paceline.core import messages as m
+from paceline.core.coordinator import AgentGone
+from paceline.core.ids import parse_member
+from paceline.core.log import Weighing
+from paceline.core.records import Go, Late, Mode, Settings
+from sim.ranks import SimRank
+from sim.simulation import BrokenPromiseError, Simulation
+from sim.world import MS, World
+
+FOLDER = Path(__file__).parent / "scenarios"
+
+
+class Calm(random.Random):
+    """Always the middle; what happens only now and then does not happen."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return (a + b) / 2
+
+    def random(self) -> float:
+        return 0.99
+
+
+@dataclass
+class Scenario:
+    name: str
+    title: str
+    world: World
+    timed: list[tuple[float, str]]
+    triggered: list[tuple[str, str]]
+    end: str
+    head: str
+    trace: list[str]
+
+    @staticmethod
+    def read(path: Path) -> Scenario:
+        head, _, trace = path.read_text().partition("---\n")
+        found = Scenario(path.stem, "", World(), [], [], "Complete", head, trace.splitlines())
+        for line in filter(None, map(str.strip, head.splitlines())):
+            word, _, rest = line.partition(" ")
+            match word:
+                case "#":
+                    found.title = found.title or rest
+                case "world":
+                    found.world = _world(rest)
+                case "end":
+                    found.end = rest
+                case "at":
+                    ms, _, command = rest.partition(":")
+                    found.timed.append((float(ms), command.strip()))
+                case "when":
+                    text, _, command = rest.lstrip('"').partition('":')
+                    found.triggered.append((text, command.strip()))
+                case _:
+                    raise ValueError(f"{path.name}: {line!r}")
+        return found
+
+    def run(self) -> list[str]:
+        """The trace; raises BrokenPromiseError with the story if a promise breaks."""
+        return Play(self).run()
+
+
+def _world(text: str) -> World:
+    facts: dict[str, Any] = dict(pair.split("=", 1) for pair in shlex.split(text))
+    settings = Settings(
+        mode=Mode(facts.pop("mode", "Full")),
+        quorum=int(facts.pop("quorum", 0)),
+        late=Late(facts.pop("late", "Drop")),
+        max_age=int(facts.pop("max_age", 0)),
+        bench_after_ns=int(facts.pop("bench_ms", 10**6)) * MS,
+        grace_ns=0,
+    )
+    slow = {int(k): float(v) for k, v in (x.split(":") for x in facts.pop("slow", "").split() if x)}
+    step = float(facts.pop("step", 50))
+    numbers = {key: int(value) for key, value in facts.items()}
+    return World(
+        settings=settings,
+        slow=slow,
+        delay_ms=(1, 1),
+        step_ms=(step, step),
+        until_ms=8000,
+        **numbers,
+    )
+
+
+class Play:
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.sim = Simulation(scenario.world, 0)
+        self.sim.rng = Calm()
+        self.trace: list[str] = []
+        self.triggered = list(scenario.triggered)
+        self.gates: list[tuple[str, str, str, str]] = []
+        self.held: list[Callable[[], None]] = []
+        self.sim.links.gate = self._gate
+        self._spy()
+
+    def _spy(self) -> None:
+        """Commits become lines of the trace, and lines may trigger commands."""
+        tell, committed = self.sim.tell, self.sim.checkers.committed
+
+        def told(line: str) -> None:
+            tell(line)
+            self.trace.append(line)
+            for text, command in [x for x in self.triggered if x[0] in line]:
+                self.triggered.remove((text, command))
+                self.do(command)
+
+        def commits(rank: SimRank, go: Go, weighing: Weighing) -> None:
+            committed(rank, go, weighing)
+            who = " ".join(f"{s.member.slot}{'' if s.fresh else '~'}" for s in go.shares if s.count)
+            self.sim.tell(f"{rank.me} commits {go.round} ({go.trigger}: {who})")
+
+        self.sim.tell = told  # type: ignore[method-assign]
+        self.sim.checkers.committed = commits  # type: ignore[method-assign]
+
+    def run(self) -> list[str]:
+        for ms, command in self.scenario.timed:
+            self.sim.after(ms, lambda c=command: self.do(c))  # type: ignore[misc]
+        self.sim.start()
+        self.sim.run()
+        if self.sim.finished:
+            self.sim.checkers.at_end()
+        left = [text for text, _ in self.scenario.triggered if (text, _) in self.triggered]
+        if left:
+            raise BrokenPromiseError(f"never came true: {left}\n{self.sim.story()}")
+        ended = {c.outcome.reason for c in self.sim.all_coordinators if c.outcome is not None}
+        if not self.sim.finished and self.scenario.end not in ended:
+            raise BrokenPromiseError(f"ended as {ended}\n{self.sim.story()}")
+        if self.scenario.end == "Complete" and not self.sim.finished:
+            raise BrokenPromiseError(f"nobody finished: {ended}\n{self.sim.story()}")
+        return self.trace
+
+    # ---- commands -------------------------------------------------------------------------
+
+    def do(self, command: str) -> None:
+        word, *args = command.split()
+        if word not in ("hold", "drop", "let", "never"):
+            self.sim.tell(f"> {command}")
+        getattr(self, f"_do_{word}")(*args)
+
+    def _pod(self, slot: str) -> Any:
+        pods = [p for k, p in sorted(self.sim.pods.items()) if k[0] == int(slot) and p.alive]
+        return pods[-1]
+
+    def _ranks(self, slot: str) -> list[SimRank]:
+        return [self.sim.ranks[x] for x in self._pod(slot).living]
+
+    def _do_kill(self, rank: str) -> None:
+        self.sim.kill(parse_member(rank), restart=False)
+
+    def _do_lose(self, slot: str) -> None:
+        self.sim.remove_pod(self._pod(slot))
+
+    def _do_start(self, slot: str) -> None:
+        self.sim.start_pod(int(slot))
+
+    def _do_drain(self, slot: str) -> None:
+        self.sim.drain(self._pod(slot).key)
+
+    def _do_join(self) -> None:
+        replicas = len([p for p in self.sim.pods.values() if p.alive]) + 1
+        self.sim.start_pod(1 + max(slot for slot, _ in self.sim.pods))
+        self.sim.set_targets(m.Targets(replicas=replicas))
+
+    def _do_cut(self, slot: str) -> None:
+        pod = self._pod(slot)
+        self.sim.links.cut.update(pod.living)
+        for who in pod.living:
+            self.sim.links.disconnect(who)
+        self.sim.to_coordinators(AgentGone(*pod.key))
+
+    def _do_heal(self, slot: str) -> None:
+        pod = self._pod(slot)
+        self.sim.links.cut.difference_update(pod.living)
+        for name in list(self.sim.coordinators):
+            self.sim.connect(pod, name)
+
+    def _do_hang(self, slot: str) -> None:
+        for rank in self._ranks(slot):
+            rank.hung = True
+
+    def _do_wake(self, slot: str) -> None:
+        for rank in self._ranks(slot):
+            rank.hung = False
+
+    def _do_crash(self) -> None:
+        for name in list(self.sim.coordinators):
+            self.sim.kill_coordinator(name)
+
+    def _do_coordinator(self, name: str) -> None:
+        self.sim.start_coordinator(name)
+
+    def _do_stop(self) -> None:
+        self.sim.set_targets(m.Targets(stop=True))
+
+    def _do_mode(self, mode: str, quorum: str) -> None:
+        rules = Settings(mode=Mode(mode), quorum=int(quorum), bench_after_ns=10**12, grace_ns=0)
+        self.sim.set_targets(m.Targets(settings=rules))
+
+    def _do_ask(self, name: str, number: str, mode: str) -> None:
+        """As a coordinator that has not heard of newer requests would."""
+        state = self.sim.coordinators[name].state
+        state.request_number = int(number) - 1
+        rules = Settings(mode=Mode(mode), bench_after_ns=10**12, grace_ns=0)
+        self.sim.to_coordinators(coord.SetTargets(m.Targets(settings=rules)), name)
+
+    def _do_never(self, rank: str, round_: str) -> None:
+        self.sim.reductions.never[parse_member(rank), int(round_)] = None
+
+    def _do_break(self, rank: str) -> None:
+        self.sim.ranks[parse_member(rank)].abort("link broke", aborted=False)
+
+    def _do_hold(self, *what: str) -> None:
+        self.gates.append(("hold", *what))  # type: ignore[arg-type]
+
+    def _do_drop(self, *what: str) -> None:
+        self.gates.append(("drop", *what))  # type: ignore[arg-type]
+
+    def _do_let(self) -> None:
+        self.gates.clear()
+        held, self.held = self.held, []
+        for send in held:
+            send()
+
+    def _gate(self, lane: tuple[object, ...], message: Struct, send: Callable[[], None]) -> bool:
+        ends = [str(x) for x in lane[:2]]
+        for how, kind, src, dst in self.gates:
+            if type(message).__name__ == kind and src in ("*", ends[0]) and dst in ("*", ends[1]):
+                if how == "hold":
+                    self.held.append(send)
+                self.sim.tell(f"({how}: {kind} {ends[0]} -> {ends[1]})")
+                return True
+        return False
+
+
+def all_scenarios() -> list[Scenario]:
+    return [Scenario.read(path) for path in sorted(FOLDER.glob("*.txt"))]

@@ -2,8 +2,8 @@
 
 Each phase has other coefficients to find (knob `problem`), so every mode starts with every block
 unlearnt. A gradient that is lost, or given less weight than it has, shows as a block that stays so.
-Each rank writes the errors of all blocks at the end of each phase: distance to the coefficients, as
-a share of what it was when the phase began.
+Each rank writes the error of its own block at the end of each phase, as it sees that end: distance to
+the coefficients, as a share of what it was when the phase began.
 """
 
 from __future__ import annotations
@@ -35,22 +35,23 @@ def main() -> None:
     optimizer = pl.DistributedOptimizer(torch.optim.SGD([blocks], lr=CONFIG["lr"] * ranks), model)
     blocks.sum().mul(0.0).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
-    problem, errors = -1, {}
-    target = start = torch.zeros(ranks, BLOCK)
+    problem = -1
+    errors: dict[int, float] = {}
+    target = start = torch.zeros(BLOCK)
     pause_s = CONFIG["slow_ms" if me == ranks - 1 else "step_ms"] / 1000
     while not optimizer.stopped:
         wanted = int(probe.knob("problem", 0))
         if wanted != problem:
-            errors[problem] = error(blocks, start, target)
-            problem, target = wanted, coefficients(wanted, ranks)
-            start = blocks.detach().clone()
+            errors[problem] = error(blocks[me], start, target)
+            problem, target = wanted, coefficients(wanted, ranks)[me]
+            start = blocks[me].detach().clone()
         time.sleep(pause_s)
         # Orthonormal columns: one step of rate 1 of this rank alone would learn its block.
-        loss = 0.5 * (x @ (blocks[me] - target[me])).square().sum()
+        loss = 0.5 * (x @ (blocks[me] - target)).square().sum()
         loss.backward()
         probe.step(optimizer)
     pl.finish()
-    errors[problem] = error(blocks, start, target)
+    errors[problem] = error(blocks[me], start, target)
     probe.write(rank=me, hash=optimizer.committed.strong_hash(), errors=errors)
 
 
@@ -60,10 +61,9 @@ def _member() -> str:
     return MEMBER
 
 
-def error(blocks: torch.Tensor, start: torch.Tensor, target: torch.Tensor) -> list[float]:
-    left = (blocks.detach() - target).norm(dim=1)
-    begun = (start - target).norm(dim=1).clamp(min=1e-9)
-    return [float(value) for value in left / begun]
+def error(block: torch.Tensor, start: torch.Tensor, target: torch.Tensor) -> float:
+    begun = float((start - target).norm())
+    return float((block.detach() - target).norm()) / max(begun, 1e-9)
 
 
 main()

@@ -1,6 +1,6 @@
 """The only module that reads a clock.
 
-Decisions take `now_ns` as an argument; drivers get it here. All durations inside the runtime are
+Decisions take `now_ns` as an argument; drivers get it here. Durations inside the runtime are
 monotonic nanoseconds (`*_ns`); wall-clock seconds appear only where a person or Prometheus reads them.
 """
 

@@ -6,6 +6,7 @@ PacelineError (paceline_api.errors)      a mistake or condition that a user can 
 |   `-- ChangedLaterError                something was changed that is fixed once training starts
 |-- DataError                            the data set, or what the loader is asked to do with it
 |-- RuntimeBrokenError                   a fault of Paceline itself
+|-- ReplayError                          a recorded run cannot be run again
 |-- StateError                           a state from another rank does not fit this script
 `-- JobStoppedError                      the job is over and the script goes on stepping (D7)
 SystemExit
@@ -24,6 +25,7 @@ __all__ = [
     "DismissedError",
     "JobStoppedError",
     "PacelineError",
+    "ReplayError",
     "RuntimeBrokenError",
     "StateError",
     "UnsupportedError",
@@ -52,6 +54,10 @@ class ChangedLaterError(UsageError):
 
 class DataError(UsageError):
     """The data set, or what the loader is asked to do with it."""
+
+
+class ReplayError(PacelineError):
+    """A recorded run cannot be run again: by its nature, or because its record is not whole."""
 
 
 class StateError(PacelineError):

@@ -32,6 +32,8 @@ from paceline.core.ids import MemberId, parse_member
 ENV_PROCS: Final = "PACELINE_PROCS"
 ENV_SPEC: Final = "PACELINE_SPEC"
 ENV_FAULTS: Final = "PACELINE_FAULTS"
+ENV_REPLAY: Final = "PACELINE_REPLAY"
+"""Run folder; `paceline replay` starts the script with it."""
 ENV_DRAIN_GRACE: Final = "PACELINE_DRAIN_GRACE_SECONDS"
 ENV_HOST: Final = "PACELINE_HOST"
 ENV_METRICS_PORT: Final = "PACELINE_METRICS_PORT"

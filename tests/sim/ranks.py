@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from paceline.core import messages as m
 from paceline.core.ids import MemberId
-from paceline.core.log import Weighing
 from paceline.core.pending import BufferOp, Merge, Place, Scale, Swap, Zero
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.rank.state import RankState
 from paceline.core.records import Go, Metric
 from paceline.core.sampling import samples_of
+from paceline.core.weighing import Weighing
 from sim.sums import Label, Sum, add, scaled
 
 if TYPE_CHECKING:

@@ -25,13 +25,13 @@ from paceline.comm.link import Interrupts
 from paceline.comm.mailbox import Mail, Mailbox
 from paceline.comm.recorder import Recorder
 from paceline.core.ids import GenerationId, MemberId
-from paceline.core.log import Weighing
 from paceline.core.messages import Commit, Fatal, Part, RankMessage, State, Stopped
 from paceline.core.pending import BufferOp, Merge, Scale, Swap, Zero
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.records import Go
 from paceline.core.select import Carrier, size_class
+from paceline.core.weighing import Weighing
 from paceline.transport.base import Group, Peer, Transport, TransportAborted, TransportError
 
 log = logging.getLogger("paceline.rank")

@@ -34,8 +34,6 @@ class HeartbeatFacts:
         self._parked_ns: int | None = None
         self._wait_ns = 0
         self._avoided_ns = 0
-        self._rounds: dict[str, int] = {}
-        self._gradients = 0
         self._contributed: dict[MemberId, int] = {}
         self._active: dict[MemberId, int] = {}
         """Rounds in which each was active, but for the last ones, in which the same ones were."""
@@ -59,11 +57,9 @@ class HeartbeatFacts:
 
     def applied(self, go: Go, rank: RankState, lag_us: int | None) -> None:
         """`lag_us`: of this rank's fresh arrival, None if it had none."""
-        self._rounds[go.trigger] = self._rounds.get(go.trigger, 0) + 1
         contributed = self._contributed
         for share in go.shares:
             if share.count:
-                self._gradients += share.count
                 contributed[share.member] = contributed.get(share.member, 0) + 1
         if lag_us is not None:
             self._lags_us.append(lag_us)
@@ -113,7 +109,7 @@ class HeartbeatFacts:
         log, ledger = rank.log, rank.log.ledger
         total = ledger.total()
         facts: dict[str, float] = {
-            Fact.GRADIENTS: float(self._gradients),
+            Fact.GRADIENTS: float(ledger.contributions),
             Fact.APPLIED: float(total.applied),
             Fact.LATE: float(total.late),
             Fact.REDEALT: float(total.redealt),
@@ -123,7 +119,7 @@ class HeartbeatFacts:
             Fact.EPOCHS_SHORT: float(ledger.epochs_short),
             Fact.ROUND_S: log.median_round_us / 1e6,
         }
-        for trigger, count in self._rounds.items():
+        for trigger, count in ledger.rounds.items():
             facts[Fact.ROUNDS + trigger] = float(count)
         for reason, samples in ledger.dropped.items():
             facts[Fact.DROPPED + reason] = float(samples)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paceline.core.ids import MemberId
-from paceline.core.records import DataPlan, DropReason, Share
+from paceline.core.records import DataPlan, DropReason, Share, Trigger
 from paceline.core.sampling import epoch_of, leases_per_epoch, samples_of
 from paceline.core.snapshot import EpochCount, LedgerSnapshot, Totals
 
@@ -26,8 +26,13 @@ class Ledger:
     """Finished epochs of which some samples were dropped."""
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
     """User's figures: (sum, weight) over the contributions committed so far (D11)."""
+    rounds: dict[Trigger, int] = field(default_factory=dict)
+    """Rounds committed, by why they started."""
+    contributions: int = 0
+    """Optimizer steps of single ranks that were applied."""
 
     def applied(self, share: Share, version: int, plan: DataPlan) -> None:
+        self.contributions += share.count
         old = self.by_member.get(share.member, Totals())
         dropped = sum(drop.samples for drop in share.drops)
         late = share.samples if share.count and not share.fresh else 0
@@ -67,6 +72,9 @@ class Ledger:
                 self.epochs_exact += not new.dropped
                 self.epochs_short += bool(new.dropped)
 
+    def round(self, trigger: Trigger) -> None:
+        self.rounds[trigger] = self.rounds.get(trigger, 0) + 1
+
     def redealt(self, member: MemberId, samples: int) -> None:
         old = self.by_member.get(member, Totals())
         self.by_member[member] = Totals(
@@ -98,6 +106,8 @@ class Ledger:
             epochs_exact=self.epochs_exact,
             epochs_short=self.epochs_short,
             metrics=tuple((name, *pair) for name, pair in sorted(self.metrics.items())),
+            rounds=tuple(sorted(self.rounds.items())),
+            contributions=self.contributions,
         )
 
     @classmethod
@@ -110,6 +120,8 @@ class Ledger:
             epochs_exact=s.epochs_exact,
             epochs_short=s.epochs_short,
             metrics={name: (total, weight) for name, total, weight in s.metrics},
+            rounds=dict(s.rounds),
+            contributions=s.contributions,
         )
 
 

@@ -31,6 +31,7 @@ from paceline.core.records import (
 )
 from paceline.core.sampling import samples_of
 from paceline.core.snapshot import LogSnapshot
+from paceline.core.weighing import Weighing
 from paceline.core.wire import pack_record
 
 WINDOW: Final = 32
@@ -47,29 +48,6 @@ def chain(digest: str, record: Record) -> str:
 
 class LogError(AssertionError):
     """A record contradicts the log: a broken protocol, reported with its evidence."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weighing:
-    """How the contributions of one round become an update; equal on all ranks."""
-
-    contributors: tuple[MemberId, ...]
-    unit: int
-    """Common unit of the contributed buffers, or 1 where each is multiplied by its own (D3)."""
-    equal: bool
-    """Buffers are summed as they are: mean of means, the bits of the plain reference."""
-    samples: int
-    first: bool
-    """The accumulated sum starts anew with this round."""
-    step: bool
-    """The optimizer steps."""
-    divisor: float
-    """Of the accumulated sum, in units of `unit`."""
-    scheduler_steps: int
-
-    def factor(self, share: Share) -> float:
-        """What the contributor of `share` multiplies its buffer with before the reduction."""
-        return 1.0 if self.equal else float(share.unit)
 
 
 @dataclass(slots=True)
@@ -262,7 +240,7 @@ class Log:
             raise LogError(f"GO of round {go.round} after the stop round")
         if not self.active:
             raise LogError("GO without an active rank")
-        weighing = self.weigh(go)
+        weighing, nominal = self.weigh(go), self.nominal
         # A round ends the job, never a GEN, so that what was banked is applied with the last one.
         self.stopping = self.stopping or (not self.plan.samples and self.stops_with(go))
         for share in go.shares:
@@ -291,7 +269,7 @@ class Log:
             self.request = go.request.number
             self.settings = go.request.settings or self.settings
             self.stopping = self.stopping or go.request.stop
-        self._account(go, weighing)
+        self._account(go, weighing, nominal)
         self._forget_before_last_go()
 
     def _forget_before_last_go(self) -> None:
@@ -315,23 +293,19 @@ class Log:
         base = self.version + share.fresh if share.fresh or share.idle else share.base
         self.heard[member] = max(base, self.heard[member])
 
-    def _account(self, go: Go, weighing: Weighing) -> None:
+    def _account(self, go: Go, weighing: Weighing, nominal: int) -> None:
         if weighing.samples:
-            self.progress += Fraction(weighing.samples, self.nominal_before(go))
+            self.progress += Fraction(weighing.samples, nominal)
         if weighing.step:
             self.banked = self.banked_count = 0
             self.updates += 1
         else:
             self.banked += weighing.samples
             self.banked_count += len(weighing.contributors)
+        self.ledger.round(go.trigger)
         self.round_us.append(go.round_us)
         self.offsets_us.extend(s.offset_us for s in go.shares if s.fresh)
         self.version += 1
-
-    def nominal_before(self, go: Go) -> int:
-        """`nominal` as it was when `go` started, after `go` has changed the active set."""
-        before = len(self.active) - len(go.admitted) + len(go.benched)
-        return before * self.step_samples
 
     def _samples(self, leases: tuple[int, ...]) -> int:
         return sum(samples_of(self.plan, lease) for lease in leases)

@@ -27,9 +27,10 @@ from paceline.core.journal import (
     Skipped,
     Stepped,
 )
-from paceline.core.log import Log, LogError, Weighing, chain
+from paceline.core.log import Log, LogError, chain
 from paceline.core.pending import BufferOp, Place
 from paceline.core.records import DataPlan, Gen, Go, Record
+from paceline.core.weighing import Weighing
 
 NEVER = GenerationId(0, "", -1)
 

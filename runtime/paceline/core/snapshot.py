@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from paceline.core.ids import MemberId
-from paceline.core.records import DataPlan, DropReason, Gen, Settings
+from paceline.core.records import DataPlan, DropReason, Gen, Settings, Trigger
 
 
 class Totals(Struct, frozen=True):
@@ -44,6 +44,8 @@ class LedgerSnapshot(Struct, frozen=True):
     epochs_exact: int
     epochs_short: int
     metrics: tuple[tuple[str, float, float], ...]
+    rounds: tuple[tuple[Trigger, int], ...]
+    contributions: int
 
 
 class LogSnapshot(Struct, frozen=True):

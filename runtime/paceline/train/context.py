@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +17,7 @@ from paceline.comm.session import Session
 from paceline.core.faults import Fault, parse_faults
 from paceline.core.records import Metric
 from paceline.errors import UsageError
-from paceline.settings import ENV_FAULTS, RankSettings
+from paceline.settings import ENV_FAULTS, ENV_REPLAY, RankSettings
 from paceline.train.mistakes import explain_errors
 
 if TYPE_CHECKING:
@@ -67,7 +68,11 @@ def init() -> None:
 
     Outside of a job the script works alone, as rank 0 of 1. Calling it twice changes nothing.
     """
-    if _context is None:
+    if _context is None and (run_dir := os.environ.get(ENV_REPLAY)):
+        from paceline.train.replay import ReplaySession
+
+        install(Context(ReplaySession(Path(run_dir))))
+    elif _context is None:
         from paceline.comm.engine import connect  # only here: it brings sockets and transports
 
         settings = RankSettings.from_environment(os.environ)

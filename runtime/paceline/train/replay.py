@@ -23,7 +23,7 @@ from paceline.comm.session import StepResult
 from paceline.core import replay as core
 from paceline.core.ids import MemberId
 from paceline.core.journal import Entry, Opened, unpack
-from paceline.core.pending import BufferOp, Merge, Place, Scale, Swap, Zero
+from paceline.core.pending import BufferOp, Merge, Scale, Swap, Zero
 from paceline.core.records import DataPlan, Metric
 from paceline.errors import ReplayError
 from paceline.transport.again import SumAgain
@@ -246,6 +246,3 @@ def read_journals(run_dir: Path) -> dict[MemberId, list[Entry]]:
     if not journals:
         raise ReplayError(f"{run_dir} has no journals: run the job with --record")
     return journals
-
-
-__all__ = ["RESULT", "Place", "ReplaySession", "Result", "read_journals"]

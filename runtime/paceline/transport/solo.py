@@ -17,7 +17,7 @@ class NoTransport(Transport):
     def address(self) -> str:
         return ""
 
-    def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
+    def open(self, group: Group, abort: Abort, timeout_s: float) -> None:  # noqa: ARG002
         if group.size > 1:
             raise PeerLost("a script without a job has no peers")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from msgspec import Struct
 
 from paceline.core.ids import GenerationId, MemberId
-from paceline.core.log import Weighing
 from paceline.core.messages import (
     Ask,
     Commit,
@@ -30,6 +29,7 @@ from paceline.core.messages import (
 )
 from paceline.core.pending import BufferOp, Place
 from paceline.core.records import DataPlan, Go, Metric, Pacing
+from paceline.core.weighing import Weighing
 
 # ---- events: the main thread ---------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 HERE = Path(__file__).parent
 ROOT_STAGE = "repository"
@@ -22,6 +23,12 @@ STAGES = (
     *("transport", "agent", "coordinator", "local", "cli", "examples", "system"),
 )
 MAY_SKIP = ("GPU", "root may write everywhere")
+
+# The same examples in each run: a search for new ones is a soak, which prints its seed.
+settings.register_profile(
+    "paceline", derandomize=not os.environ.get("PACELINE_SOAK"), deadline=None
+)
+settings.load_profile("paceline")
 
 _seconds: defaultdict[str, float] = defaultdict(float)
 _tests: Counter[str] = Counter()

@@ -1,7 +1,8 @@
 """The only module that reads a clock.
 
 Decisions take `now_ns` as an argument; drivers get it here. Durations inside the runtime are
-monotonic nanoseconds (`*_ns`); wall-clock seconds appear only where a person or Prometheus reads them.
+monotonic nanoseconds (`*_ns`); wall-clock seconds appear only where a person or Prometheus reads
+them.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from benchmarks.lab import Lab, Phase, Plan
 from benchmarks.rounds import by_name, same_weights, stretches
 
 STEP_MS = 8
-SLOW_MS = 40
+SLOW_MS = 60
 RATE = 0.3
 """Of a block's error that one gradient of its rank removes."""
 SECONDS = 2.0

@@ -2,8 +2,8 @@
 
 Each phase has other coefficients to find (knob `problem`), so every mode starts with every block
 unlearnt. A gradient that is lost, or given less weight than it has, shows as a block that stays so.
-Each rank writes the error of its own block at the end of each phase, as it sees that end: distance to
-the coefficients, as a share of what it was when the phase began.
+Each rank writes the error of its own block at the end of each phase, as it sees that end: distance
+to the coefficients, as a share of what it was when the phase began.
 """
 
 from __future__ import annotations

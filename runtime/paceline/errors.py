@@ -59,6 +59,10 @@ class DataError(UsageError):
 class ReplayError(PacelineError):
     """A recorded run cannot be run again: by its nature, or because its record is not whole."""
 
+    def __str__(self) -> str:
+        # A script's traceback prints only this.
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
 
 class StateError(PacelineError):
     """A state from another rank does not fit this script: another model or another optimizer."""

@@ -13,22 +13,10 @@ from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE, PacelineError
 
 from paceline.agent.launch import expand, group_of_one
 from paceline.core.ids import MemberId
+from paceline.core.replay import RESULT, Result
 from paceline.settings import ENV_REPLAY, PREFIX, AgentSpec
 
 SPEC: Final = "job.json"
-RESULT: Final = "replay.json"
-
-
-class Result(msgspec.Struct, frozen=True):
-    """Written by `paceline.train.replay` in the script's process."""
-
-    version: int
-    rounds: int
-    contributions: int
-    ranks: int
-    recorded: str
-    replayed: str
-    differs_at: int | None
 
 
 def replay(run_dir: Path) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from msgspec import Struct
 
@@ -32,11 +33,27 @@ from paceline.core.pending import BufferOp, Place
 from paceline.core.records import DataPlan, Gen, Go, Record
 from paceline.core.weighing import Weighing
 
-NEVER = GenerationId(0, "", -1)
+NEVER: Final = GenerationId(0, "", -1)
+RESULT: Final = "replay.json"
+"""In the run folder."""
 
 
 class ReplayError(Exception):
     """These journals cannot be replayed, and why."""
+
+
+class Result(Struct, frozen=True):
+    """What a replay has found."""
+
+    version: int
+    rounds: int
+    contributions: int
+    ranks: int
+    recorded: str
+    """Hash of weights, optimizer and scheduler at the end of the run."""
+    replayed: str
+    differs_at: int | None
+    """First version whose weights are known to differ; None if none does."""
 
 
 # ---- actions -----------------------------------------------------------------------------------

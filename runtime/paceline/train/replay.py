@@ -3,15 +3,14 @@
 The script runs once, in one process. Each batch that it gets is one that some rank computed, in the
 buffers of that rank and on the weights of the version that the rank had; in between, the rounds are
 made as they were made then. A script whose gradient depends on weights and batch alone comes to the
-same weights, bit for bit; one that draws random numbers of its own (dropout, augmentation) does not,
-since each rank drew its own.
+same weights, bit for bit; one that draws random numbers of its own (dropout, augmentation) does
+not, since each rank drew its own.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import torch
@@ -27,27 +26,6 @@ from paceline.core.pending import BufferOp, Merge, Scale, Swap, Zero
 from paceline.core.records import DataPlan, Metric
 from paceline.errors import ReplayError
 from paceline.transport.again import SumAgain
-
-RESULT: Final = "replay.json"
-"""In the run folder."""
-
-
-class Result(msgspec.Struct, frozen=True):
-    """What a replay has found."""
-
-    version: int
-    rounds: int
-    contributions: int
-    ranks: int
-    recorded: str
-    """Hash of weights, optimizer and scheduler at the end of the run."""
-    replayed: str
-    differs_at: int | None
-    """First version whose weights are known to differ; None if none does."""
-
-    @property
-    def same(self) -> bool:
-        return self.recorded == self.replayed
 
 
 class ReplaySession:
@@ -91,7 +69,8 @@ class ReplaySession:
     ) -> None:
         if plan != self._score.plan:
             raise ReplayError(
-                f"the script has other data than in the run: {plan}, then {self._score.plan}"
+                f"the script has other data than in the run: {plan}, then {self._score.plan}",
+                hint="run it with the arguments, files and environment of the run",
             )
         if any(kind.device.type != "cpu" for kind in buckets.layout.kinds):
             raise ReplayError("only models on the CPU can be replayed")
@@ -133,6 +112,9 @@ class ReplaySession:
     def skip(self, lease: int, samples: int) -> None:  # noqa: ARG002
         raise ReplayError(f"the script skips a batch of lease {lease}; in the run it did not")
 
+    def failed(self, why: str) -> None:
+        """The script ends with an error; nobody but its terminal wants to know."""
+
     def rest(self) -> None:
         """Nobody waits for this process."""
 
@@ -143,7 +125,7 @@ class ReplaySession:
         if not self.stopped:
             raise ReplayError("the script left its loop before the run was over")
         self._committed.copy_to_model()
-        result = Result(
+        result = core.Result(
             version=self.version,
             rounds=self._counts[0],
             contributions=self._counts[1],
@@ -152,7 +134,7 @@ class ReplaySession:
             replayed=self._committed.strong_hash(),
             differs_at=self._differs_at,
         )
-        (self._run_dir / RESULT).write_bytes(msgspec.json.encode(result))
+        (self._run_dir / core.RESULT).write_bytes(msgspec.json.encode(result))
 
     # ---- playing --------------------------------------------------------------------------
 

@@ -1,0 +1,170 @@
+"""A recorded run, replayed in one process, gives the same weights bit for bit (I15)."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from paceline.core import replay
+from paceline.core.journal import Did, Gave, Logged, Placed, pack
+from paceline.core.pending import Merge, Swap
+from paceline.train.replay import read_journals
+
+pytestmark = pytest.mark.processes
+
+PACELINE = Path(sys.executable).parent / "paceline"
+LIMIT_S = 250.0
+JOB = """\
+apiVersion: paceline.dev/v1alpha1
+kind: TrainingJob
+metadata: {{name: job}}
+spec:
+  replicas: 3
+  maxReplicas: 4
+  collective: {{backend: {backend}, mode: Quorum, quorum: 2, hashEveryRounds: 10}}
+  template:
+    spec:
+      containers:
+      - name: trainer
+        image: none
+        command: [python, script.py]
+        env: [{{name: DROPOUT, value: "{dropout}"}}]
+"""
+SCRIPT = """\
+import os, time
+import paceline as pl
+import torch
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+pl.init()
+net = torch.nn.Sequential(
+    torch.nn.Linear(8, 90), torch.nn.Dropout(float(os.environ["DROPOUT"])), torch.nn.Linear(90, 1)
+)
+optimizer = pl.DistributedOptimizer(torch.optim.Adam(net.parameters(), lr=0.01), net, clip_norm=1.0)
+x = torch.randn(603, 8, generator=torch.Generator().manual_seed(1))
+loader = pl.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), 4, accumulate=2)
+EPOCHS, WAIT_FOR = int(os.environ["EPOCHS"]), int(os.environ["WAIT_FOR"])
+steps = 0
+for _ in loader.epochs(EPOCHS):
+    for x, y in loader:
+        steps += 1
+        if steps > 60 and pl.size() < WAIT_FOR:
+            time.sleep(0.2)  # the job shall not end before all are there
+        torch.nn.functional.mse_loss(net(x), y).backward()
+        optimizer.step()
+"""
+
+
+def call(folder: Path, *words: str, **env: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [PACELINE, *words],
+        cwd=folder,
+        env=os.environ | {"EPOCHS": "3", "WAIT_FOR": "0"} | env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def record(folder: Path, *words: str, backend: str = "mpi", dropout: str = "0", **env: str) -> str:
+    (folder / "job.yaml").write_text(JOB.format(backend=backend, dropout=dropout))
+    (folder / "script.py").write_text(SCRIPT)
+    code, said = call(folder, "run", "job.yaml", "--record", "--run-dir", "run", *words, **env)
+    assert code == 0, said
+    return said
+
+
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+def test_a_slow_rank_a_kill_and_joins_replay_to_the_same_state(
+    tmp_path: Path, backend: str
+) -> None:
+    said = record(
+        tmp_path,
+        *("--inject", "slow:rank=2,ms=40"),
+        *("--inject", "kill:rank=1,at=round:40"),
+        *("--inject", "join:at=round:40"),
+        backend=backend,
+        EPOCHS="8",
+        WAIT_FOR="4",
+    )
+    assert said.count(" joins ") >= 2
+    journals = read_journals(tmp_path / "run")
+    seen = Counter(type(entry) for journal in journals.values() for entry in journal)
+    ops = Counter(
+        type(entry.op) for journal in journals.values() for entry in journal if type(entry) is Did
+    )
+    assert seen[Placed] >= 2, "somebody joined"
+    assert ops[Merge] + ops[Swap] > 10, "late gradients were moved and added up"
+    code, said = call(tmp_path, "replay", "run", EPOCHS="8")
+    assert code == 0, said
+    assert re.search(r"replayed \d+ rounds with \d+ contributions of 5 ranks", said)
+    assert "same: the state of version" in said
+
+
+def test_what_replay_notices(tmp_path: Path) -> None:
+    record(tmp_path)
+    run = tmp_path / "run"
+    code, said = call(tmp_path, "replay", "run")
+    assert (code, "same: " in said) == (0, True), said
+
+    code, said = call(tmp_path, "replay", "run", EPOCHS="4")
+    assert code == 1
+    assert "other data than in the run" in said
+
+    journals = read_journals(run)
+    member = max(journals)
+    path = run / "record" / f"{str(member).replace('#', '-')}.journal"
+    whole = path.read_bytes()
+    # One contribution was twice as large: the first hash after it tells.
+    entries = list(journals[member])
+    at = next(i for i, e in enumerate(entries) if isinstance(e, Gave) and e.round == 12)
+    gave = entries[at]
+    assert isinstance(gave, Gave)
+    entries[at] = Gave(gave.generation, gave.round, gave.place, 2 * gave.factor, gave.carrier)
+    head = whole[: len(whole) - sum(len(pack(e)) for e in journals[member])]
+    path.write_bytes(head + b"".join(map(pack, entries)))
+    code, said = call(tmp_path, "replay", "run")
+    assert code == 1
+    assert "the weights differ from version 20 on" in said
+    assert "hint: a gradient must depend on weights and batch alone" in said
+
+    path.unlink()
+    code, said = call(tmp_path, "replay", "run")
+    assert code == 1
+    assert f"the journal of rank {member} lacks what it gave to round" in said
+    shutil.rmtree(run / "record")
+    code, said = call(tmp_path, "replay", "run")
+    assert code == 1
+    assert "run the job with --record" in said
+
+
+def test_random_numbers_of_the_script_are_found_out(tmp_path: Path) -> None:
+    record(tmp_path, dropout="0.5")
+    code, said = call(tmp_path, "replay", "run")
+    assert code == 1
+    assert "the weights differ from version 10 on" in said
+
+
+def test_the_death_of_a_journal_leaves_no_gap_in_the_log(tmp_path: Path) -> None:
+    """Each rank writes the whole log; what is cut off at the end of one does no harm."""
+    record(tmp_path)
+    journals = read_journals(tmp_path / "run")
+    first, *others = sorted(journals)
+    logged = [i for i, e in enumerate(journals[first]) if isinstance(e, Logged)]
+    whole = replay.true_log(journals)
+    journals[first] = journals[first][: logged[len(logged) // 2]]
+    assert replay.true_log(journals) == whole
+    journals = {first: journals[first]}
+    with pytest.raises(replay.ReplayError, match="no rank was released"):
+        replay.true_log(journals)
+    assert others

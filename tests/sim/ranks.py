@@ -134,6 +134,7 @@ class SimRank:
                 self._resume(effect)
             case ev.Held(leases=leases):
                 self.leases = leases
+                self.pulled &= set(leases)  # what was given back may be dealt to it again
             case ev.Exit():
                 self.exit = effect
                 sim.exited(self)

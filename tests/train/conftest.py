@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch.distributed as dist
 from paceline.train import context
 
 
@@ -13,3 +14,11 @@ def _no_job() -> Iterator[None]:
     context.install(None)
     yield
     context.install(None)
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    """What `init_process_group()` makes in a job."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

@@ -1,0 +1,127 @@
+"""What `pl.ddp` refuses, by name and with a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import paceline as pl
+import pytest
+import torch
+from paceline.errors import ChangedLaterError, UnsupportedError, UsageError
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
+from train.ddp_script import BATCH, SAMPLES, Net, data, loss_of, script_loader, sgd
+from train.lone_session import LoneSession, started
+
+pytestmark = pytest.mark.usefixtures("group_of_one")
+
+
+def test_a_learning_rate_set_by_hand_is_refused() -> None:
+    started(LoneSession())
+    model = DistributedDataParallel(Net(), find_unused_parameters=True)
+    optimizer = sgd(model)
+    loader = pl.ddp(model, optimizer, script_loader(), epochs=1)
+    x, y = next(iter(loader))
+    loss_of(model, x, y).backward()
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.01
+    with pytest.raises(ChangedLaterError, match="lr"):
+        optimizer.step()
+
+
+def test_a_scheduler_of_the_script_is_refused_before_and_after() -> None:
+    started(LoneSession())
+    model = DistributedDataParallel(Net())
+    optimizer = sgd(model)
+    StepLR(optimizer, 1)
+    with pytest.raises(UnsupportedError, match="scheduler was already made"):
+        pl.ddp(model, optimizer, script_loader(), epochs=1)
+    other = sgd(model)
+    loader = pl.ddp(model, other, script_loader(), epochs=1)
+    StepLR(other, 1)
+    with pytest.raises(ChangedLaterError, match="a scheduler was made"):
+        next(iter(loader))
+
+
+def test_a_grad_scaler_is_refused() -> None:
+    started(LoneSession())
+    model = DistributedDataParallel(Net(), find_unused_parameters=True)
+    optimizer = sgd(model)
+    loader = pl.ddp(model, optimizer, script_loader(), epochs=1)
+    scaler = torch.amp.GradScaler("cpu")
+    x, y = next(iter(loader))
+    scaler.scale(loss_of(model, x, y)).backward()
+    with pytest.raises(UnsupportedError, match="GradScaler"):
+        scaler.step(optimizer)
+
+
+def hooked() -> nn.Module:
+    model = DistributedDataParallel(Net())
+    model.register_comm_hook(None, lambda _, bucket: bucket.buffer())
+    return model
+
+
+def with_sync_batch_norm() -> nn.Module:
+    model = DistributedDataParallel(Net())
+    model.module.normal = nn.SyncBatchNorm(2)  # afterwards: DDP itself wants a GPU for it
+    return model
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "a plain model": (lambda: pl.ddp(Net(), sgd(Net())), "not a DistributedDataParallel"),
+    "a hook": (lambda: pl.ddp(m := hooked(), sgd(m)), "communication hook"),
+    "sync batch norm": (lambda: pl.ddp(m := with_sync_batch_norm(), sgd(m)), "SyncBatchNorm"),
+    "no epochs": (lambda: with_loader(script_loader()), "no number of epochs"),
+    "no loader": (
+        lambda: pl.ddp(m := DistributedDataParallel(Net()), sgd(m), epochs=3),
+        "without a loader",
+    ),
+    "weighted": (
+        lambda: with_loader(
+            DataLoader(data(), BATCH, sampler=WeightedRandomSampler([1.0] * SAMPLES, SAMPLES)),
+            epochs=1,
+        ),
+        "WeightedRandomSampler",
+    ),
+    "with replacement": (
+        lambda: with_loader(
+            DataLoader(data(), BATCH, sampler=RandomSampler(data(), replacement=True)), epochs=1
+        ),
+        "RandomSampler",
+    ),
+    "no batches": (
+        lambda: with_loader(DataLoader(data(), batch_size=None), epochs=1),
+        "makes no batches",
+    ),
+    "our own loader": (
+        lambda: with_loader(pl.DataLoader(data(), BATCH), epochs=1),
+        "got a DataLoader as loader",
+    ),
+}
+
+
+def with_loader(loader: Any, **options: Any) -> Any:
+    model = DistributedDataParallel(Net())
+    return pl.ddp(model, sgd(model), loader, **options)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_cannot_work_is_refused_by_name(mistake: str) -> None:
+    started(LoneSession())
+    make, text = MISTAKES[mistake]
+    with pytest.raises(UsageError, match=text):
+        make()
+
+
+def test_a_step_too_few_names_the_argument() -> None:
+    started(LoneSession())
+    model = DistributedDataParallel(Net(), find_unused_parameters=True)
+    optimizer = sgd(model)
+    loader = pl.ddp(model, optimizer, script_loader(), epochs=1)
+    for (x, y), _ in zip(loader, range(2), strict=False):
+        loss_of(model, x, y).backward()
+    with pytest.raises(UsageError, match="accumulate=K"):
+        optimizer.step()

@@ -126,20 +126,9 @@ def form(
     if waits:
         return Wait(waits)
     state = {m for m, r in reports.items() if counts_as_state(r, best)}
-    for member in sorted(state):
-        report = reports[member]
-        if (report.index, report.digest) not in best.tail:
-            return Broken(
-                "LogsDiverge",
-                f"the log of rank {member} ends at record {report.index} ({report.digest}), "
-                f"which is no part of the log of rank {best.member} ({best.tail})",
-            )
-    leave, promoted = state & leaving, set[MemberId]()
-    heirs = state - leave
-    if not any(has_all(reports[m], best) for m in heirs):
-        leave = set()  # first somebody who stays gets all that the leaver has (V12)
-    elif not heirs & set(best.gen_active):
-        leave, promoted = set(), heirs  # first a generation that records them as active (R6)
+    if (diverging := _diverging(state, reports, best)) is not None:
+        return diverging
+    leave, promoted = _who_leaves(state, leaving, reports, best)
     stay = state - leave
     joiners = {m for m, r in reports.items() if m not in state and may_join(r, best)}
     odd = _fingerprints_differ(sorted(stay | joiners), registers, best.member)
@@ -173,6 +162,37 @@ def form(
     )
     behind_members = {m for m, _, _ in behind}
     return _commit(gen, best.member, behind, min(stay - behind_members or stay), joiners, registers)
+
+
+def _diverging(
+    state: set[MemberId], reports: Mapping[MemberId, Prepared], best: Prepared
+) -> Broken | None:
+    """Members' logs are prefixes of the winner's; anything else is an error, not a repair (R5)."""
+    for member in sorted(state):
+        report = reports[member]
+        if (report.index, report.digest) not in best.tail:
+            return Broken(
+                "LogsDiverge",
+                f"the log of rank {member} ends at record {report.index} ({report.digest}), "
+                f"which is no part of the log of rank {best.member} ({best.tail})",
+            )
+    return None
+
+
+def _who_leaves(
+    state: set[MemberId],
+    leaving: set[MemberId],
+    reports: Mapping[MemberId, Prepared],
+    best: Prepared,
+) -> tuple[set[MemberId], set[MemberId]]:
+    """(who leaves now, who is made active for it) of the ranks with state."""
+    leave = state & leaving
+    heirs = state - leave
+    if not any(has_all(reports[m], best) for m in heirs):
+        return set(), set()  # first somebody who stays gets all that the leaver has (V12)
+    if not heirs & set(best.gen_active):
+        return set(), heirs  # first a generation that records them as active (R6)
+    return leave, set()
 
 
 def _first(

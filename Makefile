@@ -5,7 +5,7 @@ INSTALLED := .venv/.paceline
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast check format generate verify clean
+.PHONY: help install demo test test-cluster test-fast check format generate verify clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -21,6 +21,9 @@ demo: install ## train on handwritten digits: one worker slow, one killed, one j
 
 test: install check ## all checks and all tests, with the time of each stage
 	@$(PYTEST)
+
+test-cluster: cluster-programs ## the tests that need a real Kubernetes (its own target so far)
+	@PACELINE_CLUSTER=1 $(PYTEST) tests/cluster tests/operator
 
 test-fast: install ## the tests that start no processes
 	@$(PYTEST) -m "not processes"
@@ -41,3 +44,5 @@ verify: generate test ## like test, and the generated files are committed
 clean: ## remove what was installed, caches and the folders of runs
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache runs dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+include tests/cluster/cluster.mk

@@ -20,9 +20,15 @@ HERE = Path(__file__).parent
 ROOT_STAGE = "repository"
 STAGES = (
     *(ROOT_STAGE, "api", "core", "sim", "telemetry", "train"),
-    *("transport", "agent", "coordinator", "local", "cli", "examples", "system"),
+    *("operator", "transport", "agent", "coordinator", "local", "cli", "examples", "system"),
+    "cluster",
 )
 MAY_SKIP = ("GPU", "root may write everywhere")
+
+# A real Kubernetes is built and started by `make test-cluster` alone.
+REAL_CLUSTER = os.environ.get("PACELINE_CLUSTER") == "1"
+collect_ignore = [] if REAL_CLUSTER else ["cluster", "operator/test_real_server.py"]
+pytest_plugins = ["cluster.fixtures"] if REAL_CLUSTER else []
 
 # The same examples in each run: a search for new ones is a soak, which prints its seed.
 settings.register_profile(

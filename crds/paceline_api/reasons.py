@@ -41,6 +41,7 @@ class Reason(_Told):
     RESUMED = "Resumed", "spec.suspend was set back to false."
     SETTLING = "Settling", "The start waits for all replicas until settleSeconds are over."
     RING_FORMED = "RingFormed", "A new membership stands; the message lists who joined and left."
+    JOB_FAILED = "JobFailed", "The job has failed; the message is the coordinator's."
     JOB_FINISHED = "JobFinished", "All ranks agreed on the last round and were released."
 
     QUORUM_REDUCED = (
@@ -84,6 +85,22 @@ class Reason(_Told):
         "SizeNotFixed",
         "Kueue admits a fixed size, but minReplicas or maxReplicas differ.",
     )
+
+    PODS_PLACED = "PodsPlaced", "Enough workers have a node."
+    STARTING = "Starting", "Pods are being made or have not started yet."
+    TRAINING = "Training", "Rounds run with as many workers as were asked for."
+    RESOLVED = "Resolved", "What the condition was about is over."
+    SPEC_INVALID = "SpecInvalid", "The spec breaks a rule; the message names the field and the fix."
+    POD_NOT_STARTING = (
+        "PodNotStarting",
+        "A container cannot start, such as for an image that cannot be pulled.",
+    )
+    COORDINATOR_AWAY = (
+        "CoordinatorAway",
+        "The coordinator does not answer; rounds go on, membership changes wait.",
+    )
+    SUSPENDING = "Suspending", "The job stops at an agreed round before its pods are removed."
+    PROGRESS_LOST = "ProgressLost", "The job was suspended without a checkpoint and starts anew."
 
     BACKOFF_LIMIT_EXCEEDED = (
         "BackoffLimitExceeded",

@@ -1,0 +1,64 @@
+"""What the operator asks of an API server, as an interface with one real and one fake side.
+
+Every write goes through here, so that it can be counted, refused to a deposed leader, and tried
+against a cluster of a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from paceline_api.crdgen import PLURAL
+from paceline_api.types import API_VERSION
+
+MANAGER: Final = "paceline-operator"
+
+PATHS: Final = {
+    "pods": "/api/v1/namespaces/{namespace}/pods",
+    "secrets": "/api/v1/namespaces/{namespace}/secrets",
+    "services": "/api/v1/namespaces/{namespace}/services",
+    "events": "/api/v1/namespaces/{namespace}/events",
+    "leases": "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases",
+    PLURAL: f"/apis/{API_VERSION}/namespaces/{{namespace}}/{PLURAL}",
+}
+
+
+class ApiError(Exception):
+    """An answer of the API server that is no success, or none at all (code 0)."""
+
+    def __init__(self, code: int, reason: str, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(f"{code} {reason}: {message}")
+        self.code = code
+        self.reason = reason
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+    @property
+    def transient(self) -> bool:
+        """Another try may succeed without anybody doing anything."""
+        return self.code in (0, 408, 429) or self.code >= 500
+
+
+class Api(Protocol):
+    """`kind` is the plural of a resource in PATHS. All methods raise ApiError."""
+
+    async def create(
+        self, kind: str, namespace: str, manifest: Mapping[str, Any], *, strict: bool = False
+    ) -> Mapping[str, Any]:
+        """POST; `strict`: an unknown field is an error."""
+        ...
+
+    async def get(self, kind: str, namespace: str, name: str) -> Mapping[str, Any]: ...
+
+    async def delete(
+        self, kind: str, namespace: str, name: str, *, uid: str = ""
+    ) -> Mapping[str, Any]:
+        """`uid`: only the object that has it."""
+        ...
+
+    async def apply(
+        self, kind: str, namespace: str, manifest: Mapping[str, Any], *, subresource: str = ""
+    ) -> Mapping[str, Any]:
+        """Server-side apply, by force: nobody else owns these fields."""
+        ...

@@ -1,0 +1,283 @@
+"""Carries out what was decided for one job, request by request.
+
+Any request may fail or be the last before a crash. Then the rest is left undone: the next decision
+starts from what is there. Creations come first, then the status, then deletions, so that a status
+never speaks of a deletion that was decided with an older view.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final
+
+from paceline_api.crdgen import PLURAL
+from paceline_api.types import API_VERSION, KIND
+
+from paceline_operator.cluster.api import Api, ApiError
+from paceline_operator.cluster.memory import Memory
+from paceline_operator.cluster.store import Store
+from paceline_operator.cluster.wire import pod_from
+from paceline_operator.core.changes import Changes, Create, Delete, Event
+from paceline_operator.core.job import Job, timestamp
+from paceline_operator.core.observed import Refusal, RefusalKind
+
+log = logging.getLogger("paceline.operator")
+
+BATCH_FIRST: Final = 1
+BATCH_PROVEN: Final = 16
+"""First creations at once, when the API server has already taken a pod of this job (C7)."""
+AT_ONCE: Final = 64
+COMPONENT: Final = "paceline-operator"
+
+MakeSecret = Callable[[Job], Mapping[str, Any]]
+EnsureService = Callable[[str], Awaitable[None]]
+
+
+class JobGoneError(Exception):
+    """The job does not exist any more, or another one has its name."""
+
+
+class DeposedError(Exception):
+    """Another operator leads: nothing more may be written."""
+
+
+class Applier:
+    def __init__(
+        self,
+        api: Api,
+        store: Store,
+        *,
+        make_secret: MakeSecret,
+        ensure_service: EnsureService,
+        clock: Callable[[], float],
+        leads: Callable[[], bool],
+    ) -> None:
+        self._api, self._store = api, store
+        self._make_secret, self._ensure_service = make_secret, ensure_service
+        self._clock, self._leads = clock, leads
+
+    async def carry_out(self, job: Job, changes: Changes, memory: Memory) -> bool:
+        """Whether all of it was done. Raises JobGoneError, DeposedError and ApiError."""
+        if changes.verify_job:
+            await self._verify(job)
+        if changes.needs_secret:
+            await self._create_secret(job, memory)
+        if changes.needs_service:
+            await self._ensure_service(job.namespace)
+        complete = await self._create_pods(job, changes, memory)
+        if changes.status is not None and complete:
+            await self._write_status(job, changes.status, memory)
+        for group in _groups(changes.delete, AT_ONCE):
+            await _all(self._delete(job, deletion) for deletion in group)
+        for event in changes.events:
+            await self._tell(job, event, memory)
+        if changes.delete_job:
+            await self._delete_job(job)
+        return complete
+
+    def _fence(self) -> None:
+        if not self._leads():
+            raise DeposedError
+
+    # ---- the job --------------------------------------------------------------------------
+
+    async def _verify(self, job: Job) -> None:
+        self._fence()
+        try:
+            body = await self._api.get(PLURAL, job.namespace, job.name)
+        except ApiError as error:
+            if error.code == 404:
+                raise JobGoneError from None
+            raise
+        if body["metadata"]["uid"] != job.uid:
+            raise JobGoneError
+        self._store.put_job(body)
+
+    async def _write_status(self, job: Job, status: Mapping[str, Any], memory: Memory) -> None:
+        self._fence()
+        manifest = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            # The uid refuses a job that was made anew under this name.
+            "metadata": {"name": job.name, "namespace": job.namespace, "uid": job.uid},
+            "status": status,
+        }
+        try:
+            body = await self._api.apply(PLURAL, job.namespace, manifest, subresource="status")
+        except ApiError as error:
+            if error.code in (404, 409):
+                raise JobGoneError from None
+            raise
+        now_s = self._clock()
+        figures = {"figures_s": now_s} if status.get("round") != job.status.get("round") else {}
+        memory.note(status_s=now_s, **figures)
+        self._store.put_job(body)
+
+    async def _delete_job(self, job: Job) -> None:
+        self._fence()
+        log.info("deleting the job: its ttlSecondsAfterFinished is over", extra=_of(job))
+        await self._ignore_gone(self._api.delete(PLURAL, job.namespace, job.name, uid=job.uid))
+
+    # ---- children -------------------------------------------------------------------------
+
+    async def _create_secret(self, job: Job, memory: Memory) -> None:
+        self._fence()
+        try:
+            await self._api.create("secrets", job.namespace, self._make_secret(job))
+        except ApiError as error:
+            if error.code != 409:  # it has been there: immutable, and derived from the same key
+                self._refused(job, error, memory)
+                raise
+        memory.note(secret=True)
+
+    async def _create_pods(self, job: Job, changes: Changes, memory: Memory) -> bool:
+        """Few at first: what is wrong with one pod is wrong with all of them (C7)."""
+        workers = list(changes.workers)
+        proven = any(pod.is_worker and pod.owner == job.uid for pod in self._store.pods(job.key))
+        size = BATCH_PROVEN if proven else BATCH_FIRST
+        if changes.coordinator is not None:
+            # After the first worker, so that a bad template leaves no pod behind.
+            workers.insert(min(1, len(workers)) if not proven else 0, changes.coordinator)
+        while workers:
+            batch, workers = workers[:size], workers[size:]
+            done = await _all(self._create(job, create, memory) for create in batch)
+            if not all(done):
+                return False
+            size = min(2 * size, AT_ONCE)
+        if changes.workers or changes.coordinator is not None:
+            memory.refusal = None
+        return True
+
+    async def _create(self, job: Job, create: Create, memory: Memory) -> bool:
+        self._fence()
+        try:
+            body = await self._api.create("pods", job.namespace, create.manifest, strict=True)
+        except ApiError as error:
+            if error.code == 409:
+                return await self._adopt(job, create)
+            self._refused(job, error, memory)
+            return False
+        log.info("made pod %s: %s", create.name, create.why, extra=_of(job))
+        self._put_pod(body)
+        return True
+
+    async def _adopt(self, job: Job, create: Create) -> bool:
+        """The name is taken: by an own pod that was not seen yet, or by one of another job."""
+        try:
+            body = await self._api.get("pods", job.namespace, create.name)
+        except ApiError as error:
+            if error.code == 404:
+                return False
+            raise
+        self._put_pod(body)
+        owners = body["metadata"].get("ownerReferences") or ()
+        own = any(owner.get("uid") == job.uid for owner in owners)
+        if not own:
+            labels = create.manifest["metadata"]["labels"]
+            self._store.reserve(job.key, labels)
+        return own and not body["metadata"].get("deletionTimestamp")
+
+    def _put_pod(self, body: Mapping[str, Any]) -> None:
+        found = pod_from(body, self._clock())
+        if found is not None:
+            namespace, name, pod = found
+            self._store.put_pod((namespace, name), pod)
+
+    def _refused(self, job: Job, error: ApiError, memory: Memory) -> None:
+        kind = refusal_kind(error)
+        before = memory.refusal
+        count = before.count + 1 if before is not None and before.kind is kind else 1
+        memory.refusal = Refusal(kind, error.message, self._clock(), count, job.generation)
+        log.warning("a creation was refused: %s", error, extra=_of(job))
+
+    async def _delete(self, job: Job, deletion: Delete) -> bool:
+        self._fence()
+        log.info("deleting pod %s: %s", deletion.name, deletion.why, extra=_of(job))
+        call = self._api.delete("pods", job.namespace, deletion.name, uid=deletion.uid)
+        body = await self._ignore_gone(call)
+        if body is None:
+            self._store.drop_pod(job.key, deletion.name, deletion.uid)
+        else:
+            self._put_pod(body)
+            self._store.mark_deleting(job.key, deletion.name, deletion.uid)
+        return True
+
+    async def _ignore_gone(self, call: Awaitable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+        try:
+            return await call
+        except ApiError as error:
+            if error.code in (404, 409):
+                return None
+            raise
+
+    # ---- events ---------------------------------------------------------------------------
+
+    async def _tell(self, job: Job, event: Event, memory: Memory) -> None:
+        self._fence()
+        now = timestamp(self._clock())
+        digest = hashlib.sha256(f"{job.uid}/{event.key}".encode()).hexdigest()[:16]
+        manifest = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{job.name}.{digest}", "namespace": job.namespace},
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": job.name,
+                "namespace": job.namespace,
+                "uid": job.uid,
+            },
+            "type": "Warning" if event.warning else "Normal",
+            "reason": str(event.reason),
+            "message": event.message[:1000],
+            "source": {"component": COMPONENT},
+            "reportingComponent": COMPONENT,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        log.info("%s: %s", event.reason, event.message, extra=_of(job))
+        memory.note(events=memory.sent.events | {event.key})
+        try:
+            await self._api.create("events", job.namespace, manifest)
+        except ApiError as error:
+            # Told by an earlier operator, or not at all: an Event is no reason to stop.
+            if error.code != 409:
+                log.warning("an Event was refused: %s", error, extra=_of(job))
+
+
+def refusal_kind(error: ApiError) -> RefusalKind:
+    """What a refused creation means for the next one."""
+    if error.transient:
+        return RefusalKind.TRANSIENT
+    if error.code in (400, 422):
+        return RefusalKind.TEMPLATE
+    if error.code == 403 and "exceeded quota" in error.message:
+        return RefusalKind.QUOTA
+    if error.code == 403 and "violates PodSecurity" in error.message:
+        return RefusalKind.TEMPLATE
+    if error.code == 404 or "being terminated" in error.message:
+        return RefusalKind.ENDING
+    return RefusalKind.FORBIDDEN
+
+
+def _of(job: Job) -> dict[str, str]:
+    return {"job": f"{job.namespace}/{job.name}"}
+
+
+def _groups(items: tuple[Delete, ...], size: int) -> list[tuple[Delete, ...]]:
+    return [items[at : at + size] for at in range(0, len(items), size)]
+
+
+async def _all(calls: Iterable[Awaitable[bool]]) -> list[bool]:
+    """All at once; the first error is raised when all have ended, so that none runs on alone."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    done: list[bool] = []
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        done.append(result)
+    return done

@@ -1,0 +1,231 @@
+"""Connections to the coordinators of all jobs: a long poll for news, posts for what they must know.
+
+One task per job. It asks for anything newer than what it has and waits for the answer, so a
+thousand quiet jobs cost next to nothing. A job in training has news with every round; then the
+task rests between two answers, unless somebody is in a hurry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Self
+
+import aiohttp
+import msgspec
+
+from paceline_operator.cluster.kube import pause
+from paceline_operator.cluster.store import Key
+from paceline_operator.controller import Message
+from paceline_operator.core.job import Job
+from paceline_operator.core.observed import Inventory
+from paceline_operator.core.told import Told, read_told
+
+log = logging.getLogger("paceline.operator")
+
+POLL_S: Final = 50
+ANSWER_S: Final = 10.0
+CONNECT_S: Final = 3.0
+REST_S: Final = 5.0
+"""Between two answers of a job in which all is well."""
+HURRY_S: Final = 0.1
+RETRY_S: Final = 0.1
+RETRY_MAX_S: Final = 5.0
+AWAY_S: Final = 10.0
+"""A coordinator that has not answered for so long is reported as away."""
+
+
+@dataclass(slots=True)
+class Link:
+    key: Key
+    job: str
+    url: str
+    token: str
+    tls: ssl.SSLContext
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    seq: int | None = None
+    answered_s: float = 0.0
+    away: bool = True
+    inventory: Inventory | None = None
+    """To be sent; only the newest counts."""
+    targets: dict[str, Any] = field(default_factory=dict)
+    to_send: asyncio.Event = field(default_factory=asyncio.Event)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+
+class Links:
+    """`heard` gets each status, or None when a coordinator has been silent for long."""
+
+    def __init__(
+        self,
+        *,
+        secrets_of: Callable[[str], tuple[str, ssl.SSLContext]],
+        heard: Callable[[Key, Told | None], None],
+        arrived: Callable[[Key, Inventory], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._secrets_of, self._heard, self._arrived = secrets_of, heard, arrived
+        self._clock = clock
+        self._links: dict[Key, Link] = {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+        self._session = aiohttp.ClientSession(connector=connector)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        tasks = [task for link in self._links.values() for task in link.tasks]
+        for key in list(self._links):
+            self.leave(key)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert self._session is not None
+        await self._session.close()
+
+    @property
+    def connected(self) -> int:
+        return sum(not link.away for link in self._links.values())
+
+    # ---- Coordinators -----------------------------------------------------------------------
+
+    def follow(self, key: Key, job: Job, address: str, *, hurry: bool) -> None:
+        link = self._links.get(key)
+        if link is not None and (link.url, link.job) != (address, job.uid):
+            self.leave(key)
+            link = None
+        if link is None:
+            token, tls = self._secrets_of(job.uid)
+            link = self._links[key] = Link(key, job.uid, address, token, tls)
+            link.answered_s = self._clock()
+            link.tasks = [
+                asyncio.create_task(self._listen(link)),
+                asyncio.create_task(self._speak(link)),
+            ]
+        if hurry:
+            link.hurry.set()
+        else:
+            link.hurry.clear()
+
+    def send(self, key: Key, message: Message) -> None:
+        link = self._links.get(key)
+        if link is None:
+            return
+        if message.inventory is not None:
+            link.inventory = message.inventory
+        if message.targets is not None:
+            link.targets |= message.targets
+        link.to_send.set()
+
+    def leave(self, key: Key) -> None:
+        link = self._links.pop(key, None)
+        for task in link.tasks if link is not None else ():
+            task.cancel()
+
+    # ---- one link -----------------------------------------------------------------------------
+
+    async def _listen(self, link: Link) -> None:
+        delay_s = RETRY_S
+        while True:
+            try:
+                told = await self._ask(link)
+            except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as error:
+                self._unanswered(link, error)
+                await pause(delay_s)
+                delay_s = min(2 * delay_s, RETRY_MAX_S)
+                continue
+            delay_s = RETRY_S
+            if link.away:
+                log.info("connected to the coordinator at %s", link.url, extra=_of(link))
+            link.away, link.answered_s, link.seq = False, self._clock(), told.seq
+            self._heard(link.key, told)
+            await self._rest(link)
+
+    async def _rest(self, link: Link) -> None:
+        """Until somebody is in a hurry, but not for long."""
+        await pause(HURRY_S)
+        try:
+            async with asyncio.timeout(REST_S):
+                await link.hurry.wait()
+        except TimeoutError:
+            return
+
+    async def _ask(self, link: Link) -> Told:
+        query = {"timeout": f"{POLL_S}s"}
+        if link.seq is not None:
+            query["after"] = str(link.seq)
+        return read_told(await self._call(link, "GET", "/v1/status", query=query))
+
+    async def _speak(self, link: Link) -> None:
+        delay_s = RETRY_S
+        while True:
+            await link.to_send.wait()
+            link.to_send.clear()
+            inventory, targets = link.inventory, dict(link.targets)
+            try:
+                if inventory is not None:
+                    await self._call(link, "POST", "/v1/inventory", body=inventory.body())
+                    if link.inventory is inventory:
+                        link.inventory = None
+                    self._arrived(link.key, inventory)
+                if targets:
+                    await self._call(link, "POST", "/v1/targets", body=targets)
+                    if link.targets == targets:
+                        link.targets = {}
+                delay_s = RETRY_S
+            except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as error:
+                log.info("the coordinator did not hear: %s", _why(error), extra=_of(link))
+                link.to_send.set()
+                await pause(delay_s)
+                delay_s = min(2 * delay_s, RETRY_MAX_S)
+
+    def _unanswered(self, link: Link, error: Exception) -> None:
+        if not link.away and self._clock() - link.answered_s >= AWAY_S:
+            link.away = True
+            log.warning("the coordinator does not answer: %s", _why(error), extra=_of(link))
+            self._heard(link.key, None)
+
+    async def _call(
+        self,
+        link: Link,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, str] | None = None,
+        body: dict[str, Any] | None = None,
+    ) -> Any:
+        assert self._session is not None
+        headers = {"Authorization": f"Bearer {link.token}"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        timeout = aiohttp.ClientTimeout(
+            total=ANSWER_S + (POLL_S if query else 0), sock_connect=CONNECT_S
+        )
+        async with self._session.request(
+            method,
+            link.url + path,
+            params=query,
+            headers=headers,
+            data=msgspec.json.encode(body) if body is not None else None,
+            ssl=link.tls if link.url.startswith("https") else True,
+            timeout=timeout,
+        ) as response:
+            raw = await response.read()
+            response.raise_for_status()
+        return msgspec.json.decode(raw)
+
+
+def _of(link: Link) -> dict[str, str]:
+    return {"job": "/".join(link.key)}
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,54 @@
+"""What the operator remembers of one job between two decisions.
+
+Nothing of it is needed: a new operator starts with an empty memory and comes to the same children.
+It only spares requests, and keeps what a coordinator has said last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from paceline_operator.core.observed import Observed, Pod, Refusal, Sent
+from paceline_operator.core.told import Told
+
+
+@dataclass(slots=True)
+class Memory:
+    uid: str
+    """Of the job; another one under the same name starts afresh."""
+    told: Told | None = None
+    told_s: float = 0.0
+    refusal: Refusal | None = None
+    sent: Sent = field(default_factory=Sent)
+    since: Mapping[str, float] = field(default_factory=dict)
+    replaced: int = 0
+    errors: int = 0
+    """Requests in a row that failed for no fault of the job."""
+
+    def observed(
+        self,
+        pods: tuple[Pod, ...],
+        *,
+        used: Mapping[int, int],
+        nodes: Mapping[str, Any],
+        nodes_fresh: bool,
+        epoch: int,
+    ) -> Observed:
+        return Observed(
+            pods=pods,
+            told=self.told,
+            told_s=self.told_s,
+            nodes=nodes,
+            nodes_fresh=nodes_fresh,
+            refusal=self.refusal,
+            sent=self.sent,
+            since=self.since,
+            used=used,
+            replaced=self.replaced,
+            epoch=epoch,
+        )
+
+    def note(self, **fields: Any) -> None:
+        self.sent = replace(self.sent, **fields)

@@ -1,0 +1,235 @@
+"""The watches of pods and nodes, one each for the whole scope of the operator.
+
+A watch can die without a word: its connection is cut by a proxy, or the server stops sending. The
+server sends a bookmark about once a minute, so a longer silence ends the connection, and the watch
+goes on from the last version, or from a new list if that version is too old (410).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeVar
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+from paceline_api.names import LABEL_JOB
+
+from paceline_operator.cluster.api import ApiError
+from paceline_operator.cluster.kube import Kube, pause
+from paceline_operator.cluster.store import Store
+from paceline_operator.cluster.wire import NodeObject, PodObject, node_of, pod_of
+from paceline_operator.metrics import Metrics
+
+log = logging.getLogger("paceline.operator")
+
+SILENCE_S: Final = 100.0
+"""Bookmarks come about every 60 s."""
+SERVER_S: Final = 3000
+"""The server ends a watch itself after so long."""
+PAGE: Final = 500
+RETRY_S: Final = 0.2
+RETRY_MAX_S: Final = 15.0
+
+Item = TypeVar("Item", PodObject, NodeObject)
+
+
+class Listed(Struct, Generic[Item]):
+    items: list[Item]
+    metadata: dict[str, Any] = {}
+
+
+class Happened(Struct, Generic[Item]):
+    type: str
+    object: Item
+
+
+class Failed(Struct, frozen=True):
+    code: int = 0
+    message: str = ""
+
+
+class Trouble(Struct, frozen=True):
+    type: str
+    object: Failed = Failed()
+
+
+@dataclass(slots=True)
+class Source(Generic[Item]):
+    """One kind of object, and where it goes."""
+
+    kind: str
+    path: str
+    selector: str
+    page: msgspec.json.Decoder[Listed[Item]]
+    event: msgspec.json.Decoder[Happened[Item]]
+    listed: Callable[[list[Item]], None]
+    put: Callable[[Item], None]
+    drop: Callable[[Item], None]
+    version: str = ""
+    """Where the watch goes on; empty: with a list."""
+    heard_s: float = 0.0
+    synced: bool = False
+    troubles: dict[str, int] = field(default_factory=dict)
+
+
+class Watch(Generic[Item]):
+    def __init__(
+        self, kube: Kube, source: Source[Item], clock: Callable[[], float], metrics: Metrics
+    ) -> None:
+        self._kube, self._clock, self._metrics = kube, clock, metrics
+        self.source: Source[Item] = source
+
+    @property
+    def age_s(self) -> float:
+        """Since its last sign of life."""
+        return self._clock() - self.source.heard_s if self.source.heard_s else 0.0
+
+    @property
+    def fresh(self) -> bool:
+        return self.source.synced and self.age_s < SILENCE_S + 20
+
+    async def run(self) -> None:
+        """For ever. Whatever goes wrong begins the watch anew."""
+        delay_s = RETRY_S
+        while True:
+            cause = "ended"
+            try:
+                if not self.source.version:
+                    await self._list()
+                await self._follow()
+                delay_s = RETRY_S
+            except ApiError as error:
+                cause = str(error.code or error.reason)
+                if error.code == 410:
+                    self.source.version, delay_s = "", RETRY_S
+                elif error.code:
+                    self.source.version = ""
+                log.log(
+                    logging.INFO if error.code == 410 else logging.WARNING,
+                    "watch of %s: %s",
+                    self.source.kind,
+                    error,
+                )
+            except (TimeoutError, aiohttp.SocketTimeoutError):
+                cause = "silent"
+                log.warning("watch of %s was silent for %g s", self.source.kind, SILENCE_S)
+            except (aiohttp.ClientError, OSError, msgspec.MsgspecError) as error:
+                cause = type(error).__name__
+                log.warning("watch of %s: %s: %s", self.source.kind, cause, error)
+            self._metrics.watch_restarts.labels(self.source.kind, cause).inc()
+            await pause(delay_s * random.uniform(0.5, 1.0))
+            delay_s = min(2 * delay_s, RETRY_MAX_S)
+
+    async def _list(self) -> None:
+        """Everything, in pages, as of one version."""
+        query = {"limit": str(PAGE), "labelSelector": self.source.selector}
+        items: list[Item] = []
+        token = ""
+        while True:
+            asked = query | ({"continue": token} if token else {})
+            async with self._kube.stream(self.source.path, asked, silence_s=30.0) as stream:
+                page = self.source.page.decode(await stream.read())
+            items += page.items
+            token = str(page.metadata.get("continue") or "")
+            if not token:
+                break
+        self.source.listed(items)
+        self.source.version = str(page.metadata.get("resourceVersion") or "")
+        self.source.synced = True
+        self.source.heard_s = self._clock()
+
+    async def _follow(self) -> None:
+        query = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self.source.version,
+            "timeoutSeconds": str(SERVER_S),
+            "labelSelector": self.source.selector,
+        }
+        async with self._kube.stream(self.source.path, query, silence_s=SILENCE_S) as stream:
+            self.source.heard_s = self._clock()
+            async for line in _lines(stream):
+                self.source.heard_s = self._clock()
+                self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        if line.startswith(b'{"type":"ERROR"'):
+            failed = msgspec.json.decode(line, type=Trouble).object
+            raise ApiError(failed.code or 500, "WatchError", failed.message)
+        event = self.source.event.decode(line)
+        self.source.version = event.object.metadata.resource_version or self.source.version
+        if event.type == "BOOKMARK":
+            return
+        self._metrics.events.labels(self.source.kind).inc()
+        if event.type == "DELETED":
+            self.source.drop(event.object)
+        else:
+            self.source.put(event.object)
+
+
+async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Objects may be larger than the reader's own limit for a line."""
+    rest = b""
+    async for chunk in stream.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line:
+                yield line
+        await asyncio.sleep(0)  # a burst must not hold up the decisions
+
+
+def pod_source(store: Store, clock: Callable[[], float], namespace: str) -> Source[PodObject]:
+    """`namespace`: empty for all."""
+
+    def put(item: PodObject) -> None:
+        if found := pod_of(item, clock()):
+            store.put_pod((found[0], found[1]), found[2])
+
+    def drop(item: PodObject) -> None:
+        if found := pod_of(item, clock()):
+            store.drop_pod((found[0], found[1]), found[2].name, found[2].uid)
+
+    def listed(items: list[PodObject]) -> None:
+        now_s = clock()
+        pods = (pod_of(item, now_s) for item in items)
+        store.keep_pods(((f[0], f[1]), f[2]) for f in pods if f is not None)
+
+    within = f"/namespaces/{namespace}" if namespace else ""
+    return Source(
+        kind="pods",
+        path=f"/api/v1{within}/pods",
+        selector=LABEL_JOB,
+        page=msgspec.json.Decoder(Listed[PodObject]),
+        event=msgspec.json.Decoder(Happened[PodObject]),
+        listed=listed,
+        put=put,
+        drop=drop,
+    )
+
+
+def node_source(store: Store, clock: Callable[[], float]) -> Source[NodeObject]:
+    def put(item: NodeObject) -> None:
+        store.put_node(node_of(item, store.nodes.get(item.metadata.name), clock()))
+
+    def listed(items: list[NodeObject]) -> None:
+        names = {item.metadata.name for item in items}
+        for gone in set(store.nodes) - names:
+            store.drop_node(gone)
+        for item in items:
+            put(item)
+
+    return Source(
+        kind="nodes",
+        path="/api/v1/nodes",
+        selector="",
+        page=msgspec.json.Decoder(Listed[NodeObject]),
+        event=msgspec.json.Decoder(Happened[NodeObject]),
+        listed=listed,
+        put=put,
+        drop=lambda item: store.drop_node(item.metadata.name),
+    )

@@ -1,0 +1,142 @@
+"""Everything that the watches have shown, in memory, by job.
+
+Answers to own requests are put in at once, so that the next decision knows of them before their
+event arrives. An event that is older than what is known of the same object changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from paceline_api.names import LABEL_ATTEMPT, LABEL_SLOT
+
+from paceline_operator.cluster.wire import kept
+from paceline_operator.core.observed import NO_SLOT, Node, Pod
+
+Key = tuple[str, str]
+"""(namespace, name) of a job."""
+TOMBSTONES: Final = 20_000
+
+
+class Store:
+    """`changed` is called with the key of each job whose facts have changed."""
+
+    def __init__(self, changed: Callable[[Key], None]) -> None:
+        self._changed = changed
+        self.jobs: dict[Key, Mapping[str, Any]] = {}
+        self._pods: dict[Key, dict[str, Pod]] = {}
+        self.nodes: dict[str, Node] = {}
+        self._gone: OrderedDict[str, None] = OrderedDict()
+        """Uids of objects that were deleted: a late answer must not bring them back."""
+        self.used: dict[Key, dict[int, int]] = {}
+
+    # ---- jobs -----------------------------------------------------------------------------
+
+    def put_job(self, body: Mapping[str, Any]) -> None:
+        metadata = body["metadata"]
+        key = (metadata.get("namespace") or "default", metadata["name"])
+        known = self.jobs.get(key)
+        if metadata["uid"] in self._gone or (known is not None and not _newer(body, known)):
+            return
+        if known is not None and known["metadata"]["uid"] != metadata["uid"]:
+            self._bury(known["metadata"]["uid"])
+        self.jobs[key] = body
+        self._changed(key)
+
+    def drop_job(self, key: Key, uid: str) -> None:
+        """The object with this uid is gone; another one may already have its name."""
+        self._bury(uid)
+        known = self.jobs.get(key)
+        if known is not None and known["metadata"]["uid"] == uid:
+            del self.jobs[key]
+            self._changed(key)
+
+    # ---- pods -----------------------------------------------------------------------------
+
+    def pods(self, key: Key) -> tuple[Pod, ...]:
+        return tuple(self._pods.get(key, {}).values())
+
+    def put_pod(self, key: Key, pod: Pod) -> None:
+        if pod.uid in self._gone:
+            return
+        pods = self._pods.setdefault(key, {})
+        known = pods.get(pod.name)
+        used = self.used.setdefault(key, {})
+        used[pod.slot] = max(used.get(pod.slot, 0), pod.attempt)
+        if known is not None and known.uid == pod.uid and pod.version <= known.version:
+            return
+        pods[pod.name] = kept(pod, known)
+        self._changed(key)
+
+    def drop_pod(self, key: Key, name: str, uid: str) -> None:
+        self._bury(uid)
+        pods = self._pods.get(key, {})
+        known = pods.get(name)
+        if known is not None and known.uid == uid:
+            del pods[name]
+            if not pods:
+                self._pods.pop(key, None)
+            self._changed(key)
+
+    def mark_deleting(self, key: Key, name: str, uid: str) -> None:
+        """Its deletion was accepted: not to be asked for again."""
+        known = self._pods.get(key, {}).get(name)
+        if known is not None and known.uid == uid and not known.deleting:
+            self._pods[key][name] = replace(known, deleting=True)
+            self._changed(key)
+
+    def reserve(self, key: Key, labels: Mapping[str, str]) -> None:
+        """A name that somebody else has; the next attempt is above it (C3)."""
+        slot = int(labels.get(LABEL_SLOT, NO_SLOT))
+        used = self.used.setdefault(key, {})
+        used[slot] = max(used.get(slot, 0), int(labels[LABEL_ATTEMPT]))
+        self._changed(key)
+
+    def keep_pods(self, seen: Iterable[tuple[Key, Pod]]) -> None:
+        """A complete list: what it lacks is gone."""
+        listed = list(seen)
+        uids = {pod.uid for _, pod in listed}
+        for key, pods in list(self._pods.items()):
+            for pod in list(pods.values()):
+                if pod.uid not in uids:
+                    self.drop_pod(key, pod.name, pod.uid)
+        for key, pod in listed:
+            self.put_pod(key, pod)
+
+    def pod_count(self) -> int:
+        return sum(map(len, self._pods.values()))
+
+    # ---- nodes ----------------------------------------------------------------------------
+
+    def put_node(self, node: Node) -> None:
+        before = self.nodes.get(node.name)
+        self.nodes[node.name] = node
+        if before is not None and before != node:
+            self._wake_jobs_on(node.name)
+
+    def drop_node(self, name: str) -> None:
+        if self.nodes.pop(name, None) is not None:
+            self._wake_jobs_on(name)
+
+    def _wake_jobs_on(self, node: str) -> None:
+        for key, pods in self._pods.items():
+            if any(pod.node == node for pod in pods.values()):
+                self._changed(key)
+
+    def _bury(self, uid: str) -> None:
+        self._gone[uid] = None
+        while len(self._gone) > TOMBSTONES:
+            self._gone.popitem(last=False)
+
+
+def _newer(body: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+    """Versions of one resource are ordered numbers, over a name that is made anew too."""
+    return _version(body["metadata"]) > _version(known["metadata"])
+
+
+def _version(metadata: Mapping[str, Any]) -> int:
+    text = str(metadata.get("resourceVersion") or "0")
+    return int(text) if text.isdecimal() else 0

@@ -1,0 +1,201 @@
+"""Objects of the API server -> the few fields that the operator keeps.
+
+A watch of ten thousand pods brings tens of thousands of events; typed decoding skips everything
+that is not named here without building it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+from paceline_api.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_ROLE, LABEL_SLOT, PREFIX
+from paceline_api.template import TRAINER
+
+from paceline_operator.core.job import seconds_of
+from paceline_operator.core.observed import NO_SLOT, NOT_STARTED, End, Node, Pod
+
+UNREACHABLE: Final = "node.kubernetes.io/out-of-service"
+COORDINATOR: Final = "coordinator"
+
+
+class Owner(Struct, frozen=True):
+    uid: str = ""
+    controller: bool | None = None
+
+
+class Meta(Struct, frozen=True, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    deletion_timestamp: str | None = None
+    creation_timestamp: str | None = None
+    owner_references: list[Owner] | None = None
+
+
+class State(Struct, frozen=True, rename="camel"):
+    exit_code: int = 0
+    reason: str = ""
+    message: str = ""
+    finished_at: str | None = None
+
+
+class States(Struct, frozen=True):
+    waiting: State | None = None
+    terminated: State | None = None
+
+
+class ContainerStatus(Struct, frozen=True, rename="camel"):
+    name: str = ""
+    state: States = States()
+    last_state: States = States()
+
+
+class Condition(Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+class PodStatus(Struct, frozen=True, rename="camel"):
+    phase: str = "Pending"
+    reason: str = ""
+    message: str = ""
+    pod_ip: str = msgspec.field(name="podIP", default="")
+    conditions: list[Condition] | None = None
+    container_statuses: list[ContainerStatus] | None = None
+
+
+class PodSpec(Struct, frozen=True, rename="camel"):
+    node_name: str = ""
+
+
+class PodObject(Struct, frozen=True):
+    metadata: Meta = Meta()
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+class Taint(Struct, frozen=True):
+    key: str = ""
+
+
+class NodeSpec(Struct, frozen=True):
+    taints: list[Taint] | None = None
+
+
+class NodeStatus(Struct, frozen=True):
+    conditions: list[Condition] | None = None
+
+
+class NodeObject(Struct, frozen=True):
+    metadata: Meta = Meta()
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+
+def pod_of(item: PodObject, now_s: float) -> tuple[str, str, Pod] | None:
+    """(namespace, job, pod); None for a pod that is not one of a job."""
+    labels = item.metadata.labels or {}
+    job, role = labels.get(LABEL_JOB, ""), labels.get(LABEL_ROLE, "")
+    if not job or not role:
+        return None
+    status = item.status
+    end = _end(item)
+    unschedulable, disrupted = "", False
+    for condition in status.conditions or ():
+        if condition.type == "PodScheduled" and condition.status == "False":
+            unschedulable = condition.message or condition.reason
+        elif condition.type == "DisruptionTarget" and condition.status == "True":
+            disrupted = True
+    pod = Pod(
+        name=item.metadata.name,
+        uid=item.metadata.uid,
+        role=role,
+        slot=_number(labels.get(LABEL_SLOT), NO_SLOT),
+        attempt=_number(labels.get(LABEL_ATTEMPT), 0),
+        owner=next((o.uid for o in item.metadata.owner_references or () if o.controller), ""),
+        created_s=seconds_of(item.metadata.creation_timestamp) or now_s,
+        node=item.spec.node_name,
+        phase=status.phase,
+        ip=status.pod_ip,
+        deleting=item.metadata.deletion_timestamp is not None,
+        end=end,
+        ended_seen_s=now_s if end else 0.0,
+        disrupted=disrupted,
+        waiting=_waiting(item),
+        unschedulable=unschedulable,
+        notes={k: v for k, v in (item.metadata.annotations or {}).items() if k.startswith(PREFIX)},
+        version=_number(item.metadata.resource_version, 0),
+    )
+    return item.metadata.namespace, job, pod
+
+
+def pod_from(body: Mapping[str, Any], now_s: float) -> tuple[str, str, Pod] | None:
+    """From the answer to a request."""
+    return pod_of(msgspec.convert(body, PodObject), now_s)
+
+
+def _main(item: PodObject) -> ContainerStatus | None:
+    """Completion is that of this container, whatever sidecars do (C6)."""
+    for container in item.status.container_statuses or ():
+        if container.name in (TRAINER, COORDINATOR):
+            return container
+    return None
+
+
+def _end(item: PodObject) -> End | None:
+    main = _main(item)
+    status = item.status
+    over = status.phase in ("Succeeded", "Failed")
+    restarts = (item.metadata.labels or {}).get(LABEL_ROLE) == COORDINATOR
+    done = main.state.terminated if main is not None and (over or not restarts) else None
+    if done is not None:
+        finished_s = seconds_of(done.finished_at) or 0.0
+        # An eviction is told by the pod, not by its container.
+        return End(done.exit_code, status.reason or done.reason, done.message, finished_s)
+    if status.phase == "Failed":
+        return End(NOT_STARTED, status.reason, status.message)
+    return End(0, status.reason, status.message) if over else None
+
+
+def _waiting(item: PodObject) -> str:
+    main = _main(item)
+    waiting = main.state.waiting if main is not None else None
+    if waiting is None or waiting.reason in ("", "ContainerCreating", "PodInitializing"):
+        return ""
+    message = waiting.message
+    if main is not None and main.last_state.terminated is not None:
+        message = main.last_state.terminated.message or message
+    return f"{waiting.reason}: {message}"
+
+
+def node_of(item: NodeObject, before: Node | None, now_s: float) -> Node:
+    ready = any(c.type == "Ready" and c.status == "True" for c in item.status.conditions or ())
+    since_s = 0.0 if ready else now_s
+    if before is not None and not before.ready and not ready:
+        since_s = before.not_ready_since_s
+    return Node(
+        name=item.metadata.name,
+        ready=ready,
+        not_ready_since_s=since_s,
+        out_of_service=any(t.key == UNREACHABLE for t in item.spec.taints or ()),
+    )
+
+
+def kept(pod: Pod, before: Pod | None) -> Pod:
+    """`pod`, with what was first seen earlier."""
+    if before is not None and before.uid == pod.uid and before.ended_seen_s and pod.end:
+        return replace(pod, ended_seen_s=before.ended_seen_s)
+    return pod
+
+
+def _number(text: str | None, otherwise: int) -> int:
+    return int(text) if text is not None and text.isdecimal() else otherwise

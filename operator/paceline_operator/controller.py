@@ -1,0 +1,157 @@
+"""One job from observation to writes: observe, decide, carry out, remember.
+
+`reconcile` may be called at any time and for any job; it never raises for what the cluster does.
+Exactly one call per job runs at a time, which the queue sees to.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from paceline_api.names import COORDINATOR_PORT
+
+from paceline_operator.cluster.api import ApiError
+from paceline_operator.cluster.apply import Applier, DeposedError, JobGoneError
+from paceline_operator.cluster.memory import Memory
+from paceline_operator.cluster.store import Key, Store
+from paceline_operator.core.changes import Changes
+from paceline_operator.core.job import Job, manager_of, read_job
+from paceline_operator.core.observed import Inventory
+from paceline_operator.core.reconcile import reconcile
+
+log = logging.getLogger("paceline.operator")
+
+RETRY_S: Final = 0.2
+RETRY_MAX_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a coordinator is to be told."""
+
+    inventory: Inventory | None
+    targets: Mapping[str, Any] | None
+    stop: bool = False
+
+
+class Coordinators(Protocol):
+    """The connections to all coordinators. Nothing here waits for one of them."""
+
+    def follow(self, key: Key, job: Job, address: str, *, hurry: bool) -> None:
+        """Listen to the coordinator of a job at this URL."""
+        ...
+
+    def send(self, key: Key, message: Message) -> None: ...
+
+    def leave(self, key: Key) -> None: ...
+
+
+class Controller:
+    def __init__(
+        self,
+        store: Store,
+        applier: Applier,
+        coordinators: Coordinators,
+        *,
+        manager: str,
+        clock: Callable[[], float],
+        epoch: Callable[[], int],
+        nodes_fresh: Callable[[], bool],
+    ) -> None:
+        self._store, self._applier, self._coordinators = store, applier, coordinators
+        self._manager, self._clock = manager, clock
+        self._epoch, self._nodes_fresh = epoch, nodes_fresh
+        self.memories: dict[Key, Memory] = {}
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Seconds until the next look, None for: when something has changed."""
+        body = self._store.jobs.get(key)
+        if body is None or manager_of(body) != self._manager:
+            self.forget(key)
+            return None
+        job = read_job(body)
+        memory = self._memory(key, job)
+        now_s = self._clock()
+        changes = reconcile(job, self._observed(key, memory), now_s)
+        memory.since = changes.since
+        if changes.forget_told:
+            memory.told = None
+        self._send(key, changes, memory, now_s)
+        try:
+            done = await self._applier.carry_out(job, changes, memory)
+            if done:
+                memory.replaced = max(memory.replaced, changes.replaced)
+            memory.errors = 0
+        except JobGoneError:
+            log.info("the job is gone", extra={"job": f"{job.namespace}/{job.name}"})
+            self._store.drop_job(key, job.uid)
+            self.forget(key)
+            return None
+        except DeposedError:
+            return None
+        except ApiError as error:
+            return self._retry_s(job, memory, error)
+        self._follow(key, job, changes)
+        if not done:
+            return RETRY_S if memory.refusal is None or memory.refusal.count > 1 else 0.0
+        if changes.look_again_s is None:
+            return None
+        return max(0.0, changes.look_again_s - self._clock())
+
+    def forget(self, key: Key) -> None:
+        self.memories.pop(key, None)
+        self._coordinators.leave(key)
+
+    def _memory(self, key: Key, job: Job) -> Memory:
+        memory = self.memories.get(key)
+        if memory is None or memory.uid != job.uid:
+            memory = self.memories[key] = Memory(job.uid)
+        return memory
+
+    def _observed(self, key: Key, memory: Memory) -> Any:
+        return memory.observed(
+            self._store.pods(key),
+            used=self._store.used.get(key, {}),
+            nodes=self._store.nodes,
+            nodes_fresh=self._nodes_fresh(),
+            epoch=self._epoch(),
+        )
+
+    def _send(self, key: Key, changes: Changes, memory: Memory, now_s: float) -> None:
+        if changes.inventory is None and changes.targets is None:
+            return
+        if changes.inventory is not None:
+            # Spent even if it does not arrive: a number never stands for two lists.
+            memory.note(revision=changes.inventory.revision)
+        if changes.stop:
+            memory.note(stop_s=now_s)
+        self._coordinators.send(key, Message(changes.inventory, changes.targets, changes.stop))
+
+    def inventory_arrived(self, key: Key, inventory: Inventory) -> None:
+        memory = self.memories.get(key)
+        if memory is not None and inventory.revision == memory.sent.revision:
+            memory.note(inventory=frozenset(inventory.pods), inventory_s=self._clock())
+
+    def _follow(self, key: Key, job: Job, changes: Changes) -> None:
+        """Listen to the newest coordinator that has an address."""
+        pods = [
+            pod
+            for pod in self._store.pods(key)
+            if pod.is_coordinator and pod.owner == job.uid and pod.active and pod.ip
+        ]
+        if job.finished or not pods:
+            self._coordinators.leave(key)
+            return
+        newest = max(pods, key=lambda pod: pod.attempt)
+        host = f"[{newest.ip}]" if ":" in newest.ip else newest.ip
+        url = f"https://{host}:{COORDINATOR_PORT}"
+        self._coordinators.follow(key, job, url, hurry=changes.hurry)
+
+    def _retry_s(self, job: Job, memory: Memory, error: ApiError) -> float:
+        memory.errors += 1
+        wait_s = min(RETRY_MAX_S, RETRY_S * 2.0 ** min(memory.errors - 1, 10))
+        log.warning("%s; next try in %.1f s", error, wait_s, extra={"job": "/".join(job.key)})
+        return max(wait_s, error.retry_after_s)

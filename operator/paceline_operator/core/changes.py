@@ -1,0 +1,77 @@
+"""What a decision asks the driver to do, and why: plain data; doing it twice does no harm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline_api.reasons import Reason
+
+from paceline_operator.core.observed import Inventory
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """A pod, by its deterministic name: a repeated create conflicts instead of doubling (C3)."""
+
+    manifest: Mapping[str, Any]
+    why: str
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest["metadata"]["name"])
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Of the pod with this uid only: the name may belong to another one by then."""
+
+    name: str
+    uid: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """For `kubectl describe`. `key` is sent once in a job's life."""
+
+    key: str
+    reason: Reason
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    needs_secret: bool = False
+    needs_service: bool = False
+    coordinator: Create | None = None
+    workers: tuple[Create, ...] = ()
+    """In this order, few at first (C7)."""
+    verify_job: bool = False
+    """Ask the API server whether the job still exists before anything is created."""
+    delete: tuple[Delete, ...] = ()
+    delete_job: bool = False
+    status: Mapping[str, Any] | None = None
+    """The whole status to be; None if there is nothing to write now."""
+    events: tuple[Event, ...] = ()
+    inventory: Inventory | None = None
+    targets: Mapping[str, Any] | None = None
+    stop: bool = False
+    """`targets` ask for a stop."""
+    since: Mapping[str, float] = field(default_factory=dict)
+    replaced: int = 0
+    """Pods replaced so far, with those of this decision."""
+    look_again_s: float | None = None
+    """When something can follow from time alone."""
+    forget_told: bool = False
+    """What the coordinator has said belongs to a time that is over."""
+    hurry: bool = False
+    """News of the coordinator are wanted at once rather than at leisure."""
+
+    @property
+    def writes(self) -> int:
+        """Requests to the API server, the job's Secret and the shared Service aside."""
+        pods = len(self.workers) + (self.coordinator is not None) + len(self.delete)
+        return pods + (self.status is not None) + len(self.events) + self.delete_job

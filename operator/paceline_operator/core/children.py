@@ -1,0 +1,301 @@
+"""The manifests of a job's children: worker pods, coordinator pod, Secret.
+
+A worker's pod is the user's template with as little added as possible: the agent as its command,
+the variables of the agent, memory for /dev/shm, placement, and the settings of a restricted pod
+where the template leaves them open (C6). The coordinator runs in the trainer's image (C14).
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+from collections.abc import Mapping
+from typing import Any, Final
+
+from paceline_api import names
+from paceline_api.enums import Autoscaler
+from paceline_api.template import TRAINER
+from paceline_api.types import API_VERSION, KIND
+
+from paceline_operator.core import placement
+from paceline_operator.core.frozen import FILE, job_file, trainer_of
+from paceline_operator.core.job import Job
+from paceline_operator.core.keys import JobKeys
+
+ENV_VERSION_NOW: Final = "1"
+FILES: Final = "/etc/paceline"
+RUN_DIR: Final = "/run/paceline"
+TOKEN: Final = "token"
+CERTIFICATE: Final = "tls.crt"
+PRIVATE_KEY: Final = "tls.key"
+COORDINATOR: Final = "coordinator"
+LINGER_S: Final = 30 * 24 * 3600
+"""So long a coordinator keeps the outcome for an operator that is away (C1)."""
+GRACE_MARGIN_S: Final = 15
+"""For the agent's own end, after its ranks had drainGraceSeconds."""
+INHERITED: Final = (
+    *("imagePullSecrets", "schedulerName", "priorityClassName", "runtimeClassName"),
+    *("nodeSelector", "tolerations", "securityContext"),
+)
+"""Placement of a coordinator that follows the worker's template."""
+COORDINATOR_RESOURCES: Final = {
+    "requests": {"cpu": "100m", "memory": "128Mi"},
+    "limits": {"memory": "1Gi"},
+}
+
+
+def labels(job: Job, role: str) -> dict[str, str]:
+    return {
+        "app.kubernetes.io/name": "paceline",
+        "app.kubernetes.io/instance": job.name,
+        "app.kubernetes.io/component": role,
+        "app.kubernetes.io/managed-by": "paceline-operator",
+        names.LABEL_JOB: job.name,
+        names.LABEL_ROLE: role,
+    }
+
+
+def owner_reference(job: Job) -> dict[str, Any]:
+    """`controller` because kubectl drain asks for one; no block, since the operator may be away."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def worker(
+    job: Job,
+    slot: int,
+    attempt: int,
+    *,
+    coordinators: tuple[str, ...] = (),
+    notes: Mapping[str, str] | None = None,
+    avoid: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """`coordinators`: further addresses to try. `avoid`: nodes on which it must not run."""
+    assert job.spec is not None
+    assert job.settings is not None
+    template = copy.deepcopy(dict(job.template))
+    spec = template["spec"]
+    container = next(c for c in spec["containers"] if c["name"] == TRAINER)
+    container["command"] = ["python3", "-m", "paceline.agent"]
+    container.pop("args", None)
+    if not str(container.get("workingDir", "/")).startswith("/"):
+        del container["workingDir"]  # relative to the job file on a laptop
+    container["env"] = [*_worker_env(job, slot, attempt, coordinators), *container.get("env", ())]
+    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    port = job.settings.metrics_port
+    ports = container.setdefault("ports", [])
+    if not any(p.get("containerPort") == port for p in ports):
+        ports.append({"name": "metrics", "containerPort": port, "protocol": "TCP"})
+    _mount(spec, container, "paceline-job", FILES, _job_volume(job, [FILE, CERTIFICATE]))
+    _mount(spec, container, "paceline-run", RUN_DIR, {"emptyDir": {}})
+    _mount(spec, container, "paceline-shm", "/dev/shm", {"emptyDir": {"medium": "Memory"}})
+    checkpoint = job.spec.checkpoint
+    if checkpoint and checkpoint.claim_name:
+        claim = {"persistentVolumeClaim": {"claimName": checkpoint.claim_name}}
+        _mount(spec, container, "paceline-checkpoints", checkpoint.path, claim)
+    spec["restartPolicy"] = "Never"
+    spec.setdefault(
+        "terminationGracePeriodSeconds",
+        job.settings.elasticity.drain_grace_ns // 10**9 + GRACE_MARGIN_S,
+    )
+    _restrict(spec)
+    placement.spread(spec, job, avoid=avoid)
+    metadata = template.get("metadata") or {}
+    evict = "true" if job.spec.elasticity.autoscaler is Autoscaler.MAY_EVICT else "false"  # type: ignore[union-attr]
+    annotations = {
+        "sidecar.istio.io/inject": "false",
+        "linkerd.io/inject": "disabled",
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": evict,
+        **(metadata.get("annotations") or {}),
+        **(notes or {}),
+    }
+    own = {names.LABEL_SLOT: str(slot), names.LABEL_ATTEMPT: str(attempt)}
+    injection = {"sidecar.istio.io/inject": "false"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": names.worker_name(job.name, slot, attempt),
+            "namespace": job.namespace,
+            "labels": {
+                **injection,
+                **(metadata.get("labels") or {}),
+                **labels(job, names.ROLE_WORKER),
+                **own,
+            },
+            "annotations": annotations,
+            "ownerReferences": [owner_reference(job)],
+        },
+        "spec": spec,
+    }
+
+
+def _worker_env(
+    job: Job, slot: int, attempt: int, coordinators: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    assert job.settings is not None
+    host = names.coordinator_host(job.name, job.namespace)
+    urls = (f"https://{host}:{names.COORDINATOR_PORT}", *coordinators)
+    return [
+        {"name": names.ENV_HOST, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        *_common_env(job),
+        _set(names.ENV_SLOT, slot),
+        _set(names.ENV_ATTEMPT, attempt),
+        _set(names.ENV_PROCS, job.settings.procs_per_replica),
+        _set(names.ENV_COORDINATOR, ",".join(urls)),
+        _set(names.ENV_RUN_DIR, RUN_DIR),
+        _set(names.ENV_DRAIN_GRACE, job.settings.elasticity.drain_grace_ns // 10**9),
+        _set(names.ENV_METRICS_PORT, job.settings.metrics_port),
+    ]
+
+
+def _common_env(job: Job) -> list[dict[str, Any]]:
+    secret = names.secret_name(job.name, job.uid)
+    token = {"secretKeyRef": {"name": secret, "key": TOKEN}}
+    return [
+        _set(names.ENV_VERSION, ENV_VERSION_NOW),
+        _set(names.ENV_JOB, job.name),
+        _set(names.ENV_NAMESPACE, job.namespace),
+        _set(names.ENV_SPEC, f"{FILES}/{FILE}"),
+        _set(names.ENV_TLS_CERT, f"{FILES}/{CERTIFICATE}"),
+        {"name": names.ENV_TOKEN, "valueFrom": token},
+    ]
+
+
+def coordinator(job: Job, attempt: int) -> dict[str, Any]:
+    assert job.spec is not None
+    below = job.template["spec"]
+    trainer = trainer_of(job.template)
+    wanted = job.spec.coordinator
+    container: dict[str, Any] = {
+        "name": COORDINATOR,
+        "image": trainer.get("image", ""),
+        "command": ["python3", "-m", "paceline.coordinator"],
+        "env": [
+            {"name": names.ENV_UID, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+            *_common_env(job),
+            _set(names.ENV_TLS_KEY, f"{FILES}/{PRIVATE_KEY}"),
+            _set(names.ENV_LINGER, LINGER_S),
+        ],
+        "ports": [{"name": "control", "containerPort": names.COORDINATOR_PORT, "protocol": "TCP"}],
+        "resources": (wanted.resources if wanted else None) or COORDINATOR_RESOURCES,
+        # Alive = its loop answers. Not ready is still published: agents must reach a new one.
+        "readinessProbe": _probe(period=2, failures=2),
+        "livenessProbe": _probe(period=10, failures=6),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {"readOnlyRootFilesystem": True},
+    }
+    if "imagePullPolicy" in trainer:
+        container["imagePullPolicy"] = trainer["imagePullPolicy"]
+    spec: dict[str, Any] = {
+        "containers": [container],
+        "hostname": f"{job.name}-coordinator",
+        "subdomain": names.COORDINATOR_SERVICE,
+        "restartPolicy": "Always",
+        "terminationGracePeriodSeconds": 5,
+    }
+    spec |= {key: copy.deepcopy(below[key]) for key in INHERITED if key in below}
+    if wanted:
+        placed = wanted.model_dump(mode="json", by_alias=True, exclude_none=True)
+        placed.pop("resources", None)
+        spec |= placed
+    files = [FILE, CERTIFICATE, PRIVATE_KEY]
+    _mount(spec, container, "paceline-job", FILES, _job_volume(job, files))
+    _mount(spec, container, "tmp", "/tmp", {"emptyDir": {}})
+    _restrict(spec)
+    placement.spread_by_name(spec, job)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": names.coordinator_name(job.name, attempt),
+            "namespace": job.namespace,
+            "labels": {
+                "sidecar.istio.io/inject": "false",
+                **labels(job, names.ROLE_COORDINATOR),
+                names.LABEL_ATTEMPT: str(attempt),
+            },
+            "annotations": {
+                "sidecar.istio.io/inject": "false",
+                "linkerd.io/inject": "disabled",
+                "cluster-autoscaler.kubernetes.io/safe-to-evict": "true",
+            },
+            "ownerReferences": [owner_reference(job)],
+        },
+        "spec": spec,
+    }
+
+
+def secret(job: Job, keys: JobKeys, *, certificate: str, private_key: str) -> dict[str, Any]:
+    """Created once and never read or changed (C2). `certificate`, `private_key`: PEM."""
+    data = {
+        FILE: job_file(job),
+        TOKEN: keys.token,
+        CERTIFICATE: certificate,
+        PRIVATE_KEY: private_key,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "Opaque",
+        "immutable": True,
+        "metadata": {
+            "name": names.secret_name(job.name, job.uid),
+            "namespace": job.namespace,
+            "labels": labels(job, "job"),
+            "ownerReferences": [owner_reference(job)],
+        },
+        "data": {name: base64.b64encode(text.encode()).decode() for name, text in data.items()},
+    }
+
+
+def _probe(*, period: int, failures: int) -> dict[str, Any]:
+    return {
+        "httpGet": {"path": "/healthz", "port": "control", "scheme": "HTTPS"},
+        "periodSeconds": period,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }
+
+
+def _set(name: str, value: object) -> dict[str, Any]:
+    return {"name": name, "value": str(value)}
+
+
+def _job_volume(job: Job, files: list[str]) -> dict[str, Any]:
+    items = [{"key": name, "path": name} for name in files]
+    name = names.secret_name(job.name, job.uid)
+    return {"secret": {"secretName": name, "items": items, "defaultMode": 0o444}}
+
+
+def _mount(
+    spec: dict[str, Any], container: dict[str, Any], name: str, path: str, source: dict[str, Any]
+) -> None:
+    """Unless the template itself mounts something there."""
+    mounts = container.setdefault("volumeMounts", [])
+    if any(str(mount.get("mountPath", "")).rstrip("/") == path for mount in mounts):
+        return
+    mount = {"name": name, "mountPath": path}
+    mounts.append(mount | ({"readOnly": True} if "secret" in source else {}))
+    spec.setdefault("volumes", []).append({"name": name, **source})
+
+
+def _restrict(spec: dict[str, Any]) -> None:
+    """What a restricted namespace asks for, where the template says nothing; and no token."""
+    spec.setdefault("automountServiceAccountToken", False)
+    spec.setdefault("enableServiceLinks", False)
+    pod = spec.setdefault("securityContext", {})
+    pod.setdefault("runAsNonRoot", True)
+    pod.setdefault("seccompProfile", {"type": "RuntimeDefault"})
+    for container in (*spec["containers"], *spec.get("initContainers", ())):
+        context = container.setdefault("securityContext", {})
+        if context.get("privileged"):
+            continue
+        context.setdefault("allowPrivilegeEscalation", False)
+        context.setdefault("capabilities", {"drop": ["ALL"]})

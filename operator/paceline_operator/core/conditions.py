@@ -1,0 +1,185 @@
+"""The standard conditions of a job, each from the facts that it is about.
+
+A condition keeps its transition time while its status stays the same. One that has never held is
+not written, but for Scheduled and RingReady, which every job begins with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from paceline_api.reasons import ConditionType, Reason
+
+from paceline_operator.core.job import Job, timestamp
+from paceline_operator.core.observed import Observed, Pod, RefusalKind
+from paceline_operator.core.resize import Plan
+from paceline_operator.core.told import ACTIVE, BENCHED
+
+MESSAGE_MAX: Final = 2000
+COORDINATOR_AWAY_S: Final = 30.0
+ALWAYS: Final = (ConditionType.SCHEDULED, ConditionType.RING_READY)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    type: ConditionType
+    holds: bool
+    reason: str
+    message: str
+
+
+def merged(job: Job, wanted: list[Wanted], now_s: float) -> list[dict[str, Any]]:
+    """The conditions to be: those wanted, and the others as they were."""
+    before = {str(c.get("type")): c for c in job.status.get("conditions") or ()}
+    result = {kind: dict(condition) for kind, condition in before.items()}
+    for condition in wanted:
+        old = before.get(condition.type)
+        if old is None and not condition.holds and condition.type not in ALWAYS:
+            continue
+        status = "True" if condition.holds else "False"
+        same = old is not None and old.get("status") == status
+        result[condition.type] = {
+            "type": str(condition.type),
+            "status": status,
+            "reason": str(condition.reason),
+            "message": condition.message[:MESSAGE_MAX],
+            "lastTransitionTime": old["lastTransitionTime"] if same and old else timestamp(now_s),
+            "observedGeneration": job.generation,
+        }
+    return list(result.values())
+
+
+def scheduled(job: Job, plan: Plan) -> Wanted:
+    assert job.settings is not None
+    placed = sum(bool(pod.node) for pod in plan.living)
+    least = job.settings.min_replicas
+    if placed >= least:
+        message = f"at least minReplicas = {least} workers have a node"
+        return Wanted(ConditionType.SCHEDULED, True, Reason.PODS_PLACED, message)
+    stuck = next((pod for pod in plan.living if pod.unschedulable and not pod.node), None)
+    if stuck is not None:
+        message = f"{stuck.name}: {stuck.unschedulable}"
+        return Wanted(ConditionType.SCHEDULED, False, Reason.UNSCHEDULABLE, message)
+    message = f"fewer than minReplicas = {least} workers have a node"
+    return Wanted(ConditionType.SCHEDULED, False, Reason.STARTING, message)
+
+
+def ring_ready(job: Job, seen: Observed, plan: Plan) -> Wanted | None:
+    """None: nothing new is known, since the coordinator is away."""
+    told = seen.told
+    if told is None:
+        if job.condition(ConditionType.RING_READY) is None:
+            return Wanted(ConditionType.RING_READY, False, Reason.STARTING, "pods are being made")
+        return None
+    members = [rank for rank in told.ranks if rank.rank is not None]
+    computing = any(rank.state in (ACTIVE, BENCHED) for rank in members)
+    if told.generation and computing:
+        message = f"{len(members)} ranks in membership {told.generation}"
+        return Wanted(ConditionType.RING_READY, True, Reason.RING_FORMED, message)
+    if told.generation and job.holds(ConditionType.RING_READY) and members:
+        return None  # a change of the membership takes a moment
+    registered = len(told.registered_pods())
+    if registered and registered < len(plan.living):
+        message = "some workers have come; the start waits for the others"
+        return Wanted(ConditionType.RING_READY, False, Reason.SETTLING, message)
+    message = "the workers have not yet formed a membership"
+    return Wanted(ConditionType.RING_READY, False, Reason.STARTING, message)
+
+
+def degraded(job: Job, seen: Observed, plan: Plan, now_s: float) -> Wanted:
+    found = _worst(job, seen, plan, now_s)
+    if found is None:
+        message = "nothing is missing"
+        return Wanted(ConditionType.DEGRADED, False, Reason.RESOLVED, message)
+    return Wanted(ConditionType.DEGRADED, True, *found)
+
+
+def _worst(job: Job, seen: Observed, plan: Plan, now_s: float) -> tuple[str, str] | None:
+    """The one thing that a user should look at first."""
+    assert job.settings is not None
+    refusal = seen.refusal
+    if refusal is not None and refusal.kind in (RefusalKind.TEMPLATE, RefusalKind.FORBIDDEN):
+        return Reason.TEMPLATE_INVALID, f"the API server refuses the pod: {refusal.message}"
+    if refusal is not None and refusal.kind is RefusalKind.QUOTA:
+        return Reason.QUOTA_EXCEEDED, f"{refusal.message}; it is tried again"
+    stuck = next((pod for pod in plan.living if pod.waiting and _hopeless(pod)), None)
+    if stuck is not None:
+        return Reason.POD_NOT_STARTING, f"{stuck.name}: {stuck.waiting}"
+    if job.fixed_size and not _is_fixed(job):
+        return (
+            Reason.SIZE_NOT_FIXED,
+            "Kueue admits a fixed size: remove minReplicas and maxReplicas, or set them alike",
+        )
+    told = seen.told
+    if told is not None and "Degraded" in told.conditions:
+        reason, message = told.conditions["Degraded"]
+        return reason, message
+    started = job.start_s is not None
+    if started and told is None and plan.since.get("away", now_s) <= now_s - COORDINATOR_AWAY_S:
+        return (
+            Reason.COORDINATOR_AWAY,
+            "the coordinator does not answer; rounds go on, membership changes wait",
+        )
+    if started and len(plan.living) < job.settings.min_replicas:
+        message = f"fewer than minReplicas = {job.settings.min_replicas} workers are there"
+        return Reason.BELOW_MIN_REPLICAS, "; ".join([message, *plan.waiting])
+    if told is not None and any(rank.state == BENCHED for rank in told.ranks):
+        names = sorted(f"{r.slot}.{r.local}" for r in told.ranks if r.state == BENCHED)
+        return Reason.RANK_BENCHED, f"silent and without data: rank {', '.join(names)}"
+    if plan.slow:
+        slow = plan.slow[0]
+        return (
+            Reason.RANK_SLOW,
+            f"rank {slow.rank.rank} on {slow.pod.name} ({slow.pod.node}) is slow",
+        )
+    return None
+
+
+def _hopeless(pod: Pod) -> bool:
+    """Waiting for something that somebody has to mend."""
+    words = (
+        "ErrImage",
+        "ImagePull",
+        "InvalidImage",
+        "CreateContainer",
+        "RunContainer",
+        "CrashLoop",
+    )
+    return pod.waiting.startswith(words)
+
+
+def _is_fixed(job: Job) -> bool:
+    assert job.settings is not None
+    s = job.settings
+    return s.min_replicas == s.replicas == (s.max_replicas or s.replicas)
+
+
+def resizing(job: Job, seen: Observed, plan: Plan) -> Wanted:
+    assert job.settings is not None
+    if job.start_s is None:
+        return Wanted(ConditionType.RESIZING, False, Reason.RESOLVED, "")
+    wanted = job.settings.replicas
+    procs = job.settings.procs_per_replica
+    full = seen.told.full_pods(procs) if seen.told is not None else None
+    replaced = [new for new in plan.new if new.notes]
+    if replaced:
+        return Wanted(ConditionType.RESIZING, True, Reason.RANK_REPLACED, replaced[0].why)
+    if len(plan.living) != wanted or plan.new:
+        message = f"{wanted} replicas are wanted"
+        return Wanted(
+            ConditionType.RESIZING, True, Reason.SCALING, "; ".join([message, *plan.waiting])
+        )
+    if full is None:
+        old = job.condition(ConditionType.RESIZING) or {}
+        holds = old.get("status") == "True"
+        reason, message = str(old.get("reason") or Reason.RESOLVED), str(old.get("message") or "")
+        return Wanted(ConditionType.RESIZING, holds, reason, message)
+    joining = [pod for pod in plan.living if (pod.slot, pod.attempt) not in full]
+    if joining:
+        message = (
+            f"{wanted} replicas are there, {', '.join(p.name for p in joining[:4])} not yet in"
+        )
+        return Wanted(ConditionType.RESIZING, True, Reason.SCALING, message)
+    message = f"all {wanted} replicas train"
+    return Wanted(ConditionType.RESIZING, False, Reason.RESOLVED, message)

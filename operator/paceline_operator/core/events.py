@@ -1,0 +1,90 @@
+"""Events for `kubectl describe`: one per transition, in words that say what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline_api.reasons import ConditionType, Reason
+
+from paceline_operator.core.backoff import Cause
+from paceline_operator.core.changes import Event
+from paceline_operator.core.job import Job
+from paceline_operator.core.observed import Observed, RefusalKind
+from paceline_operator.core.post import Post
+from paceline_operator.core.resize import Plan
+from paceline_operator.core.suspend import Suspension
+
+
+def events_of(
+    job: Job, seen: Observed, plan: Plan, status: Mapping[str, Any], post: Post, resume: str
+) -> tuple[Event, ...]:
+    """Of a running job. Keys name the transition, so the same one gives the same Event."""
+    assert job.settings is not None
+    events: list[Event] = []
+    if resume:
+        text = f"{resume}; the job goes on from its last checkpoint"
+        key = f"resume:{post.make}"
+        events.append(Event(key, Reason.RESUMED_FROM_CHECKPOINT, text, warning=True))
+    refusal = seen.refusal
+    if refusal is not None and refusal.kind in (RefusalKind.TEMPLATE, RefusalKind.FORBIDDEN):
+        text = f"the API server refuses the pod: {refusal.message}; correct spec.template"
+        key = f"template:{refusal.generation}"
+        events.append(Event(key, Reason.TEMPLATE_INVALID, text, warning=True))
+    elif refusal is not None and refusal.kind is RefusalKind.QUOTA:
+        text = f"{refusal.message}; raise the quota or lower spec.replicas, it is tried again"
+        key = f"quota:{job.generation}:{job.settings.replicas}"
+        events.append(Event(key, Reason.QUOTA_EXCEEDED, text, warning=True))
+    for new in plan.new:
+        if new.cause is not Cause.NEW:
+            text = f"{job.name}-{new.slot}-{new.attempt} is made: {new.why}"
+            failed = new.cause in (Cause.FAILED, Cause.REFUSED)
+            key = f"replace:{new.slot}:{new.attempt}"
+            events.append(Event(key, Reason.RANK_REPLACED, text, warning=failed))
+    if job.start_s is not None and post.make is not None and seen.used:
+        text = f"the coordinator is made anew: {post.why}; rounds go on meanwhile"
+        events.append(
+            Event(f"coordinator:{post.make}", Reason.COORDINATOR_AWAY, text, warning=True)
+        )
+    if not job.holds(ConditionType.RING_READY) and _holds(status, ConditionType.RING_READY):
+        told = seen.told
+        text = f"{len(told.living) if told else 0} ranks form the first membership; training runs"
+        events.append(Event(f"ring:{job.highest_attempt}", Reason.RING_FORMED, text))
+    events += _of_changes(job, seen, status)
+    for slow in plan.slow:
+        text = (
+            f"rank {slow.rank.rank} on {slow.pod.name}, node {slow.pod.node}, takes "
+            f"{slow.slowdown_percent} % of the median step; {slow.action} applies"
+        )
+        key = f"slow:{slow.pod.name}:{slow.rank.local}:{slow.action}"
+        events.append(Event(key, Reason.RANK_SLOW, text, warning=True))
+    return tuple(events)
+
+
+def _of_changes(job: Job, seen: Observed, status: Mapping[str, Any]) -> list[Event]:
+    assert job.settings is not None
+    events = []
+    before = (job.status.get("collective") or {}).get("mode")
+    now = (status.get("collective") or {}).get("mode")
+    if before and now and before != now:
+        text = f"rounds run in mode {now} instead of {before}"
+        events.append(Event(f"mode:{now}:{job.generation}", Reason.MODE_CHANGED, text))
+    wanted = job.settings.replicas
+    told = seen.told
+    if told is not None and job.start_s is not None and told.replicas not in (0, wanted):
+        text = f"{told.replicas} -> {wanted} replicas"
+        events.append(Event(f"scale:{job.generation}", Reason.SCALING, text))
+    return events
+
+
+def suspended_event(job: Job, found: Suspension) -> Event:
+    key = f"suspend:{job.generation}:{found.reason}"
+    if found.loses_state:
+        return Event(key, Reason.PROGRESS_LOST, found.message, warning=True)
+    return Event(key, found.reason, found.message)
+
+
+def _holds(status: Mapping[str, Any], kind: str) -> bool:
+    return any(
+        c.get("type") == kind and c.get("status") == "True" for c in status.get("conditions") or ()
+    )

@@ -1,0 +1,95 @@
+"""Which pods may still have processes: the numbered inventory of R25, by the rules of C4.
+
+A pod leaves it when the cluster says that it is dead and its ranks are silent at the coordinator.
+A deletionTimestamp is a drain, not a death; a heartbeat overrules everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from paceline_operator.core.job import Job
+from paceline_operator.core.observed import Inventory, Observed, Pod
+
+GONE_S: Final = 10.0
+"""A node that the watch does not show may be too new for it."""
+LOOK_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    why: str = ""
+    """Why the pod counts as gone with its node; empty if it does not."""
+    look_again_s: float | None = None
+    since: tuple[str, float] | None = None
+
+
+def lost(pod: Pod, seen: Observed, node_lost_s: float, now_s: float) -> Loss:
+    """Whether the pod's node has taken it along."""
+    if not pod.node or not seen.nodes_fresh or not seen.nodes:
+        return Loss()
+    node = seen.nodes.get(pod.node)
+    if node is None:
+        key = f"gone:{pod.node}"
+        first_s = seen.since.get(key, now_s)
+        if now_s - first_s >= GONE_S:
+            return Loss(f"node {pod.node} of {pod.name} is gone", since=(key, first_s))
+        return Loss(look_again_s=first_s + GONE_S, since=(key, first_s))
+    if node.out_of_service:
+        return Loss(f"node {pod.node} of {pod.name} is out of service")
+    if node.ready:
+        return Loss()
+    away = sum(not other.ready for other in seen.nodes.values())
+    if 2 * away > len(seen.nodes):
+        # More likely that the cluster is blind than that most of it has died.
+        return Loss(look_again_s=now_s + node_lost_s)
+    due_s = node.not_ready_since_s + node_lost_s
+    if now_s < due_s:
+        return Loss(look_again_s=due_s)
+    return Loss(f"node {pod.node} of {pod.name} has been NotReady for {node_lost_s:.0f} s")
+
+
+def may_live(
+    job: Job, seen: Observed, losses: dict[str, str]
+) -> tuple[frozenset[tuple[int, int]], bool]:
+    """Pods that may have processes, and whether one of them is there for its heartbeat alone.
+
+    `losses`: pods that are gone with their node, by uid.
+    """
+    speaking = seen.told.speaking_pods() if seen.told is not None else set()
+    workers = [pod for pod in seen.own(job.uid) if pod.is_worker]
+    found: set[tuple[int, int]] = set()
+    overruled = False
+    for pod in workers:
+        place = (pod.slot, pod.attempt)
+        proven = pod.ended or pod.uid in losses
+        if not proven:
+            found.add(place)
+        elif place in speaking:
+            found.add(place)
+            overruled = True
+    known = {(pod.slot, pod.attempt) for pod in workers}
+    ghosts = speaking - known
+    return frozenset(found | ghosts), overruled or bool(ghosts)
+
+
+def next_inventory(
+    seen: Observed, living: frozenset[tuple[int, int]], planned: Iterable[tuple[int, int]]
+) -> Inventory | None:
+    """The inventory to send; None if the coordinator has it.
+
+    Planned pods are in it: no process may start before the revision that names its pod exists.
+    """
+    if seen.told is None:
+        return None
+    pods = living | frozenset(planned)
+    sent, told = seen.sent, seen.told
+    if pods == sent.inventory and sent.revision:
+        forgotten = told.inventory < sent.revision and seen.told_s > sent.inventory_s
+        if not forgotten:
+            return None
+    floor = seen.epoch << 32
+    revision = max(sent.revision, told.inventory, floor) + 1
+    return Inventory(revision, tuple(sorted(pods)))

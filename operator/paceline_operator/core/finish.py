@@ -1,0 +1,212 @@
+"""Whether the job has ended, how, and what is cleared away afterwards (C1).
+
+An end is written into the status before anything of the job is removed, and never taken back. The
+coordinator keeps the outcome until then.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from paceline_api.enums import CleanPodPolicy, FailureAction
+from paceline_api.reasons import Reason
+
+from paceline_operator.core import backoff
+from paceline_operator.core.changes import Changes, Delete
+from paceline_operator.core.job import Job
+from paceline_operator.core.observed import Observed, Pod
+
+FINISHED_WORD: Final = "finished"
+"""First word of the termination message of a pod whose ranks were released (R17)."""
+RESUMABLE: Final = ("StateLost", "Interrupted")
+NOBODY_S: Final = 10.0
+"""So long after the last pod has ended a coordinator may still come back with the outcome."""
+END_MARGIN_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    complete: bool
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    end: End | None = None
+    resume: str = ""
+    """All ranks are gone and the last checkpoint is where to go on; why."""
+    hold: str = ""
+    """Nothing may be created until more is known."""
+    look_again_s: float | None = None
+
+
+def judge(
+    job: Job,
+    seen: Observed,
+    now_s: float,
+    *,
+    anybody: bool,
+    nobody_since_s: float,
+    suspending: bool = False,
+) -> Judgement:
+    """`anybody`: a process of the job may live. `nobody_since_s`: since when none does."""
+    assert job.settings is not None
+    told = seen.told
+    if told is not None and told.outcome is not None and not suspending:
+        outcome = told.outcome
+        if outcome.complete:
+            return Judgement(End(True, Reason.JOB_FINISHED, outcome.message))
+        message = outcome.message + (f"; {outcome.hint}" if outcome.hint else "")
+        if outcome.reason in RESUMABLE and job.settings.checkpoint is not None:
+            return Judgement(resume=message)
+        return Judgement(End(False, _one_word(outcome.reason), message))
+    done = next((pod for pod in seen.own(job.uid) if _was_released(pod)), None)
+    if done is not None and told is None and not suspending and job.start_s is not None:
+        return Judgement(End(True, Reason.JOB_FINISHED, f"{done.name} was released as finished"))
+    ruled = _by_rule(job, seen)
+    if ruled is not None:
+        return Judgement(ruled)
+    late = _deadline(job, now_s)
+    if isinstance(late, End):
+        return Judgement(late)
+    lost = Judgement()
+    if job.start_s is not None and not suspending:
+        lost = _state(job, seen, now_s, anybody=anybody, nobody_since_s=nobody_since_s)
+    if late is not None and lost.end is None:
+        look = min(late, lost.look_again_s or late)
+        return Judgement(None, lost.resume, lost.hold, look)
+    return lost
+
+
+def _deadline(job: Job, now_s: float) -> End | float | None:
+    limit_ns = job.settings.active_deadline_ns if job.settings else None
+    if limit_ns is None or job.start_s is None:
+        return None
+    due_s = job.start_s + limit_ns / 1e9
+    if now_s < due_s:
+        return due_s
+    seconds = limit_ns // 10**9
+    return End(
+        False,
+        Reason.DEADLINE_EXCEEDED,
+        f"the job has run for {seconds} s, as spec.activeDeadlineSeconds allows",
+    )
+
+
+def _by_rule(job: Job, seen: Observed) -> End | None:
+    """failurePolicy and backoffLimit, from what pods and ranks ended with."""
+    assert job.settings is not None
+    workers = [pod for pod in seen.own(job.uid) if pod.is_worker]
+    for code, reason, who in _deaths(workers, seen):
+        for rule in job.settings.failure_rules:
+            if code in rule.on_exit_codes or reason in rule.on_reasons:
+                if rule.action is FailureAction.FAIL_JOB:
+                    told = f"exit code {code}" + (f" ({reason})" if reason else "")
+                    return End(False, Reason.FAILURE_POLICY, f"{who} ended with {told}")
+                break
+    version = max(seen.told.version if seen.told else 0, int(job.status.get("round") or 0))
+    failures = backoff.failures(workers, version)
+    if failures > job.settings.backoff_limit:
+        last = max((p for p in workers if p.end), key=lambda p: p.ended_seen_s, default=None)
+        lines = f"; the last one: {_last_words(last)}" if last else ""
+        return End(
+            False,
+            Reason.BACKOFF_LIMIT_EXCEEDED,
+            f"{failures} pods failed without a committed round in between, "
+            f"spec.backoffLimit is {job.settings.backoff_limit}{lines}",
+        )
+    return None
+
+
+def _deaths(workers: list[Pod], seen: Observed) -> list[tuple[int, str, str]]:
+    found = [
+        (pod.end.exit_code, pod.end.reason, pod.name)
+        for pod in workers
+        if pod.end is not None and not pod.end.in_order and not pod.deleting
+    ]
+    for happening in seen.told.happenings if seen.told else ():
+        code = happening.facts.get("exit_code", "0").lstrip("-")
+        if happening.reason == "RankDied" and code.isdecimal() and code != "0":
+            signal = happening.facts["exit_code"].startswith("-")
+            who = happening.message.partition(":")[0]
+            found.append((int(code) + (128 if signal else 0), "", who))
+    return found
+
+
+def _state(
+    job: Job, seen: Observed, now_s: float, *, anybody: bool, nobody_since_s: float
+) -> Judgement:
+    """A job that has trained and has lost everybody: never a silent fresh start."""
+    assert job.settings is not None
+    resumable = job.settings.checkpoint is not None
+    told = seen.told
+    before = int(job.status.get("round") or 0)
+    if not anybody:
+        due_s = nobody_since_s + NOBODY_S
+        if now_s < due_s:
+            # Its coordinator may know how it ended.
+            return Judgement(
+                hold="all ranks are gone; the coordinator is asked", look_again_s=due_s
+            )
+        why = "all ranks are gone" + (f" after {before} rounds" if before else "")
+        if resumable:
+            return Judgement(resume=why)
+        return Judgement(End(False, Reason.STATE_LOST, f"{why}, and there is no checkpoint"))
+    # A rank that was left out may have been one round ahead of the others (R8).
+    if told is not None and told.generation and told.version + 1 < before and not resumable:
+        why = f"a new membership has begun at round {told.version} after {before} rounds"
+        return Judgement(End(False, Reason.STATE_LOST, f"{why}: all ranks with weights are gone"))
+    return Judgement()
+
+
+def _was_released(pod: Pod) -> bool:
+    end = pod.end
+    released = end is not None and end.in_order and end.message.startswith(FINISHED_WORD)
+    return released and not pod.deleting
+
+
+def _last_words(pod: Pod) -> str:
+    text = pod.end.message.strip() if pod.end else ""
+    return f"{backoff.why_ended(pod)}" + (f": {text[-1000:]}" if text else "")
+
+
+def _one_word(reason: str) -> str:
+    """As the schema of conditions asks for it."""
+    return reason if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", reason) else "Failed"
+
+
+def after_the_end(job: Job, seen: Observed, now_s: float) -> Changes:
+    """Clearing away, once the end stands in the status."""
+    ended_s = job.completion_s if job.completion_s is not None else now_s
+    spec, settings = job.spec, job.settings
+    policy = spec.clean_pod_policy if spec and spec.clean_pod_policy else CleanPodPolicy.RUNNING
+    grace_s = (settings.elasticity.drain_grace_ns / 1e9 if settings else 60.0) + END_MARGIN_S
+    told_off = seen.told is not None and seen.told.outcome is not None
+    # Workers that were released end by themselves, with their logs; others do not know of the end.
+    due_s = ended_s + grace_s if told_off else ended_s
+    pods = [pod for pod in seen.own(job.uid) if not pod.deleting]
+    delete: list[Delete] = []
+    looks: list[float] = []
+    running = [pod for pod in pods if pod.is_worker and not pod.ended]
+    if policy is not CleanPodPolicy.NONE and running:
+        if now_s >= due_s:
+            delete += [Delete(p.name, p.uid, "the job has ended") for p in running]
+        else:
+            looks.append(due_s)
+    if policy is CleanPodPolicy.ALL:
+        done = [pod for pod in pods if pod.is_worker and pod.ended]
+        delete += [Delete(p.name, p.uid, "cleanPodPolicy is All") for p in done]
+    if not running or now_s >= due_s:
+        # It would be restarted for ever, and nobody asks it any more.
+        posts = [pod for pod in pods if pod.is_coordinator]
+        delete += [Delete(p.name, p.uid, "its outcome stands in the status") for p in posts]
+    ttl_s = spec.ttl_seconds_after_finished if spec else None
+    delete_job = False
+    if ttl_s is not None:
+        delete_job = now_s >= ended_s + ttl_s
+        looks.append(ended_s + ttl_s)
+    look = min((at for at in looks if at > now_s), default=None)
+    return Changes(delete=tuple(delete), delete_job=delete_job, look_again_s=look)

@@ -1,0 +1,163 @@
+"""A TrainingJob as the decisions see it: the spec in force and what its status remembers.
+
+Behaviour is resolved once and kept in `status.resolved` (C12): a field that the user left open
+keeps the value that the release had with which the job started; one that the user writes counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from paceline_api.defaults import fixed_by_queue, with_defaults
+from paceline_api.errors import InvalidJobError
+from paceline_api.load import job_from_mapping
+from paceline_api.names import DEFAULT_MANAGER
+from paceline_api.resolve import ResolvedJob, resolve
+from paceline_api.types import TrainingJob, TrainingJobSpec
+
+_NOT_KEPT: Final = ("template", "replicas", "minReplicas", "maxReplicas", "suspend")
+"""Not part of `status.resolved`: large, or the user's wish of the moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    created_s: float
+    deleting: bool
+    manager: str
+    status: Mapping[str, Any]
+    """As stored; of this and of other releases."""
+    spec: TrainingJobSpec | None
+    """In force, every default filled in; None for a job with problems."""
+    settings: ResolvedJob | None
+    template: Mapping[str, Any]
+    """spec.template as the user wrote it."""
+    frozen: Mapping[str, Any]
+    """`status.resolved` to be."""
+    problems: str = ""
+    """What is wrong with the spec, in the words for the user."""
+    fixed_size: bool = False
+    """Kueue admits it."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.namespace, self.name
+
+    def condition(self, kind: str) -> Mapping[str, Any] | None:
+        for condition in self.status.get("conditions") or ():
+            if condition.get("type") == kind:
+                found: Mapping[str, Any] = condition
+                return found
+        return None
+
+    def holds(self, kind: str) -> bool:
+        condition = self.condition(kind)
+        return condition is not None and condition.get("status") == "True"
+
+    @property
+    def finished(self) -> bool:
+        return self.holds("Complete") or self.holds("Failed")
+
+    @property
+    def start_s(self) -> float | None:
+        return seconds_of(self.status.get("startTime"))
+
+    @property
+    def completion_s(self) -> float | None:
+        return seconds_of(self.status.get("completionTime"))
+
+    @property
+    def highest_attempt(self) -> int:
+        return int(self.status.get("highestAttempt") or 0)
+
+
+def manager_of(body: Mapping[str, Any]) -> str:
+    """Which operator looks after the job (C15)."""
+    return str((body.get("spec") or {}).get("managedBy") or DEFAULT_MANAGER)
+
+
+def read_job(body: Mapping[str, Any]) -> Job:
+    """From the object of the API server. Never raises for what a user wrote."""
+    metadata = body["metadata"]
+    status = body.get("status") or {}
+    spec = settings = None
+    problems, fixed = "", False
+    frozen: Mapping[str, Any] = status.get("resolved") or {}
+    try:
+        job = _in_force(body, frozen)
+        spec, settings = job.spec, resolve(job)
+        fixed = fixed_by_queue(job)
+        frozen = frozen or _kept(job)
+    except InvalidJobError as error:
+        problems = error.message + (f" ({error.hint})" if error.hint else "")
+    return Job(
+        name=metadata["name"],
+        namespace=metadata.get("namespace") or "default",
+        uid=metadata["uid"],
+        generation=int(metadata.get("generation") or 0),
+        created_s=seconds_of(metadata.get("creationTimestamp")) or 0.0,
+        deleting=bool(metadata.get("deletionTimestamp")),
+        manager=manager_of(body),
+        status=status,
+        spec=spec,
+        settings=settings,
+        template=(body.get("spec") or {}).get("template") or {},
+        frozen=frozen,
+        problems=problems,
+        fixed_size=fixed,
+    )
+
+
+def _in_force(body: Mapping[str, Any], frozen: Mapping[str, Any]) -> TrainingJob:
+    written = body.get("spec") or {}
+    # `managedFields` and the like are not Paceline's business.
+    metadata = {
+        key: value
+        for key, value in body["metadata"].items()
+        if key in ("name", "namespace", "uid", "generation", "labels", "annotations")
+    }
+    mapping = {
+        "apiVersion": body.get("apiVersion"),
+        "kind": body.get("kind"),
+        "metadata": metadata,
+        "spec": _overlaid(frozen, written),
+    }
+    return with_defaults(job_from_mapping(mapping))
+
+
+def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`above`, with what it leaves open from `below`."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(under, Mapping) and key != "template":
+            merged[key] = _overlaid(under, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _kept(job: TrainingJob) -> Mapping[str, Any]:
+    spec: dict[str, Any] = job.to_mapping()["spec"]
+    return {key: value for key, value in spec.items() if key not in _NOT_KEPT}
+
+
+def seconds_of(text: Any) -> float | None:
+    """Unix time of a Kubernetes timestamp; None for anything else."""
+    if not isinstance(text, str):
+        return None
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def timestamp(seconds: float) -> str:
+    """As the API server writes times in metadata: whole seconds, UTC."""
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

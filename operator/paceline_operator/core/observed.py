@@ -1,0 +1,172 @@
+"""What the operator knows at the moment of a decision: pods, nodes, refusals, what it has sent.
+
+Only the handful of fields that a decision reads, so that ten thousand pods fit into memory and a
+test can write them down. Times are seconds of the operator's own wall clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from paceline_api.names import ROLE_COORDINATOR, ROLE_WORKER
+
+from paceline_operator.core.told import Told
+
+NO_SLOT = -1
+"""Of a coordinator's pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a pod's main container ended, or why the pod failed before it had one."""
+
+    exit_code: int
+    reason: str = ""
+    message: str = ""
+    finished_s: float = 0.0
+
+    @property
+    def in_order(self) -> bool:
+        return self.exit_code == 0
+
+
+NOT_STARTED = -1
+"""Exit code of a pod that failed before its container ran: refused by the kubelet, evicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    name: str
+    uid: str
+    role: str
+    slot: int
+    attempt: int
+    owner: str
+    """Uid of the controlling job."""
+    created_s: float = 0.0
+    node: str = ""
+    phase: str = "Pending"
+    ip: str = ""
+    deleting: bool = False
+    end: End | None = None
+    ended_seen_s: float = 0.0
+    """When this operator first saw the end."""
+    disrupted: bool = False
+    """The cluster ended it (eviction, preemption, node): condition DisruptionTarget."""
+    waiting: str = ""
+    """Why its container does not start, such as `ErrImagePull: ...`."""
+    unschedulable: str = ""
+    """The scheduler's words."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Its annotations of Paceline."""
+    version: int = 0
+    """resourceVersion, by which a late event is told from a new one."""
+
+    @property
+    def ended(self) -> bool:
+        return self.end is not None
+
+    @property
+    def active(self) -> bool:
+        return not self.deleting and self.end is None
+
+    @property
+    def is_worker(self) -> bool:
+        return self.role == ROLE_WORKER
+
+    @property
+    def is_coordinator(self) -> bool:
+        return self.role == ROLE_COORDINATOR
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    name: str
+    ready: bool = True
+    not_ready_since_s: float = 0.0
+    """On the operator's clock: that of the node may be wrong (C4)."""
+    out_of_service: bool = False
+
+
+class RefusalKind(StrEnum):
+    TEMPLATE = "template"
+    """The pod itself is refused; another try would be too, until the job is changed."""
+    FORBIDDEN = "forbidden"
+    """Refused by something that can change by itself, such as a missing service account."""
+    QUOTA = "quota"
+    ENDING = "ending"
+    """The namespace is being deleted."""
+    TRANSIENT = "transient"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The last creation that the API server refused."""
+
+    kind: RefusalKind
+    message: str
+    at_s: float
+    count: int = 1
+    generation: int = 0
+    """metadata.generation of the job that was refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What this operator has told the present coordinator and written to the API server."""
+
+    revision: int = 0
+    inventory: frozenset[tuple[int, int]] = frozenset()
+    inventory_s: float = 0.0
+    """When `inventory` was received by the coordinator."""
+    stop_s: float = 0.0
+    """When it was last asked for a stop."""
+    status_s: float = 0.0
+    """Last write of the status."""
+    figures_s: float = 0.0
+    """Last write of round and progress (C12)."""
+    secret: bool = False
+    events: frozenset[str] = frozenset()
+    """Keys of Events sent, so that each is sent once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything beside the job itself."""
+
+    pods: tuple[Pod, ...] = ()
+    """Those with the job's name on their label, whoever owns them."""
+    told: Told | None = None
+    """The coordinator's last status; None while nothing was heard of the present one."""
+    told_s: float = 0.0
+    """When it was received."""
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    nodes_fresh: bool = True
+    """The watch of nodes is alive; without it nothing is concluded from nodes (C4)."""
+    refusal: Refusal | None = None
+    sent: Sent = Sent()
+    since: Mapping[str, float] = field(default_factory=dict)
+    """When something that must last for a while was first seen; kept from decision to decision."""
+    used: Mapping[int, int] = field(default_factory=dict)
+    """Highest attempt of each slot that this operator has seen or made; NO_SLOT: coordinators."""
+    replaced: int = 0
+    """Pods replaced so far, as this operator remembers."""
+    epoch: int = 0
+    """Number of the present leadership, above all earlier ones; orders inventories."""
+
+    def own(self, uid: str) -> tuple[Pod, ...]:
+        return tuple(pod for pod in self.pods if pod.owner == uid)
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """Body of /v1/inventory (R25)."""
+
+    revision: int
+    pods: tuple[tuple[int, int], ...]
+
+    def body(self) -> dict[str, Any]:
+        return {"revision": self.revision, "pods": [list(pod) for pod in self.pods]}

@@ -1,0 +1,66 @@
+"""Where pods go: spread over nodes, together in one rack, away from a slow node.
+
+An explicit spread entry is always set: without one the scheduler looks through all Services of the
+namespace for every pod, which makes it quadratic in the number of jobs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from paceline_api import names
+
+from paceline_operator.core.job import Job
+
+HOSTNAME: Final = "kubernetes.io/hostname"
+
+
+def spread(spec: dict[str, Any], job: Job, *, avoid: tuple[str, ...] = ()) -> None:
+    """Placement of a worker's pod. What the template says itself stays."""
+    assert job.spec is not None
+    _spread(spec, job, names.ROLE_WORKER)
+    scheduling = job.spec.scheduling
+    if scheduling is not None and scheduling.topology_key:
+        _together(spec, job, scheduling.topology_key)
+    for node in avoid:
+        _keep_away(spec, node)
+
+
+def spread_by_name(spec: dict[str, Any], job: Job) -> None:
+    """A coordinator has no peers to keep away from; the entry spares the scheduler its search."""
+    _spread(spec, job, names.ROLE_COORDINATOR)
+
+
+def _spread(spec: dict[str, Any], job: Job, role: str) -> None:
+    if spec.get("topologySpreadConstraints"):
+        return
+    spec["topologySpreadConstraints"] = [
+        {
+            "maxSkew": 1,
+            "topologyKey": HOSTNAME,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": _peers(job, role),
+        }
+    ]
+
+
+def _together(spec: dict[str, Any], job: Job, key: str) -> None:
+    affinity = spec.setdefault("affinity", {}).setdefault("podAffinity", {})
+    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", [])
+    required.append({"labelSelector": _peers(job, names.ROLE_WORKER), "topologyKey": key})
+
+
+def _peers(job: Job, role: str) -> dict[str, Any]:
+    return {"matchLabels": {names.LABEL_JOB: job.name, names.LABEL_ROLE: role}}
+
+
+def _keep_away(spec: dict[str, Any], node: str) -> None:
+    """Terms are alternatives, so each of them gets the exclusion; a field takes one value only."""
+    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    selector = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    terms = selector.setdefault("nodeSelectorTerms", [])
+    if not terms:
+        terms.append({})
+    for term in terms:
+        fields = term.setdefault("matchFields", [])
+        fields.append({"key": "metadata.name", "operator": "NotIn", "values": [node]})

@@ -1,0 +1,71 @@
+"""The coordinator's pod: always one, made anew when it is gone, lost or cannot run.
+
+Its container is restarted in place by the kubelet; another pod is needed only when the pod or its
+node is gone, or when the restarts do not help. Two for a moment do no harm: the later one wins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from paceline_operator.core import evidence
+from paceline_operator.core.changes import Delete
+from paceline_operator.core.job import Job
+from paceline_operator.core.observed import NO_SLOT, Observed, Pod
+
+CRASHING: Final = "CrashLoopBackOff"
+CRASHING_S: Final = 60.0
+"""A pod younger than this is left to its kubelet."""
+
+
+@dataclass(slots=True)
+class Post:
+    """The coordinator's post: who holds it, and who has to go."""
+
+    holder: Pod | None = None
+    make: int | None = None
+    """Attempt of a new pod."""
+    why: str = ""
+    delete: list[Delete] = field(default_factory=list)
+    since: dict[str, float] = field(default_factory=dict)
+    look_again_s: float | None = None
+
+
+def coordinator(job: Job, seen: Observed, now_s: float, *, over: str = "") -> Post:
+    """`over`: why the present coordinator cannot serve any longer."""
+    assert job.settings is not None
+    post = Post()
+    pods = [pod for pod in seen.own(job.uid) if pod.is_coordinator]
+    usable: list[Pod] = []
+    for pod in sorted((p for p in pods if p.active), key=lambda p: p.attempt):
+        loss = evidence.lost(pod, seen, job.settings.elasticity.node_lost_ns / 1e9, now_s)
+        if loss.since:
+            post.since[loss.since[0]] = loss.since[1]
+        if loss.look_again_s is not None:
+            post.look_again_s = min(loss.look_again_s, post.look_again_s or loss.look_again_s)
+        why = loss.why or over
+        if not why and pod.waiting.startswith(CRASHING):
+            if now_s - pod.created_s >= CRASHING_S:
+                why = f"{pod.name} crashes again and again: {pod.waiting}"
+            else:
+                post.look_again_s = pod.created_s + CRASHING_S
+        if why:
+            post.delete.append(Delete(pod.name, pod.uid, why))
+            post.why = why
+        else:
+            usable.append(pod)
+    for pod in usable[:-1]:
+        post.delete.append(Delete(pod.name, pod.uid, f"{usable[-1].name} has taken its place"))
+    if usable:
+        post.holder = usable[-1]
+        return post
+    known = [pod.attempt for pod in seen.pods if pod.is_coordinator]
+    post.make = max([*known, seen.used.get(NO_SLOT, 0)], default=0) + 1
+    if post.make == 1 and (job.start_s is not None or job.highest_attempt > 1):
+        post.make = job.highest_attempt + 1
+    post.why = post.why or ("it is gone" if pods else "the job starts")
+    for pod in pods:
+        if pod.ended and not pod.deleting and not post.why:
+            post.why = f"{pod.name} has ended"
+    return post

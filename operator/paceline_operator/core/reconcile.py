@@ -1,0 +1,277 @@
+"""The one decision: (job, everything observed, now) -> what to write, send and look at next.
+
+Level-triggered: it looks at how things are and never at what has changed, so that a lost, doubled
+or late event, a crash between two writes, or a write of somebody else makes no difference in the
+end. Calling it again with the same arguments gives the same answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from paceline_api.reasons import ConditionType, Reason
+
+from paceline_operator.core import (
+    children,
+    conditions,
+    evidence,
+    finish,
+    resize,
+    status,
+    suspend,
+)
+from paceline_operator.core import post as posts
+from paceline_operator.core.changes import Changes, Create, Event
+from paceline_operator.core.conditions import Wanted
+from paceline_operator.core.events import events_of, suspended_event
+from paceline_operator.core.frozen import round_settings, settings_differ
+from paceline_operator.core.job import Job
+from paceline_operator.core.observed import Observed, RefusalKind
+from paceline_operator.core.resize import Plan
+
+QUOTA_RETRY_S: Final = 1.0
+QUOTA_RETRY_MAX_S: Final = 60.0
+TEMPLATE_RETRY_S: Final = 300.0
+
+
+def reconcile(job: Job, seen: Observed, now_s: float) -> Changes:
+    if job.deleting:
+        return Changes()  # the owner references do the rest, with or without an operator (C1)
+    if job.finished:
+        return finish.after_the_end(job, seen, now_s)
+    if job.spec is None or job.settings is None:
+        return _invalid(job, seen, now_s)
+    seen = _of_the_present_coordinator(job, seen)
+    if job.settings.suspend or _half_suspended(job, seen):
+        return _suspend(job, seen, now_s)
+    return _run(job, seen, now_s)
+
+
+def _of_the_present_coordinator(job: Job, seen: Observed) -> Observed:
+    """What an earlier coordinator has said is over, be it of before a suspension or a crash."""
+    uids = {pod.uid for pod in seen.own(job.uid) if pod.is_coordinator and pod.active}
+    if seen.told is None or seen.told.coordinator in uids:
+        return seen
+    return replace(seen, told=None)
+
+
+def _invalid(job: Job, seen: Observed, now_s: float) -> Changes:
+    """What the schema could not catch: told, and nothing touched."""
+    text = f"{job.problems}; change it with kubectl edit or apply"
+    wanted = [
+        Wanted(ConditionType.DEGRADED, True, Reason.SPEC_INVALID, text),
+    ]
+    told = status.carried(job, wanted, now_s)
+    told["state"] = status.state_word(told)
+    write, look = status.due(job.status, told, seen, now_s)
+    event = Event(f"invalid:{job.generation}", Reason.SPEC_INVALID, text, warning=True)
+    return Changes(
+        status=told if write else None, events=_unsent((event,), seen), look_again_s=look
+    )
+
+
+def _suspend(job: Job, seen: Observed, now_s: float) -> Changes:
+    assert job.settings is not None
+    found = suspend.suspend(job, seen, now_s)
+    judged = finish.judge(
+        job, seen, now_s, anybody=True, nobody_since_s=now_s, suspending=_asked_to_stop(job)
+    )
+    if judged.end is not None and seen.told is not None and seen.told.outcome is not None:
+        return _end(job, seen, judged.end, now_s)
+    wanted = [
+        Wanted(ConditionType.SUSPENDED, True, found.reason, found.message),
+        Wanted(ConditionType.RING_READY, False, Reason.SUSPENDED_BY_SPEC, "the job is suspended"),
+        Wanted(ConditionType.DEGRADED, False, Reason.RESOLVED, "the job is suspended"),
+        Wanted(ConditionType.RESIZING, False, Reason.RESOLVED, "the job is suspended"),
+    ]
+    if found.reason is Reason.SUSPENDING:
+        wanted = wanted[:1]
+    told = status.carried(job, wanted, now_s)
+    if found.reason is not Reason.SUSPENDING:
+        told |= {"replicas": 0, "readyReplicas": 0, "activeRanks": 0}
+        told["ready"] = f"0/{job.settings.replicas}"
+        attempts = [pod.attempt for pod in seen.own(job.uid)]
+        if attempts or job.highest_attempt:
+            # Above 1, so that the pods after the resumption get names of their own.
+            told["highestAttempt"] = max(job.highest_attempt, 2, *attempts, *seen.used.values())
+        if found.loses_state:
+            told.pop("startTime", None)
+            told["round"] = 0
+    told["state"] = status.state_word(told)
+    write, look = status.due(job.status, told, seen, now_s)
+    looks = [at for at in (found.look_again_s, look) if at is not None]
+    # Pods go only after the status says so: until then a crash must not look like a loss.
+    told_first = not write and look is None
+    return Changes(
+        status=told if write else None,
+        delete=tuple(found.delete) if told_first else (),
+        events=_unsent((suspended_event(job, found),), seen),
+        targets={"stop": True} if found.stop and told_first else None,
+        stop=found.stop and told_first,
+        since=found.since,
+        look_again_s=min(looks, default=now_s if write and found.delete else None),
+        hurry=found.stop,
+        forget_told=found.done,
+    )
+
+
+def _asked_to_stop(job: Job) -> bool:
+    """A suspension is under way: an outcome is its stop, not the job's end."""
+    condition = job.condition(ConditionType.SUSPENDED)
+    return condition is not None and condition.get("reason") in (
+        Reason.SUSPENDING,
+        Reason.SUSPENDED_BY_SPEC,
+    )
+
+
+def _half_suspended(job: Job, seen: Observed) -> bool:
+    """It was resumed before its suspension was complete; ranks that have stopped cannot go on."""
+    left = any(not pod.deleting for pod in seen.own(job.uid))
+    return left and job.holds(ConditionType.SUSPENDED)
+
+
+def _run(job: Job, seen: Observed, now_s: float) -> Changes:
+    resumed = job.holds(ConditionType.SUSPENDED)
+    if resumed:
+        seen = replace(seen, told=None)  # of the time before the suspension
+    plan = resize.plan(job, seen, now_s)
+    living, overruled = evidence.may_live(job, seen, plan.losses)
+    since = dict(plan.since)
+    if not living:
+        since["nobody"] = seen.since.get("nobody", now_s)
+    judged = finish.judge(
+        job,
+        seen,
+        now_s,
+        anybody=bool(living),
+        nobody_since_s=since.get("nobody", now_s),
+        suspending=resumed,
+    )
+    plan.look(judged.look_again_s)
+    if judged.end is not None:
+        return _end(job, seen, judged.end, now_s)
+    over = ""
+    if judged.resume and seen.told is not None and seen.told.outcome is not None:
+        over, seen = judged.resume, replace(seen, told=None)
+        plan = resize.plan(job, seen, now_s)
+    post = posts.coordinator(job, seen, now_s, over=over)
+    since |= post.since
+    if seen.told is None:
+        since["away"] = plan.since["away"] = seen.since.get("away", now_s)
+        plan.look(since["away"] + conditions.COORDINATOR_AWAY_S)
+    plan.look(post.look_again_s)
+    if judged.hold:
+        plan.drop_new()
+        plan.hurry = True
+    blocked, retry_s = _blocked(job, seen, now_s)
+    plan.look(retry_s)
+    if resumed:
+        # Pods only after the status says so, or a crash in between would look half suspended.
+        blocked = True
+        plan.look(now_s)
+    makes_post = post.make is not None and not blocked
+    wanted = [
+        Wanted(ConditionType.SUSPENDED, False, Reason.RESUMED, "spec.suspend is false"),
+        conditions.scheduled(job, plan),
+        conditions.degraded(job, seen, plan, now_s),
+        conditions.resizing(job, seen, plan),
+    ]
+    if ring := conditions.ring_ready(job, seen, plan):
+        wanted.append(ring)
+    if blocked:
+        plan.drop_new()
+    told = status.running(job, seen, plan, wanted, now_s)
+    write, look = status.due(job.status, told, seen, now_s)
+    plan.look(look)
+    if overruled:
+        plan.look(now_s + evidence.LOOK_S)
+    workers = tuple(_create(job, new) for new in plan.new)
+    return Changes(
+        needs_secret=bool(workers or makes_post) and not seen.sent.secret,
+        needs_service=makes_post,
+        coordinator=Create(children.coordinator(job, post.make), post.why)
+        if makes_post and post.make is not None
+        else None,
+        workers=workers,
+        verify_job=bool(workers) and not plan.living and job.start_s is not None,
+        delete=(*plan.delete, *post.delete),
+        status=told if write else None,
+        events=_unsent(events_of(job, seen, plan, told, post, judged.resume), seen),
+        inventory=evidence.next_inventory(
+            seen, living, ((new.slot, new.attempt) for new in plan.new)
+        ),
+        targets=_targets(job, seen),
+        since=since,
+        replaced=plan.replaced,
+        look_again_s=min(plan.looks, default=None),
+        hurry=plan.hurry or overruled or plan.surplus > 0 or _unsettled(job, seen, plan),
+    )
+
+
+def _create(job: Job, new: resize.NewPod) -> Create:
+    manifest = children.worker(job, new.slot, new.attempt, notes=new.notes, avoid=new.avoid)
+    return Create(manifest, new.why)
+
+
+def _unsettled(job: Job, seen: Observed, plan: Plan) -> bool:
+    """A membership change is expected soon."""
+    assert job.settings is not None
+    if seen.told is None or not job.holds(ConditionType.RING_READY) or plan.new:
+        return True
+    full = seen.told.full_pods(job.settings.procs_per_replica)
+    return len(full) != job.settings.replicas or bool(seen.told.stopping)
+
+
+def _blocked(job: Job, seen: Observed, now_s: float) -> tuple[bool, float | None]:
+    """Whether a refused creation forbids the next one for now (C7)."""
+    refusal = seen.refusal
+    if refusal is None:
+        return False, None
+    if refusal.kind is RefusalKind.TEMPLATE and refusal.generation != job.generation:
+        return False, None
+    if refusal.kind in (RefusalKind.TEMPLATE, RefusalKind.ENDING):
+        # What refused it may be an admission webhook that is mended meanwhile.
+        wait_s = TEMPLATE_RETRY_S
+    else:
+        wait_s = min(QUOTA_RETRY_MAX_S, QUOTA_RETRY_S * 2.0 ** min(refusal.count - 1, 10))
+    due_s = refusal.at_s + wait_s
+    return now_s < due_s, due_s if now_s < due_s else None
+
+
+def _targets(job: Job, seen: Observed) -> dict[str, Any] | None:
+    """What the coordinator does not yet know of the user's wishes."""
+    assert job.settings is not None
+    told = seen.told
+    if told is None or told.outcome is not None:
+        return None
+    targets: dict[str, Any] = {}
+    if told.replicas != job.settings.replicas:
+        targets["replicas"] = job.settings.replicas
+    settings = round_settings(job.settings.collective)
+    if settings_differ(settings, told.settings):
+        targets["settings"] = settings
+    return targets or None
+
+
+def _end(job: Job, seen: Observed, end: finish.End, now_s: float) -> Changes:
+    kind = ConditionType.COMPLETE if end.complete else ConditionType.FAILED
+    wanted = [
+        Wanted(kind, True, end.reason, end.message),
+        Wanted(ConditionType.RING_READY, False, end.reason, "the job has ended"),
+        Wanted(ConditionType.DEGRADED, False, Reason.RESOLVED, "the job has ended"),
+        Wanted(ConditionType.RESIZING, False, Reason.RESOLVED, "the job has ended"),
+        Wanted(ConditionType.SUSPENDED, False, Reason.RESOLVED, "the job has ended"),
+    ]
+    told = status.ended(job, seen, wanted, now_s)
+    reason = Reason.JOB_FINISHED if end.complete else _known_reason(end.reason)
+    event = Event(f"end:{kind}", reason, end.message, warning=not end.complete)
+    return Changes(status=told, events=_unsent((event,), seen))
+
+
+def _known_reason(reason: str) -> Reason:
+    return next((known for known in Reason if known == reason), Reason.JOB_FAILED)
+
+
+def _unsent(events: tuple[Event, ...], seen: Observed) -> tuple[Event, ...]:
+    return tuple(event for event in events if event.key not in seen.sent.events)

@@ -1,0 +1,275 @@
+"""Which worker pods to make and which to delete, so that as many work as are wanted.
+
+Who leaves when there are too many: pods that are not running first, deleted here; of those that
+train the coordinator chooses and drains them, so that no work is lost. Only when it does not
+answer for long is a pod deleted without the handshake. A slot that lost its pod gets the next
+attempt at once; the old pod need not have disappeared, since generations fence it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from paceline_api.names import worker_name
+
+from paceline_operator.core import backoff, evidence, stragglers
+from paceline_operator.core.backoff import Cause
+from paceline_operator.core.changes import Delete
+from paceline_operator.core.job import Job
+from paceline_operator.core.observed import Observed, Pod
+from paceline_operator.core.told import DRAINING
+
+ASK_S: Final = 5.0
+"""So long a pod that ended in order waits for the coordinator's word that the job goes on."""
+HANDSHAKE_MARGIN_S: Final = 20.0
+STUCK_S: Final = 60.0
+"""A replacement that finds no other node than the slow one gives up keeping away from it."""
+KEPT: Final = 3
+"""Ended pods of earlier attempts that are kept for their logs."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewPod:
+    slot: int
+    attempt: int
+    cause: Cause
+    why: str
+    notes: dict[str, str]
+    avoid: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Plan:
+    living: list[Pod] = field(default_factory=list)
+    """Workers that count: neither ended, nor leaving, nor lost."""
+    new: list[NewPod] = field(default_factory=list)
+    delete: list[Delete] = field(default_factory=list)
+    losses: dict[str, str] = field(default_factory=dict)
+    """Pods gone with their node, by uid."""
+    waiting: list[str] = field(default_factory=list)
+    """Why slots stay empty for now."""
+    surplus: int = 0
+    """Workers that the coordinator has to choose and drain."""
+    slow: tuple[stragglers.Slow, ...] = ()
+    since: dict[str, float] = field(default_factory=dict)
+    replaced: int = 0
+    """Pods replaced so far, with those in `new`."""
+    looks: list[float] = field(default_factory=list)
+    hurry: bool = False
+
+    def look(self, at_s: float | None) -> None:
+        if at_s is not None:
+            self.looks.append(at_s)
+
+    def drop_new(self) -> None:
+        """None of the new pods is to be made now."""
+        self.replaced -= sum(new.cause is not Cause.NEW for new in self.new)
+        self.new = []
+
+    def last(self, key: str, seen: Observed, now_s: float) -> float:
+        """For how long something has been so."""
+        self.since[key] = seen.since.get(key, now_s)
+        return now_s - self.since[key]
+
+
+def plan(job: Job, seen: Observed, now_s: float) -> Plan:
+    assert job.settings is not None
+    made = Plan()
+    workers = [pod for pod in seen.own(job.uid) if pod.is_worker]
+    known = int((job.status.get("restarts") or {}).get("replicas") or 0)
+    made.replaced = backoff.replaced_so_far(workers, max(known, seen.replaced))
+    node_lost_s = job.settings.elasticity.node_lost_ns / 1e9
+    for pod in workers:
+        if pod.ended:
+            continue
+        loss = evidence.lost(pod, seen, node_lost_s, now_s)
+        made.look(loss.look_again_s)
+        if loss.since:
+            made.since[loss.since[0]] = loss.since[1]
+        if loss.why:
+            made.losses[pod.uid] = loss.why
+            if not pod.deleting:
+                made.delete.append(Delete(pod.name, pod.uid, loss.why))
+    living = [pod for pod in workers if pod.active and pod.uid not in made.losses]
+    living = _without_doubles(living, made)
+    replaced = _replace_slow(job, seen, living, made, now_s)
+    replaced |= _replace_stuck(living, made, now_s)
+    made.living = [pod for pod in living if pod.uid not in replaced]
+    if seen.told is None or not (seen.told.stopping or seen.told.outcome):
+        _fill(job, seen, workers, made, replaced, now_s)
+        _shrink(job, seen, made, now_s)
+    _tidy(workers, made)
+    return made
+
+
+def _without_doubles(living: list[Pod], made: Plan) -> list[Pod]:
+    """Two pods of one slot: a replacement was made and the old one not yet deleted."""
+    newest = backoff.newest_by_slot(living)
+    for pod in living:
+        if newest[pod.slot] is not pod:
+            why = f"{newest[pod.slot].name} has taken its place"
+            made.delete.append(Delete(pod.name, pod.uid, why))
+    return [pod for pod in living if newest[pod.slot] is pod]
+
+
+def _replace_slow(
+    job: Job, seen: Observed, living: list[Pod], made: Plan, now_s: float
+) -> dict[str, tuple[str, tuple[str, ...], Cause]]:
+    verdict = stragglers.verdict(job, seen, living, now_s)
+    made.slow = verdict.slow
+    made.since |= dict(verdict.since)
+    made.look(verdict.look_again_s)
+    slow = verdict.replace
+    if slow is None or len(living) > job.settings.replicas:  # type: ignore[union-attr]
+        return {}
+    why = (
+        f"rank {slow.rank.rank} on {slow.pod.name} takes {slow.slowdown_percent} % of the median "
+        f"step; it is replaced away from node {slow.pod.node}"
+    )
+    made.delete.append(Delete(slow.pod.name, slow.pod.uid, why))
+    nodes = dict.fromkeys((slow.pod.node, *backoff.avoided(slow.pod.notes)))
+    return {slow.pod.uid: (why, tuple(nodes)[: stragglers.NODES_MAX], Cause.SLOW)}
+
+
+def _replace_stuck(
+    living: list[Pod], made: Plan, now_s: float
+) -> dict[str, tuple[str, tuple[str, ...], Cause]]:
+    found: dict[str, tuple[str, tuple[str, ...], Cause]] = {}
+    for pod in living:
+        if pod.node or not pod.unschedulable or not backoff.avoided(pod.notes):
+            continue
+        if now_s - pod.created_s < STUCK_S:
+            made.look(pod.created_s + STUCK_S)
+            continue
+        why = f"{pod.name} finds no other node than the slow one"
+        made.delete.append(Delete(pod.name, pod.uid, why))
+        # The cause stays Slow, or the same node would be left again at once.
+        found[pod.uid] = (why, (), Cause.SLOW)
+    return found
+
+
+def _fill(
+    job: Job,
+    seen: Observed,
+    workers: list[Pod],
+    made: Plan,
+    replaced: dict[str, tuple[str, tuple[str, ...], Cause]],
+    now_s: float,
+) -> None:
+    """A pod for each empty slot, from the lowest, until as many are wanted as there are."""
+    assert job.settings is not None
+    newest = backoff.newest_by_slot(workers)
+    held = {pod.slot for pod in made.living}
+    version = max(seen.told.version if seen.told else 0, int(job.status.get("round") or 0))
+    failed = backoff.failures(workers, version)
+    missing = job.settings.replicas - len(made.living)
+    slot = -1
+    while missing > 0:
+        slot += 1
+        if slot in held:
+            continue
+        missing -= 1
+        old = newest.get(slot)
+        verdict = backoff.verdict(old, now_s, lost=made.losses.get(old.uid, "") if old else "")
+        avoid: tuple[str, ...] = backoff.avoided(old.notes) if old else ()
+        if old is None and _vanished(job, seen, slot):
+            why = f"{worker_name(job.name, slot, seen.used[slot])} is gone"
+            verdict = backoff.Verdict(Cause.LOST, why, now_s, 0)
+        if old and old.uid in replaced:
+            why, avoid, cause = replaced[old.uid]
+            verdict = backoff.Verdict(cause, why, now_s, 0)
+        elif old and verdict.cause is Cause.ENDED and not _goes_on(seen, old, now_s):
+            made.look(old.ended_seen_s + ASK_S)
+            made.waiting.append(f"{old.name} has ended in order; its coordinator is asked")
+            made.hurry = True
+            continue
+        if verdict.due_s > now_s:
+            made.look(verdict.due_s)
+            made.waiting.append(f"{verdict.why}; its slot waits {verdict.due_s - now_s:.0f} s")
+            continue
+        made.replaced += verdict.cause is not Cause.NEW
+        notes = backoff.notes_for(
+            verdict, replaced=made.replaced, failed=failed, version=version, avoid=avoid
+        )
+        attempt = next_attempt(job, seen, slot)
+        made.new.append(NewPod(slot, attempt, verdict.cause, verdict.why, notes, avoid))
+
+
+def _vanished(job: Job, seen: Observed, slot: int) -> bool:
+    """The slot had a pod, and nobody has asked for more pods since."""
+    assert job.settings is not None
+    before = int(job.status.get("replicas") or 0)
+    return slot in seen.used and before >= job.settings.replicas
+
+
+def _goes_on(seen: Observed, ended: Pod, now_s: float) -> bool:
+    """A pod that ended in order may be the first sign of the job's end."""
+    if seen.told is not None and seen.told_s > ended.ended_seen_s:
+        return True  # and it is not stopping, or nothing would be filled
+    return now_s - ended.ended_seen_s >= ASK_S
+
+
+def next_attempt(job: Job, seen: Observed, slot: int) -> int:
+    """Above everything that ever had a name in this slot (C3)."""
+    known = [pod.attempt for pod in seen.pods if pod.is_worker and pod.slot == slot]
+    known.append(seen.used.get(slot, 0))
+    if seen.told is not None:
+        known.append(seen.told.highest_attempts().get(slot, 0))
+    highest = max(known)
+    if highest == 0 and (job.start_s is not None or job.highest_attempt > 1):
+        highest = job.highest_attempt
+    return highest + 1
+
+
+def _shrink(job: Job, seen: Observed, made: Plan, now_s: float) -> None:
+    assert job.settings is not None
+    surplus = len(made.living) - job.settings.replicas
+    if surplus <= 0:
+        return
+    made.hurry = True
+    lasted_s = made.last("surplus", seen, now_s)
+    told = seen.told
+    registered = told.registered_pods() if told is not None else None
+    patience_s = job.settings.elasticity.drain_grace_ns / 1e9 + HANDSHAKE_MARGIN_S
+    idle = sorted(
+        (
+            pod
+            for pod in made.living
+            if (pod.slot, pod.attempt) not in (registered or ())
+            and (registered is not None or not pod.node)
+        ),
+        key=lambda pod: (bool(pod.node), -pod.slot),
+    )
+    leaving = idle[:surplus]
+    if lasted_s >= patience_s:
+        draining = {r.pod for r in told.ranks if r.state == DRAINING} if told is not None else set()
+        rest = [pod for pod in made.living if pod not in leaving]
+        rest.sort(key=lambda pod: ((pod.slot, pod.attempt) not in draining, -pod.slot))
+        leaving += rest[: surplus - len(leaving)]
+    else:
+        made.look(now_s - lasted_s + patience_s)
+    for pod in leaving:
+        why = f"{job.settings.replicas} replicas are wanted"
+        made.delete.append(Delete(pod.name, pod.uid, why))
+    gone = {pod.uid for pod in leaving}
+    made.living = [pod for pod in made.living if pod.uid not in gone]
+    made.surplus = surplus - len(leaving)
+
+
+def _tidy(workers: list[Pod], made: Plan) -> None:
+    """Ended pods of slots that have moved on are kept for their logs, but not all of them."""
+    taken = {pod.slot for pod in made.living} | {new.slot for new in made.new}
+    newest = backoff.newest_by_slot(workers)
+    old = [
+        pod
+        for pod in workers
+        if pod.end is not None
+        and not pod.deleting
+        and (pod.slot in taken or newest[pod.slot] is not pod)
+    ]
+    old.sort(
+        key=lambda pod: (pod.end.in_order if pod.end else True, -pod.ended_seen_s, -pod.attempt)
+    )
+    for pod in old[KEPT:]:
+        made.delete.append(Delete(pod.name, pod.uid, "only the last ended pods are kept"))

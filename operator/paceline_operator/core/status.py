@@ -1,0 +1,185 @@
+"""The status of a job, and when a change of it is worth a request (C12).
+
+Transitions and counts are written at once, at most ten times a second; round, progress and the
+other figures that move all the time once a minute.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Final
+
+from paceline_api.names import worker_selector
+from paceline_api.reasons import ConditionType
+from paceline_api.status import STRAGGLERS_MAX
+
+from paceline_operator.core import backoff, conditions
+from paceline_operator.core.job import Job, timestamp
+from paceline_operator.core.observed import Observed
+from paceline_operator.core.resize import Plan
+from paceline_operator.core.told import ACTIVE
+
+COALESCE_S: Final = 0.1
+WORDS_S: Final = 2.0
+"""Reasons and messages without a transition."""
+FIGURES_S: Final = 60.0
+PARTIAL: Final = ("quorum", "deadline", "initiator")
+"""Triggers of rounds that did not wait for everybody."""
+
+
+def running(
+    job: Job, seen: Observed, plan: Plan, wanted: list[conditions.Wanted], now_s: float
+) -> dict[str, Any]:
+    """Status of a job with a valid spec."""
+    assert job.settings is not None
+    status = carried(job, wanted, now_s)
+    told = seen.told
+    status["replicas"] = len(plan.living) + len(plan.new)
+    if told is not None:
+        full = told.full_pods(job.settings.procs_per_replica)
+        ready = sum((pod.slot, pod.attempt) in full for pod in plan.living)
+        status["readyReplicas"] = ready
+        status["activeRanks"] = sum(rank.state == ACTIVE for rank in told.ranks)
+        if told.generation:
+            status["membershipGeneration"] = told.generation
+        status["round"] = max(told.version, int(job.status.get("round") or 0))
+        status["collective"] = _collective(job, seen)
+        if told.progress is not None:
+            status["progress"] = {"percent": int(100 * min(1.0, told.progress))}
+    # As the first answer of a coordinator will be, so that it is no news.
+    status.setdefault("readyReplicas", 0)
+    status.setdefault("activeRanks", 0)
+    status.setdefault("round", 0)
+    status.setdefault("collective", {"mode": str(job.settings.collective.mode)})
+    status["ready"] = f"{status['readyReplicas']}/{job.settings.replicas}"
+    status["restarts"] = _restarts(job, seen, plan)
+    attempts = [job.highest_attempt, *seen.used.values()]
+    attempts += [pod.attempt for pod in seen.own(job.uid)] + [new.attempt for new in plan.new]
+    status["highestAttempt"] = max(attempts, default=0)
+    status["stragglers"] = [
+        {
+            "rank": slow.rank.rank if slow.rank.rank is not None else -1,
+            "replica": slow.pod.name,
+            "node": slow.pod.node,
+            "slowdownPercent": slow.slowdown_percent,
+            "since": timestamp(slow.since_s),
+            "action": str(slow.action),
+        }
+        for slow in plan.slow[:STRAGGLERS_MAX]
+    ]
+    status["stragglerCount"] = len(plan.slow)
+    if job.start_s is None and any(w.type is ConditionType.RING_READY and w.holds for w in wanted):
+        status["startTime"] = timestamp(now_s)
+    status["state"] = state_word(status)
+    return status
+
+
+def carried(job: Job, wanted: list[conditions.Wanted], now_s: float) -> dict[str, Any]:
+    """The stored status with new conditions: the part that every status has."""
+    status = copy.deepcopy(dict(job.status))
+    status["observedGeneration"] = job.generation
+    status["selector"] = worker_selector(job.name)
+    status["conditions"] = conditions.merged(job, wanted, now_s)
+    if job.frozen:
+        status["resolved"] = copy.deepcopy(dict(job.frozen))
+    return status
+
+
+def ended(
+    job: Job, seen: Observed, wanted: list[conditions.Wanted], now_s: float
+) -> dict[str, Any]:
+    """The last status: written once and then left alone."""
+    status = carried(job, wanted, now_s)
+    if seen.told is not None:
+        status["round"] = max(seen.told.version, int(job.status.get("round") or 0))
+        status["collective"] = _collective(job, seen)
+        if seen.told.progress is not None:
+            status["progress"] = {"percent": int(100 * min(1.0, seen.told.progress))}
+    replicas = job.settings.replicas if job.settings else 0
+    status |= {"replicas": 0, "readyReplicas": 0, "activeRanks": 0, "ready": f"0/{replicas}"}
+    status["completionTime"] = timestamp(now_s)
+    status.setdefault("startTime", timestamp(job.created_s))
+    status["state"] = state_word(status)
+    return status
+
+
+def _collective(job: Job, seen: Observed) -> dict[str, Any]:
+    assert seen.told is not None
+    told = seen.told
+    mode = told.settings.get("mode") or (job.settings.collective.mode if job.settings else "")
+    found: dict[str, Any] = {"mode": str(mode)}
+    total = sum(told.rounds.values())
+    if total:
+        partial = sum(told.rounds.get(name, 0) for name in PARTIAL)
+        found["partialPercent"] = round(100 * partial / total)
+    found["waitAvoidedSeconds"] = int(told.avoided_s)
+    return found
+
+
+def _restarts(job: Job, seen: Observed, plan: Plan) -> dict[str, int]:
+    before = job.status.get("restarts") or {}
+    version = seen.told.version if seen.told is not None else int(job.status.get("round") or 0)
+    workers = [pod for pod in seen.own(job.uid) if pod.is_worker]
+    return {
+        "ranks": int(before.get("ranks") or 0),
+        "replicas": plan.replaced,
+        "failures": backoff.failures(workers, version),
+    }
+
+
+def state_word(status: Mapping[str, Any]) -> str:
+    """The conditions in one word, for people."""
+    holding = {c["type"]: c for c in status.get("conditions") or () if c.get("status") == "True"}
+    for final in (ConditionType.COMPLETE, ConditionType.FAILED):
+        if final in holding:
+            return str(final)
+    suspended = holding.get(ConditionType.SUSPENDED)
+    if suspended is not None:
+        return str(suspended["reason"]) if suspended["reason"] == "Suspending" else "Suspended"
+    degraded = holding.get(ConditionType.DEGRADED)
+    ring = ConditionType.RING_READY in holding
+    if degraded is not None and (not ring or degraded["reason"] not in ("RankSlow", "RankBenched")):
+        return str(degraded["reason"])
+    if ConditionType.RESIZING in holding:
+        return "Resizing"
+    return "Training" if ring else "Starting"
+
+
+def without_figures(status: Mapping[str, Any]) -> dict[str, Any]:
+    """What is written at once when it changes."""
+    fast = {k: v for k, v in status.items() if k not in ("round", "progress")}
+    collective = status.get("collective") or {}
+    fast["collective"] = {"mode": collective.get("mode")} if collective else {}
+    fast["stragglers"] = [
+        {k: v for k, v in item.items() if k != "slowdownPercent"}
+        for item in status.get("stragglers") or ()
+    ]
+    return fast
+
+
+def without_words(status: Mapping[str, Any]) -> dict[str, Any]:
+    """The transitions and counts."""
+    held = {c["type"]: c.get("status") for c in status.get("conditions") or ()}
+    return {**status, "conditions": held, "state": None}
+
+
+def due(
+    before: Mapping[str, Any], status: Mapping[str, Any], seen: Observed, now_s: float
+) -> tuple[bool, float | None]:
+    """Whether to write now; else when to look again, if at all."""
+    if _normal(before) == _normal(status):
+        return False, None
+    old, new = without_figures(_normal(before)), without_figures(_normal(status))
+    if without_words(old) != without_words(new):
+        at_s = seen.sent.status_s + COALESCE_S
+    elif old != new:
+        at_s = seen.sent.status_s + WORDS_S
+    else:
+        at_s = max(seen.sent.figures_s, seen.sent.status_s) + FIGURES_S
+    return (True, None) if now_s >= at_s else (False, at_s)
+
+
+def _normal(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Nothing and an empty list are the same to the API server."""
+    return {k: v for k, v in status.items() if v not in (None, [], {}, "")}

@@ -1,0 +1,198 @@
+"""What a coordinator tells in GET /v1/status, as far as the operator reads it.
+
+The sender may be two releases older or newer (C14): what is missing gets a default, what is unknown
+is ignored, and nothing here raises for a field that has another shape than expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+ATTEMPT_STRIDE: Final = 1000
+"""Attempt of a rank = attempt of its pod x this + restarts inside the pod."""
+SILENT_MS: Final = 3000
+"""Silence after which a heartbeat no longer speaks against evidence (C4)."""
+
+ACTIVE: Final = "active"
+BENCHED: Final = "benched"
+SUSPECT: Final = "suspect"
+DRAINING: Final = "draining"
+DEAD: Final = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    slot: int
+    local: int
+    attempt: int
+    """Of its pod."""
+    state: str
+    rank: int | None = None
+    silent_ms: int = 0
+    step_s: float = 0.0
+    why: str = ""
+
+    @property
+    def pod(self) -> tuple[int, int]:
+        return self.slot, self.attempt
+
+    @property
+    def speaks(self) -> bool:
+        """Its own heartbeat says that it lives."""
+        return self.state not in (DEAD, SUSPECT) and self.silent_ms < SILENT_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    complete: bool
+    reason: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    seq: int
+    reason: str
+    message: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    coordinator: str = ""
+    seq: int = 0
+    generation: str = ""
+    """incarnation.counter of the present membership; empty before the first."""
+    replicas: int = 0
+    inventory: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    ranks: tuple[Rank, ...] = ()
+    version: int = 0
+    rounds: Mapping[str, int] = field(default_factory=dict)
+    progress: float | None = None
+    round_s: float = 0.0
+    avoided_s: float = 0.0
+    conditions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """type -> (reason, message)"""
+    happenings: tuple[Happening, ...] = ()
+    stopping: bool = False
+    outcome: Outcome | None = None
+
+    @property
+    def living(self) -> tuple[Rank, ...]:
+        return tuple(rank for rank in self.ranks if rank.state != DEAD)
+
+    def speaking_pods(self) -> set[tuple[int, int]]:
+        return {rank.pod for rank in self.ranks if rank.speaks}
+
+    def registered_pods(self) -> set[tuple[int, int]]:
+        """Pods with a process that has not been declared dead."""
+        return {rank.pod for rank in self.living}
+
+    def full_pods(self, procs: int) -> set[tuple[int, int]]:
+        """Pods of which all ranks take part in the membership."""
+        found: dict[tuple[int, int], int] = {}
+        for rank in self.ranks:
+            if rank.state in (ACTIVE, BENCHED) and rank.rank is not None:
+                found[rank.pod] = found.get(rank.pod, 0) + 1
+        return {pod for pod, count in found.items() if count >= procs}
+
+    def highest_attempts(self) -> dict[int, int]:
+        """Highest attempt that ever registered, by slot (C3)."""
+        found: dict[int, int] = {}
+        for rank in self.ranks:
+            found[rank.slot] = max(found.get(rank.slot, 0), rank.attempt)
+        return found
+
+
+def read_told(data: Any) -> Told:
+    """From the JSON of /v1/status. Never raises."""
+    body = _mapping(data)
+    log = _mapping(body.get("log"))
+    progress = log.get("progress")
+    return Told(
+        coordinator=str(body.get("coordinator", "")),
+        seq=_whole(body.get("seq")),
+        generation=_generation(body),
+        replicas=_whole(body.get("replicas")),
+        inventory=_whole(body.get("inventory")),
+        settings=_mapping(body.get("settings")),
+        ranks=tuple(_ranks(_items(body.get("ranks")))),
+        version=_whole(body.get("version")),
+        rounds={str(k): _whole(v) for k, v in _mapping(log.get("rounds")).items()},
+        progress=float(progress) if isinstance(progress, int | float) else None,
+        round_s=_number(log.get("round_s")),
+        avoided_s=_number(log.get("avoided_s")),
+        conditions={
+            str(c.get("type")): (str(c.get("reason", "")), str(c.get("message", "")))
+            for c in map(_mapping, _items(body.get("conditions")))
+        },
+        happenings=tuple(
+            Happening(
+                _whole(h.get("seq")),
+                str(h.get("reason", "")),
+                str(h.get("message", "")),
+                {str(k): str(v) for k, v in _mapping(h.get("facts")).items()},
+            )
+            for h in map(_mapping, _items(body.get("happenings")))
+        ),
+        stopping=bool(body.get("stopping", False)),
+        outcome=_outcome(body.get("outcome")),
+    )
+
+
+def _generation(body: Mapping[str, Any]) -> str:
+    """The server sends a mere proposal until the first membership has been committed."""
+    parts = _items(body.get("generation"))
+    if len(parts) != 3 or not _items(body.get("changes")):
+        return ""
+    return f"{_whole(parts[0])}.{_whole(parts[2])}"
+
+
+def _ranks(items: Iterable[Any]) -> Iterable[Rank]:
+    for item in map(_mapping, items):
+        member = _items(item.get("member"))
+        if len(member) != 3:
+            continue
+        place = item.get("rank")
+        yield Rank(
+            slot=_whole(member[0]),
+            local=_whole(member[1]),
+            attempt=_whole(member[2]) // ATTEMPT_STRIDE,
+            state=str(item.get("state", "")),
+            rank=place if isinstance(place, int) else None,
+            silent_ms=_whole(item.get("silent_ms")),
+            step_s=_number(_mapping(item.get("facts")).get("step_seconds")),
+            why=str(item.get("why", "")),
+        )
+
+
+def _outcome(data: Any) -> Outcome | None:
+    body = _mapping(data)
+    if not body:
+        return None
+    return Outcome(
+        complete=bool(body.get("complete", False)),
+        reason=str(body.get("reason", "")),
+        message=str(body.get("message", "")),
+        hint=str(body.get("hint", "")),
+    )
+
+
+def _mapping(data: Any) -> Mapping[str, Any]:
+    return data if isinstance(data, Mapping) else {}
+
+
+def _items(data: Any) -> list[Any]:
+    return list(data) if isinstance(data, list | tuple) else []
+
+
+def _whole(value: Any) -> int:
+    return int(value) if isinstance(value, int | float) else 0
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0

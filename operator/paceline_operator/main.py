@@ -1,0 +1,299 @@
+"""Puts the operator together and runs it until it is told to end, or loses the lead.
+
+A leader that loses its Lease ends the process, as other operators do: its memory may be about to
+act on an old view, and a new process starts within seconds as a standby.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import ssl
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import kopf
+from paceline_api.crdgen import PLURAL
+from paceline_api.errors import PacelineError
+from paceline_api.types import API_VERSION
+
+from paceline_operator import health
+from paceline_operator.cluster import observe
+from paceline_operator.cluster.api import ApiError
+from paceline_operator.cluster.apply import Applier
+from paceline_operator.cluster.coordinator import Links
+from paceline_operator.cluster.credentials import Credentials, credentials
+from paceline_operator.cluster.kube import Kube, path, pause
+from paceline_operator.cluster.lease import Election, Terms
+from paceline_operator.cluster.own_key import operator_key
+from paceline_operator.cluster.services import Services
+from paceline_operator.cluster.store import Key, Store
+from paceline_operator.cluster.tls import pair_of, pinned
+from paceline_operator.controller import Controller
+from paceline_operator.core import children
+from paceline_operator.core.job import Job
+from paceline_operator.core.keys import job_keys
+from paceline_operator.core.told import Told
+from paceline_operator.handlers import make_registry, make_settings
+from paceline_operator.metrics import CONTROLLER, Metrics
+from paceline_operator.options import Options
+from paceline_operator.queue import Queue
+
+log = logging.getLogger("paceline.operator")
+
+RESYNC_S: Final = 300.0
+"""So often all jobs are listed, in case kopf's watch missed the end of one."""
+START_S: Final = 60.0
+EXIT_DEPOSED: Final = 3
+
+
+class Operator:
+    def __init__(self, options: Options, access: Credentials) -> None:
+        self._options, self._access = options, access
+        self.metrics = Metrics()
+        self._queue = Queue(self._decide, self.metrics, time.monotonic)
+        self._store = Store(self._queue.add)
+        self._kube = Kube(access, self.metrics)
+        self._watches: list[observe.Watch[Any]] = []
+        self._election: Election | None = None
+        self._stopped = asyncio.Event()
+        self._deposed = False
+        self._kopf_ready = asyncio.Event()
+        self._started_epoch = int(time.time())
+        self._key = b""
+        self._controller: Controller | None = None
+        self._links = Links(
+            secrets_of=self._secrets_of,
+            heard=self._heard,
+            arrived=self._arrived,
+            clock=time.monotonic,
+        )
+        self._services = Services(self._kube, time.monotonic, self._namespaces_in_use)
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopped.set)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._kube)
+            await stack.enter_async_context(self._links)
+            await self._wait_for_the_api()
+            namespace = self._options.own_namespace or self._access.namespace
+            self._key = await operator_key(self._kube, namespace)
+            self._controller = self._make_controller()
+            checks = health.Checks(self._alive, self._ready, self._page)
+            server = await health.serve(checks, self._options.host, self._options.port)
+            stack.push_async_callback(server.cleanup)
+            self._elect(namespace, loop)
+            await self._serve()
+        if self._election is not None:
+            await asyncio.to_thread(self._election.stop)
+        return EXIT_DEPOSED if self._deposed else 0
+
+    async def _serve(self) -> None:
+        tasks = [asyncio.create_task(task) for task in self._tasks()]
+        ended = asyncio.create_task(self._stopped.wait())
+        try:
+            await asyncio.wait([*tasks, ended], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._queue.close()
+            for task in (*tasks, ended):
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    def _tasks(self) -> list[Any]:
+        pods = observe.pod_source(self._store, time.time, self._options.scope)
+        self._watches = [observe.Watch(self._kube, pods, time.time, self.metrics)]
+        if self._options.watch_nodes:
+            nodes = observe.node_source(self._store, time.time)
+            self._watches.append(observe.Watch(self._kube, nodes, time.time, self.metrics))
+        scope = {"namespaces": [self._options.scope]} if self._options.scope else {}
+        return [
+            *(watch.run() for watch in self._watches),
+            kopf.operator(
+                registry=make_registry(self._store, self._kopf_ready.set),
+                settings=make_settings(),
+                standalone=True,
+                clusterwide=not self._options.scope,
+                stop_flag=self._stopped,
+                **scope,  # type: ignore[arg-type]
+            ),
+            self._queue.run(),
+            self._services.run(self._leads),
+            self._resync(),
+            self._open_when_synced(),
+        ]
+
+    # ---- the start --------------------------------------------------------------------------
+
+    async def _wait_for_the_api(self) -> None:
+        """Raises PacelineError where waiting longer is of no use."""
+        until_s = time.monotonic() + START_S
+        while True:
+            try:
+                found = await self._kube.request("GET", f"/apis/{API_VERSION}")
+                if any(item.get("name") == PLURAL for item in found.get("resources", ())):
+                    return
+                why = f"the API server does not know {PLURAL}"
+            except ApiError as error:
+                why = str(error)
+            if time.monotonic() >= until_s:
+                raise PacelineError(why, hint="install the chart paceline-crds first")
+            log.info("waiting: %s", why)
+            await pause(0.5)
+
+    def _elect(self, namespace: str, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._options.lease:
+            self.metrics.leader.labels(CONTROLLER).set(1)
+            return
+
+        def changed(leads: bool) -> None:
+            loop.call_soon_threadsafe(self._led, leads)
+
+        terms = Terms(
+            namespace,
+            self._options.identity,
+            self._options.lease_duration_s,
+            self._options.lease_duration_s * 0.3,
+        )
+        self._election = Election(
+            self._access,
+            terms,
+            changed=changed,
+        )
+        self._election.start()
+
+    def _led(self, leads: bool) -> None:
+        self.metrics.leader.labels(CONTROLLER).set(leads)
+        if not leads and not self._stopped.is_set():
+            log.error("the lead is lost: ending")
+            self._deposed = True
+            self._stopped.set()
+
+    def _leads(self) -> bool:
+        return self._election is None or self._election.leads()
+
+    async def _open_when_synced(self) -> None:
+        """No decision before everything was seen once; never returns."""
+        while not (self._leads() and all(watch.source.synced for watch in self._watches)):
+            await pause(0.05)
+        await self._list_jobs()
+        log.info("acting for %d jobs with %d pods", len(self._store.jobs), self._store.pod_count())
+        self._queue.open()
+        await self._stopped.wait()
+
+    # ---- jobs -------------------------------------------------------------------------------
+
+    async def _resync(self) -> None:
+        while True:
+            await pause(RESYNC_S)
+            try:
+                await self._list_jobs()
+            except ApiError as error:
+                log.warning("the jobs could not be listed: %s", error)
+
+    async def _list_jobs(self) -> None:
+        """kopf tells of no deletion that happened while its watch was away."""
+        before = dict(self._store.jobs)
+        target = path(PLURAL, self._options.scope) if self._options.scope else ""
+        found = await self._kube.request("GET", target or f"/apis/{API_VERSION}/{PLURAL}")
+        uids = set()
+        for item in found.get("items", ()):
+            body = {"apiVersion": API_VERSION, "kind": "TrainingJob", **item}
+            uids.add(body["metadata"]["uid"])
+            self._store.put_job(body)
+        for key, known in before.items():
+            if known["metadata"]["uid"] not in uids:
+                self._store.drop_job(key, known["metadata"]["uid"])
+
+    async def _decide(self, key: Key) -> float | None:
+        assert self._controller is not None
+        return await self._controller.reconcile(key)
+
+    def _make_controller(self) -> Controller:
+        applier = Applier(
+            self._kube,
+            self._store,
+            make_secret=self._make_secret,
+            ensure_service=self._services.ensure,
+            clock=time.time,
+            leads=self._leads,
+        )
+        return Controller(
+            self._store,
+            applier,
+            self._links,
+            manager=self._options.manager,
+            clock=time.time,
+            epoch=lambda: self._election.epoch if self._election else self._started_epoch,
+            nodes_fresh=lambda: len(self._watches) > 1 and self._watches[1].fresh,
+        )
+
+    def _make_secret(self, job: Job) -> Mapping[str, Any]:
+        keys = job_keys(self._key, job.uid)
+        pair = pair_of(keys)
+        return children.secret(
+            job, keys, certificate=pair.certificate, private_key=pair.private_key
+        )
+
+    def _secrets_of(self, uid: str) -> tuple[str, ssl.SSLContext]:
+        keys = job_keys(self._key, uid)
+        return keys.token, pinned(pair_of(keys).certificate)
+
+    def _heard(self, key: Key, told: Told | None) -> None:
+        memory = self._controller.memories.get(key) if self._controller else None
+        if memory is not None:
+            memory.told, memory.told_s = told, time.time()
+            self._queue.add(key)
+
+    def _arrived(self, key: Key, inventory: Any) -> None:
+        assert self._controller is not None
+        self._controller.inventory_arrived(key, inventory)
+
+    def _namespaces_in_use(self) -> set[str]:
+        def runs(body: Mapping[str, Any]) -> bool:
+            held = (body.get("status") or {}).get("conditions") or ()
+            return not any(
+                c.get("type") in ("Complete", "Failed") and c.get("status") == "True" for c in held
+            )
+
+        return {key[0] for key, body in self._store.jobs.items() if runs(body)}
+
+    # ---- health -----------------------------------------------------------------------------
+
+    def _alive(self) -> str:
+        dead = [watch.source.kind for watch in self._watches if self._is_dead(watch)]
+        return f"no sign of life on the watch of {', '.join(dead)}" if dead else ""
+
+    @staticmethod
+    def _is_dead(watch: observe.Watch[Any]) -> bool:
+        return watch.age_s > observe.SILENCE_S + 60
+
+    def _ready(self) -> str:
+        return "" if all(watch.source.synced for watch in self._watches) else "not yet synced"
+
+    def _page(self) -> bytes:
+        for watch in self._watches:
+            self.metrics.watch_age.labels(watch.source.kind).set(watch.age_s)
+        self.metrics.jobs.set(len(self._store.jobs))
+        self.metrics.pods.set(self._store.pod_count())
+        self.metrics.coordinators.set(self._links.connected)
+        return self.metrics.page()
+
+
+def run(options: Options) -> int:
+    if options.kubeconfig:
+        os.environ["KUBECONFIG"] = options.kubeconfig  # kopf reads it from there
+    access = credentials(options.kubeconfig)
+
+    async def main() -> int:
+        return await Operator(options, access).run()
+
+    return asyncio.run(main())

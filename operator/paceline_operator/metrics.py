@@ -1,0 +1,77 @@
+"""Metrics of the operator itself, under controller-runtime's names where it has them.
+
+So dashboards and alerts made for other operators work. What is Paceline's own begins with
+`paceline_operator_`. No label has a job's name: a thousand jobs must not make a thousand series.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+CONTROLLER: Final = "trainingjob"
+SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self.requests = Counter(
+            "rest_client_requests", "Requests to the API server.", ["code", "method"], registry=r
+        )
+        self.reconciles = Counter(
+            "controller_runtime_reconcile",
+            "Decisions by result.",
+            ["controller", "result"],
+            registry=r,
+        )
+        self.reconcile_seconds = Histogram(
+            "controller_runtime_reconcile_time_seconds",
+            "From the start of a decision to its last write.",
+            ["controller"],
+            buckets=SECONDS,
+            registry=r,
+        )
+        self.active = Gauge(
+            "controller_runtime_active_workers",
+            "Decisions being carried out.",
+            ["controller"],
+            registry=r,
+        )
+        self.depth = Gauge("workqueue_depth", "Jobs waiting.", ["name"], registry=r)
+        self.adds = Counter("workqueue_adds", "Jobs put into the queue.", ["name"], registry=r)
+        self.wait_seconds = Histogram(
+            "workqueue_queue_duration_seconds",
+            "From due to begun.",
+            ["name"],
+            buckets=SECONDS,
+            registry=r,
+        )
+        self.leader = Gauge(
+            "leader_election_master_status", "1: this process leads.", ["name"], registry=r
+        )
+        self.jobs = Gauge("paceline_operator_jobs", "Jobs in memory.", registry=r)
+        self.pods = Gauge("paceline_operator_pods", "Pods in memory.", registry=r)
+        self.coordinators = Gauge(
+            "paceline_operator_coordinators_connected", "Coordinators that answer.", registry=r
+        )
+        self.watch_age = Gauge(
+            "paceline_operator_watch_age_seconds",
+            "Since the last sign of life of a watch; it must stay below its silence limit.",
+            ["kind"],
+            registry=r,
+        )
+        self.watch_restarts = Counter(
+            "paceline_operator_watch_restarts",
+            "Watches opened anew, by cause.",
+            ["kind", "cause"],
+            registry=r,
+        )
+        self.events = Counter(
+            "paceline_operator_watch_events", "Events received.", ["kind"], registry=r
+        )
+
+    def page(self) -> bytes:
+        return generate_latest(self.registry)

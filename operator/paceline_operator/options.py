@@ -1,0 +1,78 @@
+"""The operator's command line. Every option has its key in the chart's values."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from dataclasses import dataclass
+
+from paceline_api.names import DEFAULT_MANAGER, ENV_OPERATOR_IDENTITY, ENV_OPERATOR_NAMESPACE
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    kubeconfig: str
+    scope: str
+    """Namespace of the jobs; empty for all."""
+    own_namespace: str
+    """Of the Lease and the operator's key; empty: that of the pod."""
+    identity: str
+    manager: str
+    watch_nodes: bool
+    lease: bool
+    lease_duration_s: float
+    host: str
+    port: int
+    log_format: str
+    log_level: str
+
+
+def parse(arguments: list[str] | None = None) -> Options:
+    parser = argparse.ArgumentParser(
+        prog="python -m paceline_operator", description="The operator of Paceline's TrainingJobs."
+    )
+    add = parser.add_argument
+    add("--kubeconfig", default="", help="default: $KUBECONFIG, or the pod's service account")
+    add("--namespace", default="", help="look after the jobs of this namespace only")
+    add(
+        "--own-namespace",
+        default=os.environ.get(ENV_OPERATOR_NAMESPACE, ""),
+        help="where the Lease and the operator's key are; default: that of the pod",
+    )
+    add(
+        "--identity",
+        default=os.environ.get(ENV_OPERATOR_IDENTITY) or socket.gethostname(),
+        help="name in the Lease, the same after a restart in place",
+    )
+    add("--manager", default=DEFAULT_MANAGER, help="only jobs with this spec.managedBy")
+    add(
+        "--no-nodes",
+        action="store_true",
+        help="do not watch nodes: lost ones are noticed only when their pods are deleted",
+    )
+    add("--no-lease", action="store_true", help="act without a Lease, for tests by hand")
+    add("--lease-duration", type=float, default=10.0, metavar="SECONDS")
+    add("--listen", default="0.0.0.0:8080", metavar="HOST:PORT", help="/metrics and /healthz")
+    add("--log-format", choices=["json", "text"], default="json")
+    add("--log-level", choices=["debug", "info", "warning"], default="info")
+    given = parser.parse_args(arguments)
+    host, _, port = given.listen.rpartition(":")
+    if not port.isdecimal():
+        parser.error("--listen: write HOST:PORT, such as 0.0.0.0:8080")
+    if given.lease_duration < 2:
+        parser.error("--lease-duration: use 2 seconds or more")
+    return Options(
+        kubeconfig=given.kubeconfig,
+        scope=given.namespace,
+        own_namespace=given.own_namespace,
+        identity=given.identity,
+        manager=given.manager,
+        watch_nodes=not given.no_nodes,
+        lease=not given.no_lease,
+        lease_duration_s=given.lease_duration,
+        host=host.strip("[]"),
+        port=int(port),
+        log_format=given.log_format,
+        log_level=given.log_level,
+    )

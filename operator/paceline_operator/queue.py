@@ -1,0 +1,116 @@
+"""The one queue of decisions, keyed by job: each job at most once, and one decision at a time.
+
+A job may be put in at any time, for now or for later; the earliest moment counts. A job that is
+put in while it is being decided is decided once more afterwards, so no news is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from paceline_operator.cluster.store import Key
+from paceline_operator.metrics import CONTROLLER, Metrics
+
+log = logging.getLogger("paceline.operator")
+
+WORKERS: Final = 32
+BROKEN_S: Final = 5.0
+"""After a mistake in the decision itself, which is logged and must not become a hot loop."""
+
+Decide = Callable[[Key], Awaitable[float | None]]
+
+
+class Queue:
+    def __init__(self, decide: Decide, metrics: Metrics, clock: Callable[[], float]) -> None:
+        self._decide, self._metrics, self._clock = decide, metrics, clock
+        self._due: dict[Key, float] = {}
+        self._heap: list[tuple[float, Key]] = []
+        self._busy: set[Key] = set()
+        self._again: set[Key] = set()
+        self._news = asyncio.Event()
+        self._open = asyncio.Event()
+
+    def open(self) -> None:
+        """Decisions may begin: this process leads, and the watches have their first lists."""
+        self._open.set()
+
+    def close(self) -> None:
+        self._open.clear()
+
+    def add(self, key: Key, after_s: float = 0.0) -> None:
+        if key in self._busy and after_s == 0.0:
+            self._again.add(key)
+            return
+        at_s = self._clock() + after_s
+        if at_s >= self._due.get(key, float("inf")):
+            return
+        self._due[key] = at_s
+        heapq.heappush(self._heap, (at_s, key))
+        self._metrics.adds.labels(CONTROLLER).inc()
+        self._metrics.depth.labels(CONTROLLER).set(len(self._due))
+        self._news.set()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WORKERS):
+                group.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            await self._open.wait()
+            key = self._next()
+            if key is None:
+                await self._wait()
+                continue
+            self._busy.add(key)
+            again_s = await self._one(key)
+            self._busy.discard(key)
+            if key in self._again:
+                self._again.discard(key)
+                self.add(key)
+            elif again_s is not None:
+                self.add(key, max(again_s, 0.001))
+
+    def _next(self) -> Key | None:
+        now_s = self._clock()
+        while self._heap and self._heap[0][0] <= now_s:
+            at_s, key = heapq.heappop(self._heap)
+            if self._due.get(key) != at_s:
+                continue  # it was put forward
+            if key in self._busy:
+                del self._due[key]
+                self._again.add(key)
+                continue
+            del self._due[key]
+            self._metrics.depth.labels(CONTROLLER).set(len(self._due))
+            self._metrics.wait_seconds.labels(CONTROLLER).observe(now_s - at_s)
+            return key
+        return None
+
+    async def _wait(self) -> None:
+        self._news.clear()
+        rest_s = self._heap[0][0] - self._clock() if self._heap else None
+        try:
+            async with asyncio.timeout(rest_s):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+    async def _one(self, key: Key) -> float | None:
+        metrics, started_s = self._metrics, self._clock()
+        metrics.active.labels(CONTROLLER).inc()
+        result, again_s = "success", None
+        try:
+            again_s = await self._decide(key)
+        except Exception:
+            log.exception("a decision failed", extra={"job": "/".join(key)})
+            result, again_s = "error", BROKEN_S
+        finally:
+            metrics.active.labels(CONTROLLER).dec()
+            metrics.reconciles.labels(CONTROLLER, result).inc()
+            metrics.reconcile_seconds.labels(CONTROLLER).observe(self._clock() - started_s)
+        return again_s

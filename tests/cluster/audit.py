@@ -1,0 +1,32 @@
+"""Reads the API server's audit log: who asked what, how often."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+def entries(log: Path, *, offset: int = 0) -> Iterator[dict[str, Any]]:
+    """Every request since `offset` bytes, when it was answered. Watches are there once each end."""
+    with log.open("rb") as lines:
+        lines.seek(offset)
+        for line in lines:
+            # The server may be in the middle of writing the last one.
+            if line.endswith(b"\n"):
+                yield json.loads(line)
+
+
+def requests_of(log: Path, *, user: str, offset: int = 0) -> Counter[tuple[str, str]]:
+    """(verb, resource or resource/subresource) -> requests of one user."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for entry in entries(log, offset=offset):
+        if entry["user"]["username"] == user and entry["stage"] == "ResponseComplete":
+            what = entry.get("objectRef", {})
+            resource = what.get("resource", entry["requestURI"])
+            if "subresource" in what:
+                resource += f"/{what['subresource']}"
+            counts[entry["verb"], resource] += 1
+    return counts

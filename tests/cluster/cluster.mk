@@ -1,0 +1,14 @@
+# A Kubernetes on this machine, for the tests and by hand; the top Makefile includes this.
+# Everything is built from Go modules, once, into ~/.cache/paceline (PACELINE_CLUSTER_CACHE); go's
+# own GOMAXPROCS bounds the cores. Programs in KUBEBUILDER_ASSETS are used instead where they exist.
+.PHONY: cluster-programs cluster cluster-down
+CLUSTER := PYTHONPATH=tests $(BIN)/python -m cluster
+
+cluster-programs: install ## build Kubernetes and install what real nodes need (minutes, once)
+	@$(CLUSTER) programs
+
+cluster: cluster-programs ## start a Kubernetes with two nodes, keep it, print its kubeconfig
+	@$(CLUSTER) up
+
+cluster-down: ## end the cluster that `make cluster` started
+	@$(CLUSTER) down

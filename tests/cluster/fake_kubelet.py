@@ -1,0 +1,259 @@
+"""Nodes that exist in the API server only: for tests with more pods than a machine can run.
+
+Bound pods become Running and Ready at once; deleted ones go at once; the annotation
+`paceline.test/exit-code` ends one, with Succeeded for 0 and Failed otherwise. Nothing runs. It is a
+process of its own, so that what it uses is not counted as the operator's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ipaddress
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from http import HTTPStatus
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import yaml
+
+EXIT_CODE = "paceline.test/exit-code"
+BOUND = "/api/v1/pods?fieldSelector=spec.nodeName!="
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+LEASE_RENEW_S = 5.0
+WATCH_S = 240
+REQUESTS_AT_ONCE = 64
+LINE_BYTES_MAX = 4 << 20
+log = logging.getLogger("fake-kubelet")
+RETRY_S = 0.5
+BUSY = (HTTPStatus.TOO_MANY_REQUESTS,)
+GONE = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
+
+
+class Metadata(msgspec.Struct):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resourceVersion: str = ""  # noqa: N815 - the API's own name
+    deletionTimestamp: str | None = None  # noqa: N815
+    annotations: dict[str, str] | None = None
+
+
+class Container(msgspec.Struct):
+    name: str
+    image: str = ""
+
+
+class PodSpec(msgspec.Struct):
+    containers: list[Container] = []
+
+
+class Pod(msgspec.Struct):
+    metadata: Metadata
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
+
+
+class PodList(msgspec.Struct):
+    metadata: Metadata
+    items: list[Pod]
+
+
+class Event(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class FakeKubelet:
+    """Answers for all nodes that it made."""
+
+    def __init__(self, http: aiohttp.ClientSession, nodes: list[str], pods: str) -> None:
+        self._http = http
+        self._nodes = nodes
+        # Pod uid -> what it was last told: "run", its exit code, or "go".
+        self._told: dict[str, str] = {}
+        self._addresses = islice(ipaddress.ip_network(pods).hosts(), 1, None)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, pods_per_node: int) -> None:
+        for node in self._nodes:
+            await self._send("POST", "/api/v1/nodes", _node(node, pods_per_node))
+            await self._send("POST", LEASES, _lease(node))
+        await asyncio.gather(self._renew(), self._watch())
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(LEASE_RENEW_S)
+            for node in self._nodes:
+                await self._send("PATCH", f"{LEASES}/{node}", {"spec": _lease(node)["spec"]})
+
+    async def _watch(self) -> None:
+        version = ""
+        while True:
+            try:
+                if not version:
+                    version = await self._list()
+                version = await self._follow(version)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                # The API server may be away; what happened meanwhile is in the next list.
+                log.warning("watch ended: %r", error)
+                version = ""
+                await asyncio.sleep(RETRY_S)
+
+    async def _list(self) -> str:
+        async with self._http.get(BOUND) as answer:
+            answer.raise_for_status()
+            found = msgspec.json.decode(await answer.read(), type=PodList)
+        for pod in found.items:
+            self._look_at(pod)
+        return found.metadata.resourceVersion
+
+    async def _follow(self, version: str) -> str:
+        """Until the server ends the watch; returns where to go on, or nothing: list again."""
+        query = f"&watch=1&resourceVersion={version}&timeoutSeconds={WATCH_S}&allowWatchBookmarks=1"
+        async with self._http.get(BOUND + query, timeout=aiohttp.ClientTimeout(None)) as answer:
+            if answer.status == HTTPStatus.GONE:
+                return ""
+            answer.raise_for_status()
+            async for line in answer.content:
+                event = msgspec.json.decode(line, type=Event)
+                if event.type == "ERROR":
+                    return ""
+                pod = msgspec.json.decode(event.object, type=Pod)
+                version = pod.metadata.resourceVersion
+                if event.type == "DELETED":
+                    self._told.pop(pod.metadata.uid, None)
+                elif event.type != "BOOKMARK":
+                    self._look_at(pod)
+        return version
+
+    def _look_at(self, pod: Pod) -> None:
+        meta = pod.metadata
+        exit_code = (meta.annotations or {}).get(EXIT_CODE)
+        wanted = "go" if meta.deletionTimestamp else exit_code or "run"
+        if self._told.get(meta.uid) == wanted:
+            return
+        self._told[meta.uid] = wanted
+        path = f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}"
+        if wanted == "go":
+            body = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta.uid}}
+            sending = self._send("DELETE", path, body)
+        else:
+            status = _running(pod, str(next(self._addresses))) if wanted == "run" else None
+            status = status or _ended(pod, int(wanted))
+            status_patch = {"metadata": {"uid": meta.uid}, "status": status}
+            sending = self._send("PATCH", f"{path}/status", status_patch)
+        task = asyncio.create_task(sending)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send(self, method: str, path: str, body: dict[str, Any]) -> None:
+        """Until the server has taken it: it may be away for a while, or have too much to do."""
+        while True:
+            try:
+                if await self._sent(method, path, body):
+                    return
+            except (aiohttp.ClientError, TimeoutError) as error:
+                log.warning("%s %s: %r", method, path, error)
+            await asyncio.sleep(RETRY_S)
+
+    async def _sent(self, method: str, path: str, body: dict[str, Any]) -> bool:
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        async with self._http.request(
+            method, path, data=msgspec.json.encode(body), headers={"Content-Type": kind}
+        ) as answer:
+            if answer.status < HTTPStatus.BAD_REQUEST or answer.status in GONE:
+                return True
+            log.warning("%s %s: %d %s", method, path, answer.status, await answer.text())
+            # Another refusal would be the same again.
+            return answer.status not in BUSY and answer.status < HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _node(name: str, pods: int) -> dict[str, Any]:
+    capacity = {"cpu": "100k", "memory": "1000Ti", "pods": str(pods)}
+    ready = {"type": "Ready", "status": "True", "reason": "Fake", "lastHeartbeatTime": _now()}
+    return {
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+        "status": {"capacity": capacity, "allocatable": capacity, "conditions": [ready]},
+    }
+
+
+def _lease(node: str) -> dict[str, Any]:
+    renewed = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    spec = {"holderIdentity": node, "leaseDurationSeconds": 40, "renewTime": renewed}
+    return {"metadata": {"name": node}, "spec": spec}
+
+
+def _running(pod: Pod, address: str) -> dict[str, Any]:
+    now = _now()
+    kinds = ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+    state = {"running": {"startedAt": now}}
+    return {
+        "phase": "Running",
+        "startTime": now,
+        "podIP": address,
+        "podIPs": [{"ip": address}],
+        "conditions": [
+            {"type": kind, "status": "True", "lastTransitionTime": now} for kind in kinds
+        ],
+        "containerStatuses": _statuses(pod, state, ready=True),
+    }
+
+
+def _ended(pod: Pod, exit_code: int) -> dict[str, Any]:
+    reason = "Error" if exit_code else "Completed"
+    state = {"terminated": {"exitCode": exit_code, "reason": reason, "finishedAt": _now()}}
+    phase = "Failed" if exit_code else "Succeeded"
+    return {"phase": phase, "containerStatuses": _statuses(pod, state, ready=False)}
+
+
+def _statuses(pod: Pod, state: dict[str, Any], *, ready: bool) -> list[dict[str, Any]]:
+    common = {"ready": ready, "started": ready, "restartCount": 0, "imageID": "", "state": state}
+    return [{"name": one.name, "image": one.image} | common for one in pod.spec.containers]
+
+
+@asynccontextmanager
+async def session(config: dict[str, Any]) -> AsyncIterator[aiohttp.ClientSession]:
+    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+    tls = ssl.create_default_context(cafile=cluster["certificate-authority"])
+    tls.load_cert_chain(user["client-certificate"], user["client-key"])
+    # One connection more than requests at once, for the watch.
+    connections = aiohttp.TCPConnector(ssl=tls, limit=REQUESTS_AT_ONCE + 1)
+    async with aiohttp.ClientSession(
+        cluster["server"],
+        connector=connections,
+        read_bufsize=LINE_BYTES_MAX,
+        timeout=aiohttp.ClientTimeout(total=300, sock_connect=10),
+    ) as http:
+        yield http
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kubeconfig", type=Path, required=True)
+    parser.add_argument("--nodes", required=True, help="names, with commas")
+    parser.add_argument("--pods-per-node", type=int, required=True)
+    parser.add_argument("--pod-range", required=True, help="addresses that pods are given")
+    return parser.parse_args()
+
+
+async def main(arguments: argparse.Namespace, config: dict[str, Any]) -> None:
+    async with session(config) as http:
+        kubelet = FakeKubelet(http, arguments.nodes.split(","), arguments.pod_range)
+        await kubelet.run(arguments.pods_per_node)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    given = parsed()
+    asyncio.run(main(given, yaml.safe_load(given.kubeconfig.read_text())))

@@ -1,0 +1,94 @@
+"""What the test cluster needs from the machine, and how to say that it is not there.
+
+The API server alone needs no root and no package. Real nodes need root, cgroup v1 (what Kubernetes
+1.34 still runs on and what this harness was built on) and a few Debian packages, which
+`make cluster-programs` installs when it may.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+CNI_PLUGINS = Path("/usr/lib/cni")
+CGROUPS = Path("/sys/fs/cgroup")
+# A program or file that shows that the package is there -> the package.
+PACKAGES = {
+    "containerd": "containerd",
+    "runc": "runc",
+    str(CNI_PLUGINS / "bridge"): "containernetworking-plugins",
+    "iptables": "iptables",
+    "conntrack": "conntrack",
+    "ipset": "ipset",
+    "ip": "iproute2",
+    "/bin/busybox": "busybox-static",
+    "nsenter": "util-linux",
+    "mkfs.ext4": "e2fsprogs",
+}
+IMAGE_PACKAGES = {"buildah": "buildah", "debootstrap": "debootstrap"}
+APT_TIMEOUT_S = 900.0
+
+
+class MissingPrerequisiteError(Exception):
+    """The machine lacks something that only its owner can give it."""
+
+    def __init__(self, what: str, hint: str) -> None:
+        super().__init__(f"{what}\nhint: {hint}")
+
+
+def missing_packages(wanted: dict[str, str]) -> list[str]:
+    # Debian keeps these in sbin, which a plain user's PATH lacks.
+    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    there = {shows: bool(shutil.which(shows, path=path)) for shows in wanted}
+    return sorted({package for shows, package in wanted.items() if not there[shows]})
+
+
+def require_nodes() -> None:
+    """Raise unless this machine can run real nodes."""
+    if os.geteuid() != 0:
+        raise MissingPrerequisiteError("real nodes need root", "run the tests as root")
+    if not (CGROUPS / "memory").is_dir():
+        raise MissingPrerequisiteError(
+            "real nodes need cgroup v1 here", "boot with systemd.unified_cgroup_hierarchy=0"
+        )
+    if not Path("/dev/loop-control").exists():
+        raise MissingPrerequisiteError("real nodes need loop devices", "modprobe loop")
+    if missing := missing_packages(PACKAGES):
+        raise MissingPrerequisiteError(
+            f"missing packages: {' '.join(missing)}", f"apt-get install {' '.join(missing)}"
+        )
+
+
+def install_packages() -> list[str]:
+    """Fetch what is missing, when we are root on a Debian; returns what was fetched."""
+    missing = missing_packages(PACKAGES | IMAGE_PACKAGES)
+    if not missing:
+        return []
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise MissingPrerequisiteError(
+            f"missing packages: {' '.join(missing)}",
+            f"as root: apt-get install --no-install-recommends {' '.join(missing)}",
+        )
+    install = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *missing]
+    if _apt(install).returncode:
+        _apt(["apt-get", "update", "--quiet"])
+        done = _apt(install)
+        if done.returncode:
+            raise MissingPrerequisiteError(
+                f"apt-get could not install them:\n{done.stdout[-4000:]}", "see its message"
+            )
+    return missing
+
+
+def _apt(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=APT_TIMEOUT_S,
+    )

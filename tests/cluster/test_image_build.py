@@ -1,0 +1,47 @@
+"""Images built from a Dockerfile run on the nodes and hold nothing of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cluster.image_build import ImageBuilder, ImageBuildError
+from cluster.nodes import Cluster
+
+pytestmark = pytest.mark.processes
+TAG = "paceline.test/two-stages:1"
+DOCKERFILE = """
+ARG BASE
+FROM ${BASE} AS build
+RUN python3 -m venv /app && test -s /etc/ssl/certs/ca-certificates.crt
+FROM ${BASE} AS small
+COPY --from=build /app /app
+USER 65532:65532
+ENTRYPOINT ["/app/bin/python"]
+"""
+
+
+def test_a_target_of_a_dockerfile_runs_on_a_node(
+    cluster: Cluster, cluster_namespace: str, image_builder: ImageBuilder, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "Dockerfile"
+    recipe.write_text(DOCKERFILE)
+    base = {"BASE": image_builder.base()}
+    archive = image_builder.build(
+        TAG, context=tmp_path, dockerfile=recipe, target="small", arguments=base
+    )
+    cluster.load_image(archive)
+    says = "import os, sys; print(sys.prefix, os.getuid(), os.path.exists('/etc/pip.conf'))"
+    container = {"name": "main", "image": TAG, "imagePullPolicy": "Never", "args": ["-c", says]}
+    spec = {"restartPolicy": "Never", "containers": [container]}
+    pods = f"/api/v1/namespaces/{cluster_namespace}/pods"
+    cluster.api.create(pods, {"metadata": {"name": "built"}, "spec": spec})
+    cluster.api.wait(f"{pods}/built", lambda pod: pod["status"]["phase"] == "Succeeded", 60)
+    assert cluster.api.text(f"{pods}/built/log").split() == ["/app", "65532", "False"]
+
+
+def test_a_failing_step_is_quoted(image_builder: ImageBuilder, tmp_path: Path) -> None:
+    recipe = tmp_path / "Dockerfile"
+    recipe.write_text(f"FROM {image_builder.base()}\nRUN echo because >&2; exit 3\n")
+    with pytest.raises(ImageBuildError, match="because"):
+        image_builder.build("paceline.test/fails:1", context=tmp_path, dockerfile=recipe)

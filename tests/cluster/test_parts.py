@@ -1,0 +1,151 @@
+"""Parts of the harness that need no cluster: where programs come from, images, room, addresses."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from cluster import host_python, instance, kubeconfigs, prerequisites, programs
+from cluster.api import Api, ApiError
+from cluster.audit import requests_of
+from cluster.certificates import Authority
+from cluster.images import Image
+
+
+@pytest.fixture
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv(programs.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.delenv(programs.ASSETS_VARIABLE, raising=False)
+    programs.cache_folder().mkdir(parents=True)
+    return programs.cache_folder()
+
+
+def test_a_missing_program_says_what_to_do(empty_cache: Path) -> None:
+    with pytest.raises(prerequisites.MissingPrerequisiteError, match="make cluster-programs"):
+        programs.require("kube-apiserver")
+
+
+def test_a_program_of_another_recipe_is_missing(empty_cache: Path) -> None:
+    (empty_cache / "etcd").touch()
+    stamp = empty_cache / "etcd.recipe"
+    stamp.write_text("an older one")
+    assert programs.find("etcd") is None
+    stamp.write_text(programs.PROGRAMS["etcd"].digest("etcd"))
+    assert programs.find("etcd") == empty_cache / "etcd"
+
+
+def test_programs_that_somebody_provides_come_first(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(programs.ASSETS_VARIABLE, str(tmp_path))
+    (tmp_path / "etcd").touch()
+    assert programs.require("etcd") == tmp_path / "etcd"
+
+
+def test_staging_modules_are_those_of_the_version() -> None:
+    """Kubernetes 1.N.P publishes the modules of its own repository as 0.N.P."""
+    text = (programs.MODULE / "go.mod").read_text()
+    assert f"k8s.io/kubernetes {programs.KUBERNETES}\n" in text
+    replaced = [line.split() for line in text.splitlines() if "=>" in line]
+    assert len(replaced) == 31
+    for old, _, new, version in replaced:
+        assert (old, version) == (new, programs.KUBERNETES.replace("v1.", "v0."))
+
+
+def test_missing_packages_are_named() -> None:
+    wanted = {"sh": "dash", "no-such-program": "some-package", "/no/such/file": "other-package"}
+    assert prerequisites.missing_packages(wanted) == ["other-package", "some-package"]
+
+
+def test_images_are_the_same_bytes_each_time(tmp_path: Path) -> None:
+    image = Image("test/it:1", {"bin/it": b"#!"}, {"it": "bin/it"}, {"tmp": 0o1777}, ("/bin/it",))
+    first, second = image.write(tmp_path / "1.tar"), image.write(tmp_path / "2.tar")
+    assert first.read_bytes() == second.read_bytes()
+    with tarfile.open(first) as archive:
+        manifest = json.load(archive.extractfile("manifest.json") or pytest.fail("no manifest"))
+        assert manifest[0]["RepoTags"] == ["test/it:1"]
+        with tarfile.open(fileobj=archive.extractfile("layer.tar")) as layer:
+            assert {(entry.name, entry.mode) for entry in layer} == {
+                ("tmp", 0o1777),
+                ("bin/it", 0o755),
+                ("it", 0o644),
+            }
+
+
+def test_clusters_beside_each_other_share_nothing() -> None:
+    """Two at once have different numbers, folders, address ranges and ports."""
+    first, second = instance.acquire(), instance.acquire()
+    try:
+        assert first.index != second.index
+        assert first.folder != second.folder
+        assert first.pod_range != second.pod_range
+        ports = [room.free_port() for room in (first, first, second, second)]
+        assert len(set(ports)) == 4
+    finally:
+        first.release(keep_logs=False)
+        second.release(keep_logs=False)
+    assert not first.folder.exists()
+
+
+def test_logs_stay_when_they_are_wanted() -> None:
+    room = instance.acquire()
+    (room.folder / "logs").mkdir()
+    (room.folder / "logs" / "etcd.log").touch()
+    (room.folder / "etcd").mkdir()
+    room.release(keep_logs=True)
+    assert [path.name for path in room.folder.iterdir()] == ["logs"]
+    again = instance.take(room.index)
+    assert again is not None
+    assert not list(again.folder.iterdir()), "the next run starts with nothing"
+    again.release(keep_logs=False)
+
+
+def test_python_of_the_host_is_mounted_once() -> None:
+    folders = host_python.mounted_folders()
+    assert Path("/usr") in folders
+    for folder in folders:
+        assert not any(up in folders for up in folder.parents), f"{folder} is in another"
+    assert any(Path(host_python.PYTHON).is_relative_to(folder) for folder in folders)
+
+
+def test_an_error_of_the_server_is_quoted() -> None:
+    body = json.dumps({"kind": "Status", "message": "pods is forbidden"})
+    assert str(ApiError(403, "GET", "/api", body)) == "GET /api: 403 pods is forbidden"
+    assert "no JSON" in str(ApiError(502, "GET", "/api", "no JSON"))
+
+
+def test_a_client_refuses_a_stranger(tmp_path: Path) -> None:
+    """A kubeconfig trusts its own authority only, and keeps its secrets to its owner."""
+    authority = Authority(tmp_path / "pki")
+    pair = authority.client("admin")
+    target = tmp_path / "admin.yaml"
+    path = kubeconfigs.write(target, "https://127.0.0.1:1", authority.certificate, pair)
+    assert path.stat().st_mode & 0o077 == 0
+    assert pair.key.stat().st_mode & 0o077 == 0
+    with pytest.raises(ConnectionRefusedError):
+        Api(path).get("/version")
+
+
+def test_audit_entries_are_counted_by_user(tmp_path: Path) -> None:
+    def entry(user: str, verb: str, **what: str) -> str:
+        ref = {"requestURI": "/healthz"} | ({"objectRef": what} if what else {})
+        return json.dumps(
+            {"user": {"username": user}, "verb": verb, "stage": "ResponseComplete", **ref}
+        )
+
+    log = tmp_path / "audit.log"
+    lines = [
+        entry("me", "create", resource="pods"),
+        entry("me", "create", resource="pods", subresource="binding"),
+        entry("you", "create", resource="pods"),
+        entry("me", "get"),
+    ]
+    half_written = entry("me", "create", resource="pods")[:20]
+    log.write_text("\n".join([*lines, half_written]))
+    assert requests_of(log, user="me") == {
+        ("create", "pods"): 1,
+        ("create", "pods/binding"): 1,
+        ("get", "/healthz"): 1,
+    }

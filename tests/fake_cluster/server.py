@@ -1,0 +1,191 @@
+"""An API server in memory, as strict as the real one where the operator could go wrong.
+
+Names are unique, uids are never used twice, versions grow, a deletion with another uid is refused,
+a pod that runs is deleted gracefully, children follow their owner some time later, and a client may
+be cut off before a request or between a request and its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline_operator.cluster.api import ApiError
+from paceline_operator.core.job import timestamp
+
+Name = tuple[str, str, str]
+"""(kind, namespace, name)"""
+
+
+class CrashError(BaseException):
+    """The operator's process is gone. No handler of errors may catch it."""
+
+
+@dataclass
+class Server:
+    clock: Callable[[], float]
+    objects: dict[Name, dict[str, Any]] = field(default_factory=dict)
+    log: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
+    """(kind, ADDED | MODIFIED | DELETED, object) in order: what watches would bring."""
+    requests: Counter[str] = field(default_factory=Counter)
+    writes: list[str] = field(default_factory=list)
+    version: int = 0
+    quota: int | None = None
+    bad_image: str = ""
+    """A template with this image is refused, as an unknown field would be."""
+    crash_in: int | None = None
+    crash_before: bool = True
+    failing: int = 0
+    """So many requests more are answered with 500."""
+
+    # ---- what the operator calls ------------------------------------------------------------
+
+    async def create(
+        self, kind: str, namespace: str, manifest: Mapping[str, Any], *, strict: bool = False
+    ) -> Mapping[str, Any]:
+        name = manifest["metadata"]["name"]
+        assert strict or kind != "pods", "an unknown field of a template must be told (C7)"
+        return await self._request(
+            "POST", kind, name, lambda: self.insert(kind, namespace, manifest)
+        )
+
+    async def get(self, kind: str, namespace: str, name: str) -> Mapping[str, Any]:
+        return await self._request("GET", kind, name, lambda: self.find(kind, namespace, name))
+
+    async def delete(
+        self, kind: str, namespace: str, name: str, *, uid: str = ""
+    ) -> Mapping[str, Any]:
+        return await self._request(
+            "DELETE", kind, name, lambda: self.remove(kind, namespace, name, uid=uid)
+        )
+
+    async def apply(
+        self, kind: str, namespace: str, manifest: Mapping[str, Any], *, subresource: str = ""
+    ) -> Mapping[str, Any]:
+        name = manifest["metadata"]["name"]
+        call = lambda: self.patch(kind, namespace, manifest, subresource)  # noqa: E731
+        return await self._request("PATCH", f"{kind}/{subresource}".rstrip("/"), name, call)
+
+    async def _request(
+        self, verb: str, kind: str, name: str, do: Callable[[], Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
+        await asyncio.sleep(0)
+        if self.crash_in is not None:
+            self.crash_in -= 1
+            if self.crash_in < 0:
+                if not self.crash_before:
+                    self._try(do)
+                raise CrashError
+        self.requests[f"{verb} {kind}"] += 1
+        self.writes.append(f"{verb} {kind} {name}")
+        if self.failing:
+            self.failing -= 1
+            raise ApiError(500, "InternalError", "the fake server has a bad day")
+        return copy.deepcopy(dict(do()))
+
+    def _try(self, do: Callable[[], Mapping[str, Any]]) -> None:
+        """Carried out, but nobody hears the answer."""
+        try:
+            do()
+        except ApiError:
+            return
+
+    # ---- what happens to objects --------------------------------------------------------------
+
+    def insert(self, kind: str, namespace: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        body = copy.deepcopy(dict(manifest))
+        name = (kind, namespace, body["metadata"]["name"])
+        if name in self.objects:
+            raise ApiError(409, "AlreadyExists", f"{kind} {name[2]} already exists")
+        if kind == "pods":
+            self._admit(namespace, body)
+        self.version += 1
+        body["metadata"] |= {
+            "namespace": namespace,
+            "uid": f"uid-{self.version}",
+            "creationTimestamp": timestamp(self.clock()),
+            "generation": 1,
+        }
+        if kind == "pods":
+            body["status"] = {"phase": "Pending"}
+        self.objects[name] = body
+        self._bump(kind, "ADDED", body)
+        return body
+
+    def _admit(self, namespace: str, body: dict[str, Any]) -> None:
+        if self.bad_image and body["spec"]["containers"][0].get("image") == self.bad_image:
+            raise ApiError(422, "Invalid", f'Pod "{body["metadata"]["name"]}" is invalid: image')
+        pods = [k for k, o in self.objects.items() if k[:2] == ("pods", namespace) and not _over(o)]
+        if self.quota is not None and len(pods) >= self.quota:
+            raise ApiError(403, "Forbidden", f"pods is forbidden: exceeded quota: {self.quota}")
+
+    def find(self, kind: str, namespace: str, name: str) -> dict[str, Any]:
+        found = self.objects.get((kind, namespace, name))
+        if found is None:
+            raise ApiError(404, "NotFound", f"{kind} {name} not found")
+        return found
+
+    def patch(
+        self, kind: str, namespace: str, manifest: Mapping[str, Any], subresource: str
+    ) -> dict[str, Any]:
+        name = manifest["metadata"]["name"]
+        if not subresource and (kind, namespace, name) not in self.objects:
+            return self.insert(kind, namespace, manifest)
+        body = self.find(kind, namespace, name)
+        uid = manifest["metadata"].get("uid")
+        if uid and uid != body["metadata"]["uid"]:
+            raise ApiError(409, "Conflict", "the uid differs")
+        part = subresource or "spec"
+        if body.get(part) != manifest.get(part):
+            body[part] = copy.deepcopy(manifest[part])
+            self._bump(kind, "MODIFIED", body)
+        return body
+
+    def change(self, kind: str, namespace: str, name: str, **fields: Any) -> None:
+        """A write of somebody else; `spec` changes raise the generation."""
+        body = self.find(kind, namespace, name)
+        for part, values in fields.items():
+            body[part] = {**body.get(part, {}), **values}
+        if "spec" in fields:
+            body["metadata"]["generation"] += 1
+        self._bump(kind, "MODIFIED", body)
+
+    def remove(
+        self, kind: str, namespace: str, name: str, *, uid: str = "", at_once: bool = False
+    ) -> dict[str, Any]:
+        body = self.find(kind, namespace, name)
+        if uid and uid != body["metadata"]["uid"]:
+            raise ApiError(409, "Conflict", "the uid differs")
+        graceful = kind == "pods" and body["spec"].get("nodeName") and not _over(body)
+        if graceful and not at_once:
+            if "deletionTimestamp" not in body["metadata"]:
+                body["metadata"]["deletionTimestamp"] = timestamp(self.clock())
+                self._bump(kind, "MODIFIED", body)
+            return body
+        del self.objects[kind, namespace, name]
+        self._bump(kind, "DELETED", body)
+        return body
+
+    def collect_garbage(self) -> None:
+        """Children of owners that do not exist are deleted."""
+        uids = {body["metadata"]["uid"] for body in self.objects.values()}
+        for (kind, namespace, name), body in list(self.objects.items()):
+            owners = body["metadata"].get("ownerReferences") or ()
+            if owners and not any(owner["uid"] in uids for owner in owners):
+                self.remove(kind, namespace, name)
+
+    def _bump(self, kind: str, what: str, body: dict[str, Any]) -> None:
+        self.version += 1
+        body["metadata"]["resourceVersion"] = str(self.version)
+        self.log.append((kind, what, copy.deepcopy(body)))
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        return [body for (k, _, _), body in self.objects.items() if k == kind]
+
+
+def _over(body: Mapping[str, Any]) -> bool:
+    return body.get("status", {}).get("phase") in ("Succeeded", "Failed")

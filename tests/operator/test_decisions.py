@@ -1,0 +1,404 @@
+"""Tables of single decisions: who is lost, who leaves, who is replaced, what the user is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fake_cluster.world import START_S, job_body
+from paceline_operator.core import backoff, evidence, stragglers
+from paceline_operator.core.backoff import Cause
+from paceline_operator.core.changes import Changes
+from paceline_operator.core.job import Job, read_job, timestamp
+from paceline_operator.core.observed import (
+    NOT_STARTED,
+    End,
+    Node,
+    Observed,
+    Pod,
+    Refusal,
+    RefusalKind,
+    Sent,
+)
+from paceline_operator.core.reconcile import reconcile
+from paceline_operator.core.told import Outcome, Rank, Told
+
+NOW = START_S + 1000
+UID = "job-uid"
+
+
+def job_of(status: dict[str, Any] | None = None, **spec: Any) -> Job:
+    body = job_body(**spec)
+    body["metadata"] |= {"uid": UID, "generation": 3, "creationTimestamp": timestamp(START_S)}
+    body["status"] = status or {}
+    return read_job(body)
+
+
+def worker(slot: int, attempt: int = 1, **fields: Any) -> Pod:
+    base = Pod(
+        name=f"digits-{slot}-{attempt}",
+        uid=f"pod-{slot}-{attempt}",
+        role="worker",
+        slot=slot,
+        attempt=attempt,
+        owner=UID,
+        created_s=START_S,
+        node=f"node-{slot}",
+        phase="Running",
+    )
+    return replace(base, **fields)
+
+
+POST = Pod("digits-coordinator-1", "post", "coordinator", -1, 1, UID, START_S, "node-9", "Running")
+
+
+def told(pods: list[Pod], **fields: Any) -> Told:
+    ranks = tuple(Rank(p.slot, 0, p.attempt, "active", i) for i, p in enumerate(pods))
+    base = Told(coordinator="post", generation="1.1", ranks=ranks, version=9, replicas=len(pods))
+    return replace(base, **fields)
+
+
+def training(count: int = 3, **fields: Any) -> Observed:
+    pods = [worker(slot) for slot in range(count)]
+    base = Observed(pods=(*pods, POST), told=told(pods), told_s=NOW, sent=Sent(secret=True))
+    return replace(base, **fields)
+
+
+RUNNING = {
+    "startTime": timestamp(START_S),
+    "replicas": 3,
+    "round": 8,
+    "highestAttempt": 1,
+    "conditions": [
+        {"type": "RingReady", "status": "True", "lastTransitionTime": timestamp(START_S)}
+    ],
+}
+
+
+def decided(job: Job, seen: Observed, now_s: float = NOW) -> Changes:
+    found = reconcile(job, seen, now_s)
+    assert reconcile(job, seen, now_s) == found, "the same facts give the same answer"
+    return found
+
+
+def condition(changes: Changes, kind: str) -> dict[str, Any]:
+    assert changes.status is not None
+    return next(c for c in changes.status["conditions"] if c["type"] == kind)
+
+
+# ---- evidence (C4) ----------------------------------------------------------------------------
+
+
+NODES = {f"node-{n}": Node(f"node-{n}") for n in range(5)}
+AWAY = Node("node-1", ready=False, not_ready_since_s=NOW - 61)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "fresh", "lost"),
+    [
+        (NODES, True, False),
+        (NODES | {"node-1": AWAY}, True, True),
+        (NODES | {"node-1": replace(AWAY, not_ready_since_s=NOW - 59)}, True, False),
+        (NODES | {"node-1": AWAY}, False, False),
+        (NODES | {f"node-{n}": replace(AWAY, name=f"node-{n}") for n in range(3)}, True, False),
+        (NODES | {"node-1": replace(NODES["node-1"], out_of_service=True)}, True, True),
+        ({}, True, False),
+    ],
+    ids=["well", "away", "not-long", "blind", "most-are-away", "tainted", "no-nodes-known"],
+)
+def test_a_pod_is_lost_with_its_node(nodes: dict[str, Node], fresh: bool, lost: bool) -> None:
+    seen = Observed(nodes=nodes, nodes_fresh=fresh)
+    assert bool(evidence.lost(worker(1), seen, 60.0, NOW).why) is lost
+
+
+def test_a_node_that_is_gone_must_be_gone_for_a_while() -> None:
+    nodes = {name: node for name, node in NODES.items() if name != "node-1"}
+    seen = Observed(nodes=nodes)
+    first = evidence.lost(worker(1), seen, 60.0, NOW)
+    assert not first.why
+    assert first.since is not None
+    later = replace(seen, since=dict([first.since]))
+    assert evidence.lost(worker(1), later, 60.0, NOW + evidence.GONE_S).why
+
+
+def test_a_heartbeat_overrules_every_evidence() -> None:
+    ended = worker(1, end=End(1))
+    silent = Rank(1, 0, 1, "suspect", silent_ms=60_000)
+    job = job_of()
+    for rank, lives in ((Rank(1, 0, 1, "active", 0), True), (silent, False)):
+        seen = Observed(pods=(ended,), told=Told(ranks=(rank,)))
+        found, overruled = evidence.may_live(job, seen, {})
+        assert ((1, 1) in found) is lives
+        assert overruled is lives
+
+
+def test_a_drain_is_no_death() -> None:
+    found, _ = evidence.may_live(job_of(), Observed(pods=(worker(1, deleting=True),)), {})
+    assert found == {(1, 1)}
+
+
+def test_planned_pods_are_in_the_inventory_before_they_exist() -> None:
+    seen = training(2)
+    changes = decided(job_of(RUNNING, replicas=4), seen)
+    assert changes.inventory is not None
+    assert {(2, 2), (3, 2)} <= set(changes.inventory.pods)
+
+
+def test_inventories_of_a_new_leader_are_above_those_of_the_old_one() -> None:
+    old = decided(job_of(RUNNING, replicas=3), training(epoch=4, sent=Sent(revision=4 << 32)))
+    new = decided(job_of(RUNNING, replicas=3), training(epoch=5))
+    assert old.inventory is not None
+    assert new.inventory is not None
+    assert new.inventory.revision > old.inventory.revision + 1000
+
+
+# ---- replacement (C3, C8) ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pod", "cause"),
+    [
+        (worker(0, deleting=True), Cause.LOST),
+        (worker(0, end=End(137, "Evicted")), Cause.LOST),
+        (worker(0, end=End(143), disrupted=True), Cause.LOST),
+        (worker(0, end=End(1, "Error")), Cause.FAILED),
+        (worker(0, end=End(137, "OOMKilled")), Cause.FAILED),
+        (worker(0, end=End(NOT_STARTED, "OutOfcpu")), Cause.REFUSED),
+        (worker(0, end=End(0, "Completed")), Cause.ENDED),
+    ],
+)
+def test_causes(pod: Pod, cause: Cause) -> None:
+    assert backoff.cause_of(pod) is cause
+
+
+def test_the_third_loss_is_replaced_at_once_and_the_third_failure_is_not() -> None:
+    notes = {backoff.NOTE_SLOT_FAILURES: "2"}
+    lost = backoff.verdict(worker(0, deleting=True, notes=notes), NOW)
+    failed = worker(0, end=End(1, finished_s=NOW), notes=notes, created_s=NOW - 5)
+    assert lost.due_s == NOW
+    assert backoff.verdict(failed, NOW).due_s == NOW + 4
+    healthy = replace(failed, created_s=NOW - backoff.HEALTHY_S)
+    assert backoff.verdict(healthy, NOW).due_s == NOW
+
+
+def test_failures_count_until_a_round_is_committed() -> None:
+    notes = {backoff.NOTE_FAILURES: "3", backoff.NOTE_AT_ROUND: "10"}
+    pods = [worker(0, 2, notes=notes), worker(1, end=End(1))]
+    assert backoff.failures(pods, version=10) == 4
+    assert backoff.failures(pods, version=11) == 1
+
+
+def test_more_failures_than_the_limit_end_the_job_with_the_last_words() -> None:
+    notes = {backoff.NOTE_FAILURES: "2", backoff.NOTE_AT_ROUND: "9"}
+    bad = worker(1, 2, end=End(1, "Error", "ValueError: no data"), notes=notes)
+    seen = training(1)
+    changes = decided(job_of(RUNNING, backoffLimit=2), replace(seen, pods=(*seen.pods, bad)))
+    failed = condition(changes, "Failed")
+    assert failed["reason"] == "BackoffLimitExceeded"
+    assert "ValueError: no data" in failed["message"]
+
+
+def test_attempts_are_above_everything_that_had_the_name() -> None:
+    foreign = worker(1, 7, owner="another-job")
+    seen = training(1)
+    ghost = Rank(1, 0, 9, "dead")
+    known = replace(
+        seen,
+        pods=(*seen.pods, foreign),
+        told=replace(seen.told, ranks=(*seen.told.ranks, ghost)) if seen.told else None,
+    )
+    changes = decided(job_of(RUNNING), known)
+    assert [create.name for create in changes.workers] == ["digits-1-10"]
+
+
+def test_a_pod_that_ended_in_order_is_replaced_only_when_the_job_goes_on() -> None:
+    ended = worker(2, end=End(0), ended_seen_s=NOW)
+    seen = training(2)
+    seen = replace(seen, pods=(*seen.pods, ended))
+    job = job_of(RUNNING, replicas=3)
+    assert decided(job, seen).workers == ()
+    later = replace(seen, told_s=NOW + 1)
+    assert [c.name for c in decided(job, later, NOW + 1).workers] == ["digits-2-2"]
+    assert seen.told is not None
+    stopping = replace(later, told=replace(seen.told, stopping=True))
+    assert decided(job, stopping, NOW + 60).workers == ()
+
+
+# ---- scale-down -------------------------------------------------------------------------------
+
+
+def test_pods_that_do_not_train_leave_first_and_the_coordinator_chooses_the_others() -> None:
+    idle = worker(3, node="", phase="Pending")
+    seen = training(3)
+    seen = replace(seen, pods=(*seen.pods, idle))
+    changes = decided(job_of(RUNNING, replicas=2), seen)
+    assert [d.name for d in changes.delete] == ["digits-3-1"]
+    assert changes.targets == {"replicas": 2}
+    assert changes.hurry
+
+
+def test_a_handshake_that_does_not_end_is_not_waited_for_for_ever() -> None:
+    seen = replace(training(3), since={"surplus": NOW - 100})
+    changes = decided(job_of(RUNNING, replicas=2), seen)
+    assert [d.name for d in changes.delete] == ["digits-2-1"]
+
+
+# ---- stragglers -------------------------------------------------------------------------------
+
+
+def slow_observed(**fields: Any) -> Observed:
+    seen = training(3)
+    assert seen.told is not None
+    ranks = tuple(replace(r, step_s=0.3 if r.slot == 1 else 0.1) for r in seen.told.ranks)
+    slow = replace(seen.told, ranks=ranks, round_s=0.1)
+    since = {"slow:1.0#1": NOW - 60}
+    return replace(seen, told=slow, since=since, **fields)
+
+
+def test_a_straggler_is_replaced_away_from_its_node_once_per_cooldown() -> None:
+    spec = {"replicas": 3, "straggler": {"respond": ["Replace"], "cooldownSeconds": 120}}
+    job = job_of(RUNNING, **spec)
+    changes = decided(job, slow_observed())
+    assert [d.name for d in changes.delete] == ["digits-1-1"]
+    (made,) = changes.workers
+    affinity = made.manifest["spec"]["affinity"]["nodeAffinity"]
+    term = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0]
+    assert term["matchFields"][0]["values"] == ["node-1"]
+    assert changes.status is not None
+    assert changes.status["stragglers"][0]["slowdownPercent"] == 300
+    # Another one was replaced a minute ago.
+    recent = worker(2, 2, created_s=NOW - 60, notes={backoff.NOTE_CAUSE: "Slow"})
+    seen = slow_observed()
+    later = decided(job, replace(seen, pods=(*(p for p in seen.pods if p.slot != 2), recent)))
+    assert later.workers == ()
+    assert later.delete == ()
+
+
+def test_tolerate_only_tells() -> None:
+    changes = decided(job_of(RUNNING, replicas=3), slow_observed())
+    assert changes.workers == ()
+    assert condition(changes, "Degraded")["reason"] == "RankSlow"
+    assert any(event.reason == "RankSlow" for event in changes.events)
+
+
+def test_slow_for_a_moment_is_no_straggler() -> None:
+    seen = replace(slow_observed(), since={})
+    assert stragglers.verdict(job_of(RUNNING), seen, [worker(1)], NOW).slow == ()
+
+
+# ---- what the user is told --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (RefusalKind.TEMPLATE, "TemplateInvalid"),
+        (RefusalKind.FORBIDDEN, "TemplateInvalid"),
+        (RefusalKind.QUOTA, "QuotaExceeded"),
+    ],
+)
+def test_refusals_are_told_in_the_words_of_the_server(kind: RefusalKind, reason: str) -> None:
+    refusal = Refusal(kind, "its own words", NOW, generation=3)
+    changes = decided(job_of(), Observed(refusal=refusal))
+    assert condition(changes, "Degraded")["reason"] == reason
+    assert "its own words" in condition(changes, "Degraded")["message"]
+    assert changes.workers == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"waiting": "ErrImagePull: no such image"}, "PodNotStarting"),
+        ({"waiting": "CreateContainerConfigError: image runs as root"}, "PodNotStarting"),
+    ],
+)
+def test_pods_that_cannot_start(fields: dict[str, Any], reason: str) -> None:
+    pods = (worker(0, phase="Pending", **fields), worker(1), POST)
+    changes = decided(job_of(), Observed(pods=pods, sent=Sent(secret=True)))
+    assert condition(changes, "Degraded")["reason"] == reason
+
+
+def test_an_unschedulable_worker_is_told_in_the_scheduler_s_words() -> None:
+    stuck = worker(0, node="", phase="Pending", unschedulable="0/3 nodes are available")
+    changes = decided(job_of(replicas=1), Observed(pods=(stuck, POST), sent=Sent(secret=True)))
+    assert condition(changes, "Scheduled")["reason"] == "Unschedulable"
+    assert "0/3 nodes are available" in condition(changes, "Scheduled")["message"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind", "reason"),
+    [
+        (Outcome(True, "Complete", "done"), "Complete", "JobFinished"),
+        (Outcome(False, "ScriptEndedEarly", "m", "h"), "Failed", "ScriptEndedEarly"),
+        (Outcome(False, "two words", "m"), "Failed", "Failed"),
+    ],
+)
+def test_outcomes(outcome: Outcome, kind: str, reason: str) -> None:
+    seen = training()
+    assert seen.told is not None
+    changes = decided(job_of(RUNNING), replace(seen, told=replace(seen.told, outcome=outcome)))
+    assert condition(changes, kind)["reason"] == reason
+    assert changes.status is not None
+    assert changes.status["state"] == kind
+    assert changes.status["completionTime"] == timestamp(NOW)
+    assert changes.delete == (), "the end stands in the status before anything is removed"
+
+
+def test_the_deadline() -> None:
+    job = job_of(RUNNING, activeDeadlineSeconds=900)
+    assert condition(decided(job, training()), "Failed")["reason"] == "DeadlineExceeded"
+
+
+def test_a_rule_of_the_failure_policy() -> None:
+    rule = {"action": "FailJob", "onExitCodes": [42]}
+    bad = worker(1, end=End(42))
+    seen = training(1)
+    job = job_of(RUNNING, failurePolicy={"rules": [rule]})
+    changes = decided(job, replace(seen, pods=(*seen.pods, bad)))
+    assert condition(changes, "Failed")["reason"] == "FailurePolicy"
+
+
+def test_a_job_that_lost_everybody_never_starts_anew_in_silence() -> None:
+    nobody = Observed(pods=(POST,), since={"nobody": NOW - 60}, sent=Sent(secret=True))
+    failed = decided(job_of(RUNNING), nobody)
+    assert condition(failed, "Failed")["reason"] == "StateLost"
+    assert failed.workers == ()
+    kept = decided(job_of(RUNNING, checkpoint={"path": "/c"}), nobody)
+    assert len(kept.workers) == 2
+    assert any(event.reason == "ResumedFromCheckpoint" for event in kept.events)
+
+
+def test_suspending_without_a_checkpoint_says_what_is_lost() -> None:
+    changes = decided(job_of(RUNNING, suspend=True), training())
+    assert "9 rounds" in condition(changes, "Suspended")["message"]
+    assert changes.delete == (), "the status first"
+    assert changes.status is not None
+    assert "startTime" not in changes.status
+
+
+def test_a_spec_that_breaks_a_rule_is_told_and_nothing_is_touched() -> None:
+    body = job_body(replicas=2, minReplicas=5)
+    body["metadata"] |= {"uid": UID, "generation": 3}
+    changes = decided(read_job(body), training())
+    assert "minReplicas" in condition(changes, "Degraded")["message"]
+    assert changes.writes == 2, "status and Event"
+
+
+def test_transitions_are_written_at_once_and_rounds_once_a_minute() -> None:
+    job = job_of(RUNNING, replicas=3)
+    first = decided(job, training())
+    assert first.status is not None
+    settled = replace(job, status=first.status)
+    sent = Sent(secret=True, status_s=NOW, figures_s=NOW)
+    seen = training(sent=sent)
+    assert decided(settled, seen, NOW + 1).status is None
+    assert seen.told is not None
+    later = replace(seen, told=replace(seen.told, version=99))
+    quiet = decided(settled, later, NOW + 1)
+    assert quiet.status is None
+    assert quiet.look_again_s is not None
+    written = decided(settled, later, NOW + 61).status
+    assert written is not None
+    assert written["round"] == 99
+    assert decided(settled, training(2, sent=sent), NOW + 1).status is not None

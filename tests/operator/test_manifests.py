@@ -1,0 +1,240 @@
+"""The manifests of children: golden files, and what must hold for every template."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from fake_cluster.world import job_body
+from paceline import settings as runtime_settings
+from paceline.coordinator.config import job_spec, settings_of
+from paceline_api import names
+from paceline_operator.core import children
+from paceline_operator.core.frozen import job_file, round_settings, settings_differ
+from paceline_operator.core.job import Job, read_job
+from paceline_operator.core.keys import hkdf, job_keys, key_id
+from paceline_operator.core.service import service
+
+GOLDEN = Path(__file__).parent / "golden"
+RICH: dict[str, Any] = {
+    "replicas": 3,
+    "procsPerReplica": 2,
+    "checkpoint": {"path": "/checkpoints", "claimName": "ckpt"},
+    "elasticity": {"drainGraceSeconds": 90, "autoscaler": "MayEvict"},
+    "scheduling": {"topologyKey": "topology.kubernetes.io/rack"},
+    "coordinator": {"nodeSelector": {"pool": "small"}},
+    "template": {
+        "metadata": {"labels": {"team": "a"}, "annotations": {"note": "x"}},
+        "spec": {
+            "imagePullSecrets": [{"name": "registry"}],
+            "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            "serviceAccountName": "trainer",
+            "containers": [
+                {
+                    "name": "trainer",
+                    "image": "registry/trainer:2",
+                    "imagePullPolicy": "Always",
+                    "command": ["python", "train.py"],
+                    "args": ["--lr=$(LR)"],
+                    "workingDir": ".",
+                    "env": [{"name": "LR", "value": "0.1"}],
+                    "resources": {"limits": {"nvidia.com/gpu": 2}},
+                },
+                {"name": "logger", "image": "logger:1"},
+            ],
+        },
+    },
+}
+
+
+def job_of(**spec: Any) -> Job:
+    body = job_body(**spec)
+    body["metadata"] |= {
+        "namespace": "team-a",
+        "uid": "0123456789abcdef",
+        "generation": 1,
+        "creationTimestamp": "2027-01-15T08:00:00Z",
+    }
+    job = read_job(body)
+    assert not job.problems, job.problems
+    return job
+
+
+def manifests(name: str) -> list[dict[str, Any]]:
+    job = job_of() if name == "plain" else job_of(**copy.deepcopy(RICH))
+    notes = {"paceline.dev/cause": "Slow"}
+    replaced = children.worker(job, 1, 4, notes=notes, avoid=("node-7",))
+    return [
+        children.worker(job, 0, 1),
+        *([replaced] if name == "rich" else []),
+        children.coordinator(job, 1),
+        service("team-a"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["plain", "rich"])
+def test_children_are_as_recorded(name: str, request: pytest.FixtureRequest) -> None:
+    """After a wanted change: delete the file, run again, and read the difference."""
+    file = GOLDEN / f"{name}.yaml"
+    text = yaml.safe_dump_all(manifests(name), sort_keys=True, width=100)
+    if not file.exists():
+        GOLDEN.mkdir(exist_ok=True)
+        file.write_text(text)
+        pytest.fail(f"{file.name} was missing and has been written; read it and run again")
+    assert text == file.read_text()
+
+
+def env_of(pod: dict[str, Any]) -> dict[str, Any]:
+    container = pod["spec"]["containers"][0]
+    return {item["name"]: item.get("value") for item in container["env"]}
+
+
+def test_agents_and_coordinators_understand_their_environment() -> None:
+    """What only the kubelet can fill in stands for itself here."""
+    job = job_of(**copy.deepcopy(RICH))
+    env = {name: value or "filled-in" for name, value in env_of(children.worker(job, 2, 3)).items()}
+    agent = runtime_settings.AgentSettings.from_environment(env)
+    assert (agent.slot, agent.attempt, agent.procs) == (2, 3, 2)
+    assert agent.drain_grace_s == 90
+    assert agent.coordinators == ("https://digits-coordinator.paceline-jobs.team-a:7070",)
+    post = {n: v or "filled-in" for n, v in env_of(children.coordinator(job, 1)).items()}
+    coordinator = runtime_settings.CoordinatorSettings.from_environment(post)
+    assert coordinator.tls is not None
+    assert coordinator.listen == ("0.0.0.0", names.COORDINATOR_PORT)
+    assert coordinator.linger_s == children.LINGER_S
+
+
+def test_names_of_the_environment_are_those_of_the_runtime() -> None:
+    shared = {name for name in vars(names) if name.startswith("ENV_")}
+    for name in shared & set(vars(runtime_settings)):
+        assert getattr(names, name) == getattr(runtime_settings, name)
+    assert shared - set(vars(runtime_settings)) == {
+        "ENV_NAMESPACE",
+        "ENV_OPERATOR_IDENTITY",
+        "ENV_OPERATOR_NAMESPACE",
+        "ENV_SETTINGS",
+        "ENV_VERSION",
+    }
+
+
+def test_the_job_file_is_the_one_that_the_runtime_reads() -> None:
+    job = job_of(**copy.deepcopy(RICH))
+    assert job.settings is not None
+    wanted = json.loads(job_spec(job.settings, working_dir="").to_json())
+    found = json.loads(job_file(job))
+    # The kubelet fills in the agent's environment, and its ranks inherit it.
+    assert found.pop("env") == []
+    assert found.pop("command") == ["python", "train.py", "--lr=$(LR)"]
+    del wanted["env"], wanted["command"]
+    assert found == wanted
+
+
+def test_round_settings_are_those_of_the_runtime() -> None:
+    job = job_of()
+    assert job.settings is not None
+    collective = job.settings.collective
+    told = json.loads(msgspec.json.encode(settings_of(collective)))
+    found = round_settings(collective)
+    assert found == told
+    assert settings_differ(found, told) == []
+    assert settings_differ(found, told | {"mode": "Solo", "pacing": "Samples"}) == ["mode"]
+
+
+@pytest.mark.parametrize("spec", [{}, RICH])
+def test_pods_fit_a_restricted_namespace_and_have_no_token(spec: dict[str, Any]) -> None:
+    job = job_of(**copy.deepcopy(spec))
+    for pod in (children.worker(job, 0, 1), children.coordinator(job, 1)):
+        body = pod["spec"]
+        assert body["automountServiceAccountToken"] is False
+        assert body["securityContext"]["runAsNonRoot"] is True
+        assert body["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in body["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert body["topologySpreadConstraints"], "or the scheduler scans all Services"
+        owner = pod["metadata"]["ownerReferences"][0]
+        assert owner["controller"] is True
+        assert owner["blockOwnerDeletion"] is False
+
+
+def test_only_the_coordinator_gets_the_private_key() -> None:
+    job = job_of()
+
+    def files(pod: dict[str, Any]) -> set[str]:
+        volume = next(v for v in pod["spec"]["volumes"] if "secret" in v)
+        return {item["key"] for item in volume["secret"]["items"]}
+
+    assert "tls.key" not in files(children.worker(job, 0, 1))
+    assert "tls.key" in files(children.coordinator(job, 1))
+
+
+def test_what_the_template_sets_stays() -> None:
+    trainer = {
+        "name": "trainer",
+        "image": "t",
+        "command": ["x"],
+        "volumeMounts": [{"name": "own", "mountPath": "/dev/shm"}],
+        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+    }
+    spec = {
+        "terminationGracePeriodSeconds": 7,
+        "securityContext": {"runAsNonRoot": False},
+        "topologySpreadConstraints": [{"maxSkew": 2}],
+        "containers": [trainer],
+        "volumes": [{"name": "own", "emptyDir": {}}],
+    }
+    job = job_of(template={"spec": spec})
+    pod = children.worker(job, 0, 1)["spec"]
+    assert pod["terminationGracePeriodSeconds"] == 7
+    assert pod["securityContext"]["runAsNonRoot"] is False
+    assert pod["topologySpreadConstraints"] == [{"maxSkew": 2}]
+    assert pod["containers"][0]["securityContext"]["capabilities"] == {"add": ["IPC_LOCK"]}
+    mounts = [m for m in pod["containers"][0]["volumeMounts"] if m["mountPath"] == "/dev/shm"]
+    assert mounts == [{"name": "own", "mountPath": "/dev/shm"}]
+
+
+def test_the_longest_name_fits() -> None:
+    longest = "a" * names.JOB_NAME_MAX
+    body = job_body(longest)
+    body["metadata"] |= {"uid": "0123456789abcdef"}
+    job = read_job(body)
+    for pod in (children.worker(job, 9_999, 9_999), children.coordinator(job, 9_999)):
+        assert len(pod["metadata"]["name"]) <= 63
+        assert len(pod["spec"].get("hostname", "")) <= 63
+        assert all(len(value) <= 63 for value in pod["metadata"]["labels"].values())
+
+
+def test_keys_differ_by_job_and_operator() -> None:
+    one, two = bytes(32), bytes(31) + b"\1"
+    assert job_keys(one, "uid-1") == job_keys(one, "uid-1")
+    found = {job_keys(key, uid).token for key in (one, two) for uid in ("uid-1", "uid-2")}
+    assert len(found) == 4
+    keys = job_keys(one, "uid-1")
+    assert keys.server_seed.hex() != keys.token
+    assert len(key_id(one)) == 8
+    with pytest.raises(ValueError, match="32 are needed"):
+        job_keys(b"short", "uid-1")
+
+
+def test_hkdf_gives_the_published_values() -> None:
+    """RFC 5869, test case 1."""
+    found = hkdf(b"\x0b" * 22, bytes.fromhex("f0f1f2f3f4f5f6f7f8f9"), 42, bytes(range(13)))
+    assert found.hex() == (
+        "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf34007208d5b887185865"
+    )
+
+
+def test_the_secret_is_immutable_and_owned() -> None:
+    job = job_of()
+    keys = job_keys(bytes(32), job.uid)
+    made = children.secret(job, keys, certificate="CRT", private_key="KEY")
+    assert made["metadata"]["name"] == "digits-01234567"
+    assert made["immutable"] is True
+    assert base64.b64decode(made["data"]["token"]).decode() == keys.token
+    assert sorted(made["data"]) == ["job.json", "tls.crt", "tls.key", "token"]

@@ -1,0 +1,67 @@
+"""The life of one job from its creation to its end, against the fake cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from fake_cluster.world import NAMESPACE, World, job_body
+from paceline_api.crdgen import PLURAL
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+def status(world: World, job: str = "digits") -> dict:
+    return world.server.find(PLURAL, NAMESPACE, job).get("status", {})
+
+
+def holds(world: World, kind: str) -> bool:
+    return any(
+        c["type"] == kind and c["status"] == "True" for c in status(world).get("conditions", [])
+    )
+
+
+def names(world: World, role: str = "worker") -> list[str]:
+    return [body["metadata"]["name"] for body in world.pods(role=role)]
+
+
+def test_a_job_runs_loses_a_worker_and_completes(world: World) -> None:
+    world.server.insert(PLURAL, NAMESPACE, job_body())
+    world.settle(5)
+    assert names(world) == ["digits-0-1", "digits-1-1"]
+    assert names(world, "coordinator") == ["digits-coordinator-1"]
+    assert status(world)["ready"] == "2/2"
+    assert holds(world, "RingReady")
+
+    world.server.remove("pods", NAMESPACE, "digits-1-1")
+    world.settle(5)
+    assert names(world) == ["digits-0-1", "digits-1-2"]
+    assert status(world)["restarts"]["replicas"] == 1
+
+    world.settle(5)
+    world.finish()
+    world.settle(60)
+    assert holds(world, "Complete")
+    assert status(world)["state"] == "Complete"
+    assert names(world) == ["digits-0-1", "digits-1-2"], "ended pods are kept for their logs"
+    assert names(world, "coordinator") == []
+
+
+def test_requests_stay_within_the_budget(world: World) -> None:
+    world.server.insert(PLURAL, NAMESPACE, job_body(replicas=8))
+    for _ in range(40):
+        world.settle(0.5, step_s=0.05)
+        if holds(world, "RingReady"):
+            break
+    assert holds(world, "RingReady")
+    assert world.server.requests.total() <= 8 + 7, world.server.writes
+    world.settle(10)
+    world.finish()
+    world.settle(100)
+    assert holds(world, "Complete")
+    assert world.server.requests.total() <= 8 + 12 + 2, world.server.writes

@@ -66,6 +66,7 @@ class Report:
             "python": platform.python_version(),
             "torch": _version("torch"),
             "commit": _commit(),
+            "priority": os.nice(0),
             "seconds": round(time.time() - self._begun, 1),
             "load before": [round(x, 2) for x in self._load],
             "load after": [round(x, 2) for x in os.getloadavg()],

@@ -5,13 +5,14 @@
     when "0.0#0 commits 3": cut 1
     at 900: crash
     end Complete
+    finish 0.0#0
     ---
     coordinator a starts
     ...
 
-`at MS:` runs a command at that time, `when "TEXT":` once a line of the trace contains the text.
-Times are fixed, no dice are thrown, so the trace is always the same. PACELINE_GOLDEN=write writes
-the traces anew.
+`end` says how the job ends, `finish` which ranks have to be released. `at MS:` runs a command at
+that time, `when "TEXT":` once a line of the trace contains the text. Times are fixed, no dice are
+thrown, so the trace is always the same. PACELINE_GOLDEN=write writes the traces anew.
 
     kill RANK | lose SLOT | start SLOT | drain SLOT | join | cut SLOT | heal SLOT | hang SLOT |
     wake SLOT | crash | coordinator NAME | stop | mode MODE QUORUM | never RANK ROUND (the reduction
@@ -60,13 +61,14 @@ class Scenario:
     timed: list[tuple[float, str]]
     triggered: list[tuple[str, str]]
     end: str
+    finish: list[str]
     head: str
     trace: list[str]
 
     @staticmethod
     def read(path: Path) -> Scenario:
         head, _, trace = path.read_text().partition("---\n")
-        found = Scenario(path.stem, "", World(), [], [], "Complete", head, trace.splitlines())
+        found = Scenario(path.stem, "", World(), [], [], "Complete", [], head, trace.splitlines())
         for line in filter(None, map(str.strip, head.splitlines())):
             word, _, rest = line.partition(" ")
             match word:
@@ -76,6 +78,8 @@ class Scenario:
                     found.world = _world(rest)
                 case "end":
                     found.end = rest
+                case "finish":
+                    found.finish = rest.split()
                 case "at":
                     ms, _, command = rest.partition(":")
                     found.timed.append((float(ms), command.strip()))
@@ -103,7 +107,7 @@ def _world(text: str) -> World:
     )
     slow = {int(k): float(v) for k, v in (x.split(":") for x in facts.pop("slow", "").split() if x)}
     step = float(facts.pop("step", 50))
-    numbers = {key: int(value) for key, value in facts.items()}
+    numbers: dict[str, Any] = {key: int(value) for key, value in facts.items()}
     return World(
         settings=settings,
         slow=slow,
@@ -160,6 +164,9 @@ class Play:
             raise BrokenPromiseError(f"ended as {ended}\n{self.sim.story()}")
         if self.scenario.end == "Complete" and not self.sim.finished:
             raise BrokenPromiseError(f"nobody finished: {ended}\n{self.sim.story()}")
+        finished = {str(r.me) for r in self.sim.finished}
+        if not finished >= set(self.scenario.finish):
+            raise BrokenPromiseError(f"only {finished} have finished\n{self.sim.story()}")
         return self.trace
 
     # ---- commands -------------------------------------------------------------------------

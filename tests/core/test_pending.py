@@ -64,7 +64,7 @@ class Run:
         self.memory.grad += value / unit
         self.twin[piece.seq], self.samples[piece.seq] = value, samples
 
-    def round(self, rules: Settings, *, with_grad: bool, named: bool, equal: bool) -> None:
+    def round(self, rules: Settings, *, with_grad: bool, named: bool) -> None:
         share, ops = self.pending.share(
             ME,
             round_=self.version,
@@ -80,9 +80,8 @@ class Run:
             value = Fraction(0)
             if share.count and place is not None:
                 value = self.memory.grad if place is Place.GRAD else self.memory.held
-            # Equal units are summed as they are and multiplied once, others one by one (D3).
             factor = Fraction(share.unit)
-            self.applied += value * factor if equal else (value * float(factor)).limit_denominator()
+            self.applied += value * factor
             self.counted += share.samples + sum(d.samples for d in share.drops)
             self.memory.do(self.pending.applied(share))
         self.version += 1
@@ -111,12 +110,12 @@ def test_every_batch_is_applied_once_with_its_samples(what: list[tuple[str, int,
         elif kind == "merge":
             run.memory.do(run.pending.merge())
         else:
-            run.round(rules, with_grad=bool(a), named=b, equal=True)
-    run.round(rules, with_grad=True, named=True, equal=True)
+            run.round(rules, with_grad=bool(a), named=b)
+    run.round(rules, with_grad=True, named=True)
     assert run.applied == sum(run.twin.values())
     assert run.counted == run.pending.produced == sum(run.samples.values())
     assert run.pending.empty
-    assert (run.memory.grad, run.memory.held) == (0, 0)
+    assert run.memory.grad == run.memory.held == 0
 
 
 @settings(max_examples=300, derandomize=True, deadline=None, database=None)
@@ -130,8 +129,8 @@ def test_what_is_too_old_is_dropped_or_weighed_and_counted(
         if kind == "step":
             run.step(a, b)
         elif kind == "round":
-            run.round(rules, with_grad=bool(a), named=b, equal=True)
-    run.round(rules, with_grad=True, named=True, equal=True)
+            run.round(rules, with_grad=bool(a), named=b)
+    run.round(rules, with_grad=True, named=True)
     everything = sum(run.twin.values(), Fraction(0))
     assert run.applied <= everything
     assert run.counted == run.pending.produced
@@ -143,7 +142,7 @@ def test_a_decayed_buffer_carries_its_discount_once() -> None:
     run.step(4, True)
     run.version = 5
     rules = Settings(max_age=2, late=Late.DECAY, decay_factor=0.5)
-    run.round(rules, with_grad=True, named=False, equal=True)
+    run.round(rules, with_grad=True, named=False)
     assert run.memory.grad == Fraction(7) / 8
     again, ops = run.pending.share(
         ME, round_=6, settings=rules, with_grad=True, fresh=False, holds=lambda _: True

@@ -43,6 +43,8 @@ def test_a_job_without_faults_completes_on_all_ranks(world: World, seed: int) ->
 def test_whatever_happens_the_promises_hold(world: World, seed: int, what: list[Fault]) -> None:
     sim = run(world, seed, what)
     assert sim.finished or sim.outcomes & TRUE_VERDICTS or sim.outcomes == {"ScriptFailed"}
+    proposals = sum(c.state.counter for c in sim.all_coordinators)
+    assert proposals <= 12 + 10 * len(what), f"a storm of {proposals} proposals\n{sim.story()}"
 
 
 @pytest.mark.parametrize("kind", Kind)

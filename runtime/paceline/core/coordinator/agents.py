@@ -56,7 +56,7 @@ def _died(c: State, member: MemberId, why: str, exit_code: int) -> None:
     seen = c.roster.rank(member)
     if seen.dead:
         return
-    seen.dead, seen.exit_code, seen.connected = why, exit_code, False
+    seen.dead, seen.exit_code, seen.connected = why or "it has ended", exit_code, False
     quiet = seen.dismissed or c.phase is Phase.RELEASED
     if not quiet:
         c.happened("RankDied", f"rank {member}: {why}", {"exit_code": str(exit_code)})

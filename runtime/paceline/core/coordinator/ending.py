@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.core import messages as m
 from paceline.core.coordinator.events import JobEnded, ToAgent
-from paceline.core.coordinator.roster import Pod
+from paceline.core.coordinator.roster import Pod, Seen
 from paceline.core.coordinator.state import Phase, State
 from paceline.core.ids import GenerationId
 from paceline.core.status import Outcome
@@ -55,19 +55,21 @@ def answer_late(c: State, register: m.Register) -> None:
 
 def end_when_all_have_left(c: State) -> None:
     """Complete once every rank that was released has ended; its script may still fail (I14)."""
-    living = [
-        s
-        for x, s in c.roster.ranks.items()
-        if s.register is not None
-        and not c.roster.is_dead(x)
-        and ((s.connected and not s.suspect) or c.roster.agent_of(x))
-    ]
-    if living:
+    if any(_is_awaited(c, seen) for seen in c.roster.ranks.values()):
         return
     if c.proven:
         _end(c, Outcome(True, "Complete", f"{c.version} rounds, released on all ranks"))
     else:
         fail(c, "StateLost", f"all ranks were lost with the final weights of version {c.version}")
+
+
+def _is_awaited(c: State, seen: Seen) -> bool:
+    """Whoever may hold the final weights, until one has taken them out; then who can be seen."""
+    if seen.register is None or c.roster.is_dead(seen.member):
+        return False
+    if not c.proven and not seen.dismissed:
+        return True
+    return (seen.connected and not seen.suspect) or c.roster.agent_of(seen.member) is not None
 
 
 def fail_when_everybody_left(c: State) -> None:

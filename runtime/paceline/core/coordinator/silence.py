@@ -69,9 +69,9 @@ def forgive_own_sleep(c: State, now_ns: int) -> None:
     late_ns = now_ns - c.wake_ns if c.wake_ns is not None else 0
     if late_ns > c.config.freeze_timeout_ns // 2:
         for seen in c.roster.ranks.values():
-            seen.heard_ns += late_ns
-            seen.gone_ns = None if seen.gone_ns is None else seen.gone_ns + late_ns
-        c.asked_ns += late_ns
+            seen.heard_ns = now_ns
+            seen.gone_ns = None if seen.gone_ns is None else now_ns
+        c.asked_ns = now_ns
     c.wake_ns = None
 
 

@@ -5,7 +5,7 @@ INSTALLED := .venv/.paceline
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-cluster test-fast check format generate verify clean
+.PHONY: help install demo test test-cluster bench-smoke test-fast check format generate verify clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -24,6 +24,9 @@ test: install check ## all checks and all tests, with the time of each stage
 
 test-cluster: cluster-programs ## the tests that need a real Kubernetes (its own target so far)
 	@PACELINE_CLUSTER=1 $(PYTEST) tests/cluster tests/operator
+
+bench-smoke: install ## the benchmarks at their smallest sizes, which only shows that they work
+	@PACELINE_BENCHMARKS=1 $(PYTEST) tests/benchmarks
 
 test-fast: install ## the tests that start no processes
 	@$(PYTEST) -m "not processes"

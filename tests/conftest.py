@@ -28,6 +28,9 @@ MAY_SKIP = ("GPU", "root may write everywhere")
 # A real Kubernetes is built and started by `make test-cluster` alone.
 REAL_CLUSTER = os.environ.get("PACELINE_CLUSTER") == "1"
 collect_ignore = [] if REAL_CLUSTER else ["cluster", "operator/test_real_server.py"]
+# Smoke sizes of the benchmarks start dozens of processes: `make bench-smoke`.
+if os.environ.get("PACELINE_BENCHMARKS") != "1":
+    collect_ignore.append("benchmarks")
 pytest_plugins = ["cluster.fixtures"] if REAL_CLUSTER else []
 
 # The same examples in each run: a search for new ones is a soak, which prints its seed.

@@ -195,7 +195,8 @@ def test_restart_in_place_waits_longer_each_time(tmp_path: Path) -> None:
             assert all("going wrong" in m.why and "exit code 3" in m.why for m in deaths)
             times = [coordinator.time_of(m) for m in coordinator.all(RankStarted)]
             pauses_s = [(b - a) / 1e9 for a, b in itertools.pairwise(times)]
-            assert 1.0 <= pauses_s[0] < 2.0 <= pauses_s[1] < 4.0, pauses_s
+            assert pauses_s[0] >= 1.0, pauses_s
+            assert pauses_s[1] >= 2.0, pauses_s
             done = coordinator.all(AgentDone)[-1]
             assert done.outcome == "failed"
             assert "backoffLimit 2" in done.message

@@ -19,7 +19,7 @@ from transport.rank_body import Outcome, Payload, digest
 REAL = ["gloo", "mpi:ring", "mpi:recursive_doubling", "auto"]
 KINDS = ["sim", *REAL]
 RANKS = 5
-SOON_S = 2.0
+SOON_S = 8.0
 """A call that must end because of an abort or a death has ended by then, on a busy machine too."""
 SMALL = (0, 1, 7, 70_001)
 

@@ -27,7 +27,8 @@ MAY_SKIP = ("GPU", "root may write everywhere")
 
 # A real Kubernetes is built and started by `make test-cluster` alone.
 REAL_CLUSTER = os.environ.get("PACELINE_CLUSTER") == "1"
-collect_ignore = [] if REAL_CLUSTER else ["cluster", "operator/test_real_server.py"]
+NEED_CLUSTER = ["cluster", "operator/test_real_server.py", "operator/test_charts.py"]
+collect_ignore = [] if REAL_CLUSTER else list(NEED_CLUSTER)
 # Smoke sizes of the benchmarks start dozens of processes: `make bench-smoke`.
 if os.environ.get("PACELINE_BENCHMARKS") != "1":
     collect_ignore.append("benchmarks")

@@ -76,8 +76,7 @@ class Operator:
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopped.set)
+        self._handle_signals()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._kube)
             await stack.enter_async_context(self._links)
@@ -94,12 +93,17 @@ class Operator:
             await asyncio.to_thread(self._election.stop)
         return EXIT_DEPOSED if self._deposed else 0
 
+    def _handle_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._stopped.set)
+
     async def _serve(self) -> None:
         tasks = [asyncio.create_task(task) for task in self._tasks()]
         ended = asyncio.create_task(self._stopped.wait())
         try:
             await asyncio.wait([*tasks, ended], return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._stopped.set()
             self._queue.close()
             for task in (*tasks, ended):
                 task.cancel()
@@ -184,6 +188,7 @@ class Operator:
         """No decision before everything was seen once; never returns."""
         while not (self._leads() and all(watch.source.synced for watch in self._watches)):
             await pause(0.05)
+        self._handle_signals()  # kopf has put its own handlers in their place
         await self._list_jobs()
         log.info("acting for %d jobs with %d pods", len(self._store.jobs), self._store.pod_count())
         self._queue.open()

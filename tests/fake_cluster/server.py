@@ -41,6 +41,8 @@ class Server:
     crash_before: bool = True
     failing: int = 0
     """So many requests more are answered with 500."""
+    failing_applied: bool = False
+    """They are carried out all the same, as when the answer times out."""
 
     # ---- what the operator calls ------------------------------------------------------------
 
@@ -84,6 +86,8 @@ class Server:
         self.writes.append(f"{verb} {kind} {name}")
         if self.failing:
             self.failing -= 1
+            if self.failing_applied:
+                self._try(do)
             raise ApiError(500, "InternalError", "the fake server has a bad day")
         return copy.deepcopy(dict(do()))
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from fake_cluster.parts import NAMESPACE, START_S, Ranks, job_body, place_of
 from fake_cluster.server import CrashError, Server
+
+__all__ = ["NAMESPACE", "START_S", "World", "job_body", "place_of"]
 from msgspec import convert
 from paceline_api.crdgen import PLURAL
-from paceline_api.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_ROLE, LABEL_SLOT
+from paceline_api.names import LABEL_JOB, LABEL_ROLE
 from paceline_operator.cluster.apply import Applier
 from paceline_operator.cluster.store import Key, Store
 from paceline_operator.cluster.wire import NodeObject, node_of, pod_from
@@ -24,44 +26,6 @@ from paceline_operator.core.job import Job, timestamp
 from paceline_operator.core.observed import Node
 from paceline_operator.core.service import service
 from paceline_operator.core.told import read_told
-
-NAMESPACE = "default"
-START_S = 1_800_000_000.0
-
-
-def job_body(name: str = "digits", **spec: Any) -> dict[str, Any]:
-    trainer = {"name": "trainer", "image": "trainer:1", "command": ["python3", "train.py"]}
-    return {
-        "apiVersion": "paceline.dev/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": name},
-        "spec": {
-            "replicas": 2,
-            "procsPerReplica": 1,
-            "suspend": False,
-            "template": {"spec": {"containers": [trainer]}},
-            **spec,
-        },
-    }
-
-
-@dataclass
-class Ranks:
-    """What one coordinator process knows; gone with its pod."""
-
-    uid: str
-    replicas: int
-    revision: int = 0
-    inventory: frozenset[tuple[int, int]] = frozenset()
-    members: set[tuple[int, int]] = field(default_factory=set)
-    formed: int = 0
-    had_state: bool = False
-    """A rank with weights has registered."""
-    dead: set[tuple[int, int]] = field(default_factory=set)
-    outcome: dict[str, Any] | None = None
-    stopping: bool = False
-    seq: int = 0
-    drained: set[tuple[int, int]] = field(default_factory=set)
 
 
 class World:
@@ -136,15 +100,19 @@ class World:
         self.store.keep_pods(((f[0], f[1]), f[2]) for f in found if f is not None)
 
     def deliver(self, count: int | None = None, *, again: int = 0) -> None:
-        """Watch events reach the operator; the last `again` of them a second time, late."""
+        """Watch events reach the operator; `again` of the earlier ones once more, out of order.
+
+        A watch keeps the order, but the answers to the operator's own requests do not keep it.
+        """
         until = len(self.server.log)
         if count is not None:
             until = min(until, self.delivered + count)
         for kind, what, body in self.server.log[self.delivered : until]:
             self._event(kind, what, body)
         self.delivered = until
-        for kind, what, body in self.server.log[max(0, until - again) : until]:
-            self._event(kind, what, body)
+        for kind, what, body in reversed(self.server.log[max(0, until - 2 * again) : until]):
+            if what != "DELETED":
+                self._event(kind, what, body)
 
     def _event(self, kind: str, what: str, body: dict[str, Any]) -> None:
         metadata = body["metadata"]
@@ -415,8 +383,3 @@ class World:
             )
             away = pod["spec"]["nodeName"] in self.cut_off
             assert place in pods or away or not own, f"{place} lives and is not in {pods}"
-
-
-def place_of(body: Mapping[str, Any]) -> tuple[int, int]:
-    labels = body["metadata"]["labels"]
-    return int(labels[LABEL_SLOT]), int(labels[LABEL_ATTEMPT])

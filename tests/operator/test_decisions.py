@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_cluster.world import START_S, job_body
+from fake_cluster.observations import NOW, POST, RUNNING, UID, job_of, training, worker
+from fake_cluster.world import job_body
 from paceline_operator.core import backoff, evidence, stragglers
 from paceline_operator.core.backoff import Cause
 from paceline_operator.core.changes import Changes
@@ -23,57 +24,6 @@ from paceline_operator.core.observed import (
 )
 from paceline_operator.core.reconcile import reconcile
 from paceline_operator.core.told import Outcome, Rank, Told
-
-NOW = START_S + 1000
-UID = "job-uid"
-
-
-def job_of(status: dict[str, Any] | None = None, **spec: Any) -> Job:
-    body = job_body(**spec)
-    body["metadata"] |= {"uid": UID, "generation": 3, "creationTimestamp": timestamp(START_S)}
-    body["status"] = status or {}
-    return read_job(body)
-
-
-def worker(slot: int, attempt: int = 1, **fields: Any) -> Pod:
-    base = Pod(
-        name=f"digits-{slot}-{attempt}",
-        uid=f"pod-{slot}-{attempt}",
-        role="worker",
-        slot=slot,
-        attempt=attempt,
-        owner=UID,
-        created_s=START_S,
-        node=f"node-{slot}",
-        phase="Running",
-    )
-    return replace(base, **fields)
-
-
-POST = Pod("digits-coordinator-1", "post", "coordinator", -1, 1, UID, START_S, "node-9", "Running")
-
-
-def told(pods: list[Pod], **fields: Any) -> Told:
-    ranks = tuple(Rank(p.slot, 0, p.attempt, "active", i) for i, p in enumerate(pods))
-    base = Told(coordinator="post", generation="1.1", ranks=ranks, version=9, replicas=len(pods))
-    return replace(base, **fields)
-
-
-def training(count: int = 3, **fields: Any) -> Observed:
-    pods = [worker(slot) for slot in range(count)]
-    base = Observed(pods=(*pods, POST), told=told(pods), told_s=NOW, sent=Sent(secret=True))
-    return replace(base, **fields)
-
-
-RUNNING = {
-    "startTime": timestamp(START_S),
-    "replicas": 3,
-    "round": 8,
-    "highestAttempt": 1,
-    "conditions": [
-        {"type": "RingReady", "status": "True", "lastTransitionTime": timestamp(START_S)}
-    ],
-}
 
 
 def decided(job: Job, seen: Observed, now_s: float = NOW) -> Changes:
@@ -367,6 +317,25 @@ def test_a_job_that_lost_everybody_never_starts_anew_in_silence() -> None:
     kept = decided(job_of(RUNNING, checkpoint={"path": "/c"}), nobody)
     assert len(kept.workers) == 2
     assert any(event.reason == "ResumedFromCheckpoint" for event in kept.events)
+
+
+def test_the_coordinator_is_asked_before_everybody_counts_as_lost() -> None:
+    ended = worker(0, end=End(1))
+    seen = Observed(pods=(ended, POST), sent=Sent(secret=True))
+    changes = decided(job_of(RUNNING), seen)
+    assert changes.workers == ()
+    assert changes.status is None or not any(
+        c["type"] == "Failed" for c in changes.status["conditions"]
+    )
+
+
+def test_two_pods_of_one_slot_become_one() -> None:
+    """The operator ended between the creation of the new one and the deletion of the old one."""
+    seen = training(3)
+    both = replace(seen, pods=(*seen.pods, worker(1, 2)))
+    changes = decided(job_of(RUNNING, replicas=3), both)
+    assert [d.name for d in changes.delete] == ["digits-1-1"]
+    assert changes.workers == ()
 
 
 def test_suspending_without_a_checkpoint_says_what_is_lost() -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from paceline_api.crdgen import PLURAL
 from paceline_operator.cluster.api import ApiError
+from paceline_operator.core.resize import ASK_S
 
 JOB = "digits"
 REPLICAS_MAX = 5
@@ -27,13 +28,17 @@ class Histories(RuleBasedStateMachine):
         super().__init__()
         self.world = World()
         self.finished = False
+        self.finished_s = 0.0
+        self.known: set[str] = set()
+        """Workers at the end of the job."""
         self.disturbed = False
         """Something took the outcome away before the operator may have heard of it."""
         self.deleted = False
 
     @initialize(replicas=st.integers(1, 4), checkpoint=st.booleans())
     def submit(self, replicas: int, checkpoint: bool) -> None:
-        extra = {"checkpoint": {"path": "/checkpoints"}} if checkpoint else {}
+        extra: dict[str, object] = {"checkpoint": {"path": "/checkpoints"}} if checkpoint else {}
+        extra["straggler"] = {"respond": ["Replace"], "cooldownSeconds": 5}
         self.world.server.insert(PLURAL, NAMESPACE, job_body(replicas=replicas, **extra))
 
     # ---- what users do ----------------------------------------------------------------------
@@ -78,6 +83,12 @@ class Histories(RuleBasedStateMachine):
             name = pods[pick % len(pods)]["metadata"]["name"]
             self.world.end_pod(name, code, evicted=evicted and code != 0)
 
+    @rule(pick=st.integers(0, 9))
+    def a_rank_is_slow(self, pick: int) -> None:
+        places = sorted(self.world.processes(JOB))
+        if places:
+            self.world.steps[places[pick % len(places)]] = 1.0
+
     @rule(node=st.integers(0, 2), ready=st.booleans())
     def a_node_changes(self, node: int, ready: bool) -> None:
         self.disturbed |= self.finished
@@ -87,7 +98,8 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: (NAMESPACE, JOB) in self.world.ranks and self._training())
     def the_job_finishes(self) -> None:
         self.world.finish(JOB)
-        self.finished = True
+        self.finished, self.finished_s = True, self.world.now_s
+        self.known = {pod["metadata"]["name"] for pod in self.world.pods(JOB)}
 
     def _training(self) -> bool:
         key = (NAMESPACE, JOB)
@@ -114,9 +126,9 @@ class Histories(RuleBasedStateMachine):
     def crash(self, after: int, before: bool) -> None:
         self.world.server.crash_in, self.world.server.crash_before = after, before
 
-    @rule(count=st.integers(1, 4))
-    def requests_fail(self, count: int) -> None:
-        self.world.server.failing = count
+    @rule(count=st.integers(1, 4), applied=st.booleans())
+    def requests_fail(self, count: int, applied: bool) -> None:
+        self.world.server.failing, self.world.server.failing_applied = count, applied
 
     @rule(quota=st.sampled_from([None, 2, 4]))
     def quota(self, quota: int | None) -> None:
@@ -166,6 +178,14 @@ class Histories(RuleBasedStateMachine):
         )
         assert all(count == 1 for count in staying.values()), staying
 
+    @invariant()
+    def nothing_is_made_for_a_job_that_is_ending(self) -> None:
+        """Pods that end in order are its first sign; only a long silence speaks against it."""
+        if not self.finished or self.disturbed or self.world.now_s - self.finished_s >= ASK_S:
+            return
+        names = {pod["metadata"]["name"] for pod in self.world.pods(JOB)}
+        assert names <= self.known, names - self.known
+
     def _conditions(self) -> list[dict]:
         body = self.world.server.objects.get((PLURAL, NAMESPACE, JOB))
         found = (body or {}).get("status", {}).get("conditions", [])
@@ -187,7 +207,6 @@ class Histories(RuleBasedStateMachine):
         world.server.crash_in, world.server.failing, world.server.quota = None, 0, None
         for node in world.nodes:
             world.node_ready(node, True)
-        world.relist()
         for key in list(world.store.jobs):
             world.dirty[key] = world.now_s
         before = world.server.requests.total()

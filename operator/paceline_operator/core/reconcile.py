@@ -171,14 +171,7 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
         blocked = True
         plan.look(now_s)
     makes_post = post.make is not None and not blocked
-    wanted = [
-        Wanted(ConditionType.SUSPENDED, False, Reason.RESUMED, "spec.suspend is false"),
-        conditions.scheduled(job, plan),
-        conditions.degraded(job, seen, plan, now_s),
-        conditions.resizing(job, seen, plan),
-    ]
-    if ring := conditions.ring_ready(job, seen, plan):
-        wanted.append(ring)
+    wanted = _conditions(job, seen, plan, now_s)
     if blocked:
         plan.drop_new()
     told = status.running(job, seen, plan, wanted, now_s)
@@ -207,6 +200,18 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
         look_again_s=min(plan.looks, default=None),
         hurry=plan.hurry or overruled or plan.surplus > 0 or _unsettled(job, seen, plan),
     )
+
+
+def _conditions(job: Job, seen: Observed, plan: Plan, now_s: float) -> list[Wanted]:
+    wanted = [
+        Wanted(ConditionType.SUSPENDED, False, Reason.RESUMED, "spec.suspend is false"),
+        conditions.scheduled(job, plan),
+        conditions.degraded(job, seen, plan, now_s),
+        conditions.resizing(job, seen, plan),
+    ]
+    if ring := conditions.ring_ready(job, seen, plan):
+        wanted.append(ring)
+    return wanted
 
 
 def _create(job: Job, new: resize.NewPod) -> Create:

@@ -1,0 +1,62 @@
+"""Facts to decide from, written down in a line: jobs, pods, what a coordinator has told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fake_cluster.parts import START_S, job_body
+from paceline_operator.core.job import Job, read_job, timestamp
+from paceline_operator.core.observed import Observed, Pod, Sent
+from paceline_operator.core.told import Rank, Told
+
+NOW = START_S + 1000
+UID = "job-uid"
+
+
+def job_of(status: dict[str, Any] | None = None, **spec: Any) -> Job:
+    body = job_body(**spec)
+    body["metadata"] |= {"uid": UID, "generation": 3, "creationTimestamp": timestamp(START_S)}
+    body["status"] = status or {}
+    return read_job(body)
+
+
+def worker(slot: int, attempt: int = 1, **fields: Any) -> Pod:
+    base = Pod(
+        name=f"digits-{slot}-{attempt}",
+        uid=f"pod-{slot}-{attempt}",
+        role="worker",
+        slot=slot,
+        attempt=attempt,
+        owner=UID,
+        created_s=START_S,
+        node=f"node-{slot}",
+        phase="Running",
+    )
+    return replace(base, **fields)
+
+
+POST = Pod("digits-coordinator-1", "post", "coordinator", -1, 1, UID, START_S, "node-9", "Running")
+
+
+def told(pods: list[Pod], **fields: Any) -> Told:
+    ranks = tuple(Rank(p.slot, 0, p.attempt, "active", i) for i, p in enumerate(pods))
+    base = Told(coordinator="post", generation="1.1", ranks=ranks, version=9, replicas=len(pods))
+    return replace(base, **fields)
+
+
+def training(count: int = 3, **fields: Any) -> Observed:
+    pods = [worker(slot) for slot in range(count)]
+    base = Observed(pods=(*pods, POST), told=told(pods), told_s=NOW, sent=Sent(secret=True))
+    return replace(base, **fields)
+
+
+RUNNING = {
+    "startTime": timestamp(START_S),
+    "replicas": 3,
+    "round": 8,
+    "highestAttempt": 1,
+    "conditions": [
+        {"type": "RingReady", "status": "True", "lastTransitionTime": timestamp(START_S)}
+    ],
+}

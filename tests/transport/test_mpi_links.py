@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from paceline.core.schedules import bounds, fold, schedule
+from paceline.core.schedules import ALGORITHMS, bounds, fold, schedule
 from paceline.transport.base import Abort, Group, Peer
 from paceline.transport.meeting import Deadline, MeetingPoint
 from paceline.transport.mpi_lanes import PIECE_BYTES
@@ -42,7 +42,7 @@ def predicted(algorithm: str, payload: Payload, size: int) -> str:
     return digest(sums)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_the_order_of_additions_is_the_schedules(
     pool: ProcessPool, algorithm: str, size: int
@@ -116,6 +116,23 @@ def test_a_caller_that_never_connects_and_a_port_of_a_dead_process(
     assert [rank.result().error for rank in (dialer, friend)] == ["", ""]
     crew.all([dialer, friend], "close", kind)
     pool.give_back([dialer, friend])
+
+
+def test_a_send_to_the_dead_fails_at_once(pool: ProcessPool) -> None:
+    """MPICH would try again for 3 s or for ever, and hold its lock: long enough to seem frozen."""
+    kind = "mpi:recursive_doubling"
+    ranks = pool.take(2)
+    crew = Crew(kind, list(ranks))
+    crew.open(crew.ranks)
+    survivor, victim = ranks
+    victim.kill()
+    for _ in range(2):  # during the first one MPICH sees that the connection is gone
+        survivor.start("allreduce", kind, 0, Payload(1, (100_000,)))
+        outcome = survivor.result()
+        assert outcome.error == "PeerLost", outcome
+        assert outcome.seconds < 1.5
+    crew.all([survivor], "close", kind)
+    pool.give_back([survivor])
 
 
 def test_the_environment_is_loopback_only_for_local_runs() -> None:

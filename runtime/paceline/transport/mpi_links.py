@@ -4,7 +4,7 @@ A link is an intercommunicator made by Open_port, Accept and Connect. Measured w
 (ofi netmod, tcp provider): Accept and Connect hold the lock of the library while they wait, so
 they are called only when the pair has met (`meeting`), one at a time, in a throw-away thread, with
 the bounds that MPICH honours: the info key `timeout` (whole seconds) ends an Accept that nobody
-answers; MPIR_CVAR_CH4_OFI_MAX_EAGAIN_RETRY ends a Connect to a dead port, which ignores `timeout`.
+answers; a bound on tries (`mpi_patience`) ends a Connect to a dead port, which ignores `timeout`.
 
 A fresh link is trusted after both sides have said the same serial over it. Each meeting agrees on a
 new range of tags for its generation, so that nothing left over from an older one can match (I13).
@@ -25,6 +25,7 @@ import numpy as np
 from paceline.clock import NS_PER_S, now_ns, pause
 from paceline.transport.base import Group, TransportError
 from paceline.transport.meeting import POLL_S, Deadline, Line, LineClosedError, MeetingPoint
+from paceline.transport.mpi_patience import Patience
 
 LANES: Final = 4
 """Messages of one reduction run in this many independent lanes; each has its own tag."""
@@ -41,9 +42,6 @@ def mpi_environment(local: bool) -> dict[str, str]:
     environment = {
         "MPIR_CVAR_CH4_NETMOD": "ofi",  # ucx over tcp crashed
         "FI_PROVIDER": "tcp",
-        # A Connect to a dead port gives up after so many tries: measured 9 us each when the port is
-        # closed, 0.3 us when its owner is stopped. The default tries for ever.
-        "MPIR_CVAR_CH4_OFI_MAX_EAGAIN_RETRY": "300000",
     }
     if local:
         environment["FI_TCP_IFACE"] = "lo"  # else it listens on outside addresses (D13)
@@ -145,6 +143,7 @@ class LinkTable:
 
     def __init__(self, host: str) -> None:
         self.mpi = start_mpi(local=host.startswith("127."))
+        self._patience = Patience()
         self.meeting = MeetingPoint(host)
         self.wired = 0
         self.wiring_failed = 0
@@ -238,9 +237,10 @@ class LinkTable:
         """Run Accept or Connect and check who is at the other end; None: it failed, try again."""
 
         def work() -> Any:
-            comm = call()
-            comm.Set_errhandler(self.mpi.ERRORS_RETURN)
-            self._say_serial(comm, serial)
+            with self._patience.raised():
+                comm = call()
+                comm.Set_errhandler(self.mpi.ERRORS_RETURN)
+                self._say_serial(comm, serial)
             return comm
 
         self._running = running = _Call(work)

@@ -15,9 +15,14 @@ from pathlib import Path
 
 from paceline.telemetry import catalog
 from paceline_api import crdgen
+from paceline_operator import reference
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+from scripts import cli_reference, field_reference, pictures
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
+VALUES = ROOT / "charts/paceline/values.yaml"
 TIMEOUT_S = 600
 
 
@@ -46,8 +51,13 @@ def command(*argv: str) -> Callable[[], str]:
 
 
 GENERATED: dict[str, Callable[[], str]] = {
+    "charts/paceline-crds/files/trainingjobs.yaml": crdgen.generate,
     "crds/manifests/trainingjobs.yaml": crdgen.generate,
+    "docs/reference/cli.md": cli_reference.markdown,
     "docs/reference/metrics.md": catalog.markdown,
+    "docs/reference/operator.md": lambda: reference.markdown(VALUES.read_text()),
+    "docs/reference/trainingjob.md": field_reference.markdown,
+    **pictures.pictures(),
 }
 
 

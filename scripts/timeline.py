@@ -1,0 +1,211 @@
+"""A few ranks on a virtual clock, whose rounds are started by the runtime's own trigger table.
+
+What a picture of a mode shows is therefore what the code does: `Log` gives the quorum, `decide`
+gives the moment and the reason, and both are called as a starter calls them. Invented here are the
+durations of the steps and of a reduction, and that announcements need no time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from msgspec.structs import replace as changed
+from paceline.core.ids import GenerationId, MemberId
+from paceline.core.log import Log
+from paceline.core.messages import Kind
+from paceline.core.records import Gen, Go, Settings, Share, Trigger
+from paceline.core.trigger import Arrival, decide
+
+MS: Final = 10**6
+
+
+@dataclass(frozen=True)
+class Step:
+    """One backward pass of a rank, and the round in which its gradient counted."""
+
+    rank: int
+    start_ns: int
+    end_ns: int
+    version: int
+    """Of the weights that it was computed on."""
+    applied_in: int | None = None
+    """None: still pending when the picture ends."""
+
+    @property
+    def age(self) -> int | None:
+        return None if self.applied_in is None else self.applied_in - self.version
+
+
+@dataclass(frozen=True)
+class Round:
+    number: int
+    go_ns: int
+    done_ns: int
+    trigger: Trigger
+    fresh: int
+
+
+@dataclass
+class Timeline:
+    steps: list[Step] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    also: list[tuple[int, str]] = field(default_factory=list)
+    """Shadow: when a round would have started under other settings, and their name."""
+
+
+@dataclass
+class _Rank:
+    """A rank that computes, or waits in step(): `done` then holds what it announced."""
+
+    number: int
+    busy: Step | None = None
+    pending: list[int] = field(default_factory=list)
+    """Its steps, as places in Timeline.steps, that no round has taken."""
+    fresh: bool = False
+    at_ns: int = 0
+
+
+class Play:
+    """Runs the ranks until `until_ns`; rank i's n-th step takes `step_ms[i][n % len]`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        step_ms: list[list[int]],
+        *,
+        reduce_ms: int,
+        until_ms: int,
+        others: Mapping[str, Settings] | None = None,
+    ) -> None:
+        """`others`: settings under which each round's start is looked at too, without effect."""
+        self.others = dict(others or {})
+        self.told: set[tuple[int, str]] = set()
+        self.step_ms, self.reduce_ns, self.until_ns = step_ms, reduce_ms * MS, until_ms * MS
+        self.members = tuple(MemberId(slot, 0, 0) for slot in range(len(step_ms)))
+        self.ranks = [_Rank(number) for number in range(len(step_ms))]
+        self.taken = [0] * len(step_ms)
+        self.line = Timeline()
+        self.log = Log()
+        self.log.append(
+            Gen(
+                id=GenerationId(1, "a", 1),
+                members=self.members,
+                with_state=self.members[:1],
+                active=self.members,
+                version=0,
+                settings=settings,
+            )
+        )
+        self.events: list[tuple[int, int, str]] = []
+        self.opened_ns = 0
+        self.reducing: Go | None = None
+
+    def run(self) -> Timeline:
+        for rank in self.ranks:
+            self._compute(rank, 0)
+        while self.events and self.events[0][0] <= self.until_ns:
+            now_ns, number, what = heapq.heappop(self.events)
+            if what == "step":
+                self._finish(self.ranks[number], now_ns)
+            elif what == "commit":
+                self._commit(now_ns)
+            if self.reducing is None:
+                self._ask(now_ns)
+        busy = [rank.busy for rank in self.ranks if rank.busy is not None]
+        self.line.steps += [replace(step, end_ns=self.until_ns) for step in busy]
+        return self.line
+
+    def arrivals(self) -> dict[MemberId, Arrival]:
+        """What the starter knows; a rank that computes and has nothing pending is silent."""
+        found = {}
+        for member, rank in zip(self.members, self.ranks, strict=True):
+            if not rank.pending:
+                continue
+            oldest = min(self.line.steps[place].version for place in rank.pending)
+            share = Share(
+                member,
+                upto=self.taken[rank.number],
+                count=len(rank.pending),
+                oldest=oldest,
+                fresh=rank.fresh,
+                samples=len(rank.pending),
+                unit=1,
+            )
+            kind = Kind.ARRIVE if rank.fresh else Kind.PENDING
+            found[member] = Arrival(kind, rank.at_ns, share)
+        return found
+
+    def _compute(self, rank: _Rank, now_ns: int) -> None:
+        durations = self.step_ms[rank.number]
+        end_ns = now_ns + durations[self.taken[rank.number] % len(durations)] * MS
+        self.taken[rank.number] += 1
+        rank.fresh = False
+        rank.busy = Step(rank.number, now_ns, end_ns, self.log.version)
+        heapq.heappush(self.events, (end_ns, rank.number, "step"))
+
+    def _finish(self, rank: _Rank, now_ns: int) -> None:
+        """A gradient is there: fresh, or late, and then the next step begins at once (a jump)."""
+        assert rank.busy is not None
+        rank.pending.append(len(self.line.steps))
+        self.line.steps.append(rank.busy)
+        rank.fresh = rank.busy.version == self.log.version
+        rank.busy, rank.at_ns = None, now_ns
+        if not rank.fresh and self.reducing is None:
+            self._compute(rank, now_ns)
+
+    def _ask(self, now_ns: int) -> None:
+        arrivals = self.arrivals()
+        self._ask_others(now_ns, arrivals)
+        answer = decide(
+            self.log, arrivals, opened_ns=self.opened_ns, now_ns=now_ns, has_request=False
+        )
+        if answer.trigger is None:
+            if answer.wake_ns is not None:
+                heapq.heappush(self.events, (answer.wake_ns, -1, "wake"))
+            return
+        fresh = [a.at_ns for a in arrivals.values() if a.kind is Kind.ARRIVE]
+        shares = tuple(
+            changed(a.share, offset_us=(a.at_ns - min(fresh)) // 1000 if a.share.fresh else 0)
+            for a in arrivals.values()
+        )
+        self.reducing = Go(
+            generation=self.log.id,
+            round=self.log.version,
+            trigger=answer.trigger,
+            shares=shares,
+            round_us=(now_ns - self.opened_ns) // 1000,
+        )
+        done_ns = now_ns + self.reduce_ns
+        self.line.rounds.append(
+            Round(self.log.version, now_ns, done_ns, answer.trigger, len(fresh))
+        )
+        heapq.heappush(self.events, (done_ns, -1, "commit"))
+
+    def _ask_others(self, now_ns: int, arrivals: Mapping[MemberId, Arrival]) -> None:
+        for name, settings in self.others.items():
+            log = Log.restore(changed(self.log.snapshot(), settings=settings))
+            answer = decide(
+                log, arrivals, opened_ns=self.opened_ns, now_ns=now_ns, has_request=False
+            )
+            if answer.trigger is None and answer.wake_ns is not None:
+                heapq.heappush(self.events, (answer.wake_ns, -1, "wake"))
+            elif answer.trigger is not None and (log.version, name) not in self.told:
+                self.told.add((log.version, name))
+                self.line.also.append((now_ns, name))
+
+    def _commit(self, now_ns: int) -> None:
+        go = self.reducing
+        assert go is not None
+        for share in go.shares:
+            rank = self.ranks[share.member.slot]
+            for place in rank.pending[: share.count]:
+                self.line.steps[place] = replace(self.line.steps[place], applied_in=go.round)
+            del rank.pending[: share.count]
+        self.log.append(go)
+        self.opened_ns, self.reducing = now_ns, None
+        for rank in self.ranks:
+            if rank.busy is None:
+                self._compute(rank, now_ns)

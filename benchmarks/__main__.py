@@ -8,10 +8,13 @@ from typing import Final
 from benchmarks import (
     b0_latency,
     b1_hyperplane,
+    b2_allreduce,
+    b2_busy,
     b5_straggler,
     b6_even,
     b7_blocks,
     b8_recovery,
+    b9_checkpoint,
 )
 from benchmarks.command import Benchmark, options, parser
 from benchmarks.lab import Lab
@@ -19,10 +22,13 @@ from benchmarks.lab import Lab
 ALL: Final[dict[str, Benchmark]] = {
     "b0": b0_latency.run,
     "b1": b1_hyperplane.run,
+    "b2": b2_allreduce.run,
+    "b2b": b2_busy.run,
     "b5": b5_straggler.run,
     "b6": b6_even.run,
     "b7": b7_blocks.run,
     "b8": b8_recovery.run,
+    "b9": b9_checkpoint.run,
 }
 
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paceline.core.schedules import (
     ALGORITHMS,
+    HALVING_DOUBLING,
     RECURSIVE_DOUBLING,
     RING,
     Schedule,
@@ -39,7 +40,7 @@ def run(plans: list[Schedule], order: list[int]) -> list[list[Term]]:
     """Move all messages; `order` says who is looked at next. Returns every rank's chunks."""
     size = len(plans)
     chunks = [[leaf(rank, c) for c in range(plans[rank].chunks)] for rank in range(size)]
-    wires: dict[tuple[int, int], deque[Term]] = defaultdict(deque)
+    wires: dict[tuple[int, int], deque[tuple[Term, ...]]] = defaultdict(deque)
     at = [0] * size
     sent = [False] * size
     turns = deque(order)
@@ -53,7 +54,8 @@ def run(plans: list[Schedule], order: list[int]) -> list[list[Term]]:
             continue
         step = plans[rank].steps[at[rank]]
         if not sent[rank] and step.send_to is not None:
-            wires[rank, step.send_to].append(chunks[rank][step.send_chunk])
+            low = step.send_chunk
+            wires[rank, step.send_to].append(tuple(chunks[rank][low : low + step.width]))
             idle = 0
         sent[rank] = True
         if step.recv_from is not None:
@@ -61,8 +63,10 @@ def run(plans: list[Schedule], order: list[int]) -> list[list[Term]]:
             if not wire:
                 continue
             came = wire.popleft()
-            own = chunks[rank][step.recv_chunk]
-            chunks[rank][step.recv_chunk] = add(own, came) if step.reduce else came
+            assert len(came) == step.width, "a message longer or shorter than its place"
+            for chunk, term in enumerate(came, start=step.recv_chunk):
+                own = chunks[rank][chunk]
+                chunks[rank][chunk] = add(own, term) if step.reduce else term
         at[rank] += 1
         sent[rank] = False
         idle = 0
@@ -87,7 +91,7 @@ def test_every_rank_ends_with_the_same_fold(algorithm: str, size: int, data: st.
 @pytest.mark.parametrize("size", range(1, 18))
 def test_fold_counts_every_part_once(size: int) -> None:
     for algorithm in ALGORITHMS:
-        for chunk in range(size if algorithm == RING else 1):
+        for chunk in range(schedule(algorithm, size, 0).chunks):
             total = fold(algorithm, [1 << rank for rank in range(size)], chunk, int.__add__)
             assert total == (1 << size) - 1
 
@@ -114,6 +118,39 @@ def test_numbers_of_steps() -> None:
     ]
 
 
+@pytest.mark.parametrize(("size", "power"), [(2, 2), (3, 2), (4, 4), (6, 4), (8, 8), (13, 8)])
+def test_halving_doubling_moves_as_little_as_the_ring(size: int, power: int) -> None:
+    """Twice (P-1)/P of the buffer for the ranks that halve, whatever hangs on to them."""
+    for rank in range(size):
+        plan = schedule(HALVING_DOUBLING, size, rank)
+        assert plan.chunks == power
+        both = [s for s in plan.steps if s.send_to is not None and s.recv_from is not None]
+        hung_on = len(plan.steps) - len(both)
+        assert (len(both), hung_on) in {(2 * power.bit_length() - 2, 0), (0, 2)} | (
+            {(2 * power.bit_length() - 2, 2)} if size > power else set()
+        )
+        assert sum(step.width for step in both) in (0, 2 * (power - 1))
+
+
+@pytest.mark.parametrize("size", range(1, 18))
+def test_halving_doubling_adds_in_the_order_of_recursive_doubling(size: int) -> None:
+    for chunk in range(schedule(HALVING_DOUBLING, size, 0).chunks):
+        parts = [leaf(rank, chunk) for rank in range(size)]
+        both = [fold(name, parts, chunk, add) for name in (HALVING_DOUBLING, RECURSIVE_DOUBLING)]
+        assert both[0] == both[1]
+
+
+def test_golden_halving_doubling_of_four() -> None:
+    """2 keeps the first half with 3's part, then its second quarter with 0's; and back."""
+    steps = schedule(HALVING_DOUBLING, 4, 2).steps
+    assert [(s.send_to, s.send_chunk, s.recv_chunk, s.width, s.reduce) for s in steps] == [
+        (3, 2, 0, 2, True),
+        (0, 0, 1, 1, True),
+        (0, 1, 0, 1, False),
+        (3, 0, 2, 2, False),
+    ]
+
+
 def test_golden_recursive_doubling_of_three() -> None:
     """0 hands its part to 1; 1 and 2 double; 1 hands the result back."""
     text = [
@@ -128,7 +165,7 @@ def test_golden_recursive_doubling_of_three() -> None:
 
 
 def test_unknown_algorithm_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"'tree'.*recursive_doubling, ring"):
+    with pytest.raises(ValueError, match=r"'tree'.*recursive_doubling, halving_doubling, ring"):
         schedule("tree", 2, 0)
 
 

@@ -95,6 +95,10 @@ class ProcessRank(Rank):
         assert isinstance(outcome, Outcome)
         return outcome
 
+    def has_answered(self, within_s: float) -> bool:
+        assert self.connection is not None
+        return self.connection.poll(within_s)
+
     def raise_abort(self) -> None:
         assert self.connection is not None
         self.connection.send(("raise_abort",))

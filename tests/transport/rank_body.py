@@ -7,10 +7,12 @@ the test can compute what the sum must be without moving any data itself.
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -118,6 +120,10 @@ class RankBody:
             self._of(kind).allreduce(buffers, self.abort)
             digests.append(digest(buffers))
         return digests
+
+    def do_resident_mib(self) -> float:
+        """Memory of this process."""
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE / 2**20
 
     def do_close(self, kind: str) -> None:
         self._of(kind).close()

@@ -24,7 +24,7 @@ def make(kind: str) -> Transport:
     if algorithm:
         from transport.fixed import FixedAlgorithm
 
-        return FixedAlgorithm(host=LOOPBACK, algorithm=algorithm)
+        return FixedAlgorithm(host=LOOPBACK, algorithm=algorithm, mixed=name == "mpi-mixed")
     if name == "gloo":
         from paceline.transport.gloo import GlooTransport
 

@@ -16,7 +16,8 @@ from paceline.transport.sim import Hub
 from transport.harness import FAILED, Crew, ProcessPool, ProcessRank, Rank, ThreadRank
 from transport.rank_body import Outcome, Payload, digest
 
-REAL = ["gloo", "mpi:ring", "mpi:recursive_doubling", "auto"]
+MPI = ["mpi:ring", "mpi:recursive_doubling", "mpi:halving_doubling", "mpi-mixed:ring"]
+REAL = ["gloo", *MPI, "auto"]
 KINDS = ["sim", *REAL]
 RANKS = 5
 SOON_S = 8.0
@@ -140,7 +141,7 @@ def test_a_peer_killed_inside_a_reduction(crew: Crew) -> None:
     victim.start("allreduce", crew.kind, 1, payload)
     time.sleep(0.1)
     victim.kill()
-    if crew.kind == "mpi:recursive_doubling":
+    if crew.kind in ("mpi:recursive_doubling", "mpi:halving_doubling"):
         # Its partners are 0 and 3; 3 is not inside and 0 learns from the lifeline.
         assert (outcome := a.result(SOON_S)).lost_rank == 1, outcome
     else:

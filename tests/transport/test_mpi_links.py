@@ -9,6 +9,7 @@ import torch
 from paceline.core.schedules import ALGORITHMS, bounds, fold, schedule
 from paceline.transport.base import Abort, Group, Peer
 from paceline.transport.meeting import Deadline, MeetingPoint
+from paceline.transport.mpi_graves import EMPTIED_MAX
 from paceline.transport.mpi_lanes import PIECE_BYTES
 from paceline.transport.mpi_links import mpi_environment
 from transport.harness import Crew, ProcessPool
@@ -44,14 +45,17 @@ def predicted(algorithm: str, payload: Payload, size: int) -> str:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("name", ["mpi", "mpi-mixed"])
 def test_the_order_of_additions_is_the_schedules(
-    pool: ProcessPool, algorithm: str, size: int
+    pool: ProcessPool, name: str, algorithm: str, size: int
 ) -> None:
-    """R23, I10: not only equal on all ranks, but known in advance."""
-    kind = f"mpi:{algorithm}"
+    """R23, I10: not only equal on all ranks, but known in advance; natively as in Python."""
+    kind = f"{name}:{algorithm}"
     ranks = pool.take(size)
     crew = Crew(kind, list(ranks))
     crew.open(crew.ranks)
+    loops = [rank.call("describe", kind).value["loop"].partition(":")[0] for rank in ranks]
+    assert set(loops) == ({"native"} if name == "mpi" else {"native", "python"})
     for dtype, numels in [("float32", (5, 700_003)), ("float64", (1, 9)), ("bfloat16", (40_000,))]:
         payload = Payload(11, numels, dtype, exact=False)
         for index, rank in enumerate(ranks):
@@ -75,6 +79,26 @@ def test_links_survive_the_generations(pool: ProcessPool) -> None:
     assert again == wired
     crew.all(crew.ranks, "close", kind)
     pool.give_back(ranks)
+
+
+def test_the_dead_cost_no_memory(pool: ProcessPool) -> None:
+    """What was on its way to a dead rank never arrives; it is not kept for each of them."""
+    kind, mib, deaths = "mpi:ring", 24, EMPTIED_MAX + 2
+    survivor, *victims = pool.take(1 + deaths)
+    crew = Crew(kind, [survivor, *victims])
+    payload = Payload(1, (mib << 18,))
+    resident = []
+    for victim in victims:
+        crew.open([survivor, victim])
+        survivor.start("allreduce", kind, 0, payload)
+        assert not survivor.has_answered(0.3), "nobody receives"
+        victim.kill()
+        assert (outcome := survivor.result()).error == "PeerLost", outcome
+        survivor.call("close", kind)
+        resident.append(survivor.call("resident_mib").value)
+    assert max(resident[1:]) - resident[0] < mib, resident
+    assert int(survivor.call("describe", kind).value["abandoned"]) <= EMPTIED_MAX
+    pool.give_back([survivor])
 
 
 def test_a_caller_that_never_connects_and_a_port_of_a_dead_process(

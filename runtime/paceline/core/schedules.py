@@ -1,13 +1,17 @@
 """Who sends which part of a buffer to whom, so that every rank ends with the same sum (R23).
 
 A *schedule* is the list of steps of one rank. A buffer is cut into `chunks` nearly equal parts; a
-step names the part that leaves and the part that comes in, and whether what comes in is added or
-replaces. A rank may start a step as soon as its own previous step is complete. Two algorithms, for
-any number of ranks:
+step names the parts that leave and the parts that come in, and whether what comes in is added or
+replaces. A rank may start a step as soon as its own previous step is complete. Three algorithms,
+for any number of ranks:
 
 - ring: reduce-scatter and allgather round the ring; 2(P-1) steps, each rank moves 2S(P-1)/P bytes;
-- recursive doubling: whole buffers between ranks whose distance doubles; log2(P) steps, and two
-  more when P is no power of two.
+- recursive doubling: whole buffers between ranks whose distance doubles; log2(P) steps;
+- halving-doubling (Rabenseifner): reduce-scatter between ranks whose distance doubles while what
+  they exchange is halved, then allgather the same way back; 2 log2(P) steps, 2S(P-1)/P bytes.
+
+The last two need a power of two: when P is none, some ranks hand their part to a neighbour first
+and get the result last, two more steps. They pair the same ranks and add in the same order.
 
 `fold` is the slow, obvious twin: it says in which order each chunk is summed, so that a test can
 predict the result bit for bit.
@@ -21,19 +25,21 @@ from typing import Final, TypeVar
 
 RING: Final = "ring"
 RECURSIVE_DOUBLING: Final = "recursive_doubling"
-ALGORITHMS: Final = (RECURSIVE_DOUBLING, RING)
+HALVING_DOUBLING: Final = "halving_doubling"
+ALGORITHMS: Final = (RECURSIVE_DOUBLING, HALVING_DOUBLING, RING)
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One exchange of one rank; either half may be absent."""
+    """One exchange of one rank, of `width` neighbouring chunks; either half may be absent."""
 
     send_to: int | None = None
     send_chunk: int = 0
     recv_from: int | None = None
     recv_chunk: int = 0
+    width: int = 1
     reduce: bool = False
     """What comes in is added to the own part; otherwise it replaces it."""
 
@@ -54,7 +60,10 @@ def schedule(algorithm: str, size: int, rank: int) -> Schedule:
     if algorithm == RING:
         return Schedule(size, _ring(size, rank))
     if algorithm == RECURSIVE_DOUBLING:
-        return Schedule(1, _recursive_doubling(size, rank))
+        return Schedule(1, _folded(size, rank, 1, _recursive_doubling))
+    if algorithm == HALVING_DOUBLING:
+        power = _power(size)
+        return Schedule(power, _folded(size, rank, power, _halving_doubling))
     raise ValueError(f"no algorithm named {algorithm!r}; there are {', '.join(ALGORITHMS)}")
 
 
@@ -84,36 +93,62 @@ def _ring(size: int, rank: int) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _recursive_doubling(size: int, rank: int) -> tuple[Step, ...]:
-    power = 1 << (size.bit_length() - 1)
-    spare = size - power
-    # The first 2 x spare ranks pair up: the even one hands its part to the odd one, waits, and gets
-    # the result; the others, `power` of them, double.
-    if rank < 2 * spare and rank % 2 == 0:
-        return (Step(send_to=rank + 1), Step(recv_from=rank + 1))
-    folded = rank < 2 * spare
-    place = rank // 2 if folded else rank - spare
+def _folded(
+    size: int,
+    rank: int,
+    chunks: int,
+    middle: Callable[[int, int, Callable[[int], int]], list[Step]],
+) -> tuple[Step, ...]:
+    """The steps `middle` of a power of two of ranks, and how the others hang on to them.
 
-    steps = [Step(recv_from=rank - 1, reduce=True)] if folded else []
-    distance = 1
-    while distance < power:
-        other = _rank_at(place ^ distance, spare)
-        steps.append(Step(send_to=other, recv_from=other, reduce=True))
-        distance *= 2
-    if folded:
-        steps.append(Step(send_to=rank - 1))
+    The first 2 x spare ranks pair up: the even one hands its part to the odd one, waits, and gets
+    the result; the others, a power of two of them, take the places of `middle`.
+    """
+    power = _power(size)
+    spare = size - power
+    if rank < 2 * spare and rank % 2 == 0:
+        return (Step(send_to=rank + 1, width=chunks), Step(recv_from=rank + 1, width=chunks))
+    odd = rank < 2 * spare
+    place = rank // 2 if odd else rank - spare
+    steps = middle(power, place, lambda at: 2 * at + 1 if at < spare else at + spare)
+    if odd:
+        steps.insert(0, Step(recv_from=rank - 1, width=chunks, reduce=True))
+        steps.append(Step(send_to=rank - 1, width=chunks))
     return tuple(steps)
 
 
-def _rank_at(place: int, spare: int) -> int:
-    return 2 * place + 1 if place < spare else place + spare
+def _recursive_doubling(power: int, place: int, rank_at: Callable[[int], int]) -> list[Step]:
+    others = [rank_at(place ^ (1 << level)) for level in range(power.bit_length() - 1)]
+    return [Step(send_to=other, recv_from=other, reduce=True) for other in others]
+
+
+def _halving_doubling(power: int, place: int, rank_at: Callable[[int], int]) -> list[Step]:
+    halving: list[Step] = []
+    doubling: list[Step] = []
+    low, width = 0, power
+    for level in range(power.bit_length() - 1):
+        other = rank_at(place ^ (1 << level))
+        width //= 2
+        keep, give = low, low + width
+        if place >> level & 1:
+            keep, give = give, keep
+        halving.append(Step(other, give, other, keep, width, reduce=True))
+        doubling.append(Step(other, keep, other, give, width))
+        low = keep
+    return halving + doubling[::-1]
+
+
+def _power(size: int) -> int:
+    """The greatest power of two that is not above `size`."""
+    return 1 << (size.bit_length() - 1)
 
 
 def fold(algorithm: str, parts: Sequence[T], chunk: int, add: Callable[[T, T], T]) -> T:
     """The sum of `parts` (one per rank) for one chunk, added in the order of the algorithm.
 
     Only the *pairing* of additions is fixed, not which operand is on the left: IEEE addition is
-    commutative, and that is what makes recursive doubling give the same bits everywhere.
+    commutative, and that is what makes recursive doubling give the same bits everywhere. It and
+    halving-doubling pair alike, in every chunk.
     """
     size = len(parts)
     if algorithm == RING:
@@ -121,9 +156,8 @@ def fold(algorithm: str, parts: Sequence[T], chunk: int, add: Callable[[T, T], T
         for hop in range(1, size):
             total = add(total, parts[(chunk + hop) % size])
         return total
-    assert algorithm == RECURSIVE_DOUBLING, algorithm
-    power = 1 << (size.bit_length() - 1)
-    spare = size - power
+    assert algorithm in (RECURSIVE_DOUBLING, HALVING_DOUBLING), algorithm
+    spare = size - _power(size)
     level = [add(parts[2 * i], parts[2 * i + 1]) for i in range(spare)] + list(parts[2 * spare :])
     while len(level) > 1:
         level = [add(level[i], level[i + 1]) for i in range(0, len(level), 2)]

@@ -42,17 +42,16 @@ class Choice:
 
     candidate: str
     why: str
-    seconds: float
-    """Measured; 0 = not measured."""
-    seconds_next: float
-    """Of the best other candidate; 0 = there is none."""
 
-    def regret(self, seconds_now: float) -> float:
-        """Seconds lost per reduction against the best measured alternative; 0 when none is better.
+    def regret(self, row: Mapping[str, float]) -> float:
+        """Seconds that one rank loses per reduction by going along with the choice.
 
-        `seconds_now`: what the chosen candidate takes at present.
+        `row`: what that rank has measured itself at this size, by candidate. The choice is made
+        from the means over all ranks, so that on one of them another may have been faster.
         """
-        return max(0.0, seconds_now - self.seconds_next) if self.seconds_next else 0.0
+        measured = [seconds for seconds in row.values() if seconds > 0]
+        own = row.get(self.candidate, 0.0)
+        return own - min(measured) if own > 0 else 0.0
 
 
 def size_class(payload_bytes: int) -> int:
@@ -67,12 +66,12 @@ def choose(seconds: Mapping[str, float], payload_bytes: int) -> Choice:
     if not measured:
         first = min(seconds)
         why = "the only candidate" if len(seconds) == 1 else "nothing measured, first by name"
-        return Choice(first, f"{first} at {payload_bytes} B: {why}", 0.0, 0.0)
+        return Choice(first, f"{first} at {payload_bytes} B: {why}")
     ranked = sorted(measured, key=lambda name: (measured[name], name))
     best, rest = ranked[0], ranked[1:]
     others = ", ".join(f"{name} {measured[name] * 1e6:.0f} us" for name in rest) or "none"
     why = f"{best} {measured[best] * 1e6:.0f} us at {payload_bytes} B; next: {others}"
-    return Choice(best, why, measured[best], measured[rest[0]] if rest else 0.0)
+    return Choice(best, why)
 
 
 def choose_all(table: Seconds) -> tuple[Choice, ...]:

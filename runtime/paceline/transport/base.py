@@ -13,6 +13,7 @@ every implementation to, the in-memory one of the simulation included:
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -45,18 +46,19 @@ class Abort:
 
     def __init__(self) -> None:
         self._event = threading.Event()
-        self._raised = False
+        self.flag = ctypes.c_int32(0)
+        """The same for native code that waits without the interpreter lock: 0 = not raised."""
 
     def raise_(self) -> None:
-        self._raised = True
+        self.flag.value = 1
         self._event.set()
 
     def clear(self) -> None:
-        self._raised = False
+        self.flag.value = 0
         self._event.clear()
 
     def is_raised(self) -> bool:
-        return self._raised
+        return self.flag.value != 0
 
     def wake(self) -> None:
         """End a wait that is under way (or the next one) without raising: news has come."""
@@ -65,11 +67,11 @@ class Abort:
     def wait(self, timeout_s: float) -> bool:
         """Block in the kernel until raised, woken or `timeout_s` is over; true if raised."""
         self._event.wait(timeout_s)
-        if not self._raised:
+        if not self.is_raised():
             self._event.clear()
-            if self._raised:  # raised in between: the flag stays up
+            if self.is_raised():  # raised in between: the flag stays up
                 self._event.set()
-        return self._raised
+        return self.is_raised()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,10 @@ class Transport(ABC):
     def carriers(self) -> tuple[Carrier, ...]:
         """What moves the buffers of each size class of `core.select`; known once it is open."""
         return (Carrier(self.name),) * len(CLASS_NAMES)
+
+    def regrets_s(self) -> tuple[float, ...]:
+        """Seconds per reduction that this rank loses by the choice, for each size class."""
+        return (0.0,) * len(CLASS_NAMES)
 
     @abstractmethod
     def describe(self) -> dict[str, str]:

@@ -17,6 +17,7 @@ import json
 import select
 import socket
 import struct
+from contextlib import suppress
 from typing import Any, Final
 
 from paceline.clock import NS_PER_MS, NS_PER_S, now_ns
@@ -29,6 +30,14 @@ POLL_S: Final = 0.01
 REDIAL_S: Final = 0.05
 LAST_WORDS_NS: Final = 100 * NS_PER_MS
 """A peer that has finished its part may close its group before we have read all it sent."""
+KEEPALIVE: Final = {
+    socket.TCP_KEEPIDLE: 15,
+    socket.TCP_KEEPINTVL: 5,
+    socket.TCP_KEEPCNT: 6,
+}
+"""A line to a machine that is gone closes after 45 s without an answer of its kernel."""
+CLOSED: Final = select.POLLIN | select.POLLRDHUP
+"""What poll tells of a line whose other end has closed: nobody writes on it after the meeting."""
 _HEADER: Final = struct.Struct("!I")
 
 
@@ -64,6 +73,10 @@ class Line:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # The machine of a peer may vanish without a word: ask it now and then.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE.items():
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
         self._sock = sock
         self._received = bytearray()
 
@@ -72,6 +85,10 @@ class Line:
 
     def close(self) -> None:
         self._sock.close()
+
+    def end_sending(self) -> None:
+        with suppress(OSError):  # the other end has closed already
+            self._sock.shutdown(socket.SHUT_WR)
 
     def send(self, message: dict[str, Any]) -> None:
         body = json.dumps(message).encode()
@@ -245,12 +262,31 @@ class Lifelines:
     def add(self, rank: int, line: Line) -> None:
         self._rank_of[line.fileno()] = rank
         self._lines.append(line)
-        self._poll.register(line.fileno(), select.POLLIN | select.POLLRDHUP)
+        self._poll.register(line.fileno(), CLOSED)
+
+    def watched(self) -> list[tuple[int, int, int]]:
+        """For each line: its file descriptor, the rank at its other end, the events to poll for."""
+        return [(line.fileno(), self._rank_of[line.fileno()], CLOSED) for line in self._lines]
 
     def lost(self) -> int | None:
-        """A rank whose line has closed (nobody writes on it after the meeting), else None."""
+        """A rank whose line has closed, else None."""
         events = self._poll.poll(0)
         return self._rank_of[events[0][0]] if events else None
+
+    def say_goodbye(self) -> None:
+        """Let the peers know that we have left, and go on listening for when they do."""
+        for line in self._lines:
+            line.end_sending()
+
+    def all_lost(self) -> bool:
+        """Nobody at the other ends is in the group any more."""
+        for fd, events in self._poll.poll(0):
+            if events:
+                self._poll.unregister(fd)
+                del self._rank_of[fd]
+        if not self._rank_of:
+            self.close()
+        return not self._lines
 
     def close(self) -> None:
         for line in self._lines:

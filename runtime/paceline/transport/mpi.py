@@ -9,6 +9,7 @@ of the group. What an abandoned reduction may still write to is kept until its r
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
@@ -20,8 +21,13 @@ from paceline.clock import NS_PER_MS, now_ns, pause
 from paceline.core.schedules import ALGORITHMS, RECURSIVE_DOUBLING, Schedule, partners, schedule
 from paceline.transport.base import Abort, Group, PeerLost, Transport, TransportAborted
 from paceline.transport.meeting import LAST_WORDS_NS, Deadline, Lifelines
+from paceline.transport.mpi_graves import Graves, Stretch
 from paceline.transport.mpi_lanes import PIECE_BYTES, Cells, Lane, Piece
 from paceline.transport.mpi_links import LANES, Link, LinkTable
+from paceline.transport.mpi_native import KINDS, NativeLoop
+from paceline.transport.native import UnavailableError
+
+log = logging.getLogger("paceline.rank")
 
 SPINS: Final = 20
 """Tests without a pause: a message between two running ranks takes less."""
@@ -36,15 +42,23 @@ class MpiTransport(Transport):
 
     name: ClassVar[str] = "mpi"
 
-    def __init__(self, *, host: str) -> None:
+    def __init__(self, *, host: str, native: bool = True) -> None:
         self._links = LinkTable(host)
         self._mpi = self._links.mpi
+        self._native: NativeLoop | None = None
+        self._why_python = "asked for"
+        if native:
+            try:
+                self._native = NativeLoop(self._mpi)
+            except UnavailableError as error:
+                self._why_python = str(error)
+                log.warning("mpi runs in Python, which a busy script slows down: %s", error)
         self._lifelines = Lifelines()
         self._group: Group | None = None
         self._link_to: dict[int, Link] = {}
         self._schedules: dict[str, Schedule] = {}
         self._scratch = [np.empty(PIECE_BYTES, np.uint8) for _ in range(LANES)]
-        self._graves: list[tuple[list[Any], Any]] = []
+        self._graves = Graves(self._mpi)
 
     @property
     def address(self) -> str:
@@ -65,6 +79,9 @@ class MpiTransport(Transport):
             self.close()
             raise
         self._schedules = {a: schedule(a, group.size, group.rank) for a in ALGORITHMS}
+        if self._native is not None:
+            self._native.enter(self._schedules, self._link_to, self._lifelines)
+        self._graves.clean()  # by now our peers have left the groups before
         self._links.forget_spares({peer.name for peer in group.peers})
         self._group = group
 
@@ -82,7 +99,7 @@ class MpiTransport(Transport):
         while link.comm.Iprobe(0, self._mpi.ANY_TAG, status) and status.tag not in current:
             waste = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
             request = link.comm.Irecv([waste, self._mpi.BYTE], 0, status.tag)
-            self._graves.append(([request], waste))
+            self._graves.bury([request], [], [Stretch(waste.ctypes.data, waste.nbytes, waste)])
 
     def allreduce(
         self, buffers: Sequence[torch.Tensor], abort: Abort, algorithm: str = RECURSIVE_DOUBLING
@@ -90,23 +107,33 @@ class MpiTransport(Transport):
         assert self._group is not None, "allreduce outside a group"
         if self._group.size == 1:
             return
-        plan = self._schedules[algorithm]
         cells = [Cells(buffer) for buffer in buffers]
-        pieces = [piece for c in cells for piece in Piece.cut(c, plan.chunks)]
-        lanes = [
-            Lane(k, pieces[k::LANES], plan.steps, self._link_to, self._scratch[k], self._mpi)
-            for k in range(min(LANES, len(pieces)))
-        ]
-        requests: list[Any] = [self._mpi.REQUEST_NULL] * (2 * len(lanes))
+        requests: list[Any] = []
         try:
-            for lane in lanes:
-                lane.post(requests)
-            self._run(lanes, requests, abort)
+            if self._native is not None and all(c.tensor.dtype in KINDS for c in cells):
+                plan = self._schedules[algorithm]
+                self._native.reduce(algorithm, plan, cells, self._scratch, abort, requests)
+            else:
+                self._reduce(algorithm, cells, abort, requests)
         except BaseException as error:
             self._bury(requests, cells)
             if isinstance(error, self._mpi.Exception):
                 raise PeerLost(f"a call of MPI failed: {error}") from error
             raise
+
+    def _reduce(
+        self, algorithm: str, cells: list[Cells], abort: Abort, requests: list[Any]
+    ) -> None:
+        plan = self._schedules[algorithm]
+        pieces = [piece for c in cells for piece in Piece.cut(c, plan.chunks)]
+        lanes = [
+            Lane(k, pieces[k::LANES], plan.steps, self._link_to, self._scratch[k], self._mpi)
+            for k in range(min(LANES, len(pieces)))
+        ]
+        requests += [self._mpi.REQUEST_NULL] * (2 * len(lanes))
+        for lane in lanes:
+            lane.post(requests)
+        self._run(lanes, requests, abort)
 
     def _run(self, lanes: list[Lane], requests: list[Any], abort: Abort) -> None:
         testsome = self._mpi.Request.Testsome
@@ -141,18 +168,18 @@ class MpiTransport(Transport):
         for request in requests[0::2]:  # receives: a cancelled one completes at once
             if request != null:
                 request.Cancel()
-        self._graves.append(([r for r in requests if r != null], (cells, self._scratch)))
+        memory = [Stretch(c.tensor.data_ptr(), c.tensor.nbytes, c) for c in cells]
+        memory += [Stretch(part.ctypes.data, part.nbytes, part) for part in self._scratch]
+        self._graves.bury(requests[0::2], requests[1::2], memory)
         self._scratch = [np.empty(PIECE_BYTES, np.uint8) for _ in range(LANES)]
-
-    def _clean_graves(self) -> None:
-        testall = self._mpi.Request.Testall
-        self._graves = [grave for grave in self._graves if not testall(grave[0])]
 
     def close(self) -> None:
         self._group = None
         self._link_to = {}
+        if self._graves.leave(self._lifelines):
+            self._lifelines = Lifelines()
         self._lifelines.close()
-        self._clean_graves()
+        self._graves.clean()
 
     def shutdown(self) -> None:
         self.close()
@@ -160,6 +187,7 @@ class MpiTransport(Transport):
 
     def describe(self) -> dict[str, str]:
         return {
+            "loop": "native" if self._native else f"python: {self._why_python}",
             "provider": f"ofi;{os.environ.get('FI_PROVIDER', 'default')}",
             "links.wired": str(self._links.wired),
             "links.failed": str(self._links.wiring_failed),

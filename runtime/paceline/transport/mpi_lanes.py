@@ -40,15 +40,16 @@ class Cells:
         self.numbers = self.tensor.numpy() if buffer.dtype in _NUMPY_TYPES else None
 
     def add(self, low: int, high: int, scratch: Any) -> None:
-        """Add the first bytes of `scratch` to the elements low..high."""
+        """Add the first bytes of `scratch` to what lies at the bytes low..high."""
+        first, last = low // self.itemsize, high // self.itemsize
         if self.numbers is not None:
-            own = self.numbers[low:high]
-            np.add(own, scratch[: own.nbytes].view(own.dtype), out=own)
+            own = self.numbers[first:last]
+            np.add(own, scratch[: high - low].view(own.dtype), out=own)
             return
-        incoming = torch.from_numpy(scratch[: (high - low) * self.itemsize]).view(self.tensor.dtype)
-        for start in range(0, high - low, ADD_ELEMENTS):
-            end = min(start + ADD_ELEMENTS, high - low)
-            self.tensor[low + start : low + end].add_(incoming[start:end])
+        incoming = torch.from_numpy(scratch[: high - low]).view(self.tensor.dtype)
+        for start in range(0, last - first, ADD_ELEMENTS):
+            end = min(start + ADD_ELEMENTS, last - first)
+            self.tensor[first + start : first + end].add_(incoming[start:end])
 
 
 class Piece:
@@ -58,7 +59,11 @@ class Piece:
 
     def __init__(self, cells: Cells, low: int, high: int, chunks: int) -> None:
         self.cells = cells
-        self.at = [low + offset for offset in bounds(high - low, chunks)]
+        self.at = [cells.itemsize * (low + offset) for offset in bounds(high - low, chunks)]
+
+    def span(self, chunk: int, width: int) -> tuple[int, int]:
+        """Where some neighbouring chunks begin and end in the buffer, in bytes."""
+        return self.at[chunk], self.at[chunk + width]
 
     @staticmethod
     def cut(cells: Cells, chunks: int) -> Iterator[Piece]:
@@ -91,22 +96,20 @@ class Lane:
     def post(self, requests: list[Any]) -> None:
         """Start the next step that has something to move; null slots mean that all is done."""
         for piece, step in self._todo:
-            at, cells = piece.at, piece.cells
-            size = cells.itemsize
             self._open = 0
-            if step.recv_from is not None and at[step.recv_chunk] < at[step.recv_chunk + 1]:
-                low, high = at[step.recv_chunk] * size, at[step.recv_chunk + 1] * size
-                target = self._scratch[: high - low] if step.reduce else cells.bytes[low:high]
+            low, high = piece.span(step.recv_chunk, step.width)
+            if step.recv_from is not None and low < high:
+                target = self._scratch[: high - low] if step.reduce else piece.cells.bytes[low:high]
                 link = self._links[step.recv_from]
                 requests[2 * self._index] = link.comm.Irecv(
                     [target, self._byte], 0, link.tag(self._index)
                 )
                 self._open += 1
-            if step.send_to is not None and at[step.send_chunk] < at[step.send_chunk + 1]:
-                low, high = at[step.send_chunk] * size, at[step.send_chunk + 1] * size
+            low, high = piece.span(step.send_chunk, step.width)
+            if step.send_to is not None and low < high:
                 link = self._links[step.send_to]
                 requests[2 * self._index + 1] = link.comm.Isend(
-                    [cells.bytes[low:high], self._byte], 0, link.tag(self._index)
+                    [piece.cells.bytes[low:high], self._byte], 0, link.tag(self._index)
                 )
                 self._open += 1
             if self._open:
@@ -118,8 +121,9 @@ class Lane:
         self._open -= 1
         if self._open:
             return
-        step, at = self._step, self._piece.at
+        step, piece = self._step, self._piece
         assert step is not None
-        if step.reduce and at[step.recv_chunk] < at[step.recv_chunk + 1]:
-            self._piece.cells.add(at[step.recv_chunk], at[step.recv_chunk + 1], self._scratch)
+        low, high = piece.span(step.recv_chunk, step.width)
+        if step.reduce and low < high:
+            piece.cells.add(low, high, self._scratch)
         self.post(requests)

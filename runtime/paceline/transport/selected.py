@@ -29,8 +29,6 @@ from paceline.transport.base import Abort, Group, Peer, Transport, TransportErro
 
 CALLS_MEASURED: Final = 5
 """The median of so many calls after one to warm up: a few milliseconds per size class."""
-SMOOTHING: Final = 0.1
-"""Weight of the newest call in the running mean that the regret is computed from."""
 
 Row = dict[str, list[float]]
 
@@ -71,8 +69,10 @@ class SelectedTransport(Transport):
                 self._reduce[transport.name] = transport.allreduce
         self._measured: dict[int, Row] = {}
         """By class of group size: what this rank knows of the group's table."""
+        self._own: dict[int, Row] = {}
+        """The same as this rank alone has measured it."""
+        self._kind = 0
         self._choices: tuple[Choice, ...] = ()
-        self._seconds_now: dict[str, list[float]] = {}
         self._group: Group | None = None
 
     @property
@@ -114,7 +114,7 @@ class SelectedTransport(Transport):
     ) -> None:
         """Every rank leaves with the same table, hence with the same choices."""
         candidates = [name for name in self._reduce if name.partition(":")[0] in usable]
-        kind = (group.size - 1).bit_length()
+        self._kind = kind = (group.size - 1).bit_length()
         if len(candidates) == 1 or group.size == 1:
             table: Row = {name: [0.0] * len(CLASS_BYTES) for name in candidates}
             wired = usable[:1]
@@ -125,10 +125,10 @@ class SelectedTransport(Transport):
                 for name in usable[1:]:
                     wire(name)
                 wired = usable
-                table = self._mean(self._measure(candidates, abort), candidates, abort)
+                self._own[kind] = self._measure(candidates, abort)
+                table = self._mean(self._own[kind], candidates, abort)
             self._measured[kind] = table
         self._choices = choose_all(table)
-        self._seconds_now = {name: [0.0] * len(CLASS_BYTES) for name in candidates}
         wanted = {choice.candidate.partition(":")[0] for choice in self._choices}
         for name in usable:
             if name in wanted and name not in wired:
@@ -162,11 +162,7 @@ class SelectedTransport(Transport):
     def allreduce(self, buffers: Sequence[torch.Tensor], abort: Abort) -> None:
         assert self._group is not None, "allreduce outside a group"
         index = size_class(sum(buffer.nbytes for buffer in buffers))
-        name = self._choices[index].candidate
-        start_ns = now_ns()
-        self._reduce[name](buffers, abort)
-        seconds, row = (now_ns() - start_ns) / NS_PER_S, self._seconds_now[name]
-        row[index] += (seconds - row[index]) * (SMOOTHING if row[index] else 1.0)
+        self._reduce[self._choices[index].candidate](buffers, abort)
 
     def close(self) -> None:
         self._group = None
@@ -181,12 +177,19 @@ class SelectedTransport(Transport):
     def carriers(self) -> tuple[Carrier, ...]:
         return tuple(Carrier.of(choice.candidate) for choice in self._choices)
 
+    def regrets_s(self) -> tuple[float, ...]:
+        own = self._own.get(self._kind, {})
+        return tuple(
+            choice.regret({name: row[index] for name, row in own.items()})
+            for index, choice in enumerate(self._choices)
+        )
+
     def describe(self) -> dict[str, str]:
         facts = {f"left out.{name}": why for name, why in self._left_out.items()}
-        for index, (label, choice) in enumerate(zip(CLASS_NAMES, self._choices, strict=False)):
-            now = self._seconds_now[choice.candidate][index]
+        regrets_s = self.regrets_s()
+        for label, choice, regret_s in zip(CLASS_NAMES, self._choices, regrets_s, strict=False):
             facts[f"choice.{label}"] = choice.why
-            facts[f"regret_us.{label}"] = f"{choice.regret(now) * 1e6:.0f}"
+            facts[f"regret_us.{label}"] = f"{regret_s * 1e6:.0f}"
         for name, transport in self._transports.items():
             facts |= {f"{name}.{key}": value for key, value in transport.describe().items()}
         return facts

@@ -1,0 +1,163 @@
+"""Starts the ranks of B2, tells them what to reduce, and collects when each call began and ended.
+
+A *crew* is the ranks of one system at one P. Crews that are not asked wait in the kernel, so
+several can be alive and be asked in turn: what is compared runs seconds apart.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.lab import SCRIPTS
+from benchmarks.systems import descendants, python_path
+
+ANSWER_S: Final = 120.0
+START_S: Final = 120.0
+END_S: Final = 5.0
+
+
+class CrewError(RuntimeError):
+    """A rank of a crew did not answer."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Some calls of one reduction."""
+
+    us: list[float]
+    """Per call: from the moment at which all ranks have begun until the last one has the sum."""
+    from_go_us: list[float]
+    """Per call: the same from GO, before the others have heard of it."""
+    sums: list[tuple[float, float]]
+    """First and last element after the last call, by rank."""
+
+
+class Crew:
+    """Ranks of one system: `paceline`, `plain` (without the native loop) or `rivals`."""
+
+    def __init__(self, system: str, ranks: int, folder: Path) -> None:
+        self.system, self.ranks = system, ranks
+        self._folder = folder / f"{system}-{ranks}"
+        self._folder.mkdir()
+        self._connections: list[Connection] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        where = str(self._folder / "crew")
+        with Listener(where, "AF_UNIX", backlog=self.ranks) as listener:
+            # A process that cannot start must not hang the benchmark; there is no public name.
+            listener._listener._socket.settimeout(START_S)  # type: ignore[attr-defined]  # noqa: SLF001
+            worlds = [self.ranks] if self.system == "rivals" else [1] * self.ranks
+            for number, size in enumerate(worlds):
+                self._launch(size, where, str(number))
+            found = []
+            for _ in range(self.ranks):
+                connection = listener.accept()
+                self._connections.append(connection)
+                found.append(self._hear(connection))
+        if self.system != "rivals":  # the order of a world is MPI's own
+            order = sorted(range(self.ranks), key=lambda at: found[at][0])
+            self._connections = [self._connections[at] for at in order]
+            found = [found[at] for at in order]
+        peers = [(f"{name}-{pid}", address) for name, pid, address in found]
+        for rank, connection in enumerate(self._connections):
+            connection.send((rank, peers, str(self._folder / "go")))
+        for connection in self._connections:
+            self._hear(connection)
+
+    def _launch(self, size: int, where: str, name: str) -> None:
+        command = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(size), sys.executable]
+        command += [str(SCRIPTS / "reducer.py"), where, name, self.system]
+        own = {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": python_path(),
+            "B2_FOLDER": str(self._folder),
+            "B2_RANKS": str(self.ranks),
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        with (self._folder / "log").open("ab") as log:
+            self._processes.append(
+                subprocess.Popen(
+                    command,
+                    env={**os.environ, **own},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+            )
+
+    def _hear(self, connection: Connection) -> Any:
+        try:
+            if connection.poll(ANSWER_S):
+                return connection.recv()
+        except EOFError:
+            pass
+        said = (self._folder / "log").read_text(errors="replace")[-3000:]
+        raise CrewError(f"a rank of {self.system}, P={self.ranks}, does not answer:\n{said}")
+
+    def ask(self, *command: Any) -> list[Any]:
+        """The answers of all ranks."""
+        for connection in self._connections:
+            connection.send(command)
+        return [self._hear(connection) for connection in self._connections]
+
+    def reduce(self, how: str, numel: int, calls: int) -> Calls:
+        """The first call only warms up."""
+        answers = self.ask("reduce", how, numel, 1 + calls)
+        times = [answer[0][1:] for answer in answers]
+        by_call = list(zip(*times, strict=True))
+        ended = [max(end for _, end in one) for one in by_call]
+        begun = [max(begin for begin, _ in one) for one in by_call]
+        return Calls(
+            [(b - a) / 1e3 for a, b in zip(begun, ended, strict=True)],
+            [(end - one[0][0]) / 1e3 for one, end in zip(by_call, ended, strict=True)],
+            [(first, last) for _, first, last in answers],
+        )
+
+    def end(self) -> None:
+        for connection in self._connections:
+            with suppress(OSError):
+                connection.send(None)
+        for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            for pid in [*descendants(process.pid), process.pid]:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            process.wait()
+
+
+def right(calls: Calls, ranks: int) -> bool:
+    """The last call summed count % 5 + rank over the ranks, on every rank."""
+    count = len(calls.us)  # the first call, which warmed up, was number 0
+    want = float(sum(count % 5 + rank for rank in range(ranks)))
+    return all(first == last == want for first, last in calls.sums)
+
+
+@contextmanager
+def crews(systems: Sequence[str], ranks: int) -> Iterator[list[Crew]]:
+    """One crew of each system, ready; none of their processes lives afterwards."""
+    with tempfile.TemporaryDirectory(prefix="pl-b2-") as folder:
+        made = [Crew(system, ranks, Path(folder)) for system in systems]
+        try:
+            for crew in made:
+                crew.start()
+            yield made
+        finally:
+            for crew in made:
+                crew.end()

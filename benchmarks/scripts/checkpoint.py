@@ -1,0 +1,102 @@
+"""B9, one rank: steps of torch-bound compute, and in each window another way to keep the state.
+
+Paceline's own checkpoint comes from the job (`spec.checkpoint`) at the versions that open a window
+of it; the others are called by the loop, by rank 0, as such scripts do it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import paceline as pl
+import torch
+from torch.distributed.checkpoint import state_dict_saver as dcp
+
+CONFIG = json.loads(os.environ["BENCHMARK"])
+WAYS: list[str] = CONFIG["ways"]
+WINDOW: int = CONFIG["window"]
+OTHERS = Path("others")
+WAIT_S = 120.0
+
+
+def clear() -> Path:
+    """A new folder each time, as for the job's own checkpoints."""
+    shutil.rmtree(OTHERS, ignore_errors=True)
+    OTHERS.mkdir()
+    return OTHERS / "state"
+
+
+def keep(way: str, state: Callable[[], dict[str, Any]]) -> Future[Any] | None:
+    """The call that stands in a script's loop."""
+    if way == "torch.save":
+        torch.save(state(), clear())
+    elif way == "dcp.save":
+        dcp.save(state(), checkpoint_id=clear(), no_dist=True)
+    elif way == "dcp.async_save":
+        pending: Any = dcp.async_save(state(), checkpoint_id=clear(), no_dist=True)
+        return pending  # type: ignore[no-any-return]
+    return None
+
+
+def settle(version: int, way: str, pending: Future[Any] | None) -> None:
+    """Outside the measured time: the next window must not pay for this one."""
+    if pending is not None:
+        pending.result(WAIT_S)
+    until = time.monotonic() + WAIT_S
+    mine = Path("saved") / f"v{version}"
+    while way == "paceline" and not mine.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    os.sync()
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    pl.init()
+    layers = [torch.nn.Linear(CONFIG["width"], CONFIG["width"]) for _ in range(CONFIG["layers"])]
+    model = torch.nn.Sequential(*layers)
+    optimizer = pl.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-4), model)
+    x = torch.randn(1, CONFIG["width"])
+    work = torch.randn(CONFIG["work"], CONFIG["work"])
+
+    def state() -> dict[str, Any]:
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    def step() -> None:
+        until = time.monotonic() + CONFIG["step_ms"] / 1000
+        while time.monotonic() < until:
+            work @ work
+        model(x).mean().backward()
+        optimizer.step()
+
+    # One rank: a version is a number of steps. The job's own window is the first of each round, and
+    # its first step makes the version that is to be kept.
+    for _ in range(CONFIG["every"] - 1):
+        step()
+    seen: list[dict[str, Any]] = []
+    for number in range(len(WAYS) * CONFIG["rounds"]):
+        way = WAYS[number % len(WAYS)]
+        begun = before = time.monotonic()
+        pending, longest = None, 0.0
+        for at in range(WINDOW):
+            if at == 0 and way != "paceline":
+                pending = keep(way, state)
+            step()
+            now = time.monotonic()
+            longest, before = max(longest, now - before), now
+        seen.append({"way": way, "seconds": before - begun, "longest": longest})
+        settle(CONFIG["every"] * (number // len(WAYS) + 1), way, pending)
+    Path("result.json").write_text(json.dumps({"windows": seen}))
+    pl.finish()
+
+
+if __name__ == "__main__":
+    main()

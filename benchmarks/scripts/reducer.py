@@ -1,0 +1,211 @@
+"""B2: one rank that reduces on command: over Paceline, or over a rival.
+
+`reducer.py ADDRESS NAME SYSTEM`. Commands and times go over a socket to the benchmark. As in a job,
+a communication thread reduces while the main thread sleeps, calls torch or runs pure Python. Times
+are monotonic nanoseconds, comparable between the processes of one machine.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Client, Connection, Listener
+
+import torch
+from paceline.clock import now_ns
+
+REST_S = 0.002
+SIDE = 96
+
+
+class Work:
+    """What the main thread does until it is told otherwise."""
+
+    def __init__(self) -> None:
+        self.kind = "sleep"
+        self.changed = threading.Event()
+        self.ended = False
+
+    def go_on(self) -> None:
+        matrix = torch.ones(SIDE, SIDE) / SIDE
+        x, total = matrix, 0
+        while not self.ended:
+            if self.kind == "torch":
+                for _ in range(50):
+                    x = x @ matrix
+            elif self.kind == "python":
+                for number in range(20_000):
+                    total += number & 7
+            else:
+                self.changed.wait()
+                self.changed.clear()
+
+    def set(self, kind: str) -> None:
+        self.kind = kind
+        self.changed.set()
+
+
+class Paceline:
+    """The mpi transport, one process manager per rank."""
+
+    def __init__(self, plain: bool) -> None:
+        from paceline.transport.mpi import MpiTransport
+
+        self._transport = MpiTransport(host="127.0.0.1", native=not plain)
+        self.address = self._transport.address
+
+    def open(self, rank: int, peers: list[tuple[str, str]]) -> None:
+        from paceline.transport.base import Abort, Group, Peer
+
+        self._abort = Abort()
+        group = Group("b2", 1, tuple(Peer(*peer) for peer in peers), rank)
+        self._transport.open(group, self._abort, 30.0)
+
+    def reduce(self, how: str) -> Callable[[torch.Tensor], object]:
+        return lambda buffer: self._transport.allreduce([buffer], self._abort, how)
+
+    def describe(self) -> dict[str, str]:
+        return self._transport.describe()
+
+    def end(self) -> None:
+        os._exit(0)  # as a rank does: MPI_Finalize would wait for everybody
+
+
+class Rivals:
+    """MPICH's own allreduce in one world; gloo through torch.distributed."""
+
+    def __init__(self) -> None:
+        import mpi4py
+
+        # Quickest with one thread, unless cores are shared: only with several threads it yields.
+        shared = int(os.environ["B2_RANKS"]) > (os.cpu_count() or 1)
+        mpi4py.rc.thread_level = "multiple" if shared else "single"
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self.address = ""
+
+    def open(self, rank: int, peers: list[tuple[str, str]]) -> None:
+        import torch.distributed as dist
+
+        store = f"file://{os.environ['B2_FOLDER']}/gloo-{len(peers)}"
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=len(peers))
+        self._gloo = dist.all_reduce
+
+    def reduce(self, how: str) -> Callable[[torch.Tensor], object]:
+        if how == "gloo":
+            return self._gloo
+        world, in_place = self._mpi.COMM_WORLD, self._mpi.IN_PLACE
+        return lambda buffer: world.Allreduce(in_place, buffer.numpy())
+
+    def describe(self) -> dict[str, str]:
+        return {"mpi": self._mpi.Get_library_version().split("\n", 1)[0]}
+
+    def end(self) -> None:
+        self._mpi.Finalize()  # else its shared memory stays
+        os._exit(0)
+
+
+class Starter:
+    """Stands for GO: a message of rank 0 to each other rank, which waits in the kernel."""
+
+    def __init__(self, rank: int, where: str, others: int) -> None:
+        self._lines: list[Connection] = []
+        if rank == 0:
+            listener = Listener(where, "AF_UNIX")
+            self._lines = [listener.accept() for _ in range(others)]
+            listener.close()
+        else:
+            self._lines = [self._dial(where)]
+        self._leads = rank == 0
+
+    @staticmethod
+    def _dial(where: str) -> Connection:
+        until = now_ns() + 30 * 10**9
+        while True:
+            try:
+                return Client(where, "AF_UNIX")
+            except (FileNotFoundError, ConnectionRefusedError):
+                if now_ns() > until:
+                    raise
+                time.sleep(0.02)
+
+    def go(self) -> int:
+        """When GO left (rank 0) or was heard."""
+        begun = now_ns()
+        for line in self._lines:
+            if self._leads:
+                line.send_bytes(b"go")
+            else:
+                line.recv_bytes()
+        return begun if self._leads else now_ns()
+
+
+def serve(
+    system: Paceline | Rivals, rank: int, starter: Starter, connection: Connection, work: Work
+) -> None:
+    while (command := connection.recv()) is not None:
+        match command:
+            case ("describe",):
+                connection.send(system.describe())
+            case ("work", kind):
+                work.set(kind)
+                connection.send(kind)
+            case ("bandwidth", numel):
+                connection.send(copies(numel))
+            case ("reduce", how, numel, calls):
+                buffer = torch.ones(numel)
+                call = system.reduce(how)
+                times = []
+                for number in range(calls):
+                    buffer.fill_(number % 5 + rank)
+                    time.sleep(REST_S)
+                    begun = starter.go()
+                    call(buffer)
+                    times.append((begun, now_ns()))
+                connection.send((times, float(buffer[0]), float(buffer[-1])))
+    work.ended = True
+    work.changed.set()
+
+
+def copies(numel: int) -> float:
+    """Bytes per second, read and written, of copies in this process."""
+    source, target = torch.ones(numel), torch.empty(numel)
+    target.copy_(source)
+    spent = []
+    for _ in range(9):
+        begun = now_ns()
+        target.copy_(source)
+        spent.append(now_ns() - begun)
+    return 2 * source.nbytes / (sorted(spent)[len(spent) // 2] / 1e9)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    sys.setswitchinterval(1e-4)  # as in a rank
+    address, name, kind = sys.argv[1:]
+    connection = Client(address, "AF_UNIX")
+    system: Paceline | Rivals
+    system = Rivals() if kind == "rivals" else Paceline(plain=kind == "plain")
+    connection.send((name, os.getpid(), system.address))
+    rank, peers, where = connection.recv()
+    system.open(rank, peers)
+    starter = Starter(rank, where, len(peers) - 1)
+    connection.send("ready")
+    work = Work()
+    arguments = (system, rank, starter, connection, work)
+    if kind == "rivals":  # MPICH in its best form has one thread
+        serve(*arguments)
+    else:
+        thread = threading.Thread(target=serve, args=arguments)
+        thread.start()
+        work.go_on()
+        thread.join()
+    connection.close()
+    system.end()
+
+
+main()

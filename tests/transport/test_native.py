@@ -1,0 +1,73 @@
+"""The native loop is built once, kept, and done without where it cannot be built."""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+from pathlib import Path
+
+import pytest
+from paceline.transport import native
+from paceline.transport.native import UnavailableError, cache_folder, load
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "paceline"
+
+
+def test_it_is_built_once_and_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load().paceline_reduce
+    (built,) = cache.iterdir()  # and no draft beside it
+    monkeypatch.setenv("CC", "false")
+    assert load().paceline_reduce
+    assert list(cache.iterdir()) == [built]
+
+
+def test_another_source_is_another_library(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load()
+    changed = cache / "changed.c"
+    changed.write_text(native.SOURCE.read_text() + "/* changed */\n")
+    monkeypatch.setattr(native, "SOURCE", changed)
+    load()
+    assert len(list(cache.glob("*.so"))) == 2
+
+
+def test_what_an_image_has_beside_the_source_is_taken(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "installed"
+    package.mkdir()
+    shutil.copy(native.SOURCE, package)
+    monkeypatch.setattr(native, "SOURCE", package / native.SOURCE.name)
+    runpy.run_module("paceline.transport.native", run_name="__main__")
+    monkeypatch.setenv("CC", "false")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
+    assert load().paceline_reduce
+
+
+def test_without_a_compiler_it_says_what_to_do(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(cache))
+    with pytest.raises(UnavailableError, match=r"no C compiler; hint: install one, or set CC"):
+        load()
+
+
+def test_a_compiler_that_fails_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(UnavailableError, match=r"/false failed"):
+        load()
+    assert list(cache.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(cache: Path) -> None:
+    cache.write_text("a file where the folder should be")
+    with pytest.raises(UnavailableError, match=str(cache)):
+        load()
+
+
+def test_the_cache_is_where_the_user_keeps_such_things(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert cache_folder() == Path("/somewhere/paceline")

@@ -1,5 +1,6 @@
 """A cluster by hand. `programs`: build and install what is missing. `up`, `down`: keep a cluster.
 
+`images` builds Paceline's own images, for a registry or to see that they build.
 `up` leaves a background process that owns the cluster and tears it down when it ends; `down` ends
 it. Both are idempotent. What `up` prints last is the line to run for kubectl.
 """
@@ -15,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from cluster import image_build, instance, prerequisites, programs, running
+from cluster import image_build, instance, prerequisites, product_images, programs, running
 
 UP_TIMEOUT_S = 180.0
 DOWN_TIMEOUT_S = 60.0
@@ -107,7 +108,11 @@ def down() -> None:
     say("down")
 
 
-COMMANDS = {"programs": build, "up": up, "down": down, "keep": keep}
+def images() -> None:
+    product_images.build(say)
+
+
+COMMANDS = {"programs": build, "images": images, "up": up, "down": down, "keep": keep}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="cluster", description=__doc__)

@@ -1,7 +1,7 @@
 # A Kubernetes on this machine, for the tests and by hand; the top Makefile includes this.
 # Everything is built from Go modules, once, into ~/.cache/paceline (PACELINE_CLUSTER_CACHE); go's
 # own GOMAXPROCS bounds the cores. Programs in KUBEBUILDER_ASSETS are used instead where they exist.
-.PHONY: cluster-programs cluster cluster-down
+.PHONY: cluster-programs cluster cluster-down images test-nodes
 CLUSTER := PYTHONPATH=tests $(BIN)/python -m cluster
 
 cluster-programs: install ## build Kubernetes and install what real nodes need (minutes, once)
@@ -12,3 +12,9 @@ cluster: cluster-programs ## start a Kubernetes with two nodes, keep it, print i
 
 cluster-down: ## end the cluster that `make cluster` started
 	@$(CLUSTER) down
+
+images: install ## build Paceline's images for real, with docker or buildah (TORCH=cpu: without CUDA)
+	@$(CLUSTER) images
+
+test-nodes: cluster-programs ## jobs in real pods on two nodes, with everything that may happen to them
+	@PACELINE_CLUSTER=1 $(PYTEST) tests/nodes

@@ -13,6 +13,8 @@ from cluster.prerequisites import CGROUPS
 # Not a hierarchy of v1.
 UNIFIED = "unified"
 SYSTEM_HIERARCHY = "pids"
+# A cluster's pods together count as much as six processes beside it, not as one.
+CPU_SHARES = 6 * 1024
 
 
 def hierarchies() -> list[Path]:
@@ -32,6 +34,9 @@ def make(name: str) -> None:
                 # Empty in a new group, and then no process may enter.
                 if (path / setting).is_file():
                     (path / setting).write_text((path.parent / setting).read_text())
+            shares = path / "cpu.shares"
+            if shares.is_file() and path.parent == hierarchy:
+                shares.write_text(str(CPU_SHARES))
 
 
 def joining(cluster: str) -> list[str]:

@@ -52,7 +52,8 @@ class Container(msgspec.Struct):
 
 
 class PodSpec(msgspec.Struct):
-    containers: list[Container] = []
+    # The pod of a bookmark has null here.
+    containers: list[Container] | None = None
 
 
 class Pod(msgspec.Struct):
@@ -219,7 +220,7 @@ def _ended(pod: Pod, exit_code: int) -> dict[str, Any]:
 
 def _statuses(pod: Pod, state: dict[str, Any], *, ready: bool) -> list[dict[str, Any]]:
     common = {"ready": ready, "started": ready, "restartCount": 0, "imageID": "", "state": state}
-    return [{"name": one.name, "image": one.image} | common for one in pod.spec.containers]
+    return [{"name": one.name, "image": one.image} | common for one in pod.spec.containers or ()]
 
 
 @asynccontextmanager

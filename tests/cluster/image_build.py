@@ -7,6 +7,7 @@ mounted while building and is not in the image.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import tempfile
@@ -86,6 +87,22 @@ class ImageBuilder:
         arguments: Mapping[str, str] | None = None,
     ) -> Path:
         """The docker archive of a target of a Dockerfile; every FROM must name what is here."""
+        self.bud(tag, context=context, dockerfile=dockerfile, target=target, arguments=arguments)
+        archive = self._folder / f"{tag.rpartition('/')[2].replace(':', '-')}.tar"
+        archive.unlink(missing_ok=True)
+        self._buildah("push", tag, f"docker-archive:{archive}:{tag}")
+        return archive
+
+    def bud(
+        self,
+        tag: str,
+        *,
+        context: Path,
+        dockerfile: Path,
+        target: str = "",
+        arguments: Mapping[str, str] | None = None,
+    ) -> None:
+        """Like `build`, and the image stays in here."""
         options = ["--tag", tag, "--file", str(dockerfile)]
         options += ["--target", target] if target else []
         for name, value in (arguments or {}).items():
@@ -94,17 +111,29 @@ class ImageBuilder:
         for inside, source in settings.items():
             options += ["--volume", f"{source}:{inside}:ro"]
         self._bud([*options, str(context)])
-        archive = self._folder / f"{tag.rpartition('/')[2].replace(':', '-')}.tar"
-        archive.unlink(missing_ok=True)
-        self._buildah("push", tag, f"docker-archive:{archive}:{tag}")
-        return archive
+
+    def run(self, tag: str, *command: str) -> str:
+        """What a command prints in a container of an image."""
+        name = self._buildah("from", "--pull-never", tag).strip().splitlines()[-1]
+        try:
+            return self._buildah("run", "--isolation=chroot", name, "--", *command)
+        finally:
+            self._buildah("rm", name)
+
+    def size(self, tag: str) -> int:
+        """Bytes of its layers together."""
+        listed = self._buildah("images", "--json", tag)
+        images: list[dict[str, object]] = json.loads(listed)
+        return _bytes_of(str(images[0]["size"]))
 
     def _bud(self, options: list[str]) -> None:
         how = ["--isolation=chroot", "--network=host", "--pull-never", "--format=docker"]
         self._buildah("bud", *how, *options)
 
-    def _buildah(self, *words: str) -> None:
-        _run(["buildah", *self._storage, "--storage-driver=overlay", *words], BUILD_TIMEOUT_S)
+    def _buildah(self, *words: str) -> str:
+        return _run(
+            ["buildah", *self._storage, "--storage-driver=overlay", *words], BUILD_TIMEOUT_S
+        )
 
 
 def require_builder() -> None:
@@ -117,7 +146,14 @@ def require_builder() -> None:
         )
 
 
-def _run(command: list[str], timeout_s: float) -> None:
+def _bytes_of(size: str) -> int:
+    """As buildah writes sizes: "243 MB"."""
+    number, unit = size.split()
+    scale: int = 1000 ** ("B", "KB", "MB", "GB").index(unit.upper())
+    return round(float(number) * scale)
+
+
+def _run(command: list[str], timeout_s: float) -> str:
     done = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
@@ -129,3 +165,4 @@ def _run(command: list[str], timeout_s: float) -> None:
     if done.returncode:
         words = " ".join(command)
         raise ImageBuildError(f"{words}: exit code {done.returncode}\n{done.stdout[-6000:]}")
+    return done.stdout

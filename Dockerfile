@@ -1,0 +1,73 @@
+# Images of Paceline.
+#
+#   docker build --target operator -t paceline/operator:0.1.0 .
+#   docker build --target worker -t paceline/worker:0.1.0 .                     CUDA, as uv.lock has it
+#   docker build --target worker --build-arg TORCH=cpu -t paceline/worker:0.1.0 .
+#
+# A job's own image is made from the worker, as examples/digits/Dockerfile shows.
+#
+# Any Debian with Python 3.11 to 3.14 and its venv will do as BASE. Packages come from the index that
+# pip is set to use; their versions and hashes come from uv.lock.
+ARG BASE=python:3.11-slim-bookworm
+
+# ---- what builds, and is in no image ----------------------------------------------------------
+FROM ${BASE} AS tools
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+RUN python3 -m venv /tools && /tools/bin/pip install --quiet uv==0.13.8 hatchling==1.27.0
+# Without pip, which only the worker's image keeps, for those that build on it.
+RUN python3 -m venv --without-pip /opt/paceline
+WORKDIR /source
+COPY pyproject.toml uv.lock ./
+
+FROM tools AS wheel
+COPY README.md LICENSE ./
+COPY crds crds
+COPY runtime runtime
+COPY operator operator
+RUN /tools/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheel .
+
+# ---- operator: no torch, no MPI ---------------------------------------------------------------
+FROM tools AS operator-packages
+RUN /tools/bin/uv export --quiet --frozen --no-dev --no-emit-project --extra operator \
+        --output-file /tools/operator.txt \
+    && /tools/bin/pip --python /opt/paceline/bin/python3 install --quiet --no-deps \
+        --require-hashes --requirement /tools/operator.txt
+COPY --from=wheel /wheel /wheel
+RUN /tools/bin/pip --python /opt/paceline/bin/python3 install --quiet --no-deps --no-index /wheel/*.whl
+
+FROM ${BASE} AS operator
+# USER: libraries ask for a name, and the number below, or another that a cluster gives, has none.
+ENV PATH=/opt/paceline/bin:$PATH PYTHONUNBUFFERED=1 USER=paceline HOME=/tmp
+COPY --from=operator-packages /opt/paceline /opt/paceline
+# A number, so that Kubernetes can see that it is not root.
+USER 65532:65532
+ENTRYPOINT ["python3", "-m", "paceline_operator"]
+
+# ---- worker: torch, MPICH, the runtime; also the coordinator of a job -------------------------
+FROM tools AS worker-packages
+RUN python3 -m venv /opt/paceline
+# cuda: the build that uv.lock lists. cpu: the same version from TORCH_INDEX, a tenth of the size.
+ARG TORCH=cuda
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN set -eu; \
+    pip() { /tools/bin/pip --python /opt/paceline/bin/python3 install --quiet "$@"; }; \
+    export_lock() { /tools/bin/uv export --quiet --frozen --no-dev --no-emit-project --extra runtime "$@"; }; \
+    export_lock --output-file /tools/all.txt; \
+    case $TORCH in \
+        cuda) pip --no-deps --require-hashes --requirement /tools/all.txt ;; \
+        cpu) export_lock --prune torch --output-file /tools/rest.txt; \
+            pip --no-deps --require-hashes --requirement /tools/rest.txt; \
+            pip --index-url "$TORCH_INDEX" "$(sed -n 's/^\(torch==[^ ;]*\).*/\1/p' /tools/all.txt)" ;; \
+        *) echo "TORCH is $TORCH: use cuda or cpu" >&2; exit 2 ;; \
+    esac
+COPY --from=wheel /wheel /wheel
+RUN /tools/bin/pip --python /opt/paceline/bin/python3 install --quiet --no-deps --no-index /wheel/*.whl
+
+FROM ${BASE} AS worker
+ENV PATH=/opt/paceline/bin:$PATH PYTHONUNBUFFERED=1 USER=paceline HOME=/tmp
+COPY --from=worker-packages /opt/paceline /opt/paceline
+# Where a job's script lies: the folder in which its command runs, open to whatever user it runs as.
+RUN mkdir --mode=1777 /workspace
+WORKDIR /workspace
+USER 65532:65532
+ENTRYPOINT ["python3", "-m", "paceline.agent"]

@@ -1,0 +1,80 @@
+"""From nothing to a finished job, as docs/kubernetes.md says it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from nodes.jobs import START_S, NewJob, on_these_nodes
+from nodes.platform import CHECKOUT, SYSTEM, Platform
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+DIGITS = CHECKOUT / "examples" / "digits"
+ACCURACY = 0.96
+"""A synchronous run reaches 0.98; another order of the rounds changes about 0.02."""
+
+
+def test_digits_trains_on_both_nodes(platform: Platform, new_job: NewJob) -> None:
+    """The file that `paceline run` takes; only the image and where it lies differ."""
+    manifest = yaml.safe_load((DIGITS / "job.yaml").read_text())
+    manifest = on_these_nodes(manifest)
+    manifest["spec"]["template"]["spec"]["containers"][0]["workingDir"] = str(DIGITS)
+    job = new_job("digits")
+    job.apply_file(manifest)
+    said = job.kubectl(
+        "wait", "--for=condition=Complete", "trainingjob/digits", f"--timeout={int(START_S)}s",
+        timeout_s=START_S + 10,
+    )  # fmt: skip
+    assert "condition met" in said
+    assert {pod["spec"]["nodeName"] for pod in job.pods()} == {"node1", "node2"}
+    logs = [job.kubectl("logs", pod["metadata"]["name"]) for pod in job.pods()]
+    (accuracy,) = re.findall(r"final accuracy ([0-9.]+)", "\n".join(logs))
+    assert float(accuracy) >= ACCURACY
+    assert job.watcher.ledger["epochs_exact"] == 30, job.watcher.last
+    assert not job.watcher.ledger["samples_dropped"]
+    described = job.kubectl("describe", "tj", "digits")
+    assert "RingFormed" in described
+    assert "JobFinished" in described
+    row = job.kubectl("get", "tj").splitlines()[1].split()
+    assert row[0] == "digits"
+    assert "Complete" in row
+
+
+def test_pods_move_data_over_mpi(new_job: NewJob) -> None:
+    """On a TCP network MPI has been measured and chosen, on every rank."""
+    job = new_job()
+    job.apply(2)
+    job.wait_trains(2)
+    for pod in job.workers():
+        page = job.api.text(f"{job.pods_path}/{pod['metadata']['name']}:9464/proxy/metrics")
+        lines = [line for line in page.splitlines() if "transport_selected_info{" in line]
+        assert lines
+        assert all('transport="mpi"' in line for line in lines), lines
+    job.finish()
+
+
+def test_pods_of_a_job_have_no_rights(platform: Platform, new_job: NewJob) -> None:
+    """No token is mounted, nothing runs as root, and only the operator's key is kept by it."""
+    job = new_job()
+    job.apply(1)
+    job.wait_trains(1)
+    (worker,), coordinator = job.workers(), job.coordinator()
+    assert coordinator is not None
+    for pod in (worker, coordinator):
+        name = pod["metadata"]["name"]
+        folder = "/var/run/secrets/kubernetes.io"
+        who = job.kubectl("exec", name, "--", "sh", "-c", f"id -u; ls {folder} 2>&1 || true")
+        assert who.splitlines()[0] == "65532"
+        assert "No such file" in who
+    secrets = platform.api.items(f"/api/v1/namespaces/{SYSTEM}/secrets")
+    assert "paceline-operator-key" in {secret["metadata"]["name"] for secret in secrets}
+    job.finish()
+
+
+def test_the_example_names_no_folder_of_a_laptop() -> None:
+    """What a user of a cluster changes in the file is the image, and nothing else."""
+    manifest = yaml.safe_load((DIGITS / "job.yaml").read_text())
+    (container,) = manifest["spec"]["template"]["spec"]["containers"]
+    assert not Path(container["workingDir"]).is_absolute()

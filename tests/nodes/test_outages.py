@@ -1,0 +1,69 @@
+"""Training needs neither the operator nor the API server; both catch up when they are back."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from cluster.control_plane import API_SERVER
+from nodes.jobs import CHANGE_S, END_S, LONG_MS, NewJob, containers
+from nodes.platform import SYSTEM, Platform
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+OUTAGE_S = 60.0
+
+
+def test_the_operator_is_killed(platform: Platform, new_job: NewJob) -> None:
+    """Another one goes on where it was: nothing is made twice, nothing is restarted."""
+    job = new_job()
+    job.apply(2)
+    job.wait_trains(2)
+    before = containers(job.workers())
+    (operator,) = platform.operator_pods()
+    name = operator["metadata"]["name"]
+    platform.kubectl("-n", SYSTEM, "delete", "pod", name, "--grace-period=0", "--force")
+    job.kubectl("scale", "tj/job", "--replicas=3")
+    job.wait_trains(3)
+    assert before.items() <= containers(job.workers()).items()
+    job.finish()
+
+
+def test_a_job_finishes_while_the_operator_is_down(platform: Platform, new_job: NewJob) -> None:
+    job = new_job()
+    job.apply(2)
+    job.wait_trains(2)
+    try:
+        platform.scale_operator(0)
+        job.brake.unlink()
+        job.until(lambda: not job.workers(), END_S, "at its end")
+        assert job.watcher.last["outcome"]["complete"], job.watcher.last
+        assert not job.condition("Complete")
+    finally:
+        platform.scale_operator(1)
+    job.wait_condition("Complete", CHANGE_S)
+    job.check_weights()
+    assert [pod["status"]["phase"] for pod in job.pods()] == ["Succeeded"] * 2
+
+
+def test_the_api_server_is_away_for_a_minute(platform: Platform, new_job: NewJob) -> None:
+    job = new_job()
+    job.apply(2, step_ms=LONG_MS)
+    job.wait_trains(2)
+    before, server = containers(job.workers()), platform.cluster.control_plane.programs[API_SERVER]
+    server.stop()
+    try:
+        first = job.watcher.version
+        time.sleep(OUTAGE_S)
+        during = job.watcher.version - first
+    finally:
+        server.start()
+        platform.cluster.control_plane.wait_ready()
+    # Some 450 ms each, and none of them knew.
+    assert during >= 60, f"{during} rounds while the API server was away"
+    assert containers(job.workers()) == before
+    version = job.watcher.version
+    job.kubectl("scale", "tj/job", "--replicas=3")
+    job.wait_trains(3)
+    job.wait(lambda found: found["status"]["round"] >= version, CHANGE_S, "caught up")
+    assert before.items() <= containers(job.workers()).items(), "a container was restarted"
+    job.finish()

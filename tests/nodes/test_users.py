@@ -1,0 +1,86 @@
+"""What users do to a running job: suspend, delete, make anew, take its Secret or its room away."""
+
+from __future__ import annotations
+
+import pytest
+from cluster.api import ApiError
+from nodes.jobs import CHANGE_S, NewJob
+from nodes.platform import Platform
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+
+
+def test_suspend_and_resume(new_job: NewJob) -> None:
+    """Without a checkpoint it says what is lost, and starts anew."""
+    job = new_job()
+    job.apply(2)
+    job.wait_trains(2)
+    job.patch({"suspend": True})
+    job.wait_condition("Suspended", CHANGE_S)
+    job.until(lambda: not job.pods() and job.coordinator() is None, CHANGE_S, "without pods")
+    assert "lost" in job.wait_event("ProgressLost")
+    job.patch({"suspend": False})
+    job.wait_trains(2)
+    job.finish()
+
+
+def test_made_anew_under_the_same_name(new_job: NewJob) -> None:
+    """Pods of the first one are still ending; the second one has nothing to do with them."""
+    job = new_job()
+    job.apply(2)
+    job.wait_trains(2)
+    first = job.uid
+    job.kubectl("delete", "tj/job", "--wait=true")
+    job.apply(2)
+    assert job.uid != first
+    job.until(lambda: not [p for p in job.pods() if owner(p) == first], CHANGE_S, "alone")
+    job.wait_trains(2)
+    job.finish()
+
+
+def owner(pod: dict[str, dict[str, list[dict[str, str]]]]) -> str:
+    return pod["metadata"]["ownerReferences"][0]["uid"]
+
+
+def test_its_namespace_is_deleted(platform: Platform, new_job: NewJob) -> None:
+    """Nothing holds it up, and the operator does not fight it."""
+    job = new_job()
+    job.apply(2)
+    job.wait_trains(2)
+    path = f"/api/v1/namespaces/{job.namespace}"
+    platform.api.delete(path)
+    platform.api.wait_gone(path, CHANGE_S)
+    assert len(platform.operator_pods()) == 1
+
+
+def test_no_room_for_a_replacement(platform: Platform, new_job: NewJob) -> None:
+    job = new_job()
+    job.apply(2)
+    job.wait_trains(2)
+    quotas = f"/api/v1/namespaces/{job.namespace}/resourcequotas"
+    quota = {"metadata": {"name": "small"}, "spec": {"hard": {"pods": "2"}}}
+    platform.api.create(quotas, quota)
+    platform.api.wait(f"{quotas}/small", lambda q: "used" in q.get("status", {}), 30)
+    job.kubectl("delete", "pod", "job-1-1", "--wait=false")
+    told = job.wait_condition("Degraded", CHANGE_S, "QuotaExceeded")
+    assert "exceeded quota: small" in told["message"]
+    job.wait_rounds(5)  # the other one trains on
+    platform.api.patch(f"{quotas}/small", {"spec": {"hard": {"pods": "9"}}})
+    job.wait_trains(2)
+    job.finish()
+
+
+def test_its_secret_is_deleted(platform: Platform, new_job: NewJob) -> None:
+    """Those who train do not notice; a pod that comes later finds it made again."""
+    job = new_job()
+    job.apply(2)
+    job.wait_trains(2)
+    path = f"/api/v1/namespaces/{job.namespace}/secrets/job-{job.uid[:8]}"
+    platform.api.delete(path)
+    with pytest.raises(ApiError):
+        platform.api.get(path)
+    job.wait_rounds(5)
+    job.kubectl("delete", "pod", "job-1-1", "--wait=false")
+    job.until(lambda: len(job.workers()) == 2, CHANGE_S, "replaced")
+    job.wait_trains(2)
+    job.finish()

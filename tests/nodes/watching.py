@@ -1,0 +1,118 @@
+"""Listens to a job's coordinator from outside, all the time, through every change of its pod.
+
+By the pod's address, with the token and the certificate of the job's Secret, as the operator does:
+so it goes on hearing while the API server is away.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import ssl
+import threading
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from cluster.api import ApiError, Json
+
+if TYPE_CHECKING:
+    from nodes.jobs import Job
+
+PORT = 7070
+POLL_S = 5
+RETRY_S = 0.2
+REST_S = 0.1
+
+
+class Watcher:
+    """`last`: the newest answer. `rounds`: when each version was first heard of."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._address = ""
+        self._token = ""
+        self._tls: ssl.SSLContext | None = None
+        self._uid = ""
+        self.last: Json = {}
+        self.rounds: list[tuple[float, int]] = []
+
+    @property
+    def version(self) -> int:
+        return int(self.last.get("version", 0))
+
+    @property
+    def ledger(self) -> Json:
+        found: Json = self.last.get("log", {})
+        return found
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process of each living rank, by slot.process#attempt."""
+        return {
+            "{}.{}#{}".format(*rank["member"]): rank["pid"]
+            for rank in self.last.get("ranks", ())
+            if rank["state"] != "dead"
+        }
+
+    def start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(2 * POLL_S)
+
+    def _run(self) -> None:
+        seq: int | None = None
+        while not self._ended.is_set():
+            try:
+                if not self._address:
+                    seq = None
+                    self._look_up()
+                answer = self._ask(seq)
+            except (ApiError, OSError, http.client.HTTPException, LookupError):
+                self._address = ""
+                self._ended.wait(RETRY_S)
+                continue
+            seq, self.last = answer["seq"], answer
+            if not self.rounds or answer["version"] > self.rounds[-1][1]:
+                self.rounds.append((time.monotonic(), answer["version"]))
+            # At the end the coordinator goes as soon as the operator has heard it.
+            if not answer["stopping"]:
+                self._ended.wait(REST_S)
+
+    def _look_up(self) -> None:
+        job, api = self._job, self._job.api
+        body = job.get()
+        uid = body["metadata"]["uid"]
+        if uid != self._uid:
+            path = f"/api/v1/namespaces/{job.namespace}/secrets/{job.name}-{uid[:8]}"
+            data = {k: base64.b64decode(v).decode() for k, v in api.get(path)["data"].items()}
+            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            self._tls.check_hostname = False
+            self._tls.load_verify_locations(cadata=data["tls.crt"])
+            self._token, self._uid = data["token"], uid
+        pod = job.coordinator()
+        if pod is None or not pod["status"].get("podIP"):
+            raise LookupError("no coordinator yet")
+        self._address = pod["status"]["podIP"]
+
+    def _ask(self, seq: int | None) -> Json:
+        after = "" if seq is None else f"&after={seq}"
+        connection = http.client.HTTPSConnection(
+            self._address, PORT, context=self._tls, timeout=2 * POLL_S
+        )
+        with closing(connection):
+            headers = {"Authorization": f"Bearer {self._token}"}
+            connection.request("GET", f"/v1/status?timeout={POLL_S}s{after}", headers=headers)
+            answer = connection.getresponse()
+            if answer.status != http.client.OK:
+                raise LookupError(answer.read())
+            found: Json = json.loads(answer.read())
+            return found

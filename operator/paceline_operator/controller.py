@@ -26,6 +26,8 @@ log = logging.getLogger("paceline.operator")
 
 RETRY_S: Final = 0.2
 RETRY_MAX_S: Final = 30.0
+LAPSED_S: Final = 0.5
+"""A Lease that was renewed too late may be had again; if another one has it, this process ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class Controller:
         if body is None or manager_of(body) != self._manager:
             self.forget(key)
             return None
+        if not self._applier.leads():
+            return LAPSED_S
         job = read_job(body)
         memory = self._memory(key, job)
         now_s = self._clock()
@@ -80,6 +84,7 @@ class Controller:
         if changes.forget_told:
             memory.told = None
         self._send(key, changes, memory, now_s)
+        self._follow(key, job, changes)
         try:
             done = await self._applier.carry_out(job, changes, memory)
             if done:
@@ -91,7 +96,7 @@ class Controller:
             self.forget(key)
             return None
         except DeposedError:
-            return None
+            return LAPSED_S
         except ApiError as error:
             return self._retry_s(job, memory, error)
         self._follow(key, job, changes)

@@ -47,6 +47,7 @@ log = logging.getLogger("paceline.operator")
 
 RESYNC_S: Final = 300.0
 """So often all jobs are listed, in case kopf's watch missed the end of one."""
+LIST_RETRY_S: Final = 1.0
 START_S: Final = 60.0
 EXIT_DEPOSED: Final = 3
 
@@ -71,6 +72,7 @@ class Operator:
             heard=self._heard,
             arrived=self._arrived,
             clock=time.monotonic,
+            leads=self._leads,
         )
         self._services = Services(self._kube, time.monotonic, self._namespaces_in_use)
 
@@ -189,12 +191,23 @@ class Operator:
         while not (self._leads() and all(watch.source.synced for watch in self._watches)):
             await pause(0.05)
         self._handle_signals()  # kopf has put its own handlers in their place
-        await self._list_jobs()
+        await self._list_jobs_at_last()
         log.info("acting for %d jobs with %d pods", len(self._store.jobs), self._store.pod_count())
         self._queue.open()
         await self._stopped.wait()
 
     # ---- jobs -------------------------------------------------------------------------------
+
+    async def _list_jobs_at_last(self) -> None:
+        """The API server refuses for a moment, such as just after the CRD was installed."""
+        while True:
+            try:
+                return await self._list_jobs()
+            except ApiError as error:
+                if not error.transient:
+                    raise
+                log.warning("the jobs could not be listed yet: %s", error)
+                await pause(error.retry_after_s or LIST_RETRY_S)
 
     async def _resync(self) -> None:
         while True:

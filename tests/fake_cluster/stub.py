@@ -1,8 +1,8 @@
-"""A coordinator of one job for tests on a real API server without real pods.
+"""Stub coordinators for all jobs of a real API server whose pods are not real.
 
-It listens on all addresses, since those of fake pods lead to this machine, with the certificate and
-the token that the operator's key gives for the job. All pods of the inventory count as ranks that
-train; `finish` gives the outcome.
+Each listens at the address of its pod, which leads to this machine, with the certificate and the
+token that the operator's key gives for the job. They learn of worker pods by a watch, as real
+agents would register, and end those that are drained through the fake kubelet.
 """
 
 from __future__ import annotations
@@ -11,115 +11,357 @@ import asyncio
 import ssl
 import tempfile
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import aiohttp
+import msgspec
+import yaml
 from aiohttp import web
-from paceline_api.names import COORDINATOR_PORT
+from cluster.control_plane import ControlPlane
+from cluster.fake_kubelet import EXIT_CODE, session
+from fake_cluster.beside import JOBS, own_key
+from fake_cluster.ring import Place, Ring, State
+from paceline_api.names import (
+    COORDINATOR_PORT,
+    LABEL_ATTEMPT,
+    LABEL_JOB,
+    LABEL_ROLE,
+    LABEL_SLOT,
+    ROLE_COORDINATOR,
+)
 from paceline_operator.cluster.tls import pair_of
-from paceline_operator.core.keys import job_keys
+from paceline_operator.core.keys import JobKeys, job_keys
+
+POLL_S = 10.0
+RETRY_S = 0.2
 
 
-class Stub:
-    def __init__(self, operator_key: bytes, job_uid: str, pod_uid: str, replicas: int) -> None:
-        self._keys = job_keys(operator_key, job_uid)
-        self.pod_uid, self.replicas = pod_uid, replicas
-        self.inventories: list[dict[str, Any]] = []
-        self.targets: list[dict[str, Any]] = []
-        self.outcome: dict[str, Any] | None = None
-        self.refused = 0
-        self._seq = 0
+@dataclass
+class Post:
+    """One coordinator pod that serves."""
+
+    ring: Ring
+    keys: JobKeys
+    job_uid: str
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    runner: web.AppRunner | None = None
+    refused: int = 0
+
+
+class Fleet:
+    """For the jobs of one namespace. `start_s`: an agent's start-up; `operator`: its namespace."""
+
+    def __init__(
+        self, plane: ControlPlane, namespace: str, *, start_s: float = 0.3, operator: str = ""
+    ) -> None:
+        self._plane, self._namespace, self._start_s = plane, namespace, start_s
+        self._operator = operator or namespace
+        self._path = f"/api/v1/namespaces/{namespace}/pods?labelSelector={quote(LABEL_JOB)}"
+        self._since: dict[str, float] = {}
+        """Uid of a worker pod -> since when it runs."""
+        self._config = yaml.safe_load(plane.kubeconfig_of("stubs", "system:masters").read_text())
+        self._pods: dict[str, dict[str, Any]] = {}
+        self._posts: dict[str, Post] = {}
+        """By uid of the pod."""
+        self._states: dict[str, State] = {}
+        self.wrong: list[str] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._up = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._failed: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="stubs", daemon=True)
 
-    def __enter__(self) -> Stub:
+    def __enter__(self) -> Fleet:
         self._thread.start()
-        assert self._up.wait(20)
+        assert self._up.wait(20), self._failed
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._failed is not None:
+            raise AssertionError("the stubs have failed") from self._failed
         assert self._loop is not None
         assert self._stop is not None
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
+        self._thread.join(15)
 
-    def finish(self) -> None:
-        self.outcome = {"complete": True, "reason": "Complete", "message": "7 rounds, released"}
-        self._seq += 1
+    def post(self, job: str = "digits") -> Post | None:
+        """The newest coordinator."""
+        found = [post for post in list(self._posts.values()) if post.ring.job == job]
+        return found[-1] if found else None
+
+    def ring(self, job: str = "digits") -> Ring | None:
+        post = self.post(job)
+        return post.ring if post is not None else None
+
+    def finish(self, job: str = "digits") -> None:
+        """The job's data is applied: pods end in order, then the outcome stands."""
+        self._call(self._finish, job)
+
+    def slow(self, place: Place, job: str = "digits") -> None:
+        ring = self.ring(job)
+        if ring is not None:
+            ring.slow.add(place)
+            ring.seq += 1
+
+    @property
+    def serving(self) -> int:
+        return len(self._posts)
+
+    # ---- in the thread ------------------------------------------------------------------------
+
+    def _call(self, what: Callable[..., None], *words: Any) -> None:
+        assert self._loop is not None
+        done = threading.Event()
+
+        def run() -> None:
+            what(*words)
+            done.set()
+
+        self._loop.call_soon_threadsafe(run)
+        assert done.wait(20)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # raised by whoever waits for this thread
+            self._failed = error
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._sends: set[asyncio.Task[None]] = set()
+        async with session(self._config) as http:
+            self._http = http
+            watching = asyncio.create_task(self._watch())
+            self._up.set()
+            stopping = asyncio.create_task(self._stop.wait())
+            await asyncio.wait([watching, stopping], return_when=asyncio.FIRST_COMPLETED)
+            for task in (watching, stopping, *self._sends):
+                task.cancel()
+            results = await asyncio.gather(watching, *self._sends, return_exceptions=True)
+            runners = [post.runner for post in self._posts.values() if post.runner is not None]
+            await asyncio.gather(*(runner.cleanup() for runner in runners))
+            await asyncio.sleep(0.25)  # closing TLS connections takes a moment
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                version = await self._list()
+                await self._follow(version)
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                await asyncio.sleep(RETRY_S)  # the API server may be away
+
+    async def _list(self) -> str:
+        async with self._http.get(self._path) as answer:
+            answer.raise_for_status()
+            found = msgspec.json.decode(await answer.read())
+        uids = {pod["metadata"]["uid"] for pod in found["items"]}
+        for gone in set(self._pods) - uids:
+            await self._gone(self._pods[gone])
+        for pod in found["items"]:
+            await self._seen(pod)
+        return str(found["metadata"]["resourceVersion"])
+
+    async def _follow(self, version: str) -> None:
+        query = f"&watch=1&resourceVersion={version}&timeoutSeconds=240"
+        forever = aiohttp.ClientTimeout(None)
+        async with self._http.get(self._path + query, timeout=forever) as answer:
+            answer.raise_for_status()
+            async for line in answer.content:
+                event = msgspec.json.decode(line)
+                if event["type"] == "ERROR":
+                    return
+                if event["type"] == "DELETED":
+                    await self._gone(event["object"])
+                else:
+                    await self._seen(event["object"])
+
+    # ---- pods -----------------------------------------------------------------------------------
+
+    async def _seen(self, pod: dict[str, Any]) -> None:
+        uid = pod["metadata"]["uid"]
+        self._pods[uid] = pod
+        if pod["metadata"]["labels"].get(LABEL_ROLE) == ROLE_COORDINATOR:
+            if _runs(pod) and uid not in self._posts:
+                await self._open(pod)
+            elif not _runs(pod):
+                await self._close(uid)
+        elif _trains(pod) and uid not in self._since:
+            assert self._loop is not None
+            self._since[uid] = self._loop.time()
+            self._loop.call_later(self._start_s, self._step, pod)
+        self._step(pod)
+
+    async def _gone(self, pod: dict[str, Any]) -> None:
+        self._pods.pop(pod["metadata"]["uid"], None)
+        await self._close(pod["metadata"]["uid"])
+        self._step(pod)
+
+    def _alive(self, job_uid: str) -> dict[Place, str]:
+        return {
+            _place(pod): pod["metadata"]["uid"]
+            for pod in self._pods.values()
+            if _owner(pod) == job_uid and LABEL_SLOT in pod["metadata"]["labels"]
+            if _trains(pod) and self._up_for(pod) >= 0.99 * self._start_s
+        }
+
+    def _up_for(self, pod: dict[str, Any]) -> float:
+        assert self._loop is not None
+        now_s = self._loop.time()
+        return now_s - self._since.get(pod["metadata"]["uid"], now_s)
+
+    def _step(self, pod: dict[str, Any]) -> None:
+        job_uid = _owner(pod)
+        for post in self._posts.values():
+            if post.job_uid != job_uid:
+                continue
+            before = post.ring.seq
+            alive = self._alive(job_uid)
+            self._end(job_uid, post.ring.step(alive))
+            if post.ring.seq != before:
+                post.news.set()
+
+    def _end(self, job_uid: str, places: set[Place]) -> None:
+        for pod in list(self._pods.values()):
+            labels = pod["metadata"]["labels"]
+            if _owner(pod) == job_uid and LABEL_SLOT in labels and _place(pod) in places:
+                task = asyncio.create_task(self._annotate(pod["metadata"]))
+                self._sends.add(task)
+                task.add_done_callback(self._sends.discard)
+
+    async def _annotate(self, metadata: dict[str, Any]) -> None:
+        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+        body = {"metadata": {"uid": metadata["uid"], "annotations": {EXIT_CODE: "0"}}}
+        headers = {"Content-Type": "application/merge-patch+json"}
+        async with self._http.patch(path, data=msgspec.json.encode(body), headers=headers) as done:
+            await done.read()  # it may be gone by now
+
+    def _finish(self, job: str) -> None:
+        post = self.post(job)
+        assert post is not None, f"no coordinator of {job} serves"
+        post.ring.finish()
+        self._end(post.job_uid, set(self._alive(post.job_uid)))
+        post.news.set()
+
+    # ---- one coordinator ------------------------------------------------------------------------
+
+    async def _open(self, pod: dict[str, Any]) -> None:
+        metadata, job_uid = pod["metadata"], _owner(pod)
+        job = metadata["labels"][LABEL_JOB]
+        async with self._http.get(f"{JOBS.format(self._namespace)}/{job}") as answer:
+            body = msgspec.json.decode(await answer.read())
+        if body.get("metadata", {}).get("uid") != job_uid:
+            return  # deleted meanwhile
+        ring = Ring(
+            job,
+            metadata["uid"],
+            body["spec"]["replicas"],
+            "checkpoint" in body["spec"],
+            self._states.setdefault(job_uid, State()),
+        )
+        key = await asyncio.to_thread(own_key, self._plane, self._operator)
+        keys = job_keys(key, job_uid)
+        post = Post(ring, keys, job_uid)
         app = web.Application()
         app.add_routes(
             [
-                web.get("/v1/status", self._status),
-                web.post("/v1/inventory", self._inventory),
-                web.post("/v1/targets", self._targets),
+                web.get("/v1/status", partial(self._status, post)),
+                web.post("/v1/inventory", partial(self._inventory, post)),
+                web.post("/v1/targets", partial(self._targets, post)),
             ]
         )
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        pair = pair_of(self._keys)
-        with tempfile.TemporaryDirectory() as folder:
-            certificate, key = Path(folder) / "crt", Path(folder) / "key"
-            certificate.write_text(pair.certificate)
-            key.write_text(pair.private_key)
-            context.load_cert_chain(certificate, key)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
-        await runner.setup()
-        await web.TCPSite(runner, "0.0.0.0", COORDINATOR_PORT, ssl_context=context).start()
-        self._up.set()
-        await self._stop.wait()
-        await runner.cleanup()
-        await asyncio.sleep(0.25)  # closing a TLS connection takes a moment
+        post.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
+        await post.runner.setup()
+        await web.TCPSite(
+            post.runner, pod["status"]["podIP"], COORDINATOR_PORT, ssl_context=_server(keys)
+        ).start()
+        self._posts[metadata["uid"]] = post
 
-    def _trusted(self, request: web.Request) -> bool:
-        good = request.headers.get("Authorization") == f"Bearer {self._keys.token}"
-        self.refused += not good
-        return good
+    async def _close(self, uid: str) -> None:
+        post = self._posts.pop(uid, None)
+        if post is not None and post.runner is not None:
+            task = asyncio.create_task(post.runner.cleanup())
+            self._sends.add(task)
+            task.add_done_callback(self._sends.discard)
 
-    async def _status(self, request: web.Request) -> web.Response:
-        if not self._trusted(request):
+    async def _status(self, post: Post, request: web.Request) -> web.Response:
+        if not _trusted(post, request):
             return web.Response(status=401)
-        for _ in range(100):
-            if request.query.get("after") != str(self._seq):
-                break
-            await asyncio.sleep(0.1)
-        return web.json_response(self._body())
+        try:
+            async with asyncio.timeout(POLL_S):
+                while request.query.get("after") == str(post.ring.seq):
+                    post.news.clear()
+                    await post.news.wait()
+        except TimeoutError:
+            pass  # no news is an answer
+        return web.json_response(post.ring.body())
 
-    def _body(self) -> dict[str, Any]:
-        last = self.inventories[-1] if self.inventories else {"revision": 0, "pods": []}
-        ranks = [
-            {"member": [slot, 0, attempt * 1000], "state": "active", "rank": index}
-            for index, (slot, attempt) in enumerate(last["pods"])
-        ]
-        ready = len(ranks) >= self.replicas
-        return {
-            "job": "any",
-            "coordinator": self.pod_uid,
-            "seq": self._seq,
-            "generation": [1, self.pod_uid, len(self.inventories)],
-            "changes": [{}] if ready else [],
-            "replicas": self.replicas,
-            "inventory": last["revision"],
-            "ranks": ranks if ready else [],
-            "version": 7 if ready else 0,
-            "outcome": self.outcome,
-        }
-
-    async def _inventory(self, request: web.Request) -> web.Response:
-        if not self._trusted(request):
+    async def _inventory(self, post: Post, request: web.Request) -> web.Response:
+        if not _trusted(post, request):
             return web.Response(status=401)
-        self.inventories.append(await request.json())
-        self._seq += 1
+        alive = self._alive(post.job_uid)
+        post.ring.hear(await request.json(), alive)
+        self._wrong(post)
+        self._turn(post)
         return web.json_response({})
 
-    async def _targets(self, request: web.Request) -> web.Response:
-        if not self._trusted(request):
+    async def _targets(self, post: Post, request: web.Request) -> web.Response:
+        if not _trusted(post, request):
             return web.Response(status=401)
-        self.targets.append(await request.json())
-        self.replicas = self.targets[-1].get("replicas", self.replicas)
-        self._seq += 1
+        post.ring.aim(await request.json())
+        self._turn(post)
         return web.json_response({})
+
+    def _turn(self, post: Post) -> None:
+        self._end(post.job_uid, post.ring.step(self._alive(post.job_uid)))
+        post.news.set()
+
+    def _wrong(self, post: Post) -> None:
+        self.wrong += post.ring.wrong
+        post.ring.wrong.clear()
+
+
+def _server(keys: JobKeys) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    pair = pair_of(keys)
+    with tempfile.TemporaryDirectory() as folder:
+        certificate, key = Path(folder) / "crt", Path(folder) / "key"
+        certificate.write_text(pair.certificate)
+        key.write_text(pair.private_key)
+        context.load_cert_chain(certificate, key)
+    return context
+
+
+def _trusted(post: Post, request: web.Request) -> bool:
+    good = request.headers.get("Authorization") == f"Bearer {post.keys.token}"
+    post.refused += not good
+    return good
+
+
+def _owner(pod: dict[str, Any]) -> str:
+    owners = pod["metadata"].get("ownerReferences") or [{}]
+    return str(owners[0].get("uid", ""))
+
+
+def _place(pod: dict[str, Any]) -> Place:
+    labels = pod["metadata"]["labels"]
+    return int(labels[LABEL_SLOT]), int(labels[LABEL_ATTEMPT])
+
+
+def _runs(pod: dict[str, Any]) -> bool:
+    running = pod["status"].get("phase") == "Running" and bool(pod["status"].get("podIP"))
+    return running and "deletionTimestamp" not in pod["metadata"]
+
+
+def _trains(pod: dict[str, Any]) -> bool:
+    """Its process lives until its kubelet has ended it, whoever has asked for that."""
+    ordered = EXIT_CODE in (pod["metadata"].get("annotations") or {})
+    return pod["status"].get("phase") == "Running" and not ordered

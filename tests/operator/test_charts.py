@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from cluster import programs
+from paceline_operator.reference import JOBS, OWN, RIGHTS, values_of
 
 ROOT = Path(__file__).parent.parent.parent
 CHARTS = ROOT / "charts"
@@ -29,11 +30,17 @@ def rendered(*options: str) -> list[dict[str, Any]]:
     return [found for found in yaml.safe_load_all(text) if found]
 
 
+GOLDEN = Path(__file__).parent / "golden"
 ALL = (
     "--set=replicas=2,podDisruptionBudget.enabled=true,priorityClass.create=true",
     "--set=metrics.serviceMonitor.enabled=true,metrics.podMonitor.enabled=true",
     "--set=networkPolicy.jobNamespaces={a,b}",
+    "--set=imagePullSecrets[0].name=registry,nodeSelector.pool=system,podLabels.team=a",
+    "--set=tolerations[0].key=system,tolerations[0].operator=Exists,podAnnotations.note=b",
+    "--set=serviceAccount.annotations.owner=c,metrics.podMonitor.labels.prometheus=d",
 )
+NAMESPACED = ("--set=scope.clusterWide=false",)
+VARIANTS = {"default": (), "namespaced": NAMESPACED, "everything": ALL}
 
 
 @pytest.mark.parametrize("chart", ["paceline", "paceline-crds"])
@@ -50,7 +57,7 @@ def test_the_definition_is_the_generated_one() -> None:
     assert crd["spec"] == yaml.safe_load(generated)["spec"]
 
 
-@pytest.mark.parametrize("options", [(), ("--set=scope.clusterWide=false",), ALL])
+@pytest.mark.parametrize("options", [(), NAMESPACED, ALL])
 def test_nobody_may_read_the_secrets_of_users(options: tuple[str, ...]) -> None:
     for found in rendered(*options):
         for rule in found.get("rules", ()):
@@ -80,15 +87,42 @@ def test_the_operator_s_pod_is_restricted() -> None:
     (deployment,) = (f for f in rendered() if f["kind"] == "Deployment")
     pod = deployment["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     context = pod["containers"][0]["securityContext"]
     assert context["readOnlyRootFilesystem"] is True
+    assert context["allowPrivilegeEscalation"] is False
     assert context["capabilities"] == {"drop": ["ALL"]}
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_templates_are_as_recorded(variant: str) -> None:
+    """After a wanted change: rm tests/operator/golden/chart-*, run again, read the difference."""
+    file = GOLDEN / f"chart-{variant}.yaml"
+    text = helm("template", "paceline", str(CHARTS / "paceline"), "-n", "sys", *VARIANTS[variant])
+    if not file.exists():
+        file.write_text(text)
+        pytest.fail(f"{file.name} was missing and has been written; read it and run again")
+    assert text == file.read_text()
+
+
 @pytest.mark.parametrize(
-    ("wrong", "field"), [("replica=2", "replica"), ("logging.level=loud", "level")]
+    ("wrong", "field"),
+    [
+        ("replica=2", "replica"),
+        ("replicas=two", "replicas"),
+        ("replicas=0", "replicas"),
+        ("logging.level=loud", "level"),
+        ("image.repo=x", "repo"),
+        ("scope.clusterWide=maybe", "clusterWide"),
+        ("leaderElection.leaseDurationSeconds=1", "leaseDurationSeconds"),
+        ("resources.limit.memory=1Gi", "limit"),
+        ("networkPolicy.jobNamespaces=a", "jobNamespaces"),
+        ("metrics.podMonitor.interval=15", "interval"),
+        ("nodeSelector.pool=3", "nodeSelector"),
+        ("metrics.serviceMonitor.enabled=true,metrics.service=false", "metrics.service"),
+    ],
 )
-def test_a_misspelt_value_is_refused(wrong: str, field: str) -> None:
+def test_a_wrong_value_is_refused(wrong: str, field: str) -> None:
     words = ["template", "x", str(CHARTS / "paceline"), f"--set={wrong}"]
     done = subprocess.run(
         [programs.require("helm"), *words], capture_output=True, text=True, timeout=60
@@ -97,9 +131,49 @@ def test_a_misspelt_value_is_refused(wrong: str, field: str) -> None:
     assert field in done.stderr
 
 
-def test_every_value_has_a_schema_and_most_a_comment() -> None:
-    text = (CHARTS / "paceline/values.yaml").read_text()
-    values = yaml.safe_load(text)
-    schema = yaml.safe_load((CHARTS / "paceline/values.schema.json").read_text())
-    assert set(values) == set(schema["properties"]) - {"global"}
-    assert len(re.findall(r"^ *#", text, re.M)) >= len(values)
+def test_the_schema_is_strict_and_whole() -> None:
+    """Every value has an entry, and every mapping refuses what it does not know."""
+    for chart in ("paceline", "paceline-crds"):
+        values = yaml.safe_load((CHARTS / chart / "values.yaml").read_text())
+        schema = json.loads((CHARTS / chart / "values.schema.json").read_text())
+        _covers(schema, values, schema, chart)
+
+
+def _covers(schema: dict[str, Any], values: Any, root: dict[str, Any], path: str) -> None:
+    if "$ref" in schema:
+        schema = root["definitions"][schema["$ref"].rpartition("/")[2]]
+    if not isinstance(values, dict):
+        return
+    assert "additionalProperties" in schema, f"{path} takes anything"
+    fields = schema.get("properties", {})
+    if schema["additionalProperties"] is False:
+        assert set(values) <= set(fields), path
+        assert set(fields) - set(values) <= {"global", "claims", "nodeAffinity"} | AFFINITIES, path
+    for name, value in values.items():
+        _covers(fields.get(name, {"additionalProperties": {}}), value, root, f"{path}.{name}")
+
+
+AFFINITIES = {"podAffinity", "podAntiAffinity"}
+
+
+def test_every_value_has_a_comment() -> None:
+    values = list(values_of((CHARTS / "paceline/values.yaml").read_text()))
+    assert len(values) > 30
+    assert [value.path for value in values if not value.text] == []
+
+
+def test_the_rights_are_those_of_the_reference() -> None:
+    found = set()
+    for role in rendered():
+        if role["kind"] in ("Role", "ClusterRole") and "aggregate" not in str(role["metadata"]):
+            for rule in role["rules"]:
+                names = rule.get("resourceNames", [""])
+                for resource in rule["resources"]:
+                    found.add((role["kind"], resource, tuple(rule["verbs"]), names[0]))
+    kinds = {JOBS: "ClusterRole", OWN: "Role"}
+    told = {
+        (kinds.get(right.where, "ClusterRole"), resource, right.verbs, right.name)
+        for right in RIGHTS
+        for resource in right.resources
+    }
+    assert found == told

@@ -175,6 +175,18 @@ def test_a_pod_that_ended_in_order_is_replaced_only_when_the_job_goes_on() -> No
     assert decided(job, stopping, NOW + 60).workers == ()
 
 
+def test_nobody_takes_the_place_of_one_that_ended_in_order_in_another_slot() -> None:
+    """After a scale-down the lowest slots may be empty; the job may just be coming to its end."""
+    ended = worker(3, end=End(0), ended_seen_s=NOW)
+    seen = training(3)
+    pods = tuple(pod for pod in seen.pods if not (pod.is_worker and pod.slot < 2))
+    seen = replace(seen, pods=(*pods, ended))
+    job = job_of(RUNNING, replicas=2)
+    assert decided(job, seen).workers == ()
+    later = replace(seen, told_s=NOW + 1)
+    assert [c.name for c in decided(job, later, NOW + 1).workers] != []
+
+
 # ---- scale-down -------------------------------------------------------------------------------
 
 
@@ -186,6 +198,15 @@ def test_pods_that_do_not_train_leave_first_and_the_coordinator_chooses_the_othe
     assert [d.name for d in changes.delete] == ["digits-3-1"]
     assert changes.targets == {"replicas": 2}
     assert changes.hurry
+
+
+def test_a_coordinator_that_was_told_nothing_is_told_the_size() -> None:
+    """Restarted, it has the number of its file, which may be right by chance: it waits for ours."""
+    seen = training(3)
+    assert seen.told is not None
+    assert decided(job_of(RUNNING, replicas=3), seen).targets is None
+    restarted = replace(seen, told=replace(seen.told, told=False))
+    assert decided(job_of(RUNNING, replicas=3), restarted).targets == {"replicas": 3}
 
 
 def test_a_handshake_that_does_not_end_is_not_waited_for_for_ever() -> None:

@@ -66,6 +66,7 @@ class Applier:
         if changes.needs_secret:
             await self._create_secret(job, memory)
         if changes.needs_service:
+            self._fence()
             await self._ensure_service(job.namespace)
         complete = await self._create_pods(job, changes, memory)
         if changes.status is not None and complete:
@@ -78,7 +79,11 @@ class Applier:
             await self._delete_job(job)
         return complete
 
+    def leads(self) -> bool:
+        return self._leads()
+
     def _fence(self) -> None:
+        """Before each write: a process that was stopped may wake up with an old view."""
         if not self._leads():
             raise DeposedError
 
@@ -149,6 +154,8 @@ class Applier:
             size = min(2 * size, AT_ONCE)
         if changes.workers or changes.coordinator is not None:
             memory.refusal = None
+            # Somebody may delete it, and the operator never reads it: made again before later pods.
+            memory.note(secret=False)
         return True
 
     async def _create(self, job: Job, create: Create, memory: Memory) -> bool:

@@ -67,9 +67,10 @@ class Links:
         heard: Callable[[Key, Told | None], None],
         arrived: Callable[[Key, Inventory], None],
         clock: Callable[[], float],
+        leads: Callable[[], bool],
     ) -> None:
         self._secrets_of, self._heard, self._arrived = secrets_of, heard, arrived
-        self._clock = clock
+        self._clock, self._leads = clock, leads
         self._links: dict[Key, Link] = {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -170,6 +171,11 @@ class Links:
             await link.to_send.wait()
             link.to_send.clear()
             inventory, targets = link.inventory, dict(link.targets)
+            if not self._leads():
+                # Either the Lease comes back, or somebody else speaks to it and this process ends.
+                link.to_send.set()
+                await pause(RETRY_MAX_S)
+                continue
             try:
                 if inventory is not None:
                     await self._call(link, "POST", "/v1/inventory", body=inventory.body())

@@ -43,10 +43,12 @@ async def operator_key(api: Api, namespace: str) -> bytes:
         }
         try:
             await api.create("secrets", namespace, manifest)
-            log.info("made the operator's key %s", key_id(key))
         except ApiError as error:
             if error.code != 409:
                 raise
+        else:
+            log.info("made the operator's key %s", key_id(key))
+            return key
     return await _read(api, namespace)
 
 

@@ -37,9 +37,9 @@ class Services:
     async def run(self, leads: Callable[[], bool]) -> None:
         while True:
             await pause(30.0)
-            if not leads():
-                continue
             for namespace in list(self._applied_s):
+                if not leads():
+                    break
                 try:
                     await self._look(namespace)
                 except ApiError as error:

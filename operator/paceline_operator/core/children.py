@@ -33,6 +33,8 @@ LINGER_S: Final = 30 * 24 * 3600
 """So long a coordinator keeps the outcome for an operator that is away (C1)."""
 GRACE_MARGIN_S: Final = 15
 """For the agent's own end, after its ranks had drainGraceSeconds."""
+COORDINATOR_GRACE_S: Final = 30
+"""Where the whole job goes, it stays until the ranks have left in order (C5)."""
 INHERITED: Final = (
     *("imagePullSecrets", "schedulerName", "priorityClassName", "runtimeClassName"),
     *("nodeSelector", "tolerations", "securityContext"),
@@ -198,7 +200,7 @@ def coordinator(job: Job, attempt: int) -> dict[str, Any]:
         "hostname": f"{job.name}-coordinator",
         "subdomain": names.COORDINATOR_SERVICE,
         "restartPolicy": "Always",
-        "terminationGracePeriodSeconds": 5,
+        "terminationGracePeriodSeconds": COORDINATOR_GRACE_S,
     }
     spec |= {key: copy.deepcopy(below[key]) for key in INHERITED if key in below}
     if wanted:

@@ -159,6 +159,9 @@ def resizing(job: Job, seen: Observed, plan: Plan) -> Wanted:
     assert job.settings is not None
     if job.start_s is None:
         return Wanted(ConditionType.RESIZING, False, Reason.RESOLVED, "")
+    if seen.told is not None and seen.told.stopping:
+        # Ranks that have finished are no longer in, and nobody is to take their place.
+        return Wanted(ConditionType.RESIZING, False, Reason.RESOLVED, "the job comes to its end")
     wanted = job.settings.replicas
     procs = job.settings.procs_per_replica
     full = seen.told.full_pods(procs) if seen.told is not None else None

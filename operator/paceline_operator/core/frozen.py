@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from paceline_api.resolve import CollectiveSettings
+from paceline_api.resolve import CollectiveSettings, ResolvedJob
 from paceline_api.template import TRAINER
 
 from paceline_operator.core.job import Job
@@ -35,10 +35,16 @@ def job_file(job: Job) -> str:
             "replicas": settings.replicas,
             "procs": settings.procs_per_replica,
             "record": False,
+            "checkpoint": _checkpoint(settings),
             "job": dataclasses.asdict(settings),
         },
         indent=2,
     )
+
+
+def _checkpoint(settings: ResolvedJob) -> dict[str, Any] | None:
+    c = settings.checkpoint
+    return {"path": c.path, "everyRounds": c.every_rounds, "keep": c.keep} if c else None
 
 
 def trainer_of(template: Mapping[str, Any]) -> Mapping[str, Any]:

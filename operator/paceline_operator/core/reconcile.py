@@ -33,6 +33,9 @@ from paceline_operator.core.resize import Plan
 QUOTA_RETRY_S: Final = 1.0
 QUOTA_RETRY_MAX_S: Final = 60.0
 TEMPLATE_RETRY_S: Final = 300.0
+HEAR_S: Final = 2.0
+"""A new operator waits so long to hear the coordinator before a job grows: one that has been told a
+smaller number would drain the new workers."""
 
 
 def reconcile(job: Job, seen: Observed, now_s: float) -> Changes:
@@ -159,7 +162,7 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
     since |= post.since
     if seen.told is None:
         since["away"] = plan.since["away"] = seen.since.get("away", now_s)
-        plan.look(since["away"] + conditions.COORDINATOR_AWAY_S)
+        _unheard(job, plan, since["away"], now_s, posted=post.holder is not None)
     plan.look(post.look_again_s)
     if judged.hold:
         plan.drop_new()
@@ -200,6 +203,15 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
         look_again_s=min(plan.looks, default=None),
         hurry=plan.hurry or overruled or plan.surplus > 0 or _unsettled(job, seen, plan),
     )
+
+
+def _unheard(job: Job, plan: Plan, since_s: float, now_s: float, *, posted: bool) -> None:
+    """The coordinator has not spoken since then. `posted`: its pod is there."""
+    plan.look(since_s + conditions.COORDINATOR_AWAY_S)
+    if plan.living and posted and job.holds(ConditionType.RING_READY):
+        if now_s - since_s < HEAR_S:
+            plan.drop_growth()
+        plan.look(since_s + HEAR_S)
 
 
 def _conditions(job: Job, seen: Observed, plan: Plan, now_s: float) -> list[Wanted]:
@@ -251,7 +263,7 @@ def _targets(job: Job, seen: Observed) -> dict[str, Any] | None:
     if told is None or told.outcome is not None:
         return None
     targets: dict[str, Any] = {}
-    if told.replicas != job.settings.replicas:
+    if not told.told or told.replicas != job.settings.replicas:
         targets["replicas"] = job.settings.replicas
     settings = round_settings(job.settings.collective)
     if settings_differ(settings, told.settings):

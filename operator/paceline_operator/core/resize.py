@@ -8,6 +8,7 @@ attempt at once; the old pod need not have disappeared, since generations fence 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -66,6 +67,10 @@ class Plan:
         """None of the new pods is to be made now."""
         self.replaced -= sum(new.cause is not Cause.NEW for new in self.new)
         self.new = []
+
+    def drop_growth(self) -> None:
+        """Only replacements are to be made now."""
+        self.new = [new for new in self.new if new.cause is not Cause.NEW]
 
     def last(self, key: str, seen: Observed, now_s: float) -> float:
         """For how long something has been so."""
@@ -163,7 +168,8 @@ def _fill(
     held = {pod.slot for pod in made.living}
     version = max(seen.told.version if seen.told else 0, int(job.status.get("round") or 0))
     failed = backoff.failures(workers, version)
-    missing = job.settings.replicas - len(made.living)
+    held |= _asked(seen, newest, held, made, now_s)
+    missing = job.settings.replicas - len(held)
     slot = -1
     while missing > 0:
         slot += 1
@@ -179,11 +185,6 @@ def _fill(
         if old and old.uid in replaced:
             why, avoid, cause = replaced[old.uid]
             verdict = backoff.Verdict(cause, why, now_s, 0)
-        elif old and verdict.cause is Cause.ENDED and not _goes_on(seen, old, now_s):
-            made.look(old.ended_seen_s + ASK_S)
-            made.waiting.append(f"{old.name} has ended in order; its coordinator is asked")
-            made.hurry = True
-            continue
         if verdict.due_s > now_s:
             made.look(verdict.due_s)
             made.waiting.append(f"{verdict.why}; its slot waits {verdict.due_s - now_s:.0f} s")
@@ -201,6 +202,23 @@ def _vanished(job: Job, seen: Observed, slot: int) -> bool:
     assert job.settings is not None
     before = int(job.status.get("replicas") or 0)
     return slot in seen.used and before >= job.settings.replicas
+
+
+def _asked(
+    seen: Observed, newest: Mapping[int, Pod], held: set[int], made: Plan, now_s: float
+) -> set[int]:
+    """Slots whose pod ended in order a moment ago: nothing takes its place, there or elsewhere,
+    before it is known whether the job goes on."""
+    found: set[int] = set()
+    for slot, pod in newest.items():
+        if slot in held or pod.active or pod.uid in made.losses:
+            continue
+        if backoff.cause_of(pod) is Cause.ENDED and not _goes_on(seen, pod, now_s):
+            made.look(pod.ended_seen_s + ASK_S)
+            made.waiting.append(f"{pod.name} has ended in order; its coordinator is asked")
+            made.hurry = True
+            found.add(slot)
+    return found
 
 
 def _goes_on(seen: Observed, ended: Pod, now_s: float) -> bool:

@@ -67,6 +67,8 @@ class Told:
     generation: str = ""
     """incarnation.counter of the present membership; empty before the first."""
     replicas: int = 0
+    told: bool = True
+    """Somebody has pushed `replicas` to this coordinator. One that says nothing needs no push."""
     inventory: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     ranks: tuple[Rank, ...] = ()
@@ -118,6 +120,7 @@ def read_told(data: Any) -> Told:
         seq=_whole(body.get("seq")),
         generation=_generation(body),
         replicas=_whole(body.get("replicas")),
+        told=bool(body.get("told", True)),
         inventory=_whole(body.get("inventory")),
         settings=_mapping(body.get("settings")),
         ranks=tuple(_ranks(_items(body.get("ranks")))),

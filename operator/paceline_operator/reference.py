@@ -1,0 +1,238 @@
+"""The operator's page of the reference: values of its chart, conditions, Events, rights.
+
+Generated, so that none of it can say something else than the code. What each reason is used for is
+written here once, and a test compares it with the code that writes conditions and Events.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from paceline_api.reasons import ConditionType, Reason
+
+HEAD: Final = """\
+<!-- Generated from charts/paceline/values.yaml and the operator's code; do not edit. -->
+# The operator
+
+It looks after TrainingJobs: worker pods and a coordinator pod per job, one Secret per job, and one
+headless Service per namespace. It keeps nothing that a new one could not find out again, so it may
+be killed, updated or uninstalled while jobs train.
+"""
+
+TIMES: Final = """\
+## How soon it acts
+
+| what happens | it acts |
+|---|---|
+| a worker is deleted or evicted | at once, with a new pod |
+| a worker fails | at once; in a row in one slot after 2, 4, 8 ... 300 s |
+| the leader is killed or stopped | another replica within leaseDurationSeconds + 2 s |
+| the leader ends in order (an update) | another replica within 2 s |
+| a leader that was stopped wakes up | it writes nothing, and ends with exit code 3 |
+| connections to the API server are cut | they are made anew at once |
+| they stand, but nothing comes through | within 130 s (`paceline_operator_watch_age_seconds`) |
+"""
+
+T = ConditionType
+CONDITIONS: Final[dict[ConditionType, tuple[Reason, ...]]] = {
+    T.SCHEDULED: (Reason.PODS_PLACED, Reason.STARTING, Reason.UNSCHEDULABLE),
+    T.RING_READY: (
+        *(Reason.RING_FORMED, Reason.STARTING, Reason.SETTLING, Reason.SUSPENDED_BY_SPEC),
+    ),
+    T.DEGRADED: (
+        *(Reason.SPEC_INVALID, Reason.TEMPLATE_INVALID, Reason.QUOTA_EXCEEDED),
+        *(Reason.POD_NOT_STARTING, Reason.SIZE_NOT_FIXED, Reason.WAITING_FOR_EVIDENCE),
+        *(Reason.QUORUM_REDUCED, Reason.COORDINATOR_AWAY, Reason.BELOW_MIN_REPLICAS),
+        *(Reason.RANK_BENCHED, Reason.RANK_SLOW, Reason.RESOLVED),
+    ),
+    T.RESIZING: (Reason.SCALING, Reason.RANK_REPLACED, Reason.RESOLVED),
+    T.SUSPENDED: (*(Reason.SUSPENDED_BY_SPEC, Reason.SUSPENDING, Reason.RESUMED, Reason.RESOLVED),),
+    T.COMPLETE: (Reason.JOB_FINISHED,),
+    T.FAILED: (
+        *(Reason.BACKOFF_LIMIT_EXCEEDED, Reason.DEADLINE_EXCEEDED, Reason.FAILURE_POLICY),
+        *(Reason.STATE_LOST, Reason.SCRIPT_ENDED_EARLY),
+    ),
+}
+"""Which reasons a condition is written with."""
+
+EVENTS: Final[dict[Reason, str]] = {
+    Reason.SPEC_INVALID: "Warning",
+    Reason.TEMPLATE_INVALID: "Warning",
+    Reason.QUOTA_EXCEEDED: "Warning",
+    Reason.RING_FORMED: "Normal",
+    Reason.RANK_REPLACED: "Normal, Warning after a failure",
+    Reason.RANK_SLOW: "Warning",
+    Reason.COORDINATOR_AWAY: "Warning",
+    Reason.MODE_CHANGED: "Normal",
+    Reason.SCALING: "Normal",
+    Reason.SUSPENDING: "Normal",
+    Reason.SUSPENDED_BY_SPEC: "Normal",
+    Reason.PROGRESS_LOST: "Warning",
+    Reason.RESUMED_FROM_CHECKPOINT: "Warning",
+    Reason.JOB_FINISHED: "Normal",
+    Reason.JOB_FAILED: "Warning",
+}
+"""Type of each Event; a failed job's has the reason of its condition Failed where it is known."""
+
+OF_COORDINATOR: Final = (
+    *(Reason.WAITING_FOR_EVIDENCE, Reason.QUORUM_REDUCED),
+    Reason.SCRIPT_ENDED_EARLY,
+)
+"""Reasons that the operator passes on and never gives itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    where: str
+    resources: tuple[str, ...]
+    verbs: tuple[str, ...]
+    why: str
+    name: str = ""
+    """Of the only object that it is about."""
+
+
+JOBS: Final = "namespaces of jobs"
+OWN: Final = "its own namespace"
+RIGHTS: Final = (
+    Right(
+        JOBS,
+        ("trainingjobs",),
+        ("get", "list", "watch", "delete"),
+        "ttlSecondsAfterFinished deletes",
+    ),
+    Right(JOBS, ("trainingjobs/status",), ("patch",), "the status"),
+    Right(
+        JOBS,
+        ("pods",),
+        ("get", "list", "watch", "create", "delete"),
+        "workers and coordinators; get only when a name is taken",
+    ),
+    Right(JOBS, ("secrets",), ("create",), "the job's token and certificate; never read back"),
+    Right(
+        JOBS,
+        ("services",),
+        ("create", "patch", "delete"),
+        "paceline-jobs, by server-side apply; removed from namespaces without jobs",
+    ),
+    Right(JOBS, ("events",), ("create",), "what kubectl describe shows"),
+    Right(
+        "the cluster, not with a namespaced installation",
+        ("nodes",),
+        ("list", "watch"),
+        "workers on lost nodes",
+    ),
+    Right(OWN, ("leases",), ("create",), "the Lease of the leader"),
+    Right(OWN, ("leases",), ("get", "update"), "the Lease of the leader", "paceline-operator"),
+    Right(OWN, ("secrets",), ("create",), "its own key, once"),
+    Right(OWN, ("secrets",), ("get",), "its own key", "paceline-operator-key"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One value of a chart: where it is, what it is by default, what its comment says."""
+
+    path: str
+    default: str
+    text: str
+
+
+def values_of(text: str) -> Iterator[Value]:
+    """Leaves of a values.yaml, each with the comment right above it."""
+    path: list[tuple[int, str]] = []
+    comment: list[str] = []
+    whole = "-"
+    """Prefix of what is documented together."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        stripped = line.strip()
+        if stripped.startswith("#"):
+            comment.append(stripped.lstrip("# "))
+            continue
+        found = re.match(r"( *)([\w-]+):(?: (.*))?$", line)
+        if found is None:
+            comment = []
+            continue
+        indent = len(found[1])
+        path = [*(part for part in path if part[0] < indent), (indent, found[2])]
+        name = ".".join(part for _, part in path)
+        inner = _inner(lines[number + 1 :], indent)
+        if name.startswith(whole):
+            continue
+        if comment and inner:
+            whole = f"{name}."
+        if found[3] or (comment and inner):
+            yield Value(name, found[3] or "; ".join(inner), " ".join(comment))
+        comment = []
+
+
+def _inner(lines: Iterable[str], indent: int) -> list[str]:
+    """The lines of a mapping that is documented as a whole, since none of them has a comment."""
+    found = []
+    for line in lines:
+        if not line.strip() or len(line) - len(line.lstrip()) <= indent:
+            break
+        if line.strip().startswith("#"):
+            return []
+        found.append(line.strip())
+    return found
+
+
+def markdown(values: str) -> str:
+    """`values`: the text of charts/paceline/values.yaml."""
+    return "\n".join([HEAD, *_values(values), *_conditions(), *_events(), *_rights(), TIMES])
+
+
+def _values(text: str) -> Iterator[str]:
+    yield "## Values of the chart `paceline`\n"
+    yield "| value | default | meaning |\n|---|---|---|"
+    for value in values_of(text):
+        yield f"| `{value.path}` | `{value.default}` | {_cell(value.text)} |"
+    yield ""
+    yield "A value that does not exist or has another type is refused by helm, by name."
+    yield "A namespaced installation (`scope.clusterWide: false`) loses the sight of nodes, the"
+    yield "jobs of other namespaces, and the rights on TrainingJobs in the cluster's roles view,"
+    yield "edit and admin.\n"
+
+
+def _conditions() -> Iterator[str]:
+    yield "## Conditions\n"
+    for kind, reasons in CONDITIONS.items():
+        yield f"### {kind}\n\n{kind.sentence}\n"
+        yield "| reason | meaning |\n|---|---|"
+        for reason in reasons:
+            yield f"| {reason} | {_cell(reason.sentence)} |"
+        yield ""
+    yield "A coordinator's own word, such as ScriptFailed, is passed on as the reason of Failed."
+    yield "`TransportVerified` is kept for the check of the network and not written yet.\n"
+
+
+def _events() -> Iterator[str]:
+    yield "## Events\n"
+    yield "One for each transition, also after a restart of the operator. A job that fails has an"
+    yield "Event with the reason of its condition Failed.\n"
+    yield "| reason | type | meaning |\n|---|---|---|"
+    for reason, kind in EVENTS.items():
+        yield f"| {reason} | {kind} | {_cell(reason.sentence)} |"
+    yield ""
+
+
+def _rights() -> Iterator[str]:
+    yield "## Rights\n"
+    yield "Workers and coordinators have none, and no token of a service account. The operator's:\n"
+    yield "| where | resources | verbs | for |\n|---|---|---|---|"
+    for right in RIGHTS:
+        what = ", ".join(right.resources) + (f" `{right.name}`" if right.name else "")
+        yield f"| {right.where} | {what} | {', '.join(right.verbs)} | {right.why} |"
+    yield ""
+    yield "The chart also adds reading of TrainingJobs to the cluster's role view, and all verbs to"
+    yield "edit and admin (`rbac.aggregate`). Whoever may create pods in a namespace may read the"
+    yield "keys of its jobs, as with every Secret."
+    yield ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

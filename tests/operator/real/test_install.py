@@ -1,0 +1,276 @@
+"""Both charts by helm on a real API server: rights, removal, return, upgrade, the cluster's schema.
+
+The operator's pod does not run on nodes that only look like some, so the operator is a process
+here, under the service account that the chart makes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cluster import programs
+from cluster.api import ApiError
+from cluster.commands import CommandError, helm, kubectl
+from cluster.control_plane import ControlPlane
+from fake_cluster import schemas
+from fake_cluster.beside import (
+    ROOT,
+    Running,
+    holds,
+    job,
+    living,
+    own_key,
+    pods,
+    submit,
+    until,
+)
+from fake_cluster.stub import Fleet
+
+pytestmark = pytest.mark.processes
+
+CHARTS = ROOT / "charts"
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trainingjobs.paceline.dev"
+LAST = "0.0.9"
+"""There is no earlier release: the present charts under a lower version stand for one."""
+
+
+class Release:
+    """The operator's chart in a namespace, and the operator under its service account."""
+
+    def __init__(self, plane: ControlPlane, namespace: str, folder: Path) -> None:
+        self.plane, self.namespace = plane, namespace
+        self.running = Running(plane, namespace, folder / "operator.log")
+        self.starts = 0
+
+    def helm(self, *words: str) -> str:
+        return helm(self.plane.kubeconfig, *words, "-n", self.namespace)
+
+    def install(
+        self, chart: Path = CHARTS / "paceline", *options: str, verb: str = "install"
+    ) -> str:
+        return self.helm(verb, "paceline", str(chart), *options)
+
+    def start(self, *options: str) -> None:
+        account = self.plane.kubeconfig_of_account(self.namespace, "paceline-operator")
+        self.starts += 1
+        self.running.started(*options, times=self.starts, kubeconfig=account)
+
+
+@pytest.fixture
+def release(plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Release]:
+    found = Release(plane, namespace, tmp_path)
+    try:
+        yield found
+    finally:
+        found.running.end()
+        for name in ("paceline", "paceline-crds"):
+            if name in found.helm("list", "-q").split():
+                found.helm("uninstall", name)
+
+
+@contextmanager
+def training(release: Release, replicas: int = 3) -> Iterator[Fleet]:
+    """A job that trains, on nodes that only look like some."""
+    plane, namespace = release.plane, release.namespace
+    with plane.fake_nodes(2), Fleet(plane, namespace) as fleet:
+        submit(plane, namespace, replicas=replicas)
+        until(lambda: holds(job(plane, namespace), "RingReady"), "RingReady")
+        until(lambda: len(living(plane, namespace)) == replicas, "all workers")
+        yield fleet
+        assert fleet.wrong == []
+
+
+def uids(release: Release) -> dict[str, str]:
+    found = [*pods(release.plane, release.namespace)]
+    found += pods(release.plane, release.namespace, "coordinator")
+    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in found}
+
+
+def replaced(release: Release) -> None:
+    """The operator still knows the job: a deleted worker is made anew and joins."""
+    plane, namespace = release.plane, release.namespace
+    plane.api.delete(f"/api/v1/namespaces/{namespace}/pods/digits-1-1")
+    until(lambda: "digits-1-2" in living(plane, namespace), "a replacement")
+    until(lambda: job(plane, namespace)["status"]["ready"] == "3/3", "3/3")
+
+
+@pytest.mark.parametrize("wide", [True, False], ids=["cluster-wide", "namespaced"])
+def test_the_rights_of_the_chart_are_enough(release: Release, wide: bool) -> None:
+    """A job's life under the service account that the chart makes, and no more than that."""
+    plane, namespace = release.plane, release.namespace
+    notes = release.install(CHARTS / "paceline", f"--set=scope.clusterWide={str(wide).lower()}")
+    assert ("loses: the sight of nodes" in notes) is not wide
+    release.start(*(() if wide else (f"--namespace={namespace}", "--no-nodes")))
+    with training(release) as fleet:
+        replaced(release)
+        fleet.finish()
+        until(lambda: holds(job(plane, namespace), "Complete"), "Complete")
+        until(lambda: not living(plane, namespace, "coordinator"), "the coordinator is gone")
+    events = plane.api.items(f"/api/v1/namespaces/{namespace}/events")
+    assert {"RingFormed", "JobFinished", "RankReplaced"} <= {event["reason"] for event in events}
+    log = release.running.log.read_text()
+    assert "cannot" not in log, log  # as RBAC words a refusal
+
+
+def test_nobody_gets_more_rights_than_meant(release: Release) -> None:
+    plane, namespace = release.plane, release.namespace
+    release.install()
+    account = f"system:serviceaccount:{namespace}:paceline-operator"
+
+    def may(user: str, verb: str, what: str, where: str = "default", part: str = "") -> bool:
+        words = ["auth", "can-i", verb, what, "-n", where, f"--as={user}"]
+        words += [f"--subresource={part}"] if part else []
+        try:
+            return kubectl(plane.kubeconfig, *words).strip() == "yes"
+        except CommandError:
+            return False
+
+    assert may(account, "create", "secrets")
+    for verb in ("get", "list", "watch", "update", "patch", "delete"):
+        assert not may(account, verb, "secrets")
+    assert may(account, "get", "secrets/paceline-operator-key", namespace)
+    assert not may(account, "get", "secrets/other", namespace)
+    assert not may(account, "update", "trainingjobs")
+    assert not may(account, "update", "pods")
+    for user, role in (("reader", "view"), ("writer", "edit")):
+        words = ["create", "rolebinding", user, f"--clusterrole={role}", f"--user={user}"]
+        kubectl(plane.kubeconfig, *words, "-n", namespace)
+    until(lambda: may("reader", "get", "trainingjobs.paceline.dev", namespace), "view is extended")
+    until(lambda: may("writer", "create", "trainingjobs.paceline.dev", namespace), "edit too")
+    assert may("writer", "patch", "trainingjobs.paceline.dev", namespace, "scale")
+    assert not may("reader", "create", "trainingjobs.paceline.dev", namespace)
+    assert not may("writer", "patch", "trainingjobs.paceline.dev", namespace, "status")
+
+
+def test_uninstalling_and_installing_again_keeps_everything(release: Release) -> None:
+    plane, namespace = release.plane, release.namespace
+    # The definition is there already, as after `kubectl apply`; helm is told to take it over.
+    release.helm("install", "paceline-crds", str(CHARTS / "paceline-crds"), "--take-ownership")
+    release.install()
+    release.start()
+    with training(release) as fleet:
+        before, key = uids(release), own_key(plane, namespace)
+        body = job(plane, namespace)
+        release.running.stop()
+        release.helm("uninstall", "paceline")
+        release.helm("uninstall", "paceline-crds")
+        definition = plane.api.get(CRD)
+        assert "deletionTimestamp" not in definition["metadata"]
+        assert uids(release) == before
+        assert job(plane, namespace)["metadata"]["uid"] == body["metadata"]["uid"]
+        assert own_key(plane, namespace) == key
+        with pytest.raises(ApiError, match="404"):
+            plane.api.get(f"/api/v1/namespaces/{namespace}/serviceaccounts/paceline-operator")
+
+        release.helm("install", "paceline-crds", str(CHARTS / "paceline-crds"))
+        release.install()
+        release.start()
+        assert plane.api.get(CRD)["metadata"]["uid"] == definition["metadata"]["uid"]
+        replaced(release)
+        assert own_key(plane, namespace) == key
+        post = fleet.post()
+        assert post is not None
+        assert post.refused == 0, "the new operator has another key"
+        kept = {name: uid for name, uid in uids(release).items() if name in before}
+        assert kept == {name: uid for name, uid in before.items() if name != "digits-1-1"}
+
+
+def packaged(chart: str, folder: Path) -> Path:
+    copy = folder / chart
+    shutil.copytree(CHARTS / chart, copy)
+    file = copy / "Chart.yaml"
+    text = yaml.safe_load(file.read_text()) | {"version": LAST, "appVersion": LAST}
+    file.write_text(yaml.safe_dump(text))
+    words = [programs.require("helm"), "package", str(copy), "-d", str(folder)]
+    subprocess.run(words, check=True, capture_output=True, timeout=60)
+    return folder / f"{chart}-{LAST}.tgz"
+
+
+def test_an_upgrade_does_not_touch_a_running_job(release: Release, tmp_path: Path) -> None:
+    plane, namespace = release.plane, release.namespace
+    crds = packaged("paceline-crds", tmp_path)
+    release.helm("install", "paceline-crds", str(crds), "--take-ownership")
+    release.install(packaged("paceline", tmp_path))
+    release.start()
+    with training(release):
+        until(lambda: job(plane, namespace)["status"]["ready"] == "3/3", "3/3")
+        before = uids(release)
+        generation = job(plane, namespace)["metadata"]["generation"]
+        release.running.stop()
+        release.helm("upgrade", "paceline-crds", str(CHARTS / "paceline-crds"))
+        release.install(verb="upgrade")
+        assert "paceline-0.1.0" in release.helm("list")
+        release.start()
+        replaced(release)  # also a pod of a job of the release before (C14)
+        kept = {name: uid for name, uid in uids(release).items() if name in before}
+        assert kept == {name: uid for name, uid in before.items() if name != "digits-1-1"}
+        after = job(plane, namespace)
+        assert after["metadata"]["generation"] == generation
+        assert after["status"]["restarts"]["failures"] == 0
+
+
+# ---- what the cluster would take -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def schema_location(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return schemas.write(plane.api, tmp_path_factory.mktemp("schemas"))
+
+
+def conform(location: str, text: str, *options: str) -> str:
+    words = ["-strict", "-summary", "-verbose", "-schema-location", location, *options, "-"]
+    done = subprocess.run(
+        [programs.require("kubeconform"), *words],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "file", ["chart-default", "chart-namespaced", "chart-everything", "plain", "rich"]
+)
+def test_manifests_conform_to_the_cluster(schema_location: str, file: str) -> None:
+    """Of the charts and of the operator's children. Monitors are of another operator."""
+    text = (ROOT / f"tests/operator/golden/{file}.yaml").read_text()
+    said = conform(schema_location, text, "-skip", "ServiceMonitor,PodMonitor")
+    assert "Invalid: 0, Errors: 0" in said
+    assert "Valid: 0" not in said
+
+
+def test_the_check_can_fail(schema_location: str) -> None:
+    text = (ROOT / "tests/operator/golden/plain.yaml").read_text()
+    with pytest.raises(AssertionError, match="restartPolice"):
+        conform(schema_location, text.replace("restartPolicy", "restartPolice"))
+
+
+def test_pods_are_admitted_where_security_is_restricted(plane: ControlPlane) -> None:
+    label = {"pod-security.kubernetes.io/enforce": "restricted"}
+    with plane.namespace("restricted") as namespace:
+        path = f"/api/v1/namespaces/{namespace}"
+        plane.api.patch(path, {"metadata": {"labels": label}})
+        for pod in security_candidates():
+            pod["metadata"] = {"name": "x", "labels": pod["metadata"].get("labels", {})}
+            pod["spec"].pop("serviceAccountName", None)
+            pod["spec"].pop("priorityClassName", None)
+            plane.api.create(f"{path}/pods?dryRun=All&fieldValidation=Strict", pod)
+
+
+def security_candidates() -> Iterator[dict[str, Any]]:
+    for file in ("plain", "rich"):
+        text = (ROOT / f"tests/operator/golden/{file}.yaml").read_text()
+        yield from (body for body in yaml.safe_load_all(text) if body["kind"] == "Pod")
+    text = (ROOT / "tests/operator/golden/chart-everything.yaml").read_text()
+    for body in yaml.safe_load_all(text):
+        if body and body["kind"] == "Deployment":
+            yield {"apiVersion": "v1", "kind": "Pod", **body["spec"]["template"]}

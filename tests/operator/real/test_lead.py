@@ -1,0 +1,156 @@
+"""Two operators: one acts; when it is killed or stopped the other one does. Nothing is doubled."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from cluster.audit import entries
+from cluster.control_plane import ControlPlane
+from fake_cluster.beside import (
+    WRITES,
+    Running,
+    change,
+    holder,
+    living,
+    pods,
+    submit,
+    until,
+)
+from fake_cluster.stub import Fleet
+
+pytestmark = pytest.mark.processes
+
+LEASE_S = 4
+WITHIN_S = LEASE_S + 2
+"""DESIGN: the other one acts within the duration of the Lease and 2 s."""
+
+Pair = dict[str, Running]
+
+
+@pytest.fixture
+def pair(plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Pair]:
+    """Both run, `one` leads. Each acts as a user of its own, to be told apart in the audit log."""
+    found: Pair = {}
+    try:
+        for port, name in enumerate(("one", "two"), 18080):
+            log = tmp_path / f"{name}.log"
+            running = found[name] = Running(plane, namespace, log, user=f"operator-{name}")
+            running.start(f"--lease-duration={LEASE_S}", identity=name, port=port)
+            if name == "one":
+                until(lambda: holder(plane, namespace) == "one", "one leads")
+        until(lambda: "acting for" in found["one"].log.read_text(), "one acts")
+        until(lambda: "Initial authentication has finished" in found["two"].log.read_text(), "two")
+        yield found
+    finally:
+        for running in found.values():
+            running.end()
+
+
+def writes_of(plane: ControlPlane, user: str, since_s: float) -> list[str]:
+    """Writes of a user after a moment, but for those of its Lease."""
+    assert plane.audit_log is not None
+    found = []
+    for entry in entries(plane.audit_log):
+        if entry["user"]["username"] != user or entry["verb"] not in WRITES:
+            continue
+        what = entry["objectRef"]
+        asked_s = datetime.fromisoformat(entry["requestReceivedTimestamp"]).timestamp()
+        if asked_s >= since_s and what["resource"] != "leases":
+            code = entry["responseStatus"]["code"]
+            found.append(f"{entry['verb']} {what['resource']} {what.get('name')} {code}")
+    return found
+
+
+def names(count: int, attempt: int = 1) -> list[str]:
+    return sorted(f"digits-{slot}-{attempt}" for slot in range(count))
+
+
+def test_a_killed_leader_is_followed(plane: ControlPlane, namespace: str, pair: Pair) -> None:
+    with plane.fake_nodes(2), Fleet(plane, namespace) as fleet:
+        submit(plane, namespace, replicas=2)
+        until(lambda: len(living(plane, namespace)) == 2, "2 workers")
+        pair["one"].stop(signal.SIGKILL)
+        killed_s = time.monotonic()
+        change(plane, namespace, replicas=4)
+        until(lambda: len(living(plane, namespace)) == 4, "4 workers", 30)
+        took_s = time.monotonic() - killed_s
+        assert took_s < WITHIN_S, took_s
+        assert living(plane, namespace) == names(4)
+        until(lambda: (r := fleet.ring()) and r.replicas == 4, "it is told")
+        assert len(pods(plane, namespace, "coordinator")) == 1
+        assert fleet.wrong == []
+
+
+def test_a_stopped_leader_is_followed_and_does_nothing_when_it_wakes(
+    plane: ControlPlane, namespace: str, pair: Pair
+) -> None:
+    with plane.fake_nodes(2), Fleet(plane, namespace) as fleet:
+        submit(plane, namespace, replicas=2)
+        until(lambda: len(living(plane, namespace)) == 2, "2 workers")
+        until(lambda: (r := fleet.ring()) and r.formed, "the ring")
+        pair["one"].send(signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        # It wakes with these in its buffers, and with a view in which 2 are wanted.
+        change(plane, namespace, replicas=5)
+        plane.api.delete(f"/api/v1/namespaces/{namespace}/pods/digits-0-1")
+        wanted = sorted({*names(5), "digits-0-2"} - {"digits-0-1"})
+        until(lambda: living(plane, namespace) == wanted, "5 workers", 30)
+        took_s = time.monotonic() - stopped_s
+        assert took_s < WITHIN_S, took_s
+        ring = fleet.ring()
+        assert ring is not None
+        until(lambda: ring.replicas == 5 and len(ring.members) == 5, "all 5 train")
+        targets = len(ring.targets)
+
+        woken_s = time.time()
+        pair["one"].send(signal.SIGCONT)
+        process = pair["one"].process
+        assert process is not None
+        assert process.wait(20) == 3, "a deposed leader ends"
+        assert writes_of(plane, "operator-one", woken_s) == []
+        assert len(ring.targets) == targets, "it spoke to the coordinator"
+        assert living(plane, namespace) == wanted
+        assert fleet.wrong == []
+
+        # Started again it stands by, and takes over in its turn.
+        pair["one"].start(f"--lease-duration={LEASE_S}", identity="one", port=18080)
+        said = pair["one"].log.read_text
+        until(lambda: said().count("Initial authentication has finished") == 2, "it is up")
+        pair["two"].stop()
+        until(lambda: holder(plane, namespace) == "one", "one leads again", WITHIN_S)
+
+
+def test_a_leader_that_stops_in_the_middle_of_its_writes_doubles_nothing(
+    plane: ControlPlane, namespace: str, pair: Pair
+) -> None:
+    count = 150
+    with plane.fake_nodes(2):
+        submit(plane, namespace, replicas=count)
+        until(lambda: len(pods(plane, namespace)) >= 15, "some workers")
+        pair["one"].send(signal.SIGSTOP)
+        made = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods(plane, namespace)}
+        assert len(made) < count, "too late to be in the middle"
+        until(lambda: len(living(plane, namespace)) == count, "all workers", 30)
+        pair["one"].send(signal.SIGCONT)
+        process = pair["one"].process
+        assert process is not None
+        assert process.wait(20) == 3
+        assert living(plane, namespace) == names(count)
+        now = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods(plane, namespace)}
+        assert {name: now[name] for name in made} == made, "a child was made anew"
+        assert len(pods(plane, namespace, "coordinator")) == 1
+
+
+def test_a_leader_that_leaves_hands_over_at_once(
+    plane: ControlPlane, namespace: str, pair: Pair
+) -> None:
+    """An update of the operator leaves no gap of the Lease's duration."""
+    assert pair["one"].stop() == 0
+    left_s = time.monotonic()
+    until(lambda: holder(plane, namespace) == "two", "two leads", LEASE_S)
+    assert time.monotonic() - left_s < 2

@@ -1,0 +1,144 @@
+"""The operator as a process against a real API server, with nodes that only look like some."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from cluster.control_plane import ControlPlane
+from fake_cluster.beside import (
+    JOBS,
+    Running,
+    change,
+    holds,
+    job,
+    living,
+    own_requests,
+    pods,
+    submit,
+    until,
+)
+from fake_cluster.stub import Fleet
+
+pytestmark = pytest.mark.processes
+
+
+def fleet_of(plane: ControlPlane, namespace: str) -> Fleet:
+    return Fleet(plane, namespace)
+
+
+def test_a_job_from_creation_to_its_end(
+    plane: ControlPlane, namespace: str, running: Running
+) -> None:
+    with plane.fake_nodes(3), Fleet(plane, namespace) as fleet:
+        submit(plane, namespace, replicas=4)
+        until(lambda: holds(job(plane, namespace), "RingReady"), "RingReady")
+        assert len(living(plane, namespace)) == 4
+        path = JOBS.format(namespace) + "/digits"
+        plane.api.patch(f"{path}/scale", {"spec": {"replicas": 6}})
+        until(lambda: job(plane, namespace)["status"]["ready"] == "6/6", "6/6")
+        ring = fleet.ring()
+        assert ring is not None
+        assert ring.targets[-1]["replicas"] == 6
+
+        for attempt in (2, 3, 4):
+            name = f"digits-1-{attempt - 1}"
+            plane.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
+            until(lambda n=attempt: f"digits-1-{n}" in living(plane, namespace), "anew", 5)
+        until(
+            lambda: job(plane, namespace)["status"]["restarts"]["replicas"] == 3,
+            "3 replacements are counted",
+        )
+        until(lambda: job(plane, namespace)["status"]["ready"] == "6/6", "6/6 again")
+        change(plane, namespace, replicas=2)
+        until(lambda: job(plane, namespace)["status"]["ready"] == "2/2", "2/2")
+        fleet.finish()
+        until(lambda: holds(job(plane, namespace), "Complete"), "Complete")
+        assert fleet.wrong == []
+        post = fleet.post()
+        assert post is None or post.refused == 0
+    assert running.process is not None
+    assert running.process.poll() is None
+
+
+def test_requests_of_a_job_with_8_workers(
+    plane: ControlPlane, namespace: str, running: Running
+) -> None:
+    """DESIGN 10: workers + 7 until the ring is ready, workers + 12 over a whole quiet life."""
+    key = 2  # its own key is looked for and made once in the operator's life
+    with plane.fake_nodes(3), Fleet(plane, namespace) as fleet:
+        submit(plane, namespace, replicas=8)
+        until(lambda: holds(job(plane, namespace), "RingReady"), "RingReady")
+        ready = own_requests(plane, namespace)
+        assert ready["create", "pods"] == 8 + 1
+        assert ready.total() - key <= 8 + 7, ready
+        fleet.finish()
+        until(lambda: holds(job(plane, namespace), "Complete"), "Complete")
+        until(lambda: not pods(plane, namespace, "coordinator"), "the coordinator is gone")
+        life = own_requests(plane, namespace)
+        assert life.total() - key <= 8 + 12, life
+
+
+def test_a_bad_template_is_told_in_the_words_of_the_api_server(
+    plane: ControlPlane, namespace: str, running: Running
+) -> None:
+    """Within 2 s, and without another pod."""
+    until(lambda: "acting for" in running.log.read_text(), "an operator")
+    trainer = {"name": "trainer", "image": "t", "command": ["x"], "resourcess": {}}
+    started = time.monotonic()
+    submit(plane, namespace, replicas=3, template={"spec": {"containers": [trainer]}})
+    condition = until(lambda: holds(job(plane, namespace), "Degraded"), "Degraded", 20)
+    took = time.monotonic() - started
+    assert condition["reason"] == "TemplateInvalid"
+    assert "resourcess" in condition["message"]
+    assert took < 2, took
+    quiet = own_requests(plane, namespace)
+    time.sleep(2)
+    assert own_requests(plane, namespace) == quiet, "it tries again and again"
+    assert pods(plane, namespace) == []
+    assert pods(plane, namespace, "coordinator") == []
+    assert running.process is not None
+    assert running.process.poll() is None, "the operator has ended"
+
+    # A template may be corrected while the job is suspended.
+    good = {"spec": {"containers": [{"name": "trainer", "image": "t", "command": ["x"]}]}}
+    change(plane, namespace, suspend=True)
+    plane.api.patch(
+        f"{JOBS.format(namespace)}/digits",
+        [{"op": "replace", "path": "/spec/template", "value": good}],
+        "application/json-patch+json",
+    )
+    change(plane, namespace, suspend=False)
+    until(lambda: len(living(plane, namespace)) == 3, "3 workers")
+    until(lambda: not holds(job(plane, namespace), "Degraded"), "no longer degraded")
+
+
+def test_a_quota_is_told_and_retried(plane: ControlPlane, namespace: str, running: Running) -> None:
+    quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "2"}}}
+    path = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    plane.api.create(path, quota)
+    until(lambda: plane.api.get(f"{path}/few").get("status", {}).get("hard"), "the quota counts")
+    with plane.fake_nodes(2):
+        submit(plane, namespace, replicas=4)
+        condition = until(lambda: holds(job(plane, namespace), "Degraded"), "Degraded", 30)
+        assert condition["reason"] == "QuotaExceeded"
+        assert "exceeded quota" in condition["message"]
+        plane.api.patch(f"{path}/few", {"spec": {"hard": {"pods": "10"}}})
+        until(lambda: len(living(plane, namespace)) == 4, "4 workers")
+        until(lambda: not holds(job(plane, namespace), "Degraded"), "no longer degraded")
+
+
+def test_an_operator_that_is_killed_goes_on_where_it_was(
+    plane: ControlPlane, namespace: str, running: Running
+) -> None:
+    until(lambda: "leading as" in running.log.read_text(), "it leads")
+    running.stop(signal.SIGKILL)
+    running.start("--lease-duration=300")
+    until(lambda: running.log.read_text().count("leading as") == 2, "it leads again")
+    running.stop(signal.SIGKILL)
+    submit(plane, namespace, replicas=5)
+    running.start("--lease-duration=300")  # the same identity waits for no Lease
+    until(lambda: len(living(plane, namespace)) == 5, "5 workers", 60)
+    assert living(plane, namespace) == [f"digits-{n}-1" for n in range(5)]
+    assert running.stop() == 0

@@ -1,0 +1,152 @@
+"""The API server itself refuses every wrong job, in words that name the field and the way out.
+
+The table is the one that `paceline validate` is held to (tests/api/bad_specs.py). The words of the
+API server are recorded in golden/refusals.txt, to be read by people.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from api.bad_specs import BAD, GOOD, Bad
+from cluster.api import ApiError
+from cluster.commands import kubectl
+from cluster.control_plane import ControlPlane
+from fake_cluster.beside import CRD, JOBS, ROOT
+
+pytestmark = pytest.mark.processes
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "refusals.txt"
+CHECK = JOBS.format("default") + "?dryRun=All&fieldValidation=Strict"
+"""As kubectl asks: nothing is stored, an unknown field is an error."""
+NOISE = re.compile(
+    r"^(\w+\.paceline\.dev) \"[^\"]*\" is invalid: |, <nil>: Invalid value: null.*?(?=\])"
+)
+WAY_OUT = (
+    *("; use ", "; set ", "; add ", "; remove ", "; give ", "; write ", "; name ", "; say "),
+    *("; lower ", "; raise "),
+    *("should be ", "should have at least", "must be of type", "must be TrainingJob"),
+    *("supported values: ", "Required value", "is required"),
+)
+"""Paceline's own advice, or the API server's own statement of what it would accept."""
+ABOUT_THE_FIELD = ("unknown field", "Object 'Kind' is missing", "does not match the expected")
+"""It is wrong that the field is there, or is not: that is the advice."""
+
+
+def refusal(plane: ControlPlane, body: dict[str, Any]) -> str:
+    with pytest.raises(ApiError) as caught:
+        plane.api.create(CHECK, body)
+    assert caught.value.status in (400, 422), caught.value
+    return caught.value.reason
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_spec_is_refused(plane: ControlPlane, name: str) -> None:
+    bad = BAD[name]
+    told = refusal(plane, yaml.safe_load(bad.text))
+    assert any(field in told for field in fields_of(bad)), told
+    assert any(words in told for words in (*WAY_OUT, *ABOUT_THE_FIELD)), told
+
+
+def fields_of(bad: Bad) -> Iterator[str]:
+    """The path, or the list that it is in: a rule cannot name an item."""
+    path = bad.path
+    yield {"kind": "Kind", "apiVersion": "API version"}.get(path, path)
+    yield path
+    if "[" in path:
+        yield path[: path.rindex("[")]
+        yield path[: path.index("[")]
+    if path == "apiVersion":
+        yield 'in version "v1"'
+
+
+def test_the_words_are_as_recorded(plane: ControlPlane) -> None:
+    """After a wanted change: delete the file, run again, and read the difference."""
+    lines = ["# What the API server says to each entry of tests/api/bad_specs.py"]
+    for name, bad in BAD.items():
+        told = NOISE.sub("", refusal(plane, yaml.safe_load(bad.text))).strip("[]")
+        lines += ["", name, f"  {told[:400]}"]
+    text = "\n".join(lines) + "\n"
+    if not GOLDEN.exists():
+        GOLDEN.write_text(text)
+        pytest.fail(f"{GOLDEN.name} was missing and has been written; read it and run again")
+    assert text == GOLDEN.read_text()
+
+
+def documents() -> list[tuple[str, str]]:
+    """Every TrainingJob that a reader could copy: (where, text)."""
+    files = sorted([*ROOT.glob("examples/**/*.yaml"), *ROOT.glob("docs/**/*.yaml")])
+    found = [(path.relative_to(ROOT).as_posix(), path.read_text()) for path in files]
+    texts = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"), ROOT / "README.md"]
+    for path in sorted(texts):
+        name = path.relative_to(ROOT).as_posix()
+        blocks = re.findall(r"^```ya?ml\n(.*?)^```", path.read_text(), re.M | re.S)
+        found += [(f"{name}[{number}]", block) for number, block in enumerate(blocks)]
+    return [(where, text) for where, text in found if re.search(r"^kind: TrainingJob", text, re.M)]
+
+
+@pytest.mark.parametrize(("where", "text"), documents(), ids=[where for where, _ in documents()])
+def test_what_a_reader_copies_is_accepted(plane: ControlPlane, where: str, text: str) -> None:
+    said = kubectl(plane.kubeconfig, "apply", "--dry-run=server", "-f", "-", stdin=text)
+    assert "created (server dry run)" in said
+
+
+def test_there_is_something_to_copy() -> None:
+    assert len(documents()) >= 2
+
+
+def test_the_definition_fits_a_client_side_apply(plane: ControlPlane) -> None:
+    said = kubectl(plane.kubeconfig, "apply", "-f", str(CRD))
+    assert re.search(r"trainingjobs\.paceline\.dev (created|configured|unchanged)", said)
+
+
+def job(**spec: Any) -> dict[str, Any]:
+    body: dict[str, Any] = yaml.safe_load(GOOD)
+    body["spec"] |= spec
+    return body
+
+
+@pytest.fixture
+def stored(plane: ControlPlane, namespace: str) -> str:
+    """The path of a stored job."""
+    plane.api.create(JOBS.format(namespace), job(metrics={"port": 9999}))
+    return f"{JOBS.format(namespace)}/digits"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"procsPerReplica": 1}, "procsPerReplica"),
+        ({"collective": {"backend": "gloo"}}, "collective.backend"),
+        ({"managedBy": "else"}, "managedBy"),
+        ({"metrics": None}, "metrics.port"),
+        ({"checkpoint": {"path": "/elsewhere"}}, "checkpoint.path"),
+        ({"template": {"metadata": {"labels": {"a": "b"}}}}, "template"),
+    ],
+)
+def test_what_is_fixed_cannot_be_changed(
+    plane: ControlPlane, stored: str, change: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        plane.api.patch(stored, {"spec": change})
+    assert f"spec.{field} can" in caught.value.reason  # cannot be changed; can be changed only
+    assert "; set " in caught.value.reason
+
+
+def test_scale_keeps_the_bounds(plane: ControlPlane, namespace: str) -> None:
+    body = job(minReplicas=2, maxReplicas=6)
+    plane.api.create(JOBS.format(namespace), body)
+    words = ["scale", "trainingjob/digits", "-n", namespace]
+    kubectl(plane.kubeconfig, *words, "--replicas=6")
+    for replicas, field in ((7, "maxReplicas"), (1, "minReplicas")):
+        with pytest.raises(Exception, match=f"spec.{field}"):
+            kubectl(plane.kubeconfig, *words, f"--replicas={replicas}")
+    got = kubectl(plane.kubeconfig, "get", "tj", "-n", namespace)
+    assert got.split()[:8] == [
+        *("NAME", "READY", "MODE", "ROUND", "GENERATION", "TRANSPORT", "STRAGGLERS", "STATE"),
+    ]

@@ -1,0 +1,78 @@
+"""The operator's page of the reference says what the code does (docs/reference/operator.md)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline_api.reasons import ConditionType, Reason
+from paceline_operator.reference import CONDITIONS, EVENTS, OF_COORDINATOR, markdown, values_of
+
+ROOT = Path(__file__).parent.parent.parent
+CORE = ROOT / "operator/paceline_operator/core"
+VALUES = (ROOT / "charts/paceline/values.yaml").read_text()
+
+
+def calls(name: str) -> Iterator[ast.Call]:
+    for path in CORE.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(name):
+                yield node
+
+
+def named(node: ast.AST, kind: str) -> set[str]:
+    """Members of the enum `kind` that are written in `node`."""
+    return {
+        found.attr
+        for found in ast.walk(node)
+        if isinstance(found, ast.Attribute) and ast.unparse(found.value) == kind
+    }
+
+
+def test_conditions_are_written_with_the_reasons_told() -> None:
+    for call in calls("Wanted"):
+        for kind in named(call, "ConditionType"):
+            for reason in named(call, "Reason"):
+                assert Reason[reason] in CONDITIONS[ConditionType[kind]], (kind, reason)
+    worst = next(
+        node
+        for node in ast.walk(ast.parse((CORE / "conditions.py").read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name == "_worst"
+    )
+    told = set(CONDITIONS[ConditionType.DEGRADED])
+    assert {Reason[reason] for reason in named(worst, "Reason")} <= told
+    for call in calls("End"):
+        ends = {Reason[reason] for reason in named(call, "Reason")}
+        assert ends <= {*CONDITIONS[ConditionType.FAILED], Reason.JOB_FINISHED}, ends
+
+
+def test_events_have_the_reasons_told() -> None:
+    written = {reason for call in calls("Event") for reason in named(call, "Reason")}
+    assert len(written) >= 10
+    assert {Reason[reason] for reason in written} <= set(EVENTS)
+
+
+def test_what_is_told_exists() -> None:
+    """Every reason of the page is written by the operator, or comes from a coordinator."""
+    sources = "".join(path.read_text() for path in CORE.glob("*.py"))
+    runtime = "".join(path.read_text() for path in (ROOT / "runtime/paceline").rglob("*.py"))
+    told = {*EVENTS, *(reason for reasons in CONDITIONS.values() for reason in reasons)}
+    for reason in told - set(OF_COORDINATOR):
+        assert f"Reason.{reason.name}" in sources, reason
+    for reason in OF_COORDINATOR:
+        assert f'"{reason}"' in runtime, reason
+
+
+def test_the_page_is_the_generated_one() -> None:
+    page = (ROOT / "docs/reference/operator.md").read_text()
+    assert page == markdown(VALUES), "run: make generate"
+
+
+def test_values_are_read_with_their_comments() -> None:
+    text = "# All of a.\na:\n  b: 1\n  c: {d: 2}\n\ne:\n  # Of f.\n  # And more.\n  f: x\n  g: []\n"
+    assert [(v.path, v.default, v.text) for v in values_of(text)] == [
+        ("a", "b: 1; c: {d: 2}", "All of a."),
+        ("e.f", "x", "Of f. And more."),
+        ("e.g", "[]", ""),
+    ]

@@ -1,0 +1,48 @@
+"""What a new operator does before it has heard a coordinator, and one that has lost the lead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fake_cluster.observations import NOW, RUNNING, job_of, training
+from fake_cluster.world import NAMESPACE, World, job_body
+from paceline_api.crdgen import PLURAL
+from paceline_operator.core.reconcile import HEAR_S, reconcile
+
+
+def test_a_job_grows_only_when_its_coordinator_is_heard() -> None:
+    """One that was told a smaller number by the operator before would drain the new workers."""
+    job = job_of(RUNNING, replicas=4)
+    unheard = replace(training(2), told=None)
+    waiting = reconcile(job, unheard, NOW)
+    assert waiting.workers == ()
+    assert waiting.look_again_s is not None
+    assert waiting.look_again_s <= NOW + HEAR_S
+    assert len(reconcile(job, training(2), NOW).workers) == 2
+    # It may be away for long: then the job grows all the same.
+    silent = replace(unheard, since={"away": NOW - HEAR_S})
+    assert len(reconcile(job, silent, NOW).workers) == 2
+
+
+def test_a_lapsed_lead_writes_nothing_and_forgets_nothing() -> None:
+    """The Lease may come back, as after a moment without a processor: then it goes on."""
+    world = World()
+    leads = False
+    try:
+        world.server.insert(PLURAL, NAMESPACE, job_body(replicas=2))
+        world.relist()
+        world.controller._applier._leads = lambda: leads
+        world.settle(5)
+        assert world.server.writes == []
+        leads = True
+        world.settle(5)
+        assert len(world.pods()) == 2
+        leads = False
+        world.server.remove("pods", NAMESPACE, "digits-1-1")
+        world.settle(5)
+        assert len(world.pods()) == 1
+        leads = True
+        world.settle(5)
+        assert [pod["metadata"]["name"] for pod in world.pods()] == ["digits-0-1", "digits-1-2"]
+    finally:
+        world.close()

@@ -8,6 +8,7 @@ PacelineError (paceline_api.errors)      a mistake or condition that a user can 
 |-- RuntimeBrokenError                   a fault of Paceline itself
 |-- ReplayError                          a recorded run cannot be run again
 |-- StateError                           a state from another rank does not fit this script
+|-- CheckpointError                      a checkpoint is damaged or of another job
 `-- JobStoppedError                      the job is over and the script goes on stepping (D7)
 SystemExit
 `-- DismissedError                       this rank is no part of the job any more (D7)
@@ -21,6 +22,7 @@ EXIT_BROKEN = 70
 
 __all__ = [
     "ChangedLaterError",
+    "CheckpointError",
     "DataError",
     "DismissedError",
     "JobStoppedError",
@@ -66,6 +68,14 @@ class ReplayError(PacelineError):
 
 class StateError(PacelineError):
     """A state from another rank does not fit this script: another model or another optimizer."""
+
+
+class CheckpointError(PacelineError):
+    """A checkpoint is damaged, or of another job, model or data set."""
+
+    def __str__(self) -> str:
+        # It reaches the user through the coordinator, as one text.
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
 
 class JobStoppedError(PacelineError):

@@ -56,6 +56,7 @@ LINGER_S: Final = 24 * 3600.0
 LISTEN: Final = f"0.0.0.0:{COORDINATOR_PORT}"
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 class SettingsError(PacelineError):
@@ -67,6 +68,15 @@ class SettingsError(PacelineError):
             hint="start jobs with `paceline run job.yaml`, which sets it",
             exit_code=EXIT_BAD_INPUT,
         )
+
+
+class CheckpointSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """`spec.checkpoint`, as a rank needs it."""
+
+    path: str
+    """Absolute, or relative to the folder in which the ranks run."""
+    every_rounds: int
+    keep: int
 
 
 class AgentSpec(msgspec.Struct, frozen=True, rename="camel"):
@@ -90,6 +100,7 @@ class AgentSpec(msgspec.Struct, frozen=True, rename="camel"):
     """Ranks per replica."""
     record: bool = False
     """Each rank keeps a journal, for `paceline replay`."""
+    checkpoint: CheckpointSpec | None = None
 
     def to_json(self) -> str:
         return msgspec.json.format(msgspec.json.encode(self)).decode()
@@ -133,6 +144,8 @@ class AgentSettings:
     """Address under which others reach this pod."""
     metrics_port: int
     """0 = any free one; on a laptop the next free one is taken."""
+    tls_cert: Path | None = None
+    """The coordinator's; None = plain HTTP."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> AgentSettings:
@@ -152,6 +165,7 @@ class AgentSettings:
             drain_grace_s=_take(env, ENV_DRAIN_GRACE, _seconds, DRAIN_GRACE_S),
             host=env.get(ENV_HOST) or ("127.0.0.1" if local else socket.gethostname()),
             metrics_port=_take(env, ENV_METRICS_PORT, _count, METRICS_PORT),
+            tls_cert=_certificate(env),
         )
 
 
@@ -170,6 +184,8 @@ class RankSettings:
     """Socket to the agent; for `comm.agent_line.AgentLine`."""
     record_fd: int
     """Memory of the rank's metrics; for `telemetry.records.RankRecord.open`."""
+    tls_cert: Path | None = None
+    """The coordinator's; None = plain HTTP."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> RankSettings | None:
@@ -188,12 +204,14 @@ class RankSettings:
             host=_need(env, ENV_HOST, str),
             agent_fd=_need(env, ENV_AGENT_FD, _count),
             record_fd=_need(env, ENV_RECORD_FD, _count),
+            tls_cert=_certificate(env),
         )
 
 
 def rank_environment(settings: AgentSettings, member: MemberId) -> dict[str, str]:
     """What `RankSettings` reads, but for the two descriptors, which the shim adds."""
-    return {
+    certificate = {ENV_TLS_CERT: str(settings.tls_cert)} if settings.tls_cert else {}
+    return certificate | {
         ENV_JOB: settings.job,
         ENV_MEMBER: str(member),
         ENV_COORDINATOR: ",".join(settings.coordinators),
@@ -239,6 +257,10 @@ class CoordinatorSettings:
         )
 
 
+def _certificate(env: Mapping[str, str]) -> Path | None:
+    return _take(env, ENV_TLS_CERT, Path, None)
+
+
 def _need(env: Mapping[str, str], name: str, read: Callable[[str], T]) -> T:
     text = env.get(name, "")
     if not text:
@@ -246,7 +268,7 @@ def _need(env: Mapping[str, str], name: str, read: Callable[[str], T]) -> T:
     return _read(name, text, read)
 
 
-def _take(env: Mapping[str, str], name: str, read: Callable[[str], T], default: T) -> T:
+def _take(env: Mapping[str, str], name: str, read: Callable[[str], T], default: U) -> T | U:
     text = env.get(name, "")
     return _read(name, text, read) if text else default
 

@@ -204,9 +204,10 @@ def member(local: int = 0, restarts: int = 0) -> MemberId:
 
 
 async def started(coordinator: Coordinator, local: int = 0, restarts: int = 0) -> RankStarted:
-    """Also that the shim has become the command."""
+    """Also that the shim has become the command. In the middle of an exec a process has no command
+    line at all."""
     rank = await coordinator.wait(RankStarted, lambda m: m.member == member(local, restarts))
-    await until(lambda: "shim.py" not in command_line(rank.pid), "the command")
+    await until(lambda: "shim.py" not in (command_line(rank.pid) or "shim.py"), "the command")
     return rank
 
 

@@ -11,8 +11,10 @@ import aiohttp
 import msgspec
 import pytest
 from coordinator.served import TOKEN, hello, register, served, text
+from paceline.coordinator.server import LOOK_S, SIGNS_S
 from paceline.core.ids import MemberId
 from paceline.core.messages import Fatal, Heartbeat, Inventory, KillRank, Targets
+from paceline.core.status import RankState
 from prometheus_client.parser import text_string_to_metric_families
 
 TIMEOUT_S = 20.0
@@ -295,5 +297,37 @@ def test_it_does_not_stay_for_ever() -> None:
             ws = await at.socket("/v1/ranks", register(RANK))
             await ws.send_str(text(Fatal(RANK, "ScriptFailed", "it raised")))
             assert await waiting == ""
+
+    run(go())
+
+
+def test_told_to_go_it_goes_at_once_where_nobody_is_left() -> None:
+    async def go() -> None:
+        async with served() as at:
+            waiting = asyncio.create_task(at.server.wait())
+            at.server.leave()
+            assert await asyncio.wait_for(waiting, 1.0) == ""
+
+    run(go())
+
+
+def test_told_to_go_it_sees_off_those_who_leave_too() -> None:
+    """C5: the whole job goes, and nobody waits for a coordinator that is there no more."""
+
+    async def go() -> None:
+        async with served() as at:
+            waiting = asyncio.create_task(at.server.wait())
+            agent = await at.socket("/v1/agents", hello(RANK.slot))
+            leaving = msgspec.structs.replace(register(RANK), leaving=True)
+            rank = await at.socket("/v1/ranks", leaving)
+            seen = await at.status()
+            while not seen.ranks or seen.ranks[0].state is not RankState.DRAINING:
+                seen = await at.status(after=str(seen.seq), timeout="5s")
+            at.server.leave()
+            done, _ = await asyncio.wait([waiting], timeout=SIGNS_S + 2 * LOOK_S)
+            assert not done, "it went before the rank that leaves"
+            await rank.close()
+            await agent.close()
+            assert await asyncio.wait_for(waiting, 5.0) == ""
 
     run(go())

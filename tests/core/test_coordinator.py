@@ -278,9 +278,47 @@ def test_a_retired_coordinator_says_nothing_more() -> None:
     assert desk.say(register(A, later)) == []
 
 
+def test_a_pod_that_comes_after_the_end_is_sent_home() -> None:
+    desk = Desk(replicas=1)
+    desk.pods(0)
+    desk.form(A)
+    desk.say(m.Fatal(A, "ScriptFailed", "it raised"))
+    hello = m.AgentHello(1, 0, "h", "", (B,), ())
+    assert desk.post(coord.FromAgent(hello)) == [m.Shutdown("ScriptFailed")]
+
+
+def test_a_restarted_coordinator_drains_nobody_before_it_was_told_the_size() -> None:
+    """Its file still says 2: the job was scaled up to 3 while an earlier coordinator lived."""
+    desk = Desk(replicas=2)
+    told: list[Struct] = []
+    for each in (A, B, C):
+        told += desk.post(coord.FromAgent(m.AgentHello(each.slot, 0, "h", "", (each,), ())))
+    desk.pods(0, 1, 2)
+    assert "DrainPod" not in kinds(told)
+    status = desk.coordinator.status(desk.now)
+    assert not status.told
+    assert "Resizing" not in {c.type for c in status.conditions}
+    assert "DrainPod" not in kinds(desk.post(coord.SetTargets(m.Targets(replicas=3))))
+    assert "DrainPod" in kinds(desk.post(coord.SetTargets(m.Targets(replicas=2))))
+
+
 def test_its_own_sleep_makes_nobody_suspect() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)
     desk.form(A, B)
     desk.post(coord.Tick(), 20 * FREEZE_MS)
     assert not any(s.suspect for s in desk.state.roster.ranks.values())
+
+
+def test_an_inventory_that_is_older_than_a_pod_does_not_bury_it() -> None:
+    """The pod reports before the inventory that names it; later it is gone from one."""
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    desk.form(A, B)
+    desk.agent(C)
+    desk.post(coord.Tick())
+    assert not desk.state.roster.is_dead(C)
+    desk.pods(0, 1, C.slot)
+    assert not desk.state.roster.is_dead(C)
+    desk.pods(0, 1)
+    assert desk.state.roster.is_dead(C)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from core.makers import GEN_1, member
@@ -217,9 +217,7 @@ def lone_rank() -> Rank:
 
 
 def test_v22_only_a_release_by_record_and_version_lets_a_result_out() -> None:
-    """R19: the machine has one effect with which anything may be published, and one way to it."""
-    names = {kind.__name__ for kind in get_args(ev.Effect)}
-    assert not [name for name in names if "publish" in name.lower() or "save" in name.lower()]
+    """R19. What `Publish` lets out before the release is in test_saving."""
     rank = lone_rank()
     rank.handle(0, ev.Reduced())
     for release in (Release(GEN_1, 1), Release(replace_counter(2), 1)):

@@ -26,11 +26,17 @@ def test_unmeasured_candidates_lose_against_measured_ones() -> None:
     assert "only candidate" in choose({"a": 0.0}, 1).why
 
 
-def test_regret_is_what_the_best_alternative_would_save() -> None:
+def test_regret_compares_what_one_rank_measured_at_one_size() -> None:
     choice = choose({"a": 1.0, "b": 1.5}, 1)
-    assert choice.regret(1.2) == 0.0
-    assert choice.regret(2.0) == 0.5
-    assert choose({"a": 1.0}, 1).regret(9.0) == 0.0
+    assert choice.regret({"a": 1.0, "b": 1.5}) == 0.0
+    assert choice.regret({"a": 1.5, "b": 1.0, "c": 1.2}) == 0.5
+    assert choice.regret({}) == 0.0  # a joiner takes over the table and has measured nothing
+    assert choice.regret({"a": 0.0, "b": 1.0}) == 0.0
+
+
+@given(st.dictionaries(NAMES, st.floats(1e-6, 1.0), min_size=1))
+def test_a_rank_that_measures_the_means_regrets_nothing(row: dict[str, float]) -> None:
+    assert choose(row, 1).regret(row) == 0.0
 
 
 @given(st.dictionaries(NAMES, TIMES, min_size=1))

@@ -198,11 +198,25 @@ def test_a_second_sigterm_neither_repeats_nor_shortens_the_drain() -> None:
 
 def test_the_end_of_the_job_shortens_a_drain() -> None:
     place = make_place(Phase.DRAINING)
+    feed(place, 0, Told(Outcome.PRESENT, ""))
     assert feed(place, 1 * S, Shutdown("over")) == [Command(place.member, "shutdown", "over")]
     assert place.wake_at_ns == 1 * S + SHUTDOWN_NS
     feed(place, 1 * S + SHUTDOWN_NS, Tick(), Exited(-SIGKILL, ""))
     assert place.ended is not None
     assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 0)
+
+
+def test_the_end_of_the_job_ends_a_rank_that_took_no_part_at_once() -> None:
+    """Its script still imports: nothing of it is awaited, and it is no failure."""
+    for before in (Phase.RUNNING, Phase.DRAINING):
+        place = Place(1, 0, 0, LIMITS)
+        feed(place, 0, Tick(), Up(4))
+        if before is Phase.DRAINING:
+            feed(place, 0, Drain("SIGTERM"))
+        assert feed(place, 1 * S, Shutdown("Complete")) == [SendKill(place.member, "Complete")]
+        feed(place, 1 * S, Exited(-SIGKILL, ""))
+        assert place.ended is not None
+        assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 0)
 
 
 def test_a_released_rank_has_all_the_time_it_wants() -> None:

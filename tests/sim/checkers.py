@@ -16,6 +16,7 @@ from paceline.core.records import Gen, Go, Late, Mode, Record, Trigger
 from paceline.core.sampling import samples_of, total_leases
 from paceline.core.snapshot import Totals
 from paceline.core.weighing import Weighing
+from sim.disk import Copy
 from sim.sums import Label, Sum, add, scaled
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Checkers:
         self.go_of: dict[tuple[GenerationId, int], Go] = {}
         self.contributed: dict[tuple[GenerationId, int, MemberId], Sum] = {}
         self.words: Counter[tuple[GenerationId, int, MemberId]] = Counter()
+        self.kept: list[Copy] = []
+        """Every checkpoint that was published."""
         self.settings_changed = False
         self.gen_of: dict[GenerationId, Gen] = {}
         self.commits: dict[tuple[MemberId, GenerationId], list[str]] = {}
@@ -75,6 +78,21 @@ class Checkers:
         if weighing.step:
             self.check_weights(rank)
         self.check_rounds_apart(rank)
+
+    def published(self, rank: SimRank, copy: Copy) -> None:
+        """R19: every member had the version, or the job is released with it."""
+        self.kept.append(copy)
+        self.remember_records(rank.state.log)
+        log, version = rank.state.log, copy.log.version
+        digest = log.digest
+        while digest and digest != copy.log.digest:
+            digest = self.chain[digest][0]
+        assert digest, f"R19: version {version} is no part of the log of {rank.me}"
+        assert log.version > version or rank.state.released, f"R19: {rank.me} is at {version}"
+        for other in self.sim.ranks.values():
+            mine = other.state
+            if other.running and mine.log.gen == log.gen and mine.has_state and not mine.passive:
+                assert mine.log.version >= version, f"R19: {other.me} never had {version}"
 
     def before_event(self, rank: SimRank, event: ev.Event) -> Fingerprint | None:
         if isinstance(event, m.Announce):
@@ -193,6 +211,8 @@ class Checkers:
         """A verdict must be true: nobody who could go on may be given up."""
         if reason != "StateLost":
             return
+        released = any("Released" in c.reasons for c in self.sim.all_coordinators)
+        assert released or not self.sim.disk.published, "StateLost, but there is a checkpoint"
         for rank in self.sim.ranks.values():
             keeps = rank.state.has_state and rank.state.log.version > 0
             assert not (rank.running and keeps), f"StateLost, but {rank.me} has weights"
@@ -218,16 +238,24 @@ class Checkers:
 
     def check_abandoned(self, digest: str) -> None:
         """I5 as reworded: at most the one round in flight is lost with a rank that was left out."""
-        kept, first = {""}, None
+        kept, gens = {""}, list[Gen]()
         while digest:
             kept.add(digest)
-            digest, first = self.chain[digest]
-        assert isinstance(first, Gen)
+            digest, record = self.chain[digest]
+            if isinstance(record, Gen):
+                gens.append(record)
         anew = any("BeganAnew" in c.reasons for c in self.sim.all_coordinators)
+        # All died within a heartbeat of their first rounds, and the coordinator that could know.
+        anew = anew or gens[-1].id.coordinator != self.sim.all_coordinators[0].name
+        last = next(n for n, gen in enumerate(gens) if gen.plan is not None)
+        after = {gen.id for gen in gens[: last + 1]} if gens[last].version else set(self.gen_of)
         for (member, generation), ends in self.commits.items():
             lost = [x for x in ends if x not in kept]
-            said = anew and generation < first.id
+            # With generations before the last restoration all is lost that no checkpoint has.
+            said = (anew and generation < gens[-1].id) or generation not in after
             assert len(lost) <= 1 or said, f"I5: {len(lost)} rounds of {member} are lost"
+        out = [c.log.version for c in self.kept if c.log.digest not in kept]
+        assert not out, f"R19: the published versions {out} are no part of the released log"
 
     def check_order(self, rounds: list[Go]) -> None:
         """I2, I3: per rank in order, each lease once."""

@@ -16,6 +16,8 @@ from sim.simulation import Simulation
 class Kind(StrEnum):
     KILL = "kill"
     """One rank; its agent lives and starts it again."""
+    WIPE = "wipe"
+    """Every rank at the same time; the agents live."""
     LOSE = "lose"
     """A pod with everything in it; only the inventory tells."""
     CUT = "cut"
@@ -68,6 +70,9 @@ def happen(sim: Simulation, fault: Fault) -> None:
     match fault.kind:
         case Kind.CRASH | Kind.TWIN | Kind.SLEEP:
             _to_coordinators(sim, fault)
+        case Kind.WIPE:
+            for each in live:
+                sim.kill(each.me, restart=True)
         case Kind.KILL | Kind.LOSE | Kind.DRAIN | Kind.JOIN | Kind.SHRINK:
             _to_processes(sim, fault, rank, len(live))
         case Kind.CUT:
@@ -109,14 +114,17 @@ def _to_threads(sim: Simulation, fault: Fault, rank: SimRank) -> None:
 
 
 def _to_coordinators(sim: Simulation, fault: Fault) -> None:
-    name = f"c{len(sim.all_coordinators)}"
+
+    def start() -> None:
+        sim.start_coordinator(f"c{len(sim.all_coordinators)}")  # no two of one name
+
     match fault.kind:
         case Kind.CRASH:
             for each in list(sim.coordinators):
                 sim.kill_coordinator(each)
-            sim.after(fault.ms % 200, lambda: sim.start_coordinator(name))
+            sim.after(fault.ms % 200, start)
         case Kind.TWIN:
-            sim.start_coordinator(name)
+            start()
         case _:
             for coordinator in list(sim.coordinators.values()):
                 sim.tell(f"coordinator {coordinator.name} sleeps for {fault.ms:.0f} ms")

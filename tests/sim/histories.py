@@ -7,6 +7,7 @@ import os
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from paceline.core.records import Late, Mode, Normalisation, Pacing, Settings
+from paceline.core.tree import TREE_ABOVE
 from sim.faults import Fault, Kind, plant
 from sim.simulation import Simulation
 from sim.world import MS, World
@@ -67,6 +68,9 @@ def worlds(draw: st.DrawFn, replicas: int | None = None, procs: int | None = Non
         nan=draw(st.sampled_from([0.0, 0.0, 0.05])),
         skip=draw(st.sampled_from([0.0, 0.0, 0.05])),
         rest=draw(st.sampled_from([0.0, 0.0, 0.05])),
+        save_every=draw(st.sampled_from([0, 1, 3])),
+        disk_full=draw(st.sampled_from([0.0, 0.0, 0.3])),
+        tree_above=draw(st.sampled_from([TREE_ABOVE, 1, 3])),
     )
 
 

@@ -28,7 +28,9 @@ class SimRank:
     def __init__(self, sim: Simulation, me: MemberId) -> None:
         self.sim, self.me = sim, me
         endpoints = m.Endpoints(f"trigger-{me}", f"data-{me}")
-        self.machine = Rank(me, pid=me.slot, host="sim", endpoints=endpoints)
+        every = sim.world.save_every
+        self.machine = Rank(me, pid=me.slot, host="sim", endpoints=endpoints, save_every=every)
+        self.machine.state.tree_above = sim.world.tree_above
         self.alive = True
         self.exit: ev.Exit | None = None
         # What is wrong with it.
@@ -97,6 +99,9 @@ class SimRank:
             self.post(self.backlog.popleft())
 
     def _handle(self, event: ev.Event) -> None:
+        looks = self.sim.world.save_every and (self.state.passive or not self.state.has_state)
+        if isinstance(event, m.Prepare) and looks:
+            self._handle(self.sim.disk.look())
         before = self.sim.checkers.before_event(self, event)
         follow: list[ev.Event] = []
         for effect in self.machine.handle(self.sim.now, event):
@@ -122,6 +127,14 @@ class SimRank:
                 if sim.breaks_channel():
                     return ev.ChannelFailed("no link", None, False)
                 return ev.ChannelOpened()
+            case ev.Restore(checkpoint=kept):
+                return sim.disk.load(self, kept)
+            case ev.Save():
+                sim.disk.save(self, effect)
+            case ev.Publish():
+                sim.disk.publish(self, effect)
+            case ev.Unsave():
+                sim.disk.drop(self)
             case ev.CloseChannel():
                 self.reducing = self.group = None
             case ev.Reduce():
@@ -241,6 +254,8 @@ class SimRank:
 
     def start_script(self) -> None:
         world = self.sim.world
+        if world.save_every:
+            self.post(self.sim.disk.look())
         self.post(ev.Begin("same", world.plan, world.lookahead))
 
     def _resume(self, effect: ev.Resume) -> None:

@@ -18,6 +18,7 @@ from paceline.core.ids import MemberId
 from paceline.core.rank import events as ev
 from sim.checkers import Checkers
 from sim.coordinators import SimCoordinator
+from sim.disk import Disk
 from sim.links import Links, Reductions
 from sim.ranks import SimRank
 from sim.world import MS, World
@@ -55,6 +56,7 @@ class Simulation:
         self.links = Links(self)
         self.reductions = Reductions(self)
         self.checkers = Checkers(self)
+        self.disk = Disk(self)
         self.ranks: dict[MemberId, SimRank] = {}
         self.pods: dict[tuple[int, int], SimPod] = {}
         self.coordinators: dict[str, SimCoordinator] = {}

@@ -6,6 +6,8 @@ prints the history and its story; PACELINE_SOAK=20000 searches longer (see sim.h
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,7 +55,10 @@ def test_one_kind_of_fault_over_and_over(kind: Kind) -> None:
     @given(worlds(), seeds, faults(kind, most=4))
     def history(world: World, seed: int, what: list[Fault]) -> None:
         sim = run(world, seed, what)
-        harmless = kind not in (Kind.LOSE, Kind.KILL, Kind.DRAIN, Kind.FREEZE, Kind.STUCK)
+        harmless = kind not in (
+            *(Kind.LOSE, Kind.KILL, Kind.WIPE),
+            *(Kind.DRAIN, Kind.FREEZE, Kind.STUCK),
+        )
         assert sim.finished or not harmless or world.replicas == 1, sim.story()
 
     history()
@@ -73,6 +78,18 @@ def test_scaling_up_and_down_while_the_mode_changes(
 ) -> None:
     sim = run(world, seed, what)
     assert sim.finished or "Interrupted" in sim.outcomes, sim.story()
+
+
+@bounded(150)
+@given(worlds(), seeds, faults(Kind.WIPE, Kind.CRASH, Kind.LOSE, Kind.JOIN, most=5))
+def test_all_ranks_die_and_a_checkpoint_brings_the_job_to_its_end(
+    world: World, seed: int, what: list[Fault]
+) -> None:
+    """R26: a job that has a checkpoint is never lost, and every sample counts once in the end."""
+    sim = run(dataclasses.replace(world, save_every=2), seed, what)
+    after_the_end = any("Released" in c.reasons for c in sim.all_coordinators)
+    lost = not (sim.finished or after_the_end or "Interrupted" in sim.outcomes)
+    assert not (lost and sim.checkers.kept), sim.story()
 
 
 # ---- deaths at every step ------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paceline.core.records import DataPlan, Settings
+from paceline.core.tree import TREE_ABOVE
 
 MS = 10**6
 
@@ -32,9 +33,17 @@ class World:
     skip: float = 0.0
     rest: float = 0.0
     """Shares of the batches that are poisoned, skipped, or after which the rank evaluates."""
+    tree_above: int = TREE_ABOVE
+    """Members above which GO goes by way of relays."""
     delay_ms: tuple[float, float] = (0.05, 3.0)
     stream_ms: float = 80.0
     """At most for a joiner's state."""
+    save_every: int = 0
+    """Rounds between two checkpoints; 0 = none."""
+    disk_ms: float = 30.0
+    """At most for one order to the disk."""
+    disk_full: float = 0.0
+    """Share of the orders that fail."""
     settle_ms: int = 300
     freeze_ms: int = 400
     until_ms: int = 60_000

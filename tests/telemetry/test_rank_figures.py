@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 from paceline.comm.avoided import AvoidedWaiting
+from paceline.comm.checkpoint_gauges import CheckpointGauges
 from paceline.comm.gauges import Gauges
 from paceline.comm.loop_gauges import LoopGauges
 from paceline.core.ids import GenerationId, MemberId
+from paceline.core.log import Log
 from paceline.core.messages import Endpoints
 from paceline.core.rank import events as ev
-from paceline.core.rank.state import RankState
+from paceline.core.rank.state import RankState, Saving
 from paceline.core.records import (
     Benched,
     DataPlan,
@@ -28,6 +31,7 @@ from paceline.core.records import (
     Trigger,
 )
 from paceline.core.select import Carrier
+from paceline.core.status import Fact, log_status
 from paceline.telemetry.catalog import CATALOG, Writer
 from paceline.telemetry.records import RankRecord
 
@@ -108,7 +112,7 @@ class OneRank:
         log.append(gen)
         self.event(ev.Connected())
         self.rank.started = True
-        self.gauges.opened([RING] * 3)
+        self.gauges.opened([RING] * 3, [0.0, 0.0, 2e-6])
         self.event(ev.ChannelOpened())
 
     def event(self, event: ev.Event, after_ms: int = 10) -> None:
@@ -162,6 +166,7 @@ def test_a_round_with_everybody(one: OneRank) -> None:
     assert record["payload_bytes_total", "mpi", "ring"] == [400]
     assert record["transfer_seconds_total", "mpi", "ring"] == [pytest.approx(0.004)]
     assert record["transport_selected_info", "mpi", "ring", "4KiB"] == [1.0]
+    assert record["transport_regret_seconds", "1MiB"] == [2e-6]
     assert record["committed_rounds"][-1] == 1
 
 
@@ -288,12 +293,55 @@ def test_the_time_of_the_loop_adds_up() -> None:
     record.real.close()
 
 
+def test_what_shadow_reports(one: OneRank) -> None:
+    """Counted from the rank's second round in Shadow on."""
+    log = one.rank.log
+    log.settings = replace(log.settings, mode=Mode.SHADOW, quorum=2, grace_ns=0)
+    for _ in range(3):
+        one.round(one.share(A, 0), one.share(B, 10), one.share(C, 40), took_ms=40, trigger="all")
+    assert one.record["shadow_waited_seconds_total"] == [pytest.approx(0.070)] * 2
+    assert one.record["shadow_saved_seconds_total", "Quorum"] == [pytest.approx(0.060)] * 2
+    assert one.record["shadow_saved_seconds_total", "Solo"] == [pytest.approx(0.070)] * 2
+    assert one.record["shadow_late_gradients_total", "Quorum"] == [1, 1]
+    assert one.record["shadow_late_gradients_total", "Solo"] == [2, 2]
+    one.gauges.facts.work_out(one.rank)
+    told = log_status(one.gauges.facts.heartbeat(one.rank).facts).shadow
+    assert told is not None
+    assert (told.rounds, told.fresh) == (3, 9)
+    assert told.late["Solo"] == 4, "the first round is Full anyhow"
+    assert told.waited_s == pytest.approx(0.210)
+    assert told.saved_s["Majority"] == pytest.approx(0.120)
+
+
+def test_shares_of_rounds_follow_the_log(one: OneRank) -> None:
+    """They are taken from the ledger now and then, also when others become active in between."""
+    facts = one.gauges.facts
+
+    def shares() -> dict[str, float]:
+        facts.work_out(one.rank)
+        return log_status(facts.heartbeat(one.rank).facts).shares
+
+    one.round(one.share(A, 0), one.share(B, 0), took_ms=0)
+    one.round(one.share(A, 0), one.share(C, 0), took_ms=0)
+    assert shares() == {"0.0#0": 1.0, "1.0#0": 0.5, "2.0#0": 0.5}
+    one.round(one.share(A, 0), one.share(C, 0), took_ms=0)
+    one.generation(A, C, left=(LeftOut(B, "dead"),))
+    one.round(one.share(A, 0), took_ms=0)
+    assert shares() == {"0.0#0": 1.0, "2.0#0": 0.5}
+    one.rank.log = Log.restore(one.rank.log.snapshot())  # a donor's
+    one.round(one.share(C, 0), took_ms=0)
+    assert shares() == {"0.0#0": 0.8, "2.0#0": 0.6}
+
+
 def test_every_metric_of_a_rank_is_written(one: OneRank) -> None:
     """A metric that no code writes is a promise that nobody keeps."""
     one.event(ev.Step((0,), 2, 2))
     drop = Drop(DropReason.NONFINITE, 2, one.rank.log.held(A)[1:2])
     one.round(one.share(A, 9, drops=(drop,)), one.share(B, 0), took_ms=9)
     one.round(one.share(C, 0, fresh=False), one.share(A, 0), took_ms=0)
+    one.rank.log.settings = replace(one.rank.log.settings, mode=Mode.SHADOW)
+    for _ in range(2):
+        one.round(one.share(A, 0), took_ms=0)
     one.gauges.failed(RING)
     one.rank.facts.jumps = 1
     one.generation(A, B, D, left=(LeftOut(C, "silent"),))
@@ -303,6 +351,11 @@ def test_every_metric_of_a_rank_is_written(one: OneRank) -> None:
     loop.began(0)
     loop.waited(0, 1)
     loop.stepped(1, 2, fresh=True)
+    facts = CheckpointGauges(one.record).follow(  # type: ignore[arg-type]
+        Saving(every=2, written=3, skipped=1, failed=2, published=6), exposed_s=0.5, hidden_s=4.0
+    )
+    assert (facts[Fact.SAVED], facts[Fact.SAVED_VERSION]) == (3, 6)
+    assert one.record["checkpoints_total", "skipped"] == [1]
     written = {name for name, *_ in (key for key, values in one.record.written.items() if values)}
     ours = {metric.name for metric in CATALOG if metric.writer is not Writer.AGENT}
     assert written == ours

@@ -162,10 +162,10 @@ def test_a_writer_that_died_inside_an_update_holds_up_nobody() -> None:
     fd = allocate_record()
     record, reader = RankRecord.open(os.dup(fd)), RecordReader(fd)
     os.close(fd)
-    counter = record.counter("paceline_jumps_total")
-    counter.add(2)
-    counter._words[counter._seq] += 1
-    assert reader.read().values[counter._at] == 2
+    age = record.histogram("paceline_contribution_age_rounds")
+    age.observe(2.0)
+    age._words[age._seq] += 1
+    assert reader.read().values[age._sum] == 2.0
     reader.close()
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paceline.comm.buckets import GradientBuckets
-from paceline.comm.codec import Decoder, Encoder
+from paceline.comm.codec import Decoder, Encoder, as_bytes
 from paceline.comm.committed import Committed
 from paceline.errors import ChangedLaterError, StateError, UnsupportedError
 from torch import nn
@@ -295,7 +295,7 @@ def equal(one: object, other: object) -> bool:
 @given(value=plain_values)
 @settings(deadline=None)
 def test_state_survives_the_wire_as_it_was(value: object) -> None:
-    encoder = Encoder()
+    encoder = Encoder(as_bytes)
     text = json.dumps(encoder.encode(value, "x"))
     back = Decoder(encoder.buffers).decode(json.loads(text), torch.device("cpu"))
     assert equal(value, back)
@@ -303,4 +303,4 @@ def test_state_survives_the_wire_as_it_was(value: object) -> None:
 
 def test_what_cannot_travel_is_named() -> None:
     with pytest.raises(UnsupportedError, match=r"state\['x'\] is a set"):
-        Encoder().encode({"x": {1, 2}}, "state")
+        Encoder(as_bytes).encode({"x": {1, 2}}, "state")

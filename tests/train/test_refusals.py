@@ -256,3 +256,20 @@ def test_unequal_sums_without_our_loader_are_fine() -> None:
         model(torch.ones(samples, 3)).sum().backward()
         optimizer.step(samples=samples)
     assert session.applied_samples == 7
+
+
+def test_a_sparse_gradient_that_no_module_announces_counts_as_a_dense_one() -> None:
+    """`functional.embedding(sparse=True)` adds into the flat buffer like any other."""
+    ends = []
+    for sparse in (False, True):
+        started(LoneSession(stop_at=3))
+        table = nn.Parameter(torch.arange(15.0).view(5, 3))
+        model = nn.ParameterList([table])
+        optimizer = wrap(model)
+        while not optimizer.stopped:
+            numbers = torch.tensor([1, 3, 3])
+            nn.functional.embedding(numbers, model[0], sparse=sparse).sum().backward()
+            optimizer.step()
+        ends.append(model[0].detach().clone())
+    assert torch.equal(*ends)
+    assert not torch.equal(ends[0], torch.arange(15.0).view(5, 3))

@@ -12,6 +12,8 @@ import os
 import signal
 import sys
 from functools import partial
+from pathlib import Path
+from typing import Final
 
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 
@@ -28,8 +30,13 @@ from paceline.core.messages import AgentDone, AgentHello, ToAgent
 from paceline.core.supervise import Limits, Report
 from paceline.settings import ENV_SPEC, AgentSettings, AgentSpec, SettingsError
 from paceline.telemetry.collector import PodRecords
+from paceline.tls import pinned
 
 log = logging.getLogger("paceline.agent")
+
+TERMINATION_LOG: Final = Path("/dev/termination-log")
+"""What the kubelet puts into the pod's status: where the operator reads how the pod ended."""
+TERMINATION_BYTES_MAX: Final = 4096
 
 
 class Agent:
@@ -46,7 +53,11 @@ class Agent:
         self._reaper = Reaper()
         self._records = PodRecords(settings.slot, settings.procs)
         self._link = CoordinatorLink(
-            settings.coordinators, settings.token, hello=self._hello, obey=self._obey
+            settings.coordinators,
+            settings.token,
+            hello=self._hello,
+            obey=self._obey,
+            tls=pinned(settings.tls_cert),
         )
         self._records.connection = lambda: (self._link.connected, self._link.connections)
         self._supervisor = Supervisor(
@@ -125,6 +136,15 @@ async def _run(settings: AgentSettings, spec: AgentSpec) -> Ended:
     return await Agent(settings, spec).run()
 
 
+def _leave_word(ended: Ended) -> None:
+    """The end as one word and a message, for whoever looks when no coordinator is left (C1)."""
+    text = f"{ended.end}: {ended.message}" if ended.message else str(ended.end)
+    try:
+        TERMINATION_LOG.write_bytes(text.encode()[:TERMINATION_BYTES_MAX])
+    except OSError as error:
+        log.info("no word is left in %s: %s", TERMINATION_LOG, error.strerror)
+
+
 def read_spec(settings: AgentSettings) -> AgentSpec:
     try:
         return AgentSpec.from_json(settings.spec_path.read_bytes())
@@ -140,6 +160,8 @@ def main() -> int:
     try:
         settings = AgentSettings.from_environment(os.environ)
         ended = asyncio.run(_run(settings, read_spec(settings)))
+        if TERMINATION_LOG.exists():
+            _leave_word(ended)
     except PacelineError as error:
         sys.stderr.write(error.render() + "\n")
         return error.exit_code

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
-from paceline_api.errors import PacelineError
+from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 
 from paceline.telemetry.collector import CONTENT_TYPE
 
@@ -37,9 +38,11 @@ class HttpServer:
             except OSError as error:
                 if error.errno == errno.EADDRINUSE and candidate < last:
                     continue
+                told = os.strerror(error.errno or 0).lower()
                 raise PacelineError(
-                    f"spec.metrics.port: {candidate} cannot be used: {error.strerror}",
+                    f"spec.metrics.port: {candidate} cannot be used: {told}",
                     hint="choose another port; 0 takes any free one",
+                    exit_code=EXIT_BAD_INPUT,
                 ) from error
             return int(self._runner.addresses[-1][1])
         raise AssertionError("unreachable: the loop returns or raises")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +36,7 @@ def run(
     """The exit code. Raises PacelineError before anything is started."""
     if replicas is not None:
         overrides = [*overrides, f"spec.replicas={replicas}"]
-    job = resolve(load_job(file, overrides))
+    job = _beside_file(resolve(load_job(file, overrides)), file)
     if job.suspend:
         raise SpecError(
             "spec.suspend",
@@ -116,6 +117,14 @@ def _check_faults(job: ResolvedJob, faults: tuple[Fault, ...]) -> None:
             hint=f"allow more with --set spec.maxReplicas={most}",
         )
     check_ranks(faults, most * job.procs_per_replica)
+
+
+def _beside_file(job: ResolvedJob, file: Path) -> ResolvedJob:
+    """A relative spec.checkpoint.path begins at the job file, so that a second run finds it."""
+    if job.checkpoint is None:
+        return job
+    path = (file.parent / job.checkpoint.path).resolve()
+    return replace(job, checkpoint=replace(job.checkpoint, path=str(path)))
 
 
 def _working_dir(job: ResolvedJob, file: Path) -> Path:

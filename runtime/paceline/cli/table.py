@@ -10,6 +10,7 @@ from rich.text import Text
 
 from paceline.core.ids import NO_GENERATION
 from paceline.core.status import Fact, RankState, RankStatus, Status, place_of
+from paceline.local.report import shadow_line, straggler
 
 
 class Speed(Protocol):
@@ -49,7 +50,8 @@ def table(status: Status | None, speed: Speed) -> RenderableType:
             str(rank.version),
             Text(_short(rank.why), style="dim"),
         )
-    return Group(Text(_head(status, speed), style="bold"), ranks, *_conditions(status))
+    notes = [*_conditions(status), *_stragglers(status), *_shadow(status)]
+    return Group(Text(_head(status, speed), style="bold"), ranks, *notes)
 
 
 def line(status: Status | None, speed: Speed) -> str:
@@ -63,7 +65,8 @@ def line(status: Status | None, speed: Speed) -> str:
         step, lag, share = (figure or "-" for figure in figures)
         if rank.state is RankState.DEAD:
             continue
-        ranks.append(f"{place}:{rank.state} step={step} lag={lag} share={share}")
+        slow = " SLOW" if rank.member in {s.member for s in status.stragglers} else ""
+        ranks.append(f"{place}:{rank.state} step={step} lag={lag} share={share}{slow}")
     return " | ".join([_head(status, speed), *ranks])
 
 
@@ -92,6 +95,17 @@ def _conditions(status: Status) -> list[Text]:
         for condition in status.conditions
         if condition.type != "RingReady"
     ]
+
+
+def _stragglers(status: Status) -> list[Text]:
+    return [Text(straggler(slow, status.procs), style="yellow") for slow in status.stragglers]
+
+
+def _shadow(status: Status) -> list[Text]:
+    shadow = status.log.shadow
+    if shadow is None:
+        return []
+    return [Text(f"{mode}: {shadow_line(shadow, mode)}", style="dim") for mode in shadow.saved_s]
 
 
 def _ms(rank: RankStatus, fact: Fact) -> str:

@@ -10,7 +10,7 @@ missing rank came (it is fresh again in the very next round; it died), nothing i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from paceline.core.ids import MemberId
 from paceline.core.records import Go
@@ -24,53 +24,65 @@ class AvoidedWaiting:
     def __init__(self, me: MemberId) -> None:
         self._me = me
         self._go_ns = 0
-        self._last: Go | None = None
+        self._free: list[MemberId] = []
+        """Fresh at the last GO: who would have waited in Full."""
+        self._active: Sequence[MemberId] = ()
+        self._active_set: frozenset[MemberId] = frozenset()
+        """Of `_active`, made once for the many rounds in which it stays the same."""
         self._missing: frozenset[MemberId] = frozenset()
         """Active at the last GO, neither fresh nor idle: in the middle of a batch."""
 
     def reset(self) -> None:
         """A new generation: nobody is waited for any more."""
-        self._last, self._missing = None, frozenset()
+        self._free, self._missing = [], frozenset()
 
     def started(self, go: Go, active: Sequence[MemberId], go_ns: int) -> tuple[int, int]:
         """Nanoseconds saved between the last GO and this one: own, and summed over the ranks.
 
         `active`: before `go`.
         """
-        saved = self._saved(go, self._last, go_ns) if self._last and self._missing else (0, 0)
-        self._go_ns, self._last = go_ns, go
-        heard = {s.member for s in go.shares if s.fresh or s.idle}
+        fresh = [s.member for s in go.shares if s.fresh]
+        heard = fresh
+        if len(fresh) < len(go.shares):
+            heard = fresh + [s.member for s in go.shares if s.idle]
+        saved = 0, 0
+        if self._missing:
+            # Who is heard has said two things since, and GO tells the time of the last.
+            away = self._missing.difference(heard)
+            saved = self._saved(go, away, go_ns) if away else saved
+        self._go_ns, self._free = go_ns, fresh
         if len(heard) == len(active):
             self._missing = frozenset()
         else:
-            heard.update(b.member for b in go.benched)
-            self._missing = frozenset([m for m in active if m not in heard])
+            if active is not self._active:
+                self._active, self._active_set = active, frozenset(active)
+            self._missing = self._active_set.difference(heard, [b.member for b in go.benched])
         return saved
 
-    def _saved(self, go: Go, last: Go, go_ns: int) -> tuple[int, int]:
-        begin_ns, first_ns = self._go_ns, go_ns - go.wait_us * NS_PER_US
-        # Who was missing and is fresh again has said two things, and GO tells the time of the last.
-        away = dict.fromkeys(self._missing, go_ns)
-        waits: dict[MemberId, int] = {}
-        for share in go.shares:
-            member = share.member
-            if share.fresh or share.idle:
-                waits[member] = first_ns + share.offset_us * NS_PER_US
-                if member in away:
-                    del away[member]
-            elif member in away:
-                away[member] = first_ns + share.offset_us * NS_PER_US
-        if not away:
-            return 0, 0
-        last_ns = max(away.values())
-        own_ns = total_ns = 0
+    def _saved(self, go: Go, away: Collection[MemberId], go_ns: int) -> tuple[int, int]:
+        """In microseconds after the first arrival, as GO tells the times."""
+        begin_us = go.wait_us - (go_ns - self._go_ns) / NS_PER_US
+        away_us = dict.fromkeys(away, go.wait_us)
+        away_us.update(
+            [(s.member, s.offset_us) for s in go.shares if not s.fresh and s.member in away]
+        )
+        last_us = max(away_us.values())
         # A rank that was missing itself would have waited from its own arrival on.
-        free = [(s.member, begin_ns) for s in last.shares if s.fresh]
-        for member, free_ns in (*free, *away.items()):
-            waits_ns = waits.get(member, last_ns)
-            saved_ns = (waits_ns if waits_ns < last_ns else last_ns) - free_ns
-            if saved_ns > 0:
-                total_ns += saved_ns
-                if member == self._me:
-                    own_ns += saved_ns
-        return own_ns, total_ns
+        total_us: float = last_us * len(away_us) - sum(away_us.values())
+        own_us: float = last_us - away_us.get(self._me, last_us)
+        if last_us > begin_us and self._free:
+            # The others would have from the last GO on, to the last arrival or their own next wait.
+            free = frozenset(self._free)
+            waits = [
+                s
+                for s in go.shares
+                if s.offset_us < last_us and (s.fresh or s.idle) and s.member in free
+            ]
+            waits_us: list[float] = [s.offset_us for s in waits]
+            if begin_us > 0:
+                waits_us = [max(x, begin_us) for x in waits_us]
+            total_us += (last_us - begin_us) * len(free) - last_us * len(waits) + sum(waits_us)
+            if self._me in free:
+                mine = [us for s, us in zip(waits, waits_us, strict=True) if s.member == self._me]
+                own_us += (mine[0] if mine else last_us) - begin_us
+        return round(own_us * NS_PER_US), round(total_us * NS_PER_US)

@@ -8,8 +8,8 @@ hexadecimal, so that a learning rate has the same bits on every rank.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -20,11 +20,24 @@ Json = Any
 """What `json.dumps` takes; written as Any because the recursion helps no reader."""
 
 
-class Encoder:
-    """Turns values into JSON; their tensors gather in `buffers`, copied at that moment."""
+T = TypeVar("T")
 
-    def __init__(self) -> None:
-        self.buffers: list[bytes] = []
+
+def as_bytes(tensor: torch.Tensor) -> bytes:
+    return bytes(bytes_of(tensor))
+
+
+def as_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """On the host. Other than bytes, copied without holding up the threads of the interpreter."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+class Encoder(Generic[T]):
+    """Turns values into JSON; what `copy` makes of their tensors gathers in `buffers`."""
+
+    def __init__(self, copy: Callable[[torch.Tensor], T]) -> None:
+        self.buffers: list[T] = []
+        self._copy = copy
 
     def encode(self, value: object, where: str) -> Json:
         """UnsupportedError, naming `where`, for a value that cannot travel."""
@@ -61,7 +74,7 @@ class Encoder:
                 f"a tensor of layout {tensor.layout} in the optimizer's state",
                 hint="use an optimizer with dense state",
             )
-        self.buffers.append(bytes(bytes_of(tensor)))
+        self.buffers.append(self._copy(tensor))
         return {
             "tensor": len(self.buffers) - 1,
             "dtype": str(tensor.dtype).removeprefix("torch."),

@@ -21,16 +21,17 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from paceline.comm.buckets import GradientBuckets
-from paceline.comm.codec import Decoder, Encoder, Json
+from paceline.comm.codec import Decoder, Encoder, Json, as_bytes, as_tensor
 from paceline.comm.flat import bytes_of, fill_from_bytes
 from paceline.comm.rebind import SchedulerFactory, Shadows, clip
 from paceline.errors import StateError
 
+T = TypeVar("T")
 Bytes = bytes | bytearray | memoryview
 BUFFERS = ("HELD", "result", "banked", "weights")
 """Parameter-size buffers beside the model, its gradients and the optimizer's state."""
@@ -49,6 +50,19 @@ class MemoryReport:
         names = ", ".join(BUFFERS)
         mib = self.buffer_bytes / 2**20
         return f"{len(BUFFERS)} buffers of {mib:.1f} MiB ({names}) for {self.parameters} parameters"
+
+
+@dataclass(frozen=True, slots=True)
+class StateCopy:
+    """The committed state of one version, copied: what a checkpoint is made of."""
+
+    header: dict[str, Json]
+    model: dict[str, torch.Tensor]
+    """Parameters and buffers, by the names that the model gives them."""
+    buffers: list[torch.Tensor]
+    """Those that the header refers to."""
+    weights: list[torch.Tensor]
+    """Flat memory behind the parameters of `model`, for the hash."""
 
 
 class Committed:
@@ -144,11 +158,8 @@ class Committed:
     # ---- evidence ---------------------------------------------------------------------------
 
     def hash(self) -> int:
-        """Of the weights; compared between ranks now and then (section 4). 32 bits."""
-        value = 0
-        for flat in self._weights:
-            value = zlib.crc32(bytes_of(flat), value)
-        return value
+        """Of the weights; compared between ranks now and then (section 4)."""
+        return hash_of(self._weights)
 
     def strong_hash(self) -> str:
         """Of weights, optimizer and scheduler: the whole state without the model's extras."""
@@ -174,19 +185,37 @@ class Committed:
         """A copy of everything that makes this version: a JSON header and byte buffers.
 
         `extras`: with the model's tensors that no optimizer owns (frozen parameters, buffers)."""
-        encoder = Encoder()
+        encoder = Encoder(as_bytes)
         with self._lock:
-            header: dict[str, Json] = {
+            header = {
                 "layout": self._layout.fingerprint(),
                 "weights": encoder.encode(self._weights, "weights"),
-                "banked": encoder.encode(self._banked if self._banking else [], "banked"),
-                "groups": encoder.encode(self.shadows.hyperparameters(), "param_groups"),
-                "optimizer": encoder.encode(self._optimizer_state(), "the optimizer's state"),
-                "scheduler": encoder.encode(self._scheduler_state(), "the scheduler's state"),
+                **self._encode(encoder),
             }
         if extras:
             header["extras"] = encoder.encode(dict(self._extra_tensors()), "the model's buffers")
         return header, encoder.buffers
+
+    def copy(self) -> StateCopy:
+        """The same for a checkpoint: weights and the model's extras by name, on the host (D15)."""
+        encoder = Encoder(as_tensor)
+        with self._lock, self._buckets.streams.own():
+            flats = [as_tensor(flat) for flat in self._weights]
+            header = {"layout": self._layout.fingerprint(), **self._encode(encoder)}
+            extras = {name: as_tensor(tensor) for name, tensor in self._extra_tensors()}
+        views = zip(self._layout.slots, self._layout.views(flats), strict=True)
+        return StateCopy(
+            header, {s.name: view for s, view in views} | extras, encoder.buffers, flats
+        )
+
+    def _encode(self, encoder: Encoder[T]) -> dict[str, Json]:
+        """All but weights and extras."""
+        return {
+            "banked": encoder.encode(self._banked if self._banking else [], "banked"),
+            "groups": encoder.encode(self.shadows.hyperparameters(), "param_groups"),
+            "optimizer": encoder.encode(self._optimizer_state(), "the optimizer's state"),
+            "scheduler": encoder.encode(self._scheduler_state(), "the scheduler's state"),
+        }
 
     def load(self, header: dict[str, Json], buffers: Sequence[Bytes]) -> None:
         """Inverse of `snapshot`. StateError leaves this state as it was. The model's extras wait
@@ -197,7 +226,26 @@ class Committed:
                 hint="start every rank with the same script, model and versions",
             )
         decoder, device = Decoder(buffers), self._layout.kinds[0].device
+        self._take({name: decoder.decode(header.get(name), device) for name in header})
+
+    def load_copy(
+        self,
+        header: dict[str, Json],
+        model: dict[str, torch.Tensor],
+        buffers: Sequence[torch.Tensor],
+    ) -> None:
+        """Inverse of `copy`, under the same conditions as `load`."""
+        decoder, device = Decoder([bytes_of(b) for b in buffers]), self._layout.kinds[0].device
         part = {name: decoder.decode(header.get(name), device) for name in header}
+        flats, rest = self._layout.zeros(), dict(model)
+        try:
+            for slot, view in zip(self._layout.slots, self._layout.views(flats), strict=True):
+                view.copy_(rest.pop(slot.name))
+        except (KeyError, RuntimeError) as error:
+            raise StateError(f"a checkpoint lacks a parameter of this model: {error}") from None
+        self._take({**part, "weights": flats, "extras": rest})
+
+    def _take(self, part: dict[str, Any]) -> None:
         extras = self._match_extras(part.get("extras"))
         parameters = self.shadows.parameters
         if len(part["groups"]) != len(self.shadows.optimizer.param_groups) or (
@@ -284,6 +332,14 @@ class Committed:
                 fill_from_bytes(flat, part)
         except ValueError as error:
             raise StateError(f"a torn result: {error}") from error
+
+
+def hash_of(flats: Sequence[torch.Tensor]) -> int:
+    """32 bits, of weights in the order of their memory."""
+    value = 0
+    for flat in flats:
+        value = zlib.crc32(bytes_of(flat), value)
+    return value
 
 
 def _copy(flats: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:

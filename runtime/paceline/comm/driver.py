@@ -13,30 +13,34 @@ import threading
 import traceback
 from collections import deque
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
+from paceline_api.errors import PacelineError
 
 from paceline.clock import NS_PER_MS, now_ns
 from paceline.comm.buckets import GradientBuckets
+from paceline.comm.channel import DataChannel
 from paceline.comm.committed import Committed
 from paceline.comm.gauges import Gauges
 from paceline.comm.link import Interrupts
 from paceline.comm.mailbox import Mail, Mailbox
 from paceline.comm.recorder import Recorder
-from paceline.core.ids import GenerationId, MemberId
-from paceline.core.messages import Commit, Fatal, Part, RankMessage, State, Stopped
+from paceline.comm.session import MainThread
+from paceline.core.ids import GenerationId
+from paceline.core.messages import Commit, Fatal, Part, Prepare, RankMessage, Saved, State, Stopped
 from paceline.core.pending import BufferOp, Merge, Scale, Swap, Zero
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.records import Go
-from paceline.core.select import Carrier, size_class
 from paceline.core.weighing import Weighing
-from paceline.transport.base import Group, Peer, Transport, TransportAborted, TransportError
+from paceline.transport.base import Transport
+
+if TYPE_CHECKING:  # it loads torch.distributed.checkpoint, which takes a second of CPU
+    from paceline.comm.checkpoints import Checkpoints
 
 log = logging.getLogger("paceline.rank")
 
-OPEN_TIMEOUT_S: Final = 30.0
 IDLE_MS: Final = 1_000
 """Longest wait of an idle thread, after which it looks at its timers again."""
 
@@ -49,21 +53,14 @@ class Link(Protocol):
     def close(self) -> None: ...
 
 
-class MainThread(Protocol):
-    """What the driver does to the parked main thread."""
-
-    def resumed(self, resume: ev.Resume) -> None: ...
-    def held(self, leases: tuple[int, ...]) -> None: ...
-    def exited(self, end: ev.Exit) -> None: ...
-    def broken(self, error: BaseException) -> None: ...
-
-
 @dataclass(slots=True)
 class Tensors:
     """What the script has brought; None until it began."""
 
     buckets: GradientBuckets
     committed: Committed
+    checkpoints: Checkpoints | None
+    """None: the job has none."""
 
 
 class Driver:
@@ -82,7 +79,8 @@ class Driver:
         self.tensors: Tensors | None = None
         self.link: Link | None = None
         self.recorder: Recorder | None = None
-        self._mailbox, self._transport = mailbox, transport
+        self._mailbox = mailbox
+        self._channel = DataChannel(transport, interrupts, gauges)
         self._main, self._interrupts, self._gauges = main, interrupts, gauges
         self._posted: deque[ev.Event] = deque()
         self._wake_ns: int | None = None
@@ -91,8 +89,6 @@ class Driver:
         self._part: tuple[bytes, ...] = ()
         self._synced: torch.Tensor | None = None
         """Averaged float buffers that wait for the main thread to be parked (D10)."""
-        self._group_size = 1
-        self._carriers: tuple[Carrier, ...] = ()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="paceline-comm", daemon=True)
 
@@ -129,11 +125,12 @@ class Driver:
             self._say(Fatal(self.machine.state.me, "RuntimeBroken", f"{error!r}"))
             self._main.broken(error)
         finally:
-            self._transport.close()
-            self._transport.shutdown()
+            self._channel.shutdown()
             self._mailbox.close()
             if self.recorder is not None:
                 self.recorder.close()
+            if self.tensors is not None and self.tensors.checkpoints is not None:
+                self.tensors.checkpoints.close()
 
     def _turn(self) -> None:
         while self._posted and not self._closing:
@@ -166,26 +163,39 @@ class Driver:
 
     def _take(self, event: ev.Event) -> None:
         """One event, its effects, and the events that carrying them out brought."""
+        if isinstance(event, Prepare) and self._has_nothing_newer():
+            self._take(self._checkpoints.look())  # R26: the report names the newest one
         if self._interrupts.interrupts(event):
             self._interrupts.taken()
         now = now_ns()
         effects = self.machine.handle(now, event)
         self._gauges.handled(self.machine.state, event, now)  # before an effect lets main go on
+        if isinstance(event, ev.Written | ev.Published):
+            facts = self._checkpoints.figures(self.machine.state.saving)
+            self._gauges.facts.checkpoints = facts
         if self.recorder is not None:
             self.recorder.handled(event, self.machine.state.log)
-        blocking: list[ev.Reduce | ev.OpenChannel] = []
+        blocking: list[ev.Reduce | ev.OpenChannel | ev.Restore] = []
         follow: deque[ev.Event] = deque()
         for effect in effects:
-            if isinstance(effect, ev.Reduce | ev.OpenChannel):
+            if isinstance(effect, ev.Reduce | ev.OpenChannel | ev.Restore):
                 blocking.append(effect)  # everything else of this event goes out first
             elif (event_after := self._do(effect)) is not None:
                 follow.append(event_after)
         for effect in blocking:
-            follow.append(
-                self._reduce(effect) if isinstance(effect, ev.Reduce) else self._open(effect.commit)
-            )
+            if (event_after := self._block(effect)) is not None:
+                follow.append(event_after)
         for event_after in follow:
             self._take(event_after)
+
+    def _block(self, effect: ev.Reduce | ev.OpenChannel | ev.Restore) -> ev.Event | None:
+        match effect:
+            case ev.Reduce():
+                return self._reduce(effect)
+            case ev.OpenChannel(commit=commit):
+                return self._open(commit)
+            case ev.Restore():
+                return self._restore(effect)
 
     def _do(self, effect: ev.Effect) -> ev.Event | None:
         match effect:
@@ -196,7 +206,7 @@ class Driver:
             case ev.Buffers(op=op):
                 self._buffers(op)
             case ev.CloseChannel():
-                self._transport.close()
+                self._channel.close()
             case ev.Apply(go=go, weighing=weighing, hash=due):
                 return self._apply(go, weighing, hash_due=due)
             case ev.Queue(go=go):
@@ -214,6 +224,8 @@ class Driver:
             case ev.SendState(to=to, state=state):
                 header, buffers = self._committed.snapshot()
                 self._mailbox.send_bulk(to, state, [json.dumps(header).encode(), *buffers])
+            case ev.Save() | ev.Publish() | ev.Unsave():
+                self._checkpoints.obey(effect)
             case ev.Resume():
                 self._resume(effect)
             case ev.Held(leases=leases):
@@ -229,28 +241,10 @@ class Driver:
     # ---- data channel ---------------------------------------------------------------------
 
     def _open(self, commit: Commit) -> ev.Event:
-        members = commit.gen.members
-        endpoints = dict(commit.endpoints)
-        for member, where in endpoints.items():
+        for member, where in commit.endpoints:
             self._mailbox.know(member, where.trigger)
-        self._mailbox.keep_only((*members, commit.holder))
-        me = self.machine.state.me
-        self._group_size = len(members)
-        if len(members) == 1:
-            return ev.ChannelOpened()
-        group = Group(
-            key=str(commit.gen.id),
-            number=(commit.gen.id.incarnation << 20) + commit.gen.id.counter,
-            peers=tuple(Peer(str(m), endpoints[m].data) for m in members),
-            rank=members.index(me),
-        )
-        try:
-            self._transport.open(group, self._interrupts.abort, OPEN_TIMEOUT_S)
-        except TransportError as error:
-            return self._failed(error, members)
-        self._carriers = self._transport.carriers()
-        self._gauges.opened(self._carriers)
-        return ev.ChannelOpened()
+        self._mailbox.keep_only((*commit.gen.members, commit.holder))
+        return self._channel.open(commit, self.machine.state.me)
 
     def _reduce(self, effect: ev.Reduce) -> ev.Event:
         buckets = self._buckets
@@ -265,46 +259,19 @@ class Driver:
             if extra is not None and extra.numel():
                 buffers.append(extra)
             if self.recorder is not None and effect.place is not None:
-                carrier = self._carrier(buffers) if self._group_size > 1 else None
-                self.recorder.gives(effect, carrier)
-            if self._group_size > 1:
-                try:
-                    self._carry(buffers)
-                except TransportError as error:
-                    buckets.renew_result()
-                    commit = self.machine.state.commit
-                    return self._failed(error, commit.gen.members if commit else ())
+                self.recorder.gives(effect, self._channel.carrier(buffers))
+            if (failed := self._channel.sum(buffers)) is not None:
+                buckets.renew_result()
+                return failed
             self._gauges.reduced(now_ns())
             if extra is not None:
                 count = sum(1 for s in effect.go.shares if s.count)
                 self._synced = extra.div_(count) if count else None
         return ev.Reduced()
 
-    def _carry(self, buffers: list[torch.Tensor]) -> None:
-        payload_bytes = sum(buffer.nbytes for buffer in buffers)
-        carrier = self._carrier(buffers)
-        begun_ns = now_ns()
-        try:
-            self._transport.allreduce(buffers, self._interrupts.abort)
-        except TransportError:
-            self._gauges.failed(carrier)
-            raise
-        self._gauges.carried(carrier, payload_bytes, now_ns() - begun_ns)
-
-    def _carrier(self, buffers: list[torch.Tensor]) -> Carrier:
-        return self._carriers[size_class(sum(buffer.nbytes for buffer in buffers))]
-
     def _float_buffers(self, *, contributing: bool) -> torch.Tensor:
         flat = self._committed.float_buffers_flat()
         return flat if contributing else flat.zero_()
-
-    def _failed(self, error: TransportError, members: tuple[MemberId, ...]) -> ev.ChannelFailed:
-        rank = getattr(error, "rank", None)
-        lost = members[rank] if rank is not None and rank < len(members) else None
-        aborted = isinstance(error, TransportAborted)
-        if not aborted:
-            log.warning("data channel: %s", error)
-        return ev.ChannelFailed(str(error), lost, aborted)
 
     # ---- committed state ------------------------------------------------------------------
 
@@ -339,6 +306,28 @@ class Driver:
                 self._committed.bank(self._queue[go.round], first=weighing.first)
                 self._update(weighing)
         self._queue.clear()
+
+    # ---- checkpoints ----------------------------------------------------------------------
+
+    def _has_nothing_newer(self) -> bool:
+        """A checkpoint may be what this rank goes on from."""
+        rank = self.machine.state
+        has = self.tensors is not None and self.tensors.checkpoints is not None
+        return has and (rank.passive or not rank.has_state)
+
+    def _restore(self, effect: ev.Restore) -> ev.Event | None:
+        try:
+            with self._buckets.streams.own():
+                return self._checkpoints.restore(effect)
+        except PacelineError as error:
+            self._say(Fatal(self.machine.state.me, "CheckpointUnusable", str(error)))
+            return None
+
+    @property
+    def _checkpoints(self) -> Checkpoints:
+        assert self.tensors is not None
+        assert self.tensors.checkpoints is not None
+        return self.tensors.checkpoints
 
     # ---- gradients and the main thread ----------------------------------------------------
 
@@ -385,7 +374,7 @@ class Driver:
     def _say(self, message: RankMessage) -> None:
         if self.link is None:
             return
-        if isinstance(message, Stopped):  # the last word about the rounds comes with it
+        if isinstance(message, Stopped | Saved):  # the last word about the rounds comes with it
             self._gauges.facts.work_out(self.machine.state)
             self.link.send(self._gauges.facts.heartbeat(self.machine.state))
         self.link.send(message)

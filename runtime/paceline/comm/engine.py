@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from paceline.clock import now_ns
 from paceline.comm.agent_line import AgentLine
@@ -39,9 +39,13 @@ from paceline.core.status import place_of
 from paceline.errors import DismissedError, RuntimeBrokenError
 from paceline.settings import SOCKETS, AgentSpec, RankSettings
 from paceline.telemetry.records import RankRecord, RecordError
+from paceline.tls import pinned
 from paceline.transport.base import Transport
 from paceline.transport.factory import make_transport
 from paceline.transport.solo import NoTransport
+
+if TYPE_CHECKING:  # it loads torch.distributed.checkpoint, which takes a second of CPU
+    from paceline.comm.checkpoints import Checkpoints
 
 log = logging.getLogger("paceline.rank")
 
@@ -95,12 +99,15 @@ class Engine:
         self._spec = AgentSpec.from_json(settings.spec_path.read_bytes()) if settings else None
         member = settings.member if settings else MemberId(0, 0, 0)
         record = _open_record(settings)
+        self._record = record
         self._gauges, self._loop = Gauges(record, member), LoopGauges(record)
         mailbox = self._make_mailbox(settings, member)
         transport = self._make_transport(settings)
         endpoints = Endpoints(mailbox.address, transport.address)
         host = settings.host if settings else "localhost"
-        machine = Rank(member, pid=os.getpid(), host=host, endpoints=endpoints)
+        saves = self._spec.checkpoint if self._spec else None
+        every = saves.every_rounds if saves else 0
+        machine = Rank(member, pid=os.getpid(), host=host, endpoints=endpoints, save_every=every)
         self._state = machine.state
         self._driver = Driver(machine, mailbox, transport, self, self._interrupts, self._gauges)
         if settings is None:
@@ -113,6 +120,7 @@ class Engine:
                 heartbeat=lambda: self._gauges.facts.heartbeat(self._state),
                 obey=self._obey,
                 connected=lambda: self._driver.post(ev.Connected()),
+                tls=pinned(settings.tls_cert),
             )
             self._line = AgentLine(settings.agent_fd)
             self._line.tell("present")
@@ -151,9 +159,24 @@ class Engine:
         log.info("optimizer: %s; pacing, where the job leaves it open: %s", why, pacing)
         log.info("%s", committed.memory_report())
         self._buckets, self._committed = buckets, committed
-        self._driver.tensors = Tensors(buckets, committed)
+        checkpoints = self._checkpoints(buckets, committed, plan)
+        self._driver.tensors = Tensors(buckets, committed, checkpoints)
+        if checkpoints is not None:
+            self._driver.post(checkpoints.look())
         self._call(ev.Begin(buckets.fingerprint(), plan, lookahead, pacing))
         self._loop.began(now_ns())
+
+    def _checkpoints(
+        self, buckets: GradientBuckets, committed: Committed, plan: DataPlan
+    ) -> Checkpoints | None:
+        spec = self._spec.checkpoint if self._spec else None
+        if spec is None or self._settings is None:
+            return None
+        from paceline.comm.checkpoint import Identity
+        from paceline.comm.checkpoints import Checkpoints
+
+        identity = Identity(self._settings.job, buckets.fingerprint(), plan)
+        return Checkpoints(spec, identity, committed, self._driver.post, self._record)
 
     def step(
         self,

@@ -7,24 +7,31 @@ path stores a few numbers; the facts are worked out at most every REFRESH_NS.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from statistics import median
 from typing import Final
 
 from paceline.clock import NS_PER_S
 from paceline.core.ids import MemberId
+from paceline.core.ledger import Ledger
+from paceline.core.log import Log
 from paceline.core.messages import Heartbeat
 from paceline.core.rank.state import Main, RankState
 from paceline.core.records import Go
+from paceline.core.shadow import ShadowReport
 from paceline.core.status import Fact
 
 REFRESH_NS: Final = 150_000_000
 RECENT: Final = 32
+US_PER_S: Final = 1e6
 
 
 class HeartbeatFacts:
     """One rank's."""
 
     def __init__(self) -> None:
+        self.checkpoints: dict[str, float] = {}
+        """Of `comm.checkpoint_gauges`."""
         self._facts: dict[str, float] = {}
         """Replaced as a whole, so that the link thread may read it at any time."""
         self._refreshed_ns = 0
@@ -36,9 +43,13 @@ class HeartbeatFacts:
         self._avoided_ns = 0
         self._contributed: dict[MemberId, int] = {}
         self._active: dict[MemberId, int] = {}
-        """Rounds in which each was active, but for the last ones, in which the same ones were."""
+        """Rounds in which each was active. The last ones, in which the same ranks were, are not in
+        it yet, nor are their contributions in the dictionary above."""
         self._active_now: tuple[MemberId, ...] = ()
         self._active_rounds = 0
+        self._ledger: Ledger | None = None
+        self._counted: dict[MemberId, int] = {}
+        """Rounds with a contribution of each that the ledger held when it was looked at last."""
 
     def stepped(self, now_ns: int) -> None:
         """The main thread announces a gradient and is parked."""
@@ -57,21 +68,40 @@ class HeartbeatFacts:
 
     def applied(self, go: Go, rank: RankState, lag_us: int | None) -> None:
         """`lag_us`: of this rank's fresh arrival, None if it had none."""
-        contributed = self._contributed
-        for share in go.shares:
-            if share.count:
-                contributed[share.member] = contributed.get(share.member, 0) + 1
         if lag_us is not None:
             self._lags_us.append(lag_us)
-        if rank.log.active != self._active_now:
-            self._fold_active()
-            self._active_now = rank.log.active
+        log = rank.log
+        if log.active is not self._active_now or log.ledger is not self._ledger:
+            self._follow_anew(log, go)
         self._active_rounds += 1
 
-    def _fold_active(self) -> None:
+    def _follow_anew(self, log: Log, go: Go) -> None:
+        """Others are active from now on, or the whole log is another one (a donor's)."""
+        now = {s.member for s in go.shares if s.count}
+        if log.ledger is self._ledger:
+            self._count_shares(but_for=now)
+        else:
+            self._ledger, self._active_rounds = log.ledger, 0
+            counted = log.ledger.by_member
+            self._counted = {m: t.rounds - (m in now) for m, t in counted.items()}
+        self._active_now = log.active
+
+    def _count_shares(self, but_for: Collection[MemberId] = ()) -> None:
+        """Take over what the ledger has counted; `but_for`: contributors of a round in it that
+        belongs to what comes next."""
         for member in self._active_now:
             self._active[member] = self._active.get(member, 0) + self._active_rounds
         self._active_rounds = 0
+        if self._ledger is None:
+            return
+        counted: dict[MemberId, int] = {}
+        for member, totals in self._ledger.by_member.items():
+            counted[member] = totals.rounds - (member in but_for)
+            # Those of a member that was left out and is back are counted anew.
+            more = counted[member] - self._counted.get(member, 0)
+            if more > 0:
+                self._contributed[member] = self._contributed.get(member, 0) + more
+        self._counted = counted
 
     def refresh(self, rank: RankState, now_ns: int) -> None:
         """Work out the facts again if the last ones are old."""
@@ -80,7 +110,7 @@ class HeartbeatFacts:
             self.work_out(rank)
 
     def work_out(self, rank: RankState) -> None:
-        self._facts = self._measured(rank) | self._logged(rank)
+        self._facts = self._measured(rank) | self._logged(rank) | self.checkpoints
 
     def heartbeat(self, rank: RankState) -> Heartbeat:
         """The rank's present state, with the last facts."""
@@ -97,7 +127,7 @@ class HeartbeatFacts:
     def _measured(self, rank: RankState) -> dict[str, float]:
         return {
             Fact.STEP_S: median(self._steps_ns) / NS_PER_S if self._steps_ns else 0.0,
-            Fact.LAG_S: median(self._lags_us) / 1e6 if self._lags_us else 0.0,
+            Fact.LAG_S: median(self._lags_us) / US_PER_S if self._lags_us else 0.0,
             Fact.WAIT_S: self._wait_ns / NS_PER_S,
             Fact.AVOIDED_S: self._avoided_ns / NS_PER_S,
             "active": float(rank.has_state and not rank.passive and rank.is_active),
@@ -117,7 +147,7 @@ class HeartbeatFacts:
             Fact.UPDATES: float(log.updates),
             Fact.EPOCHS_EXACT: float(ledger.epochs_exact),
             Fact.EPOCHS_SHORT: float(ledger.epochs_short),
-            Fact.ROUND_S: log.median_round_us / 1e6,
+            Fact.ROUND_S: log.median_round_us / US_PER_S,
         }
         for trigger, count in ledger.rounds.items():
             facts[Fact.ROUNDS + trigger] = float(count)
@@ -127,12 +157,26 @@ class HeartbeatFacts:
         if whole:
             facts[Fact.PROGRESS] = min(1.0, (total.applied + total.dropped) / whole)
             facts[Fact.EPOCH] = (total.applied + total.dropped) / log.plan.samples
-        self._fold_active()
+        self._count_shares()
         for member in log.members:
             if self._active.get(member):
                 share = self._contributed.get(member, 0) / self._active[member]
                 facts[Fact.SHARE + str(member)] = share
+        if log.shadow.rounds:
+            facts |= _shadow(log.shadow)
         for name, (value, weight) in ledger.metrics.items():
             if weight:
                 facts[Fact.METRIC + name] = value / weight
         return facts
+
+
+def _shadow(report: ShadowReport) -> dict[str, float]:
+    facts: dict[str, float] = {
+        Fact.SHADOW_ROUNDS: float(report.rounds),
+        Fact.SHADOW_FRESH: float(report.fresh),
+        Fact.SHADOW_WAITED_S: report.waited_us / US_PER_S,
+    }
+    for mode, seen in report.modes.items():
+        facts[Fact.SHADOW_SAVED_S + mode] = seen.saved_us / US_PER_S
+        facts[Fact.SHADOW_LATE + mode] = float(seen.late)
+    return facts

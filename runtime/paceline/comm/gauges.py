@@ -14,10 +14,11 @@ from paceline.clock import NS_PER_S
 from paceline.comm.avoided import AvoidedWaiting
 from paceline.comm.facts import HeartbeatFacts
 from paceline.comm.membership_gauges import MembershipGauges
+from paceline.comm.shadow_gauges import ShadowGauges
 from paceline.core.ids import MemberId
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import RankState
-from paceline.core.records import Go, Mode, Share
+from paceline.core.records import Go, Mode, Share, Trigger
 from paceline.core.select import CLASS_NAMES, Carrier
 from paceline.core.snapshot import Totals
 from paceline.telemetry.records import Counter, Gauge, RankRecord
@@ -43,16 +44,22 @@ class Gauges:
         self._jumps_seen = 0
         self._own_seen = Totals()
         self._choices: list[Gauge] = []
+        self._record = record
+        self._shadow: ShadowGauges | None = None
+        self._last_kind: tuple[Mode, Trigger] | None = None
+        """Mode and trigger of the last round, to which `_rounds` belongs."""
+        self._carrier: Carrier | None = None
+        """The one that `_carried` belongs to."""
         self._make_handles(record)
 
     def _make_handles(self, record: RankRecord) -> None:
         counter, histogram = record.counter, record.histogram
-        self._rounds = cache(lambda m, t: counter("paceline_rounds_total", mode=m, trigger=t))
+        self._rounds_of = cache(lambda m, t: counter("paceline_rounds_total", mode=m, trigger=t))
         self._round_s = histogram("paceline_round_duration_seconds")
         self._wait_s = histogram("paceline_round_wait_seconds")
         self._transfer_s = histogram("paceline_round_transfer_seconds")
         self._update_s = counter("paceline_update_seconds_total")
-        self._carried = cache(lambda c: _Carried(record, c))
+        self._carried_by = cache(lambda c: _Carried(record, c))
         self._errors = cache(lambda t: counter("paceline_transport_errors_total", transport=t))
         self._selected = cache(
             lambda c, size: record.gauge(
@@ -61,6 +68,9 @@ class Gauges:
                 algorithm=c.algorithm,
                 size_class=size,
             )
+        )
+        self._regret_of = cache(
+            lambda size: record.gauge("paceline_transport_regret_seconds", size_class=size)
         )
         self._copies = counter("paceline_weight_copies_total")
         self._copy_s = counter("paceline_weight_copy_seconds_total")
@@ -93,13 +103,15 @@ class Gauges:
         self._copies.add()
         self._copy_s.add(spent_ns / NS_PER_S)
 
-    def opened(self, carriers: Sequence[Carrier]) -> None:
-        """The data channel stands; what it has chosen for each size class."""
+    def opened(self, carriers: Sequence[Carrier], regrets_s: Sequence[float]) -> None:
+        """The data channel stands; what it has chosen for each size class, and at what loss."""
         for choice in self._choices:
             choice.clear()
         self._choices = [self._selected(c, n) for c, n in zip(carriers, CLASS_NAMES, strict=False)]
         for choice in self._choices:
             choice.set(1.0)
+        for name, regret_s in zip(CLASS_NAMES, regrets_s, strict=False):
+            self._regret_of(name).set(regret_s)
 
     def failed(self, carrier: Carrier) -> None:
         """A reduction did."""
@@ -127,13 +139,20 @@ class Gauges:
 
     def carried(self, carrier: Carrier, payload_bytes: int, spent_ns: int) -> None:
         """The data channel has moved so many bytes."""
-        carried = self._carried(carrier)
-        carried.payload_bytes.add(payload_bytes)
-        carried.seconds.add(spent_ns / NS_PER_S)
+        if carrier is not self._carrier:
+            self._carrier, self._carried = carrier, self._carried_by(carrier)
+        self._carried.payload_bytes.add(payload_bytes)
+        self._carried.seconds.add(spent_ns / NS_PER_S)
 
     def applied(self, go: Go, rank: RankState, now_ns: int, spent_ns: int) -> None:
         """The log holds the round and the committed weights are those after it."""
-        self._rounds(self._mode, go.trigger).add()
+        if self._last_kind != (self._mode, go.trigger):
+            self._last_kind = self._mode, go.trigger
+            self._rounds = self._rounds_of(*self._last_kind)
+        self._rounds.add()
+        if self._mode is Mode.SHADOW:
+            self._shadow = self._shadow or ShadowGauges(self._record)
+            self._shadow.follow(rank.log.shadow)
         if self._applied_ns:
             self._round_s.observe((now_ns - self._applied_ns) / NS_PER_S)
         self._applied_ns = now_ns
@@ -161,15 +180,17 @@ class Gauges:
     def _arrivals(self, go: Go, own: Share) -> int:
         """Who came when, on the starter's clock; returns the own lag."""
         own_us = own.offset_us
-        others_us = [s.offset_us for s in go.shares if s.fresh and s is not own]
-        lag_us = own_us - min(others_us) if others_us else 0
-        self._lag_s.observe(max(0, lag_us) / US_PER_S)
-        if others_us and own_us > max(others_us):
+        fresh_us = [s.offset_us for s in go.shares if s.fresh]
+        fresh_us.sort()
+        lag_us = own_us - fresh_us[0]
+        self._lag_s.observe(lag_us / US_PER_S)
+        if len(fresh_us) > 1 and own_us > fresh_us[-2]:
             self._last.add()
             idle_us = [s.offset_us for s in go.shares if s.idle]
-            waited_us = max(0, own_us - max(others_us + idle_us)) * len(others_us)
+            before_us = max([fresh_us[-2], *idle_us])
+            waited_us = max(0, own_us - before_us) * (len(fresh_us) - 1)
             self._blamed_s.add(waited_us / US_PER_S)
-        return max(0, lag_us)
+        return lag_us
 
     def _samples(self, rank: RankState) -> None:
         """What the log has counted since the last look."""

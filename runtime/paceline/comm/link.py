@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import threading
 from collections.abc import Callable
 from typing import Final
@@ -72,8 +73,10 @@ class CoordinatorLink:
         heartbeat: Callable[[], Heartbeat],
         obey: Callable[[ToRank], None],
         connected: Callable[[], None],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._urls = urls
+        self._tls = tls
         self._headers = {"Authorization": f"Bearer {token}"}
         self._register, self._heartbeat = register, heartbeat
         self._obey, self._connected = obey, connected
@@ -136,7 +139,11 @@ class CoordinatorLink:
                 await asyncio.sleep(delay_s)
 
     async def _connect(self, session: aiohttp.ClientSession, url: str) -> None:
-        opening = session.ws_connect(f"{url}/v1/ranks", heartbeat=PING_S)
+        opening = session.ws_connect(
+            f"{url}/v1/ranks",
+            heartbeat=PING_S,
+            ssl=self._tls if self._tls is not None else True,
+        )
         async with await asyncio.wait_for(opening, CONNECT_S) as socket:
             await socket.send_str(wire.to_json(self._register()))
             self._socket = socket

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from paceline.comm.buckets import GradientBuckets
 from paceline.comm.committed import Committed
+from paceline.core.rank import events as ev
 from paceline.core.records import DataPlan, Metric
 
 
@@ -26,6 +27,15 @@ class StepResult:
     """The gradient was applied in its own round."""
     stopped: bool
     """The stop round is committed: nothing that follows has an effect."""
+
+
+class MainThread(Protocol):
+    """What the communication thread does to the parked main thread."""
+
+    def resumed(self, resume: ev.Resume) -> None: ...
+    def held(self, leases: tuple[int, ...]) -> None: ...
+    def exited(self, end: ev.Exit) -> None: ...
+    def broken(self, error: BaseException) -> None: ...
 
 
 class Session(Protocol):

@@ -58,7 +58,7 @@ async def _serve(settings: CoordinatorSettings, coordinator: Coordinator) -> int
     server = Server(coordinator, token=settings.token, linger_s=settings.linger_s)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.stop)
+        loop.add_signal_handler(number, server.leave)
     runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:

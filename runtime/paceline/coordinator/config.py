@@ -10,7 +10,7 @@ from paceline_api.resolve import CollectiveSettings, ResolvedJob
 
 from paceline.core import records
 from paceline.core.coordinator.events import Config
-from paceline.settings import ENV_SPEC, AgentSpec, SettingsError
+from paceline.settings import ENV_SPEC, AgentSpec, CheckpointSpec, SettingsError
 
 _LATE = {
     MaxAgePolicy.DROP: records.Late.DROP,
@@ -42,8 +42,14 @@ def job_spec(job: ResolvedJob, *, working_dir: str, record: bool = False) -> Job
         replicas=job.replicas,
         procs=job.procs_per_replica,
         record=record,
+        checkpoint=checkpoint_spec(job),
         job=job,
     )
+
+
+def checkpoint_spec(job: ResolvedJob) -> CheckpointSpec | None:
+    c = job.checkpoint
+    return CheckpointSpec(c.path, c.every_rounds, c.keep) if c else None
 
 
 def read_job(path: Path) -> ResolvedJob:
@@ -66,6 +72,7 @@ def config_of(job: ResolvedJob) -> Config:
         settle_ns=job.elasticity.settle_ns,
         freeze_timeout_ns=job.collective.freeze_timeout_ns,
         backoff_limit=job.backoff_limit,
+        straggler=job.straggler,
     )
 
 

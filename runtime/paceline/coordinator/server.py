@@ -46,7 +46,7 @@ from paceline.core.messages import (
     Targets,
     pod_of,
 )
-from paceline.core.status import Outcome, Status
+from paceline.core.status import Outcome, RankState, Status
 
 log = logging.getLogger("paceline.coordinator")
 
@@ -56,6 +56,10 @@ POLL_MAX_S: Final = 60.0
 """Longest wait of a status request."""
 FLUSH_S: Final = 1.0
 """For the last messages when the process ends."""
+SIGNS_S: Final = 3.0
+"""Those who were told to go together with this process say so in this time."""
+SEE_OFF_S: Final = 20.0
+LOOK_S: Final = 0.2
 
 _Body = TypeVar("_Body", Inventory, Targets)
 _Name = TypeVar("_Name")
@@ -121,6 +125,7 @@ class Server:
         self._retired = ""
         self._broken: Exception | None = None
         self._over = asyncio.Event()
+        self._leaving: asyncio.Task[None] | None = None
         self._exporter = Exporter(self.status)
 
     def app(self) -> web.Application:
@@ -160,6 +165,25 @@ class Server:
     def stop(self) -> None:
         """End at the next opportunity; another coordinator can take over."""
         self._over.set()
+
+    def leave(self) -> None:
+        """This process was told to go, perhaps with all others of the job (C5)."""
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._see_off())
+
+    async def _see_off(self) -> None:
+        """Ranks that leave wait for somebody to dismiss them: stay for that, but not for long."""
+        start_ns = now_ns()
+        while self._agents and not self._over.is_set():
+            past_s = (now_ns() - start_ns) / NS_PER_S
+            leaves = any(r.state is RankState.DRAINING for r in self.status().ranks)
+            if past_s > SEE_OFF_S or (past_s > SIGNS_S and not leaves):
+                break
+            try:
+                await asyncio.wait_for(self._news.wait(), LOOK_S)
+            except TimeoutError:
+                continue
+        self.stop()
 
     def status(self) -> Status:
         status = self._coordinator.status(now_ns())

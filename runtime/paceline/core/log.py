@@ -30,7 +30,9 @@ from paceline.core.records import (
     Share,
 )
 from paceline.core.sampling import samples_of
+from paceline.core.shadow import ShadowReport, follow
 from paceline.core.snapshot import LogSnapshot
+from paceline.core.waits import quorum_of
 from paceline.core.weighing import Weighing
 from paceline.core.wire import pack_record
 
@@ -83,6 +85,7 @@ class Log:
     """Applied over nominal samples: what the scheduler is stepped by."""
     round_us: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
     offsets_us: deque[int] = field(default_factory=lambda: deque(maxlen=4 * WINDOW))
+    shadow: ShadowReport = ShadowReport()  # noqa: RUF009 - frozen
     recent: list[Record] = field(default_factory=list)
     """The last GO, the GENs after it, and those between it and the GO before (R7)."""
     tail: list[tuple[int, str]] = field(default_factory=lambda: [(0, "")])
@@ -114,24 +117,22 @@ class Log:
     @property
     def is_full_round(self) -> bool:
         """Everybody is needed, whatever the mode: first round, warm-up, `fullEvery`."""
-        since = self.version - self.started
-        s = self.settings
-        if s.mode in (Mode.FULL, Mode.SHADOW) or since < max(1, s.warmup_rounds):
+        return self.settings.mode in (Mode.FULL, Mode.SHADOW) or self._is_full_in_any_mode
+
+    @property
+    def _is_full_in_any_mode(self) -> bool:
+        since, s = self.version - self.started, self.settings
+        if since < max(1, s.warmup_rounds):
             return True
         return s.full_every > 0 and since % s.full_every == 0
 
     @property
     def quorum(self) -> int:
         """k(r) of R12: fresh ranks that round `version` needs, never more than are active."""
-        n, s = len(self.active), self.settings
+        active = len(self.active)
         if self.is_full_round:
-            return n
-        if s.mode is Mode.MAJORITY:
-            return n // 2 + 1
-        if s.mode is Mode.SOLO:
-            return 1
-        asked = s.quorum or -(-n * s.quorum_percent // 100) or n
-        return max(1, min(asked, n))
+            return active
+        return quorum_of(self.settings.mode, self.settings, active)
 
     @property
     def nominal(self) -> int:
@@ -218,6 +219,7 @@ class Log:
             raise LogError(f"GEN of version {gen.version} appended to version {self.version}")
         if gen.plan is not None:
             self.plan, self.version, self.started = gen.plan, gen.version, gen.version
+            self.stopping, self.done, self.resting, self.heard = False, frozenset(), frozenset(), {}
         if gen.settings is not None:
             self.settings = gen.settings
         self.gen = gen
@@ -227,11 +229,11 @@ class Log:
         self.done &= frozenset(gen.active)
         self.heard = {m: self.heard.get(m, self.version) for m in gen.active}
         self.deal.lookahead = dict(gen.lookahead)
-        keep = set(gen.active)
+        keep = () if gen.plan else gen.active  # ids of an earlier run may be the same
         for member in self.deal.holders():
             if member not in keep:
                 self.ledger.redealt(member, self._samples(self.deal.take_back(member)))
-        self.ledger.retire_all_but(gen.members)
+        self.ledger.retire_all_but(() if gen.plan else gen.members)
 
     def _append_go(self, go: Go) -> None:
         if self.gen is None or go.round != self.version:
@@ -241,6 +243,10 @@ class Log:
         if not self.active:
             raise LogError("GO without an active rank")
         weighing, nominal = self.weigh(go), self.nominal
+        if self.settings.mode is Mode.SHADOW:
+            conditions = (self.settings, len(self.active), self.median_round_us, self.offsets_us)
+            full = self._is_full_in_any_mode
+            self.shadow = follow(self.shadow, go, *conditions, full_anyhow=full)
         # A round ends the job, never a GEN, so that what was banked is applied with the last one.
         self.stopping = self.stopping or (not self.plan.samples and self.stops_with(go))
         for share in go.shares:
@@ -256,8 +262,9 @@ class Log:
         self.benched = (self.benched | {b.member for b in go.benched}) - set(go.admitted)
         if not active:
             raise LogError("the last active rank was benched")
-        self.active = tuple(sorted(active))
-        self.with_state = tuple(sorted({*self.with_state, *go.admitted}))
+        if go.admitted or go.benched:
+            self.active = tuple(sorted(active))
+            self.with_state = tuple(sorted({*self.with_state, *go.admitted}))
         self.resting &= active
         self.done &= active
         for member in go.admitted:
@@ -346,6 +353,7 @@ class Log:
             progress=(self.progress.numerator, self.progress.denominator),
             round_us=tuple(self.round_us),
             offsets_us=tuple(self.offsets_us),
+            shadow=self.shadow,
             ledger=self.ledger.snapshot(),
         )
 
@@ -378,6 +386,7 @@ class Log:
             banked_count=s.banked_count,
             updates=s.updates,
             progress=Fraction(*s.progress),
+            shadow=s.shadow,
             tail=[(s.index, s.digest)],
         )
         log.round_us.extend(s.round_us)

@@ -22,7 +22,7 @@ from paceline.core.records import (
     Settings,
     Share,
 )
-from paceline.core.snapshot import LogSnapshot
+from paceline.core.snapshot import Kept, LogSnapshot
 
 # ---- rank -> rank -----------------------------------------------------------------------------
 
@@ -50,9 +50,11 @@ class Announce(Struct, frozen=True, tag="announce"):
 
 
 class Start(Struct, frozen=True, tag="start"):
-    """The starter -> every member: GO."""
+    """The starter -> every member: GO; above `TREE_ABOVE` members by way of relays."""
 
     go: Go
+    onward: tuple[MemberId, ...] = ()
+    """To whom the receiver passes it on."""
 
     @property
     def generation(self) -> GenerationId:
@@ -131,6 +133,8 @@ class Register(Struct, frozen=True, tag="register"):
     gen_active: tuple[MemberId, ...] = ()
     released: tuple[GenerationId, int] | None = None
     """It was released with this record and version (R17)."""
+    checkpoint: Kept | None = None
+    """The newest one that it sees; looked for again before each report without state."""
 
 
 class Heartbeat(Struct, frozen=True, tag="heartbeat"):
@@ -171,6 +175,9 @@ class Prepared(Struct, frozen=True, tag="prepared"):
     leaving: bool
     stopped: bool
     request: int
+    checkpoint: Kept | None = None
+    checkpoint_problem: str = ""
+    """Why the newest checkpoint that it sees cannot be used."""
 
 
 class Refused(Struct, frozen=True, tag="refused"):
@@ -195,6 +202,14 @@ class Stopped(Struct, frozen=True, tag="stopped"):
     id: GenerationId
     member: MemberId
     version: int
+
+
+class Saved(Struct, frozen=True, tag="saved"):
+    """A checkpoint is published, or could not be written; training goes on either way."""
+
+    member: MemberId
+    version: int
+    problem: str = ""
 
 
 class Complain(Struct, frozen=True, tag="complain"):
@@ -243,6 +258,8 @@ class Commit(Struct, frozen=True, tag="commit"):
     """Members without state; the donor streams it to them."""
     endpoints: tuple[tuple[MemberId, Endpoints], ...]
     """Of members and holder."""
+    restore: Kept | None = None
+    """All ranks were lost: the members with state load this checkpoint first (R26)."""
 
 
 class Release(Struct, frozen=True, tag="release"):
@@ -355,7 +372,16 @@ class Targets(Struct, frozen=True):
 
 PeerMessage = Announce | Start | Part | AskState | State | WeightsHash
 RankMessage = (
-    Register | Heartbeat | Prepared | Refused | Started | Stopped | Complain | Leaving | Fatal
+    Register
+    | Heartbeat
+    | Prepared
+    | Refused
+    | Started
+    | Stopped
+    | Saved
+    | Complain
+    | Leaving
+    | Fatal
 )
 AgentMessage = AgentHello | AgentBeat | RankStarted | RankDead | AgentDone
 ToRank = Prepare | Commit | Release | Dismiss | Ask

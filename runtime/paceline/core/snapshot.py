@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from paceline.core.ids import MemberId
+from paceline.core.ids import GenerationId, MemberId
 from paceline.core.records import DataPlan, DropReason, Gen, Settings, Trigger
+from paceline.core.shadow import ShadowReport
 
 
 class Totals(Struct, frozen=True):
@@ -76,4 +77,18 @@ class LogSnapshot(Struct, frozen=True):
     progress: tuple[int, int]
     round_us: tuple[int, ...]
     offsets_us: tuple[int, ...]
+    shadow: ShadowReport
     ledger: LedgerSnapshot
+
+
+class Kept(Struct, frozen=True):
+    """A checkpoint that a rank can read (R19, R26)."""
+
+    generation: GenerationId
+    """Last GEN record of its log. The newest checkpoint is the greatest (generation, version)."""
+    version: int
+    digest: str
+    request: int = 0
+    """Highest request number in its log (R18)."""
+    finished: bool = False
+    """The job ended with this version (C1)."""

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.records import Settings
+from paceline.core.shadow import PARTIAL
 
 HAPPENINGS_MAX: Final = 256
 CHANGES_MAX: Final = 64
@@ -35,6 +36,17 @@ class Fact(StrEnum):
     """Its main thread was parked in step(), waiting for others and for the reduction."""
     EPOCH = "epoch"
     """Of the batch in its hand."""
+
+    SAVED = "checkpoints_written"
+    SAVED_VERSION = "checkpoint_version"
+    """Of the last one that it published."""
+    SAVE_FAILED = "checkpoints_failed"
+    SAVE_SKIPPED = "checkpoints_skipped"
+    """Due while the one before was not on the disk yet."""
+    SAVE_EXPOSED_S = "checkpoint_exposed_seconds"
+    """Its communication thread copied the state."""
+    SAVE_HIDDEN_S = "checkpoint_hidden_seconds"
+    """The copies were written, beside training."""
 
     # What its log says; equal on all members at equal version.
     ROUNDS = "log.rounds."
@@ -55,6 +67,13 @@ class Fact(StrEnum):
     """Of all ranks, worked out from GO and when GO reached this rank: nearly equal on all."""
     SHARE = "log.share."
     """+ member: rounds with a contribution of it, as a share of the rounds that it was active."""
+    SHADOW_ROUNDS = "log.shadow.rounds"
+    SHADOW_FRESH = "log.shadow.fresh"
+    SHADOW_WAITED_S = "log.shadow.waited_seconds"
+    SHADOW_SAVED_S = "log.shadow.saved_seconds."
+    """+ mode."""
+    SHADOW_LATE = "log.shadow.late."
+    """+ mode."""
     METRIC = "log.metric."
     """+ name that the script gave to `pl.log`."""
 
@@ -94,6 +113,32 @@ class RankStatus(Struct, frozen=True):
     """Dead, suspect: what is known about it."""
 
 
+class ShadowStatus(Struct, frozen=True):
+    """What partial modes would have changed in the rounds of Shadow (`core.shadow`): a forecast
+    from the arrival times as they were. A rank that is not waited for would arrive at others."""
+
+    rounds: int = 0
+    fresh: int = 0
+    """Gradients in them."""
+    waited_s: float = 0.0
+    """Waiting for the last arrival, summed over the ranks."""
+    saved_s: dict[str, float] = {}
+    """By mode: part of it that the mode would have saved."""
+    late: dict[str, int] = {}
+    """By mode: gradients that would have missed their round."""
+
+
+class StragglerStatus(Struct, frozen=True):
+    """A rank that is slow for long (`paceline_api.slow`)."""
+
+    member: MemberId
+    percent: int
+    """Its median step in percent of the median of all ranks; 200 is twice as slow."""
+    since_wall_s: float
+    action: str
+    """The step of `spec.straggler.respond` that is in force."""
+
+
 class LogStatus(Struct, frozen=True):
     """What the round log says, from the rank that is furthest."""
 
@@ -123,6 +168,8 @@ class LogStatus(Struct, frozen=True):
     """Waiting, summed over ranks, that the mode has saved against Full."""
     shares: dict[str, float] = {}
     """By member: rounds with a contribution of it, as a share of the rounds that it was active."""
+    shadow: ShadowStatus | None = None
+    """None if no round ran in Shadow."""
     metrics: dict[str, float] = {}
     """The script's own figures (`pl.log`), as weighted means."""
 
@@ -189,6 +236,8 @@ class Status(Struct, frozen=True):
     """The last one that was committed."""
     replicas: int = 0
     """Wanted."""
+    told: bool = True
+    """False: nobody has pushed `replicas` to this coordinator, so nobody leaves for it."""
     procs: int = 1
     """Ranks per replica."""
     inventory: int = 0
@@ -204,6 +253,8 @@ class Status(Struct, frozen=True):
     """Latest last; at most CHANGES_MAX."""
     happenings: tuple[Happening, ...] = ()
     """Latest last; at most HAPPENINGS_MAX."""
+    stragglers: tuple[StragglerStatus, ...] = ()
+    """The slowest first; those of the last moment if the job has ended."""
     conditions: tuple[Condition, ...] = ()
     stopping: bool = False
     """A rank has committed the stop round: a pod that ends from now on is not replaced."""
@@ -240,5 +291,18 @@ def log_status(facts: dict[str, float]) -> LogStatus:
         round_s=facts.get(Fact.ROUND_S, 0.0),
         avoided_s=facts.get(Fact.AVOIDED_S, 0.0),
         shares=group(Fact.SHARE),
+        shadow=_shadow_status(facts) if whole(Fact.SHADOW_ROUNDS) else None,
         metrics=group(Fact.METRIC),
+    )
+
+
+def _shadow_status(facts: dict[str, float]) -> ShadowStatus:
+    saved_s = {mode: facts.get(Fact.SHADOW_SAVED_S + mode, 0.0) for mode in PARTIAL}
+    late = {mode: round(facts.get(Fact.SHADOW_LATE + mode, 0)) for mode in PARTIAL}
+    return ShadowStatus(
+        rounds=round(facts[Fact.SHADOW_ROUNDS]),
+        fresh=round(facts.get(Fact.SHADOW_FRESH, 0)),
+        waited_s=facts.get(Fact.SHADOW_WAITED_S, 0.0),
+        saved_s={str(mode): seconds for mode, seconds in saved_s.items()},
+        late={str(mode): count for mode, count in late.items()},
     )

@@ -281,6 +281,9 @@ class Place:
             return [] if before is Phase.KILLED else self._send_kill(why)
         if self.phase is not Phase.DRAINING:
             return []
+        if self._over and self._told is None:
+            # It took no part, so it has nothing to save or to say; it may import for minutes yet.
+            return self._kill(why)
         released = self._told is not None and self._told.outcome is Outcome.FINISHED
         # A second request shortens the deadline only if the job is over.
         if not released and (before is Phase.RUNNING or kind == "shutdown"):

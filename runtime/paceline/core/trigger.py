@@ -15,11 +15,10 @@ from paceline.core.ids import MemberId
 from paceline.core.log import Log
 from paceline.core.messages import Kind
 from paceline.core.records import Late, Mode, Share, Trigger
+from paceline.core.waits import deadline_ns, grace_ns
 
 BENCH_AFTER_MIN_NS: Final = 60 * 10**9
 BENCH_AFTER_ROUNDS: Final = 20
-DEADLINE_UNKNOWN_NS: Final = 0
-"""Auto deadline before any arrival offset was seen: start with the minimum."""
 
 
 class Arrival(NamedTuple):
@@ -107,7 +106,7 @@ def _condition_met(
     if s.mode is Mode.DEADLINE and not log.is_full_round:
         if not fresh:
             return Decision(None, "nobody arrived")
-        due = fresh[0][0] + deadline_ns(log)
+        due = fresh[0][0] + deadline_ns(s, log.offsets_us)
         if len(fresh) < k:
             return Decision(None, f"{len(fresh)} of at least {k} arrived")
         if now_ns >= due:
@@ -120,7 +119,7 @@ def _condition_met(
         return Decision(None, f"waiting for {drawn}, who was drawn")
     if len(fresh) < k:
         return Decision(None, f"{len(fresh)} of {k} arrived")
-    due = fresh[k - 1][0] + grace_ns(log)
+    due = fresh[k - 1][0] + grace_ns(s, log.median_round_us)
     if now_ns >= due:
         return Decision(Trigger.QUORUM, f"{len(fresh)} arrived, {k} needed")
     return Decision(None, f"{len(fresh)} arrived, grace runs", due)
@@ -158,30 +157,10 @@ def _or_bench(
     )
 
 
-def grace_ns(log: Log) -> int:
-    s = log.settings
-    if s.grace_ns >= 0:
-        return s.grace_ns
-    return int(s.grace_share * log.median_round_us * 1000)
-
-
 def bench_after_ns(log: Log) -> int:
     if log.settings.bench_after_ns:
         return log.settings.bench_after_ns
     return max(BENCH_AFTER_MIN_NS, BENCH_AFTER_ROUNDS * log.median_round_us * 1000)
-
-
-def deadline_ns(log: Log) -> int:
-    """Fixed, or median + c x MAD of the recent arrival offsets (hivemind's issue 676)."""
-    s = log.settings
-    if s.deadline_ns:
-        return s.deadline_ns
-    offsets = sorted(log.offsets_us)
-    if not offsets:
-        return DEADLINE_UNKNOWN_NS
-    median = offsets[len(offsets) // 2]
-    spread = sorted(abs(x - median) for x in offsets)[len(offsets) // 2]
-    return int((median + s.deadline_factor * spread) * 1000)
 
 
 def initiator(log: Log) -> MemberId:

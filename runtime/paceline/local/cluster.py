@@ -40,6 +40,7 @@ from paceline.core.messages import Inventory, Targets
 from paceline.core.status import Outcome, Status
 from paceline.local.client import Client, CoordinatorAwayError
 from paceline.local.processes import Child, adopt_orphans, children_of, kill_orphans
+from paceline.local.rundir import write
 from paceline.settings import (
     ENV_DRAIN_GRACE,
     ENV_FAULTS,
@@ -51,6 +52,7 @@ from paceline.settings import (
     SOCKETS,
 )
 
+SPEC: Final = "job.json"
 BACKLOG: Final = 1024
 ASK_S: Final = 3.0
 """So long the replacement of an agent waits for a coordinator that is away."""
@@ -98,9 +100,9 @@ class Cluster:
         self._run_dir = run_dir
         self._faults = format_faults(f for f in faults if f.kind in INSIDE_A_RANK)
         self._on_line = on_line
-        self._spec = run_dir / "job.json"
+        self._spec = run_dir / SPEC
         spec = job_spec(job, working_dir=str(working_dir), record=record)
-        self._spec.write_text(spec.to_json())
+        write(run_dir, SPEC, spec.to_json())
         self._wanted = job.replicas
         self._informed = ""
         """Uid of the coordinator that was told last."""
@@ -238,12 +240,13 @@ class Cluster:
                 await asyncio.sleep(RETRY_S)
 
     async def _push(self) -> None:
-        pods = ((n, slot.attempt) for n, slot in sorted(self._slots.items()) if slot.agent)
-        inventory = Inventory(revision=self._revision, pods=tuple(pods))
-        await self._client.post("/v1/inventory", inventory)
+        # Targets first: a new replica that nobody is known to want would be sent away again.
         targets = Targets(replicas=self._wanted, stop=self._stop_to_tell)
         await self._client.post("/v1/targets", targets)
         self._stop_to_tell = False
+        pods = ((n, slot.attempt) for n, slot in sorted(self._slots.items()) if slot.agent)
+        inventory = Inventory(revision=self._revision, pods=tuple(pods))
+        await self._client.post("/v1/inventory", inventory)
 
     # ---- agents ---------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
@@ -55,7 +55,7 @@ class Child:
         """Its output goes to `log`; with `on_line`, each line of stdout goes there as well.
 
         A session of its own keeps the terminal's Ctrl-C away from it."""
-        with log.open("ab") as file:
+        with _open_log(log) as file:
             process = subprocess.Popen(
                 argv,
                 env=dict(env),
@@ -116,13 +116,20 @@ class Child:
         self._ended.set()
 
 
+def _open_log(path: Path) -> BinaryIO:
+    try:
+        return path.open("ab")
+    except OSError:  # a job is not ended because its disk is full
+        return Path(os.devnull).open("ab")
+
+
 class Output:
     """Copies the lines of a pipe to a file and to a function, as they come."""
 
     def __init__(self, fd: int, log: Path, on_line: Callable[[str], None]) -> None:
         os.set_blocking(fd, False)
         self._fd = fd
-        self._log = log
+        self._log: Path | None = log
         self._on_line = on_line
         self._partial = b""
         asyncio.get_running_loop().add_reader(fd, self._read)
@@ -135,14 +142,24 @@ class Output:
         if not data:
             asyncio.get_running_loop().remove_reader(self._fd)
             return False
-        with self._log.open("ab") as file:
-            file.write(data)
+        self._keep(data)
         *lines, self._partial = (self._partial + data).split(b"\n")
         if len(self._partial) > READ_BYTES:
             lines, self._partial = [*lines, self._partial], b""
         for line in lines:
             self._on_line(line.decode(errors="replace"))
         return True
+
+    def _keep(self, data: bytes) -> None:
+        if self._log is None:
+            return
+        try:
+            with self._log.open("ab", buffering=0) as file:
+                file.write(data)
+        except OSError as error:
+            told = (error.strerror or str(error)).lower()
+            self._on_line(f"warning: {self._log.name} is not kept from now on: {told}")
+            self._log = None  # the run goes on, and its lines are still shown
 
     def finish(self) -> None:
         """The process has ended; what is in the pipe now is the rest."""

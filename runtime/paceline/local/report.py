@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from paceline.core.status import Change, Outcome, Status, place_of
+from datetime import datetime
+
+from paceline_api.enums import StragglerResponse
+
+from paceline.core.status import (
+    Change,
+    Fact,
+    Outcome,
+    ShadowStatus,
+    Status,
+    StragglerStatus,
+    place_of,
+)
 from paceline.local.timeline import Timeline
 
 
@@ -23,13 +35,71 @@ def summary(status: Status | None, timeline: Timeline) -> list[str]:
         ("epochs", _epochs(log.epochs_exact, log.epochs_short)),
         ("waiting avoided", f"{log.avoided_s:.1f} s, summed over ranks"),
         ("share of rounds", _shares(status)),
+        ("checkpoints", _checkpoints(status)),
     ]
     rows += [(name, f"{value:g}") for name, value in sorted(log.metrics.items())]
     lines = [f"  {name:<20} {text}" for name, text in rows if text]
+    if log.shadow is not None:
+        lines += _shadow(log.shadow)
+    if timeline.stragglers:
+        now = {slow.member for slow in status.stragglers}
+        lines.append("  stragglers")
+        for member, slow in sorted(timeline.stragglers.items()):
+            until = "until the end" if member in now else "not any more at the end"
+            lines.append(f"    {straggler(slow, status.procs)}; {until}")
     changes = [timeline.changes[key] for key in sorted(timeline.changes)]
     lines.append("  membership changes")
     lines += [f"    {_change(change)}" for change in changes]
     return lines
+
+
+def straggler(slow: StragglerStatus, procs: int) -> str:
+    """Who, how slow, since when, and what is done about it."""
+    since = datetime.fromtimestamp(slow.since_wall_s).strftime("%H:%M:%S")
+    done = {
+        StragglerResponse.TOLERATE: "tolerated, nothing is replaced",
+        StragglerResponse.RESTART_IN_PLACE: "its process was started again",
+        StragglerResponse.REPLACE: "its replica is replaced, one per cooldown",
+    }
+    place = place_of(slow.member, procs)
+    return (
+        f"rank {place} takes {slow.percent} % of the median step since {since}: "
+        f"{done[StragglerResponse(slow.action)]} (straggler.respond: {slow.action})"
+    )
+
+
+def shadow_line(shadow: ShadowStatus, mode: str) -> str:
+    """What one mode would have changed, as one line."""
+    saved_s, late = shadow.saved_s.get(mode, 0.0), shadow.late.get(mode, 0)
+    share = f" ({saved_s / shadow.waited_s:.0%})" if shadow.waited_s else ""
+    return f"{saved_s:.1f} s of waiting saved{share}, {late:,} of {shadow.fresh:,} gradients late"
+
+
+def _shadow(shadow: ShadowStatus) -> list[str]:
+    waited = f"the ranks waited {shadow.waited_s:.1f} s in them, summed"
+    return [
+        f"  shadow: {shadow.rounds:,} rounds ran as Full, {waited}; with these arrivals",
+        *(f"    {mode:<10} {shadow_line(shadow, mode)}" for mode in shadow.saved_s),
+        "    a forecast: it cannot know when a rank that nobody waits for would arrive next",
+    ]
+
+
+def _checkpoints(status: Status) -> str:
+    """Empty if no rank has written one, or tried to."""
+
+    def total(fact: Fact) -> float:
+        return sum(rank.facts.get(fact, 0.0) for rank in status.ranks)
+
+    written, failed, skipped = map(total, (Fact.SAVED, Fact.SAVE_FAILED, Fact.SAVE_SKIPPED))
+    if not written + failed + skipped:
+        return ""
+    last = max(rank.facts.get(Fact.SAVED_VERSION, -1.0) for rank in status.ranks)
+    parts = [f"{written:.0f} written"]
+    parts += [f"the last of version {last:.0f}"] if last >= 0 else []
+    parts += [f"{skipped:.0f} skipped"] if skipped else []
+    parts += [f"{failed:.0f} failed"] if failed else []
+    exposed, hidden = total(Fact.SAVE_EXPOSED_S), total(Fact.SAVE_HIDDEN_S)
+    return f"{', '.join(parts)}; {exposed:.2f} s exposed, {hidden:.2f} s hidden"
 
 
 def verdict(job: str, outcome: Outcome, *, interrupted: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Final
@@ -21,8 +22,16 @@ class RunDirError(PacelineError):
 def make_run_dir(job: str, wanted: Path | None) -> Path:
     """`wanted`, which must be new or empty, or the next free runs/<job>-<n>. Absolute."""
     path = _take_next(job) if wanted is None else _take(wanted)
-    (path / LOCK).write_text(f"{os.getpid()}\n")
+    write(path, LOCK, f"{os.getpid()}\n")
     return path.resolve()
+
+
+def write(run_dir: Path, name: str, text: str) -> None:
+    """A file of the folder without which there can be no run. Raises RunDirError."""
+    try:
+        (run_dir / name).write_text(text)
+    except OSError as error:
+        raise _unusable(run_dir, error) from None
 
 
 def _take_next(job: str) -> Path:
@@ -66,6 +75,7 @@ def _take(path: Path) -> Path:
 
 def _unusable(path: Path, error: OSError) -> RunDirError:
     told = (error.strerror or str(error)).lower()
-    return RunDirError(
-        path, f"cannot be used: {told}", hint="name a folder that you may write to with --run-dir"
-    )
+    hint = "name a folder that you may write to with --run-dir"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "free some space, or name a folder on another disk with --run-dir"
+    return RunDirError(path, f"cannot be used: {told}", hint=hint)

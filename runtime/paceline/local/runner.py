@@ -25,6 +25,8 @@ from paceline.local.cluster import Cluster
 from paceline.local.control import Control, View
 from paceline.local.faults import Injector
 from paceline.local.processes import Child, tail
+from paceline.local.rundir import RunDirError, write
+from paceline.local.slow import Replacer
 from paceline.local.timeline import Timeline
 
 AWAY_S: Final = 30.0
@@ -75,6 +77,7 @@ class Runner:
         self._show = show
         self._say = say
         self._timeline = Timeline()
+        self._replacer = Replacer(job.straggler)
         self._status: Status | None = None
         self._interrupts = 0
         self._at_once = asyncio.Event()
@@ -118,8 +121,7 @@ class Runner:
                 outcome = await self._finish(cluster, client, outcome)
             await cluster.end(grace_s=0.0 if self._at_once.is_set() else END_S)
         if self._status is not None:
-            text = msgspec.json.format(msgspec.json.encode(self._status))
-            (self._run_dir / "status.json").write_bytes(text)
+            self._keep(self._status)
         return Result(
             outcome=outcome,
             status=self._status,
@@ -127,6 +129,13 @@ class Runner:
             interrupted=self._interrupts > 0,
             left_over=cluster.left_over,
         )
+
+    def _keep(self, status: Status) -> None:
+        text = msgspec.json.format(msgspec.json.encode(status)).decode()
+        try:
+            write(self._run_dir, "status.json", text)
+        except RunDirError as error:  # how the job ended does not depend on it
+            self._say(f"warning: status.json is not kept: {error.message}")
 
     def _view(self) -> View:
         timeline = self._timeline
@@ -186,6 +195,7 @@ class Runner:
             if status.outcome is not None:
                 return status.outcome
             injector.look(status, self._timeline.elapsed_ns(heard_ns))
+            self._replace_slow(status, cluster, heard_ns)
             alive_ns = heard_ns if cluster.agents else alive_ns
             if heard_ns - alive_ns > IDLE_S * NS_PER_S:
                 return self._nobody()
@@ -197,6 +207,14 @@ class Runner:
             self._say(f"{happening.reason}: {first}{' ...' if more else ''}")
         cluster.heard(status)
         self._show(status, self._timeline)
+
+    def _replace_slow(self, status: Status, cluster: Cluster, at_ns: int) -> None:
+        slow = self._replacer.choose(status, at_ns)
+        if slow is not None and cluster.terminate(slow.member.slot):
+            self._say(
+                f"replica {slow.member.slot} is replaced: rank {slow.member} takes "
+                f"{slow.percent} % of the median step"
+            )
 
     def _wait_s(self, injector: Injector) -> float:
         next_ns = injector.next_ns()

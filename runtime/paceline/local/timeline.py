@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from paceline.clock import NS_PER_S
-from paceline.core.ids import GenerationId
-from paceline.core.status import Change, Happening, Status
+from paceline.core.ids import GenerationId, MemberId
+from paceline.core.status import Change, Happening, Status, StragglerStatus
 
 SPEED_WINDOW_NS: Final = 5 * NS_PER_S
 
@@ -33,6 +33,8 @@ class Timeline:
     last: Point | None = None
     """The last time that the version grew."""
     changes: dict[GenerationId, Change] = field(default_factory=dict)
+    stragglers: dict[MemberId, StragglerStatus] = field(default_factory=dict)
+    """All that were slow for long, as they were seen last."""
     _recent: deque[Point] = field(default_factory=deque)
     _told: tuple[str, int] = ("", 0)
 
@@ -53,6 +55,8 @@ class Timeline:
                 self._recent.popleft()
         for change in status.changes:
             self.changes[change.generation] = change
+        for slow in status.stragglers:
+            self.stragglers[slow.member] = slow
         return self._news(status)
 
     def _news(self, status: Status) -> list[Happening]:

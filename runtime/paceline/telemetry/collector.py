@@ -82,7 +82,7 @@ class PodRecords(Collector):
             return
         reading = place.reader.read()
         place.earlier = _fold(place.earlier, _values(reading))
-        place.telemetry_s += reading.updates * reading.update_s
+        place.telemetry_s += reading.observations * reading.observation_s
         place.reader.close()
         os.close(place.fd)
         place.reader, place.fd = None, None
@@ -109,7 +109,7 @@ class PodRecords(Collector):
             ranks.append({**now, **_fold(place.earlier, now)})
             telemetry_s += place.telemetry_s
             if reading is not None:
-                telemetry_s += reading.updates * reading.update_s
+                telemetry_s += reading.observations * reading.observation_s
         for metric in CATALOG:
             if metric.writer is not Writer.AGENT:
                 yield self._rank_family(metric, ranks)

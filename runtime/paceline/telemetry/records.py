@@ -2,17 +2,19 @@
 
     slot 0          MAGIC; written last, when the record is complete
     slot 1          hash of the catalogue: writer and reader must agree on the layout
-    slot 2          cost of one update, seconds, measured by the writer when it opened the record
+    slot 2          cost of one observation with its share of single figures, seconds, measured by
+                    the writer when it opened the record
     group MAIN      seq, then the slots of all metrics that the main thread writes
     group COMM      seq, then those of the communication thread
 
 A counter or gauge is one slot; a histogram is a slot for each bucket (not cumulative, +Inf last)
-and one for the sum. `seq` is odd while the writer is inside an update; a reader that saw it odd or
-changed reads again. A slot that nobody has touched holds NaN, and its series is not shown.
+and one for the sum. `seq` is odd while the writer is inside an observation of a histogram; a reader
+that saw it odd or changed reads again. A counter or gauge is one store, which nobody can see half
+of, so it needs no `seq`. A slot that nobody has touched holds NaN, and its series is not shown.
 
 The values are doubles, stored by item assignment into a memoryview: that is one 8-byte store, while
 struct.pack_into clears the bytes first, which readers would see. The order of the stores is kept on
-x86-64; on arm64 a torn read needs two reorderings within one update, and lasts for one scrape.
+x86-64; on arm64 a torn read needs two reorderings within one observation, and lasts for one scrape.
 
 The memory is a memfd that the agent made and passed on, so no file is left over however a process
 dies, and the agent can still read the last figures of a dead rank.
@@ -36,6 +38,9 @@ MAGIC: Final = 0x3170_6C63_6361_7031
 HEADER_SLOTS: Final = 3
 SLOT_BYTES: Final = 8
 COST_SAMPLES: Final = 500
+COST_BOUNDS: Final = 10
+SINGLES_PER_OBSERVATION: Final = 2
+"""Counters and gauges written per observation, in a usual step."""
 READ_TRIES: Final = 20
 READ_PAUSE_S: Final = 0.0005
 """Between tries: a writer that the machine has put aside needs a moment to go on."""
@@ -86,31 +91,27 @@ class RecordError(Exception):
 class Counter:
     """Handle of one counter; only its writer's thread may call `add`."""
 
-    __slots__ = ("_at", "_seq", "_slots", "_words")
+    __slots__ = ("_at", "_slots")
 
-    def __init__(self, slots: memoryview[float], words: memoryview[int], seq: int, at: int) -> None:
-        self._slots, self._words, self._seq, self._at = slots, words, seq, at
+    def __init__(self, slots: memoryview[float], at: int) -> None:
+        self._slots, self._at = slots, at
         if isnan(slots[at]):
             slots[at] = 0.0
 
     def add(self, amount: float = 1.0) -> None:
-        self._words[self._seq] += 1
         self._slots[self._at] += amount
-        self._words[self._seq] += 1
 
 
 class Gauge:
     """Handle of one gauge; shown once it was set."""
 
-    __slots__ = ("_at", "_seq", "_slots", "_words")
+    __slots__ = ("_at", "_slots")
 
-    def __init__(self, slots: memoryview[float], words: memoryview[int], seq: int, at: int) -> None:
-        self._slots, self._words, self._seq, self._at = slots, words, seq, at
+    def __init__(self, slots: memoryview[float], at: int) -> None:
+        self._slots, self._at = slots, at
 
     def set(self, value: float) -> None:
-        self._words[self._seq] += 1
         self._slots[self._at] = value
-        self._words[self._seq] += 1
 
     def clear(self) -> None:
         """Show it no more."""
@@ -140,10 +141,11 @@ class Histogram:
     def observe(self, value: float) -> None:
         slots, words, seq = self._slots, self._words, self._seq
         bucket = self._at + bisect_left(self._bounds, value)
-        words[seq] += 1
+        count = words[seq] + 1
+        words[seq] = count
         slots[bucket] += 1.0
         slots[self._sum] += value
-        words[seq] += 1
+        words[seq] = count + 1
 
 
 class Memory:
@@ -196,7 +198,7 @@ class RankRecord:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        memory.slots[2] = _update_cost_s()
+        memory.slots[2] = _observation_cost_s()
 
     @classmethod
     def create(cls) -> RankRecord:
@@ -212,12 +214,12 @@ class RankRecord:
             os.close(fd)
 
     def counter(self, name: str, **labels: str) -> Counter:
-        seq, at = _find(name, Kind.COUNTER, labels)
-        return Counter(self._memory.slots, self._memory.words, seq, at)
+        _, at = _find(name, Kind.COUNTER, labels)
+        return Counter(self._memory.slots, at)
 
     def gauge(self, name: str, **labels: str) -> Gauge:
-        seq, at = _find(name, Kind.GAUGE, labels)
-        return Gauge(self._memory.slots, self._memory.words, seq, at)
+        _, at = _find(name, Kind.GAUGE, labels)
+        return Gauge(self._memory.slots, at)
 
     def histogram(self, name: str, **labels: str) -> Histogram:
         seq, at = _find(name, Kind.HISTOGRAM, labels)
@@ -237,13 +239,17 @@ def _find(name: str, kind: Kind, labels: dict[str, str]) -> tuple[int, int]:
     return LAYOUT.seq[metric.writer], LAYOUT.first[name, child]
 
 
-def _update_cost_s() -> float:
-    """What one update costs here, measured on memory that nobody reads."""
-    scratch = memoryview(bytearray(2 * SLOT_BYTES))
-    counter = Counter(scratch.cast("d"), scratch.cast("Q"), 0, 1)
+def _observation_cost_s() -> float:
+    """What one observation costs here with the single figures that come with it, measured on memory
+    that nobody reads."""
+    scratch = memoryview(bytearray((COST_BOUNDS + 4) * SLOT_BYTES))
+    slots, bounds = scratch.cast("d"), tuple(map(float, range(COST_BOUNDS)))
+    histogram, counter = Histogram(slots, scratch.cast("Q"), 0, 1, bounds), Counter(slots, 1)
     before = now_ns()
     for _ in range(COST_SAMPLES):
-        counter.add(1.0)
+        histogram.observe(1.0)
+        for _ in range(SINGLES_PER_OBSERVATION):
+            counter.add(1.0)
     return (now_ns() - before) / COST_SAMPLES / NS_PER_S
 
 
@@ -252,9 +258,10 @@ class Reading:
     """A consistent copy of a record. `values` is indexed like the slots; NaN = never touched."""
 
     values: tuple[float, ...]
-    updates: int
-    update_s: float
-    """Measured cost of one update."""
+    observations: int
+    """Of histograms, by both threads."""
+    observation_s: float
+    """Measured cost of one, with its share of single figures."""
 
 
 class RecordReader:
@@ -266,7 +273,7 @@ class RecordReader:
     def read(self) -> Reading:
         slots, words = self._memory.slots, self._memory.words
         values = slots.tolist()
-        updates = 0
+        observations = 0
         for writer, seq in LAYOUT.seq.items():
             first, last = seq + 1, _group_end(writer)
             for _ in range(READ_TRIES):
@@ -275,10 +282,10 @@ class RecordReader:
                 if before == words[seq] and before % 2 == 0:
                     break
                 pause(READ_PAUSE_S)
-            # Else the writer died, or was stopped, inside an update: at most one figure of a
+            # Else the writer died, or was stopped, inside an observation: at most one figure of a
             # histogram is behind the others, and no reader waits for a dead writer.
-            updates += words[seq] // 2
-        return Reading(tuple(values), updates, slots[2])
+            observations += words[seq] // 2
+        return Reading(tuple(values), observations, slots[2])
 
     def close(self) -> None:
         self._memory.close()

@@ -75,6 +75,7 @@ def init() -> None:
     elif _context is None:
         from paceline.comm.engine import connect  # only here: it brings sockets and transports
 
+        explain_errors(lambda _: None)  # of the environment: nobody can be told yet
         settings = RankSettings.from_environment(os.environ)
         text = os.environ.get(ENV_FAULTS, "") if settings is None else settings.faults
         session = connect(settings)

@@ -94,6 +94,7 @@ def set_inventory(c: State, inventory: m.Inventory) -> None:
     for slot, attempt in inventory.pods:
         if (slot, attempt) not in c.roster.pods:
             c.roster.pod(slot, attempt, c.now_ns).newborn = c.gen is not None
+        c.roster.pod(slot, attempt, c.now_ns).listed = True
 
 
 def bury(c: State) -> None:
@@ -107,6 +108,8 @@ def bury(c: State) -> None:
 
 
 def drain_surplus(c: State) -> None:
+    if not c.told:
+        return
     for pod in pods_to_drain(c.roster, c.replicas):
         pod.draining = True
         c.happened("Draining", f"replica {pod.slot} leaves: {c.replicas} are wanted")

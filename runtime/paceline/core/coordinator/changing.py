@@ -15,6 +15,7 @@ from paceline.core.coordinator.events import NS_PER_S
 from paceline.core.coordinator.roster import Seen
 from paceline.core.coordinator.state import Phase, State
 from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
+from paceline.core.snapshot import Kept
 
 DEAD_KEPT: Final = 64
 """Dead ranks that status remembers."""
@@ -76,7 +77,8 @@ def _find_first_reason(c: State) -> None:
         why, within = "the coordinator is new", c.config.freeze_timeout_ns if missing else 0
     elif ready:
         why, within = "the job starts", c.config.settle_ns
-        if len(ready) >= c.wanted_ranks and not c.had_state:
+        certain = not c.had_state or not c.roster.unaccounted({s.member for s in ready})
+        if len(ready) >= c.wanted_ranks and certain:
             within = 0
     else:
         return
@@ -119,7 +121,8 @@ def would_wait(c: State, expected: list[Seen]) -> str:
     best = max(
         (s for s in expected if s.has_state), key=lambda s: (s.last, s.version), default=None
     )
-    if best is None:
+    kept = forming.newest(s.checkpoint for s in expected if s.ready and not s.leaving)
+    if best is None or forming.goes_before(kept, best.last, best.version):
         if not any(s.ready and not s.leaving for s in expected):
             return "no rank is ready"
         return forming.may_begin(
@@ -185,6 +188,8 @@ def evaluate(c: State) -> None:
             c.phase, c.waits = Phase.WAITING, why
             c.happened("WaitingForEvidence", f"{c.why}: {why}")
             c.want_change(c.why, 0)
+        case forming.Finished(checkpoint=kept):
+            ending.was_finished(c, kept)
         case forming.Broken():
             ending.fail(c, answer.reason, answer.message, answer.hint)
         case m.Commit():
@@ -192,14 +197,17 @@ def evaluate(c: State) -> None:
 
 
 def _state_lost(c: State) -> str:
-    if not c.had_state or c.config.state_can_return:
+    if not c.had_state:
         return ""
-    return f"all ranks that had the weights of version {c.version} are lost"
+    lost = f"all ranks that had the weights of version {c.version} are lost"
+    return f"{lost}, and no rank that is left sees a checkpoint"
 
 
 def _commit(c: State, commit: m.Commit) -> None:
     gen = commit.gen
-    if gen.plan is not None and c.commit is not None:
+    if commit.restore is not None:
+        _resumed(c, commit.restore)
+    elif gen.plan is not None and c.commit is not None:
         # Never silently from zero (R26): rounds of less than a heartbeat may be gone.
         c.happened("BeganAnew", "no rank has weights and no committed round was ever reported")
     c.futile = c.futile + 1 if c.commit and c.commit.gen.version == gen.version else 0
@@ -221,6 +229,18 @@ def _commit(c: State, commit: m.Commit) -> None:
     )
     c.why = c.waits = ""
     c.roster.forget_dead(set(gen.members), DEAD_KEPT)
+
+
+def _resumed(c: State, kept: Kept) -> None:
+    """The released log goes on from the checkpoint; what came after it is made once more."""
+    redone = max(0, c.version - kept.version)
+    text = f"the job goes on from the checkpoint of version {kept.version}"
+    facts = {"version": str(kept.version), "redone": str(redone)}
+    c.happened(
+        "ResumedFromCheckpoint", f"{text}; {redone} rounds are lost" if redone else text, facts
+    )
+    c.version = kept.version
+    c.diary.began_at(kept.version)
 
 
 def all_started(c: State) -> None:

@@ -50,6 +50,10 @@ class Diary:
                 self.gap_from_ns = None
         self.commit_version, self.commit_ns = version, now_ns
 
+    def began_at(self, version: int) -> None:
+        """The log goes on from an older version than was seen before."""
+        self.commit_version = version
+
     def committed_generation(self, gen: Gen, now_ns: int, wall_s: float) -> None:
         cause_ns = self.cause_ns if self.cause_ns is not None else now_ns
         agree_s = (now_ns - cause_ns) / 1e9

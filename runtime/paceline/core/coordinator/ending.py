@@ -7,6 +7,7 @@ from paceline.core.coordinator.events import JobEnded, ToAgent
 from paceline.core.coordinator.roster import Pod, Seen
 from paceline.core.coordinator.state import Phase, State
 from paceline.core.ids import GenerationId
+from paceline.core.snapshot import Kept
 from paceline.core.status import Outcome
 
 
@@ -53,6 +54,12 @@ def answer_late(c: State, register: m.Register) -> None:
         c.tell(seen.member, m.Dismiss(c.outcome.reason))
 
 
+def answer_late_agent(c: State, message: m.AgentMessage) -> None:
+    """A pod that was still starting when the job ended has nothing left to do."""
+    if isinstance(message, m.AgentHello) and c.outcome is not None:
+        c.effects.append(ToAgent(message.slot, message.attempt, m.Shutdown(c.outcome.reason)))
+
+
 def end_when_all_have_left(c: State) -> None:
     """Complete once every rank that was released has ended; its script may still fail (I14)."""
     if any(_is_awaited(c, seen) for seen in c.roster.ranks.values()):
@@ -60,7 +67,12 @@ def end_when_all_have_left(c: State) -> None:
     if c.proven:
         _end(c, Outcome(True, "Complete", f"{c.version} rounds, released on all ranks"))
     else:
-        fail(c, "StateLost", f"all ranks were lost with the final weights of version {c.version}")
+        fail(
+            c,
+            "StateLost",
+            f"all ranks were lost with the final weights of version {c.version}",
+            hint="if the job has checkpoints, start it again: it goes on from the last one",
+        )
 
 
 def _is_awaited(c: State, seen: Seen) -> bool:
@@ -70,6 +82,13 @@ def _is_awaited(c: State, seen: Seen) -> bool:
     if not c.proven and not seen.dismissed:
         return True
     return (seen.connected and not seen.suspect) or c.roster.agent_of(seen.member) is not None
+
+
+def was_finished(c: State, kept: Kept) -> None:
+    """The checkpoint says that an earlier run came to the end (C1)."""
+    c.version = kept.version
+    text = f"the checkpoint of version {kept.version} is the end of the job; nothing is left to do"
+    _end(c, Outcome(True, "Complete", text))
 
 
 def fail_when_everybody_left(c: State) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from msgspec import Struct
+from paceline_api.resolve import StragglerSettings
 
 from paceline.core import messages as m
 from paceline.core.ids import MemberId
@@ -29,8 +30,8 @@ class Config:
     """Silence after which a rank is suspect; also the bound of every answer it owes (section 6)."""
     backoff_limit: int = 6
     """Failed processes without a committed round in between, after which the job fails (C8)."""
-    state_can_return: bool = False
-    """A checkpoint exists, so that losing all ranks is not the end (R26)."""
+    straggler: StragglerSettings | None = None
+    """When a rank counts as slow and what is done about it; None: nobody is judged."""
 
 
 # ---- events --------------------------------------------------------------------------------------

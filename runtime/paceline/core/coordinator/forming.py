@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from paceline.core.ids import GenerationId, MemberId
 from paceline.core.messages import Commit, Prepared, Register
 from paceline.core.records import Gen, LeftOut, Pacing, Settings
+from paceline.core.snapshot import Kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,13 @@ class Broken:
     reason: str
     message: str
     hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The newest checkpoint is the end of the job: there is nothing left to train (C1)."""
+
+    checkpoint: Kept
 
 
 def may_commit(
@@ -78,6 +86,18 @@ def winner(reports: Mapping[MemberId, Prepared]) -> Prepared | None:
     return min(holders, key=lambda r: (r.leaving, r.member))
 
 
+def newest(kept: Iterable[Kept | None]) -> Kept | None:
+    """The checkpoint that a group without any state continues: the greatest (last GEN, version)."""
+    found = [k for k in kept if k is not None]
+    return max(found, key=lambda k: (k.generation, k.version), default=None)
+
+
+def goes_before(kept: Kept | None, last: GenerationId, version: int) -> bool:
+    """The checkpoint is newer than the best state of the living. That is a rank's which was left
+    out long ago, and those who went on without it are all dead."""
+    return kept is not None and (kept.generation, kept.version) > (last, version)
+
+
 def counts_as_state(report: Prepared, best: Prepared) -> bool:
     """R5: its log ends in the winner's GEN record, or that record lists it as having state."""
     return report.has_state and (report.last == best.last or report.member in best.with_state)
@@ -86,6 +106,11 @@ def counts_as_state(report: Prepared, best: Prepared) -> bool:
 def may_join(report: Prepared, best: Prepared) -> bool:
     """A draining rank is never admitted (R16), and nobody once the stop round is committed."""
     return report.ready and not report.leaving and not best.stopped
+
+
+def may_begin_with(report: Prepared) -> bool:
+    """Can be a member of a generation that has no predecessor alive."""
+    return report.ready and not report.leaving
 
 
 def has_all(report: Prepared, best: Prepared) -> bool:
@@ -104,17 +129,19 @@ def form(
     settings: Settings,
     had_state: bool,
     state_lost: str,
-) -> Commit | Wait | Broken:
+) -> Commit | Wait | Broken | Finished:
     """The next generation from the answers to PREPARE(`proposal`).
 
     `dead`: evidence by member, for the record. `possible_ranks`: ranks that may exist (R26).
     `had_state`: ranks of this job have trained. `state_lost`: what to say if that is lost."""
     best = winner(reports)
-    if best is None:
+    kept = newest(r.checkpoint for r in reports.values() if may_begin_with(r))
+    if best is None or goes_before(kept, best.last, best.version):
         return _first(
             proposal,
             reports,
             registers,
+            kept,
             unaccounted=unaccounted,
             possible=possible_ranks,
             settings=settings,
@@ -135,12 +162,9 @@ def form(
     if odd is not None:
         return odd
     members = tuple(sorted(stay | joiners))
-    if best.version == best.started:
-        active = members  # no round yet: everybody takes part from the first one (R26)
-    else:
-        # A joiner whose state was complete is active at once; a benched rank stays benched (A6).
-        awake = stay - (set(best.benched) - promoted)
-        active = tuple(sorted(awake or stay))
+    # No round yet: everybody takes part from the first one (R26).
+    fresh = best.version == best.started
+    active = members if fresh else _awake(stay, set(best.benched) - promoted)
     left_out = tuple(
         LeftOut(m, "leave" if m in leave else dead.get(m) or "silent")
         for m in best.members
@@ -195,29 +219,45 @@ def _who_leaves(
     return leave, set()
 
 
+def _awake(stay: set[MemberId], benched: set[MemberId]) -> tuple[MemberId, ...]:
+    """A joiner whose state was complete is active at once; a benched rank stays benched (A6)."""
+    return tuple(sorted(stay - benched or stay))
+
+
 def _first(
     proposal: GenerationId,
     reports: Mapping[MemberId, Prepared],
     registers: Mapping[MemberId, Register],
+    kept: Kept | None,
     *,
     unaccounted: str,
     possible: int,
     settings: Settings,
     had_state: bool,
     state_lost: str,
-) -> Commit | Wait | Broken:
-    """R26: the lowest member's initial weights are the state; everybody is active from round 0."""
-    members = tuple(sorted(m for m, r in reports.items() if r.ready and not r.leaving))
+) -> Commit | Wait | Broken | Finished:
+    """R26: the newest checkpoint is the state, or, if none of the ranks has ever trained, the
+    lowest member's initial weights. Everybody is active from the first round."""
+    members = tuple(sorted(m for m, r in reports.items() if may_begin_with(r)))
     if not members:
         return Wait("no rank is ready")
-    waits = may_begin(len(reports), possible, unaccounted, had_state=had_state)
+    problem = next((p for m in members if (p := reports[m].checkpoint_problem)), "")
+    trained = had_state or kept is not None or bool(problem)
+    waits = may_begin(len(reports), possible, unaccounted, had_state=trained)
     if waits:
         return Wait(waits)
-    if state_lost:
+    if problem:
+        return Broken("CheckpointUnusable", problem)
+    if kept is not None and kept.finished:
+        return Finished(kept)
+    if kept is not None and kept.generation >= proposal:
+        return Wait(f"the checkpoint of version {kept.version} is of a later generation")
+    if state_lost and kept is None:
         return Broken(
             "StateLost",
             state_lost,
-            hint="set spec.checkpoint, or ask for more replicas than can fail at once",
+            hint="set spec.checkpoint and its everyRounds, or ask for more replicas than can fail "
+            "at once",
         )
     odd = _fingerprints_differ(members, registers, members[0])
     if odd is not None:
@@ -225,17 +265,20 @@ def _first(
     lowest = members[0]
     if settings.pacing is Pacing.AUTO:
         settings = replace(settings, pacing=registers[lowest].pacing)
+    with_state = tuple(m for m in members if reports[m].checkpoint == kept) if kept else (lowest,)
     gen = Gen(
         id=proposal,
         members=members,
-        with_state=(lowest,),
+        with_state=with_state,
         active=members,
-        version=0,
+        version=kept.version if kept else 0,
         lookahead=tuple((m, registers[m].lookahead) for m in members),
         plan=registers[lowest].plan,
         settings=settings,
     )
-    return _commit(gen, lowest, (), lowest, set(members) - {lowest}, registers)
+    joiners = set(members) - set(with_state)
+    commit = _commit(gen, with_state[0], (), with_state[0], joiners, registers)
+    return replace(commit, restore=kept)
 
 
 def _fingerprints_differ(

@@ -13,6 +13,7 @@ from paceline.core.coordinator.roster import Seen
 from paceline.core.coordinator.state import Phase, State
 from paceline.core.ids import NO_GENERATION, GenerationId
 from paceline.core.records import Pacing, Request
+from paceline.core.snapshot import Kept
 
 COMPLAINT_NS: Final = NS_PER_S // 5
 """A complaint waits so long for the evidence that usually follows it."""
@@ -41,12 +42,15 @@ def from_rank(c: State, message: m.RankMessage) -> None:
                 seen.version, seen.has_state = message.version, message.has_state
                 seen.leaving = message.leaving
                 _learn_request(c, message.request)
+                _learn_checkpoint(c, seen, message.checkpoint)
         case m.Refused():
             _refused(c, message)
         case m.Started():
             _started(c, seen, message)
         case m.Stopped():
             seen.stopped, seen.version = message.id, message.version
+        case m.Saved():
+            _saved(c, message)
         case m.Complain():
             _complain(c, message)
         case m.Leaving():
@@ -73,6 +77,7 @@ def _register(c: State, seen: Seen, register: m.Register) -> None:
     c.version = max(c.version, register.version)
     c.had_state = c.had_state or register.version > 0
     _learn_request(c, register.request)
+    _learn_checkpoint(c, seen, register.checkpoint)
     if register.released is not None:
         ending.prove(c, register.released)
         return
@@ -164,10 +169,36 @@ def _learn(c: State, known: GenerationId) -> None:
         c.counter = max(c.counter, known.counter)
 
 
+# ---- checkpoints (R19, R26) ----------------------------------------------------------------------
+
+
+def _learn_checkpoint(c: State, seen: Seen, kept: Kept | None) -> None:
+    """Ranks of this job have trained, if only in an earlier run: be above their generations."""
+    seen.checkpoint = kept
+    if kept is not None:
+        c.had_state = True
+        if kept.generation.coordinator != c.uid:
+            c.incarnation = max(c.incarnation, kept.generation.incarnation + 1)
+
+
+def _saved(c: State, message: m.Saved) -> None:
+    before, c.unsaved = c.unsaved, ""
+    if message.problem:
+        c.unsaved = (
+            f"rank {message.member} could not write the checkpoint of version "
+            f"{message.version}: {message.problem}; training goes on, the one before stays"
+        )
+        if not before:
+            c.happened("CheckpointFailed", c.unsaved)
+    elif before:
+        c.happened("CheckpointWritten", f"checkpoints are written again, version {message.version}")
+
+
 # ---- requests (R18) ------------------------------------------------------------------------------
 
 
 def set_targets(c: State, targets: m.Targets) -> None:
+    c.told = c.told or targets.replicas is not None
     if targets.replicas is not None and targets.replicas != c.replicas:
         c.happened("Scaled", f"replicas {c.replicas} -> {targets.replicas}")
         c.replicas = targets.replicas

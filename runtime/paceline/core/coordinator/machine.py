@@ -7,7 +7,15 @@ do no harm: promises are ordered by incarnation, and the later one makes the ear
 
 from __future__ import annotations
 
-from paceline.core.coordinator import agents, changing, ending, hearing, report, silence
+from paceline.core.coordinator import (
+    agents,
+    changing,
+    ending,
+    hearing,
+    report,
+    silence,
+    stragglers,
+)
 from paceline.core.coordinator.events import (
     AgentGone,
     Config,
@@ -50,6 +58,8 @@ class Coordinator:
         c.effects = []
         if c.phase is not Phase.ENDED or isinstance(event, FromRank):
             self._dispatch(event)
+        elif isinstance(event, FromAgent):
+            ending.answer_late_agent(c, event.message)
         if c.phase is not Phase.ENDED:
             self._settle()
         return c.effects
@@ -78,6 +88,7 @@ class Coordinator:
         silence.suspect_the_silent(c)
         agents.bury(c)
         agents.drain_surplus(c)
+        stragglers.judge_now_and_then(c)
         ending.release_when_stopped(c)
         if c.phase is Phase.RELEASED:
             ending.end_when_all_have_left(c)

@@ -25,6 +25,7 @@ def status(c: State) -> Status:
         wall_s=c.wall_s,
         generation=gen.id if gen else c.proposal,
         replicas=c.replicas,
+        told=c.told,
         procs=c.config.procs,
         inventory=c.roster.inventory.revision if c.roster.inventory else 0,
         settings=c.settings,
@@ -33,6 +34,7 @@ def status(c: State) -> Status:
         log=log_status(furthest.facts if furthest else {}),
         changes=tuple(c.diary.changes),
         happenings=tuple(c.diary.happenings),
+        stragglers=c.stragglers,
         conditions=_conditions(c),
         stopping=any(s.stopped for s in c.roster.ranks.values()) or c.released is not None,
         outcome=c.outcome,
@@ -80,13 +82,15 @@ def _conditions(c: State) -> tuple[Condition, ...]:
         found.append(Condition("RingReady", "GenerationStarted", text, now))
     if c.waits:
         found.append(Condition("Degraded", "WaitingForEvidence", c.waits, now))
+    if c.unsaved:
+        found.append(Condition("Degraded", "CheckpointFailed", c.unsaved, now))
     k = c.settings.quorum
     active = len(c.gen.active) if c.gen else 0
     if c.gen is not None and k > active:
         text = f"quorum {k} is asked for, {active} ranks are active"
         found.append(Condition("Degraded", "QuorumReduced", text, now))
     living = sum(1 for p in c.roster.pods.values() if not p.done and not p.draining)
-    if living != c.replicas:
+    if c.told and living != c.replicas:
         text = f"{living} replicas run, {c.replicas} are wanted"
         found.append(Condition("Resizing", "ReplicasDiffer", text, now))
     return tuple(found)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.messages import Inventory, Register, pod_of
+from paceline.core.snapshot import Kept
 
 
 @dataclass(slots=True)
@@ -31,6 +32,8 @@ class Seen:
     version: int = 0
     has_state: bool = False
     """Has weights, if only those from before it was left out."""
+    checkpoint: Kept | None = None
+    """The newest one that it has said it sees."""
     current: bool = False
     """Has the state of this coordinator's generation."""
     leaving: bool = False
@@ -72,6 +75,8 @@ class Pod:
     newborn: bool = False
     """Named by an inventory for the first time while this coordinator was in power: as long as its
     agent has not reported, no process of it is in a generation unknown here."""
+    listed: bool = False
+    """By an inventory, ever."""
     draining: bool = False
     done: str = ""
     """Outcome of the whole pod, once it has ended."""
@@ -106,8 +111,12 @@ class Roster:
 
     def _gone_by_inventory(self, member: MemberId) -> bool:
         """The newest inventory does not list its pod, so no process of it lives (R25). A rank that
-        still talks overrules it (C4): the inventory may be older than the pod."""
+        still talks overrules it (C4), and so does the agent of a pod that no inventory has listed
+        yet: the inventory may be older than the pod."""
         if self.inventory is None or pod_of(member) in self.inventory.pods:
+            return False
+        pod = self.pods.get(pod_of(member))
+        if pod is not None and pod.connected and not pod.listed:
             return False
         seen = self.ranks.get(member)
         return seen is None or not seen.connected or bool(seen.suspect)

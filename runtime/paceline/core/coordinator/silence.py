@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import Final
 
 from paceline.core import messages as m
-from paceline.core.coordinator.events import ToAgent, WakeAt
+from paceline.core.coordinator.events import NS_PER_S, ToAgent, WakeAt
 from paceline.core.coordinator.roster import Seen
 from paceline.core.coordinator.state import Phase, State
 
+RESTORE_NS: Final = 600 * NS_PER_S
+"""Reading a checkpoint may take so long."""
 GONE_NS: Final = 500_000_000
 """A closed connection without an agent's word makes a rank suspect after this long."""
 
@@ -51,6 +53,8 @@ def _patience(c: State, seen: Seen) -> tuple[int, int]:
             return GONE_NS, seen.gone_ns
         return freeze_ns, max(seen.gone_ns, agent.connected_ns)
     if seen.member in c.unanswered():
+        if c.commit is not None and c.commit.restore is not None and c.phase is Phase.STARTING:
+            freeze_ns = max(freeze_ns, RESTORE_NS)
         return freeze_ns, min(c.asked_ns, seen.heard_ns)
     return freeze_ns, seen.heard_ns
 

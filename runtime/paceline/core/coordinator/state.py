@@ -15,7 +15,7 @@ from paceline.core.coordinator.events import Config, Effect, Happened, ToRank
 from paceline.core.coordinator.roster import Roster, Seen
 from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.records import Gen, Request, Settings
-from paceline.core.status import Outcome
+from paceline.core.status import Outcome, StragglerStatus
 
 
 class Phase(StrEnum):
@@ -41,6 +41,9 @@ class State:
     replicas: int
     """Wanted; changes with the targets."""
     settings: Settings
+    told: bool = False
+    """`replicas` was pushed to this coordinator. Until then it is what the job began with, which a
+    scale-up may have overtaken, and nobody has to leave for it."""
 
     phase: Phase = Phase.RECOVER
     roster: Roster = field(default_factory=Roster)
@@ -72,12 +75,21 @@ class State:
     """Generations formed since the last committed round."""
     late_starts: int = 0
     version: int = 0
+    unsaved: str = ""
+    """Why the last checkpoint was not written; empty if it was."""
     had_state: bool = False
     """Ranks of this job have trained: weights may exist that only a living rank holds (R26)."""
     released: tuple[GenerationId, int] | None = None
     proven: bool = False
     """A released rank has ended well: its final weights are where its script puts them."""
     outcome: Outcome | None = None
+    stragglers: tuple[StragglerStatus, ...] = ()
+    slow_since: dict[str, float] = field(default_factory=dict)
+    """Wall time by place; `paceline_api.slow` says what is remembered."""
+    slow_steps: dict[str, int] = field(default_factory=dict)
+    """Step of the ladder that was taken last, by place."""
+    judge_ns: int = 0
+    """When the ranks' steps are compared again."""
     wake_ns: int | None = None
     effects: list[Effect] = field(default_factory=list)
 

@@ -23,12 +23,14 @@ from paceline.core.messages import (
     Refused,
     Register,
     Release,
+    Saved,
     Started,
     State,
     Stopped,
 )
 from paceline.core.pending import BufferOp, Place
 from paceline.core.records import DataPlan, Go, Metric, Pacing
+from paceline.core.snapshot import Kept, LogSnapshot
 from paceline.core.weighing import Weighing
 
 # ---- events: the main thread ---------------------------------------------------------------------
@@ -100,6 +102,33 @@ class Hashed(Struct, frozen=True):
     value: int
 
 
+class Found(Struct, frozen=True):
+    """What the folder of the checkpoints holds: the newest one, or why it cannot be used."""
+
+    checkpoint: Kept | None
+    problem: str = ""
+
+
+class Restored(Struct, frozen=True):
+    """The checkpoint that COMMIT named is the committed state; its log."""
+
+    log: LogSnapshot
+
+
+class Written(Struct, frozen=True):
+    """A checkpoint lies on the disk under a name that nobody reads; `problem`: it does not."""
+
+    version: int
+    problem: str = ""
+
+
+class Published(Struct, frozen=True):
+    """It has its name now; `problem`: it has not."""
+
+    version: int
+    problem: str = ""
+
+
 class Connected(Struct, frozen=True):
     """A connection to a coordinator stands; what was said over an older one may be lost."""
 
@@ -124,6 +153,10 @@ Event = (
     | ChannelFailed
     | Reduced
     | Hashed
+    | Found
+    | Restored
+    | Written
+    | Published
     | Connected
     | Drain
     | Tick
@@ -145,7 +178,7 @@ class ToPeer(Struct, frozen=True):
 
 
 class ToCoordinator(Struct, frozen=True):
-    message: Register | Prepared | Refused | Started | Stopped | Complain | Leaving | Fatal
+    message: Register | Prepared | Refused | Started | Stopped | Saved | Complain | Leaving | Fatal
 
 
 class Buffers(Struct, frozen=True):
@@ -216,6 +249,30 @@ class SendState(Struct, frozen=True):
     state: State
 
 
+class Restore(Struct, frozen=True):
+    """Load this checkpoint as the committed state, then report Restored."""
+
+    checkpoint: Kept
+
+
+class Save(Struct, frozen=True):
+    """Copy the committed state now and write it in the background, then report Written."""
+
+    log: LogSnapshot
+    finished: bool
+    """The job ends with this version, and not because a stop was asked for (C1)."""
+
+
+class Publish(Struct, frozen=True):
+    """Version `version` may leave the group (R19): give it its name, then report Published."""
+
+    version: int
+
+
+class Unsave(Struct, frozen=True):
+    """Throw away what was written and not published."""
+
+
 class Resume(Struct, frozen=True):
     """Copy the committed weights into the model and let the main thread go on."""
 
@@ -257,6 +314,10 @@ Effect = (
     | InstallState
     | SendPart
     | SendState
+    | Restore
+    | Save
+    | Publish
+    | Unsave
     | Resume
     | Held
     | WakeAt

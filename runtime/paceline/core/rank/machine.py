@@ -23,7 +23,7 @@ from paceline.core.messages import (
     State,
     WeightsHash,
 )
-from paceline.core.rank import membership, rounds, script
+from paceline.core.rank import membership, rounds, saving, script
 from paceline.core.rank.events import (
     Begin,
     ChannelFailed,
@@ -33,23 +33,29 @@ from paceline.core.rank.events import (
     Effect,
     Event,
     Finish,
+    Found,
     Hashed,
+    Published,
     Reduced,
     Rest,
+    Restored,
     Skip,
     Step,
     Tick,
     Unrest,
     Want,
+    Written,
 )
-from paceline.core.rank.state import EARLY_MAX, RankState
+from paceline.core.rank.state import EARLY_MAX, RankState, Saving
 
 
 class Rank:
     """One rank. Pure: time comes with each event, nothing is waited for."""
 
-    def __init__(self, me: MemberId, *, pid: int, host: str, endpoints: Endpoints) -> None:
-        self.state = RankState(me, pid, host, endpoints)
+    def __init__(
+        self, me: MemberId, *, pid: int, host: str, endpoints: Endpoints, save_every: int = 0
+    ) -> None:
+        self.state = RankState(me, pid, host, endpoints, saving=Saving(every=save_every))
 
     def handle(self, now_ns: int, event: Event) -> list[Effect]:
         """Take one event; the effects are to be carried out in this order."""
@@ -80,6 +86,12 @@ class Rank:
                 rounds.on_failed(rank, event)
             case Hashed():
                 rounds.on_hashed(rank, event)
+            case Found():
+                rank.found = event
+            case Restored(log=log):
+                membership.on_restored(rank, log)
+            case Written() | Published():
+                saving.on_writer(rank, event)
             case Tick():
                 pass
             case Prepare() | Commit() | Release() | Dismiss() | Ask():
@@ -101,8 +113,8 @@ class Rank:
         match message:
             case Announce():
                 rounds.on_announce(rank, message)
-            case Start(go=go):
-                rounds.on_go(rank, go)
+            case Start():
+                rounds.on_start(rank, message)
             case Part():
                 membership.on_part(rank, message)
             case AskState():
@@ -121,3 +133,4 @@ class Rank:
         membership.serve(rank)
         rounds.report_stop(rank)
         membership.leave(rank)
+        saving.save(rank)

@@ -20,25 +20,30 @@ from paceline.core.messages import (
     Started,
     State,
 )
+from paceline.core.rank import saving
 from paceline.core.rank.events import (
     CloseChannel,
     DropQueue,
-    Exit,
     InstallPart,
     InstallState,
     OpenChannel,
+    Restore,
     SendPart,
     SendState,
 )
 from paceline.core.rank.rounds import after_commit
-from paceline.core.rank.state import QUEUE_MAX, Main, RankState
+from paceline.core.rank.state import NOTHING, QUEUE_MAX, Main, RankState
 from paceline.core.records import Gen, Go
+from paceline.core.snapshot import LogSnapshot
 
 Order = Prepare | Commit | Release | Dismiss | Ask
 
 
 def on_order(rank: RankState, order: Order) -> None:
     """A word of the coordinator."""
+    if rank.released is not None:
+        _answer_released(rank, order)
+        return
     match order:
         case Prepare(id=proposal):
             if proposal > rank.promise:
@@ -63,6 +68,14 @@ def on_order(rank: RankState, order: Order) -> None:
         case Ask(request=request):
             if rank.request is None or request.number > rank.request.number:
                 rank.request = request
+
+
+def _answer_released(rank: RankState, order: Order) -> None:
+    """It only waits for its last checkpoint, and is evidence of success for others (R17)."""
+    if isinstance(order, Prepare):
+        rank.tell(rank.registration())
+    elif isinstance(order, Dismiss):
+        _exit(rank, finished=True, why=order.why)
 
 
 # ---- promise and report --------------------------------------------------------------------------
@@ -107,7 +120,9 @@ def _report(rank: RankState) -> Prepared:
         ready=rank.begun is not None,
         leaving=rank.wants_to_leave,
         stopped=rank.has_state and log.stopped,
-        request=log.request,
+        request=rank.request_known,
+        checkpoint=rank.found.checkpoint,
+        checkpoint_problem=rank.found.problem,
     )
 
 
@@ -144,6 +159,9 @@ def _accept(rank: RankState, commit: Commit) -> None:
         rank.serve = dict.fromkeys(commit.joiners, gen.version)
     if rank.me in commit.joiners:
         _join_without_state(rank, commit)
+    elif commit.restore is not None:
+        _bring_nothing(rank)
+        rank.emit(Restore(commit.restore))
     elif rank.me in behind:
         rank.needs_part = True
     else:
@@ -155,11 +173,35 @@ def _accept(rank: RankState, commit: Commit) -> None:
 
 def _join_without_state(rank: RankState, commit: Commit) -> None:
     """A joiner brings nothing; it keeps what state it has until the donor's is complete (R8)."""
-    rank.do(rank.pending.lose_all(grad_in_use=rank.main is Main.RUN))
+    _bring_nothing(rank)
     rank.passive = True
     rank.round = commit.gen.version
     forget_queue(rank, commit)
     rank.emit(OpenChannel(commit))
+
+
+def _bring_nothing(rank: RankState) -> None:
+    rank.do(rank.pending.lose_all(grad_in_use=rank.main is Main.RUN))
+
+
+def on_restored(rank: RankState, log: LogSnapshot) -> None:
+    """The checkpoint is this rank's state: its log goes on with the new generation (R26)."""
+    commit = rank.commit
+    if rank.frozen or commit is None or commit.restore is None:
+        return  # another proposal came in between
+    if (log.digest, log.version) != (commit.restore.digest, commit.gen.version):
+        raise LogError(f"checkpoint {log.version} ({log.digest}) is not {commit.restore}")
+    take_log(rank, Log.restore(log))
+    _start(rank)
+
+
+def take_log(rank: RankState, log: Log) -> None:
+    """The committed state was replaced by another one, with its log."""
+    rank.log = log
+    # What it had applied before it was left out, and the others abandoned, is lost (R8, V17).
+    rank.pending.recount(log.ledger.counted(rank.me))
+    rank.waits_for = NOTHING
+    saving.replaced(rank)
 
 
 def forget_queue(rank: RankState, commit: Commit) -> None:
@@ -246,9 +288,7 @@ def on_state(rank: RankState, state: State) -> None:
         text = f"its data plan is {begun.plan}, the job's is {state.log.plan}"
         rank.tell(Fatal(rank.me, "PlanDiffers", text))
         return
-    rank.log = Log.restore(state.log)
-    # What it had applied before it was left out, and the others abandoned, is lost (R8, V17).
-    rank.pending.recount(rank.log.ledger.counted(rank.me))
+    take_log(rank, Log.restore(state.log))
     queued = []
     for go in rank.queue:
         if go.round >= base:
@@ -259,7 +299,6 @@ def on_state(rank: RankState, state: State) -> None:
     rank.queue.clear()
     rank.passive = False
     rank.has_state = True
-    rank.waits_for = -1
     rank.opened_ns = rank.now_ns
     rank.emit(InstallState(tuple(queued)))
     if rank.started:
@@ -291,12 +330,11 @@ def _release(rank: RankState, release: Release) -> None:
     )
     if mine:
         rank.released = (release.generation, release.version)
-        _exit(rank, finished=True, why="released")
+        saving.released(rank)
     else:
         _exit(rank, finished=False, why="the job ended without this rank")
 
 
 def _exit(rank: RankState, *, finished: bool, why: str) -> None:
     if not rank.ended:
-        rank.ended = True
-        rank.emit(Exit(finished, why))
+        rank.end(finished=finished, why=why)

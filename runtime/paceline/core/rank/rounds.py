@@ -34,6 +34,7 @@ from paceline.core.rank.events import (
 )
 from paceline.core.rank.state import Main, RankState
 from paceline.core.records import Benched, Go, Request, Share, Trigger
+from paceline.core.tree import fan_out
 from paceline.core.trigger import Arrival, Decision, decide
 
 HASHES_MAX: Final = 16
@@ -130,9 +131,9 @@ def consider_start(rank: RankState) -> None:
             rank.emit(WakeAt(decision.wake_ns))
         return
     go = _make_go(rank, arrivals, decision)
-    for member in rank.log.members:
-        if member != rank.me:
-            rank.send(member, Start(go))
+    ways = fan_out(log.members, log.active, rank.me, log.version, rank.tree_above)
+    for member, onward in ways.items():
+        rank.send(member, Start(go, onward))
     on_go(rank, go)
 
 
@@ -174,6 +175,13 @@ def _make_go(rank: RankState, arrivals: dict[MemberId, Arrival], decision: Decis
 
 
 # ---- joining -------------------------------------------------------------------------------------
+
+
+def on_start(rank: RankState, start: Start) -> None:
+    """Pass it on first: others wait for it, and joining the reduction blocks this thread."""
+    for member in start.onward:
+        rank.send(member, Start(start.go))
+    on_go(rank, start.go)
 
 
 def on_go(rank: RankState, go: Go) -> None:

@@ -16,8 +16,9 @@ from paceline.core.messages import (
     Register,
 )
 from paceline.core.pending import BufferOp, Pending
-from paceline.core.rank.events import Begin, Buffers, Effect, ToCoordinator, ToPeer
+from paceline.core.rank.events import Begin, Buffers, Effect, Exit, Found, ToCoordinator, ToPeer
 from paceline.core.records import Go, Pacing, Request, Share
+from paceline.core.tree import TREE_ABOVE
 from paceline.core.trigger import Arrival
 
 EARLY_MAX: Final = 4096
@@ -46,6 +47,40 @@ class Main(StrEnum):
     """Its loop has ended; waits for the release."""
 
 
+class Stage(StrEnum):
+    """How far the checkpoint under way has come; there is at most one (D15)."""
+
+    NONE = "none"
+    WRITING = "writing"
+    WRITTEN = "written"
+    """Waits until its version may leave the group (R19)."""
+    PUBLISHING = "publishing"
+
+
+@dataclass(slots=True)
+class Saving:
+    """Checkpoints as this rank makes them (`rank.saving`)."""
+
+    every: int = 0
+    """Rounds between two; 0 = the job has none."""
+    stage: Stage = Stage.NONE
+    version: int = 0
+    """Of the one under way."""
+    void: bool = False
+    """The committed state was replaced while it was written: it is thrown away."""
+    considered: int = 0
+    """The last version of which it is decided whether it is saved."""
+    final: bool = False
+    """The stop round's version was handed to the writer."""
+    exit_by_ns: int | None = None
+    """Released: ends once the final checkpoint is published, or at this time at the latest."""
+    published: int | None = None
+    written: int = 0
+    skipped: int = 0
+    """Were due while the one before was not published yet."""
+    failed: int = 0
+
+
 @dataclass(slots=True)
 class Facts:
     """Counters for status and metrics; no decision reads them."""
@@ -61,6 +96,8 @@ class RankState:
     pid: int
     host: str
     endpoints: Endpoints
+    tree_above: int = TREE_ABOVE
+    """Members above which GO goes by way of relays (section 6)."""
     now_ns: int = 0
 
     log: Log = field(default_factory=Log)
@@ -91,6 +128,8 @@ class RankState:
     draining: bool = False
     ended_early: bool = False
     """The script left its loop before the job was over."""
+    found: Found = Found(None)  # noqa: RUF009 - frozen
+    saving: Saving = field(default_factory=Saving)
     pending: Pending = field(default_factory=Pending)
     published: tuple[int, ...] = ()
 
@@ -149,6 +188,12 @@ class RankState:
         return self.in_rounds and not self.passive and not self.log.stopped
 
     @property
+    def request_known(self) -> int:
+        """Highest request number of its log, or of the log that it may go on with (R18)."""
+        kept = self.found.checkpoint
+        return max(self.log.request, kept.request if kept else 0)
+
+    @property
     def in_flight(self) -> bool:
         """GO of the round in question is here and the round is not committed."""
         return self.reducing is not None or self.log.version in self.gos
@@ -195,7 +240,7 @@ class RankState:
             has_state=self.has_state,
             ready=begun is not None,
             leaving=self.wants_to_leave,
-            request=self.log.request,
+            request=self.request_known,
             fingerprint=begun.fingerprint if begun else "",
             plan=begun.plan if begun else None,
             lookahead=begun.lookahead if begun else 2,
@@ -203,7 +248,12 @@ class RankState:
             members=self.log.members,
             gen_active=self.log.gen.active if self.log.gen else (),
             released=self.released,
+            checkpoint=self.found.checkpoint,
         )
+
+    def end(self, *, finished: bool, why: str) -> None:
+        self.ended = True
+        self.emit(Exit(finished, why))
 
     # ---- emitting -------------------------------------------------------------------------
 

@@ -1,0 +1,77 @@
+"""Ranks that are slow for long: the verdict, and the one step against them that is ours.
+
+`paceline_api.slow` judges from the steps that heartbeats tell. The verdict is in the status, for
+people, the runner and the operator. RestartInPlace is carried out here, by the rank's agent, once
+for each time it is a step of the ladder; Replace is the work of whoever owns the pods.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from paceline_api import slow
+from paceline_api.enums import StragglerResponse
+
+from paceline.core import messages as m
+from paceline.core.coordinator.events import NS_PER_S, ToAgent
+from paceline.core.coordinator.roster import Seen
+from paceline.core.coordinator.state import Phase, State
+from paceline.core.ids import MemberId
+from paceline.core.status import Fact, StragglerStatus
+
+JUDGE_NS: Final = NS_PER_S
+"""Between two judgements; heartbeats are as frequent."""
+
+
+def judge_now_and_then(c: State) -> None:
+    settings = c.config.straggler
+    idle = c.phase is not Phase.RUNNING or any(s.stopped for s in c.roster.ranks.values())
+    if settings is None or c.gen is None or idle or c.now_ns < c.judge_ns:
+        return
+    c.judge_ns = c.now_ns + JUDGE_NS
+    steps = {
+        _key(pod.slot, local, pod.attempt): 0.0
+        for pod in c.roster.pods.values()
+        if not pod.done
+        for local in range(c.config.procs)
+    }
+    ranks = {}
+    for seen in c.roster.ranks.values():
+        if not seen.dead and seen.member in c.gen.members:
+            key = _key(seen.member.slot, seen.member.local, m.pod_of(seen.member)[1])
+            ranks[key] = seen
+            steps[key] = seen.facts.get(Fact.STEP_S, 0.0) if seen.facts.get("active") else 0.0
+    verdict = slow.judge(
+        [slow.Pace(key, step_s) for key, step_s in sorted(steps.items())],
+        settings,
+        round_s=max((s.facts.get(Fact.ROUND_S, 0.0) for s in ranks.values()), default=0.0),
+        since=c.slow_since,
+        now_s=c.wall_s,
+    )
+    c.slow_since = dict(verdict.since)
+    c.slow_steps = {key: step for key, step in c.slow_steps.items() if key in c.slow_since}
+    c.stragglers = tuple(_told(ranks[s.key].member, s) for s in verdict.slow)
+    for each in verdict.slow:
+        if c.slow_steps.get(each.key) != each.step:
+            c.slow_steps[each.key] = each.step
+            _step(c, ranks[each.key], each)
+
+
+def _key(slot: int, local: int, pod_attempt: int) -> str:
+    """A place in a pod: a process that is started again in it goes on on the same ladder."""
+    return f"{slot}.{local}#{pod_attempt}"
+
+
+def _told(member: MemberId, found: slow.Slow) -> StragglerStatus:
+    return StragglerStatus(member, found.percent, found.since_s, str(found.action))
+
+
+def _step(c: State, seen: Seen, found: slow.Slow) -> None:
+    """It is slow, or the next step of the ladder has come."""
+    text = f"rank {seen.member} takes {found.percent} % of the median step"
+    c.happened("RankSlow", f"{text}; straggler.respond: {found.action}")
+    agent = c.roster.agent_of(seen.member)
+    if found.action is StragglerResponse.RESTART_IN_PLACE and agent is not None:
+        seen.kill_asked = True
+        kill = m.KillRank(seen.member, f"{text}; it is started again (RestartInPlace)")
+        c.effects.append(ToAgent(agent.slot, agent.attempt, kill))

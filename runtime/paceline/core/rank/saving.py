@@ -1,0 +1,109 @@
+"""Checkpoints: which versions are written, by whom, and when one may leave the group (R19, C1).
+
+The lowest active member writes every N-th version, one at a time: copied right after the update,
+written in the background, published once this rank has committed the next version, since that
+proves that every member had it. The version that ends the job is published after RELEASE. What the
+disk does never holds a round.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from paceline.core.log import Log
+from paceline.core.messages import Saved
+from paceline.core.rank.events import Publish, Published, Save, Unsave, WakeAt, Written
+from paceline.core.rank.state import RankState, Stage
+
+FINAL_NS: Final = 600 * 10**9
+"""So long a released rank stays for its last checkpoint."""
+
+
+def save(rank: RankState) -> None:
+    """What follows for checkpoints from the state of the rank, whoever changed it."""
+    s, log = rank.saving, rank.log
+    if rank.ended:
+        return
+    if s.stage is Stage.WRITTEN and (log.version > s.version or rank.released):
+        s.stage = Stage.PUBLISHING
+        rank.emit(Publish(s.version))
+    if s.every and rank.has_state and not rank.passive:
+        _save_when_due(rank)
+    _exit_when_published(rank)
+
+
+def _save_when_due(rank: RankState) -> None:
+    s, log = rank.saving, rank.log
+    if log.active[:1] != (rank.me,):
+        s.considered = log.version
+    elif log.stopped:
+        # The last one is never skipped: until the release nothing changes any more.
+        if not s.final and s.stage is Stage.NONE:
+            s.final = True
+            _begin(rank, finished=is_complete(log))
+    elif log.version != s.considered:
+        s.considered = log.version
+        if log.version % s.every == 0:
+            if s.stage is Stage.NONE:
+                _begin(rank, finished=False)
+            else:
+                s.skipped += 1
+
+
+def is_complete(log: Log) -> bool:
+    """The stopped log ends because nothing is left to do, and not because a stop was asked for."""
+    if log.plan.samples:
+        return log.deal.exhausted(log.plan)
+    return log.done.issuperset(log.active)
+
+
+def _begin(rank: RankState, *, finished: bool) -> None:
+    s = rank.saving
+    s.stage, s.version, s.void = Stage.WRITING, rank.log.version, False
+    rank.emit(Save(rank.log.snapshot(), finished))
+
+
+def on_writer(rank: RankState, event: Written | Published) -> None:
+    """The writer has done what it was asked for, or could not."""
+    s = rank.saving
+    if event.problem:
+        s.stage = Stage.NONE
+        s.failed += 1
+        rank.tell(Saved(rank.me, event.version, event.problem))
+    elif isinstance(event, Published):
+        s.stage = Stage.NONE
+        s.written += 1
+        s.published = event.version
+        rank.tell(Saved(rank.me, event.version))
+    elif s.void:
+        s.stage = Stage.NONE
+        rank.emit(Unsave())
+    else:
+        s.stage = Stage.WRITTEN
+
+
+def replaced(rank: RankState) -> None:
+    """The committed state is another one now: what was not published is of no history (R8)."""
+    s = rank.saving
+    s.considered, s.final = rank.log.version, False
+    if s.stage is Stage.WRITTEN:
+        s.stage = Stage.NONE
+        rank.emit(Unsave())
+    elif s.stage is Stage.WRITING:
+        s.void = True
+
+
+def released(rank: RankState) -> None:
+    """RELEASE names this rank's version: it ends as finished, its last checkpoint published."""
+    rank.saving.exit_by_ns = rank.now_ns + FINAL_NS
+
+
+def _exit_when_published(rank: RankState) -> None:
+    s = rank.saving
+    if s.exit_by_ns is None:
+        return
+    under_way = s.stage is not Stage.NONE
+    if under_way and rank.now_ns < s.exit_by_ns:
+        rank.emit(WakeAt(s.exit_by_ns))
+    else:
+        rank.end(finished=True, why="released")

@@ -1,0 +1,38 @@
+"""Replacing a slow replica on one machine: what the operator does for a cluster.
+
+The coordinator says who is slow and which step of `spec.straggler.respond` is in force. Replace
+means a new process here: the replica drains, so that no work of it is lost, and the runner starts
+it again as it does with every replica that is missing. One at a time, a cooldown apart. All
+replicas share the machine, so there is no slow node to keep away from.
+"""
+
+from __future__ import annotations
+
+from paceline_api.enums import StragglerResponse
+from paceline_api.resolve import StragglerSettings
+from paceline_api.slow import cooldown_s
+
+from paceline.clock import NS_PER_S
+from paceline.core.messages import pod_of
+from paceline.core.status import Status, StragglerStatus
+
+
+class Replacer:
+    """Remembers what it has had replaced."""
+
+    def __init__(self, settings: StragglerSettings) -> None:
+        self._cooldown_ns = round(cooldown_s(settings) * NS_PER_S)
+        self._free_ns = 0
+        self._done: set[tuple[int, int]] = set()
+
+    def choose(self, status: Status, now_ns: int) -> StragglerStatus | None:
+        """The one whose replica is to be replaced now."""
+        if status.stopping or status.outcome is not None or now_ns < self._free_ns:
+            return None
+        for slow in status.stragglers:
+            pod = pod_of(slow.member)
+            if slow.action == StragglerResponse.REPLACE and pod not in self._done:
+                self._done.add(pod)
+                self._free_ns = now_ns + self._cooldown_ns
+                return slow
+        return None

@@ -1,0 +1,52 @@
+"""Who is slow, since when, and which step of the ladder that means."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from paceline_api.enums import StragglerResponse as Do
+from paceline_api.resolve import StragglerSettings
+from paceline_api.slow import Pace, Verdict, judge
+
+LADDER = (Do.TOLERATE, Do.RESTART_IN_PLACE, Do.REPLACE)
+SETTINGS = StragglerSettings(50, 1.5, LADDER, 100 * 10**9)
+
+
+def look(now_s: float, since: dict[str, float], **steps: float) -> Verdict:
+    paces = [Pace(key, step_s) for key, step_s in steps.items()]
+    return judge(paces, SETTINGS, round_s=0.1, since=since, now_s=now_s)
+
+
+def test_slow_for_the_whole_window_and_then_up_the_ladder() -> None:
+    steps = {"a": 0.1, "b": 0.1, "c": 0.3}
+    first = look(10.0, {}, **steps)
+    assert (first.slow, first.since, first.look_again_s) == ((), {"c": 10.0}, 15.0)
+    for now_s, action, again_s in (
+        (15.0, Do.TOLERATE, 110.0),
+        (110.0, Do.RESTART_IN_PLACE, 210.0),
+        (250.0, Do.REPLACE, None),
+        (999.0, Do.REPLACE, None),
+    ):
+        found = look(now_s, {"c": 10.0}, **steps)
+        [slow] = found.slow
+        assert (slow.key, slow.percent, slow.since_s) == ("c", 300, 10.0)
+        assert (slow.action, found.look_again_s) == (action, again_s)
+
+
+def test_who_was_seen_to_be_fast_begins_anew_and_who_is_not_measured_does_not() -> None:
+    since = {"b": 10.0, "c": 10.0, "gone": 10.0}
+    assert look(50.0, since, a=0.1, b=0.1, c=0.0).since == {"c": 10.0}
+    assert look(50.0, since, b=0.1).since == {"b": 10.0}, "one alone is compared with nobody"
+
+
+def test_the_slowest_first_and_the_faster_of_two_is_the_norm() -> None:
+    found = look(50.0, {"c": 1.0, "d": 1.0}, a=0.1, b=0.1, e=0.1, c=0.2, d=0.4)
+    assert [slow.key for slow in found.slow] == ["d", "c"]
+    assert look(50.0, {"b": 1.0}, a=0.1, b=0.2).slow[0].percent == 200
+
+
+@given(st.dictionaries(st.sampled_from("abcdefgh"), st.floats(0.001, 10.0), min_size=1))
+def test_never_more_than_half_are_slow(steps: dict[str, float]) -> None:
+    found = look(1e6, dict.fromkeys(steps, 0.0), **steps)
+    assert len(found.slow) <= len(steps) // 2
+    assert all(slow.percent >= 149 for slow in found.slow)

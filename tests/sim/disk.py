@@ -1,0 +1,74 @@
+"""The folder of the checkpoints, which all ranks of a simulated job share: slow, and full at times.
+
+A checkpoint is what a rank copied, with its log; it is seen by all once it is published.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.core.rank import events as ev
+from paceline.core.snapshot import Kept, LogSnapshot
+from sim.sums import Sum
+
+if TYPE_CHECKING:
+    from sim.ranks import SimRank
+    from sim.simulation import Simulation
+
+
+@dataclass(frozen=True)
+class Copy:
+    log: LogSnapshot
+    finished: bool
+    weights: Sum
+    bank: Sum
+
+    @property
+    def kept(self) -> Kept:
+        log = self.log
+        return Kept(log.gen.id, log.version, log.digest, log.request, self.finished)
+
+
+class Disk:
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self.published: list[Copy] = []
+        self.written: dict[SimRank, Copy] = {}
+
+    def look(self) -> ev.Found:
+        """The newest one, as a rank sees the folder now."""
+        return ev.Found(self.published[-1].kept if self.published else None)
+
+    def save(self, rank: SimRank, order: ev.Save) -> None:
+        copy = Copy(order.log, order.finished, dict(rank.weights), dict(rank.bank))
+        problem = "no space left" if self._is_full() else ""
+        if not problem:
+            self.written[rank] = copy
+        self._answer(rank, ev.Written(order.log.version, problem))
+
+    def publish(self, rank: SimRank, order: ev.Publish) -> None:
+        problem = "no space left" if self._is_full() else ""
+        copy = self.written.pop(rank)
+        if not problem:
+            self.sim.checkers.published(rank, copy)
+            self.sim.tell(f"checkpoint {order.version} of {rank.me}")
+            self.published = [c for c in self.published if c.log.version < order.version]
+            self.published = [*self.published, copy][-2:]
+        self._answer(rank, ev.Published(order.version, problem))
+
+    def drop(self, rank: SimRank) -> None:
+        self.written.pop(rank, None)
+
+    def load(self, rank: SimRank, kept: Kept) -> ev.Restored:
+        (copy,) = [c for c in self.published if c.kept == kept]
+        rank.weights, rank.bank = dict(copy.weights), dict(copy.bank)
+        self.sim.tell(f"{rank.me} restores checkpoint {copy.log.version}")
+        return ev.Restored(copy.log)
+
+    def _is_full(self) -> bool:
+        return self.sim.rng.random() < self.sim.world.disk_full
+
+    def _answer(self, rank: SimRank, answer: ev.Written | ev.Published) -> None:
+        ms = self.sim.rng.uniform(0.1, self.sim.world.disk_ms)
+        self.sim.after(ms, lambda: rank.post(answer))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 PACELINE = Path(sys.executable).parent / "paceline"
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 JOB = """\
 apiVersion: paceline.dev/v1alpha1
 kind: TrainingJob
@@ -30,14 +33,24 @@ spec:
 class Run:
     """One `paceline run`; `mark` is in the environment of its ranks."""
 
-    def __init__(self, folder: Path, command: str, *words: str, name: str = "job") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        command: str,
+        *words: str,
+        name: str = "job",
+        before: str = "",
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """`before`: commands of a shell that may mount what only this run sees. `env`: all of it,
+        instead of that of the tests."""
         self.folder = folder
         self.mark = f"paceline-test-{os.getpid()}-{folder.name}-{name}"
         (folder / f"{name}.yaml").write_text(JOB.format(name=name, command=command, mark=self.mark))
         self.process = subprocess.Popen(
-            [PACELINE, "run", f"{name}.yaml", *words],
+            [*(inside(before) if before else ()), PACELINE, "run", f"{name}.yaml", *words],
             cwd=folder,
-            env=os.environ | {"MARK": self.mark},
+            env={**(os.environ if env is None else env), "MARK": self.mark},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -54,6 +67,13 @@ class Run:
         assert processes_with(self.mark) == []
         return self.process.returncode, said
 
+    def until_gone(self) -> None:
+        """Wait for the end of what a killed run has left."""
+        end = time.monotonic() + LIMIT_S
+        while left := processes_with(self.mark):
+            assert time.monotonic() < end, left
+            time.sleep(0.1)
+
     def until(self, text: str) -> None:
         """Wait until a log holds `text`."""
         end = time.monotonic() + LIMIT_S
@@ -63,6 +83,21 @@ class Run:
                 return
             time.sleep(0.05)
         raise AssertionError(f"no log says {text!r}")
+
+
+@cache
+def may_mount() -> bool:
+    """Whether this user may mount a file system that only own processes see."""
+    if shutil.which("unshare") is None:
+        return False
+    tried = subprocess.run([*inside("mount -t tmpfs none /mnt"), "true"], capture_output=True)
+    return tried.returncode == 0
+
+
+def inside(commands: str) -> list[str]:
+    """Words before those of a program: run it where `commands` of a shell have been run."""
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    return ["unshare", *user, "--mount", "sh", "-ec", f'{commands}; exec "$@"', "sh"]
 
 
 def processes_with(mark: str) -> list[str]:

@@ -6,11 +6,10 @@ After each of them the exit code says so, the error names rank and reason, and n
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
-from cli.runs import LIMIT_S, Run, processes_with
+from cli.runs import LIMIT_S, Run
 
 pytestmark = pytest.mark.processes
 
@@ -83,7 +82,4 @@ def test_a_killed_runner_takes_its_coordinator_along_and_its_agents_drain(tmp_pa
     run.until("with pid")
     run.process.kill()
     run.process.communicate(timeout=LIMIT_S)
-    end = time.monotonic() + LIMIT_S
-    while processes_with(run.mark):
-        assert time.monotonic() < end, processes_with(run.mark)
-        time.sleep(0.1)
+    run.until_gone()

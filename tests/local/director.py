@@ -20,7 +20,10 @@ from paceline.local.runner import Runner
 from paceline.local.timeline import Timeline
 
 ROUNDS_BETWEEN = 6
-WAIT_S = 60.0
+WAIT_S = 90.0
+READ_BYTES = 16_384
+SLOW_S, FAST_S = 0.04, 0.002
+"""Between two reads of what is written to a slow disk."""
 
 
 class Director:
@@ -29,16 +32,19 @@ class Director:
 
     runner: Runner
 
-    def __init__(self, steps: list[list[Any]], folder: Path) -> None:
+    def __init__(self, steps: list[list[Any]], folder: Path, slow_log: str) -> None:
         self.said: list[str] = []
         self.undone = [list(step) for step in steps]
+        self._folder = folder
         self._brake = folder / "brake"
         self._brake.touch()
         self._status: Status | None = None
         self._news = asyncio.Event()
         self._base = 0
-        self._stopped: list[int] = []
-        self._task = asyncio.get_running_loop().create_task(self._play())
+        self._disk_s = FAST_S
+        loop = asyncio.get_running_loop()
+        self._task = loop.create_task(self._play())
+        self._disk = loop.create_task(self._be_disk(slow_log)) if slow_log else None
 
     def look(self, status: Status, _timeline: Timeline) -> None:
         self._status = status
@@ -46,6 +52,8 @@ class Director:
 
     def close(self) -> None:
         self._task.cancel()
+        if self._disk is not None:
+            self._disk.cancel()
         if self._task.done() and not self._task.cancelled() and self._task.exception():
             self.said.append(repr(self._task.exception()))
 
@@ -117,6 +125,38 @@ class Director:
                 r.state is RankState.DEAD and place_of(r.member, s.procs) == place for r in s.ranks
             )
         )
+
+    async def _cut(self, place: int, milliseconds: int) -> None:
+        """The script then cuts its connection to the coordinator."""
+        pid = (await self._living(place)).pid
+        (self._folder / f"cut-{pid}").write_text(str(milliseconds))
+        os.kill(pid, signal.SIGUSR1)
+        await asyncio.sleep(milliseconds / 1000)
+
+    async def _slow_disk(self, _: int, milliseconds: int) -> None:
+        self._disk_s = SLOW_S
+        await asyncio.sleep(milliseconds / 1000)
+        self._disk_s = FAST_S
+
+    async def _fill_disk(self, _: int, milliseconds: int) -> None:
+        """Nothing can be written to the checkpoints' disk for a while."""
+        rest = self._folder / "checkpoints" / "rest"
+        with contextlib.suppress(OSError), rest.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(READ_BYTES))
+        await asyncio.sleep(milliseconds / 1000)
+        rest.unlink()
+
+    async def _be_disk(self, log: str) -> None:
+        """Takes what is written to a log, in its own time."""
+        fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            while True:
+                await asyncio.sleep(self._disk_s)
+                with contextlib.suppress(BlockingIOError):
+                    os.read(fd, READ_BYTES)
+        finally:
+            os.close(fd)
 
     # ---- helpers --------------------------------------------------------------------------
 

@@ -1,4 +1,9 @@
-"""Draws histories: which faults, in which jobs. Everything follows from a seed."""
+"""Draws histories: which faults, in which jobs. Everything follows from a seed.
+
+Two tables. `MATRIX` is single faults, in every mode and number of ranks; `TOGETHER` is faults that
+meet others, in fewer of both. `covering` chooses rows in which each pair of values of two factors
+occurs; `soak_history` goes through all cells of both tables before it draws any of them again.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +15,29 @@ from typing import Any
 from local.history import History
 
 BACKENDS = ("gloo", "mpi")
-RANKS = (2, 3, 5)
-MODES = ("Full", "Quorum", "Solo")
+RANKS = (2, 3, 4, 5, 8)
+MODES: dict[str, dict[str, Any]] = {
+    "Full": {},
+    "Quorum": {},
+    "Majority": {},
+    "Majority drawn": {"mode": "Majority", "randomInitiator": True},
+    "Solo": {},
+    "Deadline": {"deadline": "30ms"},
+    "Deadline auto": {"mode": "Deadline", "deadline": "auto"},
+    "Shadow": {},
+}
 PACINGS = ("Round", "Samples")
 SPEEDS = ("alike", "straggler")
 
-FREEZE_MS = 0
-"""For ever: ended by the freeze time-out, which `History.job` sets to 2 s."""
+FOR_EVER_MS = 0
+"""Of a stop: ended by the freeze time-out."""
+WRITES_BYTES = 20_000
+"""What each step prints where the disk is slow: more than all buffers on the way hold."""
 Draw = Callable[[random.Random, int], dict[str, Any]]
 
 
-def _steps(*steps: tuple[str, int, int, int]) -> dict[str, Any]:
-    return {"steps": steps}
+def _steps(*steps: tuple[str, int, int, int], **changes: Any) -> dict[str, Any]:
+    return {"steps": steps, **changes}
 
 
 def _dies(method: str, call: int, delay_ms: float, place: int, **changes: Any) -> dict[str, Any]:
@@ -42,66 +58,150 @@ def _two(draw: random.Random, ranks: int) -> tuple[int, int]:
     return one, other
 
 
-FAULTS: dict[str, Draw] = {
+def _kill_in_a_change(draw: random.Random, ranks: int) -> dict[str, Any]:
+    """The second time that a rank connects to the others is after somebody's death."""
+    one, other = _two(draw, ranks)
+    steps = ("kill", one, 0, _moment(draw)), ("self", other, 0, -1)
+    dies = {str(other): ("open", 2, draw.uniform(0, 20))}
+    return _steps(*steps, dies=dies, may_lose_all=ranks == 2)
+
+
+def _nan(draw: random.Random, ranks: int) -> dict[str, Any]:
+    rank, at = draw.randrange(ranks), draw.randrange(3, 40)
+    return {"steps": (), "inject": f"nan:rank={rank},at=round:{at}", "poisoned": True}
+
+
+def _freeze_ms(ranks: int) -> int:
+    return 2000 if ranks < 5 else 5000
+
+
+def _freeze(draw: random.Random, ranks: int) -> dict[str, Any]:
+    step = "stop", draw.randrange(ranks), FOR_EVER_MS, _moment(draw)
+    return _steps(step, freeze_ms=_freeze_ms(ranks))
+
+
+def _long_cut(draw: random.Random, ranks: int) -> dict[str, Any]:
+    milliseconds = round(_freeze_ms(ranks) * draw.uniform(1.5, 2))
+    step = "cut", draw.randrange(ranks), milliseconds, _moment(draw)
+    return _steps(step, freeze_ms=_freeze_ms(ranks))
+
+
+def _checkpoint(every_rounds: int) -> dict[str, Any]:
+    return {"path": "checkpoints", "everyRounds": every_rounds, "keep": 2}
+
+
+def _full_checkpoints(draw: random.Random, _: int) -> dict[str, Any]:
+    step = "fill_disk", 0, draw.randrange(200, 1500), _moment(draw)
+    return _steps(step, checkpoint=_checkpoint(5), small_disk=True)
+
+
+def _kill_and_checkpoints(draw: random.Random, ranks: int) -> dict[str, Any]:
+    """So many of them that the one who writes is often in the middle of one."""
+    kill = "kill", draw.randrange(ranks), 0, _moment(draw)
+    return _steps(kill, checkpoint=_checkpoint(2))
+
+
+def _slow_disk(draw: random.Random, ranks: int) -> dict[str, Any]:
+    slot, milliseconds = draw.randrange(ranks), draw.randrange(500, 2000)
+    steps = (("slow_disk", slot, milliseconds, _moment(draw)),)
+    return _steps(*steps, slow_log=slot, writes_bytes=WRITES_BYTES)
+
+
+SINGLE: dict[str, Draw] = {
     "kill": lambda d, n: _steps(("kill", d.randrange(n), 0, _moment(d))),
     "kill in a reduction": lambda d, n: _dies(
         "allreduce", d.randrange(8, 20), d.uniform(0, 4), d.randrange(n), ballast=400_000, rounds=40
     ),
-    "kill in wiring": lambda d, n: _dies("open", 1, d.uniform(0, 20), d.randrange(n)),
-    "short stop": lambda d, n: _steps(("stop", d.randrange(n), d.randrange(50, 900), _moment(d))),
-    "freeze": lambda d, n: _steps(("stop", d.randrange(n), FREEZE_MS, _moment(d))),
-    "sigterm": lambda d, n: _steps(("sigterm", d.randrange(n), 0, _moment(d))),
-    "join": lambda d, n: _steps(("scale", n + 1, 0, _moment(d))),
-    "scale up and down": lambda d, n: _steps(
-        ("scale", n + 2, 0, _moment(d)), ("scale", n, 0, _moment(d))
-    ),
-    "coordinator kill": lambda d, _: _steps(("coordinator_kill", 0, 0, _moment(d))),
-    "coordinator stop": lambda d, _: _steps(
-        ("coordinator_stop", 0, d.randrange(200, 1500), _moment(d))
-    ),
-    "agent kill": lambda d, n: _steps(("kill_agent", d.randrange(n), 0, _moment(d))),
-    "two kills": lambda d, n: _kills(d, n),
-    "kill and coordinator kill": lambda d, n: _steps(
-        ("kill", d.randrange(n), 0, _moment(d)), ("coordinator_kill", 0, 0, _together(d))
-    ),
     "kill in a join": lambda d, n: _steps(
         ("scale", n + 1, 0, _moment(d)), ("kill", d.randrange(n), 0, _together(d))
     ),
-    "sigterm and kill": lambda d, n: _sigterm_and_kill(d, n),
+    "kill in a change": _kill_in_a_change,
+    "short stop": lambda d, n: _steps(("stop", d.randrange(n), d.randrange(50, 900), _moment(d))),
+    "freeze": _freeze,
+    "sigterm": lambda d, n: _steps(("sigterm", d.randrange(n), 0, _moment(d))),
+    "join": lambda d, n: _steps(("scale", n + 1, 0, _moment(d))),
+    "scale up and down": lambda d, n: _steps(
+        ("scale", n + 4, 0, _moment(d)), ("scale", n + 1, 0, _moment(d))
+    ),
+    "coordinator kill": lambda d, _: _steps(("coordinator_kill", 0, 0, _moment(d))),
+    "short cut": lambda d, n: _steps(("cut", d.randrange(n), d.randrange(50, 1500), _moment(d))),
+    "long cut": _long_cut,
+    "nan": _nan,
+    "slow disk": _slow_disk,
+    "full disk while checkpointing": _full_checkpoints,
+    "kill while checkpointing": _kill_and_checkpoints,
+    "full disk": lambda _, __: {"steps": (), "full_logs": True, "writes_bytes": WRITES_BYTES // 20},
 }
 
 
 def _kills(draw: random.Random, ranks: int) -> dict[str, Any]:
     one, other = _two(draw, ranks)
     steps = ("kill", one, 0, _moment(draw)), ("kill", other, 0, _together(draw))
-    return _steps(*steps) | {"may_lose_all": ranks == 2}
+    return _steps(*steps, may_lose_all=ranks == 2)
 
 
 def _sigterm_and_kill(draw: random.Random, ranks: int) -> dict[str, Any]:
     one, other = _two(draw, ranks)
     steps = ("sigterm", one, 0, _moment(draw)), ("kill", other, 0, _together(draw))
-    return _steps(*steps) | {"may_lose_all": ranks == 2}
+    return _steps(*steps, may_lose_all=ranks == 2)
 
+
+def _kill_all(draw: random.Random, ranks: int) -> dict[str, Any]:
+    """Only the newest checkpoint is left of the weights, if there is one yet."""
+    first, *others = draw.sample(range(ranks), ranks)
+    steps = [("kill", first, 0, 300 + _moment(draw)), *(("kill", o, 0, -1) for o in others)]
+    return _steps(*steps, checkpoint=_checkpoint(5), may_lose_all=True)
+
+
+MEETING: dict[str, Draw] = {
+    "kill at the start": lambda d, n: _dies("open", 1, d.uniform(0, 20), d.randrange(n)),
+    "coordinator stop": lambda d, _: _steps(
+        ("coordinator_stop", 0, d.randrange(200, 1500), _moment(d))
+    ),
+    "agent kill": lambda d, n: _steps(("kill_agent", d.randrange(n), 0, _moment(d))),
+    "two kills": _kills,
+    "kill and coordinator kill": lambda d, n: _steps(
+        ("kill", d.randrange(n), 0, _moment(d)), ("coordinator_kill", 0, 0, _together(d))
+    ),
+    "sigterm and kill": _sigterm_and_kill,
+    "all killed": _kill_all,
+}
+FAULTS = SINGLE | MEETING
 
 Row = tuple[Any, ...]
-FACTORS: tuple[Sequence[Any], ...] = (tuple(FAULTS), RANKS, MODES, BACKENDS, PACINGS, SPEEDS)
+Factors = tuple[tuple[Any, ...], ...]
+MATRIX: Factors = (tuple(SINGLE), RANKS, tuple(MODES), BACKENDS, PACINGS, SPEEDS)
+TOGETHER: Factors = (
+    *(tuple(MEETING), (2, 3, 5), ("Full", "Quorum", "Solo")),
+    *(BACKENDS, PACINGS, SPEEDS),
+)
+CELL = 4
+"""So many factors, the first ones, make a cell of the full matrix; the others are drawn."""
 
 
 def draw_history(row: Row, seed: int) -> History:
-    """`row`: one value of each of FACTORS."""
+    """`row`: one value of each factor of a table."""
     fault, ranks, mode, backend, pacing, speed = row
     draw = random.Random(f"{row} {seed}")
     slow_ms = {str(draw.randrange(ranks)): 60.0} if speed == "straggler" else {}
-    drawn = {"slow_ms": slow_ms, "collective": {"pacing": pacing}, **FAULTS[fault](draw, ranks)}
+    collective = {"mode": mode, "pacing": pacing} | MODES[mode]
+    drawn = {"slow_ms": slow_ms, "collective": collective, "rounds": 100 if ranks < 5 else 60}
+    drawn |= FAULTS[fault](draw, ranks)
     return History(backend, ranks, mode, fault, seed, **drawn)
+
+
+def pairs(row: Row) -> set[tuple[int, Any, int, Any]]:
+    """(factor, its value, another factor, its value) for all pairs of a row."""
+    return {(i, row[i], j, row[j]) for i, j in combinations(range(len(row)), 2)}
 
 
 def covering(factors: Sequence[Sequence[Any]], seed: int) -> list[Row]:
     """Rows in which each pair of values of two factors occurs: greedy, the same for a seed."""
     draw = random.Random(seed)
-    spots = list(combinations(range(len(factors)), 2))
     missing = {
-        (i, a, j, b) for i, j in spots for a, b in product(factors[i], factors[j]) if a is not b
+        (i, a, j, b)
+        for i, j in combinations(range(len(factors)), 2)
+        for a, b in product(factors[i], factors[j])
     }
     rows: list[Row] = []
     while missing:
@@ -111,14 +211,26 @@ def covering(factors: Sequence[Sequence[Any]], seed: int) -> list[Row]:
         for _ in range(40):
             row = [draw.choice(values) for values in factors]
             row[i], row[j] = a, b
-            gain = sum((p, row[p], q, row[q]) in missing for p, q in spots)
+            gain = len(pairs(tuple(row)) & missing)
             if gain > gained:
                 best, gained = tuple(row), gain
-        missing -= {(p, best[p], q, best[q]) for p, q in spots}
+        missing -= pairs(best)
         rows.append(best)
     return rows
 
 
-def random_history(seed: int) -> History:
+CELLS: list[Row] = [
+    (which, *cell) for which in (MATRIX, TOGETHER) for cell in product(*which[:CELL])
+]
+random.Random("paceline soak").shuffle(CELLS)
+
+
+def soak_row(seed: int) -> Row:
+    """The rest of a row is drawn anew in each pass through the full matrix."""
+    factors, *cell = CELLS[seed % len(CELLS)]
     draw = random.Random(seed)
-    return draw_history(tuple(draw.choice(values) for values in FACTORS), seed)
+    return (*cell, *(draw.choice(values) for values in factors[CELL:]))
+
+
+def soak_history(seed: int) -> History:
+    return draw_history(soak_row(seed), seed)

@@ -8,6 +8,7 @@ children, and how a shim becomes a rank.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import importlib
 import json
 import os
@@ -26,11 +27,20 @@ from local.director import Director
 from local.nursery_shim import ENV_NURSERY
 from paceline.agent import shim
 from paceline.agent.launch import Plan, plan_rank, shim_argv
+from paceline.comm import checkpoint
+from paceline.core.faults import parse_faults
 from paceline.local.processes import Child, Output
 from paceline.local.runner import Runner
 from paceline_api.load import job_from_mapping
 from paceline_api.resolve import resolve
 
+FILLING = "filling the disk"
+"""In the lines that `history_script` prints only for their length."""
+CHECKPOINTS = "checkpoints"
+"""In the folder of the history."""
+SMALL_DISK_BYTES = 4_000_000
+CLONE_NEWNS = 0x20000
+MS_REC, MS_PRIVATE = 0x4000, 0x40000
 SHIM = Path(__file__).with_name("nursery_shim.py")
 
 
@@ -132,8 +142,35 @@ def answer(function: str, order: str, folder: str, descriptor: int) -> int:
     return 0
 
 
+def mount_small_disk(folder: Path) -> None:
+    """Seen by this process and those below it, and gone with the last of them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    private = b"none", b"/", None, MS_REC | MS_PRIVATE, None
+    small = b"none", os.fsencode(folder), b"tmpfs", 0, f"size={SMALL_DISK_BYTES}".encode()
+    folder.mkdir()
+    if libc.unshare(CLONE_NEWNS) or libc.mount(*private) or libc.mount(*small):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def checkpoints(folder: Path) -> list[tuple[int, bool, bool]]:
+    """(version, whether the job had finished, whether each byte of it is there), oldest first."""
+    found = []
+    for version in checkpoint.versions(folder):
+        at = checkpoint.folder_of(folder, version)
+        manifest = checkpoint.read_manifest(at)
+        whole = all(checkpoint.file_of(at / file.name) == file for file in manifest.files)
+        found.append((version, manifest.finished, whole))
+    return found
+
+
 def history(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The runner of one history."""
+    if order["small_disk"]:
+        try:
+            mount_small_disk(folder / CHECKPOINTS)
+        except PermissionError:
+            return {"skip": "no right to mount a small disk"}
     below = nursery.start_below()
     setattr(Child, "start", staticmethod(start_child(below)))  # noqa: B010
     return asyncio.run(_history(order, folder))
@@ -142,15 +179,15 @@ def history(order: dict[str, Any], folder: Path) -> dict[str, Any]:
 async def _history(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     printed: list[str] = []
     said: list[str] = []
-    director = Director(order["steps"], folder)
+    director = Director(order["steps"], folder, order["slow_log"])
     runs = Runner(
         resolve(job_from_mapping(order["job"])),
         run_dir=folder,
         working_dir=folder,
-        faults=(),
+        faults=tuple(parse_faults(order["inject"])),
         show=director.look,
         say=said.append,
-        on_line=printed.append,
+        on_line=lambda line: None if FILLING in line else printed.append(line),
     )
     director.runner = runs
     result = await runs.run()
@@ -163,5 +200,6 @@ async def _history(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         "printed": printed,
         "said": [*said, *director.said],
         "undone": director.undone,
+        "checkpoints": checkpoints(folder / CHECKPOINTS),
         "log": director.figures(result.status),
     }

@@ -9,10 +9,12 @@ the order of all rounds.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import signal
+import socket
 import sys
 import threading
 import time
@@ -22,11 +24,13 @@ from typing import Any
 import paceline as pl
 import torch
 from paceline.comm.driver import Driver
+from paceline.comm.link import CoordinatorLink
 from paceline.core.ids import parse_member
 from paceline.transport.selected import SelectedTransport
 
 CONFIG = json.loads(os.environ["HISTORY"])
 MEMBER = parse_member(os.environ["PACELINE_MEMBER"])
+COORDINATORS = os.environ["PACELINE_COORDINATOR"].split(",")
 BRAKE = Path("brake")
 """As long as it exists, ranks take their time."""
 
@@ -91,10 +95,37 @@ def die_inside(method: str, call: int, delay_ms: float) -> None:
     setattr(SelectedTransport, method, wrapped)
 
 
-def pause(draw: random.Random, epoch: int) -> None:
+def cut_when_asked() -> None:
+    """SIGUSR1 cuts the connection to the coordinator, for as long as a file says."""
+    real = CoordinatorLink._connect
+    until = [0.0]
+
+    async def connect(link: CoordinatorLink, *given: Any) -> None:
+        if time.monotonic() < until[0]:
+            raise ConnectionError("the control channel is cut")
+        await real(link, *given)
+
+    def cut(*_: object) -> None:
+        until[0] = time.monotonic() + float(Path(f"cut-{os.getpid()}").read_text()) / 1000
+        ports = [url.rpartition(":")[2] for url in COORDINATORS]
+        for entry in list(Path("/proc/self/fd").iterdir()):
+            if not entry.is_socket():
+                continue
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry.name))) as one:
+                if one.family == socket.AF_INET and str(one.getpeername()[1]) in ports:
+                    one.shutdown(socket.SHUT_RDWR)
+
+    setattr(CoordinatorLink, "_connect", connect)  # noqa: B010
+    signal.signal(signal.SIGUSR1, cut)
+
+
+def pause(draw: random.Random, epoch: int, step: int) -> None:
+    """`step`: of this rank in this epoch."""
     slow = CONFIG["slow_ms"].get(str(MEMBER.slot), 0.0)
     if BRAKE.exists():
-        harder = 4.0 if epoch == CONFIG["epochs"] - 1 else 1.0  # it must not end too early
+        harder = 1.0
+        if epoch == CONFIG["epochs"] - 1:  # it must not end too early
+            harder = 4.0 if step < CONFIG["rounds"] // 2 else 20.0
         time.sleep((CONFIG["step_ms"] * harder * draw.uniform(0.5, 1.5) + slow) / 1000)
     elif slow:
         time.sleep(slow / 4000)
@@ -104,6 +135,7 @@ def main() -> None:
     draw = random.Random(f"{CONFIG['seed']} {MEMBER}")
     torch.set_num_threads(1)
     spy_on_weighing()
+    cut_when_asked()
     dies = CONFIG["dies"].get(str(MEMBER.slot))
     if dies and MEMBER.attempt == 0:
         die_inside(*dies)
@@ -115,8 +147,11 @@ def main() -> None:
         numbers, batch_size=CONFIG["batch"], accumulate=CONFIG["accumulate"], seed=CONFIG["seed"]
     )
     for epoch in loader.epochs(CONFIG["epochs"]):
-        for (batch,) in loader:
-            pause(draw, epoch)
+        for step, (batch,) in enumerate(loader):
+            pause(draw, epoch, step)
+            if CONFIG["writes_bytes"]:
+                sys.stdout.write(f"filling the disk {'x' * CONFIG['writes_bytes']}\n")
+                sys.stdout.flush()
             model(batch).mean().backward()
             optimizer.step()
     result = {

@@ -40,6 +40,7 @@ PRELOADED: Final = (
     *("numpy", "torch", "torch._dynamo", "aiohttp", "zmq", "msgspec", "mpi4py"),
     *("paceline", "paceline.agent.__main__", "paceline.coordinator.__main__"),
     *("paceline.local.runner", "paceline.transport.factory", "paceline.transport.mpi"),
+    "paceline.comm.checkpoints",
     *("paceline.transport.gloo", "local.history_run", "runpy"),
 )
 

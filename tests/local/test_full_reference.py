@@ -13,7 +13,10 @@ from local.history import Nursery
 pytestmark = pytest.mark.processes
 
 SCRIPT = Path(__file__).with_name("reference_script.py")
-CHANNELS = [("gloo", ""), ("mpi", "ring"), ("mpi", "recursive_doubling")]
+CHANNELS = [
+    ("gloo", ""),
+    *(("mpi", algorithm) for algorithm in ("ring", "recursive_doubling", "halving_doubling")),
+]
 PLAIN = {"accumulate": 1, "clip_norm": None, "scheduler": False}
 RICH = {"accumulate": 2, "clip_norm": 0.5, "scheduler": True}
 
@@ -44,7 +47,8 @@ def job(backend: str, config: dict[str, Any], mode: str) -> dict[str, Any]:
 def weights_of(nursery: Nursery, backend: str, config: dict[str, Any], mode: str, at: Path) -> str:
     """The final weights, which are equal on all ranks."""
     at.mkdir()
-    order = {"job": job(backend, config, mode), "steps": []}
+    nothing = {"steps": [], "inject": "", "slow_log": "", "small_disk": False}
+    order = {"job": job(backend, config, mode), **nothing}
     result = nursery.call("local.history_run:history", order, at)
     assert result["complete"], result
     found = [x.partition("WEIGHTS ")[2] for x in result["printed"] if "WEIGHTS " in x]

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from paceline.cli.table import line, table
 from paceline.core.ids import GenerationId, MemberId
 from paceline.core.records import Mode, Settings
@@ -18,13 +19,18 @@ from paceline.core.status import (
     Outcome,
     RankState,
     RankStatus,
+    ShadowStatus,
     Status,
+    StragglerStatus,
     log_status,
     place_of,
 )
 from paceline.local.report import summary, verdict
 from paceline.local.rundir import RunDirError, make_run_dir
+from paceline.local.slow import Replacer
 from paceline.local.timeline import Timeline
+from paceline_api.enums import StragglerResponse
+from paceline_api.resolve import StragglerSettings
 from rich.console import Console
 
 S = 10**9
@@ -196,6 +202,48 @@ def test_the_summary() -> None:
     ):
         assert part in text, text
     assert "all 0" not in text
+
+
+def test_shadow_and_stragglers_are_in_table_line_and_summary() -> None:
+    slow = StragglerStatus(MemberId(0, 0, 0), 312, 0.0, "Tolerate")
+    gone = StragglerStatus(MemberId(1, 0, 0), 180, 0.0, "RestartInPlace")
+    shadow = ShadowStatus(20, 40, 12.0, {"Quorum": 9.0, "Solo": 11.5}, {"Quorum": 7, "Solo": 20})
+    at_first = replace(status(5, change(FIRST, "start")), stragglers=(gone,))
+    log = replace(at_first.log, shadow=shadow)
+    now = replace(status(20, change(FIRST, "start")), stragglers=(slow,), log=log)
+    timeline = Timeline()
+    timeline.add(at_first, 0)
+    timeline.add(now, 2 * S)
+    text = "\n".join(summary(now, timeline))
+    for part in (
+        "shadow: 20 rounds ran as Full, the ranks waited 12.0 s in them",
+        "Quorum     9.0 s of waiting saved (75%), 7 of 40 gradients late",
+        "Solo       11.5 s of waiting saved (96%), 20 of 40 gradients late",
+        "rank 0 takes 312 % of the median step since",
+        "tolerated, nothing is replaced (straggler.respond: Tolerate); until the end",
+        "rank 1 takes 180 %",
+        "its process was started again (straggler.respond: RestartInPlace); not any more",
+    ):
+        assert part in text, text
+    console = Console(width=160, file=io.StringIO())
+    console.print(table(now, timeline))
+    shown = console.file.getvalue()
+    assert "rank 0 takes 312 % of the median step" in shown
+    assert "Quorum: 9.0 s of waiting saved" in shown
+    assert "share=75% SLOW" in line(now, timeline)
+
+
+def test_one_slow_replica_is_replaced_per_cooldown_and_none_at_the_end() -> None:
+    spec = StragglerSettings(50, 1.5, (StragglerResponse.REPLACE,), 10 * S)
+    replacer = Replacer(spec)
+    one, two = (StragglerStatus(MemberId(n, 0, 0), 300, 0.0, "Replace") for n in (1, 2))
+    tolerated = StragglerStatus(MemberId(3, 0, 0), 900, 0.0, "Tolerate")
+    now = replace(status(5), stragglers=(tolerated, one, two))
+    assert replacer.choose(replace(now, stopping=True), 0) is None
+    assert replacer.choose(now, 0) == one
+    assert replacer.choose(now, 9 * S) is None
+    assert replacer.choose(now, 10 * S) == two
+    assert replacer.choose(now, 99 * S) is None, "each pod once"
 
 
 def test_no_summary_without_a_round() -> None:

@@ -1,0 +1,177 @@
+"""What a run finds around it: a full or read-only disk, an odd environment, used ports, other runs.
+
+Where it cannot work, it says so before anything is started. Where it can, training ends as if
+nothing had been there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli.runs import LIMIT_S, Run, may_mount
+
+pytestmark = pytest.mark.processes
+needs_mount = pytest.mark.skipif(not may_mount(), reason="no right to mount a small disk")
+
+TRAIN = """\
+import sys, torch
+import paceline as pl
+torch.set_num_threads(1)
+pl.init()
+model = torch.nn.Linear(4, 1)
+sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = pl.DistributedOptimizer(sgd, model)
+data = torch.utils.data.TensorDataset(torch.zeros(64, 4), torch.zeros(64, 1))
+loader = pl.DataLoader(data, batch_size=4)
+for epoch in loader.epochs(3):
+    for x, y in loader:
+        print("chatter " * (2000 if "chatty" in sys.argv else 1), flush=True)
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+print("done", flush=True)
+"""
+COMMAND = "[python, train.py]"
+DISK = "mkdir -p small; mount -t tmpfs -o size=128k none small"
+FILL = "dd if=/dev/zero of=small/rest bs=4k 2>/dev/null || true"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path
+
+
+def completes(run: Run) -> str:
+    code, said = run.wait()
+    assert code == 0, said
+    assert said.count("] done") == 2, said
+    assert "Traceback" not in said
+    return said
+
+
+def refused(run: Run, *parts: str) -> None:
+    code, said = run.wait()
+    assert code == 2, said
+    assert said.startswith("error: run folder ")
+    assert "\nhint: " in said
+    for part in parts:
+        assert part in said, said
+    assert "Traceback" not in said
+
+
+@needs_mount
+@pytest.mark.parametrize("folder", ["small/mine", "default"])
+def test_a_full_disk_is_named_before_anything_starts(job: Path, folder: str) -> None:
+    words = ["--run-dir", folder] if folder != "default" else []
+    before = f"{DISK}; ln -s small runs; {FILL}"
+    run = Run(job, COMMAND, "--quiet", *words, before=before)
+    refused(run, "no space left on device", "free some space", "--run-dir")
+
+
+@needs_mount
+def test_a_read_only_disk_is_named(job: Path) -> None:
+    before = f"{DISK}; mount -o remount,ro small"
+    run = Run(job, COMMAND, "--quiet", "--run-dir", "small/mine", before=before)
+    refused(run, "read-only file system", "--run-dir")
+
+
+@needs_mount
+def test_a_disk_that_fills_up_costs_the_logs_and_not_the_training(job: Path) -> None:
+    """Nor does it cost the job that its rounds cannot be recorded any more."""
+    words = ["--quiet", "--run-dir", "small/mine", "--record"]
+    said = completes(Run(job, "[python, train.py, chatty]", *words, before=DISK))
+    assert "no space left on device" in said.lower()
+
+
+def test_two_jobs_at_once_among_leftovers_of_others(job: Path) -> None:
+    """With one name, in one folder, over MPI and gloo; the port of their metrics is in use. The
+    environment holds what torchrun, mpiexec and a job of Paceline left there; no PATH, no HOME."""
+    torchrun = {"RANK": "7", "WORLD_SIZE": "many", "LOCAL_RANK": "-1", "MASTER_PORT": "x"}
+    mpiexec = {"PMI_RANK": "3", "PMI_SIZE": "0", "PMI_FD": "99"}
+    other = {"PACELINE_MEMBER": "me", "PACELINE_COORDINATOR": "ftp://x", "PACELINE_PROCS": "0"}
+    terminal = {"LANG": "C", "LC_ALL": "C", "COLUMNS": "wide", "TERM": ""}
+    env = {**torchrun, **mpiexec, **other, **terminal, "XDG_RUNTIME_DIR": "/none"}
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = ["--set", f"spec.metrics.port={used.getsockname()[1]}"]
+        sets = [[*port, "--set", f"spec.collective.backend={kind}"] for kind in ("mpi", "gloo")]
+        runs = [Run(job, COMMAND, "--quiet", *words, env=env) for words in sets]
+        for run in runs:
+            run.process.wait(LIMIT_S)
+        for run in runs:
+            completes(run)
+    assert {path.name for path in (job / "runs").iterdir()} == {"job-1", "job-2"}
+
+
+def test_a_port_in_use_in_a_pod_is_named(tmp_path: Path) -> None:
+    """There nobody would look at another one."""
+    spec = tmp_path / "spec.json"
+    spec.write_text('{"command": ["sleep", "60"], "backend": "gloo"}')
+    with socket.create_server(("0.0.0.0", 0)) as other:
+        port = other.getsockname()[1]
+        env = {
+            "PATH": os.environ["PATH"],
+            "PACELINE_JOB": "job",
+            "PACELINE_SLOT": "0",
+            "PACELINE_ATTEMPT": "0",
+            "PACELINE_PROCS": "1",
+            "PACELINE_COORDINATOR": "http://127.0.0.1:1",
+            "PACELINE_TOKEN": "secret",
+            "PACELINE_RUN_DIR": str(tmp_path),
+            "PACELINE_SPEC": str(spec),
+            "PACELINE_HOST": "127.0.0.1",
+            "PACELINE_METRICS_PORT": str(port),
+        }
+        argv = [sys.executable, "-m", "paceline.agent"]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 2
+    assert f"error: spec.metrics.port: {port} cannot be used: address already in use" in done.stderr
+    assert "hint: choose another port" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "parts"),
+    [
+        ("PACELINE_MEMBER", "first", ["PACELINE_MEMBER", "first"]),
+        ("PACELINE_COORDINATOR", "ftp://x", ["PACELINE_COORDINATOR", "http://"]),
+        ("PACELINE_TOKEN", "", ["PACELINE_TOKEN", "is not set"]),
+    ],
+)
+def test_a_rank_says_which_variable_is_wrong(
+    tmp_path: Path, name: str, value: str, parts: list[str]
+) -> None:
+    env = os.environ | {
+        "PACELINE_JOB": "job",
+        "PACELINE_MEMBER": "0.0#0",
+        "PACELINE_COORDINATOR": "http://127.0.0.1:1",
+        "PACELINE_TOKEN": "secret",
+        "PACELINE_RUN_DIR": str(tmp_path),
+        "PACELINE_SPEC": str(tmp_path / "none.json"),
+        "PACELINE_LOCAL": "1",
+        name: value,
+    }
+    argv = [sys.executable, "-c", "import paceline; paceline.init()"]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode != 0
+    for part in (*parts, "hint: "):
+        assert part in done.stderr, done.stderr
+    assert "runtime/paceline/" not in done.stderr
+
+
+def test_a_folder_that_a_killed_run_has_left(job: Path) -> None:
+    """It is kept as it is, for whoever wants to know what happened; the next run is a new one."""
+    first = Run(job, "[sleep, '1000']", "--set", "spec.elasticity.drainGraceSeconds=1")
+    first.until("with pid")
+    first.process.send_signal(signal.SIGKILL)
+    first.process.communicate(timeout=LIMIT_S)
+    first.until_gone()
+    refused(Run(job, COMMAND, "--run-dir", "runs/job-1"), "job-1", "can be removed")
+    code, said = Run(job, "['false']", "--quiet").wait()
+    assert code == 1
+    assert str(job / "runs" / "job-2") in said

@@ -1,0 +1,192 @@
+"""Checkpoints of real jobs: all ranks die, the whole run dies, the disk is torn, full or slow."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cli.runs import Run, processes_with
+
+pytestmark = pytest.mark.processes
+
+WAIT_S = 120.0
+SAMPLES, EPOCHS = 320, 2
+SCRIPT = f"""\
+import os, time, torch
+from pathlib import Path
+import paceline as pl
+
+if Path("slow-disk").exists():
+    sync = os.fsync
+    os.fsync = lambda fd: (time.sleep(0.4), sync(fd))
+torch.set_num_threads(1)
+pl.init()
+Path(f"pid-{{os.getpid()}}").touch()
+torch.manual_seed(pl.rank())
+layers = torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 2)
+model = torch.nn.Sequential(*layers)
+optimizer = pl.DistributedOptimizer(
+    torch.optim.AdamW(model.parameters(), lr=1e-3),
+    model,
+    scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 30),
+)
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn({SAMPLES}, 8), torch.randn({SAMPLES}, 2))
+loader = pl.DataLoader(data, batch_size=2, seed=1)
+slowest, before = 0.0, None
+for epoch in loader.epochs({EPOCHS}):
+    for x, y in loader:
+        time.sleep(0.06 if Path("brake").exists() else 0.005)
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+        now = time.monotonic()
+        slowest = max(slowest, now - before) if before else 0.0
+        before = now
+print(f"SLOWEST {{slowest}}", flush=True)
+"""
+
+
+class Job(Run):
+    """A run whose job has checkpoints; `text` is all that it says."""
+
+    def __init__(self, folder: Path, *words: str, path: str = "saved", every: int = 5) -> None:
+        (folder / "script.py").write_text(SCRIPT)
+        checkpoint = json.dumps({"path": path, "everyRounds": every, "keep": 2})
+        super().__init__(
+            folder, '["python", "script.py"]', "--set", f"spec.checkpoint={checkpoint}", *words
+        )
+
+    def kill(self) -> None:
+        """SIGKILL to everything at once, as if the machine had lost its power."""
+        self.process.kill()
+        self.process.communicate()
+        until = time.monotonic() + WAIT_S
+        while self._others() and time.monotonic() < until:
+            for pid in self._others():
+                with_kill(pid)
+            time.sleep(0.05)
+
+    def _others(self) -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                try:
+                    if self.mark.encode() in (entry / "environ").read_bytes():
+                        found.append(int(entry.name))
+                except OSError:
+                    continue
+        return [pid for pid in found if pid != os.getpid()]
+
+
+def with_kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def seen(what: Callable[[], bool], name: str) -> None:
+    until = time.monotonic() + WAIT_S
+    while not what():
+        assert time.monotonic() < until, f"never: {name}"
+        time.sleep(0.02)
+
+
+def newest(folder: Path) -> int:
+    names = [p.name[1:] for p in (folder / "saved").glob("v*")]
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def kill_ranks(folder: Path) -> int:
+    pids = [int(p.name.removeprefix("pid-")) for p in folder.glob("pid-*")]
+    for path in folder.glob("pid-*"):
+        path.unlink()
+    for pid in pids:
+        with_kill(pid)
+    return len(pids)
+
+
+def figure(said: str, name: str) -> str:
+    found = re.search(rf"^  {name} +(.*)$", said, re.MULTILINE)
+    assert found, said
+    return found.group(1)
+
+
+def test_a_job_goes_on_from_its_checkpoint_until_it_is_finished(tmp_path: Path) -> None:
+    """All ranks die; then the whole run does, and its newest checkpoint is torn; then it goes on
+    with another number of ranks to its end, which stays the end."""
+    (tmp_path / "brake").touch()
+    first = Job(tmp_path)
+    seen(lambda: newest(tmp_path) >= 10, "a second checkpoint")
+    assert kill_ranks(tmp_path) == 2
+    first.until("ResumedFromCheckpoint")
+    before = newest(tmp_path)
+    seen(lambda: newest(tmp_path) >= before + 10, "checkpoints after all ranks had died")
+    first.kill()
+    version = newest(tmp_path)
+    tensors = tmp_path / "saved" / f"v{version}" / "__0_0.distcp"
+    tensors.write_bytes(tensors.read_bytes()[:-10])
+    (tmp_path / "brake").unlink()
+    code, said = Job(tmp_path).wait()
+    assert code == 1, said
+    assert "CheckpointUnusable" in said
+    assert f"v{version} is damaged: __0_0.distcp has" in said
+    assert f"hint: remove {tensors.parent} to go on from the one before it" in said
+    shutil.rmtree(tensors.parent)
+    code, said = Job(tmp_path, "--replicas", "3").wait()
+    assert code == 0, said
+    assert f"goes on from the checkpoint of version {newest_below(version)}" in said
+    assert figure(said, "samples applied").startswith(f"{SAMPLES * EPOCHS}, ")
+    assert figure(said, "epochs") == f"{EPOCHS} with each sample applied exactly once"
+    assert "written, the last of version" in figure(said, "checkpoints")
+    code, said = Job(tmp_path).wait()
+    assert code == 0, said
+    assert "is the end of the job; nothing is left to do" in said
+
+
+def newest_below(version: int) -> int:
+    return version - 5
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a file system")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"tmpfs", bytes(folder), b"tmpfs", 0, b"size=64k") != 0:
+        pytest.skip(f"no mount here: {os.strerror(ctypes.get_errno())}")
+    yield folder
+    assert libc.umount2(bytes(folder), 2) == 0
+
+
+def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path, small_disk: Path) -> None:
+    code, said = Job(tmp_path, path=str(small_disk / "saved"), every=50).wait()
+    assert code == 0, said
+    assert "CheckpointFailed: rank 0.0#0 could not write the checkpoint of version 50" in said
+    assert "are free; training goes on" in said
+    assert "failed" in figure(said, "checkpoints")
+
+
+def test_a_slow_disk_holds_no_round(tmp_path: Path) -> None:
+    """A checkpoint takes seconds to reach the disk; what is due meanwhile is skipped."""
+    (tmp_path / "slow-disk").touch()
+    (tmp_path / "brake").touch()
+    code, said = Job(tmp_path).wait()
+    assert code == 0, said
+    assert "skipped" in figure(said, "checkpoints")
+    slowest = [float(x) for x in re.findall(r"SLOWEST (\S+)", said)]
+    assert len(slowest) == 2
+    log = json.loads(next((tmp_path / "runs").glob("*/status.json")).read_text())
+    hidden = max(r["facts"].get("checkpoint_hidden_seconds", 0.0) for r in log["ranks"])
+    assert hidden > 2 * max(slowest), (hidden, slowest)
+    assert processes_with(str(tmp_path)) == []

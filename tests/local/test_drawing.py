@@ -1,0 +1,48 @@
+"""The tables from which histories are drawn: complete, as large as promised, the same each time."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import pytest
+from local.drawing import (
+    CELL,
+    CELLS,
+    FAULTS,
+    MATRIX,
+    TOGETHER,
+    Factors,
+    covering,
+    draw_history,
+    soak_history,
+    soak_row,
+)
+from local.test_histories import HISTORIES
+
+
+@pytest.mark.parametrize("factors", [MATRIX, TOGETHER], ids=["matrix", "together"])
+def test_each_pair_of_values_occurs(factors: Factors) -> None:
+    rows = covering(factors, 1)
+    for i, j in combinations(range(len(factors)), 2):
+        seen = {(row[i], row[j]) for row in rows}
+        assert seen == set(product(factors[i], factors[j])), (i, j)
+
+
+def test_the_set_is_as_large_as_promised() -> None:
+    assert len(HISTORIES) >= 60
+    assert len({h.name for h in HISTORIES}) == len(HISTORIES)
+    assert {h.fault for h in HISTORIES} == set(FAULTS)
+    assert {h.ranks for h in HISTORIES} == {2, 3, 4, 5, 8}
+    assert len({h.mode for h in HISTORIES}) == 8
+
+
+def test_soak_goes_through_the_full_matrix() -> None:
+    seen = {soak_row(seed)[:CELL] for seed in range(len(CELLS))}
+    assert seen == set(product(*MATRIX[:CELL])) | set(product(*TOGETHER[:CELL]))
+
+
+def test_a_seed_says_everything() -> None:
+    assert covering(MATRIX, 1) == covering(MATRIX, 1)
+    assert soak_history(17) == soak_history(17)
+    row = soak_row(17)
+    assert draw_history(row, 17) != draw_history(row, 18)

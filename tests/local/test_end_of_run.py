@@ -1,0 +1,46 @@
+"""A run ends soon after its last round, whatever some processes are still busy with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli.runs import Run
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = """
+import os, time
+if os.environ["PACELINE_MEMBER"].startswith("2."):
+    print("still importing", flush=True)
+    time.sleep(600)
+import torch
+import paceline as pl
+
+pl.init()
+model = torch.nn.Linear(4, 1)
+data = torch.utils.data.TensorDataset(torch.ones(64, 4), torch.ones(64, 1))
+optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
+loader = pl.DataLoader(data, batch_size=8, seed=0)
+for epoch in loader.epochs(1):
+    for x, y in loader:
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+"""
+
+
+def test_a_rank_that_is_still_importing_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    options = ["--replicas", "3", "--set", "spec.elasticity.settleSeconds=1"]
+    run = Run(tmp_path, "[python, train.py]", *options, "--run-dir", "run")
+    code, said = run.wait()
+    assert code == 0, said
+    assert "still importing" in said
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["outcome"]["complete"]
+    # Else the agent would have given it 10 s to end by itself.
+    log = (tmp_path / "run" / "agent-2-0.log").read_text()
+    assert "killing rank 2.0#0: Complete" in log
+    assert "did not leave in time" not in log
+    assert not [h for h in status["happenings"] if h["reason"] == "RankDied"]

@@ -5,7 +5,7 @@ INSTALLED := .venv/.paceline
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-cluster bench-smoke test-fast check format generate verify clean
+.PHONY: help install demo test test-cluster soak soak-cluster bench-smoke bench-operator test-fast check format generate verify clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -25,6 +25,17 @@ test: install check ## all checks and all tests, with the time of each stage
 test-cluster: cluster-programs ## the tests that need a real Kubernetes (its own target so far)
 	@PACELINE_CLUSTER=1 $(PYTEST) tests/cluster tests/operator
 
+soak-cluster: cluster-programs ## HISTORIES=200 random histories of jobs on a real API server
+	@PACELINE_CLUSTER=1 PACELINE_HISTORIES=$${HISTORIES:-200} \
+		$(PYTEST) tests/operator/real/test_histories_real.py
+
+bench-operator: cluster-programs ## requests, seconds, CPU of jobs; SIZES="1x8 1x64 100x8"
+	@$(BIN)/python -m benchmarks.operator_requests --sizes $${SIZES:-1x8 1x64 100x8}
+
+soak: install ## the full fault matrix and on: SOAK_SECONDS=3600 for so long, SOAK_SEED=0 to begin with
+	@SOAK_SECONDS=$(or $(SOAK_SECONDS),3600) SOAK_SEED=$(or $(SOAK_SEED),0) \
+		$(PYTEST) tests/local/test_histories.py -k soak -s
+
 bench-smoke: install ## the benchmarks at their smallest sizes, which only shows that they work
 	@PACELINE_BENCHMARKS=1 $(PYTEST) tests/benchmarks
 
@@ -42,7 +53,7 @@ generate: install ## rewrite the files that are derived from the code
 	@$(BIN)/python scripts/check.py --generate
 
 verify: generate test ## like test, and the generated files are committed
-	@git diff --exit-code --stat -- crds/manifests docs/reference
+	@git diff --exit-code --stat -- crds/manifests docs/pictures docs/reference
 
 clean: ## remove what was installed, caches and the folders of runs
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache runs dist

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.telemetry import catalog
+from paceline.telemetry import reference as metrics
 from paceline_api import crdgen
 from paceline_operator import reference
 
@@ -54,7 +54,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "charts/paceline-crds/files/trainingjobs.yaml": crdgen.generate,
     "crds/manifests/trainingjobs.yaml": crdgen.generate,
     "docs/reference/cli.md": cli_reference.markdown,
-    "docs/reference/metrics.md": catalog.markdown,
+    "docs/reference/metrics.md": metrics.markdown,
     "docs/reference/operator.md": lambda: reference.markdown(VALUES.read_text()),
     "docs/reference/trainingjob.md": field_reference.markdown,
     **pictures.pictures(),

@@ -3,7 +3,7 @@
 A stage is a folder of tests/. Cheap and pure stages come first, so that a broken decision is not
 first seen as a hanging process. Under CI=true a skip is a failure, since it would mean that CI has
 lost a prerequisite without anybody seeing it. Only what CI need not be is exempt: a machine with a
-GPU, a user other than root.
+GPU, a user other than root, one who may mount.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ ROOT_STAGE = "repository"
 STAGES = (
     *(ROOT_STAGE, "api", "core", "sim", "telemetry", "train"),
     *("operator", "transport", "agent", "coordinator", "local", "cli", "examples", "system"),
-    "cluster",
+    *("cluster", "nodes"),
 )
-MAY_SKIP = ("GPU", "root may write everywhere")
+MAY_SKIP = ("GPU", "root may write everywhere", "no right to mount")
 
 # A real Kubernetes is built and started by `make test-cluster` alone.
 REAL_CLUSTER = os.environ.get("PACELINE_CLUSTER") == "1"
-NEED_CLUSTER = ["cluster", "operator/test_real_server.py", "operator/test_charts.py"]
+NEED_CLUSTER = ["cluster", "nodes", "operator/real", "operator/test_charts.py"]
 collect_ignore = [] if REAL_CLUSTER else list(NEED_CLUSTER)
 # Smoke sizes of the benchmarks start dozens of processes: `make bench-smoke`.
 if os.environ.get("PACELINE_BENCHMARKS") != "1":

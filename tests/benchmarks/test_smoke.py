@@ -16,7 +16,17 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-TOPICS = ("b0_latency", "b1_hyperplane", "b5_straggler", "b6_even", "b7_blocks", "b8_recovery")
+TOPICS = (
+    "b0_latency",
+    "b1_hyperplane",
+    "b2_allreduce",
+    "b2_busy",
+    "b5_straggler",
+    "b6_even",
+    "b7_blocks",
+    "b8_recovery",
+    "b9_checkpoint",
+)
 LIMIT_S = 600
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(LIMIT_S + 60)]

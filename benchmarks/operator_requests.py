@@ -1,0 +1,273 @@
+"""What the operator costs: requests, seconds and CPU per job, beside plain Indexed Jobs.
+
+`python -m benchmarks.operator_requests [--sizes 1x8 1x64 100x8]`, sizes as jobs x workers. Each
+size has a control plane of its own; Job controller and scheduler have raised request limits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from benchmarks.operator_cluster import (
+    JOBS,
+    RAISED,
+    Asked,
+    Bench,
+    Fleet,
+    bench,
+    first,
+    gone,
+    holds,
+    indexed_job,
+    pods_made,
+    submit,
+    until,
+)
+from benchmarks.report import Bar, Report
+
+RESULTS: Final = Path(__file__).parent / "results"
+SIZES: Final = ("1x8", "1x64", "100x8")
+SMOKE: Final = ("1x2",)
+READY_BAR: Final = 7
+LIFE_BAR: Final = 12
+CPU_BAR: Final = 1.5
+REPLACED_BAR_S: Final = 0.2
+SCALED_BAR_S: Final = 0.1
+PER_JOB_S: Final = 3.0
+"""Bound of a wait for each job, beside a minute."""
+COLUMNS: Final = (
+    *("jobs x workers", "by", "all created s", "all ready s", "own requests/job"),
+    *("CPU-s/job", "of it operator", "operator MiB"),
+)
+
+
+@dataclass
+class Figures:
+    created_s: float = 0.0
+    ready_s: float = 0.0
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    requests: Counter[tuple[str, str]] = field(default_factory=Counter)
+    life: Counter[tuple[str, str]] = field(default_factory=Counter)
+    peak_mib: float = 0.0
+    replaced_s: list[float] = field(default_factory=list)
+    scaled_s: float = 0.0
+    doubled: int = 0
+
+
+def plain(b: Bench, jobs: int, workers: int) -> Figures:
+    """Indexed Jobs made by hand: the floor."""
+    with b.plane.namespace("plain") as namespace:
+        b.begin()
+        path = f"/apis/batch/v1/namespaces/{namespace}/jobs"
+        for number in range(jobs):
+            b.plane.api.create(path, indexed_job(f"job-{number}", workers))
+        found = _all_ready(b, namespace, jobs * workers, jobs)
+        begun_s = first(found, namespace, "jobs")
+        cpu_s = b.spent_s()
+        cpu_s.pop("operator")
+        made_s, ready_s = max(pods_made(found, namespace)), _last_ready(found, namespace)
+        figures = Figures(made_s - begun_s, ready_s - begun_s, cpu_s)
+        b.plane.api.request("DELETE", f"{path}?propagationPolicy=Background")
+        gone(b, namespace, _limit_s(jobs))
+    return figures
+
+
+def with_operator(b: Bench, jobs: int, workers: int) -> Figures:
+    with (
+        b.plane.namespace("training") as namespace,
+        Fleet(b.plane, namespace, operator=b.own) as fleet,
+    ):
+        b.begin()
+        for number in range(jobs):
+            submit(b.plane, namespace, f"job-{number}", replicas=workers)
+        found = _all_ready(b, namespace, jobs * (workers + 1), jobs)
+        begun_s = first(found, namespace, "trainingjobs")
+        _until_all(b, namespace, "RingReady", jobs)
+        cpu_s = b.spent_s()
+        made = pods_made(found, namespace)
+        figures = Figures(max(made) - begun_s, _last_ready(found, namespace) - begun_s, cpu_s)
+        figures.requests = b.own_requests(namespace)
+        if jobs == 1:
+            quiet = b.own_requests(namespace)
+            _reactions(b, namespace, workers, figures)
+            extra = b.own_requests(namespace) - quiet
+        else:
+            extra = Counter()
+        for number in range(jobs):
+            fleet.finish(f"job-{number}")
+        _until_all(b, namespace, "Complete", jobs)
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        until(
+            lambda: not b.plane.api.items(path, labels="paceline.dev/role=coordinator"),
+            "the coordinators are gone",
+            _limit_s(jobs),
+        )
+        # Replacing and scaling are no part of a quiet life.
+        figures.life = b.own_requests(namespace) - extra
+        figures.peak_mib = b.peak_mib()
+        assert fleet.wrong == [], fleet.wrong
+    return figures
+
+
+def _reactions(b: Bench, namespace: str, workers: int, figures: Figures) -> None:
+    """Moments between an answer of the API server and the next: nothing of the client's."""
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    for attempt in (1, 2, 3):
+        name, next_one = f"job-0-1-{attempt}", f"job-0-1-{attempt + 1}"
+        b.plane.api.delete(f"{pods}/{name}")
+        until(lambda n=next_one: _created(b, n), f"{next_one} is made", 20)
+        deleted_s = min(a.at_s for a in b.asked() if (a.verb, a.name) == ("delete", name))
+        figures.replaced_s.append(_created(b, next_one) - deleted_s)
+        _ready(b, namespace, workers)
+    more = workers + max(1, workers // 2)
+    b.plane.api.patch(f"{JOBS.format(namespace)}/job-0", {"spec": {"replicas": more}})
+    _ready(b, namespace, more)
+    asked = list(b.asked())
+    patched_s = min(a.at_s for a in asked if (a.verb, a.kind) == ("patch", "trainingjobs"))
+    new = [a.at_s for a in asked if (a.verb, a.kind) == ("create", "pods") and a.at_s > patched_s]
+    assert len(new) == more - workers, new
+    figures.scaled_s = max(new) - patched_s
+    b.plane.api.patch(f"{JOBS.format(namespace)}/job-0", {"spec": {"replicas": workers}})
+    _ready(b, namespace, workers)
+
+
+def _ready(b: Bench, namespace: str, workers: int) -> None:
+    path = f"{JOBS.format(namespace)}/job-0"
+    wanted = f"{workers}/{workers}"
+    until(lambda: b.plane.api.get(path)["status"].get("ready") == wanted, f"ready {wanted}", 60)
+    time.sleep(0.5)  # a quiet moment before the next
+
+
+def _created(b: Bench, name: str) -> float:
+    return _moment(list(b.asked()), name)
+
+
+def _moment(found: list[Asked], name: str) -> float:
+    """Of a pod's creation; 0 if it has not been created."""
+    return next((a.at_s for a in found if a.verb == "create" and a.name == name), 0.0)
+
+
+def _all_ready(b: Bench, namespace: str, pods: int, jobs: int) -> list[Asked]:
+    """Until the fake kubelets have reported all of them; by the audit log alone."""
+    found: list[Asked] = []
+
+    def ready() -> bool:
+        time.sleep(0.2)
+        found[:] = b.asked()
+        return len(_reports(found, namespace)) >= pods
+
+    until(ready, f"{pods} pods are ready", _limit_s(jobs) + pods / 20)
+    return found
+
+
+def _reports(found: list[Asked], namespace: str) -> list[float]:
+    seen = {}
+    for a in found:
+        mine = a.user == "fake-kubelet" and a.kind == "pods/status" and a.namespace == namespace
+        if mine and a.verb == "patch" and a.code == 200:
+            seen.setdefault(a.name, a.at_s)
+    return list(seen.values())
+
+
+def _last_ready(found: list[Asked], namespace: str) -> float:
+    return max(_reports(found, namespace))
+
+
+def _until_all(b: Bench, namespace: str, kind: str, jobs: int) -> None:
+    def done() -> bool:
+        time.sleep(1.0)  # asking costs CPU that is counted
+        items = b.plane.api.items(JOBS.format(namespace))
+        return all(holds({"status": {}, **item}, kind) for item in items)
+
+    until(done, f"all are {kind}", _limit_s(jobs))
+
+
+def _limit_s(jobs: int) -> float:
+    return 120.0 + PER_JOB_S * jobs
+
+
+def rows(out: Report, size: str, floor: Figures, ours: Figures, jobs: int, workers: int) -> None:
+    spent, base = sum(ours.cpu_s.values()), sum(floor.cpu_s.values())
+    ready = ours.requests.total() / jobs
+    life = ours.life.total() / jobs
+    out.rows.append(
+        (size, "Indexed Job", floor.created_s, floor.ready_s, "-", base / jobs, "-", "-")
+    )
+    out.rows.append(
+        (
+            size,
+            "TrainingJob",
+            ours.created_s,
+            ours.ready_s,
+            f"{ready:.1f} to RingReady, {life:.1f} in all",
+            spent / jobs,
+            ours.cpu_s["operator"] / jobs,
+            ours.peak_mib,
+        )
+    )
+    out.bars.append(
+        Bar(f"{size}: own requests/job to RingReady", ready, workers + READY_BAR, at_least=False)
+    )
+    out.bars.append(
+        Bar(f"{size}: own requests/job in all", life, workers + LIFE_BAR, at_least=False)
+    )
+    out.bars.append(
+        Bar(f"{size}: CPU-seconds beside Indexed Jobs", spent / base, CPU_BAR, at_least=False)
+    )
+    if ours.replaced_s:
+        worst = max(ours.replaced_s)
+        what = f"{size}: deleted worker to its replacement, s, worst of 3"
+        out.bars.append(Bar(what, worst, REPLACED_BAR_S, at_least=False))
+        what = f"{size}: scale by half to the last new pod, s"
+        out.bars.append(Bar(what, ours.scaled_s, SCALED_BAR_S, at_least=False))
+        out.details[f"{size}: replaced_s"] = ours.replaced_s
+    out.checks[f"{size}: requests within their bars"] = (
+        ready <= workers + READY_BAR and life <= workers + LIFE_BAR
+    )
+    out.checks[f"{size}: one creation per worker"] = ours.requests["create", "pods"] == jobs * (
+        workers + 1
+    )
+    out.details[f"{size}: cpu_s"] = {"TrainingJob": ours.cpu_s, "Indexed Job": floor.cpu_s}
+    out.details[f"{size}: requests"] = {
+        f"{verb} {kind}": count for (verb, kind), count in sorted(ours.life.items())
+    }
+    told = ", ".join(f"{v} {k} {n / jobs:.2g}" for (v, k), n in sorted(ours.life.items()))
+    out.notes.append(f"{size}, requests/job in all: {told}")
+
+
+def run(sizes: tuple[str, ...], *, smoke: bool) -> Report:
+    out = Report("operator_requests", "The operator's requests", COLUMNS, smoke=smoke)
+    for size in sizes:
+        jobs, workers = (int(part) for part in size.split("x"))
+        with tempfile.TemporaryDirectory() as folder, bench(Path(folder) / "operator.log") as b:
+            floor = plain(b, jobs, workers)
+            ours = with_operator(b, jobs, workers)
+        rows(out, size, floor, ours, jobs, workers)
+        sys.stderr.write(f"{size} done\n")
+    out.notes.append(
+        f"request limits of Job controller and scheduler: {RAISED.qps}/s, bursts of "
+        f"{RAISED.burst}; etcd without fsync; nodes and coordinators are stand-ins whose CPU is "
+        "not counted; counted are etcd, API server, controller manager, scheduler and operator"
+    )
+    return out
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), help="JOBSxWORKERS")
+    parser.add_argument("--smoke", action="store_true", help="smallest size")
+    parser.add_argument("--out", type=Path, default=None, help="folder of the result files")
+    given = parser.parse_args()
+    report = run(SMOKE if given.smoke else tuple(given.sizes), smoke=given.smoke)
+    return report.publish(given.out or (None if given.smoke else RESULTS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -69,7 +69,9 @@ class Ring:
 
     def step(self, alive: dict[Place, str]) -> set[Place]:
         """The pods that run now, with their uids; gives the pods that end with exit code 0."""
-        if self.outcome is not None or not alive:
+        if self.outcome is not None:
+            return set(alive)  # whoever comes late has nothing left to do
+        if not alive:
             return set()
         if self.stopping:
             self.finish()

@@ -19,14 +19,14 @@ $(INSTALLED): pyproject.toml uv.lock scripts/bootstrap
 demo: install ## train on handwritten digits: one worker slow, one killed, one joins
 	@$(BIN)/python examples/digits/check.py
 
-test: install check ## all checks and all tests, with the time of each stage
+test: install check programs-for-tests ## all checks and all tests, with the time of each stage
 	@$(PYTEST)
 
-test-cluster: cluster-programs ## the tests that need a real Kubernetes (its own target so far)
-	@PACELINE_CLUSTER=1 $(PYTEST) tests/cluster tests/operator
+test-cluster: cluster-programs ## of these the ones on a real Kubernetes
+	@$(PYTEST) tests/cluster tests/operator tests/nodes
 
 soak-cluster: cluster-programs ## HISTORIES=200 random histories of jobs on a real API server
-	@PACELINE_CLUSTER=1 PACELINE_HISTORIES=$${HISTORIES:-200} \
+	@PACELINE_HISTORIES=$${HISTORIES:-200} \
 		$(PYTEST) tests/operator/real/test_histories_real.py
 
 bench-operator: cluster-programs ## requests, seconds, CPU of jobs; SIZES="1x8 1x64 100x8"

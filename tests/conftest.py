@@ -21,18 +21,13 @@ ROOT_STAGE = "repository"
 STAGES = (
     *(ROOT_STAGE, "api", "core", "sim", "telemetry", "train"),
     *("operator", "transport", "agent", "coordinator", "local", "cli", "examples", "system"),
-    *("cluster", "nodes"),
+    *("cluster", "operator/real", "nodes"),
 )
 MAY_SKIP = ("GPU", "root may write everywhere", "no right to mount")
 
-# A real Kubernetes is built and started by `make test-cluster` alone.
-REAL_CLUSTER = os.environ.get("PACELINE_CLUSTER") == "1"
-NEED_CLUSTER = ["cluster", "nodes", "operator/real", "operator/test_charts.py"]
-collect_ignore = [] if REAL_CLUSTER else list(NEED_CLUSTER)
 # Smoke sizes of the benchmarks start dozens of processes: `make bench-smoke`.
-if os.environ.get("PACELINE_BENCHMARKS") != "1":
-    collect_ignore.append("benchmarks")
-pytest_plugins = ["cluster.fixtures"] if REAL_CLUSTER else []
+collect_ignore = [] if os.environ.get("PACELINE_BENCHMARKS") == "1" else ["benchmarks"]
+pytest_plugins = ["cluster.fixtures"]
 
 # The same examples in each run: a search for new ones is a soak, which prints its seed.
 settings.register_profile(
@@ -46,6 +41,8 @@ _tests: Counter[str] = Counter()
 
 def stage_of(path: Path) -> str:
     parts = path.relative_to(HERE).parts
+    if parts[:2] == ("operator", "real"):
+        return "operator/real"
     return parts[0] if len(parts) > 1 else ROOT_STAGE
 
 
@@ -91,4 +88,4 @@ def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("time of each stage", sep="-")
     for stage in sorted(_seconds, key=lambda s: STAGES.index(s) if s in STAGES else len(STAGES)):
-        terminalreporter.write_line(f"{stage:<12} {_tests[stage]:5} tests {_seconds[stage]:8.1f} s")
+        terminalreporter.write_line(f"{stage:<13} {_tests[stage]:5} tests {_seconds[stage]:8.1f} s")

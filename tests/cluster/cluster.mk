@@ -1,11 +1,14 @@
 # A Kubernetes on this machine, for the tests and by hand; the top Makefile includes this.
 # Everything is built from Go modules, once, into ~/.cache/paceline (PACELINE_CLUSTER_CACHE); go's
 # own GOMAXPROCS bounds the cores. Programs in KUBEBUILDER_ASSETS are used instead where they exist.
-.PHONY: cluster-programs cluster cluster-down images test-nodes
+.PHONY: cluster-programs programs-for-tests cluster cluster-down images test-nodes
 CLUSTER := PYTHONPATH=tests $(BIN)/python -m cluster
 
 cluster-programs: install ## build Kubernetes and install what real nodes need (minutes, once)
 	@$(CLUSTER) programs
+
+programs-for-tests: install
+	@$(CLUSTER) programs-for-tests
 
 cluster: cluster-programs ## start a Kubernetes with two nodes, keep it, print its kubeconfig
 	@$(CLUSTER) up
@@ -17,4 +20,4 @@ images: install ## build Paceline's images for real, with docker or buildah (TOR
 	@$(CLUSTER) images
 
 test-nodes: cluster-programs ## jobs in real pods on two nodes, with everything that may happen to them
-	@PACELINE_CLUSTER=1 $(PYTEST) tests/nodes
+	@$(PYTEST) tests/nodes

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from cluster import programs
+from cluster.fixtures import or_skip
 from paceline_operator.reference import JOBS, OWN, RIGHTS, values_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -18,9 +19,9 @@ pytestmark = pytest.mark.processes
 
 
 def helm(*words: str) -> str:
-    done = subprocess.run(
-        [programs.require("helm"), *words], capture_output=True, text=True, timeout=60
-    )
+    with or_skip():
+        program = programs.require("helm")
+    done = subprocess.run([program, *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -124,9 +125,9 @@ def test_templates_are_as_recorded(variant: str) -> None:
 )
 def test_a_wrong_value_is_refused(wrong: str, field: str) -> None:
     words = ["template", "x", str(CHARTS / "paceline"), f"--set={wrong}"]
-    done = subprocess.run(
-        [programs.require("helm"), *words], capture_output=True, text=True, timeout=60
-    )
+    with or_skip():
+        program = programs.require("helm")
+    done = subprocess.run([program, *words], capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert field in done.stderr
 

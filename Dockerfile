@@ -45,6 +45,8 @@ ENTRYPOINT ["python3", "-m", "paceline_operator"]
 
 # ---- worker: torch, MPICH, the runtime; also the coordinator of a job -------------------------
 FROM tools AS worker-packages
+RUN apt-get update --quiet \
+    && apt-get install --yes --quiet --no-install-recommends gcc libc6-dev
 RUN python3 -m venv /opt/paceline
 # cuda: the build that uv.lock lists. cpu: the same version from TORCH_INDEX, a tenth of the size.
 ARG TORCH=cuda
@@ -62,6 +64,8 @@ RUN set -eu; \
     esac
 COPY --from=wheel /wheel /wheel
 RUN /tools/bin/pip --python /opt/paceline/bin/python3 install --quiet --no-deps --no-index /wheel/*.whl
+# The image has no compiler: what a rank would compile when it first reduces is built here.
+RUN /opt/paceline/bin/python3 -m paceline.transport.native
 
 FROM ${BASE} AS worker
 ENV PATH=/opt/paceline/bin:$PATH PYTHONUNBUFFERED=1 USER=paceline HOME=/tmp

@@ -65,10 +65,13 @@ class Reason(_Told):
     MODE_CHANGED = "ModeChanged", "Rounds run in another mode from the round named in the message."
     SCALING = "Scaling", "spec.replicas was changed and workers are being added or taken away."
 
-    TRANSPORT_MEASURED = "TransportMeasured", "The transport reaches what was expected of it."
+    TRANSPORT_MEASURED = (
+        "TransportMeasured",
+        "The transport was measured, and no other is required.",
+    )
     TRANSPORT_DEGRADED = (
         "TransportDegraded",
-        "The transport is slower than what was asked for; the message has both numbers.",
+        "The transport is not, or is not known to be, what spec.fabric requires.",
     )
     PREFLIGHT_FAILED = "PreflightFailed", "The check of the network failed before training started."
 

@@ -42,6 +42,7 @@ CONDITIONS: Final[dict[ConditionType, tuple[Reason, ...]]] = {
     T.RING_READY: (
         *(Reason.RING_FORMED, Reason.STARTING, Reason.SETTLING, Reason.SUSPENDED_BY_SPEC),
     ),
+    T.TRANSPORT_VERIFIED: (Reason.TRANSPORT_MEASURED, Reason.TRANSPORT_DEGRADED),
     T.DEGRADED: (
         *(Reason.SPEC_INVALID, Reason.TEMPLATE_INVALID, Reason.QUOTA_EXCEEDED),
         *(Reason.POD_NOT_STARTING, Reason.SIZE_NOT_FIXED, Reason.WAITING_FOR_EVIDENCE),
@@ -206,8 +207,7 @@ def _conditions() -> Iterator[str]:
         for reason in reasons:
             yield f"| {reason} | {_cell(reason.sentence)} |"
         yield ""
-    yield "A coordinator's own word, such as ScriptFailed, is passed on as the reason of Failed."
-    yield "`TransportVerified` is kept for the check of the network and not written yet.\n"
+    yield "A coordinator's own word, such as ScriptFailed, is passed on as the reason of Failed.\n"
 
 
 def _events() -> Iterator[str]:

@@ -7,8 +7,10 @@ that the operator shares with the runtime are in `paceline_api.names`.
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +52,9 @@ ENV_LINGER: Final = "PACELINE_LINGER_SECONDS"
 PREFIX: Final = "PACELINE_"
 SOCKETS: Final = "s"
 """Folder in the run folder for the sockets of the ranks; short, since such a path is limited."""
+SUN_PATH_MAX: Final = 100
+"""Bytes of a socket's path; a few less than any kernel takes."""
+SOCKET_NAME_MAX: Final = 24
 METRICS_PORT: Final = 9464
 DRAIN_GRACE_S: Final = 30.0
 LINGER_S: Final = 24 * 3600.0
@@ -117,6 +122,13 @@ class AgentSpec(msgspec.Struct, frozen=True, rename="camel"):
         if not spec.command:
             raise SettingsError(ENV_SPEC, "names a file without a command")
         return spec
+
+
+def sockets_base() -> str:
+    """Where to make a folder for sockets if the run folder's path is too long for them."""
+    base = tempfile.gettempdir()
+    # The folder's own name takes some 20 bytes.
+    return base if len(os.fsencode(base)) <= SUN_PATH_MAX - SOCKET_NAME_MAX - 24 else "/tmp"
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,7 @@ class Nursery:
         paths = [str(TESTS), *env.get("PYTHONPATH", "").split(os.pathsep)]
         env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        env["PYTHONUNBUFFERED"] = "1"  # as the runner has it for its processes
         self._process = subprocess.Popen(
             [sys.executable, nursery.__file__, str(listener.fileno()), str(os.getpid())],
             env=env,

@@ -1,7 +1,8 @@
 """The standard conditions of a job, each from the facts that it is about.
 
 A condition keeps its transition time while its status stays the same. One that has never held is
-not written, but for Scheduled and RingReady, which every job begins with.
+not written, but for Scheduled and RingReady, which every job begins with, and for
+TransportVerified, which says so when the network is not what the job requires.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from paceline_api.enums import FabricRequirement
 from paceline_api.reasons import ConditionType, Reason
 
 from paceline_operator.core.job import Job, timestamp
@@ -18,7 +20,10 @@ from paceline_operator.core.told import ACTIVE, BENCHED
 
 MESSAGE_MAX: Final = 2000
 COORDINATOR_AWAY_S: Final = 30.0
-ALWAYS: Final = (ConditionType.SCHEDULED, ConditionType.RING_READY)
+ALWAYS: Final = (
+    *(ConditionType.SCHEDULED, ConditionType.RING_READY),
+    ConditionType.TRANSPORT_VERIFIED,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,24 @@ def scheduled(job: Job, plan: Plan) -> Wanted:
         return Wanted(ConditionType.SCHEDULED, False, Reason.UNSCHEDULABLE, message)
     message = f"fewer than minReplicas = {least} workers have a node"
     return Wanted(ConditionType.SCHEDULED, False, Reason.STARTING, message)
+
+
+def transport_verified(job: Job, seen: Observed) -> Wanted | None:
+    """None: nobody has told what moves the gradients, as in a job of one rank."""
+    assert job.settings is not None
+    kind = seen.told.transport if seen.told is not None else ""
+    if not kind:
+        return None
+    fabric = job.spec.fabric if job.spec else None
+    required = (fabric and fabric.required) or FabricRequirement.ANY
+    if required is FabricRequirement.ANY:
+        message = f"{kind} moves the gradients, chosen by measurement when the ranks connected"
+        return Wanted(ConditionType.TRANSPORT_VERIFIED, True, Reason.TRANSPORT_MEASURED, message)
+    message = (
+        f"{kind} moves the gradients; spec.fabric.required: {required} is not confirmed, since "
+        "what carries it is not looked into yet"
+    )
+    return Wanted(ConditionType.TRANSPORT_VERIFIED, False, Reason.TRANSPORT_DEGRADED, message)
 
 
 def ring_ready(job: Job, seen: Observed, plan: Plan) -> Wanted | None:

@@ -223,6 +223,8 @@ def _conditions(job: Job, seen: Observed, plan: Plan, now_s: float) -> list[Want
     ]
     if ring := conditions.ring_ready(job, seen, plan):
         wanted.append(ring)
+    if transport := conditions.transport_verified(job, seen):
+        wanted.append(transport)
     return wanted
 
 

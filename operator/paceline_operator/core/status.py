@@ -45,6 +45,8 @@ def running(
             status["membershipGeneration"] = told.generation
         status["round"] = max(told.version, int(job.status.get("round") or 0))
         status["collective"] = _collective(job, seen)
+        if told.transport:
+            status["transport"] = {"kind": told.transport}
         if told.progress is not None:
             status["progress"] = {"percent": int(100 * min(1.0, told.progress))}
     # As the first answer of a coordinator will be, so that it is no news.

@@ -73,6 +73,8 @@ class Told:
     settings: Mapping[str, Any] = field(default_factory=dict)
     ranks: tuple[Rank, ...] = ()
     version: int = 0
+    transport: str = ""
+    """What moves the gradients; empty while nobody has said."""
     rounds: Mapping[str, int] = field(default_factory=dict)
     progress: float | None = None
     round_s: float = 0.0
@@ -125,6 +127,7 @@ def read_told(data: Any) -> Told:
         settings=_mapping(body.get("settings")),
         ranks=tuple(_ranks(_items(body.get("ranks")))),
         version=_whole(body.get("version")),
+        transport=str(body.get("transport", "")),
         rounds={str(k): _whole(v) for k, v in _mapping(log.get("rounds")).items()},
         progress=float(progress) if isinstance(progress, int | float) else None,
         round_s=_number(log.get("round_s")),

@@ -27,7 +27,7 @@ from paceline.comm.driver import Driver, Tensors
 from paceline.comm.gauges import Gauges
 from paceline.comm.link import CoordinatorLink, Interrupts
 from paceline.comm.loop_gauges import LoopGauges
-from paceline.comm.mailbox import SUN_PATH_MAX, Mailbox
+from paceline.comm.mailbox import Mailbox
 from paceline.comm.recorder import Recorder
 from paceline.comm.session import Session, StepResult
 from paceline.core.ids import MemberId
@@ -37,7 +37,14 @@ from paceline.core.rank.machine import Rank
 from paceline.core.records import DataPlan, Metric, Pacing
 from paceline.core.status import place_of
 from paceline.errors import DismissedError, RuntimeBrokenError
-from paceline.settings import SOCKETS, AgentSpec, RankSettings
+from paceline.settings import (
+    SOCKET_NAME_MAX,
+    SOCKETS,
+    SUN_PATH_MAX,
+    AgentSpec,
+    RankSettings,
+    sockets_base,
+)
 from paceline.telemetry.records import RankRecord, RecordError
 from paceline.tls import pinned
 from paceline.transport.base import Transport
@@ -136,8 +143,8 @@ class Engine:
                 directory=None, name=str(member), host=settings.host, token=settings.token
             )
         directory = settings.run_dir / SOCKETS if settings else None
-        if directory is None or len(str(directory)) > SUN_PATH_MAX - 24:
-            self._directory = tempfile.TemporaryDirectory(prefix="paceline-")
+        if directory is None or len(str(directory)) > SUN_PATH_MAX - SOCKET_NAME_MAX:
+            self._directory = tempfile.TemporaryDirectory(prefix="paceline-", dir=sockets_base())
             directory = Path(self._directory.name)
         directory.mkdir(mode=0o700, exist_ok=True)
         name = str(member).replace("#", "-") if settings else secrets.token_hex(4)

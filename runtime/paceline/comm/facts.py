@@ -32,6 +32,8 @@ class HeartbeatFacts:
     def __init__(self) -> None:
         self.checkpoints: dict[str, float] = {}
         """Of `comm.checkpoint_gauges`."""
+        self.carried: dict[str, float] = {}
+        """Size classes that each transport moves; empty for a rank alone."""
         self._facts: dict[str, float] = {}
         """Replaced as a whole, so that the link thread may read it at any time."""
         self._refreshed_ns = 0
@@ -110,7 +112,7 @@ class HeartbeatFacts:
             self.work_out(rank)
 
     def work_out(self, rank: RankState) -> None:
-        self._facts = self._measured(rank) | self._logged(rank) | self.checkpoints
+        self._facts = self._measured(rank) | self._logged(rank) | self.checkpoints | self.carried
 
     def heartbeat(self, rank: RankState) -> Heartbeat:
         """The rank's present state, with the last facts."""

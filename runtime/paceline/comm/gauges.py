@@ -21,6 +21,7 @@ from paceline.core.rank.state import RankState
 from paceline.core.records import Go, Mode, Share, Trigger
 from paceline.core.select import CLASS_NAMES, Carrier
 from paceline.core.snapshot import Totals
+from paceline.core.status import Fact
 from paceline.telemetry.records import Counter, Gauge, RankRecord
 
 US_PER_S = 1e6
@@ -110,6 +111,8 @@ class Gauges:
         self._choices = [self._selected(c, n) for c, n in zip(carriers, CLASS_NAMES, strict=False)]
         for choice in self._choices:
             choice.set(1.0)
+        names = [Fact.CARRIED + carrier.transport for carrier in carriers]
+        self.facts.carried = {name: float(names.count(name)) for name in names}
         for name, regret_s in zip(CLASS_NAMES, regrets_s, strict=False):
             self._regret_of(name).set(regret_s)
 

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import zmq
 from zmq.utils import z85
@@ -22,10 +21,9 @@ from zmq.utils import z85
 from paceline.core import wire
 from paceline.core.ids import MemberId
 from paceline.core.messages import PeerMessage
+from paceline.settings import SUN_PATH_MAX
 
 Bytes = bytes | bytearray | memoryview
-SUN_PATH_MAX: Final = 100
-"""Longest path of a socket file that every kernel takes."""
 
 
 @dataclass(frozen=True, slots=True)

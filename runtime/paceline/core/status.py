@@ -37,6 +37,9 @@ class Fact(StrEnum):
     EPOCH = "epoch"
     """Of the batch in its hand."""
 
+    CARRIED = "carried."
+    """+ transport: size classes of buffers that it moves, chosen when the channel was opened."""
+
     SAVED = "checkpoints_written"
     SAVED_VERSION = "checkpoint_version"
     """Of the last one that it published."""
@@ -248,6 +251,8 @@ class Status(Struct, frozen=True):
     """Living ones by member id, then the last of the dead."""
     version: int = 0
     """Rounds committed: the highest version that a member has reported."""
+    transport: str = ""
+    """What moves the gradients, such as mpi, or gloo+mpi where buffers of different size differ."""
     log: LogStatus = LogStatus()
     changes: tuple[Change, ...] = ()
     """Latest last; at most CHANGES_MAX."""

@@ -324,6 +324,8 @@ class Cluster:
         # `python` in a job's command is the one that Paceline is installed in.
         own_bin = str(Path(sys.executable).parent)
         return outer | {
+            # What a full disk has not taken is not tried again at the end of a process, to fail it.
+            "PYTHONUNBUFFERED": "1",
             "PATH": os.pathsep.join([own_bin, outer.get("PATH", os.defpath)]),
             ENV_JOB: self._job.name,
             ENV_PROCS: str(self._job.procs_per_replica),

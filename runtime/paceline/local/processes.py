@@ -21,6 +21,7 @@ from typing import BinaryIO, Final
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 READ_BYTES: Final = 64 * 1024
+TAIL_BYTES: Final = 16 * 1024
 ORPHAN_PASSES_MAX: Final = 50
 """Killing an orphan may reveal its own children. One pass takes a few milliseconds."""
 
@@ -242,11 +243,12 @@ def children_of(parent: int) -> list[int]:
 
 
 def tail(path: Path, lines: int) -> list[str]:
+    """The last ones of a file, of its last TAIL_BYTES; nothing if it cannot be read."""
     try:
         with path.open("rb") as stream:
             stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, stream.tell() - 16_384))
-            text = stream.read().decode(errors="replace")
+            stream.seek(max(0, stream.tell() - TAIL_BYTES))
+            text = stream.read(TAIL_BYTES).decode(errors="replace")
     except OSError:
         return []
     return text.splitlines()[-lines:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.core.coordinator.roster import Seen
 from paceline.core.coordinator.state import State
 from paceline.core.ids import MemberId
-from paceline.core.status import Condition, RankState, RankStatus, Status, log_status
+from paceline.core.status import Condition, Fact, RankState, RankStatus, Status, log_status
 
 
 def status(c: State) -> Status:
@@ -31,6 +31,7 @@ def status(c: State) -> Status:
         settings=c.settings,
         ranks=(*living, *dead),
         version=c.version,
+        transport=_transport(c, members),
         log=log_status(furthest.facts if furthest else {}),
         changes=tuple(c.diary.changes),
         happenings=tuple(c.diary.happenings),
@@ -39,6 +40,12 @@ def status(c: State) -> Status:
         stopping=any(s.stopped for s in c.roster.ranks.values()) or c.released is not None,
         outcome=c.outcome,
     )
+
+
+def _transport(c: State, members: tuple[MemberId, ...]) -> str:
+    prefix = Fact.CARRIED
+    told = (name for member in members for name in c.roster.rank(member).facts)
+    return "+".join(sorted({name.removeprefix(prefix) for name in told if name.startswith(prefix)}))
 
 
 def _rank(c: State, member: MemberId, members: tuple[MemberId, ...]) -> RankStatus:

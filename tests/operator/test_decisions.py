@@ -359,14 +359,6 @@ def test_two_pods_of_one_slot_become_one() -> None:
     assert changes.workers == ()
 
 
-def test_suspending_without_a_checkpoint_says_what_is_lost() -> None:
-    changes = decided(job_of(RUNNING, suspend=True), training())
-    assert "9 rounds" in condition(changes, "Suspended")["message"]
-    assert changes.delete == (), "the status first"
-    assert changes.status is not None
-    assert "startTime" not in changes.status
-
-
 def test_a_spec_that_breaks_a_rule_is_told_and_nothing_is_touched() -> None:
     body = job_body(replicas=2, minReplicas=5)
     body["metadata"] |= {"uid": UID, "generation": 3}

@@ -52,7 +52,9 @@ def suspend(job: Job, seen: Observed, now_s: float) -> Suspension:
             "and the job starts anew when it is resumed"
         )
     working = any(pod.is_worker and not pod.ended for pod in pods)
-    if trained and keeps and working and not _stopped(seen):
+    # With the coordinator gone nobody can be asked, and what the last checkpoint holds is kept.
+    asked = any(not pod.is_worker and not pod.ended for pod in pods)
+    if trained and keeps and working and asked and not _stopped(seen):
         first_s = seen.since.get("suspend", now_s)
         found.since["suspend"] = first_s
         due_s = first_s + STOP_S + job.settings.elasticity.drain_grace_ns / 1e9

@@ -1,0 +1,25 @@
+"""Suspending a job: what is waited for, and what is said to be lost (C5)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fake_cluster.observations import NOW, RUNNING, job_of, training
+from paceline_operator.core.reconcile import reconcile
+from paceline_operator.core.suspend import suspend
+
+
+def test_without_a_checkpoint_it_says_what_is_lost() -> None:
+    changes = reconcile(job_of(RUNNING, suspend=True), training(), NOW)
+    assert changes.status is not None
+    (suspended,) = (c for c in changes.status["conditions"] if c["type"] == "Suspended")
+    assert "9 rounds" in suspended["message"]
+    assert changes.delete == (), "the status first"
+    assert "startTime" not in changes.status
+
+
+def test_it_waits_for_a_checkpoint_only_while_somebody_can_be_asked() -> None:
+    job, seen = job_of(RUNNING, suspend=True, checkpoint={"path": "/c"}), training()
+    assert suspend(job, seen, NOW).reason == "Suspending"
+    alone = replace(seen, pods=tuple(pod for pod in seen.pods if pod.is_worker))
+    assert len(suspend(job, alone, NOW).delete) == len(alone.pods) > 0

@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from paceline.clock import now_ns
 from paceline.transport.base import Abort, Group, PeerLost
-from paceline.transport.meeting import LAST_WORDS_NS, Deadline, Lifelines, MeetingPoint
+from paceline.transport.meeting import LAST_WORDS_NS, POLL_S, Deadline, Lifelines, MeetingPoint
 from paceline.transport.torch_dist import TorchDistTransport
 
 LOOK_S: Final = 0.05
@@ -31,9 +31,12 @@ class _Exchange(Store):
     for our purpose, only slower to fail.
     """
 
-    def __init__(self, meeting: MeetingPoint, group: Group, deadline: Deadline) -> None:
+    def __init__(
+        self, meeting: MeetingPoint, lock: threading.Lock, group: Group, deadline: Deadline
+    ) -> None:
         super().__init__()
         self._meeting = meeting
+        self._lock = lock
         self._group = group
         self._deadline = deadline
         self.lifelines = Lifelines()
@@ -49,7 +52,13 @@ class _Exchange(Store):
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002
         if not self._complete and not all(key in self._values for key in keys):
-            self._exchange()
+            # An attempt that was cancelled may still be on its way out of its meetings.
+            while not self._lock.acquire(timeout=POLL_S):
+                self._deadline.check("waiting for the last attempt to end")
+            try:
+                self._exchange()
+            finally:
+                self._lock.release()
             self._complete = True
         missing = [key for key in keys if key not in self._values]
         if missing:
@@ -99,15 +108,15 @@ class GlooTransport(TorchDistTransport):
         options._devices = [self._device]  # noqa: SLF001
         options._threads = 1  # noqa: SLF001
         options._timeout = timedelta(seconds=deadline.timeout_s)  # noqa: SLF001
-        with self._meeting_lock:  # an attempt that was cancelled may still be on its way out
-            deadline.check("waiting for the last attempt to end")
-            store = _Exchange(self._meeting, group, deadline)
-            try:
-                process_group = ProcessGroupGloo(store, group.rank, group.size, options)
-            except BaseException:
-                store.lifelines.close()
-                raise
-            return process_group, store.lifelines
+        store = _Exchange(self._meeting, self._meeting_lock, group, deadline)
+        try:
+            # When a peer dies after the exchange, gloo goes on calling it until the time-out. The
+            # thread of this attempt is left behind then, so it may not hold the lock here.
+            process_group = ProcessGroupGloo(store, group.rank, group.size, options)
+        except BaseException:
+            store.lifelines.close()
+            raise
+        return process_group, store.lifelines
 
     def _await(self, works: list[Any], abort: Abort) -> None:
         # Ask the futures, not the works: a work says complete only after its callbacks have run.

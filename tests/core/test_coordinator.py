@@ -13,6 +13,7 @@ from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
 
 MS = 10**6
 FREEZE_MS = 400
+CONNECT_MS = 300
 A, B, C = (member(s) for s in range(3))
 
 
@@ -26,7 +27,11 @@ class Desk:
 
     def __post_init__(self) -> None:
         config = coord.Config(
-            "job", self.replicas, settle_ns=300 * MS, freeze_timeout_ns=FREEZE_MS * MS
+            "job",
+            self.replicas,
+            settle_ns=300 * MS,
+            freeze_timeout_ns=FREEZE_MS * MS,
+            connect_timeout_ns=CONNECT_MS * MS,
         )
         self.coordinator = coord.Coordinator(config, uid="a", now_ns=0)
 
@@ -182,6 +187,25 @@ def test_a_heartbeat_is_no_answer() -> None:
     desk.say(beat(C, at))
     assert desk.state.roster.rank(C).suspect, "only an answer is an answer"
     assert not desk.state.roster.rank(A).suspect
+
+
+def test_who_waits_for_a_peer_to_connect_is_not_killed_before_it_says_so() -> None:
+    """A peer that died between PREPARE and COMMIT holds up all others; that is its silence."""
+    desk = Desk(replicas=3)
+    desk.pods(0, 1, 2)
+    for who in (A, B, C):
+        desk.agent(who)
+        desk.say(register(who))
+    for who in (A, B, C):
+        desk.say(prepared(who, desk.state.proposal))
+    assert desk.state.phase is Phase.STARTING
+    suspects = []
+    for _ in range((FREEZE_MS + CONNECT_MS) // 30 - 1):
+        for who in (A, B):
+            desk.say(beat(who, desk.state.proposal), 30)
+        suspects.append([m for m, s in sorted(desk.state.roster.ranks.items()) if s.suspect])
+    assert suspects[0] == []
+    assert suspects[-1] == [C], "A and B owe an answer too, and beat"
 
 
 def test_who_complained_owes_nothing() -> None:

@@ -24,6 +24,7 @@ class SimCoordinator:
             settings=world.settings,
             settle_ns=world.settle_ms * MS,
             freeze_timeout_ns=world.freeze_ms * MS,
+            connect_timeout_ns=world.freeze_ms * MS // 4,
             backoff_limit=1000,
         )
         self.machine = coord.Coordinator(config, uid=name, now_ns=sim.now)

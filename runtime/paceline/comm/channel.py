@@ -7,13 +7,13 @@ Communication thread only.
 from __future__ import annotations
 
 import logging
-from typing import Final
 
 import torch
 
-from paceline.clock import now_ns
+from paceline.clock import NS_PER_S, now_ns
 from paceline.comm.gauges import Gauges
 from paceline.comm.link import Interrupts
+from paceline.core.coordinator.events import CONNECT_NS
 from paceline.core.ids import MemberId
 from paceline.core.messages import Commit
 from paceline.core.rank import events as ev
@@ -21,8 +21,6 @@ from paceline.core.select import Carrier, size_class
 from paceline.transport.base import Group, Peer, Transport, TransportAborted, TransportError
 
 log = logging.getLogger("paceline.rank")
-
-OPEN_TIMEOUT_S: Final = 30.0
 
 
 class DataChannel:
@@ -43,7 +41,7 @@ class DataChannel:
             rank=members.index(me),
         )
         try:
-            self._transport.open(group, self._interrupts.abort, OPEN_TIMEOUT_S)
+            self._transport.open(group, self._interrupts.abort, CONNECT_NS / NS_PER_S)
         except TransportError as error:
             return self._failed(error)
         self._carriers = self._transport.carriers()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from msgspec import Struct
 from paceline_api.resolve import StragglerSettings
@@ -13,6 +14,8 @@ from paceline.core.records import Settings
 from paceline.core.status import Outcome
 
 NS_PER_S = 10**9
+CONNECT_NS: Final = 30 * NS_PER_S
+"""A member has connected to the others after COMMIT within this, or says that it could not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,8 @@ class Config:
     settle_ns: int = 30 * NS_PER_S
     """How long the first generation waits for all wanted ranks, a change for further joiners."""
     freeze_timeout_ns: int = 30 * NS_PER_S
+    connect_timeout_ns: int = CONNECT_NS
+    """Bound of the members' own waiting for each other after COMMIT."""
     """Silence after which a rank is suspect; also the bound of every answer it owes (section 6)."""
     backoff_limit: int = 6
     """Failed processes without a committed round in between, after which the job fails (C8)."""

@@ -53,9 +53,16 @@ def _patience(c: State, seen: Seen) -> tuple[int, int]:
             return GONE_NS, seen.gone_ns
         return freeze_ns, max(seen.gone_ns, agent.connected_ns)
     if seen.member in c.unanswered():
-        if c.commit is not None and c.commit.restore is not None and c.phase is Phase.STARTING:
-            freeze_ns = max(freeze_ns, RESTORE_NS)
-        return freeze_ns, min(c.asked_ns, seen.heard_ns)
+        asked_ns = min(c.asked_ns, seen.heard_ns)
+        if c.phase is not Phase.STARTING:
+            return freeze_ns, asked_ns
+        # All wait for one that does not come, until they say so: killing whoever still beats
+        # before that would end the job.
+        restoring = c.commit is not None and c.commit.restore is not None
+        bound_ns = max(freeze_ns, RESTORE_NS) if restoring else freeze_ns
+        return min(
+            (bound_ns + c.config.connect_timeout_ns, asked_ns), (bound_ns, seen.heard_ns), key=sum
+        )
     return freeze_ns, seen.heard_ns
 
 

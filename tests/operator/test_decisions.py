@@ -62,6 +62,14 @@ def test_a_pod_is_lost_with_its_node(nodes: dict[str, Node], fresh: bool, lost: 
     assert bool(evidence.lost(worker(1), seen, 60.0, NOW).why) is lost
 
 
+def test_a_node_takes_along_neither_who_speaks_nor_who_has_just_come() -> None:
+    """A kubelet that cannot reach the API server makes its node NotReady, and the pods live on."""
+    seen = Observed(nodes=NODES | {"node-1": AWAY}, told=Told(ranks=(Rank(1, 0, 1, "active"),)))
+    assert not evidence.lost(worker(1), seen, 60.0, NOW).why
+    assert evidence.lost(worker(1, 2), seen, 60.0, NOW).why, "another pod than the one that speaks"
+    assert not evidence.lost(worker(1, 2, created_s=NOW - 9), seen, 60.0, NOW).why
+
+
 def test_a_node_that_is_gone_must_be_gone_for_a_while() -> None:
     nodes = {name: node for name, node in NODES.items() if name != "node-1"}
     seen = Observed(nodes=nodes)

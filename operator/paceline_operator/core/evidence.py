@@ -45,7 +45,10 @@ def lost(pod: Pod, seen: Observed, node_lost_s: float, now_s: float) -> Loss:
     if 2 * away > len(seen.nodes):
         # More likely that the cluster is blind than that most of it has died.
         return Loss(look_again_s=now_s + node_lost_s)
-    due_s = node.not_ready_since_s + node_lost_s
+    if seen.told is not None and (pod.slot, pod.attempt) in seen.told.speaking_pods():
+        return Loss(look_again_s=now_s + node_lost_s)  # only its kubelet is away
+    # A pod that was made meanwhile has its own time.
+    due_s = max(node.not_ready_since_s, pod.created_s) + node_lost_s
     if now_s < due_s:
         return Loss(look_again_s=due_s)
     return Loss(f"node {pod.node} of {pod.name} has been NotReady for {node_lost_s:.0f} s")

@@ -124,11 +124,16 @@ class AgentSpec(msgspec.Struct, frozen=True, rename="camel"):
         return spec
 
 
+def has_room(folder: str | Path, name_bytes: int = SOCKET_NAME_MAX) -> bool:
+    """Whether a socket with a name of so many bytes fits below a folder."""
+    return len(os.fsencode(folder)) <= SUN_PATH_MAX - name_bytes
+
+
 def sockets_base() -> str:
     """Where to make a folder for sockets if the run folder's path is too long for them."""
     base = tempfile.gettempdir()
     # The folder's own name takes some 20 bytes.
-    return base if len(os.fsencode(base)) <= SUN_PATH_MAX - SOCKET_NAME_MAX - 24 else "/tmp"
+    return base if has_room(base, SOCKET_NAME_MAX + 24) else "/tmp"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from cli.runs import Run, processes_with
+from small_disk import small_disk
 
 pytestmark = pytest.mark.processes
 
@@ -157,20 +157,13 @@ def newest_below(version: int) -> int:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a file system")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(b"tmpfs", bytes(folder), b"tmpfs", 0, b"size=64k") != 0:
-        pytest.skip(f"no mount here: {os.strerror(ctypes.get_errno())}")
-    yield folder
-    assert libc.umount2(bytes(folder), 2) == 0
+def disk_at(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", "64k") as folder:
+        yield folder
 
 
-def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path, small_disk: Path) -> None:
-    code, said = Job(tmp_path, path=str(small_disk / "saved"), every=50).wait()
+def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path, disk_at: Path) -> None:
+    code, said = Job(tmp_path, path=str(disk_at / "saved"), every=50).wait()
     assert code == 0, said
     assert "CheckpointFailed: rank 0.0#0 could not write the checkpoint of version 50" in said
     assert "are free; training goes on" in said

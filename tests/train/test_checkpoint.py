@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import random
 import shutil
 import signal
@@ -28,6 +26,7 @@ from paceline.core.rank.events import Published, Written
 from paceline.core.records import DataPlan, Gen, Settings
 from paceline.core.snapshot import Kept, LogSnapshot
 from paceline.errors import CheckpointError
+from small_disk import small_disk
 from torch import nn
 
 ME = MemberId(0, 0, 0)
@@ -234,30 +233,23 @@ def test_a_folder_that_cannot_be_used_is_an_answer(tmp_path: Path, rank: Rank) -
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk_at(tmp_path: Path) -> Iterator[Path]:
     """A file system with room for one checkpoint of the small model and not for two."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a file system")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(b"tmpfs", bytes(folder), b"tmpfs", 0, b"size=4m") != 0:
-        pytest.skip(f"no mount here: {os.strerror(ctypes.get_errno())}")
-    yield folder
-    assert libc.umount2(bytes(folder), 2) == 0
+    with small_disk(tmp_path / "disk", "4m") as folder:
+        yield folder
 
 
-def test_a_full_disk_keeps_the_one_before(small_disk: Path, rank: Rank) -> None:
-    saver = Saver(small_disk / "saved", rank)
+def test_a_full_disk_keeps_the_one_before(disk_at: Path, rank: Rank) -> None:
+    saver = Saver(disk_at / "saved", rank)
     saver.save(3)
-    (small_disk / "ballast").write_bytes(b"x" * (3 << 20))
+    (disk_at / "ballast").write_bytes(b"x" * (3 << 20))
     answer = saver.write(4)
     assert "are free" in answer.problem
-    assert sorted(p.name for p in (small_disk / "saved").iterdir()) == ["v3"]
-    (small_disk / "ballast").unlink()
+    assert sorted(p.name for p in (disk_at / "saved").iterdir()) == ["v3"]
+    (disk_at / "ballast").unlink()
     saver.save(5)
     saver.writer.close(ANSWER_S)
-    kept = disk.find(small_disk / "saved", rank.identity)
+    kept = disk.find(disk_at / "saved", rank.identity)
     assert kept is not None
     assert kept.version == 5
 
@@ -266,7 +258,7 @@ WRITES = """\
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from test_checkpoint import Rank, Saver
+from train.test_checkpoint import Rank, Saver
 rank = Rank()
 rank.train(3)
 saver = Saver(Path(sys.argv[1]), rank, keep=2)
@@ -283,7 +275,7 @@ def test_a_killed_writer_leaves_the_one_before(tmp_path: Path, rank: Rank) -> No
     """At a random moment, several times, each time on what the last one has left."""
     path, rng, version = tmp_path / "saved", random.Random(7), 1
     for _ in range(2):
-        command = [sys.executable, "-c", WRITES, path, Path(__file__).parent, str(version)]
+        command = [sys.executable, "-c", WRITES, path, Path(__file__).parent.parent, str(version)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"

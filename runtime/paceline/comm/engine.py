@@ -38,11 +38,10 @@ from paceline.core.records import DataPlan, Metric, Pacing
 from paceline.core.status import place_of
 from paceline.errors import DismissedError, RuntimeBrokenError
 from paceline.settings import (
-    SOCKET_NAME_MAX,
     SOCKETS,
-    SUN_PATH_MAX,
     AgentSpec,
     RankSettings,
+    has_room,
     sockets_base,
 )
 from paceline.telemetry.records import RankRecord, RecordError
@@ -143,7 +142,7 @@ class Engine:
                 directory=None, name=str(member), host=settings.host, token=settings.token
             )
         directory = settings.run_dir / SOCKETS if settings else None
-        if directory is None or len(str(directory)) > SUN_PATH_MAX - SOCKET_NAME_MAX:
+        if directory is None or not has_room(directory):
             self._directory = tempfile.TemporaryDirectory(prefix="paceline-", dir=sockets_base())
             directory = Path(self._directory.name)
         directory.mkdir(mode=0o700, exist_ok=True)

@@ -23,7 +23,7 @@ from paceline_api.resolve import ResolvedJob
 
 from paceline.core.status import Status
 from paceline.local import index
-from paceline.settings import SOCKETS, SUN_PATH_MAX, sockets_base
+from paceline.settings import SOCKETS, has_room, sockets_base
 
 LINE_MAX: Final = 16 * 2**20
 ASK_S: Final = 5.0
@@ -121,7 +121,7 @@ class Control:
 
     def _socket_path(self) -> str:
         folder = self._run_dir / SOCKETS
-        if len(os.fsencode(folder)) > SUN_PATH_MAX - len("/control"):
+        if not has_room(folder, len("/control")):
             self._own_folder = tempfile.mkdtemp(prefix="paceline-", dir=sockets_base())
             folder = Path(self._own_folder)
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -60,6 +60,14 @@ def pytest_runtest_makereport(
     if report.when == "call" and report.failed and "platform" in values:
         platform: Platform = values["platform"]
         for job in values.get("jobs", ()):
-            report.sections.append((f"job {job.name}", job.story()))
-        report.sections.append(("operator", platform.operator_logs()[-20000:]))
+            report.sections.append((f"job {job.name}", _told(job.story)))
+        report.sections.append(("operator", _told(platform.operator_logs)[-20000:]))
     return report
+
+
+def _told(tell: Callable[[], str]) -> str:
+    """What the cluster says, or why it says nothing: a broken cluster must not end the session."""
+    try:
+        return tell()
+    except Exception as error:
+        return f"could not be read: {error}"

@@ -26,6 +26,10 @@ from paceline_operator.core.reconcile import reconcile
 from paceline_operator.core.told import Outcome, Rank, Told
 
 
+def lost(pod: Pod, seen: Observed, now_s: float = NOW) -> evidence.Loss:
+    return evidence.lost(pod, seen, evidence.speaking(seen), 60.0, now_s)
+
+
 def decided(job: Job, seen: Observed, now_s: float = NOW) -> Changes:
     found = reconcile(job, seen, now_s)
     assert reconcile(job, seen, now_s) == found, "the same facts give the same answer"
@@ -45,7 +49,7 @@ AWAY = Node("node-1", ready=False, not_ready_since_s=NOW - 61)
 
 
 @pytest.mark.parametrize(
-    ("nodes", "fresh", "lost"),
+    ("nodes", "fresh", "gone"),
     [
         (NODES, True, False),
         (NODES | {"node-1": AWAY}, True, True),
@@ -57,27 +61,46 @@ AWAY = Node("node-1", ready=False, not_ready_since_s=NOW - 61)
     ],
     ids=["well", "away", "not-long", "blind", "most-are-away", "tainted", "no-nodes-known"],
 )
-def test_a_pod_is_lost_with_its_node(nodes: dict[str, Node], fresh: bool, lost: bool) -> None:
+def test_a_pod_is_lost_with_its_node(nodes: dict[str, Node], fresh: bool, gone: bool) -> None:
     seen = Observed(nodes=nodes, nodes_fresh=fresh)
-    assert bool(evidence.lost(worker(1), seen, 60.0, NOW).why) is lost
+    assert bool(lost(worker(1), seen).why) is gone
 
 
-def test_a_node_takes_along_neither_who_speaks_nor_who_has_just_come() -> None:
-    """A kubelet that cannot reach the API server makes its node NotReady, and the pods live on."""
-    seen = Observed(nodes=NODES | {"node-1": AWAY}, told=Told(ranks=(Rank(1, 0, 1, "active"),)))
-    assert not evidence.lost(worker(1), seen, 60.0, NOW).why
-    assert evidence.lost(worker(1, 2), seen, 60.0, NOW).why, "another pod than the one that speaks"
-    assert not evidence.lost(worker(1, 2, created_s=NOW - 9), seen, 60.0, NOW).why
+HEARD = Told(ranks=(Rank(1, 0, 1, "active"),))
+
+
+def test_a_node_that_is_away_takes_along_nobody_who_has_just_come() -> None:
+    seen = Observed(nodes=NODES | {"node-1": AWAY}, told=HEARD)
+    assert lost(worker(1, 2), seen).why, "another pod than the one that speaks"
+    assert not lost(worker(1, 2, created_s=NOW - 9), seen).why
 
 
 def test_a_node_that_is_gone_must_be_gone_for_a_while() -> None:
     nodes = {name: node for name, node in NODES.items() if name != "node-1"}
     seen = Observed(nodes=nodes)
-    first = evidence.lost(worker(1), seen, 60.0, NOW)
+    first = lost(worker(1), seen)
     assert not first.why
     assert first.since is not None
     later = replace(seen, since=dict([first.since]))
-    assert evidence.lost(worker(1), later, 60.0, NOW + evidence.GONE_S).why
+    assert lost(worker(1), later, NOW + evidence.GONE_S).why
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        NODES | {"node-1": AWAY},
+        NODES | {"node-1": replace(AWAY, out_of_service=True)},
+        {name: node for name, node in NODES.items() if name != "node-1"},
+    ],
+    ids=["away", "tainted", "gone"],
+)
+def test_no_node_takes_along_a_pod_that_speaks(nodes: dict[str, Node]) -> None:
+    """A kubelet that cannot reach the API server makes its node NotReady, and the pods live on."""
+    seen = Observed(nodes=nodes, since={"gone:node-1": NOW - 60}, told=HEARD)
+    found = lost(worker(1), seen)
+    assert not found.why
+    assert found.look_again_s == NOW + evidence.LOOK_S
+    assert lost(worker(1), replace(seen, told=None)).why
 
 
 def test_a_heartbeat_overrules_every_evidence() -> None:

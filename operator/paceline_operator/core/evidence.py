@@ -6,7 +6,7 @@ A deletionTimestamp is a drain, not a death; a heartbeat overrules everything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,9 @@ GONE_S: Final = 10.0
 """A node that the watch does not show may be too new for it."""
 LOOK_S: Final = 1.0
 
+Places = Set[tuple[int, int]]
+"""Slot and attempt of pods."""
+
 
 @dataclass(frozen=True, slots=True)
 class Loss:
@@ -26,11 +29,18 @@ class Loss:
     since: tuple[str, float] | None = None
 
 
-def lost(pod: Pod, seen: Observed, node_lost_s: float, now_s: float) -> Loss:
+def speaking(seen: Observed) -> Places:
+    """Pods with a rank that the coordinator hears."""
+    return seen.told.speaking_pods() if seen.told is not None else set()
+
+
+def lost(pod: Pod, seen: Observed, speaks: Places, node_lost_s: float, now_s: float) -> Loss:
     """Whether the pod's node has taken it along."""
     if not pod.node or not seen.nodes_fresh or not seen.nodes:
         return Loss()
     node = seen.nodes.get(pod.node)
+    if (node is None or node.troubled) and (pod.slot, pod.attempt) in speaks:
+        return Loss(look_again_s=now_s + LOOK_S)  # only its kubelet is away
     if node is None:
         key = f"gone:{pod.node}"
         first_s = seen.since.get(key, now_s)
@@ -45,8 +55,6 @@ def lost(pod: Pod, seen: Observed, node_lost_s: float, now_s: float) -> Loss:
     if 2 * away > len(seen.nodes):
         # More likely that the cluster is blind than that most of it has died.
         return Loss(look_again_s=now_s + node_lost_s)
-    if seen.told is not None and (pod.slot, pod.attempt) in seen.told.speaking_pods():
-        return Loss(look_again_s=now_s + node_lost_s)  # only its kubelet is away
     # A pod that was made meanwhile has its own time.
     due_s = max(node.not_ready_since_s, pod.created_s) + node_lost_s
     if now_s < due_s:
@@ -61,7 +69,7 @@ def may_live(
 
     `losses`: pods that are gone with their node, by uid.
     """
-    speaking = seen.told.speaking_pods() if seen.told is not None else set()
+    heard = speaking(seen)
     workers = [pod for pod in seen.own(job.uid) if pod.is_worker]
     found: set[tuple[int, int]] = set()
     overruled = False
@@ -70,11 +78,11 @@ def may_live(
         proven = pod.ended or pod.uid in losses
         if not proven:
             found.add(place)
-        elif place in speaking:
+        elif place in heard:
             found.add(place)
             overruled = True
     known = {(pod.slot, pod.attempt) for pod in workers}
-    ghosts = speaking - known
+    ghosts = heard - known
     return frozenset(found | ghosts), overruled or bool(ghosts)
 
 

@@ -90,6 +90,10 @@ class Node:
     """On the operator's clock: that of the node may be wrong (C4)."""
     out_of_service: bool = False
 
+    @property
+    def troubled(self) -> bool:
+        return self.out_of_service or not self.ready
+
 
 class RefusalKind(StrEnum):
     TEMPLATE = "template"

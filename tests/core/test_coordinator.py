@@ -10,8 +10,10 @@ from paceline.core import coordinator as coord
 from paceline.core import messages as m
 from paceline.core.coordinator.state import Phase, State
 from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
+from paceline.core.snapshot import Kept
 
 MS = 10**6
+SETTLE_MS = 300
 FREEZE_MS = 400
 CONNECT_MS = 300
 A, B, C = (member(s) for s in range(3))
@@ -22,6 +24,7 @@ class Desk:
     """A coordinator with ranks that do what the test says."""
 
     replicas: int = 2
+    min_replicas: int = 1
     now: int = 0
     coordinator: coord.Coordinator = field(init=False)
 
@@ -29,7 +32,8 @@ class Desk:
         config = coord.Config(
             "job",
             self.replicas,
-            settle_ns=300 * MS,
+            min_replicas=self.min_replicas,
+            settle_ns=SETTLE_MS * MS,
             freeze_timeout_ns=FREEZE_MS * MS,
             connect_timeout_ns=CONNECT_MS * MS,
         )
@@ -145,6 +149,51 @@ def test_weights_are_lost_only_when_nobody_is_left_who_may_have_them() -> None:
         desk.say(register(MemberId(slot, 0, 1)))
     assert desk.state.outcome is None, "rank 0 is only silent"
     assert desk.state.phase is Phase.WAITING
+
+
+def test_a_job_starts_late_with_fewer_but_never_below_min_replicas() -> None:
+    for least, starts in ((2, True), (3, False)):
+        desk = Desk(replicas=4, min_replicas=least)
+        desk.pods(0, 1)
+        for who in (A, B):
+            desk.agent(who)
+            told = desk.say(register(who))
+        assert "Prepare" not in kinds(told), "others may come while it settles"
+        assert ("Prepare" in kinds(desk.post(coord.Tick(), SETTLE_MS))) is starts
+    assert desk.state.waits == "2 of the 3 ranks that it needs are ready (minReplicas)"
+    desk.pods(0, 1, 2)
+    desk.agent(C)
+    assert kinds(desk.say(register(C))).count("Prepare") == 3
+
+
+def test_a_group_that_died_whole_begins_again_together() -> None:
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    at = desk.form(A, B)
+    for who in (A, B):
+        desk.say(beat(who, at))
+    for who in (A, B):
+        desk.post(coord.FromAgent(m.RankDead(who, -9, "killed", False)))
+    kept = Kept(at, 2, "d", 0, False)
+    first, second = (MemberId(slot, 0, 1) for slot in (0, 1))
+    desk.post(coord.Tick(), 10 * SETTLE_MS)
+    assert "Prepare" not in kinds(desk.say(register(first, checkpoint=kept)))
+    told = desk.say(register(second, checkpoint=kept), SETTLE_MS // 2)
+    assert kinds(told).count("Prepare") == 2
+
+
+def test_a_group_that_died_whole_does_not_wait_for_ever_for_all() -> None:
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    at = desk.form(A, B)
+    desk.say(beat(A, at))
+    for who in (A, B):
+        desk.post(coord.FromAgent(m.RankDead(who, -9, "killed", False)))
+    desk.pods(0)
+    again = MemberId(0, 0, 1)
+    desk.say(register(again, checkpoint=Kept(at, 2, "d", 0, False)))
+    assert desk.state.due_ns == desk.now + SETTLE_MS * MS
+    assert kinds(desk.post(coord.Tick(), SETTLE_MS)) == ["Prepare"]
 
 
 def test_a_lost_commit_is_sent_again_over_the_new_connection() -> None:

@@ -28,7 +28,7 @@ COMING_NS: Final = 2 * NS_PER_S
 
 def find_reason(c: State) -> None:
     """A member died or leaves, somebody can join, or this coordinator is new (A9)."""
-    if c.gen is None:
+    if c.gen is None or _nobody_left(c):
         _find_first_reason(c)
         return
     for member in c.gen.members:
@@ -50,6 +50,14 @@ def find_reason(c: State) -> None:
         c.want_change(f"rank {', '.join(map(str, joiners))} joins", within)
 
 
+def _nobody_left(c: State) -> bool:
+    """All who trained are dead: the group begins once more, from a checkpoint (R26)."""
+    assert c.gen is not None
+    return all(c.roster.is_dead(x) for x in c.gen.members) and not any(
+        s.has_state for s in c.roster.present()
+    )
+
+
 def _has_successor(c: State, leaver: MemberId) -> bool:
     """Somebody stays who has the state; without one a leaver could not be dismissed (R6, R16)."""
     assert c.gen is not None
@@ -67,24 +75,24 @@ def _joiners(c: State) -> list[MemberId]:
 
 
 def _find_first_reason(c: State) -> None:
-    """A new coordinator waits for the ranks of the last record, a new job for all its ranks."""
-    if c.ready_ns is None:
-        return
+    """A new coordinator waits for the ranks of the last record, a beginning for all ranks."""
     ready = [s for s in c.roster.present() if s.ready]
+    if not ready:
+        return
+    since_ns = min(s.ready_ns for s in ready)
     best = max((s for s in ready if s.has_state), key=lambda s: (s.last, s.version), default=None)
     if best is not None and best.register is not None:
         missing = [x for x in best.register.members if not _is_settled(c, x)]
         why, within = "the coordinator is new", c.config.freeze_timeout_ns if missing else 0
-    elif ready:
-        why, within = "the job starts", c.config.settle_ns
+    else:
+        why = "the job starts" if c.gen is None else "all ranks that trained are dead"
+        within = c.config.settle_ns
         certain = not c.had_state or not c.roster.unaccounted({s.member for s in ready})
         if len(ready) >= c.wanted_ranks and certain:
             within = 0
-    else:
-        return
-    if c.proposal == NO_GENERATION:
+    if c.proposal == NO_GENERATION or c.gen is not None:
         c.due_ns = None  # what was due before somebody with state was heard counts no more
-    c.want_change(why, within - (c.now_ns - c.ready_ns))
+    c.want_change(why, within - (c.now_ns - since_ns))
 
 
 def _is_settled(c: State, member: MemberId) -> bool:
@@ -123,8 +131,9 @@ def would_wait(c: State, expected: list[Seen]) -> str:
     )
     kept = forming.newest(s.checkpoint for s in expected if s.ready and not s.leaving)
     if best is None or forming.goes_before(kept, best.last, best.version):
-        if not any(s.ready and not s.leaving for s in expected):
-            return "no rank is ready"
+        able = sum(s.ready and not s.leaving for s in expected)
+        if able < c.fewest_ranks:
+            return f"{able} of the {c.fewest_ranks} ranks that it needs are ready (minReplicas)"
         return forming.may_begin(
             len(expected), c.possible_ranks, unaccounted, had_state=c.had_state
         )

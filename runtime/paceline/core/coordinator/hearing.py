@@ -88,7 +88,7 @@ def _register(c: State, seen: Seen, register: m.Register) -> None:
     if c.phase is Phase.ENDED:
         return
     if register.ready and not was_ready:
-        c.ready_ns = c.ready_ns or c.now_ns
+        seen.ready_ns = c.now_ns
         c.happened("RankReady", f"rank {register.member} is ready on {register.host}")
     elif first:
         c.happened("RankStarted", f"rank {register.member} started on {register.host}")

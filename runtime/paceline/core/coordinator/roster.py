@@ -17,6 +17,8 @@ class Seen:
     register: Register | None = None
     connected: bool = False
     heard_ns: int = 0
+    ready_ns: int = 0
+    """When it was first ready to train."""
     gone_ns: int | None = None
     """When its connection was closed."""
     suspect: str = ""

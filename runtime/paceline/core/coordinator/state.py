@@ -65,8 +65,6 @@ class State:
     """What evidence it waits for (R6)."""
     due_ns: int | None = None
     """When a change that was asked for begins at the latest."""
-    ready_ns: int | None = None
-    """When the first rank was ready."""
     request: Request | None = None
     request_number: int = 0
     failures: int = 0
@@ -103,6 +101,11 @@ class State:
     @property
     def wanted_ranks(self) -> int:
         return self.replicas * self.config.procs
+
+    @property
+    def fewest_ranks(self) -> int:
+        """Without weights anywhere, fewer do not begin."""
+        return max(1, min(self.config.min_replicas, self.replicas) * self.config.procs)
 
     @property
     def possible_ranks(self) -> int:

@@ -137,6 +137,22 @@ def test_another_folder_and_two_jobs_at_once(tmp_path: Path) -> None:
         assert "Traceback" not in said
 
 
+def test_two_runs_with_one_folder_for_checkpoints(tmp_path: Path) -> None:
+    words = ("--set", "spec.checkpoint.path=saved", "--quiet")
+    (tmp_path / "wait.py").write_text("print('up', flush=True)\nimport time\ntime.sleep(100)\n")
+    first = Run(tmp_path, "[python, wait.py]", *words)
+    first.until("up")
+    code, said = Run(tmp_path, "[python, wait.py]", *words, name="other").wait()
+    assert code == 2
+    assert f"another run keeps its checkpoints in {tmp_path / 'saved'}" in said
+    assert "hint: " in said
+    first.process.kill()
+    first.process.communicate()
+    first.until_gone()
+    again = Run(tmp_path, "[python, -c, 'print(1)']", *words)
+    assert again.wait()[0] == 1, "a killed run leaves no lock behind"
+
+
 def test_what_is_refused_before_training(tmp_path: Path) -> None:
     """One after the other in one script, which prints what it would have ended with; the last one
     is not caught."""

@@ -26,7 +26,7 @@ from paceline.agent.system import Reaper, become_subreaper
 from paceline.clock import NS_PER_S
 from paceline.core.exits import Ended
 from paceline.core.ids import MemberId
-from paceline.core.messages import AgentDone, AgentHello, ToAgent
+from paceline.core.messages import AgentDone, AgentHello, Shutdown, ToAgent
 from paceline.core.supervise import Limits, Report
 from paceline.settings import ENV_SPEC, AgentSettings, AgentSpec, SettingsError
 from paceline.telemetry.collector import PodRecords
@@ -48,6 +48,7 @@ class Agent:
         self._mpiexec = mpiexec if needs_mpi(spec.backend, mpiexec) else ""
         self._spec = spec
         self._metrics_url = ""
+        self._parent = os.getppid()
         loop = asyncio.get_running_loop()
         self._output = Output(loop, sys.stdout.fileno(), settings.run_dir / "logs")
         self._reaper = Reaper()
@@ -77,7 +78,7 @@ class Agent:
         become_subreaper()
         self._reaper.start(loop)
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, partial(self._supervisor.drain, number.name))
+            loop.add_signal_handler(number, partial(self._asked_to_leave, number.name))
         http = HttpServer(self._records.page, self._health)
         host = "127.0.0.1" if self._settings.local else "0.0.0.0"
         port = await http.start(host, self._settings.metrics_port, search=self._settings.local)
@@ -97,6 +98,13 @@ class Agent:
             self._output.close()
             self._records.close()
         return ended
+
+    def _asked_to_leave(self, signal_name: str) -> None:
+        if os.getppid() == self._parent:
+            self._supervisor.drain(signal_name)
+        else:
+            # `paceline run` was killed: nobody is left whom a drain could spare anything.
+            self._supervisor.obey(Shutdown("the run has ended"))
 
     def _plan(self, member: MemberId, socket_name: str, key: str) -> Plan:
         return plan_rank(

@@ -15,6 +15,7 @@ from paceline_api.resolve import ResolvedJob, resolve
 
 from paceline.cli.screen import Screen
 from paceline.core.faults import SEPARATOR, Fault, FaultError, FaultKind, check_ranks, parse_faults
+from paceline.local import checkpoint_folder
 from paceline.local.report import summary, verdict
 from paceline.local.rundir import make_run_dir
 from paceline.local.runner import Result, Runner
@@ -47,8 +48,9 @@ def run(
     faults = tuple(parse_faults(SEPARATOR.join(inject)))
     _check_faults(job, faults)
     working_dir = _working_dir(job, file)
-    folder = make_run_dir(job.name, run_dir)
-    result = asyncio.run(_run(job, folder, working_dir, faults, quiet=quiet, record=record))
+    with checkpoint_folder.held(Path(job.checkpoint.path) if job.checkpoint else None):
+        folder = make_run_dir(job.name, run_dir)
+        result = asyncio.run(_run(job, folder, working_dir, faults, quiet=quiet, record=record))
     return _exit_code(result)
 
 

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 from fake_cluster.observations import NOW, POST, RUNNING, UID, job_of, training, worker
 from fake_cluster.world import job_body
-from paceline_operator.core import backoff, evidence, stragglers
+from paceline_operator.core import backoff, stragglers
 from paceline_operator.core.backoff import Cause
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.job import Job, read_job, timestamp
 from paceline_operator.core.observed import (
     NOT_STARTED,
     End,
-    Node,
     Observed,
     Pod,
     Refusal,
@@ -23,11 +22,7 @@ from paceline_operator.core.observed import (
     Sent,
 )
 from paceline_operator.core.reconcile import reconcile
-from paceline_operator.core.told import Outcome, Rank, Told
-
-
-def lost(pod: Pod, seen: Observed, now_s: float = NOW) -> evidence.Loss:
-    return evidence.lost(pod, seen, evidence.speaking(seen), 60.0, now_s)
+from paceline_operator.core.told import Outcome, Rank
 
 
 def decided(job: Job, seen: Observed, now_s: float = NOW) -> Changes:
@@ -39,99 +34,6 @@ def decided(job: Job, seen: Observed, now_s: float = NOW) -> Changes:
 def condition(changes: Changes, kind: str) -> dict[str, Any]:
     assert changes.status is not None
     return next(c for c in changes.status["conditions"] if c["type"] == kind)
-
-
-# ---- evidence (C4) ----------------------------------------------------------------------------
-
-
-NODES = {f"node-{n}": Node(f"node-{n}") for n in range(5)}
-AWAY = Node("node-1", ready=False, not_ready_since_s=NOW - 61)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "fresh", "gone"),
-    [
-        (NODES, True, False),
-        (NODES | {"node-1": AWAY}, True, True),
-        (NODES | {"node-1": replace(AWAY, not_ready_since_s=NOW - 59)}, True, False),
-        (NODES | {"node-1": AWAY}, False, False),
-        (NODES | {f"node-{n}": replace(AWAY, name=f"node-{n}") for n in range(3)}, True, False),
-        (NODES | {"node-1": replace(NODES["node-1"], out_of_service=True)}, True, True),
-        ({}, True, False),
-    ],
-    ids=["well", "away", "not-long", "blind", "most-are-away", "tainted", "no-nodes-known"],
-)
-def test_a_pod_is_lost_with_its_node(nodes: dict[str, Node], fresh: bool, gone: bool) -> None:
-    seen = Observed(nodes=nodes, nodes_fresh=fresh)
-    assert bool(lost(worker(1), seen).why) is gone
-
-
-HEARD = Told(ranks=(Rank(1, 0, 1, "active"),))
-
-
-def test_a_node_that_is_away_takes_along_nobody_who_has_just_come() -> None:
-    seen = Observed(nodes=NODES | {"node-1": AWAY}, told=HEARD)
-    assert lost(worker(1, 2), seen).why, "another pod than the one that speaks"
-    assert not lost(worker(1, 2, created_s=NOW - 9), seen).why
-
-
-def test_a_node_that_is_gone_must_be_gone_for_a_while() -> None:
-    nodes = {name: node for name, node in NODES.items() if name != "node-1"}
-    seen = Observed(nodes=nodes)
-    first = lost(worker(1), seen)
-    assert not first.why
-    assert first.since is not None
-    later = replace(seen, since=dict([first.since]))
-    assert lost(worker(1), later, NOW + evidence.GONE_S).why
-
-
-@pytest.mark.parametrize(
-    "nodes",
-    [
-        NODES | {"node-1": AWAY},
-        NODES | {"node-1": replace(AWAY, out_of_service=True)},
-        {name: node for name, node in NODES.items() if name != "node-1"},
-    ],
-    ids=["away", "tainted", "gone"],
-)
-def test_no_node_takes_along_a_pod_that_speaks(nodes: dict[str, Node]) -> None:
-    """A kubelet that cannot reach the API server makes its node NotReady, and the pods live on."""
-    seen = Observed(nodes=nodes, since={"gone:node-1": NOW - 60}, told=HEARD)
-    found = lost(worker(1), seen)
-    assert not found.why
-    assert found.look_again_s == NOW + evidence.LOOK_S
-    assert lost(worker(1), replace(seen, told=None)).why
-
-
-def test_a_heartbeat_overrules_every_evidence() -> None:
-    ended = worker(1, end=End(1))
-    silent = Rank(1, 0, 1, "suspect", silent_ms=60_000)
-    job = job_of()
-    for rank, lives in ((Rank(1, 0, 1, "active", 0), True), (silent, False)):
-        seen = Observed(pods=(ended,), told=Told(ranks=(rank,)))
-        found, overruled = evidence.may_live(job, seen, {})
-        assert ((1, 1) in found) is lives
-        assert overruled is lives
-
-
-def test_a_drain_is_no_death() -> None:
-    found, _ = evidence.may_live(job_of(), Observed(pods=(worker(1, deleting=True),)), {})
-    assert found == {(1, 1)}
-
-
-def test_planned_pods_are_in_the_inventory_before_they_exist() -> None:
-    seen = training(2)
-    changes = decided(job_of(RUNNING, replicas=4), seen)
-    assert changes.inventory is not None
-    assert {(2, 2), (3, 2)} <= set(changes.inventory.pods)
-
-
-def test_inventories_of_a_new_leader_are_above_those_of_the_old_one() -> None:
-    old = decided(job_of(RUNNING, replicas=3), training(epoch=4, sent=Sent(revision=4 << 32)))
-    new = decided(job_of(RUNNING, replicas=3), training(epoch=5))
-    assert old.inventory is not None
-    assert new.inventory is not None
-    assert new.inventory.revision > old.inventory.revision + 1000
 
 
 # ---- replacement (C3, C8) ---------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`paceline run` as a process in a folder of its own, for tests; whatever happens it ends."""
+"""`paceline` as a process, for tests. A run has a folder of its own and ends, whatever happens."""
 
 from __future__ import annotations
 
@@ -29,6 +29,22 @@ spec:
         command: {command}
         env: [{{name: MARK, value: "{mark}"}}]
 """
+
+
+def paceline(folder: Path, *words: str, **env: str) -> tuple[int, str]:
+    """Call the program to its end; exit code and output."""
+    done = subprocess.run(
+        [PACELINE, *words],
+        cwd=folder,
+        env=os.environ | env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    return done.returncode, done.stdout
 
 
 class Run:

@@ -7,17 +7,16 @@ import os
 import signal
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.runs import PACELINE
 
 pytestmark = pytest.mark.processes
 
-PACELINE = Path(sys.executable).parent / "paceline"
 LIMIT_S = 120.0
 JOB = """\
 apiVersion: paceline.dev/v1alpha1

@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from cli.runs import paceline
 
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parent.parent.parent
-PACELINE = Path(sys.executable).parent / "paceline"
-LIMIT_S = 200.0
 
 
 def test_the_first_job_of_the_documentation(tmp_path: Path) -> None:
-    words = ["run", ROOT / "examples/first/job.yaml", "--run-dir", tmp_path / "run", "--quiet"]
-    done = subprocess.run(
-        [PACELINE, *words, "--inject", "slow:rank=2,ms=20"],
-        env=os.environ | {"EPOCHS": "4", "XDG_RUNTIME_DIR": str(tmp_path)},
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    said = done.stdout
-    assert done.returncode == 0, said
+    job, folder = str(ROOT / "examples/first/job.yaml"), str(tmp_path / "run")
+    words = ["run", job, "--run-dir", folder, "--quiet", "--inject", "slow:rank=2,ms=20"]
+    code, said = paceline(tmp_path, *words, EPOCHS="4", XDG_RUNTIME_DIR=str(tmp_path))
+    assert code == 0, said
     assert said.count("after 4 epochs") == 1, f"one rank prints the accuracy:\n{said}"
     accuracy = float(said.partition("] accuracy ")[2].split()[0])
     assert accuracy > 0.8, "half of the points are inside: 0.5 would be a guess"

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from cli.runs import paceline
 
 pytestmark = pytest.mark.processes
 
-PACELINE = Path(sys.executable).parent / "paceline"
-LIMIT_S = 200.0
 JOB = """\
 apiVersion: paceline.dev/v1alpha1
 kind: TrainingJob
@@ -106,17 +102,8 @@ dist.destroy_process_group()
 def run(folder: Path, script: str, *words: str, **env: str) -> tuple[int, str]:
     (folder / "job.yaml").write_text(JOB)
     (folder / "script.py").write_text(script)
-    done = subprocess.run(
-        [PACELINE, "run", "job.yaml", *words],
-        cwd=folder,
-        env=os.environ | {"SCRIPT": "script.py", "EPOCHS": "2"} | env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    return done.returncode, done.stdout
+    settings = {"SCRIPT": "script.py", "EPOCHS": "2"} | env
+    return paceline(folder, "run", "job.yaml", *words, **settings)
 
 
 def test_full_mode_gives_the_bits_of_a_script_with_a_plain_model(tmp_path: Path) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from cli.runs import paceline
 from paceline.core import replay
 from paceline.core.journal import Did, Gave, Logged, Placed, pack
 from paceline.core.pending import Merge, Swap
@@ -18,8 +16,6 @@ from paceline.train.replay import read_journals
 
 pytestmark = pytest.mark.processes
 
-PACELINE = Path(sys.executable).parent / "paceline"
-LIMIT_S = 250.0
 JOB = """\
 apiVersion: paceline.dev/v1alpha1
 kind: TrainingJob
@@ -63,17 +59,7 @@ for _ in loader.epochs(EPOCHS):
 
 
 def call(folder: Path, *words: str, **env: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [PACELINE, *words],
-        cwd=folder,
-        env=os.environ | {"EPOCHS": "3", "WAIT_FOR": "0"} | env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    return done.returncode, done.stdout
+    return paceline(folder, *words, **({"EPOCHS": "3", "WAIT_FOR": "0"} | env))
 
 
 def record(folder: Path, *words: str, backend: str = "mpi", dropout: str = "0", **env: str) -> str:

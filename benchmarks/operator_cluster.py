@@ -6,7 +6,10 @@ everything else is real. Moments come from the audit log, so measuring costs no 
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +22,6 @@ ROOT: Final = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "tests")]
 
 from cluster import running  # noqa: E402
-from cluster.audit import entries  # noqa: E402
 from cluster.control_plane import RAISED, ControlPlane  # noqa: E402
 from fake_cluster.beside import (  # noqa: E402
     JOBS,
@@ -50,6 +52,7 @@ __all__ = [
 ]
 
 NODES: Final = 4
+SAMPLE_S: Final = 0.2
 PODS_PER_NODE: Final = 2500
 POST: Final = "create"
 WATCHES: Final = ("watch", "list")
@@ -77,36 +80,44 @@ class Bench:
     own: str
     """Namespace of the operator."""
     offset: int = 0
-    cpu_s: dict[str, float] = field(default_factory=dict)
+    """The audit log was read up to here."""
+    seen: list[Asked] = field(default_factory=list)
+    samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
+    """CPU-seconds so far by program, with the time."""
+    ended: threading.Event = field(default_factory=threading.Event)
 
     def begin(self) -> None:
         """What comes before is not looked at."""
-        assert self.plane.audit_log is not None
-        self.offset = self.plane.audit_log.stat().st_size
-        self.cpu_s = self.cpu()
+        self.asked()
+        self.seen.clear()
+        self.samples[:] = [(time.time(), self.cpu())]
 
-    def asked(self) -> Iterator[Asked]:
-        assert self.plane.audit_log is not None
-        for entry in entries(self.plane.audit_log, offset=self.offset):
-            what = entry.get("objectRef") or {}
-            if entry["stage"] != "ResponseComplete":
-                continue
-            yield Asked(
-                datetime.fromisoformat(entry["stageTimestamp"]).timestamp(),
-                entry["user"]["username"],
-                entry["verb"],
-                "/".join(filter(None, (what.get("resource"), what.get("subresource")))),
-                what.get("namespace", ""),
-                what.get("name", ""),
-                entry["responseStatus"]["code"],
-            )
+    def sample(self) -> None:
+        """In a thread of its own, so that CPU-seconds end when the work does, not the waiting."""
+        while not self.ended.wait(SAMPLE_S):
+            self.samples.append((time.time(), self.cpu()))
 
-    def own_requests(self, namespace: str) -> Counter[tuple[str, str]]:
-        """The operator's, but for the Lease, lists and watches."""
+    def asked(self, *, since: int = 0) -> list[Asked]:
+        """All requests since `begin`, or all but the first ones. Reads what is new in the log."""
+        assert self.plane.audit_log is not None
+        with self.plane.audit_log.open("rb") as log:
+            log.seek(self.offset)
+            for line in log:
+                if not line.endswith(b"\n"):
+                    break  # the server is in the middle of writing it
+                self.offset += len(line)
+                entry = json.loads(line)
+                if entry["stage"] == "ResponseComplete":
+                    self.seen.append(_asked(entry))
+        return self.seen[since:]
+
+    def own_requests(self, namespace: str, *, but: str = "") -> Counter[tuple[str, str]]:
+        """The operator's, but for the Lease, lists and watches, and the job `but`."""
         return Counter(
             (a.verb, a.kind)
             for a in self.asked()
-            if a.user == self.operator.user
+            if not _belongs(a.name, but)
+            and a.user == self.operator.user
             and a.namespace == namespace
             and a.kind in KINDS
             and a.verb in (*WRITES, "get")
@@ -115,9 +126,11 @@ class Bench:
     def cpu(self) -> dict[str, float]:
         return {**self.plane.cpu_seconds(), "operator": self.operator.cpu_seconds()}
 
-    def spent_s(self) -> dict[str, float]:
-        """CPU-seconds since `begin`, by program."""
-        return {name: now - self.cpu_s.get(name, 0.0) for name, now in self.cpu().items()}
+    def spent_s(self, until_s: float) -> dict[str, float]:
+        """CPU-seconds from `begin` to a moment of the past, by program."""
+        _, before = self.samples[0]
+        after = next((cpu for at_s, cpu in self.samples if at_s >= until_s), self.cpu())
+        return {name: spent - before.get(name, 0.0) for name, spent in after.items()}
 
     def peak_mib(self) -> float:
         """Of the operator's memory."""
@@ -139,9 +152,33 @@ def bench(log: Path) -> Iterator[Bench]:
             operator = Running(plane, own, log)
             try:
                 operator.started()
-                yield Bench(plane, operator, own)
+                made = Bench(plane, operator, own)
+                meter = threading.Thread(target=made.sample, daemon=True)
+                meter.start()
+                try:
+                    yield made
+                finally:
+                    made.ended.set()
+                    meter.join()
             finally:
                 operator.end()
+
+
+def _asked(entry: dict[str, Any]) -> Asked:
+    what = entry.get("objectRef") or {}
+    return Asked(
+        datetime.fromisoformat(entry["stageTimestamp"]).timestamp(),
+        entry["user"]["username"],
+        entry["verb"],
+        "/".join(filter(None, (what.get("resource"), what.get("subresource")))),
+        what.get("namespace", ""),
+        what.get("name", ""),
+        entry["responseStatus"]["code"],
+    )
+
+
+def _belongs(name: str, job: str) -> bool:
+    return bool(job) and (name == job or name.startswith((f"{job}-", f"{job}.")))
 
 
 def pods_made(found: list[Asked], namespace: str) -> list[float]:

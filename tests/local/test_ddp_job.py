@@ -122,6 +122,7 @@ def test_a_kill_and_a_join(tmp_path: Path) -> None:
         tmp_path,
         DDP,
         *("--set", "spec.collective.mode=Quorum", "--set", "spec.collective.quorum=2"),
+        *("--set", "spec.collective.maxAge=0"),  # however late: nothing is dropped
         *("--inject", "kill:rank=1,at=round:50", "--inject", "join:at=round:50"),
         EPOCHS="10",
         WAIT_FOR="4",

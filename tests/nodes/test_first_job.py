@@ -43,14 +43,14 @@ def test_digits_trains_on_both_nodes(platform: Platform, new_job: NewJob) -> Non
 
 
 def test_pods_move_data_over_mpi(new_job: NewJob) -> None:
-    """On a TCP network MPI has been measured and chosen, on every rank."""
+    """Over a TCP network between two nodes. With `backend: auto` a measurement decides instead."""
     job = new_job()
-    job.apply(2)
+    job.apply(2, collective={"mode": "Full", "maxAge": 0, "backend": "mpi"})
     job.wait_trains(2)
     for pod in job.workers():
         page = job.api.text(f"{job.pods_path}/{pod['metadata']['name']}:9464/proxy/metrics")
         lines = [line for line in page.splitlines() if "transport_selected_info{" in line]
-        assert lines
+        assert lines, page
         assert all('transport="mpi"' in line for line in lines), lines
     job.finish()
 

@@ -10,6 +10,8 @@ from nodes.platform import Platform
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 NOT_READY_S = 90.0
+POWER_S = 180.0
+"""The operator may have been on that node: NotReady, its own toleration, its Lease, nodeLost."""
 
 
 def node_of(pod: Json | None) -> str:
@@ -75,7 +77,9 @@ def test_a_node_that_loses_power(platform: Platform, new_job: NewJob) -> None:
     try:
         away.power_off()
         job.until(
-            lambda: lost not in [p["metadata"]["name"] for p in job.workers()], 90, "replaced"
+            lambda: lost not in [pod["metadata"]["name"] for pod in job.workers()],
+            POWER_S,
+            "replaced",
         )
         job.wait_trains(2)
         assert away.name not in nodes_of(job)

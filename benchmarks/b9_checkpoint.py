@@ -84,7 +84,7 @@ def run(_lab: Lab, given: Options) -> r.Report:
     out = r.Report(
         "b9_checkpoint",
         f"B9: checkpoint of {parameters / 1e6:.1f} M parameters with AdamW's state "
-        f"({mib:.0f} MiB), steps of {config['step_ms']} ms",
+        f"({mib:.0f} MiB), steps of about {config['step_ms']} ms",
         ("kept with", "stall, s", "range, s", "longest step, s", "window, s"),
         smoke=given.smoke,
     )

@@ -119,5 +119,5 @@ class Reason(_Told):
     STATE_LOST = "StateLost", "All ranks are gone and there is no checkpoint."
     RESUMED_FROM_CHECKPOINT = (
         "ResumedFromCheckpoint",
-        "All ranks were gone and the job went on from its last checkpoint.",
+        "The job went on from its last checkpoint: all ranks were gone, or it was suspended.",
     )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import pytest
 from cluster.api import ApiError
 from nodes.jobs import CHANGE_S, NewJob
@@ -22,6 +26,46 @@ def test_suspend_and_resume(new_job: NewJob) -> None:
     job.patch({"suspend": False})
     job.wait_trains(2)
     job.finish()
+
+
+def test_suspend_and_resume_from_a_checkpoint(platform: Platform, new_job: NewJob) -> None:
+    """It stops at an agreed round, keeps that, and goes on from it: each sample counts once."""
+    job = new_job()
+    saved = job.folder / "saved"
+    saved.mkdir()
+    saved.chmod(0o777)
+    with claim(platform, job.namespace, saved) as name:
+        # So seldom that the checkpoint is the one of the suspension.
+        job.apply(2, checkpoint={"path": "/saved", "claimName": name, "everyRounds": 10_000})
+        job.wait_trains(2)
+        before = job.watcher.version
+        job.patch({"suspend": True})
+        job.wait_condition("Suspended", CHANGE_S)
+        job.until(lambda: not job.pods() and job.coordinator() is None, CHANGE_S, "without pods")
+        (kept,) = (int(path.name[1:]) for path in saved.glob("v*"))
+        assert kept >= before
+        job.patch({"suspend": False})
+        job.wait_trains(2)
+        assert f"version {kept}" in job.wait_event("ResumedFromCheckpoint")
+        assert "ProgressLost" not in {reason for reason, _ in job.events()}
+        job.finish()
+
+
+@contextmanager
+def claim(platform: Platform, namespace: str, folder: Path) -> Iterator[str]:
+    """A PersistentVolumeClaim bound to a folder that both nodes have."""
+    volumes, name = "/api/v1/persistentvolumes", f"{namespace}-saved"
+    size, how = {"storage": "1Gi"}, {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    ours = {"namespace": namespace, "name": "saved"}
+    volume = {"capacity": size, "hostPath": {"path": str(folder)}, "claimRef": ours, **how}
+    platform.api.create(volumes, {"metadata": {"name": name}, "spec": volume})
+    wanted = {"resources": {"requests": size}, "volumeName": name, **how}
+    claims = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
+    platform.api.create(claims, {"metadata": {"name": "saved"}, "spec": wanted})
+    try:
+        yield "saved"
+    finally:
+        platform.api.delete(f"{volumes}/{name}")
 
 
 def test_made_anew_under_the_same_name(new_job: NewJob) -> None:

@@ -22,7 +22,7 @@ from paceline_operator.core.observed import (
     Sent,
 )
 from paceline_operator.core.reconcile import reconcile
-from paceline_operator.core.told import Outcome, Rank
+from paceline_operator.core.told import Happening, Outcome, Rank
 
 
 def decided(job: Job, seen: Observed, now_s: float = NOW) -> Changes:
@@ -271,6 +271,18 @@ def test_a_job_that_lost_everybody_never_starts_anew_in_silence() -> None:
     kept = decided(job_of(RUNNING, checkpoint={"path": "/c"}), nobody)
     assert len(kept.workers) == 2
     assert any(event.reason == "ResumedFromCheckpoint" for event in kept.events)
+
+
+def test_the_user_is_told_from_which_checkpoint_the_job_goes_on() -> None:
+    text = "the job goes on from the checkpoint of version 40; 3 rounds are lost"
+    seen = training()
+    assert seen.told is not None
+    happening = Happening(5, "ResumedFromCheckpoint", text)
+    seen = replace(seen, told=replace(seen.told, happenings=(happening,)))
+    (event,) = (e for e in decided(job_of(RUNNING), seen).events if e.message == text)
+    assert event.reason == "ResumedFromCheckpoint"
+    again = replace(seen, sent=replace(seen.sent, events=frozenset({event.key})))
+    assert event not in decided(job_of(RUNNING), again).events
 
 
 def test_the_coordinator_is_asked_before_everybody_counts_as_lost() -> None:

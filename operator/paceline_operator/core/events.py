@@ -14,6 +14,7 @@ from paceline_operator.core.observed import Observed, RefusalKind
 from paceline_operator.core.post import Post
 from paceline_operator.core.resize import Plan
 from paceline_operator.core.suspend import Suspension
+from paceline_operator.core.told import Told
 
 
 def events_of(
@@ -26,6 +27,11 @@ def events_of(
         text = f"{resume}; the job goes on from its last checkpoint"
         key = f"resume:{post.make}"
         events.append(Event(key, Reason.RESUMED_FROM_CHECKPOINT, text, warning=True))
+    told = seen.told or Told()
+    for happened in told.happenings:
+        if happened.reason == Reason.RESUMED_FROM_CHECKPOINT:
+            key = f"resumed:{told.coordinator}:{happened.seq}"
+            events.append(Event(key, Reason.RESUMED_FROM_CHECKPOINT, happened.message))
     refusal = seen.refusal
     if refusal is not None and refusal.kind in (RefusalKind.TEMPLATE, RefusalKind.FORBIDDEN):
         text = f"the API server refuses the pod: {refusal.message}; correct spec.template"
@@ -47,8 +53,7 @@ def events_of(
             Event(f"coordinator:{post.make}", Reason.COORDINATOR_AWAY, text, warning=True)
         )
     if not job.holds(ConditionType.RING_READY) and _holds(status, ConditionType.RING_READY):
-        told = seen.told
-        text = f"{len(told.living) if told else 0} ranks form the first membership; training runs"
+        text = f"{len(told.living)} ranks form the first membership; training runs"
         events.append(Event(f"ring:{job.highest_attempt}", Reason.RING_FORMED, text))
     events += _of_changes(job, seen, status)
     for slow in plan.slow:

@@ -23,6 +23,8 @@ from benchmarks.lab import ROOT, SCRIPTS
 WAIT_S: Final = 150.0
 LOOK_S: Final = 0.05
 DIE_AT: Final = 45
+# With the store of its agent torchrun 2.15 gives restarted workers the addresses of the dead ones.
+OWN_STORE: Final = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 SNAPSHOT_EVERY: Final = 10
 
 
@@ -195,7 +197,8 @@ def start_torchrun(run: Run) -> None:
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
             *("--nproc-per-node", str(run.ranks), "--max-restarts", "3"),
             *("--monitor-interval", "0.1", str(SCRIPTS / "recovery_ddp.py")),
-        ]
+        ],
+        env=OWN_STORE,
     )
 
 
@@ -209,7 +212,8 @@ def start_elastic(run: Run, port: int) -> None:
             *("--rdzv-endpoint", f"127.0.0.1:{port}"),
             *("--rdzv-conf", "last_call_timeout=1,join_timeout=60"),
             *("--local-addr", "127.0.0.1", str(SCRIPTS / "recovery_ddp.py")),
-        ]
+        ],
+        env=OWN_STORE,
     )
 
 

@@ -73,8 +73,8 @@ class Collective(Model):
     """The factor in `deadline: auto`. Larger waits longer for stragglers."""
 
     grace: Grace | None = behaviour("5%")
-    """Time that a round still waits after its condition holds, for ranks that are nearly there: a
-    duration, or a percentage of the median round."""
+    """Time that a round still waits after its condition holds, for ranks that began their step with
+    the others: a duration, or a percentage of the median round."""
 
     warmup_rounds: Count | None = behaviour(0)
     """Rounds at the start of the job that run in Full, whatever the mode."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
 from paceline.core.ids import GenerationId, MemberId
 from paceline.core.log import Log
 from paceline.core.messages import Kind
@@ -72,5 +73,7 @@ def arrivals(log: Log, **words: tuple[str, int]) -> dict[MemberId, Arrival]:
     for name, (kind, at_ns) in words.items():
         slot = int(name[1:])
         share = fresh(log, slot) if kind in ("arrive", "pending") else idle(slot)
+        if kind == "pending":
+            share = replace(share, fresh=False, base=log.version)
         found[member(slot)] = Arrival(Kind(kind), at_ns, share)
     return found

@@ -89,6 +89,21 @@ def test_grace_waits_for_ranks_that_are_almost_there() -> None:
     assert ask(log, now_ns=5 * MS, **everybody).trigger is Trigger.ALL
 
 
+def test_grace_is_for_those_who_began_with_the_others() -> None:
+    """A rank that is always slower costs the others no grace (it would be 5 % of each round)."""
+    log = after_first_round(replace(QUORUM_2, grace_ns=5 * MS), ranks=3)
+
+    def starts(**words: tuple[str, int]) -> Trigger | None:
+        both = {"r0": ("arrive", 30 * MS), "r1": ("arrive", 31 * MS)}
+        return ask(log, now_ns=31 * MS, **both, **words).trigger
+
+    assert starts() is None, "rank 2 was there in the last round"
+    assert starts(r2=("pending", 4 * MS)) is None, "it missed that one by a little"
+    assert starts(r2=("pending", 6 * MS)) is Trigger.QUORUM, "it has just begun its next step"
+    log.append(go(log, fresh(log, 0, 2), fresh(log, 1, 2)))
+    assert starts() is Trigger.QUORUM, "it is still at its step of the last round"
+
+
 def test_grace_is_a_share_of_the_median_round_unless_given() -> None:
     log = after_first_round(replace(QUORUM_2, grace_ns=-1, grace_share=0.1))
     log.round_us.extend([100, 200, 300])

@@ -71,7 +71,7 @@ def decide(
     if late is not None:
         why = f"{late} would become older than {log.settings.max_age} rounds"
         return _or_bench(log, here, silent, opened_ns, now_ns, why)
-    met = _condition_met(log, here, fresh, now_ns)
+    met = _condition_met(log, here, fresh, silent, opened_ns, now_ns)
     if met.trigger is None:
         bench = _or_bench(log, here, silent, opened_ns, now_ns, met.why)
         if bench.trigger is None and met.wake_ns is not None:
@@ -99,7 +99,12 @@ def _something(log: Log, arrivals: Mapping[MemberId, Arrival]) -> bool:
 
 
 def _condition_met(
-    log: Log, here: Mapping[MemberId, Arrival], fresh: list[tuple[int, MemberId]], now_ns: int
+    log: Log,
+    here: Mapping[MemberId, Arrival],
+    fresh: list[tuple[int, MemberId]],
+    silent: tuple[MemberId, ...],
+    opened_ns: int,
+    now_ns: int,
 ) -> Decision:
     """The mode's own condition, with some active ranks still silent."""
     s, k = log.settings, log.quorum
@@ -119,10 +124,21 @@ def _condition_met(
         return Decision(None, f"waiting for {drawn}, who was drawn")
     if len(fresh) < k:
         return Decision(None, f"{len(fresh)} of {k} arrived")
-    due = fresh[k - 1][0] + grace_ns(s, log.median_round_us)
-    if now_ns >= due:
+    grace = grace_ns(s, log.median_round_us)
+    due = fresh[k - 1][0] + grace
+    if now_ns >= due or not any(_nearly_there(log, m, here, opened_ns + grace) for m in silent):
         return Decision(Trigger.QUORUM, f"{len(fresh)} arrived, {k} needed")
     return Decision(None, f"{len(fresh)} arrived, grace runs", due)
+
+
+def _nearly_there(
+    log: Log, member: MemberId, here: Mapping[MemberId, Arrival], began_by_ns: int
+) -> bool:
+    """Whether a silent rank began its step with the others: grace is not for a slower one, which
+    is still at an older version, or came in the middle of this round and has just begun."""
+    if member in here:
+        return here[member].share.base >= log.version and here[member].at_ns <= began_by_ns
+    return log.heard.get(member, log.version) >= log.version
 
 
 def _too_old_to_leave(log: Log, silent: tuple[MemberId, ...]) -> MemberId | None:

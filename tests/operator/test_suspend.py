@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fake_cluster.observations import NOW, RUNNING, job_of, training
+from paceline_operator.core.job import timestamp
+from paceline_operator.core.observed import Observed
 from paceline_operator.core.reconcile import reconcile
 from paceline_operator.core.suspend import suspend
+
+START = timestamp(NOW - 100)
 
 
 def test_without_a_checkpoint_it_says_what_is_lost() -> None:
@@ -16,6 +20,19 @@ def test_without_a_checkpoint_it_says_what_is_lost() -> None:
     assert "9 rounds" in suspended["message"]
     assert changes.delete == (), "the status first"
     assert "startTime" not in changes.status
+
+
+def test_after_a_resumption_nobody_is_missed() -> None:
+    """Its pods are made at once, and nothing is said of ranks that are gone."""
+    ring = {"type": "RingReady", "status": "False", "reason": "SuspendedBySpec"}
+    status = RUNNING | {"highestAttempt": 2, "conditions": [ring | {"lastTransitionTime": START}]}
+    job = job_of(status, checkpoint={"path": "/c"})
+    changes = reconcile(job, Observed(), NOW)
+    assert [new.name for new in changes.workers] == [f"digits-{slot}-3" for slot in range(2)]
+    assert changes.coordinator is not None
+    assert changes.events == ()
+    killed = reconcile(job_of(RUNNING, checkpoint={"path": "/c"}), Observed(), NOW)
+    assert killed.workers == (), "here the coordinator is asked first"
 
 
 def test_it_waits_for_a_checkpoint_only_while_somebody_can_be_asked() -> None:

@@ -138,7 +138,7 @@ def _worst(job: Job, seen: Observed, plan: Plan, now_s: float) -> tuple[str, str
     if told is not None and "Degraded" in told.conditions:
         reason, message = told.conditions["Degraded"]
         return reason, message
-    started = job.start_s is not None
+    started = job.start_s is not None and not job.set_aside
     if started and told is None and plan.since.get("away", now_s) <= now_s - COORDINATOR_AWAY_S:
         return (
             Reason.COORDINATOR_AWAY,

@@ -47,7 +47,7 @@ def events_of(
             failed = new.cause in (Cause.FAILED, Cause.REFUSED)
             key = f"replace:{new.slot}:{new.attempt}"
             events.append(Event(key, Reason.RANK_REPLACED, text, warning=failed))
-    if job.start_s is not None and post.make is not None and seen.used:
+    if job.start_s is not None and post.make is not None and seen.used and not job.set_aside:
         text = f"the coordinator is made anew: {post.why}; rounds go on meanwhile"
         events.append(
             Event(f"coordinator:{post.make}", Reason.COORDINATOR_AWAY, text, warning=True)

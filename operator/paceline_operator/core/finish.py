@@ -144,7 +144,7 @@ def _state(
     resumable = job.settings.checkpoint is not None
     told = seen.told
     before = int(job.status.get("round") or 0)
-    if not anybody:
+    if not anybody and not job.set_aside:
         due_s = nobody_since_s + NOBODY_S
         if now_s < due_s:
             # Its coordinator may know how it ended.

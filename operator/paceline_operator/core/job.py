@@ -15,6 +15,7 @@ from paceline_api.defaults import fixed_by_queue, with_defaults
 from paceline_api.errors import InvalidJobError
 from paceline_api.load import job_from_mapping
 from paceline_api.names import DEFAULT_MANAGER
+from paceline_api.reasons import ConditionType, Reason
 from paceline_api.resolve import ResolvedJob, resolve
 from paceline_api.types import TrainingJob, TrainingJobSpec
 
@@ -55,6 +56,12 @@ class Job:
                 found: Mapping[str, Any] = condition
                 return found
         return None
+
+    @property
+    def set_aside(self) -> bool:
+        """It was suspended, and its ranks have not come together since."""
+        ring = self.condition(ConditionType.RING_READY)
+        return ring is not None and ring.get("reason") == Reason.SUSPENDED_BY_SPEC
 
     def holds(self, kind: str) -> bool:
         condition = self.condition(kind)

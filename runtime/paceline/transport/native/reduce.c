@@ -23,7 +23,9 @@ enum { FLOAT32 = 0, FLOAT64 = 1, INT32 = 2, INT64 = 3, BFLOAT16 = 4 };
 static const int64_t PAUSE_NS = 20000;
 static const unsigned long SLACK_NS = 1000;
 static const int64_t LONG_PAUSE_NS = 1000000;
-static const int64_t LONG_WAIT_NS = 20000000;
+static const int64_t PAUSE_PART = 8; /* Of the wait so far: no later by more than that. */
+static const int64_t SOON_NS = 100000;
+static int patience = SPINS; /* Tests before the first pause. */
 
 typedef int Handle;
 typedef int (*Irecv)(void *, int, Handle, int, int, Handle, Handle *);
@@ -208,6 +210,12 @@ static int lost(Call *call) {
     return 1;
 }
 
+/* Tests pay as long as messages come soon after; ranks that share cores take those of the sender. */
+static void learn(int64_t waited_ns) {
+    patience = waited_ns < SOON_NS ? 2 * patience + 1 : patience / 2;
+    if (patience > SPINS) patience = SPINS;
+}
+
 /* DONE, ABORTED, LOST, or FAILED with MPI's code in *error. Requests that are not null are open. */
 int paceline_reduce(Call *call, int *error) {
     Lane lanes[LANES_MAX];
@@ -229,6 +237,7 @@ int paceline_reduce(Call *call, int *error) {
                                      call->mpi->statuses_ignore);
         if (*error) return FAILED;
         if (count > 0) {
+            if (idle) learn(idle > patience ? now_ns() - idle_since_ns : 0);
             idle = 0;
             for (int i = 0; i < count; i++) {
                 Lane *lane = &lanes[indices[i] / 2];
@@ -237,10 +246,10 @@ int paceline_reduce(Call *call, int *error) {
             }
             continue;
         }
-        if (++idle <= SPINS) continue;
+        if (++idle <= patience) continue;
         if (*call->abort) return ABORTED;
         int64_t now = now_ns();
-        if (idle == SPINS + 1) {
+        if (idle == patience + 1) {
             idle_since_ns = now;
             lost_since_ns = 0;
         }
@@ -248,7 +257,9 @@ int paceline_reduce(Call *call, int *error) {
             if (!lost_since_ns) lost_since_ns = now;
             if (now - lost_since_ns > call->last_words_ns) return LOST;
         }
-        struct timespec pause = {0, now - idle_since_ns < LONG_WAIT_NS ? PAUSE_NS : LONG_PAUSE_NS};
+        int64_t part = (now - idle_since_ns) / PAUSE_PART;
+        if (part < PAUSE_NS) part = PAUSE_NS;
+        struct timespec pause = {0, part < LONG_PAUSE_NS ? part : LONG_PAUSE_NS};
         nanosleep(&pause, NULL);
     }
     return DONE;

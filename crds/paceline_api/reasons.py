@@ -54,7 +54,7 @@ class Reason(_Told):
     )
     BELOW_MIN_REPLICAS = (
         "BelowMinReplicas",
-        "Fewer than minReplicas workers are there. Training goes on, a start waits.",
+        "Fewer than minReplicas workers are there; training goes on, a start waits.",
     )
     RANK_BENCHED = "RankBenched", "A silent rank gets no data until it reports back."
     RANK_SLOW = "RankSlow", "A rank is slower than the others for long."

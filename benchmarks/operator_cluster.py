@@ -6,7 +6,6 @@ everything else is real. Moments come from the audit log, so measuring costs no 
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ ROOT: Final = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "tests")]
 
 from cluster import running  # noqa: E402
+from cluster.audit import read_on  # noqa: E402
 from cluster.control_plane import RAISED, ControlPlane  # noqa: E402
 from fake_cluster.beside import (  # noqa: E402
     JOBS,
@@ -100,15 +100,10 @@ class Bench:
     def asked(self, *, since: int = 0) -> list[Asked]:
         """All requests since `begin`, or all but the first ones. Reads what is new in the log."""
         assert self.plane.audit_log is not None
-        with self.plane.audit_log.open("rb") as log:
-            log.seek(self.offset)
-            for line in log:
-                if not line.endswith(b"\n"):
-                    break  # the server is in the middle of writing it
-                self.offset += len(line)
-                entry = json.loads(line)
-                if entry["stage"] == "ResponseComplete":
-                    self.seen.append(_asked(entry))
+        for offset, entry in read_on(self.plane.audit_log, self.offset):
+            self.offset = offset
+            if entry["stage"] == "ResponseComplete":
+                self.seen.append(_asked(entry))
         return self.seen[since:]
 
     def own_requests(self, namespace: str, *, but: str = "") -> Counter[tuple[str, str]]:

@@ -11,12 +11,18 @@ from typing import Any
 
 def entries(log: Path, *, offset: int = 0) -> Iterator[dict[str, Any]]:
     """Every request since `offset` bytes, when it was answered. Watches are there once each end."""
+    return (entry for _, entry in read_on(log, offset))
+
+
+def read_on(log: Path, offset: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The same, each with the offset behind it, from where one may read on later."""
     with log.open("rb") as lines:
         lines.seek(offset)
         for line in lines:
             # The server may be in the middle of writing the last one.
             if line.endswith(b"\n"):
-                yield json.loads(line)
+                offset += len(line)
+                yield offset, json.loads(line)
 
 
 def requests_of(log: Path, *, user: str, offset: int = 0) -> Counter[tuple[str, str]]:

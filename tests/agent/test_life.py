@@ -10,7 +10,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from agent.harness import RANK_SIDE, descendants, gone, member, pod, started
+from agent.harness import RANK_SIDE, descendants, gone, member, pod, started, until
 from paceline.core.ids import GenerationId
 from paceline.core.messages import AgentDone, AgentHello, DrainPod, RankDead, Shutdown
 from paceline.settings import AgentSettings, AgentSpec, RankSettings, SettingsError
@@ -252,8 +252,13 @@ def test_nothing_is_left_over(tmp_path: Path) -> None:
             hello = await coordinator.wait(AgentHello)
             assert hello.metrics.startswith("http://127.0.0.1:")
             await agent.printed("started")
-            below = descendants(agent.process.pid)
-            assert any("sleep 62" in text for text in below.values()), below
+            below: dict[int, str] = {}
+
+            def both() -> bool:
+                below.update(descendants(agent.process.pid))
+                return {"sleep 62", "sleep 63"} <= {text.strip() for text in below.values()}
+
+            await until(both, "both sleep")
             agent.signal(signal.SIGTERM)
             await agent.ended()
             await gone(*below)

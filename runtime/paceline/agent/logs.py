@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -39,6 +40,9 @@ class Output:
         self._folder: Path | None = folder
         self._thread = ThreadPoolExecutor(1, "output")
         self._pending = 0
+        self._lock = threading.Lock()
+        self._written = 0
+        """Bytes that the loop has not been told of."""
         self._waiting: list[Callable[[], None]] = []
         self._files: dict[str, BinaryIO] = {}
 
@@ -51,10 +55,8 @@ class Output:
 
     def write(self, name: str, shown: bytes, kept: bytes) -> None:
         """`shown` goes to stdout, `kept` to the file of that name."""
-        size = len(shown) + len(kept)
-        self._pending += size
-        future = self._thread.submit(self._write, name, shown, kept)
-        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._written, size))
+        self._pending += len(shown) + len(kept)
+        self._thread.submit(self._write, name, shown, kept)
 
     def close_file(self, name: str) -> None:
         self._thread.submit(self._close_file, name)
@@ -65,14 +67,29 @@ class Output:
         wait([last], FLUSH_S)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _written(self, size: int) -> None:
-        self._pending -= size
+    def _tell(self, size: int) -> None:
+        """Wakes the loop once, however much is written before it looks: each waking is a byte in
+        the pipe through which signals come too, and one that finds it full is lost."""
+        with self._lock:
+            told, self._written = self._written > 0, self._written + size
+        if not told:
+            self._loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        with self._lock:
+            written, self._written = self._written, 0
+        self._pending -= written
         if not self.full:
             waiting, self._waiting = self._waiting, []
             for resume in waiting:
                 resume()
 
     def _write(self, name: str, shown: bytes, kept: bytes) -> None:
+        self._show(shown)
+        self._keep(name, kept)
+        self._tell(len(shown) + len(kept))
+
+    def _show(self, shown: bytes) -> None:
         if self._stdout_fd is not None and shown:
             try:
                 view = memoryview(shown)
@@ -81,6 +98,8 @@ class Output:
             except OSError as error:
                 self._stdout_fd = None  # nobody reads it any more; the files go on
                 log.warning("output of the ranks goes to files only from now on: %s", error)
+
+    def _keep(self, name: str, kept: bytes) -> None:
         if self._folder is not None and kept:
             try:
                 file = self._files.get(name)

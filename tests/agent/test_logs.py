@@ -1,0 +1,67 @@
+"""The ranks' output on its way through the agent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from pathlib import Path
+
+from paceline.agent.logs import Output
+
+WRITES = 5_000
+"""More than the pipe holds that wakes the event loop."""
+
+
+def test_a_signal_is_heard_however_much_was_written_meanwhile(tmp_path: Path) -> None:
+    """A lost SIGCHLD is a dead rank that nobody reports."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        heard = asyncio.Event()
+        loop.add_signal_handler(signal.SIGUSR1, heard.set)
+        with (tmp_path / "stdout").open("wb") as stdout:
+            output = Output(loop, stdout.fileno(), tmp_path / "logs")
+            for _ in range(WRITES):
+                output.write("rank", b"shown\n", b"kept\n")
+            assert _all_written(output)  # the loop has had no turn
+            os.kill(os.getpid(), signal.SIGUSR1)
+            await asyncio.wait_for(heard.wait(), 10)
+            output.close()
+        assert (tmp_path / "stdout").read_bytes() == b"shown\n" * WRITES
+        assert (tmp_path / "logs" / "rank").read_bytes() == b"kept\n" * WRITES
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_that_waits_goes_on_once_there_is_room(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        read_fd, write_fd = os.pipe()
+        output = Output(asyncio.get_running_loop(), write_fd, tmp_path / "logs")
+        free = asyncio.Event()
+        output.write("rank", b"x" * 3_000_000, b"")
+        assert output.full
+        output.when_free(free.set)
+        drain = threading.Thread(target=_read_all, args=[read_fd])
+        drain.start()
+        await asyncio.wait_for(free.wait(), 10)
+        assert not output.full
+        output.close()
+        os.close(write_fd)
+        drain.join(10)
+
+    asyncio.run(scenario())
+
+
+def _all_written(output: Output) -> bool:
+    """Once the thread has come to the last of its orders."""
+    done = threading.Event()
+    output._thread.submit(done.set)
+    return done.wait(10)
+
+
+def _read_all(fd: int) -> None:
+    while os.read(fd, 65536):
+        pass
+    os.close(fd)

@@ -212,6 +212,18 @@ class Fleet:
             if _trains(pod) and self._up_for(pod) >= 0.99 * self._start_s
         }
 
+    async def _lives(self, uid: str) -> bool:
+        """By the API server itself: the watch here may be behind the operator's."""
+        if (pod := self._pods.get(uid)) is None:
+            return False
+        path = f"/api/v1/namespaces/{self._namespace}/pods/{pod['metadata']['name']}"
+        async with self._http.get(path) as answer:
+            if answer.status == 404:
+                return False
+            answer.raise_for_status()
+            found = msgspec.json.decode(await answer.read())
+        return bool(found["metadata"]["uid"] == uid and _trains(found))
+
     def _up_for(self, pod: dict[str, Any]) -> float:
         assert self._loop is not None
         now_s = self._loop.time()
@@ -306,8 +318,14 @@ class Fleet:
     async def _inventory(self, post: Post, request: web.Request) -> web.Response:
         if not _trusted(post, request):
             return web.Response(status=401)
-        alive = self._alive(post.job_uid)
-        post.ring.hear(await request.json(), alive)
+        inventory = await request.json()
+        listed = {(slot, attempt) for slot, attempt in inventory["pods"]}
+        alive = {
+            place: uid
+            for place, uid in self._alive(post.job_uid).items()
+            if place in listed or await self._lives(uid)
+        }
+        post.ring.hear(inventory, alive)
         self._wrong(post)
         self._turn(post)
         return web.json_response({})

@@ -26,11 +26,11 @@ START_S = 180.0
 END_S = 120.0
 CHANGE_S = 90.0
 PROGRESS_S = 60.0
-SAMPLES, BATCH, EPOCHS = 240, 4, 6
-STEP_MS = 150.0
-"""With the brake on, two ranks train for a minute and a quarter."""
-LONG_MS = 400.0
-"""The same for three minutes."""
+SAMPLES, BATCH = 240, 4
+EPOCHS, STEP_MS = 12, 150.0
+"""With the brake on, two ranks keep this pace for a minute; in the last epoch they crawl."""
+LONG_EPOCHS, LONG_MS = 20, 400.0
+"""For four minutes and a half."""
 NewJob = Callable[..., "Job"]
 """Makes the handle of a job in the test's namespace."""
 
@@ -52,17 +52,17 @@ class Job:
         replicas: int,
         *,
         epochs: int = EPOCHS,
-        step_ms: float = STEP_MS,
+        long: bool = False,
         slow_ms: Mapping[str, float] | None = None,
         **spec: Any,
     ) -> None:
-        self.epochs = epochs
+        self.epochs = LONG_EPOCHS if long else epochs
         self.brake.touch()
         config: Json = {"seed": 1, "samples": SAMPLES, "batch": BATCH, "accumulate": 1}
         config |= {
-            "epochs": epochs,
+            "epochs": self.epochs,
             "ballast": 1000,
-            "step_ms": step_ms,
+            "step_ms": LONG_MS if long else STEP_MS,
             "slow_ms": dict(slow_ms or {}),
         }
         config |= {"dies": {}, "rounds": SAMPLES // BATCH // replicas, "writes_bytes": 0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cluster.api import Json
 from cluster.node import KUBELET, Node
-from nodes.jobs import CHANGE_S, LONG_MS, START_S, Job, NewJob
+from nodes.jobs import CHANGE_S, START_S, Job, NewJob
 from nodes.platform import Platform
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
@@ -66,7 +66,7 @@ def test_drain_of_the_coordinators_node(platform: Platform, new_job: NewJob) -> 
 def test_a_node_that_loses_power(platform: Platform, new_job: NewJob) -> None:
     """Half of the ranks are gone without a word: the operator's inventory is the evidence."""
     job = new_job()
-    job.apply(2, step_ms=LONG_MS)
+    job.apply(2, long=True)
     job.wait_trains(2)
     away = next(
         node
@@ -91,7 +91,7 @@ def test_a_node_that_loses_power(platform: Platform, new_job: NewJob) -> None:
 def test_a_node_that_is_not_ready_for_a_while(platform: Platform, new_job: NewJob) -> None:
     """Its kubelet stops, its pods run on: no sample counts twice, whoever is taken to be alive."""
     job = new_job()
-    job.apply(2, step_ms=LONG_MS)
+    job.apply(2, long=True)
     job.wait_trains(2)
     node = platform.cluster.node(
         next(n for n in sorted(nodes_of(job)) if n != node_of(job.coordinator()))

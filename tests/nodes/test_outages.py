@@ -6,7 +6,7 @@ import time
 
 import pytest
 from cluster.control_plane import API_SERVER
-from nodes.jobs import CHANGE_S, END_S, LONG_MS, NewJob, containers
+from nodes.jobs import CHANGE_S, END_S, NewJob, containers
 from nodes.platform import SYSTEM, Platform
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
@@ -47,7 +47,7 @@ def test_a_job_finishes_while_the_operator_is_down(platform: Platform, new_job: 
 
 def test_the_api_server_is_away_for_a_minute(platform: Platform, new_job: NewJob) -> None:
     job = new_job()
-    job.apply(2, step_ms=LONG_MS)
+    job.apply(2, long=True)
     job.wait_trains(2)
     before, server = containers(job.workers()), platform.cluster.control_plane.programs[API_SERVER]
     server.stop()

@@ -208,7 +208,13 @@ class Job:
     def results(self) -> list[Json]:
         """What the ranks that saw the end have printed."""
         started = [pod for pod in self.pods() if pod["status"]["phase"] != "Pending"]
-        logs = [self.log(pod["metadata"]["name"]) for pod in started]
+        logs = []
+        for pod in started:
+            try:
+                logs.append(self.log(pod["metadata"]["name"]))
+            except ApiError:
+                # One that was lost with its node may have none.
+                assert "deletionTimestamp" in pod["metadata"], pod
         lines = [line for log in logs for line in log.splitlines() if "RESULT " in line]
         return [json.loads(line.partition("RESULT ")[2]) for line in lines]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_cluster.observations import NOW, RUNNING, job_of, training, worker
+from fake_cluster.observations import NOW, POST, RUNNING, job_of, training, worker
 from paceline_operator.core import evidence
 from paceline_operator.core.observed import End, Node, Observed, Pod, Sent
 from paceline_operator.core.reconcile import reconcile
@@ -13,7 +13,8 @@ from paceline_operator.core.told import Rank, Told
 
 
 def lost(pod: Pod, seen: Observed, now_s: float = NOW) -> evidence.Loss:
-    return evidence.lost(pod, seen, evidence.speaking(seen), 60.0, now_s)
+    speaks = (pod.slot, pod.attempt) in evidence.speaking(seen)
+    return evidence.lost(pod, seen, speaks=speaks, node_lost_s=60.0, now_s=now_s)
 
 
 NODES = {f"node-{n}": Node(f"node-{n}") for n in range(5)}
@@ -73,6 +74,30 @@ def test_no_node_takes_along_a_pod_that_speaks(nodes: dict[str, Node]) -> None:
     assert not found.why
     assert found.look_again_s == NOW + evidence.LOOK_S
     assert lost(worker(1), replace(seen, told=None)).why
+
+
+def test_a_coordinator_that_answers_is_not_lost_with_its_node() -> None:
+    away = Node("node-9", ready=False, not_ready_since_s=NOW - 61)
+    seen = training(3, nodes=NODES | {"node-9": away}, told_s=NOW - 50)
+    kept = reconcile(job_of(RUNNING, replicas=3), seen, NOW)
+    assert kept.coordinator is None
+    assert not kept.delete
+    assert kept.look_again_s is not None
+    assert kept.look_again_s <= NOW + evidence.LOOK_S
+    for silent in (replace(seen, told_s=NOW - evidence.ANSWER_S), replace(seen, told=None)):
+        changes = reconcile(job_of(RUNNING, replicas=3), silent, NOW)
+        assert changes.coordinator is not None
+        assert [deletion.name for deletion in changes.delete] == ["digits-coordinator-1"]
+
+
+def test_a_new_coordinator_has_time_to_hear_the_ranks() -> None:
+    """Of a node that is away for its kubelet alone, and of a coordinator that was just lost."""
+    post = replace(POST, created_s=NOW - 5)
+    seen = Observed(pods=(worker(1), post), nodes=NODES | {"node-1": AWAY})
+    found = lost(worker(1), seen)
+    assert not found.why
+    assert found.look_again_s == NOW - 5 + evidence.FOUND_S
+    assert lost(worker(1), seen, NOW - 5 + evidence.FOUND_S).why
 
 
 def test_a_heartbeat_overrules_every_evidence() -> None:

@@ -16,6 +16,10 @@ from paceline_operator.core.observed import Inventory, Observed, Pod
 GONE_S: Final = 10.0
 """A node that the watch does not show may be too new for it."""
 LOOK_S: Final = 1.0
+ANSWER_S: Final = 60.0
+"""A coordinator that has nothing to tell answers after this time."""
+FOUND_S: Final = 20.0
+"""A new coordinator needs so long to start and to be found by the ranks."""
 
 Places = Set[tuple[int, int]]
 """Slot and attempt of pods."""
@@ -34,12 +38,18 @@ def speaking(seen: Observed) -> Places:
     return seen.told.speaking_pods() if seen.told is not None else set()
 
 
-def lost(pod: Pod, seen: Observed, speaks: Places, node_lost_s: float, now_s: float) -> Loss:
-    """Whether the pod's node has taken it along."""
+def answers(pod: Pod, seen: Observed, now_s: float) -> bool:
+    """Whether the operator itself hears this coordinator."""
+    told = seen.told
+    return told is not None and told.coordinator == pod.uid and now_s - seen.told_s < ANSWER_S
+
+
+def lost(pod: Pod, seen: Observed, *, speaks: bool, node_lost_s: float, now_s: float) -> Loss:
+    """Whether the pod's node has taken it along. `speaks`: somebody hears its processes."""
     if not pod.node or not seen.nodes_fresh or not seen.nodes:
         return Loss()
     node = seen.nodes.get(pod.node)
-    if (node is None or node.troubled) and (pod.slot, pod.attempt) in speaks:
+    if (node is None or node.troubled) and speaks:
         return Loss(look_again_s=now_s + LOOK_S)  # only its kubelet is away
     if node is None:
         key = f"gone:{pod.node}"
@@ -57,9 +67,17 @@ def lost(pod: Pod, seen: Observed, speaks: Places, node_lost_s: float, now_s: fl
         return Loss(look_again_s=now_s + node_lost_s)
     # A pod that was made meanwhile has its own time.
     due_s = max(node.not_ready_since_s, pod.created_s) + node_lost_s
+    if pod.is_worker:
+        # It may live and not have found its new coordinator yet.
+        due_s = max([due_s, *(post_s + FOUND_S for post_s in _posts(pod, seen))])
     if now_s < due_s:
         return Loss(look_again_s=due_s)
     return Loss(f"node {pod.node} of {pod.name} has been NotReady for {node_lost_s:.0f} s")
+
+
+def _posts(pod: Pod, seen: Observed) -> Iterable[float]:
+    """When the present coordinators of a pod's job were made."""
+    return (p.created_s for p in seen.own(pod.owner) if p.is_coordinator and p.active)
 
 
 def may_live(

@@ -40,7 +40,8 @@ def coordinator(job: Job, seen: Observed, now_s: float, *, over: str = "") -> Po
     usable: list[Pod] = []
     node_lost_s = job.settings.elasticity.node_lost_ns / 1e9
     for pod in sorted((p for p in pods if p.active), key=lambda p: p.attempt):
-        loss = evidence.lost(pod, seen, set(), node_lost_s, now_s)
+        speaks = evidence.answers(pod, seen, now_s)
+        loss = evidence.lost(pod, seen, speaks=speaks, node_lost_s=node_lost_s, now_s=now_s)
         if loss.since:
             post.since[loss.since[0]] = loss.since[1]
         if loss.look_again_s is not None:

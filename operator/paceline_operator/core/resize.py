@@ -85,11 +85,12 @@ def plan(job: Job, seen: Observed, now_s: float) -> Plan:
     known = int((job.status.get("restarts") or {}).get("replicas") or 0)
     made.replaced = backoff.replaced_so_far(workers, max(known, seen.replaced))
     node_lost_s = job.settings.elasticity.node_lost_ns / 1e9
-    speaks = evidence.speaking(seen)
+    heard = evidence.speaking(seen)
     for pod in workers:
         if pod.ended:
             continue
-        loss = evidence.lost(pod, seen, speaks, node_lost_s, now_s)
+        speaks = (pod.slot, pod.attempt) in heard
+        loss = evidence.lost(pod, seen, speaks=speaks, node_lost_s=node_lost_s, now_s=now_s)
         made.look(loss.look_again_s)
         if loss.since:
             made.since[loss.since[0]] = loss.since[1]

@@ -39,6 +39,7 @@ from paceline_operator.core.keys import JobKeys, job_keys
 
 POLL_S = 10.0
 RETRY_S = 0.2
+LOOK_S = 0.01
 
 
 @dataclass
@@ -66,6 +67,10 @@ class Fleet:
         """Uid of a worker pod -> since when it runs."""
         self._config = yaml.safe_load(plane.kubeconfig_of("stubs", "system:masters").read_text())
         self._pods: dict[str, dict[str, Any]] = {}
+        self._workers: dict[str, dict[str, dict[str, Any]]] = {}
+        """The same by uid of the job, without coordinators."""
+        self._due: set[str] = set()
+        """Uids of jobs to look at: many pods at once are one piece of news."""
         self._posts: dict[str, Post] = {}
         """By uid of the pod."""
         self._states: dict[str, State] = {}
@@ -188,6 +193,8 @@ class Fleet:
     async def _seen(self, pod: dict[str, Any]) -> None:
         uid = pod["metadata"]["uid"]
         self._pods[uid] = pod
+        if LABEL_SLOT in pod["metadata"]["labels"]:
+            self._workers.setdefault(_owner(pod), {})[uid] = pod
         if pod["metadata"]["labels"].get(LABEL_ROLE) == ROLE_COORDINATOR:
             if _runs(pod) and uid not in self._posts:
                 await self._open(pod)
@@ -196,19 +203,20 @@ class Fleet:
         elif _trains(pod) and uid not in self._since:
             assert self._loop is not None
             self._since[uid] = self._loop.time()
-            self._loop.call_later(self._start_s, self._step, pod)
-        self._step(pod)
+            self._loop.call_later(self._start_s, self._look_at, _owner(pod))
+        self._look_at(_owner(pod))
 
     async def _gone(self, pod: dict[str, Any]) -> None:
-        self._pods.pop(pod["metadata"]["uid"], None)
-        await self._close(pod["metadata"]["uid"])
-        self._step(pod)
+        uid, job_uid = pod["metadata"]["uid"], _owner(pod)
+        self._pods.pop(uid, None)
+        self._workers.get(job_uid, {}).pop(uid, None)
+        await self._close(uid)
+        self._look_at(job_uid)
 
     def _alive(self, job_uid: str) -> dict[Place, str]:
         return {
             _place(pod): pod["metadata"]["uid"]
-            for pod in self._pods.values()
-            if _owner(pod) == job_uid and LABEL_SLOT in pod["metadata"]["labels"]
+            for pod in self._workers.get(job_uid, {}).values()
             if _trains(pod) and self._up_for(pod) >= 0.99 * self._start_s
         }
 
@@ -229,8 +237,14 @@ class Fleet:
         now_s = self._loop.time()
         return now_s - self._since.get(pod["metadata"]["uid"], now_s)
 
-    def _step(self, pod: dict[str, Any]) -> None:
-        job_uid = _owner(pod)
+    def _look_at(self, job_uid: str) -> None:
+        assert self._loop is not None
+        if job_uid not in self._due:
+            self._due.add(job_uid)
+            self._loop.call_later(LOOK_S, self._step, job_uid)
+
+    def _step(self, job_uid: str) -> None:
+        self._due.discard(job_uid)
         for post in self._posts.values():
             if post.job_uid != job_uid:
                 continue
@@ -241,9 +255,10 @@ class Fleet:
                 post.news.set()
 
     def _end(self, job_uid: str, places: set[Place]) -> None:
-        for pod in list(self._pods.values()):
-            labels = pod["metadata"]["labels"]
-            if _owner(pod) == job_uid and LABEL_SLOT in labels and _place(pod) in places:
+        if not places:
+            return
+        for pod in self._workers.get(job_uid, {}).values():
+            if _place(pod) in places:
                 task = asyncio.create_task(self._annotate(pod["metadata"]))
                 self._sends.add(task)
                 task.add_done_callback(self._sends.discard)

@@ -32,6 +32,8 @@ _LIST_KEYS: Final = {
     "spec.template.spec.containers.env": "name",
     "status.conditions": "type",
 }
+_ATOMIC: Final = ("status.resolved",)
+"""Mappings that always change as a whole: the API server keeps no account of their fields."""
 _COLUMNS: Final = (
     ("Ready", "string", ".status.ready", "Replicas that train and replicas asked for"),
     ("Mode", "string", ".status.collective.mode", "Mode of the rounds in force"),
@@ -170,6 +172,8 @@ class _Converter:
             if key:
                 schema["x-kubernetes-list-map-keys"] = [key]
         elif body.get("type") == "object":
+            if path in _ATOMIC:
+                schema["x-kubernetes-map-type"] = "atomic"
             if body.get("required"):
                 schema["required"] = body["required"]
             if "properties" in body:

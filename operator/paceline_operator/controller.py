@@ -67,6 +67,8 @@ class Controller:
         self._manager, self._clock = manager, clock
         self._epoch, self._nodes_fresh = epoch, nodes_fresh
         self.memories: dict[Key, Memory] = {}
+        self._read: dict[Key, tuple[str, Job]] = {}
+        """Each job as it was read last, with its resourceVersion."""
 
     async def reconcile(self, key: Key) -> float | None:
         """Seconds until the next look, None for: when something has changed."""
@@ -76,7 +78,7 @@ class Controller:
             return None
         if not self._applier.leads():
             return LAPSED_S
-        job = read_job(body)
+        job = self._job(key, body)
         memory = self._memory(key, job)
         now_s = self._clock()
         changes = reconcile(job, self._observed(key, memory), now_s)
@@ -108,7 +110,16 @@ class Controller:
 
     def forget(self, key: Key) -> None:
         self.memories.pop(key, None)
+        self._read.pop(key, None)
         self._coordinators.leave(key)
+
+    def _job(self, key: Key, body: Mapping[str, Any]) -> Job:
+        """Pods change far more often than their job, and to read one means to validate it."""
+        version = str(body["metadata"]["resourceVersion"])
+        known = self._read.get(key)
+        if known is None or known[0] != version:
+            known = self._read[key] = version, read_job(body)
+        return known[1]
 
     def _memory(self, key: Key, job: Job) -> Memory:
         memory = self.memories.get(key)

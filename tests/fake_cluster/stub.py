@@ -75,6 +75,8 @@ class Fleet:
         """By uid of the pod."""
         self._states: dict[str, State] = {}
         self.wrong: list[str] = []
+        self._key = b""
+        """The operator's."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._up = threading.Event()
@@ -293,8 +295,8 @@ class Fleet:
             "checkpoint" in body["spec"],
             self._states.setdefault(job_uid, State()),
         )
-        key = await asyncio.to_thread(own_key, self._plane, self._operator)
-        keys = job_keys(key, job_uid)
+        self._key = self._key or await asyncio.to_thread(own_key, self._plane, self._operator)
+        keys = job_keys(self._key, job_uid)
         post = Post(ring, keys, job_uid)
         app = web.Application()
         app.add_routes(

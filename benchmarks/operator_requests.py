@@ -40,6 +40,8 @@ LIFE_BAR: Final = 12
 CPU_BAR: Final = 1.5
 REPLACED_BAR_S: Final = 0.2
 SCALED_BAR_S: Final = 0.1
+SCALED_WORKERS: Final = 8
+"""The bar is for 8 -> 12."""
 PER_JOB_S: Final = 3.0
 """Bound of a wait for each job, beside a minute."""
 COLUMNS: Final = (
@@ -230,7 +232,10 @@ def rows(out: Report, size: str, floor: Figures, ours: Figures, jobs: int, worke
         what = f"{size}: deleted worker to its replacement, s, worst of 3"
         out.bars.append(Bar(what, worst, REPLACED_BAR_S, at_least=False))
         what = f"{size}: scale by half to the last new pod, s"
-        out.bars.append(Bar(what, ours.scaled_s, SCALED_BAR_S, at_least=False))
+        if workers == SCALED_WORKERS:
+            out.bars.append(Bar(what, ours.scaled_s, SCALED_BAR_S, at_least=False))
+        else:
+            out.notes.append(f"{what}: {ours.scaled_s:.2f}")
         out.details[f"{size}: replaced_s"] = ours.replaced_s
     out.checks[f"{size}: requests within their bars"] = (
         ready <= workers + READY_BAR and life <= workers + LIFE_BAR

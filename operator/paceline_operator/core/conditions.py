@@ -76,9 +76,8 @@ def transport_verified(job: Job, seen: Observed) -> Wanted | None:
     kind = seen.told.transport if seen.told is not None else ""
     if not kind:
         return None
-    fabric = job.spec.fabric if job.spec else None
-    required = (fabric and fabric.required) or FabricRequirement.ANY
-    if required is FabricRequirement.ANY:
+    required = job.frozen["fabric"]["required"]
+    if required == FabricRequirement.ANY:
         message = f"{kind} moves the gradients, chosen by measurement when the ranks connected"
         return Wanted(ConditionType.TRANSPORT_VERIFIED, True, Reason.TRANSPORT_MEASURED, message)
     message = (

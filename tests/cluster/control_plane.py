@@ -236,7 +236,9 @@ class ControlPlane:
             "rules": [{"level": "Metadata"}],
         }
         policy.write_text(yaml.safe_dump(rules))
-        return [f"--audit-policy-file={policy}", f"--audit-log-path={self.audit_log}"]
+        # Whoever reads on in it would lose the place if the server began another file at 100 MB.
+        size = "--audit-log-maxsize=10000"
+        return [f"--audit-policy-file={policy}", f"--audit-log-path={self.audit_log}", size]
 
     def _controller_flags(self) -> list[str]:
         return [

@@ -12,6 +12,7 @@ import asyncio
 import ipaddress
 import logging
 import ssl
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -79,7 +80,9 @@ class FakeKubelet:
         self._nodes = nodes
         # Pod uid -> what it was last told: "run", its exit code, or "go".
         self._told: dict[str, str] = {}
-        self._addresses = islice(ipaddress.ip_network(pods).hosts(), 1, None)
+        self._addresses = deque(islice(ipaddress.ip_network(pods).hosts(), 1, None))
+        self._given: dict[str, str] = {}
+        """Pod uid -> its address."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, pods_per_node: int) -> None:
@@ -129,10 +132,21 @@ class FakeKubelet:
                 pod = msgspec.json.decode(event.object, type=Pod)
                 version = pod.metadata.resourceVersion
                 if event.type == "DELETED":
-                    self._told.pop(pod.metadata.uid, None)
+                    self._forget(pod.metadata.uid)
                 elif event.type != "BOOKMARK":
                     self._look_at(pod)
         return version
+
+    def _forget(self, uid: str) -> None:
+        self._told.pop(uid, None)
+        if address := self._given.pop(uid, ""):
+            self._addresses.append(address)
+
+    def _address(self, uid: str) -> str:
+        """The one that has been free for longest."""
+        if uid not in self._given:
+            self._given[uid] = str(self._addresses.popleft())
+        return self._given[uid]
 
     def _look_at(self, pod: Pod) -> None:
         meta = pod.metadata
@@ -146,7 +160,7 @@ class FakeKubelet:
             body = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta.uid}}
             sending = self._send("DELETE", path, body)
         else:
-            status = _running(pod, str(next(self._addresses))) if wanted == "run" else None
+            status = _running(pod, self._address(meta.uid)) if wanted == "run" else None
             status = status or _ended(pod, int(wanted))
             status_patch = {"metadata": {"uid": meta.uid}, "status": status}
             sending = self._send("PATCH", f"{path}/status", status_patch)

@@ -72,7 +72,7 @@ def test_no_node_takes_along_a_pod_that_speaks(nodes: dict[str, Node]) -> None:
     seen = Observed(nodes=nodes, since={"gone:node-1": NOW - 60}, told=HEARD)
     found = lost(worker(1), seen)
     assert not found.why
-    assert found.look_again_s == NOW + evidence.LOOK_S
+    assert found.look_again_s == NOW + evidence.SPEAKS_LOOK_S
     assert lost(worker(1), replace(seen, told=None)).why
 
 
@@ -83,7 +83,7 @@ def test_a_coordinator_that_answers_is_not_lost_with_its_node() -> None:
     assert kept.coordinator is None
     assert not kept.delete
     assert kept.look_again_s is not None
-    assert kept.look_again_s <= NOW + evidence.LOOK_S
+    assert kept.look_again_s <= NOW + evidence.SPEAKS_LOOK_S
     for silent in (replace(seen, told_s=NOW - evidence.ANSWER_S), replace(seen, told=None)):
         changes = reconcile(job_of(RUNNING, replicas=3), silent, NOW)
         assert changes.coordinator is not None

@@ -16,6 +16,8 @@ from paceline_operator.core.observed import Inventory, Observed, Pod
 GONE_S: Final = 10.0
 """A node that the watch does not show may be too new for it."""
 LOOK_S: Final = 1.0
+SPEAKS_LOOK_S: Final = 5.0
+"""All jobs of a cluster may look so often: each node may be away for its kubelet alone."""
 ANSWER_S: Final = 60.0
 """A coordinator that has nothing to tell answers after this time."""
 FOUND_S: Final = 20.0
@@ -50,7 +52,7 @@ def lost(pod: Pod, seen: Observed, *, speaks: bool, node_lost_s: float, now_s: f
         return Loss()
     node = seen.nodes.get(pod.node)
     if (node is None or node.troubled) and speaks:
-        return Loss(look_again_s=now_s + LOOK_S)  # only its kubelet is away
+        return Loss(look_again_s=now_s + SPEAKS_LOOK_S)  # only its kubelet is away
     if node is None:
         key = f"gone:{pod.node}"
         first_s = seen.since.get(key, now_s)

@@ -6,7 +6,6 @@ other figures that move all the time once a minute.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -78,13 +77,14 @@ def running(
 
 
 def carried(job: Job, wanted: list[conditions.Wanted], now_s: float) -> dict[str, Any]:
-    """The stored status with new conditions: the part that every status has."""
-    status = copy.deepcopy(dict(job.status))
+    """The stored status with new conditions: the part that every status has. Nothing below its
+    first level is changed by anybody."""
+    status = dict(job.status)
     status["observedGeneration"] = job.generation
     status["selector"] = worker_selector(job.name)
     status["conditions"] = conditions.merged(job, wanted, now_s)
     if job.frozen:
-        status["resolved"] = copy.deepcopy(dict(job.frozen))
+        status["resolved"] = job.frozen
     return status
 
 

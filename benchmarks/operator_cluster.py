@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 ROOT: Final = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "tests")]
@@ -189,10 +190,15 @@ def first(found: list[Asked], namespace: str, kind: str) -> float:
     return min(a.at_s for a in found if (a.kind, a.verb, a.namespace) == (kind, POST, namespace))
 
 
-def gone(bench: Bench, namespace: str, seconds: float) -> None:
-    """Until no pod of the namespace is left."""
-    path = f"/api/v1/namespaces/{namespace}/pods?limit=1"
-    until(lambda: not bench.plane.api.get(path)["items"], "all pods are gone", seconds)
+def gone(bench: Bench, namespace: str, seconds: float, *, labels: str = "") -> None:
+    """Until no pod of the namespace with these labels is left."""
+    path = f"/api/v1/namespaces/{namespace}/pods?limit=1&labelSelector={quote(labels)}"
+
+    def none() -> bool:
+        time.sleep(1.0)  # asking costs what is measured
+        return not bench.plane.api.get(path)["items"]
+
+    until(none, "all pods are gone", seconds)
 
 
 def indexed_job(name: str, workers: int) -> dict[str, Any]:

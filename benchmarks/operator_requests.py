@@ -102,12 +102,7 @@ def with_operator(b: Bench, jobs: int, workers: int) -> Figures:
         for number in range(jobs):
             fleet.finish(f"job-{number}")
         _until_all(b, namespace, "Complete", jobs)
-        path = f"/api/v1/namespaces/{namespace}/pods"
-        until(
-            lambda: not b.plane.api.items(path, labels="paceline.dev/role=coordinator"),
-            "the coordinators are gone",
-            _limit_s(jobs),
-        )
+        gone(b, namespace, _limit_s(jobs), labels="paceline.dev/role=coordinator")
         # Replacing and scaling are no part of a quiet life: of several jobs, the others'.
         if jobs == 1:
             figures.life = b.own_requests(namespace) - extra

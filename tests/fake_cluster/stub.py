@@ -25,10 +25,10 @@ from aiohttp import web
 from cluster.control_plane import ControlPlane
 from cluster.fake_kubelet import EXIT_CODE, session
 from fake_cluster.beside import JOBS, own_key
+from fake_cluster.pods_seen import owner_of, place_of, runs, trains
 from fake_cluster.ring import Place, Ring, State
 from paceline_api.names import (
     COORDINATOR_PORT,
-    LABEL_ATTEMPT,
     LABEL_JOB,
     LABEL_ROLE,
     LABEL_SLOT,
@@ -196,20 +196,20 @@ class Fleet:
         uid = pod["metadata"]["uid"]
         self._pods[uid] = pod
         if LABEL_SLOT in pod["metadata"]["labels"]:
-            self._workers.setdefault(_owner(pod), {})[uid] = pod
+            self._workers.setdefault(owner_of(pod), {})[uid] = pod
         if pod["metadata"]["labels"].get(LABEL_ROLE) == ROLE_COORDINATOR:
-            if _runs(pod) and uid not in self._posts:
+            if runs(pod) and uid not in self._posts:
                 await self._open(pod)
-            elif not _runs(pod):
+            elif not runs(pod):
                 await self._close(uid)
-        elif _trains(pod) and uid not in self._since:
+        elif trains(pod) and uid not in self._since:
             assert self._loop is not None
             self._since[uid] = self._loop.time()
-            self._loop.call_later(self._start_s, self._look_at, _owner(pod))
-        self._look_at(_owner(pod))
+            self._loop.call_later(self._start_s, self._look_at, owner_of(pod))
+        self._look_at(owner_of(pod))
 
     async def _gone(self, pod: dict[str, Any]) -> None:
-        uid, job_uid = pod["metadata"]["uid"], _owner(pod)
+        uid, job_uid = pod["metadata"]["uid"], owner_of(pod)
         self._pods.pop(uid, None)
         self._workers.get(job_uid, {}).pop(uid, None)
         await self._close(uid)
@@ -217,9 +217,9 @@ class Fleet:
 
     def _alive(self, job_uid: str) -> dict[Place, str]:
         return {
-            _place(pod): pod["metadata"]["uid"]
+            place_of(pod): pod["metadata"]["uid"]
             for pod in self._workers.get(job_uid, {}).values()
-            if _trains(pod) and self._up_for(pod) >= 0.99 * self._start_s
+            if trains(pod) and self._up_for(pod) >= 0.99 * self._start_s
         }
 
     async def _lives(self, uid: str) -> bool:
@@ -232,7 +232,7 @@ class Fleet:
                 return False
             answer.raise_for_status()
             found = msgspec.json.decode(await answer.read())
-        return bool(found["metadata"]["uid"] == uid and _trains(found))
+        return bool(found["metadata"]["uid"] == uid and trains(found))
 
     def _up_for(self, pod: dict[str, Any]) -> float:
         assert self._loop is not None
@@ -260,7 +260,7 @@ class Fleet:
         if not places:
             return
         for pod in self._workers.get(job_uid, {}).values():
-            if _place(pod) in places:
+            if place_of(pod) in places:
                 task = asyncio.create_task(self._annotate(pod["metadata"]))
                 self._sends.add(task)
                 task.add_done_callback(self._sends.discard)
@@ -282,7 +282,7 @@ class Fleet:
     # ---- one coordinator ------------------------------------------------------------------------
 
     async def _open(self, pod: dict[str, Any]) -> None:
-        metadata, job_uid = pod["metadata"], _owner(pod)
+        metadata, job_uid = pod["metadata"], owner_of(pod)
         job = metadata["labels"][LABEL_JOB]
         async with self._http.get(f"{JOBS.format(self._namespace)}/{job}") as answer:
             body = msgspec.json.decode(await answer.read())
@@ -379,24 +379,3 @@ def _trusted(post: Post, request: web.Request) -> bool:
     good = request.headers.get("Authorization") == f"Bearer {post.keys.token}"
     post.refused += not good
     return good
-
-
-def _owner(pod: dict[str, Any]) -> str:
-    owners = pod["metadata"].get("ownerReferences") or [{}]
-    return str(owners[0].get("uid", ""))
-
-
-def _place(pod: dict[str, Any]) -> Place:
-    labels = pod["metadata"]["labels"]
-    return int(labels[LABEL_SLOT]), int(labels[LABEL_ATTEMPT])
-
-
-def _runs(pod: dict[str, Any]) -> bool:
-    running = pod["status"].get("phase") == "Running" and bool(pod["status"].get("podIP"))
-    return running and "deletionTimestamp" not in pod["metadata"]
-
-
-def _trains(pod: dict[str, Any]) -> bool:
-    """Its process lives until its kubelet has ended it, whoever has asked for that."""
-    ordered = EXIT_CODE in (pod["metadata"].get("annotations") or {})
-    return pod["status"].get("phase") == "Running" and not ordered

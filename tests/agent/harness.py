@@ -22,7 +22,7 @@ from paceline.core.messages import RankDead, RankStarted
 from paceline.settings import AgentSpec
 
 TOKEN = "secret"
-WAIT_S = 15.0
+WAIT_S = 60.0
 PYTHON = sys.executable
 T = TypeVar("T")
 

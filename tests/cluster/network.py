@@ -12,7 +12,7 @@ import subprocess
 from cluster import leftovers
 from cluster.instance import Instance
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 def run(*words: str) -> None:

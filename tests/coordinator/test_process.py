@@ -24,7 +24,7 @@ from paceline_api.resolve import ResolvedJob, resolve
 
 pytestmark = pytest.mark.processes
 
-START_S = 20.0
+START_S = 60.0
 JOB = """
 apiVersion: paceline.dev/v1alpha1
 kind: TrainingJob

@@ -27,7 +27,7 @@ SCRIPT = Path(__file__).with_name("history_script.py")
 TESTS = Path(__file__).parent.parent
 LIMIT_S = 240.0
 START_S = 120.0
-ENDS_S = 20.0
+ENDS_S = 5.0
 OF_MPI = ("mpich_shm_", "hydra_")
 
 

@@ -5,18 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from cluster.fake_kubelet import EXIT_CODE
-from fake_cluster.ring import Place
-from paceline_api.names import LABEL_ATTEMPT, LABEL_SLOT
 
 
 def owner_of(pod: dict[str, Any]) -> str:
     owners = pod["metadata"].get("ownerReferences") or [{}]
     return str(owners[0].get("uid", ""))
-
-
-def place_of(pod: dict[str, Any]) -> Place:
-    labels = pod["metadata"]["labels"]
-    return int(labels[LABEL_SLOT]), int(labels[LABEL_ATTEMPT])
 
 
 def runs(pod: dict[str, Any]) -> bool:

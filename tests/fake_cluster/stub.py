@@ -25,7 +25,8 @@ from aiohttp import web
 from cluster.control_plane import ControlPlane
 from cluster.fake_kubelet import EXIT_CODE, session
 from fake_cluster.beside import JOBS, own_key
-from fake_cluster.pods_seen import owner_of, place_of, runs, trains
+from fake_cluster.parts import place_of
+from fake_cluster.pods_seen import owner_of, runs, trains
 from fake_cluster.ring import Place, Ring, State
 from paceline_api.names import (
     COORDINATOR_PORT,

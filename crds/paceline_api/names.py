@@ -17,6 +17,8 @@ LABEL_JOB: Final = "paceline.dev/job-name"
 LABEL_ROLE: Final = "paceline.dev/role"
 LABEL_SLOT: Final = "paceline.dev/slot"
 LABEL_ATTEMPT: Final = "paceline.dev/attempt"
+NOTE_FABRIC: Final = "paceline.dev/fabric"
+"""Annotation of a worker's pod: the fabric profile that it was made with."""
 ROLE_WORKER: Final = "worker"
 ROLE_COORDINATOR: Final = "coordinator"
 
@@ -37,6 +39,7 @@ ENV_RUN_DIR: Final = "PACELINE_RUN_DIR"
 ENV_PROCS: Final = "PACELINE_PROCS"
 ENV_SPEC: Final = "PACELINE_SPEC"
 ENV_DRAIN_GRACE: Final = "PACELINE_DRAIN_GRACE_SECONDS"
+ENV_DRAINED_EXIT: Final = "PACELINE_DRAINED_EXIT_CODE"
 ENV_HOST: Final = "PACELINE_HOST"
 ENV_METRICS_PORT: Final = "PACELINE_METRICS_PORT"
 ENV_UID: Final = "PACELINE_UID"
@@ -81,6 +84,11 @@ def coordinator_host(job: str, namespace: str) -> str:
 
 def secret_name(job: str, uid: str) -> str:
     """One per job and uid, so that a job made anew under the same name gets a new one (C2)."""
+    return f"{job}-{uid[:8]}"
+
+
+def group_name(job: str, uid: str) -> str:
+    """Of the job's PodGroup and PodDisruptionBudget."""
     return f"{job}-{uid[:8]}"
 
 

@@ -37,6 +37,7 @@ ENV_FAULTS: Final = "PACELINE_FAULTS"
 ENV_REPLAY: Final = "PACELINE_REPLAY"
 """Run folder; `paceline replay` starts the script with it."""
 ENV_DRAIN_GRACE: Final = "PACELINE_DRAIN_GRACE_SECONDS"
+ENV_DRAINED_EXIT: Final = "PACELINE_DRAINED_EXIT_CODE"
 ENV_HOST: Final = "PACELINE_HOST"
 ENV_METRICS_PORT: Final = "PACELINE_METRICS_PORT"
 ENV_MEMBER: Final = "PACELINE_MEMBER"
@@ -106,6 +107,8 @@ class AgentSpec(msgspec.Struct, frozen=True, rename="camel"):
     record: bool = False
     """Each rank keeps a journal, for `paceline replay`."""
     checkpoint: CheckpointSpec | None = None
+    gpu_direct: bool = False
+    """The job requires GPUDirect: NCCL is to say in a log how it connects."""
 
     def to_json(self) -> str:
         return msgspec.json.format(msgspec.json.encode(self)).decode()
@@ -163,6 +166,9 @@ class AgentSettings:
     """0 = any free one; on a laptop the next free one is taken."""
     tls_cert: Path | None = None
     """The coordinator's; None = plain HTTP."""
+    drained_exit_code: int = 0
+    """Of an agent that left in order because of a signal: a queue may take 0 for a pod that is done
+    and admit nobody in its place."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> AgentSettings:
@@ -183,6 +189,7 @@ class AgentSettings:
             host=env.get(ENV_HOST) or ("127.0.0.1" if local else socket.gethostname()),
             metrics_port=_take(env, ENV_METRICS_PORT, _count, METRICS_PORT),
             tls_cert=_certificate(env),
+            drained_exit_code=_take(env, ENV_DRAINED_EXIT, _count, 0),
         )
 
 

@@ -61,7 +61,25 @@ def test_a_signal_drains_and_a_second_one_does_not_cut_it_short(
     asyncio.run(scenario())
 
 
-def test_the_coordinator_drains_a_pod(tmp_path: Path) -> None:
+def test_a_drain_by_a_signal_may_have_an_exit_code_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_DRAINED_EXIT_CODE", "143")
+
+    async def scenario() -> None:
+        async with pod(tmp_path, DRAINS) as (agent, coordinator):
+            await agent.printed("ready")
+            agent.signal(signal.SIGTERM)
+            assert await agent.ended() == 143
+            assert coordinator.all(AgentDone)[-1].outcome == "drained"
+            assert b"ERROR" not in agent.err
+
+    asyncio.run(scenario())
+
+
+def test_the_coordinator_drains_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_DRAINED_EXIT_CODE", "143")  # of signals only
+
     async def scenario() -> None:
         async with pod(tmp_path, DRAINS) as (agent, coordinator):
             await agent.printed("ready")

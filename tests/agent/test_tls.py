@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from paceline.agent.link import CoordinatorLink
-from paceline.core.messages import AgentHello
+from paceline.core.messages import AgentBeat, AgentHello
 from paceline.tls import pinned
 from paceline_api.errors import PacelineError
 from paceline_operator.cluster.tls import pair_of
@@ -55,9 +55,11 @@ async def coordinator(uid: str, folder: Path) -> AsyncIterator[tuple[str, asynci
 async def tells(uid: str, trusted: str, folder: Path) -> bool:
     """Whether an agent that trusts one coordinator says something to that of `uid`."""
     tls = pinned(certificate_of(trusted, folder)[0])
-    hello = AgentHello(0, 1, "here", "", (), ())
+    hello, beat = AgentHello(0, 1, "here", "", (), ()), AgentBeat(0, 1)
     async with coordinator(uid, folder) as (url, heard):
-        agent = CoordinatorLink((url,), "token", hello=lambda: hello, obey=lambda _: None, tls=tls)
+        agent = CoordinatorLink(
+            (url,), "token", hello=lambda: hello, beat=lambda: beat, obey=lambda _: None, tls=tls
+        )
         running = asyncio.create_task(agent.run())
         try:
             async with asyncio.timeout(10 if uid == trusted else 1):

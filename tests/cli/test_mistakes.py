@@ -95,6 +95,20 @@ def test_a_wrong_job_file(tmp_path: Path, change: tuple[str, str], parts: list[s
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_libfabric_provider_that_does_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(HEAD + LOOP)
+    env = {**os.environ, "FI_PROVIDER": "no_such_provider"}
+    words = ("--quiet", "--set", "spec.collective.backend=mpi")
+    code, said = Run(tmp_path, "[python, train.py]", *words, env=env).wait()
+    assert code == 1
+    error = final_error(said)
+    for part in ("FI_PROVIDER=no_such_provider", "hint: ", "spec.fabric.profile"):
+        assert part in error
+    assert "error: rank " in said
+    assert "Traceback" not in said
+    assert no_restart(tmp_path)
+
+
 def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
     code, said = Run(tmp_path, "[no-such-program, '1']", "--quiet").wait()
     assert code == 1

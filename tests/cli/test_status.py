@@ -227,3 +227,15 @@ def test_without_a_folder_of_the_user_the_run_folder_will_do(tmp_path: Path) -> 
         code, said = terminal.end()
     assert code == 130
     assert "`paceline status` needs the folder" in said
+
+
+def test_it_says_what_carries_the_gradients_from_replica_to_replica(terminal: Terminal) -> None:
+    """Found out by the agents of real processes; loopback is no RDMA on any machine."""
+    script = SCRIPT.replace("Linear(2, 1)", "Linear(2, 200_000)")
+    (terminal.folder / "train.py").write_text(script)
+    terminal.run_job()
+    status = terminal.until("elastic", lambda s: s["carrier"])
+    assert status["carrier"] == "TCP"
+    assert [rank["carrier"] for rank in status["ranks"]] == ["TCP", "TCP"]
+    assert "gloo over TCP" in terminal.call("status", "elastic").stdout
+    terminal.end()

@@ -25,6 +25,7 @@ class Desk:
 
     replicas: int = 2
     min_replicas: int = 1
+    allowed: tuple[int, ...] = ()
     now: int = 0
     coordinator: coord.Coordinator = field(init=False)
 
@@ -33,6 +34,8 @@ class Desk:
             "job",
             self.replicas,
             min_replicas=self.min_replicas,
+            allowed_sizes=self.allowed,
+            stabilization_ns=100 * MS,
             settle_ns=SETTLE_MS * MS,
             freeze_timeout_ns=FREEZE_MS * MS,
             connect_timeout_ns=CONNECT_MS * MS,

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from paceline.core.coordinator.forming import Broken, Wait, form, may_begin, may_commit, winner
+from paceline.core.coordinator.sizes import Sizes
 from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.messages import Commit, Endpoints, Prepared, Register
 from paceline.core.records import Pacing, Settings
@@ -81,6 +82,8 @@ def decide(*reports: Prepared, unaccounted: str = "somebody is silent", **facts:
         "had_state": True,
         "state_lost": "",
         "settings": Settings(pacing=Pacing.AUTO),
+        "sizes": Sizes(),
+        "draining": (),
         **facts,
     }
     by_member = {r.member: r for r in reports}

@@ -8,6 +8,7 @@ import pytest
 from core.makers import member
 from msgspec.structs import replace
 from paceline.core.coordinator.forming import Broken, Finished, Wait, form
+from paceline.core.coordinator.sizes import Sizes
 from paceline.core.ids import NO_GENERATION, GenerationId
 from paceline.core.messages import (
     Commit,
@@ -185,6 +186,8 @@ def answer(*reports: Prepared, unaccounted: str = "", had_state: bool = True) ->
         settings=Settings(),
         had_state=had_state,
         state_lost="lost" if had_state else "",
+        sizes=Sizes(),
+        draining=(),
     )
 
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from paceline.core import messages as m
+from paceline.core.coordinator.state import State
 from paceline.core.ids import GenerationId, MemberId
 from paceline.core.log import Log
 from paceline.core.pending import Buffer
@@ -78,6 +79,20 @@ class Checkers:
         if weighing.step:
             self.check_weights(rank)
         self.check_rounds_apart(rank)
+
+    def formed(self, state: State, gen: Gen) -> None:
+        """`allowedSizes`: a job begins with one, and new replicas come in up to one."""
+        allowed = self.sim.world.allowed
+        if not allowed or not state.reports:
+            return
+        out = {m.pod_of(x) for x, r in state.reports.items() if r.leaving}
+        out |= {name for name, pod in state.roster.pods.items() if pod.draining}
+        held = {m.pod_of(x) for x in gen.with_state} - out
+        new = {m.pod_of(x) for x in gen.members} - {m.pod_of(x) for x in gen.with_state}
+        if gen.plan is not None:
+            assert len(new | held) in allowed, f"{gen.members} begin, allowed: {allowed}"
+        elif new and held:
+            assert len(held | new) in allowed, f"{sorted(new)} join {sorted(held)}: {allowed}"
 
     def published(self, rank: SimRank, copy: Copy) -> None:
         """R19: every member had the version, or the job is released with it."""

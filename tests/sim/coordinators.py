@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from paceline.core import coordinator as coord
+from paceline.core import messages as m
 from paceline.core.coordinator.state import State
 from sim.world import MS
 
@@ -23,6 +24,8 @@ class SimCoordinator:
             procs=world.procs,
             settings=world.settings,
             settle_ns=world.settle_ms * MS,
+            stabilization_ns=world.stabilization_ms * MS,
+            allowed_sizes=world.allowed,
             freeze_timeout_ns=world.freeze_ms * MS,
             connect_timeout_ns=world.freeze_ms * MS // 4,
             backoff_limit=1000,
@@ -58,6 +61,8 @@ class SimCoordinator:
         sim = self.sim
         match effect:
             case coord.ToRank(member=member, message=message):
+                if isinstance(message, m.Commit):
+                    sim.checkers.formed(self.state, message.gen)
                 sim.links.to_rank(self.name, member, message)
             case coord.ToAgent(slot=slot, attempt=attempt, message=order):
                 sim.after(2, lambda: sim.order_agent((slot, attempt), order))

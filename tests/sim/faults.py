@@ -143,14 +143,21 @@ def _to_processes(sim: Simulation, fault: Fault, rank: SimRank, live: int) -> No
         case Kind.DRAIN if live > 1:
             sim.drain(pod.key)
             sim.after(fault.ms, lambda: None if sim.finished else sim.start_pod(pod.key[0]))
-        case Kind.JOIN:
-            sim.start_pod(1 + max(slot for slot, _ in sim.pods))
-            wanted = sim.targets.replicas if sim.targets else None
-            sim.set_targets(m.Targets(replicas=(wanted or sim.world.replicas) + 1))
-        case Kind.SHRINK:
-            wanted = (sim.targets.replicas if sim.targets else None) or sim.world.replicas
-            if wanted > 1:
-                sim.set_targets(m.Targets(replicas=wanted - 1))
+        case Kind.JOIN | Kind.SHRINK:
+            _scale(sim, 1 if fault.kind is Kind.JOIN else -1)
+
+
+def _scale(sim: Simulation, step: int) -> None:
+    """To the next number of replicas that the job may have: the API refuses others."""
+    before = (sim.targets.replicas if sim.targets else None) or sim.world.replicas
+    sizes = sim.world.allowed or (before + step,)
+    further = [n for n in sizes if n > 0 and (n - before) * step > 0]
+    if not further:
+        return
+    wanted = min(further, key=lambda n: abs(n - before))
+    for _ in range(wanted - before):
+        sim.start_pod(1 + max(slot for slot, _ in sim.pods))
+    sim.set_targets(m.Targets(replicas=wanted))
 
 
 def _cut(sim: Simulation, rank: SimRank, ms: float) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from paceline.core import messages as m
-from paceline.core.records import Go, Late, Mode, Normalisation, Pacing, Settings, Trigger
+from paceline.core.records import Gen, Go, Late, Mode, Normalisation, Pacing, Settings, Trigger
 from sim.faults import Fault, Kind, plant
 from sim.histories import bounded, faults, run, seeds, worlds
 from sim.ranks import SimRank
@@ -78,6 +78,13 @@ def test_scaling_up_and_down_while_the_mode_changes(
 ) -> None:
     sim = run(world, seed, what)
     assert sim.finished or "Interrupted" in sim.outcomes, sim.story()
+
+
+@bounded(60)
+@given(worlds(3), seeds, faults(Kind.KILL, Kind.LOSE, Kind.DRAIN, Kind.JOIN, Kind.SHRINK))
+def test_only_allowed_sizes_train(world: World, seed: int, what: list[Fault]) -> None:
+    sim = run(dataclasses.replace(world, allowed=(1, 3, 5)), seed, what)
+    assert sim.finished or sim.outcomes & TRUE_VERDICTS, sim.story()
 
 
 @bounded(150)
@@ -189,6 +196,37 @@ def test_a_main_thread_that_hangs_for_ever_blocks_nobody(mode: Mode) -> None:
     total = sim.finished[0].state.log.ledger.total()
     assert total.applied == world.plan.samples, "the leases of the hung rank went to others"
     assert sim.now < 3000 * MS
+
+
+def one_stands_by() -> Simulation:
+    """Of four replicas one never comes, so two train and slot 2 stands by."""
+    settings = Settings(bench_after_ns=10**9)
+    world = World(replicas=4, allowed=(2, 4), leases=90, settle_ms=100, settings=settings)
+    sim = Simulation(world, 3)
+    sim.start()
+    sim.after(1, lambda: sim.remove_pod(sim.pods[3, 0]))
+    return sim
+
+
+def test_who_stands_by_takes_the_place_of_a_dead_member() -> None:
+    sim = one_stands_by()
+    sim.after(400, lambda: sim.remove_pod(sim.pods[1, 0]))
+    sim.run()
+    sim.checkers.at_end()
+    gens = [r for r in sim.checkers.history(sim.finished[0].state.log.digest) if isinstance(r, Gen)]
+    slots = [[member.slot for member in gen.members] for gen in gens]
+    assert slots == [[0, 1], [0, 2]], "in the change that leaves the dead one out"
+
+
+def test_a_replica_that_stands_by_can_drain() -> None:
+    sim = one_stands_by()
+    sim.after(400, lambda: sim.drain((2, 0)))
+    sim.run()
+    sim.checkers.at_end()
+    [gone] = [r for r in sim.ranks.values() if r.me.slot == 2]
+    assert gone.exit is not None
+    assert gone.exit.why == "drained, and not needed by the group"
+    assert len(sim.finished) == 2
 
 
 def test_a_benched_rank_returns() -> None:

@@ -46,6 +46,9 @@ class World:
     """Share of the orders that fail."""
     settle_ms: int = 300
     freeze_ms: int = 400
+    stabilization_ms: int = 0
+    allowed: tuple[int, ...] = ()
+    """Numbers of replicas that may train; empty: any."""
     until_ms: int = 60_000
     """I8: bound of the whole history."""
 

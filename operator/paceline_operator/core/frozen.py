@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from paceline_api.enums import FabricRequirement
 from paceline_api.resolve import CollectiveSettings, ResolvedJob
 from paceline_api.template import TRAINER
 
@@ -36,6 +37,7 @@ def job_file(job: Job) -> str:
             "procs": settings.procs_per_replica,
             "record": False,
             "checkpoint": _checkpoint(settings),
+            "gpuDirect": job.frozen["fabric"]["required"] == FabricRequirement.GPU_DIRECT,
             "job": dataclasses.asdict(settings),
         },
         indent=2,

@@ -1,7 +1,8 @@
 """Entry point of an agent: `python -m paceline.agent`, everything else comes from the environment.
 
 Exit code: 0 when all ranks finished or left in order, 1 after a failure or a drain that lost work,
-2 when the user has to mend something (also an exit code 2 of a rank).
+2 when the user has to mend something (also an exit code 2 of a rank). A signal that was followed in
+order ends in PACELINE_DRAINED_EXIT_CODE, if that is set.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,12 +23,13 @@ from paceline.agent.http import HttpServer
 from paceline.agent.launch import Plan, find_mpiexec, needs_mpi, plan_rank
 from paceline.agent.link import CoordinatorLink
 from paceline.agent.logs import Output
+from paceline.agent.network import NetworkWatch, nccl_log
 from paceline.agent.supervisor import Supervisor
 from paceline.agent.system import Reaper, become_subreaper
 from paceline.clock import NS_PER_S
-from paceline.core.exits import Ended
+from paceline.core.exits import End, Ended
 from paceline.core.ids import MemberId
-from paceline.core.messages import AgentDone, AgentHello, Shutdown, ToAgent
+from paceline.core.messages import AgentBeat, AgentDone, AgentHello, Shutdown, ToAgent
 from paceline.core.supervise import Limits, Report
 from paceline.settings import ENV_SPEC, AgentSettings, AgentSpec, SettingsError
 from paceline.telemetry.collector import PodRecords
@@ -49,6 +52,7 @@ class Agent:
         self._spec = spec
         self._metrics_url = ""
         self._parent = os.getppid()
+        self._signalled = False
         loop = asyncio.get_running_loop()
         self._output = Output(loop, sys.stdout.fileno(), settings.run_dir / "logs")
         self._reaper = Reaper()
@@ -57,6 +61,7 @@ class Agent:
             settings.coordinators,
             settings.token,
             hello=self._hello,
+            beat=self._beat,
             obey=self._obey,
             tls=pinned(settings.tls_cert),
         )
@@ -71,6 +76,10 @@ class Agent:
             send=self._send,
         )
 
+        self._network = NetworkWatch(
+            self._records, self._supervisor.pids, partial(nccl_log, settings.run_dir)
+        )
+        self._records.carriers = lambda: self._network.verdicts
         self._records.phases = lambda: (place.phase for place in self._supervisor.places)
 
     async def run(self) -> Ended:
@@ -84,6 +93,7 @@ class Agent:
         port = await http.start(host, self._settings.metrics_port, search=self._settings.local)
         self._metrics_url = f"http://{self._settings.host}:{port}/metrics"
         link = asyncio.create_task(self._link.run())
+        watch = asyncio.create_task(self._network.run())
         try:
             ended = await self._supervisor.run()
             self._reaper.kill_the_rest()
@@ -93,14 +103,18 @@ class Agent:
             await self._link.finish(done)
         finally:
             link.cancel()
-            await asyncio.wait([link])
+            watch.cancel()
+            await asyncio.wait([link, watch])
             await http.stop()
             self._output.close()
             self._records.close()
+        if self._signalled and ended.end is End.DRAINED and ended.exit_code == 0:
+            return replace(ended, exit_code=self._settings.drained_exit_code)
         return ended
 
     def _asked_to_leave(self, signal_name: str) -> None:
         if os.getppid() == self._parent:
+            self._signalled = True
             self._supervisor.drain(signal_name)
         else:
             # `paceline run` was killed: nobody is left whom a drain could spare anything.
@@ -128,6 +142,10 @@ class Agent:
             self._supervisor.dead(),
             self._supervisor.released(),
         )
+
+    def _beat(self) -> AgentBeat:
+        carriers = tuple((m, network) for m, network in self._network.verdicts.items() if network)
+        return AgentBeat(self._settings.slot, self._settings.attempt, carriers)
 
     def _obey(self, message: ToAgent) -> None:
         self._supervisor.obey(message)
@@ -173,9 +191,10 @@ def main() -> int:
     except PacelineError as error:
         sys.stderr.write(error.render() + "\n")
         return error.exit_code
-    if ended.exit_code:
+    in_order = (0, settings.drained_exit_code)
+    if ended.exit_code not in in_order:
         log.error("the pod ended as %s: %s", ended.end, ended.message)
-    assert ended.exit_code in (0, 1, EXIT_BAD_INPUT), ended
+    assert ended.exit_code in (*in_order, 1, EXIT_BAD_INPUT), ended
     return ended.exit_code
 
 

@@ -20,6 +20,7 @@ from paceline_api.enums import Backend
 from paceline_api.errors import PacelineError
 
 from paceline.agent import shim
+from paceline.agent.network import nccl_environment
 from paceline.core.ids import MemberId
 from paceline.settings import PREFIX, AgentSettings, AgentSpec, rank_environment
 
@@ -85,6 +86,8 @@ def plan_rank(
     known = {**inherited, **own, **rank_environment(settings, member)}
     for name, text in spec.env:
         known[name] = own[name] = expand(text, known)
+    if spec.gpu_direct:
+        own.update(nccl_environment(settings.run_dir, member, known))
     own.update(rank_environment(settings, member))
     order = Order(tuple(expand(part, known) for part in spec.command), own, spec.working_dir)
     env = {

@@ -41,12 +41,13 @@ class CoordinatorLink:
         token: str,
         *,
         hello: Callable[[], AgentHello],
+        beat: Callable[[], AgentBeat],
         obey: Callable[[ToAgent], None],
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._urls = deque(urls)
         self._headers = {"Authorization": f"Bearer {token}"}
-        self._hello, self._obey = hello, obey
+        self._hello, self._beat, self._obey = hello, beat, obey
         self._tls = tls
         self._outbox: deque[AgentMessage] = deque(maxlen=OUTBOX_MAX)
         self._news = asyncio.Event()
@@ -144,8 +145,6 @@ class CoordinatorLink:
             self._obey(order)
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        hello = self._hello()
-        beat = wire.to_json(AgentBeat(hello.slot, hello.attempt))
         while True:
             while self._outbox:
                 await socket.send_str(wire.to_json(self._outbox[0]))
@@ -160,7 +159,7 @@ class CoordinatorLink:
                 async with asyncio.timeout(BEAT_S):
                     await self._news.wait()
             except TimeoutError:
-                await socket.send_str(beat)
+                await socket.send_str(wire.to_json(self._beat()))
 
     def _complain(self, text: str) -> None:
         """Once per reason, since a coordinator may be away for long."""

@@ -67,6 +67,11 @@ class RankProcess:
         slot, local, attempt = self.member
         return f"rank-{slot}.{local}-{attempt}.log"
 
+    @property
+    def pid(self) -> int | None:
+        """Of the rank; None before its shim has come and after its end."""
+        return self._rank
+
     def launch(self, plan: Plan) -> None:
         self._order = msgspec.json.encode(plan.order)
         self._guarded = plan.guarded

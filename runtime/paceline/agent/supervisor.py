@@ -72,6 +72,11 @@ class Supervisor:
     def living(self) -> tuple[MemberId, ...]:
         return tuple(place.member for place in self.places if place.alive)
 
+    def pids(self) -> dict[MemberId, int]:
+        """Of the ranks whose processes run."""
+        processes = (slot.process for slot in self._slots if slot.process is not None)
+        return {p.member: p.pid for p in processes if p.pid is not None}
+
     def dead(self) -> tuple[MemberId, ...]:
         return tuple(member for place in self.places for member in place.dead)
 

@@ -81,6 +81,8 @@ def _head(status: Status, speed: Speed) -> str:
         f"generation {generation}",
         f"active {active}/{status.replicas * status.procs}",
     ]
+    if status.carrier:
+        parts.append(f"{status.transport} over {status.carrier}")
     if status.log.progress is not None:
         parts.append(f"{status.log.progress:.0%}")
     left_s = speed.left_s

@@ -36,7 +36,7 @@ from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.records import DataPlan, Metric, Pacing
 from paceline.core.status import place_of
-from paceline.errors import DismissedError, RuntimeBrokenError
+from paceline.errors import DismissedError, PacelineError, RuntimeBrokenError
 from paceline.settings import (
     SOCKETS,
     AgentSpec,
@@ -46,7 +46,7 @@ from paceline.settings import (
 )
 from paceline.telemetry.records import RankRecord, RecordError
 from paceline.tls import pinned
-from paceline.transport.base import Transport
+from paceline.transport.base import Transport, TransportError
 from paceline.transport.factory import make_transport
 from paceline.transport.solo import NoTransport
 
@@ -153,7 +153,11 @@ class Engine:
     def _make_transport(self, settings: RankSettings | None) -> Transport:
         if settings is None or self._spec is None:
             return NoTransport()
-        return make_transport(self._spec.backend, local=settings.local)
+        try:
+            return make_transport(self._spec.backend, local=settings.local)
+        except TransportError as error:
+            message, _, hint = str(error).partition("; hint: ")
+            raise PacelineError(message, hint=hint) from error
 
     # ---- Session --------------------------------------------------------------------------
 

@@ -70,6 +70,8 @@ def config_of(job: ResolvedJob) -> Config:
         min_replicas=job.min_replicas,
         settings=settings_of(job.collective),
         settle_ns=job.elasticity.settle_ns,
+        stabilization_ns=job.elasticity.stabilization_ns,
+        allowed_sizes=job.elasticity.allowed_sizes,
         freeze_timeout_ns=job.collective.freeze_timeout_ns,
         backoff_limit=job.backoff_limit,
         straggler=job.straggler,

@@ -12,6 +12,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from paceline.core.ids import GenerationId, MemberId
+from paceline.core.network import Network
 from paceline.core.records import (
     DataPlan,
     Gen,
@@ -299,6 +300,8 @@ class AgentHello(Struct, frozen=True, tag="agent-hello"):
 class AgentBeat(Struct, frozen=True, tag="agent-beat"):
     slot: int
     attempt: int
+    carriers: tuple[tuple[MemberId, Network], ...] = ()
+    """What carries the data channel of its ranks to other pods, as far as it knows."""
 
 
 class RankStarted(Struct, frozen=True, tag="rank-started"):

@@ -209,7 +209,7 @@ class Go(Struct, frozen=True, tag="go"):
 class LeftOut(Struct, frozen=True):
     member: MemberId
     why: str
-    """"leave", "dead", "silent" or "replaced": from then on its leases are dealt again (R9)."""
+    """"leave", "dead" or "silent": from then on its leases are dealt again (R9)."""
 
 
 class Gen(Struct, frozen=True, tag="gen"):

@@ -17,6 +17,7 @@ from typing import Final
 from msgspec import Struct
 
 from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
+from paceline.core.network import Network
 from paceline.core.records import Settings
 from paceline.core.shadow import PARTIAL
 
@@ -88,6 +89,8 @@ class RankState(StrEnum):
     """Its process runs, but is not ready yet: imports, model, data."""
     JOINING = "joining"
     """Passive: ready, but not active yet."""
+    STANDBY = "standby"
+    """Ready, and more than the largest allowed size that is reached."""
     ACTIVE = "active"
     BENCHED = "benched"
     """Passive because it never finished a step (R13)."""
@@ -112,6 +115,8 @@ class RankStatus(Struct, frozen=True):
     """Since its last message."""
     facts: dict[str, float] = {}
     """Its own figures, by `Fact`."""
+    carrier: Network = Network.UNKNOWN
+    """What carries its data channel to other pods, as its agent has found out."""
     why: str = ""
     """Dead, suspect: what is known about it."""
 
@@ -253,6 +258,9 @@ class Status(Struct, frozen=True):
     """Rounds committed: the highest version that a member has reported."""
     transport: str = ""
     """What moves the gradients, such as mpi, or gloo+mpi where buffers of different size differ."""
+    carrier: Network = Network.UNKNOWN
+    """What carries them between pods: the worst of the members'; empty while one is not known, and
+    for a job in one pod."""
     log: LogStatus = LogStatus()
     changes: tuple[Change, ...] = ()
     """Latest last; at most CHANGES_MAX."""

@@ -17,6 +17,7 @@ from enum import StrEnum
 from itertools import product
 from typing import Final
 
+from paceline.core.network import Network
 from paceline.core.records import DropReason, Mode, Trigger
 from paceline.core.schedules import ALGORITHMS
 from paceline.core.select import CLASS_NAMES, NATIVE
@@ -46,12 +47,13 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "reason": tuple(DropReason),
     "kind": ("fresh", "late"),
     "ranks": ("members", "active"),
-    "why": ("leave", "dead", "silent", "replaced"),
+    "why": ("leave", "dead", "silent"),
     "phase": ("detect", "prepare", "wire", "resume"),
     "transport": ("mpi", "gloo", "nccl"),
     "algorithm": (*ALGORITHMS, NATIVE),
     "size_class": CLASS_NAMES,
     "state": tuple(Phase),
+    "carrier": tuple(network for network in Network if network),
     "result": ("written", "failed", "skipped"),
 }
 
@@ -337,6 +339,13 @@ CATALOG: Final[tuple[Metric, ...]] = (
         _COMM,
         "Reductions that failed or were abandoned.",
         "transport",
+    ),
+    _gauge(
+        "paceline_transport_carrier_info",
+        _AGENT,
+        "1 for what carries the data channel to other pods, found out from open devices and port "
+        "counters; no series until enough has moved. carrier: TCP, RDMA, GPUDirect.",
+        "carrier",
     ),
     # ---- checkpoints: are they written, what do they cost ----
     _counter(

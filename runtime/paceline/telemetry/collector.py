@@ -7,7 +7,7 @@ those of the living one, so a counter never goes backwards. Gauges are the livin
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isnan
 from typing import Final
@@ -62,6 +62,8 @@ class PodRecords(Collector):
         """Of the places, in their order; asked at each scrape."""
         self.connection: Callable[[], tuple[bool, int]] | None = None
         """(connected now, connections so far) of the coordinator link."""
+        self.carriers: Callable[[], Mapping[MemberId, str]] | None = None
+        """What carries the data channel of the living ranks, as far as known."""
 
     def begin(self, member: MemberId) -> int:
         """A record for a rank that is about to start; the descriptor stays ours."""
@@ -86,6 +88,14 @@ class PodRecords(Collector):
         place.reader.close()
         os.close(place.fd)
         place.reader, place.fd = None, None
+
+    def values(self) -> dict[MemberId, Values]:
+        """Of the living ranks."""
+        return {
+            place.member: _values(place.reader.read())
+            for place in self._places
+            if place.member is not None and place.reader is not None
+        }
 
     def page(self) -> bytes:
         before = now_ns()
@@ -142,6 +152,13 @@ class PodRecords(Collector):
             for local, phase in enumerate(self.phases()):
                 _add(states, metric, (f"{self._slot}.{local}", phase), (1.0,))
             yield states
+        if self.carriers is not None:
+            metric = BY_NAME["paceline_transport_carrier_info"]
+            carriers = _family(metric)
+            for member, carrier in self.carriers().items():
+                if carrier:
+                    _add(carriers, metric, (f"{self._slot}.{member.local}", carrier), (1.0,))
+            yield carriers
         if self.connection is not None:
             connected, connections = self.connection()
             name = "paceline_coordinator_connected_info"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from typing import Final
 
 from paceline.transport.base import Transport, TransportError
+from paceline.transport.mpi_provider import ProviderError
 from paceline.transport.selected import SelectedTransport
+
+log = logging.getLogger("paceline.rank")
 
 BACKENDS: Final = ("auto", "gloo", "mpi", "nccl")
 LOOPBACK: Final = "127.0.0.1"
@@ -33,6 +37,8 @@ def _auto(host: str) -> Transport:
             transports.append(_make(name, host))
         except TransportError as error:
             left_out[name] = str(error)
+            if isinstance(error, ProviderError):  # somebody has asked for it
+                log.warning("backend auto goes on without %s: %s", name, error)
     if not transports:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
         raise TransportError(f"spec.collective.backend: auto found no data channel: {reasons}")

@@ -26,6 +26,7 @@ from paceline.clock import NS_PER_S, now_ns, pause
 from paceline.transport.base import Group, TransportError
 from paceline.transport.meeting import POLL_S, Deadline, Line, LineClosedError, MeetingPoint
 from paceline.transport.mpi_patience import Patience
+from paceline.transport.mpi_provider import check_provider
 
 LANES: Final = 4
 """Messages of one reduction run in this many independent lanes; each has its own tag."""
@@ -67,7 +68,8 @@ def start_mpi(local: bool) -> Any:
                 "that start without it cannot accept a connection"
             )
         for key, value in mpi_environment(local).items():
-            os.environ.setdefault(key, value)
+            os.environ.setdefault(key, value)  # what a fabric profile or the user says wins
+        check_provider(os.environ)
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
         _unlink_own_shared_memory()
     if os.environ.get("MPIR_CVAR_CH4_NETMOD") != "ofi":

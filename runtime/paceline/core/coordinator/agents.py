@@ -5,10 +5,12 @@ from __future__ import annotations
 from paceline.core import messages as m
 from paceline.core.coordinator import ending
 from paceline.core.coordinator.events import ToAgent
+from paceline.core.coordinator.report import carrier
 from paceline.core.coordinator.roster import Pod
 from paceline.core.coordinator.scale import pods_to_drain
 from paceline.core.coordinator.state import Phase, State
 from paceline.core.ids import MemberId
+from paceline.core.network import Network
 
 
 def from_agent(c: State, message: m.AgentMessage) -> None:
@@ -18,6 +20,7 @@ def from_agent(c: State, message: m.AgentMessage) -> None:
             _hello(c, pod, message)
         case m.AgentBeat():
             pod = c.roster.pod(message.slot, message.attempt, c.now_ns)
+            _carried(c, pod, dict(message.carriers))
         case m.RankStarted():
             pod = c.roster.pod(*m.pod_of(message.member), c.now_ns)
             pod.living.add(message.member)
@@ -50,6 +53,15 @@ def _hello(c: State, pod: Pod, hello: m.AgentHello) -> None:
     for member in hello.dead:
         _died(c, member, "reaped by its agent", 0)
     ending.prove(c, hello.released)
+
+
+def _carried(c: State, pod: Pod, carriers: dict[MemberId, Network]) -> None:
+    for member in pod.living:
+        c.roster.rank(member).carrier = carriers.get(member, Network.UNKNOWN)
+    now = carrier(c)
+    if now and now is not c.carrier:
+        c.carrier = now
+        c.happened("Carrier", f"{now} carries the gradients between replicas", {"carrier": now})
 
 
 def _died(c: State, member: MemberId, why: str, exit_code: int) -> None:
@@ -110,7 +122,7 @@ def bury(c: State) -> None:
 def drain_surplus(c: State) -> None:
     if not c.told:
         return
-    for pod in pods_to_drain(c.roster, c.replicas):
+    for pod in pods_to_drain(c.roster, c.replicas, c.gen.members if c.gen else ()):
         pod.draining = True
         c.happened("Draining", f"replica {pod.slot} leaves: {c.replicas} are wanted")
         c.effects.append(ToAgent(pod.slot, pod.attempt, m.DrainPod("scaled down")))

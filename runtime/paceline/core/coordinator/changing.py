@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from paceline.core import messages as m
-from paceline.core.coordinator import ending, forming
-from paceline.core.coordinator.events import NS_PER_S
+from paceline.core.coordinator import ending, forming, joining
 from paceline.core.coordinator.roster import Seen
 from paceline.core.coordinator.state import Phase, State
 from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
@@ -19,8 +18,6 @@ from paceline.core.snapshot import Kept
 
 DEAD_KEPT: Final = 64
 """Dead ranks that status remembers."""
-COMING_NS: Final = 2 * NS_PER_S
-"""A joiner waits so long for others that were started with it."""
 
 
 # ---- reasons -------------------------------------------------------------------------------------
@@ -28,6 +25,7 @@ COMING_NS: Final = 2 * NS_PER_S
 
 def find_reason(c: State) -> None:
     """A member died or leaves, somebody can join, or this coordinator is new (A9)."""
+    c.joins_ns = None
     if c.gen is None or _nobody_left(c):
         _find_first_reason(c)
         return
@@ -40,14 +38,13 @@ def find_reason(c: State) -> None:
     for member in c.gen.members:
         if c.roster.rank(member).leaving and _has_successor(c, member):
             c.want_change(f"rank {member} leaves", 0)
-    joiners = _joiners(c)
+    joiners = joining.admitted(c)
     if joiners and not ending.some_stopped(c):
-        missing = c.wanted_ranks - len(c.gen.members) - len(joiners)
-        coming = missing > 0 and any(
-            not p.draining and not p.done for p in c.roster.pods.values() if not p.living
-        )
-        within = min(c.config.settle_ns, COMING_NS) if coming else 0
-        c.want_change(f"rank {', '.join(map(str, joiners))} joins", within)
+        at_ns = joining.due_ns(c, joiners)
+        if at_ns > c.now_ns:
+            c.joins_ns = at_ns  # no change is wanted yet: the group is whole
+        else:
+            c.want_change(f"rank {', '.join(map(str, sorted(joiners)))} joins", 0)
 
 
 def _nobody_left(c: State) -> bool:
@@ -63,15 +60,6 @@ def _has_successor(c: State, leaver: MemberId) -> bool:
     assert c.gen is not None
     others = [c.roster.rank(x) for x in c.gen.members if x != leaver]
     return any(s.current and s.present and not s.leaving for s in others)
-
-
-def _joiners(c: State) -> list[MemberId]:
-    assert c.gen is not None
-    return [
-        s.member
-        for s in c.roster.present()
-        if s.ready and s.member not in c.gen.members and not s.leaving and not s.dismissed
-    ]
 
 
 def _find_first_reason(c: State) -> None:
@@ -131,9 +119,10 @@ def would_wait(c: State, expected: list[Seen]) -> str:
     )
     kept = forming.newest(s.checkpoint for s in expected if s.ready and not s.leaving)
     if best is None or forming.goes_before(kept, best.last, best.version):
-        able = sum(s.ready and not s.leaving for s in expected)
-        if able < c.fewest_ranks:
-            return f"{able} of the {c.fewest_ranks} ranks that it needs are ready (minReplicas)"
+        able = {s.member for s in expected if s.ready and not s.leaving}
+        if len(c.sizes.begin(able)) < c.fewest_ranks:
+            why = "minReplicas, allowedSizes" if c.sizes.allowed else "minReplicas"
+            return f"{len(able)} of the {c.fewest_ranks} ranks that it needs are ready ({why})"
         return forming.may_begin(
             len(expected), c.possible_ranks, unaccounted, had_state=c.had_state
         )
@@ -191,6 +180,8 @@ def evaluate(c: State) -> None:
         settings=c.settings,
         had_state=c.had_state,
         state_lost=_state_lost(c),
+        sizes=c.sizes,
+        draining=joining.draining(c),
     )
     match answer:
         case forming.Wait(why=why):

@@ -28,11 +28,15 @@ class Config:
     min_replicas: int = 1
     settings: Settings = Settings()  # noqa: RUF009 - frozen
     settle_ns: int = 30 * NS_PER_S
-    """How long the first generation waits for all wanted ranks, a change for further joiners."""
+    """How long the first generation waits for all wanted ranks."""
+    stabilization_ns: int = NS_PER_S
+    """How long a rank that is ready waits for others to join with it."""
+    allowed_sizes: tuple[int, ...] = ()
+    """Numbers of replicas that may train; empty: any."""
     freeze_timeout_ns: int = 30 * NS_PER_S
+    """Silence after which a rank is suspect; also the bound of every answer it owes (section 6)."""
     connect_timeout_ns: int = CONNECT_NS
     """Bound of the members' own waiting for each other after COMMIT."""
-    """Silence after which a rank is suspect; also the bound of every answer it owes (section 6)."""
     backoff_limit: int = 6
     """Failed processes without a committed round in between, after which the job fails (C8)."""
     straggler: StragglerSettings | None = None

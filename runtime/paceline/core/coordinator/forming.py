@@ -7,13 +7,14 @@ did.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from paceline.core.coordinator.sizes import Sizes
 from paceline.core.ids import GenerationId, MemberId
-from paceline.core.messages import Commit, Prepared, Register
+from paceline.core.messages import Commit, Prepared, Register, pod_of
 from paceline.core.records import Gen, LeftOut, Pacing, Settings
 from paceline.core.snapshot import Kept
 
@@ -129,11 +130,14 @@ def form(
     settings: Settings,
     had_state: bool,
     state_lost: str,
+    sizes: Sizes,
+    draining: Collection[MemberId],
 ) -> Commit | Wait | Broken | Finished:
     """The next generation from the answers to PREPARE(`proposal`).
 
     `dead`: evidence by member, for the record. `possible_ranks`: ranks that may exist (R26).
-    `had_state`: ranks of this job have trained. `state_lost`: what to say if that is lost."""
+    `had_state`: ranks of this job have trained. `state_lost`: what to say if that is lost.
+    `draining`: not counted in a size, and members until they ask to leave."""
     best = winner(reports)
     kept = newest(r.checkpoint for r in reports.values() if may_begin_with(r))
     if best is None or goes_before(kept, best.last, best.version):
@@ -147,6 +151,7 @@ def form(
             settings=settings,
             had_state=had_state,
             state_lost=state_lost,
+            sizes=sizes,
         )
     leaving = {m for m, r in reports.items() if r.leaving}
     waits = may_commit(best.gen_active, reports, leaving, unaccounted)
@@ -155,9 +160,10 @@ def form(
     state = {m for m, r in reports.items() if counts_as_state(r, best)}
     if (diverging := _diverging(state, reports, best)) is not None:
         return diverging
+    able = {m for m, r in reports.items() if m not in state and may_join(r, best)}
     leave, promoted = _who_leaves(state, leaving, reports, best)
     stay = state - leave
-    joiners = {m for m, r in reports.items() if m not in state and may_join(r, best)}
+    joiners = sizes.join(stay - leaving - set(draining), able - set(draining))
     odd = _fingerprints_differ(sorted(stay | joiners), registers, best.member)
     if odd is not None:
         return odd
@@ -179,6 +185,18 @@ def form(
         left_out=left_out,
         lookahead=tuple((m, registers[m].lookahead) for m in members),
     )
+    return _repaired(gen, stay, joiners, reports, registers, best)
+
+
+def _repaired(
+    gen: Gen,
+    stay: set[MemberId],
+    joiners: set[MemberId],
+    reports: Mapping[MemberId, Prepared],
+    registers: Mapping[MemberId, Register],
+    best: Prepared,
+) -> Commit:
+    """Who sends what to whom (R7, R15)."""
     behind = tuple(
         (m, reports[m].index, reports[m].digest)
         for m in sorted(stay)
@@ -235,13 +253,18 @@ def _first(
     settings: Settings,
     had_state: bool,
     state_lost: str,
+    sizes: Sizes,
 ) -> Commit | Wait | Broken | Finished:
     """R26: the newest checkpoint is the state, or, if none of the ranks has ever trained, the
     lowest member's initial weights. Everybody is active from the first round."""
-    members = tuple(sorted(m for m, r in reports.items() if may_begin_with(r)))
-    if not members:
+    able = sorted(m for m, r in reports.items() if may_begin_with(r))
+    if not able:
         return Wait("no rank is ready")
-    problem = next((p for m in members if (p := reports[m].checkpoint_problem)), "")
+    problem = next((p for m in able if (p := reports[m].checkpoint_problem)), "")
+    sees = {pod_of(m) for m in able if reports[m].checkpoint == kept}
+    members = tuple(sorted(sizes.begin(able, first=sees)))
+    if not any(reports[m].checkpoint == kept for m in members):
+        return Wait("the replicas that see the checkpoint are not of an allowed size")
     trained = had_state or kept is not None or bool(problem)
     waits = may_begin(len(reports), possible, unaccounted, had_state=trained)
     if waits:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from paceline.core.coordinator import joining
 from paceline.core.coordinator.roster import Seen
 from paceline.core.coordinator.state import State
 from paceline.core.ids import MemberId
+from paceline.core.network import Network, worst
 from paceline.core.status import Condition, Fact, RankState, RankStatus, Status, log_status
 
 
 def status(c: State) -> Status:
     gen = c.gen
     members = gen.members if gen else ()
-    ranks = [_rank(c, member, members) for member in sorted(c.roster.ranks)]
+    surplus = joining.stand_by(c)
+    ranks = [_rank(c, member, members, surplus) for member in sorted(c.roster.ranks)]
     living = [r for r in ranks if r.state is not RankState.DEAD]
     dead = [r for r in ranks if r.state is RankState.DEAD]
     furthest = max(
@@ -32,6 +35,7 @@ def status(c: State) -> Status:
         ranks=(*living, *dead),
         version=c.version,
         transport=_transport(c, members),
+        carrier=carrier(c),
         log=log_status(furthest.facts if furthest else {}),
         changes=tuple(c.diary.changes),
         happenings=tuple(c.diary.happenings),
@@ -48,17 +52,28 @@ def _transport(c: State, members: tuple[MemberId, ...]) -> str:
     return "+".join(sorted({name.removeprefix(prefix) for name in told if name.startswith(prefix)}))
 
 
-def _rank(c: State, member: MemberId, members: tuple[MemberId, ...]) -> RankStatus:
+def carrier(c: State) -> Network:
+    """Of the job: the worst of its members'. Within one pod there is nothing to carry."""
+    members = c.gen.members if c.gen else ()
+    if len({member.slot for member in members}) < 2:
+        return Network.UNKNOWN
+    return worst(c.roster.rank(member).carrier for member in members)
+
+
+def _rank(
+    c: State, member: MemberId, members: tuple[MemberId, ...], surplus: set[MemberId]
+) -> RankStatus:
     seen = c.roster.rank(member)
     return RankStatus(
         member=member,
-        state=_state(c, member, seen),
+        state=RankState.STANDBY if member in surplus else _state(c, member, seen),
         rank=members.index(member) if member in members else None,
         pid=seen.pid,
         host=seen.register.host if seen.register else "",
         version=seen.version,
         silent_ms=(c.now_ns - seen.heard_ns) // 1_000_000 if seen.heard_ns else 0,
         facts=seen.facts,
+        carrier=seen.carrier,
         why=seen.dead or seen.suspect,
     )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.messages import Inventory, Register, pod_of
+from paceline.core.network import Network
 from paceline.core.snapshot import Kept
 
 
@@ -50,6 +51,8 @@ class Seen:
     can be in no generation that this coordinator does not know."""
     kill_asked: bool = False
     facts: dict[str, float] = field(default_factory=dict)
+    carrier: Network = Network.UNKNOWN
+    """What carries its data channel to other pods; from its agent."""
 
     @property
     def present(self) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from paceline.core.coordinator.roster import Pod, Roster
+from paceline.core.ids import MemberId
 
 
-def pods_to_drain(roster: Roster, replicas: int) -> list[Pod]:
-    """Pods to drain now: those not yet running first, then the slowest, then the newest slot."""
+def pods_to_drain(roster: Roster, replicas: int, members: Collection[MemberId]) -> list[Pod]:
+    """Pods to drain now: those that do not train first, then the slowest, then the newest slot."""
     inventory = roster.inventory.pods if roster.inventory else None
     newest = dict(sorted(roster.pods))
     living = [
@@ -24,7 +27,7 @@ def pods_to_drain(roster: Roster, replicas: int) -> list[Pod]:
 
     def order(pod: Pod) -> tuple[bool, float, int]:
         ranks = [r for x, r in roster.ranks.items() if x in pod.living]
-        running = bool(ranks) and all(r.started is not None for r in ranks)
+        running = bool(ranks) and all(r.member in members for r in ranks)
         step_s = max((r.facts.get("step_seconds", 0.0) for r in ranks), default=0.0)
         return (running, -step_s, -pod.slot)
 

@@ -91,6 +91,8 @@ def wake(c: State) -> None:
     times = []
     if c.due_ns is not None and c.phase is not Phase.PREPARING:
         times.append(c.due_ns)
+    if c.joins_ns is not None:
+        times.append(c.joins_ns)
     for member, seen in c.roster.ranks.items():
         if seen.register is None or seen.suspect or c.roster.is_dead(member):
             continue

@@ -13,7 +13,9 @@ from paceline.core import messages as m
 from paceline.core.coordinator.diary import Diary
 from paceline.core.coordinator.events import Config, Effect, Happened, ToRank
 from paceline.core.coordinator.roster import Roster, Seen
+from paceline.core.coordinator.sizes import Sizes
 from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
+from paceline.core.network import Network
 from paceline.core.records import Gen, Request, Settings
 from paceline.core.status import Outcome, StragglerStatus
 
@@ -63,6 +65,8 @@ class State:
     """What the current change is about."""
     waits: str = ""
     """What evidence it waits for (R6)."""
+    joins_ns: int | None = None
+    """When those who are ready are admitted if nothing changes the membership before."""
     due_ns: int | None = None
     """When a change that was asked for begins at the latest."""
     request: Request | None = None
@@ -81,6 +85,8 @@ class State:
     proven: bool = False
     """A released rank has ended well: its final weights are where its script puts them."""
     outcome: Outcome | None = None
+    carrier: Network = Network.UNKNOWN
+    """The last one of the job that was told in the diary."""
     stragglers: tuple[StragglerStatus, ...] = ()
     slow_since: dict[str, float] = field(default_factory=dict)
     """Wall time by place; `paceline_api.slow` says what is remembered."""
@@ -105,7 +111,12 @@ class State:
     @property
     def fewest_ranks(self) -> int:
         """Without weights anywhere, fewer do not begin."""
-        return max(1, min(self.config.min_replicas, self.replicas) * self.config.procs)
+        replicas = max(1, min(self.config.min_replicas, self.replicas))
+        return self.sizes.least(replicas) * self.config.procs
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.config.allowed_sizes, self.config.procs)
 
     @property
     def possible_ranks(self) -> int:

@@ -1,0 +1,198 @@
+"""What the agent reads to find out what carries the data channel of its ranks (`core.network`).
+
+Beside the ranks and never in them: open files of their processes and counters of interfaces from
+/proc, counters of RDMA ports from /sys, what the channel has reduced from the records of the ranks,
+and NCCL's log where the job requires GPUDirect. A look takes half a millisecond for each rank.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from paceline.core.ids import MemberId
+from paceline.core.network import (
+    Connections,
+    Judge,
+    Network,
+    PodReading,
+    RankReading,
+    nccl_connections,
+)
+from paceline.telemetry.collector import PodRecords, Values
+
+log = logging.getLogger("paceline.agent")
+
+SOON_S: Final = 2.0
+"""Between two looks as long as a verdict is missing."""
+LOOK_S: Final = 10.0
+DEVICES: Final = "/dev/infiniband/uverbs"
+WORD_OCTETS: Final = 4
+"""Unit of port_xmit_data."""
+LOG_MAX: Final = 1 << 20
+"""Octets of NCCL's log that one look reads."""
+NCCL_NAMES: Final = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
+
+
+def sent_octets(sys: Path) -> dict[str, int]:
+    """By port of the RDMA subsystem: octets that it has sent. Ports without counters are left out.
+
+    An EFA counts its own traffic in `hw_counters`, in octets; the others count 4-octet words.
+    """
+    found: dict[str, int] = {}
+    for port in sorted((sys / "class/infiniband").glob("*/ports/*")):
+        for name, unit in (("hw_counters/tx_bytes", 1), ("counters/port_xmit_data", WORD_OCTETS)):
+            try:
+                octets = int((port / name).read_text()) * unit
+            except (OSError, ValueError):
+                continue  # not every driver has every counter
+            found[f"{port.parent.parent.name}/{port.name}"] = octets
+            break
+    return found
+
+
+def interface_octets(proc: Path) -> int | None:
+    """Sent by all interfaces of this network namespace but loopback; None: not to be seen."""
+    try:
+        lines = (proc / "net/dev").read_text().splitlines()[2:]
+    except OSError:
+        return None
+    rows = [line.partition(":") for line in lines]
+    return sum(int(row.split()[8]) for name, _, row in rows if name.strip() != "lo")
+
+
+def holds_device(proc: Path, pid: int) -> bool | None:
+    """Whether a process or one of its descendants holds an RDMA device open; None: the files of
+    one of them cannot be seen. The rank's own process may be a shell with Python below it."""
+    hidden = False
+    waiting = [str(pid)]
+    while waiting:
+        process = f"{proc}/{waiting.pop()}"  # texts: a rank may have thousands of open files
+        try:
+            for name in os.listdir(f"{process}/fd"):  # noqa: PTH208
+                if _points_to(f"{process}/fd/{name}").startswith(DEVICES):
+                    return True
+            for task in os.listdir(f"{process}/task"):  # noqa: PTH208
+                waiting += Path(f"{process}/task/{task}/children").read_text().split()
+        except PermissionError:
+            hidden = True
+        except OSError:
+            continue  # it has just ended
+    return None if hidden else False
+
+
+def _points_to(link: str) -> str:
+    try:
+        return os.readlink(link)  # noqa: PTH115
+    except FileNotFoundError:
+        return ""  # closed meanwhile
+
+
+def nccl_log(run_dir: Path, member: MemberId) -> Path:
+    """NCCL appends the pid, since a rank may be several processes."""
+    slot, local, attempt = member
+    return run_dir / "logs" / f"nccl-{slot}.{local}-{attempt}"
+
+
+def nccl_environment(run_dir: Path, member: MemberId, known: Mapping[str, str]) -> dict[str, str]:
+    """What makes NCCL say how it connects; nothing if the user has asked it something already."""
+    if any(name in known for name in NCCL_NAMES):
+        return {}
+    values = ("INFO", "INIT,NET", f"{nccl_log(run_dir, member)}.%p")
+    return dict(zip(NCCL_NAMES, values, strict=True))
+
+
+@dataclass(slots=True)
+class NcclLog:
+    """The connections in the log of one rank, read bit by bit."""
+
+    path: Path
+    found: Connections = field(default_factory=Connections)
+    _read: dict[Path, int] = field(default_factory=dict)
+    """By file: octets read, up to the end of a line."""
+
+    def look(self) -> Connections:
+        for file in sorted(self.path.parent.glob(f"{self.path.name}.*")):
+            with file.open("rb") as stream:
+                stream.seek(self._read.get(file, 0))
+                text, newline, _ = stream.read(LOG_MAX).rpartition(b"\n")
+            self._read[file] = self._read.get(file, 0) + len(text) + len(newline)
+            self.found += nccl_connections(text.decode(errors="replace").splitlines())
+        return self.found
+
+
+class NetworkWatch:
+    """Looks at the ranks of the pod now and then; `verdicts` is what it knows."""
+
+    def __init__(
+        self,
+        records: PodRecords,
+        pids: Callable[[], Mapping[MemberId, int]],
+        log_of: Callable[[MemberId], Path],
+        *,
+        proc: Path = Path("/proc"),
+        sys: Path = Path("/sys"),
+    ) -> None:
+        self._records, self._pids, self._log_of = records, pids, log_of
+        self._proc, self._sys = proc, sys
+        self._judge = Judge()
+        self._logs: dict[MemberId, NcclLog] = {}
+
+    @property
+    def verdicts(self) -> Mapping[MemberId, Network]:
+        return self._judge.verdicts
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S if self._judge.is_settled else SOON_S)
+            try:
+                self.look()
+            except OSError as error:
+                log.warning("what carries the data channel cannot be looked into: %s", error)
+
+    def look(self) -> None:
+        before = dict(self.verdicts)
+        self._judge.look(self.read())
+        for member, network in self.verdicts.items():
+            if network and network is not before.get(member):
+                log.info("%s carries the data channel of rank %s", network, member)
+
+    def read(self) -> PodReading:
+        pids = self._pids()
+        # Before the records: what is counted there has been sent.
+        ports, interfaces = sent_octets(self._sys), interface_octets(self._proc)
+        records = self._records.values()
+        self._logs = {member: self._log(member) for member in pids}
+        ranks = {
+            member: self._rank(member, pid, records[member], len(records))
+            for member, pid in pids.items()
+            if member in records
+        }
+        return PodReading(ports, interfaces, ranks)
+
+    def _log(self, member: MemberId) -> NcclLog:
+        return self._logs.get(member) or NcclLog(self._log_of(member))
+
+    def _rank(self, member: MemberId, pid: int, values: Values, ranks: int) -> RankReading:
+        def gauge(name: str, *labels: str) -> float:
+            return values.get((name, labels), (0.0,))[0]
+
+        reduced: dict[str, float] = {}
+        for (name, labels), slots in values.items():
+            if name == "paceline_payload_bytes_total":
+                reduced[labels[0]] = reduced.get(labels[0], 0.0) + slots[0]
+        transfers = values.get(("paceline_round_transfer_seconds", ()), (0.0,))
+        numbers = ("paceline_incarnation_number", "paceline_generation_number")
+        return RankReading(
+            device_open=holds_device(self._proc, pid),
+            generation=tuple(map(gauge, numbers)),
+            alone=gauge("paceline_world_size_ranks", "members") <= ranks,
+            reduced=reduced,
+            reductions=sum(transfers[:-1]),
+            connections=self._logs[member].look(),
+        )

@@ -1,0 +1,67 @@
+"""allowedSizes and stabilizationSeconds in real runs: who stands by, who joins with whom."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.runs import Run
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = """
+import time
+import torch
+import paceline as pl
+
+pl.init()
+model = torch.nn.Linear(4, 1)
+data = torch.utils.data.TensorDataset(torch.ones(4800, 4), torch.ones(4800, 1))
+optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
+loader = pl.DataLoader(data, batch_size=8, seed=0)
+for epoch in loader.epochs(1):
+    for x, y in loader:
+        time.sleep(0.02)
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+"""
+
+
+def finished(folder: Path, *options: str) -> dict[str, Any]:
+    """The last status of a run with three replicas."""
+    (folder / "train.py").write_text(SCRIPT)
+    words = ("--set=spec.replicas=3", "--run-dir=run", *options)
+    code, said = Run(folder, "[python, train.py]", *words).wait()
+    assert code == 0, said
+    status: dict[str, Any] = json.loads((folder / "run" / "status.json").read_text())
+    assert status["log"]["epochs_exact"] == 1, "each sample counts once"
+    return status
+
+
+def test_a_loss_goes_on_with_those_that_live_and_grows_to_an_allowed_size(tmp_path: Path) -> None:
+    """Two die; the one that comes back alone would make two."""
+    status = finished(
+        tmp_path,
+        "--set=spec.elasticity.allowedSizes=[1, 3]",
+        "--set=spec.elasticity.stabilizationSeconds=0",
+        "--inject=kill:rank=1,at=round:20",
+        "--inject=kill:rank=2,at=round:20",
+    )
+    sizes = [change["members"] for change in status["changes"]]
+    assert (sizes[0], sizes[-1]) == (3, 3)
+    grown = [new for old, new in pairwise(sizes) if new > old]
+    assert grown == [3], sizes
+
+
+def test_replicas_that_died_together_come_back_together(tmp_path: Path) -> None:
+    status = finished(
+        tmp_path,
+        "--set=spec.elasticity.stabilizationSeconds=60",
+        "--inject=kill:rank=1,at=round:20",
+        "--inject=kill:rank=2,at=round:20",
+    )
+    joined = [change for change in status["changes"] if change["reason"] == "Joined"]
+    assert [change["members"] for change in joined] == [3]

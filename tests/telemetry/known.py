@@ -1,0 +1,139 @@
+"""What Prometheus knows of Paceline: every series with its labels, from the code that exports them.
+
+`ask` puts a question to Prometheus's own parser and rules. The labels of the target come from the
+scrape: the PodMonitor writes the pod's label paceline.dev/job-name as `paceline_dev_job_name`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from cluster import programs
+from cluster.fixtures import or_skip
+from paceline.core.ids import MemberId
+from paceline.core.supervise import Phase
+from paceline.telemetry import collector
+from paceline.telemetry.catalog import CATALOG, LABELS, Writer
+from paceline_operator.metrics import Metrics
+from prometheus_client.metrics_core import Metric as Family
+
+TARGET = ("namespace", "pod", "job", "instance")
+JOB = "paceline_dev_job_name"
+WORKER = ("0.0", "1.0")
+OF_OPERATOR = {
+    "controller": ("trainingjob",),
+    "name": ("trainingjob",),
+    "result": ("success", "error"),
+    "method": ("GET", "WATCH"),
+    "code": ("200", "500"),
+    "kind": ("pods", "trainingjobs"),
+    "cause": ("ended",),
+}
+HERE = {"namespace": "team", JOB: "first", "pod": "first-0-1", "job": "team/workers"}
+OPERATOR = {"namespace": "sys", "pod": "operator-0", "job": "operator", "instance": "b:8080"}
+FOREIGN = {"container_memory_working_set_bytes": {"container": ("trainer",)}}
+"""The kubelet's, which any Prometheus of a cluster scrapes."""
+
+
+@dataclass(frozen=True)
+class Series:
+    kind: str
+    labels: Mapping[str, tuple[str, ...]]
+    """Its own, with the values that it may have."""
+    target: Mapping[str, str]
+
+    def names(self) -> set[str]:
+        return {*self.labels, *self.target}
+
+
+def of_ranks() -> dict[str, Series]:
+    target = HERE | {"instance": "a:9464"}
+    found: dict[str, Series] = {}
+    for metric in CATALOG:
+        if metric.writer is not Writer.AGENT:
+            own = {"worker": WORKER} | {name: LABELS[name] for name in metric.labels}
+            found |= _samples(metric.name, metric.kind, own, metric.buckets, target)
+    records = collector.PodRecords(0, 1)
+    records.phases = lambda: [Phase.RUNNING]
+    records.connection = lambda: (True, 1)
+    records.carriers = lambda: {MemberId(0, 0, 0): "TCP"}
+    for family in records._agent_families(1.0):
+        own = {"worker": WORKER} if "worker" in family.samples[0].labels else {}
+        own |= {name: LABELS[name] for name in family.samples[0].labels if name != "worker"}
+        found |= _samples(family.samples[0].name, family.type, own, (), target)
+    return found
+
+
+def of_operator() -> dict[str, Series]:
+    found: dict[str, Series] = {}
+    for metric in Metrics().registry._collector_to_names:
+        family: Family = next(iter(metric.collect()))
+        own = {name: OF_OPERATOR[name] for name in getattr(metric, "_labelnames", ())}
+        bounds = [b for b in getattr(metric, "_upper_bounds", ()) if b != float("inf")]
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        found |= _samples(name, family.type, own, bounds, OPERATOR)
+    return found
+
+
+def of_others() -> dict[str, Series]:
+    return {name: Series("gauge", own, HERE) for name, own in FOREIGN.items()}
+
+
+def _samples(
+    name: str,
+    kind: str,
+    own: Mapping[str, tuple[str, ...]],
+    bounds: Sequence[float],
+    target: Mapping[str, str],
+) -> dict[str, Series]:
+    if kind != "histogram":
+        return {name: Series(kind, own, target)}
+    bucket = {**own, "le": (*map(str, bounds), "+Inf")}
+    parts = {"_bucket": bucket, "_sum": own, "_count": own}
+    return {f"{name}{end}": Series("counter", labels, target) for end, labels in parts.items()}
+
+
+def known() -> dict[str, Series]:
+    return of_ranks() | of_operator() | of_others()
+
+
+def lines(steps: int) -> Iterator[str]:
+    """Every series with every value of its labels, all alive, in the notation of PromQL's tests."""
+    for name, series in known().items():
+        for values in product(*series.labels.values()):
+            labels = dict(series.target) | dict(zip(series.labels, values, strict=True))
+            text = ",".join(f'{label}="{value}"' for label, value in labels.items())
+            yield f"  {name}{{{text}}} {'0+3' if series.kind == 'counter' else '1+0'}x{steps}"
+
+
+def ask(**question: Any) -> dict[str, Any]:
+    with or_skip():
+        program = programs.require("prometheus-rules")
+    done = subprocess.run(
+        [program], input=json.dumps(question), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def misused(uses: Sequence[Mapping[str, str]], recorded: Mapping[str, set[str]]) -> list[str]:
+    """Names, labels and values of labels in an expression that nobody exports."""
+    series, wrong = known(), []
+    for use in uses:
+        name, label, value = use["metric"], use["label"], use["value"]
+        if name in recorded:
+            if label and label not in recorded[name]:
+                wrong.append(f"{name} has no label {label}")
+        elif name not in series:
+            wrong.append(f"nobody exports {name}")
+        elif label and label not in series[name].names():
+            wrong.append(f"{name} has no label {label}")
+        elif value and value not in series[name].labels.get(label, (value,)):
+            wrong.append(f"{label} of {name} is never {value}")
+    return wrong

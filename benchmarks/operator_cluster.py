@@ -33,6 +33,7 @@ from fake_cluster.beside import (  # noqa: E402
     install_crd,
     submit,
     until,
+    until_quiet,
 )
 from fake_cluster.stub import Fleet  # noqa: E402
 
@@ -50,6 +51,7 @@ __all__ = [
     "pods_made",
     "submit",
     "until",
+    "until_quiet",
 ]
 
 NODES: Final = 4

@@ -29,6 +29,7 @@ from benchmarks.operator_cluster import (
     pods_made,
     submit,
     until,
+    until_quiet,
 )
 from benchmarks.report import Bar, Report
 
@@ -134,7 +135,8 @@ def _reactions(b: Bench, namespace: str, workers: int, figures: Figures) -> None
     figures.scaled_s = max(new) - patched_s
     b.plane.api.patch(f"{JOBS.format(namespace)}/job-0", {"spec": {"replicas": workers}})
     _ready(b, namespace, workers)
-    _quiet(b, namespace)
+    # Pods that have left are cleared away after the job is ready again.
+    until_quiet(lambda: b.own_requests(namespace).total(), 3.0, 120)
 
 
 def _ready(b: Bench, namespace: str, workers: int) -> None:
@@ -142,17 +144,6 @@ def _ready(b: Bench, namespace: str, workers: int) -> None:
     wanted = f"{workers}/{workers}"
     until(lambda: b.plane.api.get(path)["status"].get("ready") == wanted, f"ready {wanted}", 60)
     time.sleep(0.5)  # a quiet moment before the next
-
-
-def _quiet(b: Bench, namespace: str) -> None:
-    """Pods that have left are cleared away after the job is ready again."""
-
-    def quiet() -> bool:
-        before = b.own_requests(namespace).total()
-        time.sleep(3.0)
-        return b.own_requests(namespace).total() - before <= 1
-
-    until(quiet, "the operator rests", 120)
 
 
 def _created(b: Bench, old: int, name: str) -> float:

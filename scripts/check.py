@@ -18,7 +18,7 @@ from paceline_api import crdgen
 from paceline_operator import reference
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-from scripts import cli_reference, field_reference, pictures
+from scripts import cli_reference, dashboards, field_reference, pictures
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -51,12 +51,16 @@ def command(*argv: str) -> Callable[[], str]:
 
 
 GENERATED: dict[str, Callable[[], str]] = {
-    "charts/paceline-crds/files/trainingjobs.yaml": crdgen.generate,
-    "crds/manifests/trainingjobs.yaml": crdgen.generate,
+    **{
+        f"{folder}/{plural}.yaml": text
+        for plural, text in crdgen.DEFINITIONS.items()
+        for folder in ("charts/paceline-crds/files", "crds/manifests")
+    },
     "docs/reference/cli.md": cli_reference.markdown,
     "docs/reference/metrics.md": metrics.markdown,
     "docs/reference/operator.md": lambda: reference.markdown(VALUES.read_text()),
     "docs/reference/trainingjob.md": field_reference.markdown,
+    **dashboards.dashboards(),
     **pictures.pictures(),
 }
 

@@ -33,7 +33,7 @@ MAY_NAME_ENVIRONMENT = {
     "runtime/paceline/agent/shim.py",
 }
 PURE_TESTS = ("tests/api/", "tests/core/", "tests/sim/")
-GENERATED = ("crds/manifests", "docs/pictures", "docs/reference")
+GENERATED = ("charts/paceline/dashboards", "crds/manifests", "docs/pictures", "docs/reference")
 LEFTOVERS = re.compile(r"\b(TOD[O]|FIXM[E]|XX[X])\b|^(<{7}|>{7}) |\bbreakpoin[t]\(", re.M)
 MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:root|work|home)/\w+")
 PUBLIC_INDEX = re.compile(r"https://(?:pypi\.org/simple|files\.pythonhosted\.org/\S+)$")

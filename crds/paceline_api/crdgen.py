@@ -1,19 +1,22 @@
-"""TrainingJob -> CustomResourceDefinition, as YAML: `python -m paceline_api.crdgen`.
+"""TrainingJob and FabricProfile -> CustomResourceDefinitions, as YAML.
 
-The schema comes from the models in `types`, descriptions from their docstrings, CEL rules from
-`validate.RULES`, and refusals of changes from the fields marked as fixed. Defaults are written for
-structure only: the API server would also put them into stored objects (C12). The output is the same
-on every run and is kept in crds/manifests/, where a test compares it.
+`python -m paceline_api.crdgen` writes them to crds/manifests/. Schemas come from the models in
+`types` and `fabric`, descriptions from their docstrings, CEL rules from `validate.RULES`, and
+refusals of changes from the fields marked as fixed. Defaults are written for structure only: the
+API server would also put them into stored objects (C12). The output is the same on every run; a
+test compares it with what is there.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
+from paceline_api.fabric import FABRIC_KIND, FABRIC_PLURAL, FabricProfile
 from paceline_api.model import DEFAULT_KEY, FIXED_KEY
 from paceline_api.rules import Rule
 from paceline_api.types import GROUP, KIND, VERSION, TrainingJob
@@ -23,7 +26,7 @@ PLURAL: Final = "trainingjobs"
 HEADER: Final = """\
 # Generated from crds/paceline_api; do not edit.
 # Change the models there, then run from the root of the repository:
-# python -m paceline_api.crdgen > crds/manifests/trainingjobs.yaml
+# python -m paceline_api.crdgen
 """
 _KEPT: Final = ("type", "format", "pattern", "enum", "minimum", "maximum", "maxLength", "minLength")
 _KEPT_LAST: Final = ("minItems", "maxItems", "maxProperties", "x-kubernetes-validations")
@@ -32,23 +35,76 @@ _LIST_KEYS: Final = {
     "spec.template.spec.containers.env": "name",
     "status.conditions": "type",
 }
-_ATOMIC: Final = ("status.resolved",)
+_ATOMIC: Final = ("status.resolved", "status.fabric.pod")
 """Mappings that always change as a whole: the API server keeps no account of their fields."""
-_COLUMNS: Final = (
-    ("Ready", "string", ".status.ready", "Replicas that train and replicas asked for"),
-    ("Mode", "string", ".status.collective.mode", "Mode of the rounds in force"),
-    ("Round", "integer", ".status.round", "Rounds applied, at most a minute old"),
-    ("Generation", "string", ".status.membershipGeneration", "The present membership"),
-    ("Transport", "string", ".status.transport.kind", "What moves the gradients"),
-    ("Stragglers", "integer", ".status.stragglerCount", "Ranks that are slow for long"),
-    ("State", "string", ".status.state", "The conditions in one word"),
-    ("Age", "date", ".metadata.creationTimestamp", ""),
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a definition says beside the schema."""
+
+    kind: str
+    plural: str
+    short: str
+    categories: tuple[str, ...]
+    namespaced: bool
+    columns: tuple[tuple[str, str, str, str], ...]
+    """Name, type, path, description."""
+    subresources: dict[str, Any]
+
+
+_JOBS: Final = _Kind(
+    kind=KIND,
+    plural=PLURAL,
+    short="tj",
+    categories=("all", "training"),
+    namespaced=True,
+    columns=(
+        ("Ready", "string", ".status.ready", "Replicas that train and replicas asked for"),
+        ("Mode", "string", ".status.collective.mode", "Mode of the rounds in force"),
+        ("Round", "integer", ".status.round", "Rounds applied, at most a minute old"),
+        ("Generation", "string", ".status.membershipGeneration", "The present membership"),
+        ("Transport", "string", ".status.transport.kind", "What moves the gradients"),
+        ("Stragglers", "integer", ".status.stragglerCount", "Ranks that are slow for long"),
+        ("State", "string", ".status.state", "The conditions in one word"),
+        ("Age", "date", ".metadata.creationTimestamp", ""),
+    ),
+    subresources={
+        "status": {},
+        "scale": {
+            "specReplicasPath": ".spec.replicas",
+            "statusReplicasPath": ".status.replicas",
+            "labelSelectorPath": ".status.selector",
+        },
+    },
+)
+_FABRICS: Final = _Kind(
+    kind=FABRIC_KIND,
+    plural=FABRIC_PLURAL,
+    short="fabric",
+    categories=("training",),
+    namespaced=False,
+    columns=(
+        ("Carries", "string", ".spec.carries", "The best that a job can reach with it"),
+        ("Priority", "integer", ".spec.priority", "Of several that fit, the highest is taken"),
+        ("Age", "date", ".metadata.creationTimestamp", ""),
+    ),
+    subresources={},
 )
 
 
-def generate() -> str:
-    """The whole CRD as YAML text."""
-    body = yaml.dump(_definition(), Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
+def training_jobs() -> str:
+    """The definition of TrainingJob as YAML text."""
+    return _written(_definition(_JOBS, _root_schema()))
+
+
+def fabric_profiles() -> str:
+    """The definition of FabricProfile as YAML text."""
+    return _written(_definition(_FABRICS, _fabric_schema()))
+
+
+def _written(definition: dict[str, Any]) -> str:
+    body = yaml.dump(definition, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
     return HEADER + body
 
 
@@ -59,40 +115,33 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _definition() -> dict[str, Any]:
+def _definition(kind: _Kind, schema: dict[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {
-            "name": f"{PLURAL}.{GROUP}",
+            "name": f"{kind.plural}.{GROUP}",
             "labels": {"app.kubernetes.io/name": "paceline"},
         },
         "spec": {
             "group": GROUP,
             "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": "trainingjob",
-                "shortNames": ["tj"],
-                "categories": ["all", "training"],
+                "kind": kind.kind,
+                "listKind": f"{kind.kind}List",
+                "plural": kind.plural,
+                "singular": kind.kind.lower(),
+                "shortNames": [kind.short],
+                "categories": list(kind.categories),
             },
-            "scope": "Namespaced",
+            "scope": "Namespaced" if kind.namespaced else "Cluster",
             "versions": [
                 {
                     "name": VERSION,
                     "served": True,
                     "storage": True,
-                    "schema": {"openAPIV3Schema": _root_schema()},
-                    "subresources": {
-                        "status": {},
-                        "scale": {
-                            "specReplicasPath": ".spec.replicas",
-                            "statusReplicasPath": ".status.replicas",
-                            "labelSelectorPath": ".status.selector",
-                        },
-                    },
-                    "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
+                    "schema": {"openAPIV3Schema": schema},
+                    **({"subresources": kind.subresources} if kind.subresources else {}),
+                    "additionalPrinterColumns": [_column(*column) for column in kind.columns],
                 }
             ],
         },
@@ -114,20 +163,31 @@ def _root_schema() -> dict[str, Any]:
         *(_refusal(path) for path in converter.fixed),
         _template_refusal(),
     ]
+    status = converter.convert(fields["status"], "status")
+    schema = _object_schema(source, KIND, {"spec": spec, "status": status})
+    schema["x-kubernetes-validations"] = [
+        _validation(rule) for rule in RULES if rule.path.startswith("metadata.")
+    ]
+    return schema
+
+
+def _fabric_schema() -> dict[str, Any]:
+    source = FabricProfile.model_json_schema(by_alias=True)
+    spec = _Converter(source["$defs"]).convert(source["properties"]["spec"], "spec")
+    return _object_schema(source, FABRIC_KIND, {"spec": spec})
+
+
+def _object_schema(source: dict[str, Any], kind: str, properties: dict[str, Any]) -> dict[str, Any]:
     return {
         "description": _text(source["description"]),
         "type": "object",
         "required": ["spec"],
         "properties": {
-            "apiVersion": {"type": "string", "description": "paceline.dev/v1alpha1"},
-            "kind": {"type": "string", "description": "TrainingJob"},
+            "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}"},
+            "kind": {"type": "string", "description": kind},
             "metadata": {"type": "object"},
-            "spec": spec,
-            "status": converter.convert(fields["status"], "status"),
+            **properties,
         },
-        "x-kubernetes-validations": [
-            _validation(rule) for rule in RULES if rule.path.startswith("metadata.")
-        ],
     }
 
 
@@ -255,5 +315,10 @@ def _template_refusal() -> dict[str, str]:
     }
 
 
+DEFINITIONS: Final = {PLURAL: training_jobs, FABRIC_PLURAL: fabric_profiles}
+"""By plural, which is also the name of the file."""
+
 if __name__ == "__main__":
-    sys.stdout.write(generate())
+    manifests = Path(__file__).resolve().parent.parent / "manifests"
+    for plural, text in DEFINITIONS.items():
+        (manifests / f"{plural}.yaml").write_text(text())

@@ -78,27 +78,30 @@ class Straggler(Model):
 
 
 class Preflight(Model):
-    """The check of the network before training starts."""
+    """The check of the network in the first rounds."""
 
     enabled: Flag | None = behaviour(True)
-    """Whether the transport in use is measured and verified at the start."""
+    """Whether the job fails if its first rounds show that less than `required` carries the
+    gradients. False: it trains on, and the condition TransportVerified says so."""
 
     timeout_seconds: Positive | None = behaviour(120)
-    """Seconds after which a check without a result counts as failed."""
+    """Seconds after which, while rounds run, a check without a result counts as failed."""
 
 
 class Fabric(Model):
     """The network between the workers' pods. Without meaning on a laptop."""
 
     profile: Text | None = behaviour("auto", fixed=True)
-    """Name of the FabricProfile that the worker pods get; auto picks one by the nodes' labels."""
+    """Name of the FabricProfile that the worker pods get. With auto it is chosen by what the nodes
+    offer, for a trainer that asks for a device such as nvidia.com/gpu or if `required` asks;
+    otherwise, and where nothing fits, it is tcp."""
 
     required: FabricRequirement | None = behaviour(FabricRequirement.ANY, fixed=True)
-    """Transport without which the job does not start: Any, RDMA, or GPUDirect (RDMA to and from
-    GPU memory). What was found is shown in status.transport."""
+    """What must carry the gradients between pods: Any, RDMA, or GPUDirect (RDMA to and from GPU
+    memory). What was found is shown in status.transport."""
 
     preflight: Preflight | None = behaviour()
-    """The check of the network before training starts."""
+    """The check of the network in the first rounds."""
 
 
 class Elasticity(Model):
@@ -110,7 +113,8 @@ class Elasticity(Model):
 
     stabilization_seconds: Count | None = behaviour(1)
     """Seconds that a worker that is ready waits for others, so that workers that come together
-    join in one membership change."""
+    join in one membership change. Nobody waits once all replicas are ready, and no start, repair or
+    drain waits for it."""
 
     drain_grace_seconds: Positive | None = behaviour(60)
     """Seconds that a worker has after SIGTERM to finish its round and leave without losing work;
@@ -122,10 +126,15 @@ class Elasticity(Model):
 
     allowed_sizes: Annotated[tuple[Replicas, ...], Field(min_length=1, max_length=64)] | None = None
     """Numbers of workers with which the job may train, such as [2, 4, 8]; workers beyond the
-    largest such number that is reached stand by. Unset: any number."""
+    largest such number that is reached stand by. A start waits for the smallest one; a running job
+    that loses workers goes on with those that live, whatever their number. Unset: any number."""
 
     autoscaler: Autoscaler | None = behaviour(Autoscaler.KEEP)
     """Whether the cluster autoscaler may evict workers to save nodes: Keep or MayEvict."""
+
+    disruption_budget: Flag | None = behaviour(False)
+    """Whether a PodDisruptionBudget keeps minReplicas workers from being evicted, such as by
+    kubectl drain, which then waits."""
 
 
 class Checkpoint(Model):
@@ -150,7 +159,8 @@ class Gang(Model):
     """All or nothing at the start."""
 
     min_count: Replicas | None = None
-    """Workers for which there must be room at once before any is started. Default: minReplicas."""
+    """Workers for which there must be room at once before any is started. Default: minReplicas
+    (with Kueue: replicas)."""
 
 
 class Scheduling(Model):
@@ -162,7 +172,8 @@ class Scheduling(Model):
     job has its queue label, otherwise None. With Kueue the number of replicas is fixed."""
 
     gang: Gang | None = None
-    """All or nothing at the start. Unset: workers start as room is found for them."""
+    """All or nothing at the start; needs a provider. Unset: workers start as room is found for
+    them (with Kueue: all at once)."""
 
     topology_key: Text | None = behaviour(fixed=True)
     """Node label of which all workers must have the same value, such as

@@ -67,13 +67,21 @@ class Reason(_Told):
 
     TRANSPORT_MEASURED = (
         "TransportMeasured",
-        "The transport was measured, and no other is required.",
+        "The transport was measured, and is what spec.fabric requires.",
     )
     TRANSPORT_DEGRADED = (
         "TransportDegraded",
-        "The transport is not, or is not known to be, what spec.fabric requires.",
+        "The transport is not what spec.fabric requires; the message says on which ranks.",
     )
-    PREFLIGHT_FAILED = "PreflightFailed", "The check of the network failed before training started."
+    TRANSPORT_PENDING = (
+        "TransportPending",
+        "What carries the gradients between pods is still being looked into.",
+    )
+    FABRIC_UNAVAILABLE = (
+        "FabricUnavailable",
+        "No fabric profile fits what the job asks for, or its namespace forbids the one that does.",
+    )
+    PREFLIGHT_FAILED = "PreflightFailed", "The network is not what spec.fabric requires."
 
     TEMPLATE_INVALID = "TemplateInvalid", "The API server refuses the pod; the message is its own."
     QUOTA_EXCEEDED = (
@@ -84,6 +92,15 @@ class Reason(_Told):
         "Unschedulable",
         "No node has room for a worker; the message is the scheduler's.",
     )
+    SCHEDULER_UNAVAILABLE = (
+        "SchedulerUnavailable",
+        "What spec.scheduling.provider names cannot be used; the message says why and what to do.",
+    )
+    BUDGET_REFUSED = (
+        "BudgetRefused",
+        "The API server refuses the PodDisruptionBudget; the message is its own, it is retried.",
+    )
+    QUEUED = "Queued", "The job waits in its queue for Kueue to admit it."
     SIZE_NOT_FIXED = (
         "SizeNotFixed",
         "Kueue admits a fixed size, but minReplicas or maxReplicas differ.",

@@ -55,14 +55,32 @@ class Restarts(StatusModel):
     """Failures without progress in between, as compared with spec.backoffLimit."""
 
 
+class FabricStatus(StatusModel):
+    """The fabric profile of the worker pods, chosen before the first of them."""
+
+    profile: str
+    """Name of the profile."""
+
+    carries: str = ""
+    """The best that a job can reach with it, as in spec.fabric.required."""
+
+    pod: dict[str, Any] | None = None
+    """What it adds to a pod, as it was when the job started; later changes of the profile do not
+    reach a job that has begun."""
+
+    message: str = ""
+    """Why it is less than the nodes offer, and what to do."""
+
+
 class Transport(StatusModel):
     """What moves the gradients now."""
 
     kind: str
-    """The transport in use, such as mpi, gloo or nccl over RDMA, as measured, not as asked for."""
+    """The transport in use, and what carries it between pods (TCP, RDMA, or GPUDirect) once that
+    is known, such as mpi over RDMA; as measured on the worst of the ranks, not as asked for."""
 
     verified_at: datetime | None = None
-    """When it was last measured."""
+    """When it was first found to be what spec.fabric.required asks for."""
 
     message: str = ""
     """The measurement that led to the choice."""
@@ -148,6 +166,12 @@ class TrainingJobStatus(StatusModel):
 
     restarts: Restarts | None = None
     """Restarts since the job was created."""
+
+    disruption_budget: int | None = None
+    """minAvailable of the job's PodDisruptionBudget; unset if it has none."""
+
+    fabric: FabricStatus | None = None
+    """What network the worker pods were made for."""
 
     transport: Transport | None = None
     """What moves the gradients now."""

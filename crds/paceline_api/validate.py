@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from paceline_api.defaults import fixed_by_queue
-from paceline_api.enums import Mode
+from paceline_api.enums import Mode, SchedulingProvider
 from paceline_api.errors import SpecError
 from paceline_api.names import JOB_NAME_MAX, JOB_NAME_PATTERN
 from paceline_api.rules import Fault, Rule
@@ -96,6 +96,26 @@ def _queue_fixes_the_size(job: TrainingJob) -> Iterator[Fault]:
     bounds = {spec.min_replicas, spec.max_replicas} - {None}
     if fixed_by_queue(job) and bounds - {spec.replicas}:
         yield Fault()
+
+
+def _gang_has_a_provider(job: TrainingJob) -> Iterator[Fault]:
+    scheduling = job.spec.scheduling
+    if scheduling is None or scheduling.gang is None or fixed_by_queue(job):
+        return
+    if scheduling.provider in (None, SchedulingProvider.AUTO, SchedulingProvider.NONE):
+        yield Fault()
+
+
+def _gang_can_be_whole(job: TrainingJob) -> Iterator[Fault]:
+    gang = job.spec.scheduling.gang if job.spec.scheduling else None
+    count, replicas = (gang.min_count if gang else None), job.spec.replicas
+    if count is None:
+        return
+    if count > replicas:
+        hint = f"use 1 to {replicas}, or set spec.replicas to {count} or more"
+        yield Fault(count, problem=f"is more than replicas = {replicas}", hint=hint)
+    elif count < replicas and fixed_by_queue(job):
+        yield Fault(count, problem="is less than replicas, and Kueue admits all or none")
 
 
 def _failure_rules_match_something(job: TrainingJob) -> Iterator[Fault]:
@@ -182,6 +202,27 @@ RULES: Final = (
         "self.scheduling.provider != 'Kueue' || "
         "((!has(self.minReplicas) || self.minReplicas == self.replicas) && "
         "(!has(self.maxReplicas) || self.maxReplicas == self.replicas))",
+    ),
+    Rule(
+        path="spec.scheduling.gang",
+        problem="has no effect without a provider that schedules gangs",
+        hint="set spec.scheduling.provider to Native, Kueue, Volcano, Coscheduling or KAI, give "
+        "the job Kueue's queue label, or remove gang",
+        check=_gang_has_a_provider,
+        # As above: whether Auto means Kueue is for the operator to see.
+        cel="!has(self.scheduling) || !has(self.scheduling.gang) || "
+        "!has(self.scheduling.provider) || self.scheduling.provider != 'None'",
+    ),
+    Rule(
+        path="spec.scheduling.gang.minCount",
+        problem="is more than replicas, or less with Kueue, which admits all or none",
+        hint="use 1 to the value of replicas, and with Kueue remove it",
+        check=_gang_can_be_whole,
+        cel="!has(self.scheduling) || !has(self.scheduling.gang) || "
+        "!has(self.scheduling.gang.minCount) || "
+        "self.scheduling.gang.minCount == self.replicas || "
+        "(self.scheduling.gang.minCount < self.replicas && "
+        "(!has(self.scheduling.provider) || self.scheduling.provider != 'Kueue'))",
     ),
     Rule(
         path="spec.failurePolicy.rules",

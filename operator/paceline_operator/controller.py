@@ -132,6 +132,7 @@ class Controller:
             self._store.pods(key),
             used=self._store.used.get(key, {}),
             nodes=self._store.nodes,
+            fabrics=self._store.fabrics,
             nodes_fresh=self._nodes_fresh(),
             epoch=self._epoch(),
         )

@@ -120,6 +120,8 @@ class Operator:
         if self._options.watch_nodes:
             nodes = observe.node_source(self._store, time.time)
             self._watches.append(observe.Watch(self._kube, nodes, time.time, self.metrics))
+            fabrics = observe.fabric_source(self._store)
+            self._watches.append(observe.Watch(self._kube, fabrics, time.time, self.metrics))
         scope = {"namespaces": [self._options.scope]} if self._options.scope else {}
         return [
             *(watch.run() for watch in self._watches),

@@ -38,23 +38,26 @@ TIMES: Final = """\
 
 T = ConditionType
 CONDITIONS: Final[dict[ConditionType, tuple[Reason, ...]]] = {
-    T.SCHEDULED: (Reason.PODS_PLACED, Reason.STARTING, Reason.UNSCHEDULABLE),
+    T.SCHEDULED: (Reason.PODS_PLACED, Reason.STARTING, Reason.QUEUED, Reason.UNSCHEDULABLE),
     T.RING_READY: (
         *(Reason.RING_FORMED, Reason.STARTING, Reason.SETTLING, Reason.SUSPENDED_BY_SPEC),
     ),
-    T.TRANSPORT_VERIFIED: (Reason.TRANSPORT_MEASURED, Reason.TRANSPORT_DEGRADED),
+    T.TRANSPORT_VERIFIED: (
+        *(Reason.TRANSPORT_MEASURED, Reason.TRANSPORT_PENDING, Reason.TRANSPORT_DEGRADED),
+    ),
     T.DEGRADED: (
         *(Reason.SPEC_INVALID, Reason.TEMPLATE_INVALID, Reason.QUOTA_EXCEEDED),
+        *(Reason.FABRIC_UNAVAILABLE, Reason.SCHEDULER_UNAVAILABLE),
         *(Reason.POD_NOT_STARTING, Reason.SIZE_NOT_FIXED, Reason.WAITING_FOR_EVIDENCE),
         *(Reason.QUORUM_REDUCED, Reason.COORDINATOR_AWAY, Reason.BELOW_MIN_REPLICAS),
-        *(Reason.RANK_BENCHED, Reason.RANK_SLOW, Reason.RESOLVED),
+        *(Reason.RANK_BENCHED, Reason.RANK_SLOW, Reason.BUDGET_REFUSED, Reason.RESOLVED),
     ),
     T.RESIZING: (Reason.SCALING, Reason.RANK_REPLACED, Reason.RESOLVED),
     T.SUSPENDED: (*(Reason.SUSPENDED_BY_SPEC, Reason.SUSPENDING, Reason.RESUMED, Reason.RESOLVED),),
     T.COMPLETE: (Reason.JOB_FINISHED,),
     T.FAILED: (
         *(Reason.BACKOFF_LIMIT_EXCEEDED, Reason.DEADLINE_EXCEEDED, Reason.FAILURE_POLICY),
-        *(Reason.STATE_LOST, Reason.SCRIPT_ENDED_EARLY),
+        *(Reason.STATE_LOST, Reason.SCRIPT_ENDED_EARLY, Reason.PREFLIGHT_FAILED),
     ),
 }
 """Which reasons a condition is written with."""
@@ -63,6 +66,10 @@ EVENTS: Final[dict[Reason, str]] = {
     Reason.SPEC_INVALID: "Warning",
     Reason.TEMPLATE_INVALID: "Warning",
     Reason.QUOTA_EXCEEDED: "Warning",
+    Reason.FABRIC_UNAVAILABLE: "Warning",
+    Reason.TRANSPORT_DEGRADED: "Warning",
+    Reason.SCHEDULER_UNAVAILABLE: "Warning",
+    Reason.BUDGET_REFUSED: "Warning",
     Reason.RING_FORMED: "Normal",
     Reason.RANK_REPLACED: "Normal, Warning after a failure",
     Reason.RANK_SLOW: "Warning",
@@ -120,10 +127,28 @@ RIGHTS: Final = (
     ),
     Right(JOBS, ("events",), ("create",), "what kubectl describe shows"),
     Right(
+        JOBS,
+        ("podgroups",),
+        ("create", "patch"),
+        "gangs of spec.scheduling, by server-side apply; unless `rbac.gangs` is false",
+    ),
+    Right(
+        JOBS,
+        ("poddisruptionbudgets",),
+        ("create", "patch", "delete"),
+        "spec.elasticity.disruptionBudget; delete is for when it is turned off",
+    ),
+    Right(
         "the cluster, not with a namespaced installation",
         ("nodes",),
         ("list", "watch"),
-        "workers on lost nodes",
+        "workers on lost nodes; what networks the nodes offer",
+    ),
+    Right(
+        "the cluster, not with a namespaced installation",
+        ("fabricprofiles",),
+        ("list", "watch"),
+        "the cluster's own fabric profiles",
     ),
     Right(OWN, ("leases",), ("create",), "the Lease of the leader"),
     Right(OWN, ("leases",), ("get", "update"), "the Lease of the leader", "paceline-operator"),

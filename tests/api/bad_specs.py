@@ -226,6 +226,18 @@ BAD: dict[str, Bad] = {
         "minReplicas: 2\n  scheduling: {provider: Kueue}", "scheduling.provider",
         "admits a fixed size only", "remove minReplicas",
     ),
+    "gang without a provider": _spec(
+        "scheduling: {provider: None, gang: {}}", "scheduling.gang",
+        "has no effect without a provider", "or remove gang",
+    ),
+    "gang above replicas": _spec(
+        "scheduling: {provider: Volcano, gang: {minCount: 5}}", "scheduling.gang.minCount",
+        "5 is more than replicas = 4", "use 1 to 4, or set spec.replicas to 5 or more",
+    ),
+    "half a gang in a queue": _spec(
+        "scheduling: {provider: Kueue, gang: {minCount: 3}}", "scheduling.gang.minCount",
+        "3 is less than replicas, and Kueue admits all or none", "with Kueue remove it",
+    ),
     "failure rule about nothing": _spec(
         "failurePolicy: {rules: [{action: Ignore}]}", "failurePolicy.rules[0]",
         "without onExitCodes and onReasons", "onExitCodes: [2]",

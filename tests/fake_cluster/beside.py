@@ -25,6 +25,7 @@ from fake_cluster.parts import job_body
 
 ROOT = Path(__file__).parent.parent.parent
 CRD = ROOT / "crds/manifests/trainingjobs.yaml"
+DEFINITIONS = sorted(CRD.parent.glob("*.yaml"))
 JOBS = "/apis/paceline.dev/v1alpha1/namespaces/{}/trainingjobs"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 USER = "paceline-operator"
@@ -40,11 +41,23 @@ def until(check: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
     raise AssertionError(f"not within {seconds:g} s: {what}")
 
 
+def until_quiet(requests: Callable[[], int], span_s: float, seconds: float) -> None:
+    """Until nothing is written for so long; a figure of a status may still be."""
+
+    def quiet() -> bool:
+        before = requests()
+        time.sleep(span_s)
+        return requests() - before <= 1
+
+    until(quiet, "the operator rests", seconds)
+
+
 def install_crd(plane: ControlPlane) -> None:
-    """The definition, served and ready for jobs."""
-    crd = yaml.safe_load(CRD.read_text())
-    name = crd["metadata"]["name"]
-    plane.api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}", crd)
+    """The definitions, served and ready for jobs."""
+    for file in DEFINITIONS:
+        crd = yaml.safe_load(file.read_text())
+        name = crd["metadata"]["name"]
+        plane.api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}", crd)
 
     def served() -> bool:
         try:
@@ -64,19 +77,21 @@ class Running:
     def __init__(self, plane: ControlPlane, namespace: str, log: Path, *, user: str = USER) -> None:
         self.plane, self.namespace, self.log, self.user = plane, namespace, log, user
         self.process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+        """Of its health and metrics, as long as it runs."""
 
     def start(
         self,
         *options: str,
         identity: str = "one",
-        port: int = 18080,
         kubeconfig: Path | None = None,
         program: tuple[str, ...] = (sys.executable, "-m", "paceline_operator"),
     ) -> None:
+        self.port = self.plane.instance.free_port()
         kubeconfig = kubeconfig or self.plane.kubeconfig_of(self.user, "system:masters")
         command = [*program, f"--kubeconfig={kubeconfig}"]
         command += [f"--own-namespace={self.namespace}", f"--identity={identity}"]
-        command += [f"--listen=127.0.0.1:{port}", "--log-format=text", *options]
+        command += [f"--listen=127.0.0.1:{self.port}", "--log-format=text", *options]
         paths = os.pathsep.join(str(ROOT / part) for part in ("crds", "operator", "tests"))
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -193,5 +208,5 @@ def own_requests(
 
 KINDS = (
     *("pods", "secrets", "services", "events"),
-    *("trainingjobs", "trainingjobs/status"),
+    *("trainingjobs", "trainingjobs/status", "podgroups", "poddisruptionbudgets"),
 )

@@ -37,6 +37,8 @@ class Server:
     quota: int | None = None
     bad_image: str = ""
     """A template with this image is refused, as an unknown field would be."""
+    refusing: dict[str, ApiError] = field(default_factory=dict)
+    """By kind: an API that is not served, or to which the operator has no right."""
     crash_in: int | None = None
     crash_before: bool = True
     failing: int = 0
@@ -84,6 +86,8 @@ class Server:
                 raise CrashError
         self.requests[f"{verb} {kind}"] += 1
         self.writes.append(f"{verb} {kind} {name}")
+        if kind in self.refusing:
+            raise self.refusing[kind]
         if self.failing:
             self.failing -= 1
             if self.failing_applied:
@@ -144,6 +148,8 @@ class Server:
         if uid and uid != body["metadata"]["uid"]:
             raise ApiError(409, "Conflict", "the uid differs")
         part = subresource or "spec"
+        if None in manifest[part].values():
+            raise ApiError(422, "Invalid", f"null is no value: {manifest[part]}")
         if body.get(part) != manifest.get(part):
             body[part] = copy.deepcopy(manifest[part])
             self._bump(kind, "MODIFIED", body)

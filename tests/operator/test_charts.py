@@ -11,6 +11,7 @@ import pytest
 import yaml
 from cluster import programs
 from cluster.fixtures import or_skip
+from paceline_api.crdgen import DEFINITIONS
 from paceline_operator.reference import JOBS, OWN, RIGHTS, values_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -50,12 +51,17 @@ def test_helm_finds_no_fault(chart: str) -> None:
 
 
 def test_the_definition_is_the_generated_one() -> None:
-    generated = (ROOT / "crds/manifests/trainingjobs.yaml").read_text()
-    file = CHARTS / "paceline-crds/files/trainingjobs.yaml"
-    assert file.read_text() == generated, "copy crds/manifests/trainingjobs.yaml over it"
-    (crd,) = yaml.safe_load_all(helm("template", "x", str(CHARTS / "paceline-crds")))
-    assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
-    assert crd["spec"] == yaml.safe_load(generated)["spec"]
+    found = {
+        crd["spec"]["names"]["plural"]: crd
+        for crd in yaml.safe_load_all(helm("template", "x", str(CHARTS / "paceline-crds")))
+    }
+    assert set(found) == set(DEFINITIONS)
+    for plural, crd in found.items():
+        generated = (ROOT / f"crds/manifests/{plural}.yaml").read_text()
+        file = CHARTS / f"paceline-crds/files/{plural}.yaml"
+        assert file.read_text() == generated, f"copy crds/manifests/{plural}.yaml over it"
+        assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+        assert crd["spec"] == yaml.safe_load(generated)["spec"]
 
 
 @pytest.mark.parametrize("options", [(), NAMESPACED, ALL])
@@ -80,6 +86,8 @@ def test_a_namespaced_installation_has_no_right_beyond_its_namespace() -> None:
 def test_the_switches_make_what_they_say() -> None:
     kinds = {f["kind"] for f in rendered(*ALL)} - {f["kind"] for f in rendered()}
     assert kinds == {"PodDisruptionBudget", "PriorityClass", "ServiceMonitor", "PodMonitor"}
+    assert "podgroups" in str(rendered())
+    assert "podgroups" not in str(rendered("--set=rbac.gangs=false"))
     policies = [f for f in rendered(*ALL) if f["kind"] == "NetworkPolicy"]
     assert {p["metadata"]["namespace"] for p in policies} == {"sys", "a", "b"}
 
@@ -119,6 +127,8 @@ def test_templates_are_as_recorded(variant: str) -> None:
         ("resources.limit.memory=1Gi", "limit"),
         ("networkPolicy.jobNamespaces=a", "jobNamespaces"),
         ("metrics.podMonitor.interval=15", "interval"),
+        ("metrics.dashboards.labels.grafana_dashboard=1", "grafana_dashboard"),
+        ("metrics.rules.enable=true", "enable"),
         ("nodeSelector.pool=3", "nodeSelector"),
         ("metrics.serviceMonitor.enabled=true,metrics.service=false", "metrics.service"),
     ],

@@ -230,6 +230,36 @@ def test_an_unschedulable_worker_is_told_in_the_scheduler_s_words() -> None:
     assert "0/3 nodes are available" in condition(changes, "Scheduled")["message"]
 
 
+def with_states(count: int, **states: str) -> Observed:
+    """`with_states(3, s2="standby")`: the rank in slot 2 stands by."""
+    seen = training(count)
+    assert seen.told is not None
+    ranks = [
+        replace(r, state=states[f"s{r.slot}"], rank=None) if f"s{r.slot}" in states else r
+        for r in seen.told.ranks
+    ]
+    return replace(seen, told=replace(seen.told, ranks=tuple(ranks)))
+
+
+@pytest.mark.parametrize(
+    ("states", "holds", "message"),
+    [
+        ({}, "False", "all 4 replicas train"),
+        ({"s3": "standby"}, "False", "3 of 4 replicas train; 1 stand by"),
+        ({"s2": "standby", "s3": "starting"}, "True", "digits-3-1 not yet in; 1 stand by"),
+    ],
+)
+def test_who_stands_by_is_told_and_is_no_change_under_way(
+    states: dict[str, str], holds: str, message: str
+) -> None:
+    before = [{**RUNNING["conditions"][0], "type": kind} for kind in ("Resizing", "Degraded")]
+    job = job_of({**RUNNING, "conditions": [*RUNNING["conditions"], *before]}, replicas=4)
+    changes = decided(job, with_states(4, **states))
+    assert condition(changes, "Resizing")["status"] == holds
+    assert message in condition(changes, "Resizing")["message"]
+    assert condition(changes, "Degraded")["status"] == "False"
+
+
 @pytest.mark.parametrize(
     ("outcome", "kind", "reason"),
     [

@@ -84,7 +84,8 @@ def test_a_coordinator_that_answers_is_not_lost_with_its_node() -> None:
     assert not kept.delete
     assert kept.look_again_s is not None
     assert kept.look_again_s <= NOW + evidence.SPEAKS_LOOK_S
-    for silent in (replace(seen, told_s=NOW - evidence.ANSWER_S), replace(seen, told=None)):
+    silence_s = evidence.POLL_S + evidence.REPLY_S
+    for silent in (replace(seen, told_s=NOW - silence_s), replace(seen, told=None)):
         changes = reconcile(job_of(RUNNING, replicas=3), silent, NOW)
         assert changes.coordinator is not None
         assert [deletion.name for deletion in changes.delete] == ["digits-coordinator-1"]

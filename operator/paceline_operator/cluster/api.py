@@ -12,6 +12,9 @@ from typing import Any, Final, Protocol
 from paceline_api.crdgen import PLURAL
 from paceline_api.types import API_VERSION
 
+from paceline_operator.core.companions import BUDGETS
+from paceline_operator.core.gang import FAMILIES
+
 MANAGER: Final = "paceline-operator"
 
 PATHS: Final = {
@@ -20,6 +23,11 @@ PATHS: Final = {
     "services": "/api/v1/namespaces/{namespace}/services",
     "events": "/api/v1/namespaces/{namespace}/events",
     "leases": "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases",
+    BUDGETS: f"/apis/policy/v1/namespaces/{{namespace}}/{BUDGETS}",
+    **{
+        family.resource: f"/apis/{family.version}/namespaces/{{namespace}}/podgroups"
+        for family in FAMILIES.values()
+    },
     PLURAL: f"/apis/{API_VERSION}/namespaces/{{namespace}}/{PLURAL}",
 }
 

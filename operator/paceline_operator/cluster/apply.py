@@ -14,15 +14,18 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
 
 from paceline_api.crdgen import PLURAL
+from paceline_api.names import group_name
 from paceline_api.types import API_VERSION, KIND
 
 from paceline_operator.cluster.api import Api, ApiError
 from paceline_operator.cluster.memory import Memory
 from paceline_operator.cluster.store import Store
 from paceline_operator.cluster.wire import pod_from
-from paceline_operator.core.changes import Changes, Create, Delete, Event
+from paceline_operator.core.changes import Apply, Changes, Companions, Create, Delete, Event
+from paceline_operator.core.companions import BUDGETS
+from paceline_operator.core.fabric import POD_SECURITY
 from paceline_operator.core.job import Job, timestamp
-from paceline_operator.core.observed import Refusal, RefusalKind
+from paceline_operator.core.observed import OF_GANG, Refusal, RefusalKind
 
 log = logging.getLogger("paceline.operator")
 
@@ -63,12 +66,16 @@ class Applier:
         """Whether all of it was done. Raises JobGoneError, DeposedError and ApiError."""
         if changes.verify_job:
             await self._verify(job)
+        beside = changes.beside
+        if beside.group is not None and not await self._group(job, beside.group, memory):
+            return False
         if changes.needs_secret:
             await self._create_secret(job, memory)
         if changes.needs_service:
             self._fence()
             await self._ensure_service(job.namespace)
         complete = await self._create_pods(job, changes, memory)
+        complete = complete and await self._budget(job, beside, memory)
         if changes.status is not None and complete:
             await self._write_status(job, changes.status, memory)
         for group in _groups(changes.delete, AT_ONCE):
@@ -138,6 +145,43 @@ class Applier:
                 raise
         memory.note(secret=True)
 
+    async def _group(self, job: Job, group: Apply, memory: Memory) -> bool:
+        """Before the first pod: a gang scheduler does not look at a pod without it."""
+        self._fence()
+        try:
+            await self._api.apply(group.kind, job.namespace, group.manifest)
+        except ApiError as error:
+            if error.transient:
+                raise
+            self._refused(job, error, memory, gang_refusal(error))
+            return False
+        memory.note(group=group.number)
+        if memory.refusal is not None and memory.refusal.kind in OF_GANG:
+            memory.refusal = None
+        return True
+
+    async def _budget(self, job: Job, beside: Companions, memory: Memory) -> bool:
+        if beside.budget is None and not beside.drop_budget:
+            return True
+        self._fence()
+        name = group_name(job.name, job.uid)
+        try:
+            if beside.budget is None:
+                await self._ignore_gone(self._api.delete(BUDGETS, job.namespace, name))
+            else:
+                await self._api.apply(BUDGETS, job.namespace, beside.budget.manifest)
+        except ApiError as error:
+            before = memory.budget_refusal
+            count = before.count + 1 if before is not None else 1
+            memory.budget_refusal = Refusal(
+                refusal_kind(error), error.message, self._clock(), count, job.generation
+            )
+            log.warning("the disruption budget was refused: %s", error, extra=_of(job))
+            return False
+        memory.budget_refusal = None
+        memory.note(budget=beside.least)
+        return True
+
     async def _create_pods(self, job: Job, changes: Changes, memory: Memory) -> bool:
         """Few at first: what is wrong with one pod is wrong with all of them (C7)."""
         workers = list(changes.workers)
@@ -193,8 +237,10 @@ class Applier:
             namespace, name, pod = found
             self._store.put_pod((namespace, name), pod)
 
-    def _refused(self, job: Job, error: ApiError, memory: Memory) -> None:
-        kind = refusal_kind(error)
+    def _refused(
+        self, job: Job, error: ApiError, memory: Memory, kind: RefusalKind | None = None
+    ) -> None:
+        kind = kind or refusal_kind(error)
         before = memory.refusal
         count = before.count + 1 if before is not None and before.kind is kind else 1
         memory.refusal = Refusal(kind, error.message, self._clock(), count, job.generation)
@@ -264,11 +310,17 @@ def refusal_kind(error: ApiError) -> RefusalKind:
         return RefusalKind.TEMPLATE
     if error.code == 403 and "exceeded quota" in error.message:
         return RefusalKind.QUOTA
-    if error.code == 403 and "violates PodSecurity" in error.message:
+    if error.code == 403 and POD_SECURITY in error.message:
         return RefusalKind.TEMPLATE
     if error.code == 404 or "being terminated" in error.message:
         return RefusalKind.ENDING
     return RefusalKind.FORBIDDEN
+
+
+def gang_refusal(error: ApiError) -> RefusalKind:
+    if error.code == 404 and "namespaces" not in error.message:
+        return RefusalKind.NO_GANG_API
+    return RefusalKind.GANG_FORBIDDEN if error.code == 403 else RefusalKind.GANG_REFUSED
 
 
 def _of(job: Job) -> dict[str, str]:

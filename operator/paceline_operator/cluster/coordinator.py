@@ -21,14 +21,14 @@ import msgspec
 from paceline_operator.cluster.kube import pause
 from paceline_operator.cluster.store import Key
 from paceline_operator.controller import Message
+from paceline_operator.core.evidence import POLL_S, REPLY_S
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Inventory
 from paceline_operator.core.told import Told, read_told
 
 log = logging.getLogger("paceline.operator")
 
-POLL_S: Final = 50
-ANSWER_S: Final = 10.0
+
 CONNECT_S: Final = 3.0
 REST_S: Final = 5.0
 """Between two answers of a job in which all is well."""
@@ -213,7 +213,7 @@ class Links:
         if body is not None:
             headers["Content-Type"] = "application/json"
         timeout = aiohttp.ClientTimeout(
-            total=ANSWER_S + (POLL_S if query else 0), sock_connect=CONNECT_S
+            total=REPLY_S + (POLL_S if query else 0), sock_connect=CONNECT_S
         )
         async with self._session.request(
             method,

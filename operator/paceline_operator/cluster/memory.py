@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from paceline_api.fabric import FabricSpec
+
 from paceline_operator.core.observed import Observed, Pod, Refusal, Sent
 from paceline_operator.core.told import Told
 
@@ -21,6 +23,7 @@ class Memory:
     told: Told | None = None
     told_s: float = 0.0
     refusal: Refusal | None = None
+    budget_refusal: Refusal | None = None
     sent: Sent = field(default_factory=Sent)
     since: Mapping[str, float] = field(default_factory=dict)
     replaced: int = 0
@@ -33,6 +36,7 @@ class Memory:
         *,
         used: Mapping[int, int],
         nodes: Mapping[str, Any],
+        fabrics: Mapping[str, FabricSpec],
         nodes_fresh: bool,
         epoch: int,
     ) -> Observed:
@@ -41,8 +45,10 @@ class Memory:
             told=self.told,
             told_s=self.told_s,
             nodes=nodes,
+            fabrics=fabrics,
             nodes_fresh=nodes_fresh,
             refusal=self.refusal,
+            budget_refusal=self.budget_refusal,
             sent=self.sent,
             since=self.since,
             used=used,

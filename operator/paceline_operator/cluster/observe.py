@@ -11,18 +11,27 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 import aiohttp
 import msgspec
 from msgspec import Struct
+from paceline_api.fabric import FABRIC_PLURAL
 from paceline_api.names import LABEL_JOB
+from paceline_api.types import API_VERSION
 
 from paceline_operator.cluster.api import ApiError
 from paceline_operator.cluster.kube import Kube, pause
 from paceline_operator.cluster.store import Store
-from paceline_operator.cluster.wire import NodeObject, PodObject, node_of, pod_of
+from paceline_operator.cluster.wire import (
+    FabricObject,
+    NodeObject,
+    PodObject,
+    fabric_from,
+    node_of,
+    pod_of,
+)
 from paceline_operator.metrics import Metrics
 
 log = logging.getLogger("paceline.operator")
@@ -35,7 +44,7 @@ PAGE: Final = 500
 RETRY_S: Final = 0.2
 RETRY_MAX_S: Final = 15.0
 
-Item = TypeVar("Item", PodObject, NodeObject)
+Item = TypeVar("Item", PodObject, NodeObject, FabricObject)
 
 
 class Listed(Struct, Generic[Item]):
@@ -74,7 +83,8 @@ class Source(Generic[Item]):
     """Where the watch goes on; empty: with a list."""
     heard_s: float = 0.0
     synced: bool = False
-    troubles: dict[str, int] = field(default_factory=dict)
+    optional: bool = False
+    """The API server may not know this kind, or not show it: then there are none."""
 
 
 class Watch(Generic[Item]):
@@ -109,8 +119,11 @@ class Watch(Generic[Item]):
                     self.source.version, delay_s = "", RETRY_S
                 elif error.code:
                     self.source.version = ""
+                missing = self.source.optional and error.code in (403, 404)
+                if missing:
+                    self._none()
                 log.log(
-                    logging.INFO if error.code == 410 else logging.WARNING,
+                    logging.INFO if missing or error.code == 410 else logging.WARNING,
                     "watch of %s: %s",
                     self.source.kind,
                     error,
@@ -140,6 +153,11 @@ class Watch(Generic[Item]):
                 break
         self.source.listed(items)
         self.source.version = str(page.metadata.get("resourceVersion") or "")
+        self.source.synced = True
+        self.source.heard_s = self._clock()
+
+    def _none(self) -> None:
+        self.source.listed([])
         self.source.synced = True
         self.source.heard_s = self._clock()
 
@@ -232,4 +250,33 @@ def node_source(store: Store, clock: Callable[[], float]) -> Source[NodeObject]:
         listed=listed,
         put=put,
         drop=lambda item: store.drop_node(item.metadata.name),
+    )
+
+
+def fabric_source(store: Store) -> Source[FabricObject]:
+    def put(item: FabricObject) -> None:
+        found = fabric_from(item)
+        if isinstance(found, str):
+            log.warning("FabricProfile %s is left out: %s", item.metadata.name, found)
+            store.drop_fabric(item.metadata.name)
+        else:
+            store.put_fabric(item.metadata.name, found)
+
+    def listed(items: list[FabricObject]) -> None:
+        names = {item.metadata.name for item in items}
+        for gone in set(store.fabrics) - names:
+            store.drop_fabric(gone)
+        for item in items:
+            put(item)
+
+    return Source(
+        kind=FABRIC_PLURAL,
+        path=f"/apis/{API_VERSION}/{FABRIC_PLURAL}",
+        selector="",
+        page=msgspec.json.Decoder(Listed[FabricObject]),
+        event=msgspec.json.Decoder(Happened[FabricObject]),
+        listed=listed,
+        put=put,
+        drop=lambda item: store.drop_fabric(item.metadata.name),
+        optional=True,
     )

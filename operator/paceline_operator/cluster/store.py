@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from paceline_api.fabric import FabricSpec
 from paceline_api.names import LABEL_ATTEMPT, LABEL_SLOT
 
 from paceline_operator.cluster.wire import kept
 from paceline_operator.core.observed import NO_SLOT, Node, Pod
+from paceline_operator.fabrics import built_in
 
 Key = tuple[str, str]
 """(namespace, name) of a job."""
@@ -29,6 +31,7 @@ class Store:
         self.jobs: dict[Key, Mapping[str, Any]] = {}
         self._pods: dict[Key, dict[str, Pod]] = {}
         self.nodes: dict[str, Node] = {}
+        self.fabrics: dict[str, FabricSpec] = dict(built_in())
         self._gone: OrderedDict[str, None] = OrderedDict()
         """Uids of objects that were deleted: a late answer must not bring them back."""
         self.used: dict[Key, dict[int, int]] = {}
@@ -116,10 +119,33 @@ class Store:
         self.nodes[node.name] = node
         if before is not None and before != node:
             self._wake_jobs_on(node.name)
+        if before is None or (before.labels, before.offers) != (node.labels, node.offers):
+            self._wake_jobs_without_pods()
 
     def drop_node(self, name: str) -> None:
         if self.nodes.pop(name, None) is not None:
             self._wake_jobs_on(name)
+
+    # ---- fabric profiles ------------------------------------------------------------------
+
+    def put_fabric(self, name: str, spec: FabricSpec) -> None:
+        """One of the cluster, in the place of a built-in one of that name."""
+        self.fabrics[name] = spec
+        self._wake_jobs_without_pods()
+
+    def drop_fabric(self, name: str) -> None:
+        if name in built_in():
+            self.fabrics[name] = built_in()[name]
+        else:
+            self.fabrics.pop(name, None)
+        self._wake_jobs_without_pods()
+
+    # ---- who has to look again ------------------------------------------------------------
+
+    def _wake_jobs_without_pods(self) -> None:
+        for key in self.jobs:
+            if key not in self._pods:
+                self._changed(key)
 
     def _wake_jobs_on(self, node: str) -> None:
         for key, pods in self._pods.items():

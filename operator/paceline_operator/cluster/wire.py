@@ -12,10 +12,15 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from paceline_api.fabric import FabricSpec
+from paceline_api.load import without_nulls
 from paceline_api.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_ROLE, LABEL_SLOT, PREFIX
 from paceline_api.template import TRAINER
+from pydantic import ValidationError
 
+from paceline_operator.core.fabric import is_device
 from paceline_operator.core.job import seconds_of
+from paceline_operator.core.kueue import MANAGED
 from paceline_operator.core.observed import NO_SLOT, NOT_STARTED, End, Node, Pod
 
 UNREACHABLE: Final = "node.kubernetes.io/out-of-service"
@@ -89,10 +94,12 @@ class Taint(Struct, frozen=True):
 
 class NodeSpec(Struct, frozen=True):
     taints: list[Taint] | None = None
+    unschedulable: bool = False
 
 
 class NodeStatus(Struct, frozen=True):
     conditions: list[Condition] | None = None
+    allocatable: dict[str, str] | None = None
 
 
 class NodeObject(Struct, frozen=True):
@@ -132,6 +139,7 @@ def pod_of(item: PodObject, now_s: float) -> tuple[str, str, Pod] | None:
         disrupted=disrupted,
         waiting=_waiting(item),
         unschedulable=unschedulable,
+        queued=labels.get(MANAGED) == "true",
         notes={k: v for k, v in (item.metadata.annotations or {}).items() if k.startswith(PREFIX)},
         version=_number(item.metadata.resource_version, 0),
     )
@@ -187,7 +195,28 @@ def node_of(item: NodeObject, before: Node | None, now_s: float) -> Node:
         ready=ready,
         not_ready_since_s=since_s,
         out_of_service=any(t.key == UNREACHABLE for t in item.spec.taints or ()),
+        cordoned=item.spec.unschedulable,
+        labels=item.metadata.labels or {},
+        offers={
+            name: _number(amount, 0)
+            for name, amount in (item.status.allocatable or {}).items()
+            if is_device(name)
+        },
     )
+
+
+class FabricObject(Struct, frozen=True):
+    metadata: Meta = Meta()
+    spec: dict[str, Any] = {}
+
+
+def fabric_from(item: FabricObject) -> FabricSpec | str:
+    """The profile, or what is wrong with it: an older definition may have let it through."""
+    try:
+        return FabricSpec.model_validate(without_nulls(item.spec), by_alias=True, by_name=False)
+    except ValidationError as error:
+        first = error.errors()[0]
+        return f"spec.{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def kept(pod: Pod, before: Pod | None) -> Pod:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from paceline_api.reasons import Reason
 
@@ -21,6 +21,40 @@ class Create:
     @property
     def name(self) -> str:
         return str(self.manifest["metadata"]["name"])
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """An object beside the pods, made or changed by server-side apply."""
+
+    kind: str
+    manifest: Mapping[str, Any]
+    number: int
+    """The one figure of it that may change; remembered when it is written."""
+
+
+BUDGET_FIELD: Final = "disruptionBudget"
+
+
+@dataclass(frozen=True, slots=True)
+class Companions:
+    """The objects of a job that others act on."""
+
+    group: Apply | None = None
+    """Of its gang; no pod is made without it."""
+    budget: Apply | None = None
+    drop_budget: bool = False
+    least: int = 0
+    """minAvailable of the budget when this is done; 0: there is none."""
+
+    @property
+    def writes(self) -> int:
+        return (self.group is not None) + (self.budget is not None) + self.drop_budget
+
+    def put_into(self, status: dict[str, Any]) -> None:
+        status.pop(BUDGET_FIELD, None)
+        if self.least:
+            status[BUDGET_FIELD] = self.least
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +80,7 @@ class Event:
 class Changes:
     needs_secret: bool = False
     needs_service: bool = False
+    beside: Companions = Companions()
     coordinator: Create | None = None
     workers: tuple[Create, ...] = ()
     """In this order, few at first (C7)."""
@@ -74,4 +109,10 @@ class Changes:
     def writes(self) -> int:
         """Requests to the API server, the job's Secret and the shared Service aside."""
         pods = len(self.workers) + (self.coordinator is not None) + len(self.delete)
-        return pods + (self.status is not None) + len(self.events) + self.delete_job
+        return (
+            pods
+            + self.beside.writes
+            + (self.status is not None)
+            + len(self.events)
+            + self.delete_job
+        )

@@ -18,6 +18,7 @@ from paceline_api.template import TRAINER
 from paceline_api.types import API_VERSION, KIND
 
 from paceline_operator.core import placement
+from paceline_operator.core.fabric import Fabric, equip
 from paceline_operator.core.frozen import FILE, job_file, trainer_of
 from paceline_operator.core.job import Job
 from paceline_operator.core.keys import JobKeys
@@ -77,6 +78,7 @@ def worker(
     coordinators: tuple[str, ...] = (),
     notes: Mapping[str, str] | None = None,
     avoid: tuple[str, ...] = (),
+    fabric: Fabric | None = None,
 ) -> dict[str, Any]:
     """`coordinators`: further addresses to try. `avoid`: nodes on which it must not run."""
     assert job.spec is not None
@@ -106,35 +108,41 @@ def worker(
         "terminationGracePeriodSeconds",
         job.settings.elasticity.drain_grace_ns // 10**9 + GRACE_MARGIN_S,
     )
+    if fabric is not None:
+        equip(template, container, fabric)
     _restrict(spec)
     placement.spread(spec, job, avoid=avoid)
-    metadata = template.get("metadata") or {}
-    evict = "true" if job.spec.elasticity.autoscaler is Autoscaler.MAY_EVICT else "false"  # type: ignore[union-attr]
-    annotations = {
-        "sidecar.istio.io/inject": "false",
-        "linkerd.io/inject": "disabled",
-        "cluster-autoscaler.kubernetes.io/safe-to-evict": evict,
-        **(metadata.get("annotations") or {}),
-        **(notes or {}),
-    }
-    own = {names.LABEL_SLOT: str(slot), names.LABEL_ATTEMPT: str(attempt)}
-    injection = {"sidecar.istio.io/inject": "false"}
+    metadata = _worker_metadata(job, slot, attempt, template.get("metadata") or {})
+    metadata["annotations"] |= dict(notes or {})
+    if fabric is not None:
+        metadata["annotations"][names.NOTE_FABRIC] = fabric.profile
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _worker_metadata(
+    job: Job, slot: int, attempt: int, written: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`written`: what the template says."""
+    assert job.spec is not None
+    assert job.spec.elasticity is not None
+    may_evict = job.spec.elasticity.autoscaler is Autoscaler.MAY_EVICT
     return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": names.worker_name(job.name, slot, attempt),
-            "namespace": job.namespace,
-            "labels": {
-                **injection,
-                **(metadata.get("labels") or {}),
-                **labels(job, names.ROLE_WORKER),
-                **own,
-            },
-            "annotations": annotations,
-            "ownerReferences": [owner_reference(job)],
+        "name": names.worker_name(job.name, slot, attempt),
+        "namespace": job.namespace,
+        "labels": {
+            "sidecar.istio.io/inject": "false",
+            **(written.get("labels") or {}),
+            **labels(job, names.ROLE_WORKER),
+            names.LABEL_SLOT: str(slot),
+            names.LABEL_ATTEMPT: str(attempt),
         },
-        "spec": spec,
+        "annotations": {
+            "sidecar.istio.io/inject": "false",
+            "linkerd.io/inject": "disabled",
+            "cluster-autoscaler.kubernetes.io/safe-to-evict": "true" if may_evict else "false",
+            **(written.get("annotations") or {}),
+        },
+        "ownerReferences": [owner_reference(job)],
     }
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from paceline_api.enums import FabricRequirement
 from paceline_api.reasons import ConditionType, Reason
 
+from paceline_operator.core import gang, kueue, transport
 from paceline_operator.core.job import Job, timestamp
 from paceline_operator.core.observed import Observed, Pod, RefusalKind
 from paceline_operator.core.resize import Plan
@@ -62,6 +62,9 @@ def scheduled(job: Job, plan: Plan) -> Wanted:
     if placed >= least:
         message = f"at least minReplicas = {least} workers have a node"
         return Wanted(ConditionType.SCHEDULED, True, Reason.PODS_PLACED, message)
+    if kueue.waits(job, plan) and plan.living:
+        message = f"Kueue has not yet admitted the job{kueue.queue_of(job)}"
+        return Wanted(ConditionType.SCHEDULED, False, Reason.QUEUED, message)
     stuck = next((pod for pod in plan.living if pod.unschedulable and not pod.node), None)
     if stuck is not None:
         message = f"{stuck.name}: {stuck.unschedulable}"
@@ -72,19 +75,11 @@ def scheduled(job: Job, plan: Plan) -> Wanted:
 
 def transport_verified(job: Job, seen: Observed) -> Wanted | None:
     """None: nobody has told what moves the gradients, as in a job of one rank."""
-    assert job.settings is not None
-    kind = seen.told.transport if seen.told is not None else ""
-    if not kind:
+    found = transport.carried(job, seen)
+    if found is None:
         return None
-    required = job.frozen["fabric"]["required"]
-    if required == FabricRequirement.ANY:
-        message = f"{kind} moves the gradients, chosen by measurement when the ranks connected"
-        return Wanted(ConditionType.TRANSPORT_VERIFIED, True, Reason.TRANSPORT_MEASURED, message)
-    message = (
-        f"{kind} moves the gradients; spec.fabric.required: {required} is not confirmed, since "
-        "what carries it is not looked into yet"
-    )
-    return Wanted(ConditionType.TRANSPORT_VERIFIED, False, Reason.TRANSPORT_DEGRADED, message)
+    holds, reason, message = transport.explained(job, seen, found)
+    return Wanted(ConditionType.TRANSPORT_VERIFIED, holds, reason, message)
 
 
 def ring_ready(job: Job, seen: Observed, plan: Plan) -> Wanted | None:
@@ -120,14 +115,20 @@ def degraded(job: Job, seen: Observed, plan: Plan, now_s: float) -> Wanted:
 def _worst(job: Job, seen: Observed, plan: Plan, now_s: float) -> tuple[str, str] | None:
     """The one thing that a user should look at first."""
     assert job.settings is not None
+    if plan.no_fabric:
+        return Reason.FABRIC_UNAVAILABLE, plan.no_fabric
     refusal = seen.refusal
     if refusal is not None and refusal.kind in (RefusalKind.TEMPLATE, RefusalKind.FORBIDDEN):
         return Reason.TEMPLATE_INVALID, f"the API server refuses the pod: {refusal.message}"
+    if seen.refused_gang is not None:
+        return Reason.SCHEDULER_UNAVAILABLE, gang.unavailable(job, seen.refused_gang)
     if refusal is not None and refusal.kind is RefusalKind.QUOTA:
         return Reason.QUOTA_EXCEEDED, f"{refusal.message}; it is tried again"
     stuck = next((pod for pod in plan.living if pod.waiting and _hopeless(pod)), None)
     if stuck is not None:
         return Reason.POD_NOT_STARTING, f"{stuck.name}: {stuck.waiting}"
+    if unmanaged := kueue.unmanaged(job, plan):
+        return Reason.SCHEDULER_UNAVAILABLE, unmanaged
     if job.fixed_size and not _is_fixed(job):
         return (
             Reason.SIZE_NOT_FIXED,
@@ -155,6 +156,9 @@ def _worst(job: Job, seen: Observed, plan: Plan, now_s: float) -> tuple[str, str
             Reason.RANK_SLOW,
             f"rank {slow.rank.rank} on {slow.pod.name} ({slow.pod.node}) is slow",
         )
+    if seen.budget_refusal is not None:
+        text = f"the API server refuses the PodDisruptionBudget: {seen.budget_refusal.message}"
+        return Reason.BUDGET_REFUSED, f"{text}; it is tried again"
     return None
 
 
@@ -200,11 +204,16 @@ def resizing(job: Job, seen: Observed, plan: Plan) -> Wanted:
         holds = old.get("status") == "True"
         reason, message = str(old.get("reason") or Reason.RESOLVED), str(old.get("message") or "")
         return Wanted(ConditionType.RESIZING, holds, reason, message)
-    joining = [pod for pod in plan.living if (pod.slot, pod.attempt) not in full]
+    standby = seen.told.standby_pods() if seen.told is not None else set()
+    out = [pod for pod in plan.living if (pod.slot, pod.attempt) not in full]
+    joining = [pod for pod in out if (pod.slot, pod.attempt) not in standby]
+    idle = len(out) - len(joining)
+    rest = f"{idle} stand by until one of allowedSizes is reached" if idle else ""
     if joining:
-        message = (
-            f"{wanted} replicas are there, {', '.join(p.name for p in joining[:4])} not yet in"
-        )
+        names = ", ".join(pod.name for pod in joining[:4])
+        message = f"{wanted} replicas are there, {names} not yet in"
+        message = "; ".join(filter(None, [message, rest]))
         return Wanted(ConditionType.RESIZING, True, Reason.SCALING, message)
-    message = f"all {wanted} replicas train"
+    message = f"{wanted - idle} of {wanted} replicas train; {rest}"
+    message = message if idle else f"all {wanted} replicas train"
     return Wanted(ConditionType.RESIZING, False, Reason.RESOLVED, message)

@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline_api.reasons import ConditionType, Reason
 
+from paceline_operator.core import gang, transport
 from paceline_operator.core.backoff import Cause
 from paceline_operator.core.changes import Event
 from paceline_operator.core.job import Job
@@ -32,6 +33,12 @@ def events_of(
         if happened.reason == Reason.RESUMED_FROM_CHECKPOINT:
             key = f"resumed:{told.coordinator}:{happened.seq}"
             events.append(Event(key, Reason.RESUMED_FROM_CHECKPOINT, happened.message))
+    if plan.no_fabric:
+        key = f"fabric:{job.generation}"
+        events.append(Event(key, Reason.FABRIC_UNAVAILABLE, plan.no_fabric, warning=True))
+    less = (status.get("fabric") or {}).get("message")
+    if less and not (job.status.get("fabric") or {}):
+        events.append(Event("fabric:less", Reason.FABRIC_UNAVAILABLE, less, warning=True))
     refusal = seen.refusal
     if refusal is not None and refusal.kind in (RefusalKind.TEMPLATE, RefusalKind.FORBIDDEN):
         text = f"the API server refuses the pod: {refusal.message}; correct spec.template"
@@ -41,6 +48,13 @@ def events_of(
         text = f"{refusal.message}; raise the quota or lower spec.replicas, it is tried again"
         key = f"quota:{job.generation}:{job.settings.replicas}"
         events.append(Event(key, Reason.QUOTA_EXCEEDED, text, warning=True))
+    if seen.refused_gang is not None:
+        key = f"gang:{seen.refused_gang.kind}"
+        text = gang.unavailable(job, seen.refused_gang)
+        events.append(Event(key, Reason.SCHEDULER_UNAVAILABLE, text, warning=True))
+    if seen.budget_refusal is not None:
+        text = f"the API server refuses the PodDisruptionBudget: {seen.budget_refusal.message}"
+        events.append(Event("budget", Reason.BUDGET_REFUSED, text, warning=True))
     for new in plan.new:
         if new.cause is not Cause.NEW:
             text = f"{job.name}-{new.slot}-{new.attempt} is made: {new.why}"
@@ -74,6 +88,12 @@ def _of_changes(job: Job, seen: Observed, status: Mapping[str, Any]) -> list[Eve
     if before and now and before != now:
         text = f"rounds run in mode {now} instead of {before}"
         events.append(Event(f"mode:{now}:{job.generation}", Reason.MODE_CHANGED, text))
+    found = transport.carried(job, seen)
+    if found is not None and transport.was_verified(job):
+        holds, _, text = transport.explained(job, seen, found)
+        if not holds and job.holds(ConditionType.TRANSPORT_VERIFIED):
+            key = f"transport:{status.get('membershipGeneration')}:{found.carrier}"
+            events.append(Event(key, Reason.TRANSPORT_DEGRADED, text, warning=True))
     wanted = job.settings.replicas
     told = seen.told
     if told is not None and job.start_s is not None and told.replicas not in (0, wanted):

@@ -18,8 +18,10 @@ GONE_S: Final = 10.0
 LOOK_S: Final = 1.0
 SPEAKS_LOOK_S: Final = 5.0
 """All jobs of a cluster may look so often: each node may be away for its kubelet alone."""
-ANSWER_S: Final = 60.0
-"""A coordinator that has nothing to tell answers after this time."""
+POLL_S: Final = 50
+"""So long a coordinator that has nothing to tell keeps the operator's question."""
+REPLY_S: Final = 10
+"""So long an answer may take to come."""
 FOUND_S: Final = 20.0
 """A new coordinator needs so long to start and to be found by the ranks."""
 
@@ -43,7 +45,9 @@ def speaking(seen: Observed) -> Places:
 def answers(pod: Pod, seen: Observed, now_s: float) -> bool:
     """Whether the operator itself hears this coordinator."""
     told = seen.told
-    return told is not None and told.coordinator == pod.uid and now_s - seen.told_s < ANSWER_S
+    return (
+        told is not None and told.coordinator == pod.uid and now_s - seen.told_s < POLL_S + REPLY_S
+    )
 
 
 def lost(pod: Pod, seen: Observed, *, speaks: bool, node_lost_s: float, now_s: float) -> Loss:

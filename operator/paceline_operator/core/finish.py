@@ -13,7 +13,7 @@ from typing import Final
 from paceline_api.enums import CleanPodPolicy, FailureAction
 from paceline_api.reasons import Reason
 
-from paceline_operator.core import backoff
+from paceline_operator.core import backoff, transport
 from paceline_operator.core.changes import Changes, Delete
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed, Pod
@@ -72,12 +72,15 @@ def judge(
     late = _deadline(job, now_s)
     if isinstance(late, End):
         return Judgement(late)
+    unfit = None if suspending else transport.preflight(job, seen, now_s)
+    if isinstance(unfit, str):
+        return Judgement(End(False, Reason.PREFLIGHT_FAILED, unfit))
     lost = Judgement()
     if job.start_s is not None and not suspending:
         lost = _state(job, seen, now_s, anybody=anybody, nobody_since_s=nobody_since_s)
-    if late is not None and lost.end is None:
-        look = min(late, lost.look_again_s or late)
-        return Judgement(None, lost.resume, lost.hold, look)
+    looks = [at for at in (late, unfit, lost.look_again_s) if at is not None]
+    if looks and lost.end is None:
+        return Judgement(None, lost.resume, lost.hold, min(looks))
     return lost
 
 

@@ -7,7 +7,7 @@ keeps the value that the release had with which the job started; one that the us
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -45,6 +45,8 @@ class Job:
     """What is wrong with the spec, in the words for the user."""
     fixed_size: bool = False
     """Kueue admits it."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -118,6 +120,8 @@ def read_job(body: Mapping[str, Any]) -> Job:
         frozen=frozen,
         problems=problems,
         fixed_size=fixed,
+        labels=metadata.get("labels") or {},
+        annotations=metadata.get("annotations") or {},
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from paceline_api.fabric import PLAIN, PLAIN_SPEC, FabricSpec
 from paceline_api.names import ROLE_COORDINATOR, ROLE_WORKER
 
 from paceline_operator.core.told import Told
@@ -60,6 +61,8 @@ class Pod:
     """Why its container does not start, such as `ErrImagePull: ...`."""
     unschedulable: str = ""
     """The scheduler's words."""
+    queued: bool = False
+    """Kueue looks after it."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Its annotations of Paceline."""
     version: int = 0
@@ -89,6 +92,10 @@ class Node:
     not_ready_since_s: float = 0.0
     """On the operator's clock: that of the node may be wrong (C4)."""
     out_of_service: bool = False
+    cordoned: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    offers: Mapping[str, int] = field(default_factory=dict)
+    """Allocatable resources of device plugins."""
 
     @property
     def troubled(self) -> bool:
@@ -104,6 +111,14 @@ class RefusalKind(StrEnum):
     ENDING = "ending"
     """The namespace is being deleted."""
     TRANSIENT = "transient"
+    NO_GANG_API = "no-gang-api"
+    """The cluster does not know the group object of spec.scheduling.provider."""
+    GANG_FORBIDDEN = "gang-forbidden"
+    """The operator has no right to it."""
+    GANG_REFUSED = "gang-refused"
+
+
+OF_GANG = (RefusalKind.NO_GANG_API, RefusalKind.GANG_FORBIDDEN, RefusalKind.GANG_REFUSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +150,10 @@ class Sent:
     secret: bool = False
     events: frozenset[str] = frozenset()
     """Keys of Events sent, so that each is sent once."""
+    group: int = 0
+    """Fewest members of the gang's group as written last; 0: not by this operator."""
+    budget: int | None = None
+    """minAvailable of the disruption budget, 0 without one; None: what the status says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +167,13 @@ class Observed:
     told_s: float = 0.0
     """When it was received."""
     nodes: Mapping[str, Node] = field(default_factory=dict)
+    fabrics: Mapping[str, FabricSpec] = field(default_factory=lambda: {PLAIN: PLAIN_SPEC})
+    """Profiles by name: the built-in ones, and those of the cluster in their place."""
     nodes_fresh: bool = True
     """The watch of nodes is alive; without it nothing is concluded from nodes (C4)."""
     refusal: Refusal | None = None
+    budget_refusal: Refusal | None = None
+    """Of the disruption budget, which holds up nothing else."""
     sent: Sent = Sent()
     since: Mapping[str, float] = field(default_factory=dict)
     """When something that must last for a while was first seen; kept from decision to decision."""
@@ -160,6 +183,10 @@ class Observed:
     """Pods replaced so far, as this operator remembers."""
     epoch: int = 0
     """Number of the present leadership, above all earlier ones; orders inventories."""
+
+    @property
+    def refused_gang(self) -> Refusal | None:
+        return self.refusal if self.refusal and self.refusal.kind in OF_GANG else None
 
     def own(self, uid: str) -> tuple[Pod, ...]:
         return tuple(pod for pod in self.pods if pod.owner == uid)

@@ -7,6 +7,7 @@ end. Calling it again with the same arguments gives the same answer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,13 +17,18 @@ from paceline_operator.core import (
     children,
     conditions,
     evidence,
+    fabric,
     finish,
+    gang,
+    kueue,
     resize,
     status,
     suspend,
+    transport,
 )
 from paceline_operator.core import post as posts
 from paceline_operator.core.changes import Changes, Create, Event
+from paceline_operator.core.companions import companions, retry_at
 from paceline_operator.core.conditions import Wanted
 from paceline_operator.core.events import events_of, suspended_event
 from paceline_operator.core.frozen import round_settings, settings_differ
@@ -30,8 +36,6 @@ from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed, RefusalKind
 from paceline_operator.core.resize import Plan
 
-QUOTA_RETRY_S: Final = 1.0
-QUOTA_RETRY_MAX_S: Final = 60.0
 TEMPLATE_RETRY_S: Final = 300.0
 HEAR_S: Final = 2.0
 """A new operator waits so long to hear the coordinator before a job grows: one that has been told a
@@ -94,6 +98,7 @@ def _suspend(job: Job, seen: Observed, now_s: float) -> Changes:
     if found.reason is not Reason.SUSPENDING:
         told |= {"replicas": 0, "readyReplicas": 0, "activeRanks": 0}
         told["ready"] = f"0/{job.settings.replicas}"
+        told.pop("transport", None)  # the next pods may be on other nodes
         attempts = [pod.attempt for pod in seen.own(job.uid)]
         if attempts or job.highest_attempt:
             # Above 1, so that the pods after the resumption get names of their own.
@@ -160,6 +165,7 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
         plan = resize.plan(job, seen, now_s)
     post = posts.coordinator(job, seen, now_s, over=over)
     since |= post.since
+    since |= transport.pending_since(job, seen, now_s)
     if seen.told is None:
         since["away"] = plan.since["away"] = seen.since.get("away", now_s)
         _unheard(job, plan, since["away"], now_s, posted=post.holder is not None)
@@ -167,28 +173,28 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
     if judged.hold:
         plan.drop_new()
         plan.hurry = True
-    blocked, retry_s = _blocked(job, seen, now_s)
-    plan.look(retry_s)
-    if resumed:
-        # Pods only after the status says so, or a crash in between would look half suspended.
-        blocked = True
-        plan.look(now_s)
-    makes_post = post.make is not None and not blocked
+    network = fabric.fabric_of(job, seen)
+    blocked = _may_not(job, seen, plan, network, now_s, resumed=resumed)
+    note = kueue.places(job, seen, plan)
+    makes_post = post.make is not None and not blocked and not kueue.waits(job, plan)
     wanted = _conditions(job, seen, plan, now_s)
     if blocked:
         plan.drop_new()
+    beside = companions(job, seen, plan, now_s, blocked=blocked)
     told = status.running(job, seen, plan, wanted, now_s)
+    beside.put_into(told)
+    if isinstance(network, fabric.Fabric) and (plan.living or plan.new):
+        told["fabric"] = network.status()
     write, look = status.due(job.status, told, seen, now_s)
     plan.look(look)
     if overruled:
         plan.look(now_s + evidence.LOOK_S)
-    workers = tuple(_create(job, new) for new in plan.new)
+    workers = tuple(_create(job, new, network, note) for new in plan.new)
     return Changes(
+        beside=beside,
         needs_secret=bool(workers or makes_post) and not seen.sent.secret,
         needs_service=makes_post,
-        coordinator=Create(children.coordinator(job, post.make), post.why)
-        if makes_post and post.make is not None
-        else None,
+        coordinator=_post(job, post) if makes_post else None,
         workers=workers,
         verify_job=bool(workers) and not plan.living and job.start_s is not None,
         delete=(*plan.delete, *post.delete),
@@ -205,12 +211,36 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
     )
 
 
+def _may_not(
+    job: Job,
+    seen: Observed,
+    plan: Plan,
+    network: fabric.Fabric | fabric.NoFabric,
+    now_s: float,
+    *,
+    resumed: bool,
+) -> bool:
+    """Whether no pod may be made now."""
+    blocked, retry_s = _blocked(job, seen, now_s)
+    plan.look(retry_s)
+    if isinstance(network, fabric.NoFabric):
+        plan.no_fabric, blocked = network.why, True
+        plan.look(now_s + fabric.SEARCH_S)
+    elif network.message and seen.refusal is not None and seen.refusal.count == 1:
+        blocked = False  # what was refused is no longer asked for
+    if resumed:
+        # Pods only after the status says so, or a crash in between would look half suspended.
+        blocked = True
+        plan.look(now_s)
+    return blocked
+
+
 def _unheard(job: Job, plan: Plan, since_s: float, now_s: float, *, posted: bool) -> None:
     """The coordinator has not spoken since then. `posted`: its pod is there."""
-    plan.look(since_s + conditions.COORDINATOR_AWAY_S)
-    if plan.living and posted and job.holds(ConditionType.RING_READY):
-        if now_s - since_s < HEAR_S:
-            plan.drop_growth()
+    if now_s - since_s < conditions.COORDINATOR_AWAY_S:
+        plan.look(since_s + conditions.COORDINATOR_AWAY_S)
+    if plan.living and posted and job.holds(ConditionType.RING_READY) and now_s - since_s < HEAR_S:
+        plan.drop_growth()
         plan.look(since_s + HEAR_S)
 
 
@@ -223,13 +253,27 @@ def _conditions(job: Job, seen: Observed, plan: Plan, now_s: float) -> list[Want
     ]
     if ring := conditions.ring_ready(job, seen, plan):
         wanted.append(ring)
-    if transport := conditions.transport_verified(job, seen):
-        wanted.append(transport)
+    if verified := conditions.transport_verified(job, seen):
+        wanted.append(verified)
     return wanted
 
 
-def _create(job: Job, new: resize.NewPod) -> Create:
-    manifest = children.worker(job, new.slot, new.attempt, notes=new.notes, avoid=new.avoid)
+def _post(job: Job, post: posts.Post) -> Create:
+    assert post.make is not None
+    return Create(children.coordinator(job, post.make), post.why)
+
+
+def _create(
+    job: Job,
+    new: resize.NewPod,
+    network: fabric.Fabric | fabric.NoFabric,
+    note: Mapping[str, str],
+) -> Create:
+    assert isinstance(network, fabric.Fabric), "nothing is made without one"
+    manifest = children.worker(
+        job, new.slot, new.attempt, notes={**new.notes, **note}, avoid=new.avoid, fabric=network
+    )
+    gang.join(job, manifest)
     return Create(manifest, new.why)
 
 
@@ -251,10 +295,9 @@ def _blocked(job: Job, seen: Observed, now_s: float) -> tuple[bool, float | None
         return False, None
     if refusal.kind in (RefusalKind.TEMPLATE, RefusalKind.ENDING):
         # What refused it may be an admission webhook that is mended meanwhile.
-        wait_s = TEMPLATE_RETRY_S
+        due_s = refusal.at_s + TEMPLATE_RETRY_S
     else:
-        wait_s = min(QUOTA_RETRY_MAX_S, QUOTA_RETRY_S * 2.0 ** min(refusal.count - 1, 10))
-    due_s = refusal.at_s + wait_s
+        due_s = retry_at(refusal)
     return now_s < due_s, due_s if now_s < due_s else None
 
 

@@ -50,6 +50,8 @@ class Plan:
     """Pods gone with their node, by uid."""
     waiting: list[str] = field(default_factory=list)
     """Why slots stay empty for now."""
+    no_fabric: str = ""
+    """Why no pod can be made: there is no network for it."""
     surplus: int = 0
     """Workers that the coordinator has to choose and drain."""
     slow: tuple[stragglers.Slow, ...] = ()
@@ -65,8 +67,12 @@ class Plan:
 
     def drop_new(self) -> None:
         """None of the new pods is to be made now."""
-        self.replaced -= sum(new.cause is not Cause.NEW for new in self.new)
-        self.new = []
+        self.keep_new(0)
+
+    def keep_new(self, count: int) -> None:
+        """Only so many of the new pods are to be made now."""
+        self.replaced -= sum(new.cause is not Cause.NEW for new in self.new[count:])
+        self.new = self.new[:count]
 
     def drop_growth(self) -> None:
         """Only replacements are to be made now."""

@@ -13,7 +13,7 @@ from paceline_api.names import worker_selector
 from paceline_api.reasons import ConditionType
 from paceline_api.status import STRAGGLERS_MAX
 
-from paceline_operator.core import backoff, conditions
+from paceline_operator.core import backoff, conditions, transport
 from paceline_operator.core.job import Job, timestamp
 from paceline_operator.core.observed import Observed
 from paceline_operator.core.resize import Plan
@@ -44,8 +44,8 @@ def running(
             status["membershipGeneration"] = told.generation
         status["round"] = max(told.version, int(job.status.get("round") or 0))
         status["collective"] = _collective(job, seen)
-        if told.transport:
-            status["transport"] = {"kind": told.transport}
+        if moved := transport.transport_status(job, seen, now_s):
+            status["transport"] = moved
         if told.progress is not None:
             status["progress"] = {"percent": int(100 * min(1.0, told.progress))}
     # As the first answer of a coordinator will be, so that it is no news.
@@ -96,6 +96,8 @@ def ended(
     if seen.told is not None:
         status["round"] = max(seen.told.version, int(job.status.get("round") or 0))
         status["collective"] = _collective(job, seen)
+        if moved := transport.transport_status(job, seen, now_s):
+            status["transport"] = moved
         if seen.told.progress is not None:
             status["progress"] = {"percent": int(100 * min(1.0, seen.told.progress))}
     replicas = job.settings.replicas if job.settings else 0
@@ -150,6 +152,7 @@ def state_word(status: Mapping[str, Any]) -> str:
 
 def without_figures(status: Mapping[str, Any]) -> dict[str, Any]:
     """What is written at once when it changes."""
+    status = transport.without_carrier(dict(status))
     fast = {k: v for k, v in status.items() if k not in ("round", "progress")}
     collective = status.get("collective") or {}
     fast["collective"] = {"mode": collective.get("mode")} if collective else {}

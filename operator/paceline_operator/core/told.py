@@ -19,6 +19,7 @@ ACTIVE: Final = "active"
 BENCHED: Final = "benched"
 SUSPECT: Final = "suspect"
 DRAINING: Final = "draining"
+STANDBY: Final = "standby"
 DEAD: Final = "dead"
 
 
@@ -33,6 +34,8 @@ class Rank:
     silent_ms: int = 0
     step_s: float = 0.0
     why: str = ""
+    carrier: str = ""
+    """What carries its data channel to other pods: TCP, RDMA, GPUDirect; empty: not known."""
 
     @property
     def pod(self) -> tuple[int, int]:
@@ -75,6 +78,9 @@ class Told:
     version: int = 0
     transport: str = ""
     """What moves the gradients; empty while nobody has said."""
+    carrier: str | None = ""
+    """What carries them between pods, on the worst of the ranks; empty: not known, None: this
+    release does not look into it."""
     rounds: Mapping[str, int] = field(default_factory=dict)
     progress: float | None = None
     round_s: float = 0.0
@@ -104,6 +110,10 @@ class Told:
                 found[rank.pod] = found.get(rank.pod, 0) + 1
         return {pod for pod, count in found.items() if count >= procs}
 
+    def standby_pods(self) -> set[tuple[int, int]]:
+        """Pods that are ready, and more than the largest of allowedSizes that is reached."""
+        return {rank.pod for rank in self.ranks if rank.state == STANDBY}
+
     def highest_attempts(self) -> dict[int, int]:
         """Highest attempt that ever registered, by slot (C3)."""
         found: dict[int, int] = {}
@@ -128,6 +138,7 @@ def read_told(data: Any) -> Told:
         ranks=tuple(_ranks(_items(body.get("ranks")))),
         version=_whole(body.get("version")),
         transport=str(body.get("transport", "")),
+        carrier=str(body["carrier"]) if "carrier" in body else None,
         rounds={str(k): _whole(v) for k, v in _mapping(log.get("rounds")).items()},
         progress=float(progress) if isinstance(progress, int | float) else None,
         round_s=_number(log.get("round_s")),
@@ -173,6 +184,7 @@ def _ranks(items: Iterable[Any]) -> Iterable[Rank]:
             silent_ms=_whole(item.get("silent_ms")),
             step_s=_number(_mapping(item.get("facts")).get("step_seconds")),
             why=str(item.get("why", "")),
+            carrier=str(item.get("carrier", "")),
         )
 
 

@@ -30,6 +30,7 @@ from fake_cluster.beside import (
     stays,
     submit,
     until,
+    until_quiet,
 )
 from fake_cluster.proxy import Proxy
 from fake_cluster.stub import Fleet
@@ -295,7 +296,7 @@ def test_histories_converge(plane: ControlPlane, namespace: str, tmp_path: Path,
                 history.check()
                 history.judge()
             assert fleet.wrong == []
-            _at_rest(plane, namespace)
+            until_quiet(lambda: own_requests(plane, namespace).total(), 1.5, 30)
     except AssertionError:
         sys.stderr.write((tmp_path / "operator.log").read_text()[-20_000:])
         raise
@@ -317,14 +318,3 @@ def _settled(histories: list[History]) -> None:
     except AssertionError:
         stories = {h.name: h.told for h in histories if h.name in troubles}
         raise AssertionError(f"not converged: {troubles}; {stories}") from None
-
-
-def _at_rest(plane: ControlPlane, namespace: str) -> None:
-    """Nothing more is written; a figure of a status may still be."""
-
-    def quiet() -> bool:
-        before = own_requests(plane, namespace).total()
-        time.sleep(1.5)
-        return own_requests(plane, namespace).total() - before <= 1
-
-    until(quiet, "it is at rest", 30)

@@ -23,6 +23,7 @@ from fake_cluster import schemas
 from fake_cluster.beside import (
     ROOT,
     Running,
+    change,
     holds,
     job,
     living,
@@ -99,6 +100,24 @@ def replaced(release: Release) -> None:
     plane.api.delete(f"/api/v1/namespaces/{namespace}/pods/digits-1-1")
     until(lambda: "digits-1-2" in living(plane, namespace), "a replacement")
     until(lambda: job(plane, namespace)["status"]["ready"] == "3/3", "3/3")
+
+
+@pytest.mark.parametrize("gangs", [True, False])
+def test_the_rights_to_gangs_and_budgets(release: Release, gangs: bool) -> None:
+    """Nobody has installed Volcano here: the right to its groups decides what is told."""
+    plane, namespace = release.plane, release.namespace
+    release.install(CHARTS / "paceline", f"--set=rbac.gangs={str(gangs).lower()}")
+    release.start()
+    scheduling = {"provider": "Volcano", "gang": {}}
+    submit(plane, namespace, "whole", scheduling=scheduling)
+    told = until(lambda: holds(job(plane, namespace, "whole"), "Degraded"), "Degraded", 20)
+    assert told["reason"] == "SchedulerUnavailable"
+    assert ("does not serve" if gangs else "rbac.gangs: true") in told["message"]
+    submit(plane, namespace, elasticity={"disruptionBudget": True})
+    until(lambda: job(plane, namespace).get("status", {}).get("disruptionBudget"), "a budget")
+    change(plane, namespace, elasticity={"disruptionBudget": False})
+    path = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
+    until(lambda: not plane.api.items(path), "none again")
 
 
 @pytest.mark.parametrize("wide", [True, False], ids=["cluster-wide", "namespaced"])

@@ -37,10 +37,10 @@ def pair(plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Pair]:
     """Both run, `one` leads. Each acts as a user of its own, to be told apart in the audit log."""
     found: Pair = {}
     try:
-        for port, name in enumerate(("one", "two"), 18080):
+        for name in ("one", "two"):
             log = tmp_path / f"{name}.log"
             running = found[name] = Running(plane, namespace, log, user=f"operator-{name}")
-            running.start(f"--lease-duration={LEASE_S}", identity=name, port=port)
+            running.start(f"--lease-duration={LEASE_S}", identity=name)
             if name == "one":
                 until(lambda: holder(plane, namespace) == "one", "one leads")
         until(lambda: "acting for" in found["one"].log.read_text(), "one acts")
@@ -123,7 +123,7 @@ def test_a_stopped_leader_is_followed_and_does_nothing_when_it_wakes(
         assert fleet.wrong == []
 
         # Started again it stands by, and takes over in its turn.
-        pair["one"].start(f"--lease-duration={LEASE_S}", identity="one", port=18080)
+        pair["one"].start(f"--lease-duration={LEASE_S}", identity="one")
         said = pair["one"].log.read_text
         until(lambda: said().count("Initial authentication has finished") == 2, "it is up")
         pair["two"].stop()

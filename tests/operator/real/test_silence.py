@@ -38,8 +38,9 @@ def through(plane: ControlPlane, namespace: str, proxy: Proxy, tmp_path: Path) -
         running.end()
 
 
-def metric(name: str) -> float:
-    with urllib.request.urlopen("http://127.0.0.1:18080/metrics", timeout=5) as page:
+def metric(operator: Running, name: str) -> float:
+    address = f"http://127.0.0.1:{operator.port}/metrics"
+    with urllib.request.urlopen(address, timeout=5) as page:
         lines = page.read().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
@@ -64,7 +65,7 @@ def test_a_watch_that_dies_silently_is_noticed(
     with plane.fake_nodes(1), Fleet(plane, namespace):
         submit(plane, namespace, "before", replicas=2)
         until(lambda: len(living(plane, namespace)) == 2, "2 workers")
-        restarts = metric("paceline_operator_watch_restarts_total")
+        restarts = metric(through, "paceline_operator_watch_restarts_total")
         proxy.stall()
         stalled_s = time.monotonic()
         plane.api.delete(f"/api/v1/namespaces/{namespace}/pods/before-1-1")
@@ -72,7 +73,7 @@ def test_a_watch_that_dies_silently_is_noticed(
         until(lambda: "after-1-1" in living(plane, namespace), "the new job", BOUND_S)
         jobs_s = time.monotonic() - stalled_s
         until(lambda: "before-1-2" in living(plane, namespace), "a replacement", BOUND_S - jobs_s)
-        assert metric("paceline_operator_watch_restarts_total") > restarts
+        assert metric(through, "paceline_operator_watch_restarts_total") > restarts
         assert holder(plane, namespace) == "one", "it has lost its Lease"
         assert through.process is not None
         assert through.process.poll() is None

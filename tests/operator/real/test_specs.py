@@ -24,6 +24,7 @@ pytestmark = pytest.mark.processes
 GOLDEN = Path(__file__).parent.parent / "golden" / "refusals.txt"
 CHECK = JOBS.format("default") + "?dryRun=All&fieldValidation=Strict"
 """As kubectl asks: nothing is stored, an unknown field is an error."""
+KIND = re.compile(r"^kind: (TrainingJob|FabricProfile)", re.M)
 NOISE = re.compile(
     r"^(\w+\.paceline\.dev) \"[^\"]*\" is invalid: |, <nil>: Invalid value: null.*?(?=\])"
 )
@@ -79,7 +80,7 @@ def test_the_words_are_as_recorded(plane: ControlPlane) -> None:
 
 
 def documents() -> list[tuple[str, str]]:
-    """Every TrainingJob that a reader could copy: (where, text)."""
+    """Every object of Paceline that a reader could copy: (where, text)."""
     files = sorted([*ROOT.glob("examples/**/*.yaml"), *ROOT.glob("docs/**/*.yaml")])
     found = [(path.relative_to(ROOT).as_posix(), path.read_text()) for path in files]
     texts = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"), ROOT / "README.md"]
@@ -87,7 +88,7 @@ def documents() -> list[tuple[str, str]]:
         name = path.relative_to(ROOT).as_posix()
         blocks = re.findall(r"^```ya?ml\n(.*?)^```", path.read_text(), re.M | re.S)
         found += [(f"{name}[{number}]", block) for number, block in enumerate(blocks)]
-    return [(where, text) for where, text in found if re.search(r"^kind: TrainingJob", text, re.M)]
+    return [(where, text) for where, text in found if KIND.search(text)]
 
 
 @pytest.mark.parametrize(("where", "text"), documents(), ids=[where for where, _ in documents()])

@@ -1,0 +1,147 @@
+"""FabricProfile: what the worker pods of a job need to reach a fast network, by name.
+
+One profile for each kind of network: what nodes offer it, and what a pod must ask for and set to
+use it. `spec.fabric.profile` of a job names one. Some are built into the operator; an object of the
+cluster with the same name takes the place of a built-in one (C13).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, PlainValidator, WithJsonSchema
+
+from paceline_api.enums import FabricRequirement
+from paceline_api.model import Count, Model, Text
+from paceline_api.template import EnvVar
+
+FABRIC_KIND: Final = "FabricProfile"
+FABRIC_PLURAL: Final = "fabricprofiles"
+ALL: Final = "All"
+"""Amount of a resource: as much as each node offers."""
+AMOUNT_MAX: Final = 4096
+PARTS_MAX: Final = 16
+
+
+def _check_amount(value: Any) -> int | str:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if value == ALL or (whole and 1 <= value <= AMOUNT_MAX):
+        return value  # type: ignore[no-any-return]
+    raise ValueError(f"is neither All nor a number from 1 to {AMOUNT_MAX}")
+
+
+Amount = Annotated[
+    int | str,
+    PlainValidator(_check_amount),
+    WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "maxLength": 16,
+            "x-kubernetes-validations": [
+                {
+                    "rule": f"type(self) == int ? (self >= 1 && self <= {AMOUNT_MAX}) : "
+                    f"self == '{ALL}'",
+                    "message": f"is neither All nor a number from 1 to {AMOUNT_MAX}; write how "
+                    "many of the resource a pod gets, or All for what a node offers",
+                }
+            ],
+        }
+    ),
+]
+Parts = Annotated[tuple[dict[str, Any], ...], Field(max_length=PARTS_MAX)]
+Words = Annotated[dict[str, str], Field(max_length=64)]
+
+
+class FabricMatch(Model):
+    """Which nodes have the network, beside offering the resources of `pod.resources`."""
+
+    node_labels: Words | None = None
+    """Labels that such a node has, with these values."""
+
+
+class FabricPod(Model):
+    """What is added to a worker's pod. What the job's template says itself stays."""
+
+    annotations: Words | None = None
+    """Annotations, such as the further networks that a pod is attached to."""
+
+    node_selector: Words | None = None
+    """Labels of nodes on which such pods may run."""
+
+    tolerations: Parts | None = None
+    """Taints of nodes that such pods tolerate, as in a pod."""
+
+    resources: Annotated[dict[str, Amount], Field(max_length=PARTS_MAX)] | None = None
+    """Resources of device plugins that the trainer gets, with how many of each: a number, or All
+    for as many as the nodes offer."""
+
+    resource_claims: Parts | None = None
+    """Claims of dynamic resource allocation, as in a pod; the trainer gets all of them."""
+
+    capabilities: Annotated[tuple[Text, ...], Field(max_length=PARTS_MAX)] | None = None
+    """Capabilities that the trainer gets, such as IPC_LOCK. They have an effect for root only, and
+    keep the pods out of namespaces that enforce baseline or restricted pod security."""
+
+    run_as_user: Count | None = None
+    """User as which the trainer runs, unless the template says so; 0, root, for capabilities."""
+
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=64)] | None = None
+    """Environment variables of the trainer, such as NCCL_IB_HCA."""
+
+    volumes: Parts | None = None
+    """Volumes, as in a pod."""
+
+    volume_mounts: Parts | None = None
+    """Where the trainer sees these volumes, as in a container."""
+
+    init_containers: Parts | None = None
+    """Further init containers and, with restartPolicy Always, sidecars, as in a pod."""
+
+
+class FabricSpec(Model):
+    """A kind of network and how pods get it."""
+
+    description: Annotated[str, Field(max_length=1024)] | None = None
+    """What network it is and what it needs on the nodes, for people."""
+
+    carries: FabricRequirement
+    """The best that a job can reach with it, as in spec.fabric.required of a job."""
+
+    priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
+    """Of several profiles that fit, `auto` takes the one with the highest; 0 if unset."""
+
+    match: FabricMatch | None = None
+    """Which nodes have the network. A profile that matches by nothing and asks for no resource is
+    never picked by `auto`."""
+
+    pod: FabricPod | None = None
+    """What is added to a worker's pod."""
+
+
+class FabricMetadata(Model):
+    name: Annotated[str, Field(max_length=253)]
+    """Name by which jobs ask for it."""
+
+
+class FabricProfile(Model):
+    """A kind of network between the workers of a job, and what their pods need to use it."""
+
+    api_version: Literal["paceline.dev/v1alpha1"]
+    """paceline.dev/v1alpha1"""
+
+    kind: Literal["FabricProfile"]
+    """FabricProfile"""
+
+    metadata: FabricMetadata
+    """Its name."""
+
+    spec: FabricSpec
+    """The network and what pods need."""
+
+
+PLAIN: Final = "tcp"
+PLAIN_SPEC: Final = FabricSpec(
+    description="The pods' own network over TCP. Adds nothing to a pod.",
+    carries=FabricRequirement.ANY,
+)
+"""What `auto` falls back to; there without any device plugin."""

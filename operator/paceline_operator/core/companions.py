@@ -1,0 +1,91 @@
+"""The objects of a job that others act on: the group of its gang, and its disruption budget (C9).
+
+Both are written by server-side apply, which makes and changes them alike in one request, and go
+with the job by its owner reference. A job that asks for neither costs no request.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from paceline_api import names
+
+from paceline_operator.core import children, gang
+from paceline_operator.core.changes import BUDGET_FIELD, Apply, Companions
+from paceline_operator.core.job import Job
+from paceline_operator.core.observed import Observed, Refusal
+from paceline_operator.core.resize import Plan
+
+BUDGETS: Final = "poddisruptionbudgets"
+RETRY_S: Final = 1.0
+RETRY_MAX_S: Final = 60.0
+
+
+def companions(job: Job, seen: Observed, plan: Plan, now_s: float, *, blocked: bool) -> Companions:
+    """`blocked`: nothing is made now; the budget of pods that are there may change all the same."""
+    wanted = gang.fewest(job)
+    pods = bool(plan.living or plan.new)
+    # Somebody may have deleted it, as with the Secret.
+    again = (bool(plan.new) and not seen.sent.secret) or seen.refused_gang is not None
+    group = None
+    if wanted and pods and not blocked and (seen.sent.group != wanted or again):
+        group = _group(job, wanted)
+    before = seen.sent.budget
+    if before is None:
+        before = int(job.status.get(BUDGET_FIELD) or 0)
+    least = _least_available(job) if pods else before
+    due_s = retry_at(seen.budget_refusal)
+    if least != before and now_s < due_s:
+        plan.look(due_s)
+        least = before
+    if least == before:
+        return Companions(group, least=least)
+    if least:
+        return Companions(group, _budget(job, least), least=least)
+    return Companions(group, drop_budget=True)
+
+
+def retry_at(refusal: Refusal | None) -> float:
+    """When what was refused is tried again; each time it is refused, later."""
+    if refusal is None:
+        return 0.0
+    return refusal.at_s + min(RETRY_MAX_S, RETRY_S * 2.0 ** min(refusal.count - 1, 10))
+
+
+def _least_available(job: Job) -> int:
+    assert job.settings is not None
+    elasticity = job.spec.elasticity if job.spec else None
+    return job.settings.min_replicas if elasticity and elasticity.disruption_budget else 0
+
+
+def _group(job: Job, fewest: int) -> Apply:
+    family = gang.family_of(job)
+    assert family is not None
+    spec = gang.group_spec(job)
+    return Apply(family.resource, _manifest(job, family.version, "PodGroup", spec), fewest)
+
+
+def _budget(job: Job, least: int) -> Apply:
+    """An integer, or the disruption controller would ask the TrainingJob for its scale.
+    AlwaysAllow: a worker that does not run protects nobody."""
+    selector = {names.LABEL_JOB: job.name, names.LABEL_ROLE: names.ROLE_WORKER}
+    spec = {
+        "minAvailable": least,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": selector},
+    }
+    return Apply(BUDGETS, _manifest(job, "policy/v1", "PodDisruptionBudget", spec), least)
+
+
+def _manifest(job: Job, version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": {
+            "name": names.group_name(job.name, job.uid),
+            "namespace": job.namespace,
+            "labels": children.labels(job, "job"),
+            "ownerReferences": [children.owner_reference(job)],
+        },
+        "spec": spec,
+    }

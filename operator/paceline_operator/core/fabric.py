@@ -1,0 +1,262 @@
+"""Which fabric profile a job's workers get, and what it adds to their pods (C13).
+
+Chosen once, before the first pod, and kept in `status.fabric` with its content: a profile that is
+changed later does not split a running job in two. A job that names its profile gets that one; for
+`auto` the nodes on which its workers could run decide.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from paceline_api.enums import FabricRequirement
+from paceline_api.fabric import ALL, PLAIN, FabricSpec
+from paceline_api.names import NOTE_FABRIC
+
+from paceline_operator.core.frozen import trainer_of
+from paceline_operator.core.job import Job
+from paceline_operator.core.observed import Node, Observed
+
+AUTO: Final = "auto"
+RANK: Final = (FabricRequirement.ANY, FabricRequirement.RDMA, FabricRequirement.GPU_DIRECT)
+SEARCH_S: Final = 30.0
+"""So often a job without its network looks for it, beside whenever nodes or profiles change."""
+POD_SECURITY: Final = "violates PodSecurity"
+"""Words of the API server."""
+OWN_RESOURCES: Final = ("kubernetes.io/", "hugepages-", "attachable-volumes-")
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """What `status.fabric` keeps."""
+
+    profile: str
+    carries: str
+    pod: Mapping[str, Any]
+    """`FabricPod` as in YAML, amounts filled in."""
+    message: str = ""
+    """Why it is less than the nodes offer, and what to do."""
+
+    def status(self) -> dict[str, Any]:
+        told = {"profile": self.profile, "carries": self.carries, "pod": dict(self.pod)}
+        return told | ({"message": self.message} if self.message else {})
+
+
+@dataclass(frozen=True, slots=True)
+class NoFabric:
+    """No pod can be made yet."""
+
+    why: str
+    """With what to do, for people."""
+
+
+def fabric_of(job: Job, seen: Observed) -> Fabric | NoFabric:
+    kept = job.status.get("fabric")
+    if kept:
+        message = kept.get("message", "")
+        return Fabric(kept["profile"], kept.get("carries", ""), kept.get("pod") or {}, message)
+    wanted, required = job.frozen["fabric"]["profile"], job.frozen["fabric"]["required"]
+    nodes = _candidates(job, seen.nodes.values())
+    if wanted == AUTO:
+        # Made before a crash, and not yet in the status.
+        noted = (pod.notes.get(NOTE_FABRIC, "") for pod in seen.own(job.uid))
+        wanted = next((name for name in noted if name in seen.fabrics), AUTO)
+    if wanted == AUTO:
+        wanted = _found(job, seen, nodes, required) or ""
+        if wanted != PLAIN and required == FabricRequirement.ANY and _forbidden(seen):
+            return Fabric(PLAIN, str(FabricRequirement.ANY), {}, _less(wanted, seen))
+    if not wanted:
+        return NoFabric(
+            f"spec.fabric.required: {required}, and no profile that carries it fits the nodes of "
+            f"this job ({len(nodes)} seen); looked for: {_offers(seen, required)}. Install the "
+            "device plugin of the network, make a FabricProfile for it, or name one in "
+            "spec.fabric.profile"
+        )
+    profile = seen.fabrics.get(wanted)
+    if profile is None:
+        known = ", ".join(sorted(seen.fabrics))
+        return NoFabric(
+            f"spec.fabric.profile: {wanted} is not known; use one of {known}, or make a "
+            "FabricProfile of that name"
+        )
+    if not _carries(profile, required):
+        return NoFabric(
+            f"spec.fabric.profile: {wanted} carries {profile.carries}, and spec.fabric.required "
+            f"is {required}; make the job anew with another profile, such as auto"
+        )
+    return _filled(wanted, profile, nodes)
+
+
+def _found(job: Job, seen: Observed, nodes: list[Node], required: FabricRequirement) -> str | None:
+    """For `auto`. Where nothing is required, a profile is taken only if all nodes fit: asking for
+    its resources must not keep a job from nodes on which it could run."""
+    asks = required != FabricRequirement.ANY
+    if not asks and not _devices_of(job):
+        return PLAIN
+    enough = any if asks else all
+    fitting = [
+        (-(profile.priority or 0), name)
+        for name, profile in seen.fabrics.items()
+        if _says_where(profile)
+        and _carries(profile, required)
+        and nodes
+        and enough(_fits(profile, node) for node in nodes)
+    ]
+    if fitting:
+        return min(fitting)[1]
+    return None if asks else PLAIN
+
+
+def _forbidden(seen: Observed) -> bool:
+    """The namespace does not take pods with what the profile adds: nobody has asked for it."""
+    refusal = seen.refusal
+    return refusal is not None and POD_SECURITY in refusal.message
+
+
+def _less(profile: str, seen: Observed) -> str:
+    assert seen.refusal is not None
+    return (
+        f"the nodes offer profile {profile}, and the namespace forbids it: "
+        f"{seen.refusal.message}; the pods use {PLAIN}. Allow it with the label "
+        "pod-security.kubernetes.io/enforce: privileged on the namespace, and make the job anew"
+    )
+
+
+def _candidates(job: Job, nodes: Iterable[Node]) -> list[Node]:
+    """Nodes that a worker could run on, as far as labels and devices tell."""
+    selector: Mapping[str, str] = job.template["spec"].get("nodeSelector") or {}
+    devices = _devices_of(job)
+    return [
+        node
+        for node in nodes
+        if node.ready
+        and not node.cordoned
+        and all(node.labels.get(key) == value for key, value in selector.items())
+        and all(node.offers.get(name) for name in devices)
+    ]
+
+
+def _devices_of(job: Job) -> set[str]:
+    """Resources of device plugins that the trainer asks for, such as nvidia.com/gpu."""
+    resources = trainer_of(job.template).get("resources") or {}
+    names = {name for part in ("requests", "limits") for name in resources.get(part) or {}}
+    return {name for name in names if is_device(name)}
+
+
+def is_device(resource: str) -> bool:
+    return "/" in resource and not resource.startswith(OWN_RESOURCES)
+
+
+def _says_where(profile: FabricSpec) -> bool:
+    labels = profile.match.node_labels if profile.match else None
+    return bool(labels or (profile.pod and profile.pod.resources))
+
+
+def _fits(profile: FabricSpec, node: Node) -> bool:
+    labels = (profile.match.node_labels if profile.match else None) or {}
+    resources = (profile.pod.resources if profile.pod else None) or {}
+    return all(node.labels.get(k) == v for k, v in labels.items()) and all(
+        node.offers.get(name, 0) >= (1 if amount == ALL else int(amount))
+        for name, amount in resources.items()
+    )
+
+
+def _carries(profile: FabricSpec, required: FabricRequirement | str) -> bool:
+    return RANK.index(profile.carries) >= RANK.index(FabricRequirement(required))
+
+
+def _offers(seen: Observed, required: FabricRequirement) -> str:
+    """What `auto` looked for on the nodes."""
+    found = [
+        f"{name} ({', '.join((profile.pod.resources if profile.pod else None) or ['labels'])})"
+        for name, profile in sorted(seen.fabrics.items())
+        if _says_where(profile) and _carries(profile, required)
+    ]
+    return "; ".join(found) or "nothing, since no profile carries it"
+
+
+def _filled(name: str, profile: FabricSpec, nodes: list[Node]) -> Fabric | NoFabric:
+    """With numbers for `All`: what the least of the nodes that fit offers."""
+    pod: dict[str, Any] = {}
+    if profile.pod is not None:
+        pod = profile.pod.model_dump(mode="json", by_alias=True, exclude_none=True)
+    amounts: dict[str, int | str] = dict(pod.get("resources") or {})
+    fitting = [node for node in nodes if _fits(profile, node)]
+    for resource, amount in amounts.items():
+        if amount != ALL:
+            continue
+        if not fitting:
+            return NoFabric(
+                f"profile {name} gives each pod all of {resource} that its node offers, and no "
+                "node is seen that offers it; wait for the device plugin, or make a "
+                "FabricProfile with a number"
+            )
+        amounts[resource] = min(node.offers[resource] for node in fitting)
+    if amounts:
+        pod["resources"] = amounts
+    return Fabric(name, str(profile.carries), pod)
+
+
+# ---- what it adds to a pod ------------------------------------------------------------------
+
+
+def equip(template: dict[str, Any], container: dict[str, Any], fabric: Fabric) -> None:
+    """Changes a worker's template and its trainer. What they say already stays."""
+    added: Mapping[str, Any] = copy.deepcopy(dict(fabric.pod))
+    spec = template["spec"]
+    metadata = template.setdefault("metadata", {})
+    metadata["annotations"] = {
+        **added.get("annotations", {}),
+        **(metadata.get("annotations") or {}),
+    }
+    if added.get("nodeSelector"):
+        spec["nodeSelector"] = {**added["nodeSelector"], **(spec.get("nodeSelector") or {})}
+    spec.setdefault("tolerations", []).extend(added.get("tolerations", ()))
+    if not spec["tolerations"]:
+        del spec["tolerations"]
+    _append(spec, "volumes", added.get("volumes", ()), "name")
+    _append(spec, "initContainers", added.get("initContainers", ()), "name")
+    _append(spec, "resourceClaims", added.get("resourceClaims", ()), "name")
+    _append(container, "volumeMounts", added.get("volumeMounts", ()), "mountPath")
+    _append(container, "env", added.get("env", ()), "name")
+    _ask(container, added)
+    _permit(spec, container, added)
+
+
+def _append(into: dict[str, Any], field: str, items: Iterable[Mapping[str, Any]], key: str) -> None:
+    """Those whose `key` nobody has."""
+    held = {item.get(key) for item in into.get(field) or ()}
+    more = [item for item in items if item.get(key) not in held]
+    if more:
+        into[field] = [*(into.get(field) or ()), *more]
+
+
+def _ask(container: dict[str, Any], added: Mapping[str, Any]) -> None:
+    amounts = added.get("resources") or {}
+    claims = [{"name": claim["name"]} for claim in added.get("resourceClaims", ())]
+    if not amounts and not claims:
+        return
+    resources = container.setdefault("resources", {})
+    for name, amount in amounts.items():
+        if not any(name in (resources.get(part) or {}) for part in ("requests", "limits")):
+            # Of a device as many are requested as are the limit.
+            resources.setdefault("limits", {})[name] = str(amount)
+    _append(resources, "claims", claims, "name")
+
+
+def _permit(spec: dict[str, Any], container: dict[str, Any], added: Mapping[str, Any]) -> None:
+    context = container.setdefault("securityContext", {})
+    user = added.get("runAsUser")
+    pod = spec.get("securityContext") or {}
+    chosen = any(key in part for part in (context, pod) for key in ("runAsUser", "runAsNonRoot"))
+    if user is not None and not chosen:
+        context |= {"runAsUser": user, "runAsNonRoot": user != 0}
+    capabilities = added.get("capabilities") or []
+    if capabilities and not context.get("privileged"):
+        held = context.setdefault("capabilities", {"drop": ["ALL"]})
+        held["add"] = list(dict.fromkeys([*(held.get("add") or ()), *capabilities]))
+    if not context:
+        del container["securityContext"]

@@ -1,0 +1,211 @@
+"""What carries the gradients between pods, beside what `spec.fabric` requires.
+
+The coordinator tells what the agents have found out (`paceline.core.network`). Nothing that is
+required yet known to be missing may run for hours: with `fabric.preflight` the job fails before.
+Once it was seen to be as required, `status.transport.verifiedAt` says so, and a later loss of it is
+a matter of TransportVerified and an Event: the job has work to lose by then.
+
+A carrier that is not known for a while, as when a worker has just joined, is the last one known, so
+that the status does not flicker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Final
+
+from paceline_api.enums import FabricRequirement
+from paceline_api.reasons import ConditionType, Reason
+
+from paceline_operator.core.job import Job, timestamp
+from paceline_operator.core.observed import Observed
+
+TCP: Final = "TCP"
+OVER: Final = " over "
+"""In status.transport.kind, before the carrier."""
+MOVING_ROUNDS: Final = 10
+"""Rounds after which a carrier that nobody knows is no longer for want of traffic."""
+SINCE: Final = "transport"
+SINCE_ROUND: Final = "transport.round"
+"""In Observed.since: when, and at which round, the ranks of two pods first had no known carrier."""
+NAMED_MAX: Final = 4
+ENOUGH: Final = {
+    FabricRequirement.RDMA: ("RDMA", "GPUDirect"),
+    FabricRequirement.GPU_DIRECT: ("GPUDirect",),
+}
+CHECK: Final = (
+    "check that the pods ask for the device plugin's resource and may lock memory (IPC_LOCK), and "
+    "FI_PROVIDER or NCCL_IB_* of the fabric profile"
+)
+
+
+class Standing(Enum):
+    MET = auto()
+    MISSED = auto()
+    LOOKING = auto()
+    """Nobody knows yet."""
+    UNTOLD = auto()
+    """The job's runtime is of a release that does not look into it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """How a job stands; None of `carried` is a job that has told no transport yet."""
+
+    standing: Standing
+    transport: str
+    carrier: str
+    required: FabricRequirement
+
+    @property
+    def kind(self) -> str:
+        return f"{self.transport}{OVER}{self.carrier}" if self.carrier else self.transport
+
+
+def carried(job: Job, seen: Observed) -> Carried | None:
+    told = seen.told
+    if told is None or not told.transport:
+        return None
+    required = FabricRequirement(job.frozen["fabric"]["required"])
+    carrier = told.carrier or _known(job, told.transport)
+    if required is FabricRequirement.ANY or carrier in ENOUGH[required]:
+        standing = Standing.MET
+    elif carrier:
+        standing = Standing.MISSED
+    elif told.carrier is None:
+        standing = Standing.UNTOLD
+    elif _one_pod(job):
+        standing = Standing.MET
+    else:
+        standing = Standing.LOOKING
+    return Carried(standing, told.transport, carrier, required)
+
+
+def _known(job: Job, transport: str) -> str:
+    before, _, carrier = _stored(job).get("kind", "").partition(OVER)
+    return carrier if before == transport else ""
+
+
+def _stored(job: Job) -> dict[str, str]:
+    return dict(job.status.get("transport") or {})
+
+
+def _one_pod(job: Job) -> bool:
+    return job.settings is not None and job.settings.replicas == 1
+
+
+def was_verified(job: Job) -> bool:
+    return "verifiedAt" in _stored(job)
+
+
+def transport_status(job: Job, seen: Observed, now_s: float) -> dict[str, Any] | None:
+    """status.transport; None: nothing new is known."""
+    found = carried(job, seen)
+    if found is None:
+        return None
+    since = _stored(job).get("verifiedAt")
+    if since is None and found.standing is Standing.MET and found.carrier:
+        since = timestamp(now_s)
+    return {"kind": found.kind} | ({"verifiedAt": since} if since else {})
+
+
+def without_carrier(status: dict[str, Any]) -> dict[str, Any]:
+    """A status as it is compared to decide whether it is written at once. The carrier of a job that
+    requires none is a figure: it comes with the next regular write."""
+    required = ((status.get("resolved") or {}).get("fabric") or {}).get("required")
+    if required != FabricRequirement.ANY or not status.get("transport"):
+        return status
+    kind = str(status["transport"].get("kind", "")).partition(OVER)[0]
+    wordless = [
+        {**c, "message": ""} if c.get("type") == ConditionType.TRANSPORT_VERIFIED else c
+        for c in status.get("conditions") or ()
+    ]
+    return {**status, "transport": {"kind": kind}, "conditions": wordless}
+
+
+# ---- TransportVerified --------------------------------------------------------------------------
+
+
+def explained(job: Job, seen: Observed, found: Carried) -> tuple[bool, Reason, str]:
+    """Whether the condition holds, why, and in words for the user."""
+    moves = f"{found.kind} moves the gradients"
+    wants = f"spec.fabric.required is {found.required}"
+    if found.standing is Standing.MET:
+        if found.required is FabricRequirement.ANY:
+            return True, Reason.TRANSPORT_MEASURED, f"{moves}, chosen by measurement at the start"
+        if not found.carrier:
+            text = f"{moves}, within one pod: no network carries them"
+            return True, Reason.TRANSPORT_MEASURED, text
+        return True, Reason.TRANSPORT_MEASURED, f"{moves}, as measured; {wants}"
+    if found.standing is Standing.MISSED:
+        where = _named(job, seen, lacking=ENOUGH[found.required])
+        return False, Reason.TRANSPORT_DEGRADED, f"{moves}, but {wants}{where}; {CHECK}"
+    if found.standing is Standing.UNTOLD:
+        text = f"{moves}; {wants}, and the image's release of Paceline does not look into it"
+        return False, Reason.TRANSPORT_DEGRADED, text
+    return False, Reason.TRANSPORT_PENDING, f"{moves}; what carries them is being looked into"
+
+
+def _named(job: Job, seen: Observed, *, lacking: tuple[str, ...], unknown: bool = False) -> str:
+    """The ranks on the wrong network, or those of which nothing is known."""
+    ranks = [r for r in seen.told.ranks if r.rank is not None] if seen.told else []
+    found = [
+        f"rank {rank.rank} in {job.name}-{rank.slot}-{rank.attempt}"
+        + (f" uses {rank.carrier}" if rank.carrier else "")
+        for rank in ranks
+        if (not rank.carrier if unknown else rank.carrier and rank.carrier not in lacking)
+    ]
+    if not found:
+        return ""
+    more = f" and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
+    return f": {', '.join(found[:NAMED_MAX])}{more}"
+
+
+# ---- preflight ----------------------------------------------------------------------------------
+
+
+def pending_since(job: Job, seen: Observed, now_s: float) -> dict[str, float]:
+    """For Observed.since: kept while rounds run and nobody knows a carrier that is required."""
+    found = carried(job, seen)
+    if seen.told is None:
+        return {k: v for k, v in seen.since.items() if k in (SINCE, SINCE_ROUND)}
+    if found is None or found.standing is not Standing.LOOKING or not _in_two_pods(seen):
+        return {}
+    return {
+        SINCE: seen.since.get(SINCE, now_s),
+        SINCE_ROUND: seen.since.get(SINCE_ROUND, float(seen.told.version)),
+    }
+
+
+def _in_two_pods(seen: Observed) -> bool:
+    """Something goes from pod to pod."""
+    told = seen.told
+    return told is not None and len({r.slot for r in told.ranks if r.rank is not None}) > 1
+
+
+def preflight(job: Job, seen: Observed, now_s: float) -> str | float | None:
+    """Why the job must not go on; else when to look again, if time alone can decide."""
+    checks = job.spec.fabric.preflight if job.spec and job.spec.fabric else None
+    if checks is None or not checks.enabled or was_verified(job):
+        return None
+    found = carried(job, seen)
+    if found is None or seen.told is None or seen.told.stopping:
+        return None
+    if found.standing is Standing.MISSED:
+        _, _, text = explained(job, seen, found)
+        return f"{text}; fabric.preflight.enabled: false lets the job go on"
+    pending = pending_since(job, seen, now_s)
+    if not pending or not checks.timeout_seconds:
+        return None
+    due_s = pending[SINCE] + checks.timeout_seconds
+    if now_s < due_s:
+        return due_s
+    if seen.told.version < pending[SINCE_ROUND] + MOVING_ROUNDS:
+        return None  # the next round brings the next look
+    where = _named(job, seen, lacking=(), unknown=True)
+    return (
+        f"after {checks.timeout_seconds} s (fabric.preflight.timeoutSeconds) it is not known what "
+        f"carries the gradients, and spec.fabric.required is {found.required}{where}; less than 4 "
+        "MiB were reduced, or the agent cannot see the counters or the files of its ranks"
+    )

@@ -1,0 +1,233 @@
+"""The lower half of the dashboard "Paceline job": members, transport, checkpoints, memory.
+
+Counters of rare events (losses, failures) are shown as they stand: a rate would not see the first
+event, because the series begins with it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from scripts.grafana import RANGE, RATE, Panel, Query, Row
+from scripts.job_panels import NONE, J, W
+
+MEMBERS: Final = Row(
+    "Who is in the job?",
+    (
+        Panel(
+            "How many ranks are there?",
+            "short",
+            "active below members: a rank is joining, or benched because it is silent.",
+            (Query(f"max by (ranks) (paceline_world_size_ranks{J})", "{{ranks}}"),),
+        ),
+        Panel(
+            "Generation and incarnation",
+            "short",
+            "Each step of the generation is one change of the membership. The incarnation grows "
+            "when the coordinator is replaced; the generation then begins anew.",
+            (
+                Query(f"max(paceline_generation_number{J})", "generation"),
+                Query(f"max(paceline_incarnation_number{J})", "incarnation"),
+            ),
+        ),
+        Panel(
+            "Who joined and who left?",
+            "short",
+            "So far, as seen by the rank that has lived longest. leave: drained. dead: seen dead. "
+            "silent: out of reach.",
+            (
+                Query(f"max(paceline_joined_total{J})", "joined"),
+                Query(f"max by (why) (paceline_left_total{J})", "left: {{why}}"),
+            ),
+            empty="no change",
+        ),
+        Panel(
+            "In what state are the processes?",
+            "short",
+            "Processes by state. waiting: it was ended and is started again after a pause.",
+            (Query(f"sum by (state) (paceline_rank_state_info{W})", "{{state}}"),),
+            stacked=True,
+        ),
+        Panel(
+            "Which processes were started again, and which benched?",
+            "short",
+            "So far. Started again: the process died and its pod did not. Benched: it was silent "
+            "and got no data until it reported back.",
+            (
+                Query(
+                    f"sum by (worker) (paceline_rank_restarts_total{W}) > 0",
+                    "{{worker}}: started again",
+                ),
+                Query(f"sum by (worker) (paceline_benched_total{W})", "{{worker}}: benched"),
+            ),
+            empty=NONE,
+        ),
+        Panel(
+            "What does a change of the membership cost?",
+            "s",
+            "Mean seconds from the last round before it to the first one after it, in the shown "
+            "time. detect: until it is known. prepare: until all agree. wire: until all are "
+            "connected. resume: until the first round.",
+            (
+                Query(
+                    f"sum by (phase) (increase(paceline_resize_phase_seconds_total{J}{RANGE})) / "
+                    "on () group_left () "
+                    f"sum(increase(paceline_resize_duration_seconds_count{J}{RANGE}))",
+                    "{{phase}}",
+                ),
+            ),
+            kind="bargauge",
+            empty="no change",
+        ),
+        Panel(
+            "Is the coordinator there?",
+            "short",
+            "Workers that are connected to it. Rounds go on without it; changes of the membership "
+            "wait.",
+            (Query(f"sum(paceline_coordinator_connected_info{J})", "connected workers"),),
+        ),
+    ),
+)
+
+TRANSPORT: Final = Row(
+    "What carries the gradients?",
+    (
+        Panel(
+            "Which transport and algorithm is in use?",
+            "short",
+            "Chosen by measurement for buffers up to each size; one line per size is the rule. "
+            "Ranks: how many say so.",
+            (
+                Query(
+                    "count by (size_class, transport, algorithm) "
+                    f"(paceline_transport_selected_info{J} == 1)",
+                    "ranks",
+                ),
+            ),
+            kind="table",
+        ),
+        Panel(
+            "Does RDMA carry them, or TCP?",
+            "short",
+            "Ranks by what moves their data to other pods, seen in open devices and port counters. "
+            "Empty until enough has moved, and for a job within one pod.",
+            (
+                Query(
+                    f"count by (carrier) (paceline_transport_carrier_info{W} == 1)", "{{carrier}}"
+                ),
+            ),
+            stacked=True,
+            empty="not known yet",
+        ),
+        Panel(
+            "How fast are sums moved?",
+            "Bps",
+            "Bytes of the buffers by the seconds of reducing them, of one rank. Overhead of the "
+            "algorithm is not counted, so compare with itself over time, not with a link's speed.",
+            (
+                Query(
+                    "sum by (transport, algorithm) "
+                    f"(rate(paceline_payload_bytes_total{W}{RATE})) / "
+                    "sum by (transport, algorithm) "
+                    f"(rate(paceline_transfer_seconds_total{W}{RATE}))",
+                    "{{transport}} {{algorithm}}",
+                ),
+            ),
+        ),
+        Panel(
+            "How many bytes are reduced?",
+            "Bps",
+            "Of one rank, mean of the chosen workers.",
+            (
+                Query(
+                    "avg by (transport) (sum by (worker, transport) "
+                    f"(rate(paceline_payload_bytes_total{W}{RATE})))",
+                    "{{transport}}",
+                ),
+            ),
+        ),
+        Panel(
+            "What does the choice of the transport cost?",
+            "s",
+            "Regret: seconds per reduction that the worst rank loses, by its own measurement, "
+            "against what would be best for it. Near 0: the choice is right.",
+            (
+                Query(
+                    f"max by (size_class) (paceline_transport_regret_seconds{J})", "{{size_class}}"
+                ),
+            ),
+        ),
+        Panel(
+            "How many reductions failed?",
+            "short",
+            "So far, of the worst rank. A few with each lost rank are in order: its round is "
+            "abandoned and made again.",
+            (Query(f"max by (transport) (paceline_transport_errors_total{J})", "{{transport}}"),),
+            empty=NONE,
+        ),
+    ),
+)
+
+KEEPING: Final = Row(
+    "Checkpoints, memory and the cost of these figures",
+    (
+        Panel(
+            "Are checkpoints written?",
+            "short",
+            "So far. failed: the disk refused; training goes on. skipped: the one before was not "
+            "on the disk yet.",
+            (Query(f"sum by (result) (paceline_checkpoints_total{J})", "{{result}}"),),
+            empty="no checkpoints",
+        ),
+        Panel(
+            "How many rounds would be lost with all ranks?",
+            "short",
+            "Rounds in the weights less those in the newest checkpoint.",
+            (
+                Query(
+                    f"max(paceline_committed_rounds{J}) - max(paceline_checkpoint_rounds{J})",
+                    "not in a checkpoint",
+                ),
+            ),
+            empty="no checkpoints",
+        ),
+        Panel(
+            "What do checkpoints cost?",
+            "percentunit",
+            "Share of the time of the ranks that write. Copying may hold up a round; writing runs "
+            "beside training.",
+            (
+                Query(f"max(rate(paceline_checkpoint_exposed_seconds_total{J}{RATE}))", "copying"),
+                Query(f"max(rate(paceline_checkpoint_hidden_seconds_total{J}{RATE}))", "writing"),
+            ),
+            empty="no checkpoints",
+        ),
+        Panel(
+            "How much memory do the workers take?",
+            "bytes",
+            "Of the container, /dev/shm included; from the kubelet, which Prometheus must scrape "
+            "too. A line that grows without end will be killed at the limit.",
+            (
+                Query(
+                    'max by (pod) (container_memory_working_set_bytes{namespace="$namespace", '
+                    'container="trainer"}) and on (pod) '
+                    f"max by (pod) (paceline_coordinator_connected_info{J})",
+                    "{{pod}}",
+                ),
+            ),
+            width=16,
+        ),
+        Panel(
+            "What do these figures cost?",
+            "percentunit",
+            "Share of a processor: ranks writing them (estimated) and the agent answering scrapes, "
+            "mean of the workers. Writing is expected below 0.1 %.",
+            (
+                Query(f"avg(rate(paceline_telemetry_seconds_total{J}{RATE}))", "writing"),
+                Query(f"avg(rate(paceline_scrape_seconds_total{J}{RATE}))", "scraping"),
+            ),
+        ),
+    ),
+)
+
+LOWER: Final = (MEMBERS, TRANSPORT, KEEPING)

@@ -1,0 +1,137 @@
+"""Fabric profiles on a real API server: refused, chosen by what nodes offer, and obeyed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cluster.api import ApiError
+from cluster.control_plane import ControlPlane
+from fake_cluster.beside import Running, job, living, pods, submit, until
+from fake_cluster.stub import Fleet
+from paceline_operator.fabrics import built_in
+
+pytestmark = pytest.mark.processes
+
+PROFILES = "/apis/paceline.dev/v1alpha1/fabricprofiles"
+GPU = "nvidia.com/gpu"
+HCA = "rdma/hca_shared_devices_a"
+TRAINER = {
+    "name": "trainer",
+    "image": "t",
+    "command": ["x"],
+    "resources": {"limits": {GPU: 1}},
+}
+TEMPLATE = {"spec": {"containers": [TRAINER]}}
+
+
+def profile(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "paceline.dev/v1alpha1",
+        "kind": "FabricProfile",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+@pytest.mark.parametrize("name", sorted(built_in()))
+def test_the_built_in_ones_can_be_made_objects_and_changed(plane: ControlPlane, name: str) -> None:
+    spec = built_in()[name].model_dump(mode="json", by_alias=True, exclude_none=True)
+    path = f"{PROFILES}?dryRun=All&fieldValidation=Strict"
+    made = plane.api.create(path, profile(name, spec))
+    assert made["spec"] == spec, "the API server has dropped or changed something"
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "way_out"),
+    [
+        ({}, "spec.carries", "Required value"),
+        ({"carries": "Fast"}, "spec.carries", '"Any", "RDMA", "GPUDirect"'),
+        ({"carries": "RDMA", "priority": 9999}, "spec.priority", "should be less than or equal to"),
+        (
+            {"carries": "RDMA", "pod": {"resources": {"rdma/hca": 0}}},
+            "spec.pod.resources",
+            "or All for what a node offers",
+        ),
+        (
+            {"carries": "RDMA", "pod": {"resources": {"rdma/hca": "some"}}},
+            "spec.pod.resources",
+            "or All for what a node offers",
+        ),
+        ({"carries": "RDMA", "pod": {"shm": "1Gi"}}, "spec.pod.shm", "unknown field"),
+    ],
+)
+def test_a_wrong_one_is_refused(
+    plane: ControlPlane, spec: dict[str, Any], field: str, way_out: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        plane.api.create(f"{PROFILES}?dryRun=All&fieldValidation=Strict", profile("p", spec))
+    assert field in caught.value.reason
+    assert way_out in caught.value.reason
+
+
+def offer(plane: ControlPlane, names: list[str], **more: str) -> None:
+    for name in names:
+        amounts = {GPU: "8", HCA: "63", **more}
+        status = {"status": {"capacity": amounts, "allocatable": amounts}}
+        plane.api.patch(f"/api/v1/nodes/{name}/status", status)
+
+
+def state(plane: ControlPlane, namespace: str, name: str = "digits") -> str:
+    return str(job(plane, namespace, name).get("status", {}).get("state"))
+
+
+def fabric_of(plane: ControlPlane, namespace: str, name: str) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = job(plane, namespace, name).get("status", {}).get("fabric")
+    return found
+
+
+def test_a_job_gets_what_its_nodes_offer_or_what_it_names(
+    plane: ControlPlane, namespace: str, running: Running
+) -> None:
+    with plane.fake_nodes(2) as nodes, Fleet(plane, namespace):
+        submit(plane, namespace, replicas=2, fabric={"required": "RDMA"}, template=TEMPLATE)
+        until(lambda: state(plane, namespace) == "FabricUnavailable", "no node has RDMA")
+        assert pods(plane, namespace) == []
+        offer(plane, nodes.names)
+        until(lambda: len(living(plane, namespace)) == 2, "workers, as soon as nodes have it", 20)
+        (first, _) = pods(plane, namespace)
+        assert first["spec"]["containers"][0]["resources"]["limits"][HCA] == "1"
+        chosen = job(plane, namespace)["status"]["fabric"]
+        assert chosen["profile"] == "rdma-hca-shared-devices-a"
+
+        own = {"carries": "RDMA", "pod": {"env": [{"name": "NCCL_IB_HCA", "value": "mlx5_7"}]}}
+        plane.api.create(PROFILES, profile("mine", own))
+        try:
+            asked = {"profile": "mine", "required": "RDMA"}
+            submit(plane, namespace, "named", replicas=1, fabric=asked, template=TEMPLATE)
+            until(lambda: len(living(plane, namespace)) == 3, "a worker with the cluster's own")
+            trainer = next(
+                pod["spec"]["containers"][0]
+                for pod in pods(plane, namespace)
+                if pod["metadata"]["name"] == "named-0-1"
+            )
+            assert {"name": "NCCL_IB_HCA", "value": "mlx5_7"} in trainer["env"]
+        finally:
+            plane.api.delete(f"{PROFILES}/mine")
+
+
+def test_a_restricted_namespace_gets_plain_pods_unless_rdma_is_required(
+    plane: ControlPlane, namespace: str, running: Running
+) -> None:
+    label = {"pod-security.kubernetes.io/enforce": "restricted"}
+    plane.api.patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": label}})
+    with plane.fake_nodes(2) as nodes, Fleet(plane, namespace):
+        offer(plane, nodes.names)
+        submit(plane, namespace, "plain", replicas=2, template=TEMPLATE)
+        asked = {"required": "RDMA"}
+        submit(plane, namespace, "asks", replicas=2, fabric=asked, template=TEMPLATE)
+        until(lambda: len(living(plane, namespace)) == 2, "plain workers")
+        told = until(lambda: fabric_of(plane, namespace, "plain"), "the status tells")
+        assert told["profile"] == "tcp"
+        assert "violates PodSecurity" in told["message"]
+        until(lambda: state(plane, namespace, "asks") == "TemplateInvalid", "refused")
+        assert {pod["metadata"]["name"] for pod in pods(plane, namespace)} == {
+            "plain-0-1",
+            "plain-1-1",
+        }

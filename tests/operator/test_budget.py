@@ -1,0 +1,109 @@
+"""The PodDisruptionBudget of a job: off by default, and with the fewest requests when on (C9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fake_cluster.world import NAMESPACE, World, job_body
+from paceline_api.crdgen import PLURAL
+from paceline_operator.cluster.api import ApiError
+from paceline_operator.core.companions import BUDGETS
+
+ON: dict[str, Any] = {"disruptionBudget": True}
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+def submit(world: World, **spec: Any) -> None:
+    world.server.insert(PLURAL, NAMESPACE, job_body(**{"replicas": 3, "minReplicas": 2, **spec}))
+
+
+def change(world: World, **spec: Any) -> None:
+    world.server.change(PLURAL, NAMESPACE, "digits", spec=spec)
+    world.settle(5)
+
+
+def asked(world: World) -> list[str]:
+    return [text.split()[0] for text in world.server.writes if f" {BUDGETS} " in text]
+
+
+def status(world: World) -> dict[str, Any]:
+    found: dict[str, Any] = world.server.find(PLURAL, NAMESPACE, "digits").get("status", {})
+    return found
+
+
+def test_a_job_without_one_asks_nothing(world: World) -> None:
+    submit(world)
+    world.settle(10)
+    world.start_operator()
+    world.settle(10)
+    assert asked(world) == []
+    assert "disruptionBudget" not in {k for k, v in status(world).items() if v is not None}
+
+
+def test_it_keeps_min_replicas_of_the_workers(world: World) -> None:
+    submit(world, elasticity=ON)
+    world.settle(10)
+    (budget,) = world.server.of_kind(BUDGETS)
+    assert budget["apiVersion"] == "policy/v1"
+    assert budget["spec"] == {
+        "minAvailable": 2,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {
+            "matchLabels": {"paceline.dev/job-name": "digits", "paceline.dev/role": "worker"}
+        },
+    }
+    assert budget["metadata"]["ownerReferences"][0]["kind"] == "TrainingJob"
+    assert status(world)["disruptionBudget"] == 2
+    assert asked(world) == ["PATCH"]
+
+
+def test_it_follows_the_job_and_goes_when_it_is_turned_off(world: World) -> None:
+    submit(world)
+    world.settle(10)
+    change(world, elasticity=ON)
+    change(world, minReplicas=1)
+    (budget,) = world.server.of_kind(BUDGETS)
+    assert budget["spec"]["minAvailable"] == 1
+    change(world, elasticity={"disruptionBudget": False})
+    assert world.server.of_kind(BUDGETS) == []
+    assert not status(world).get("disruptionBudget")
+    assert asked(world) == ["PATCH", "PATCH", "DELETE"]
+
+
+def test_an_operator_that_takes_over_knows_it_from_the_status(world: World) -> None:
+    submit(world, elasticity=ON)
+    world.settle(10)
+    world.start_operator()
+    world.settle(10)
+    assert asked(world) == ["PATCH"], "nothing has changed"
+    world.start_operator()
+    change(world, elasticity={"disruptionBudget": False})
+    assert asked(world) == ["PATCH", "DELETE"]
+    assert world.server.of_kind(BUDGETS) == []
+
+
+def test_one_that_is_refused_holds_up_nothing(world: World) -> None:
+    world.server.refusing[BUDGETS] = ApiError(403, "Forbidden", "budgets is forbidden")
+    submit(world, elasticity=ON)
+    world.settle(60)
+    assert status(world)["ready"] == "3/3"
+    (told,) = (c for c in status(world)["conditions"] if c["type"] == "Degraded")
+    assert told["reason"] == "BudgetRefused"
+    assert "budgets is forbidden" in told["message"]
+    assert 3 <= len(asked(world)) <= 8, "with growing pauses"
+    world.server.remove("pods", NAMESPACE, "digits-1-1")
+    world.settle(5)
+    assert status(world)["ready"] == "3/3"
+    world.server.refusing.clear()
+    world.settle(70)
+    assert status(world)["disruptionBudget"] == 2
+    (told,) = (c for c in status(world)["conditions"] if c["type"] == "Degraded")
+    assert told["status"] == "False"

@@ -1,0 +1,378 @@
+"""Fabric profiles: which one a job gets, and what its pods look like with each built-in one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fake_cluster.observations import NOW, job_of, told, worker
+from paceline_api.enums import FabricRequirement
+from paceline_api.fabric import FabricPod, FabricProfile, FabricSpec
+from paceline_operator.cluster.store import Store
+from paceline_operator.cluster.wire import FabricObject, fabric_from
+from paceline_operator.core import children, fabric
+from paceline_operator.core.fabric import Fabric, NoFabric, fabric_of
+from paceline_operator.core.job import Job
+from paceline_operator.core.observed import Node, Observed, Refusal, RefusalKind, Sent
+from paceline_operator.core.reconcile import reconcile
+from paceline_operator.fabrics import built_in
+
+GOLDEN = Path(__file__).parent / "golden"
+GPU = {"nvidia.com/gpu": 8}
+IB = {"rdma/hca_shared_devices_a": 63}
+NODES = {f"node-{n}": Node(f"node-{n}", offers=GPU | IB, labels={"pool": "a"}) for n in range(3)}
+
+
+def gpu_job(required: str = "", profile: str = "", **template: Any) -> Job:
+    trainer = {
+        "name": "trainer",
+        "image": "i",
+        "command": ["train"],
+        "resources": {"limits": {"nvidia.com/gpu": 8}},
+    } | template.pop("trainer", {})
+    asked = {"required": required, "profile": profile}
+    job = job_of(
+        replicas=2,
+        fabric={key: value for key, value in asked.items() if value},
+        template={"spec": {"containers": [trainer], **template}},
+    )
+    assert not job.problems, job.problems
+    return job
+
+
+def seen(nodes: dict[str, Node] = NODES, **more: Any) -> Observed:
+    return Observed(nodes=nodes, fabrics={**built_in(), **more})
+
+
+def name_of(found: Fabric | NoFabric) -> str:
+    assert isinstance(found, Fabric), found
+    return found.profile
+
+
+# ---- which one ------------------------------------------------------------------------------
+
+
+def test_auto_takes_what_all_nodes_of_the_job_offer() -> None:
+    assert name_of(fabric_of(gpu_job(), seen())) == "rdma-hca-shared-devices-a"
+
+
+def test_auto_leaves_a_job_without_devices_alone() -> None:
+    assert name_of(fabric_of(job_of(), seen())) == "tcp"
+
+
+def test_auto_does_not_keep_a_job_from_nodes_without_the_network() -> None:
+    mixed = NODES | {"node-9": Node("node-9", offers=GPU)}
+    assert name_of(fabric_of(gpu_job(), seen(mixed))) == "tcp"
+    # Asked for, it is worth waiting for the nodes that have it.
+    assert name_of(fabric_of(gpu_job("RDMA"), seen(mixed))) == "rdma-hca-shared-devices-a"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Node("node-9", offers=GPU, labels={"pool": "b"}),
+        Node("node-9", offers=GPU, labels={"pool": "a"}, cordoned=True),
+        Node("node-9", offers=GPU, labels={"pool": "a"}, ready=False),
+        Node("node-9", labels={"pool": "a"}),
+    ],
+)
+def test_nodes_on_which_no_worker_can_run_do_not_count(other: Node) -> None:
+    job = gpu_job(nodeSelector={"pool": "a"})
+    assert name_of(fabric_of(job, seen(NODES | {"node-9": other}))) == "rdma-hca-shared-devices-a"
+
+
+def test_the_highest_priority_wins_then_the_name() -> None:
+    own = FabricSpec(carries=FabricRequirement.RDMA, pod=FabricPod(resources=dict.fromkeys(IB, 1)))
+    assert name_of(fabric_of(gpu_job(), seen(own=replace_priority(own, 11)))) == "own"
+    assert name_of(fabric_of(gpu_job(), seen(own=replace_priority(own, 10)))) == "own"
+    assert name_of(fabric_of(gpu_job(), seen(own=own))) == "rdma-hca-shared-devices-a"
+
+
+def replace_priority(spec: FabricSpec, priority: int) -> FabricSpec:
+    return spec.model_copy(update={"priority": priority})
+
+
+def test_what_carries_less_than_required_is_not_taken() -> None:
+    own = FabricSpec(
+        carries=FabricRequirement.RDMA, priority=99, pod=FabricPod(resources=dict.fromkeys(IB, 1))
+    )
+    found = fabric_of(gpu_job("GPUDirect"), seen(own=own))
+    assert name_of(found) == "rdma-hca-shared-devices-a"
+    named = fabric_of(gpu_job("GPUDirect", "own"), seen(own=own))
+    assert isinstance(named, NoFabric)
+    assert "carries RDMA" in named.why
+
+
+def test_what_matches_by_nothing_is_never_taken_by_auto() -> None:
+    own = FabricSpec(carries=FabricRequirement.GPU_DIRECT, priority=99)
+    assert name_of(fabric_of(gpu_job(), seen(own=own))) == "rdma-hca-shared-devices-a"
+    assert name_of(fabric_of(gpu_job(profile="own"), seen(own=own))) == "own"
+
+
+def test_required_and_nowhere_offered_waits_and_says_what_was_looked_for() -> None:
+    found = fabric_of(gpu_job("RDMA"), seen({"node-1": Node("node-1", offers=GPU)}))
+    assert isinstance(found, NoFabric)
+    assert "rdma/hca_shared_devices_a" in found.why
+    assert "FabricProfile" in found.why
+
+
+def test_an_unknown_name_says_which_are_known() -> None:
+    found = fabric_of(gpu_job(profile="rmda"), seen())
+    assert isinstance(found, NoFabric)
+    assert "rdma-hca-shared-devices-a" in found.why
+
+
+def test_all_is_what_the_least_of_the_nodes_offers() -> None:
+    nodes = {
+        "node-1": Node("node-1", offers=GPU | {"vpc.amazonaws.com/efa": 32}),
+        "node-2": Node("node-2", offers=GPU | {"vpc.amazonaws.com/efa": 16}),
+    }
+    found = fabric_of(gpu_job(), seen(nodes))
+    assert isinstance(found, Fabric)
+    assert (found.profile, found.pod["resources"]) == ("aws-efa", {"vpc.amazonaws.com/efa": 16})
+    unseen = fabric_of(gpu_job(profile="aws-efa"), seen({}))
+    assert isinstance(unseen, NoFabric)
+    assert "vpc.amazonaws.com/efa" in unseen.why
+
+
+def test_chosen_once_and_kept_whatever_becomes_of_the_profile() -> None:
+    first = fabric_of(gpu_job(), seen())
+    assert isinstance(first, Fabric)
+    later = replace(gpu_job(), status={"fabric": first.status()})
+    gone = Observed(nodes={}, fabrics={})
+    assert fabric_of(later, gone) == first
+
+
+def test_after_a_crash_the_pods_tell_what_was_chosen() -> None:
+    """They were made, and the status that says so was not written."""
+    made = worker(0, notes={"paceline.dev/fabric": "azure-shared-ib"})
+    assert name_of(fabric_of(gpu_job(), replace(seen(), pods=(made,)))) == "azure-shared-ib"
+
+
+# ---- in the decision ------------------------------------------------------------------------
+
+
+def test_without_its_network_no_pod_is_made_and_the_condition_says_why() -> None:
+    job = gpu_job("RDMA")
+    changes = reconcile(job, replace(seen({}), sent=Sent(secret=True)), NOW)
+    assert changes.workers == ()
+    assert changes.coordinator is None
+    assert changes.status is not None
+    assert changes.status["state"] == "FabricUnavailable"
+    assert "fabric" not in changes.status
+    assert [event.reason for event in changes.events] == ["FabricUnavailable"]
+    assert changes.look_again_s is not None
+    assert changes.look_again_s <= NOW + fabric.SEARCH_S
+
+
+def test_with_it_the_status_keeps_what_the_pods_got() -> None:
+    changes = reconcile(gpu_job("RDMA"), replace(seen(), sent=Sent(secret=True)), NOW)
+    assert len(changes.workers) == 2
+    assert changes.status is not None
+    assert changes.status["fabric"]["profile"] == "rdma-hca-shared-devices-a"
+    for create in changes.workers:
+        note = create.manifest["metadata"]["annotations"]["paceline.dev/fabric"]
+        assert note == "rdma-hca-shared-devices-a"
+
+
+def test_a_running_job_goes_on_when_its_profile_is_deleted() -> None:
+    first = fabric_of(gpu_job("RDMA"), seen())
+    assert isinstance(first, Fabric)
+    status = {"startTime": "2027-01-15T08:00:00Z", "fabric": first.status()}
+    job = replace(gpu_job("RDMA"), status=status)
+    one = (worker(0),)
+    now = Observed(pods=one, told=told(one), told_s=NOW, sent=Sent(secret=True), fabrics={})
+    (made,) = reconcile(job, now, NOW).workers
+    assert made.manifest["metadata"]["annotations"]["paceline.dev/fabric"] == first.profile
+
+
+def test_a_namespace_that_forbids_what_nobody_asked_for_gets_plain_pods_and_is_told() -> None:
+    words = 'pods "j-0-1" is forbidden: violates PodSecurity "restricted:latest": unrestricted'
+    refusal = Refusal(RefusalKind.TEMPLATE, words, NOW, 1, generation=3)
+    refused = replace(seen(), refusal=refusal, sent=Sent(secret=True))
+    changes = reconcile(gpu_job(), refused, NOW)
+    assert len(changes.workers) == 2
+    trainer = changes.workers[0].manifest["spec"]["containers"][0]
+    assert "add" not in trainer["securityContext"]["capabilities"]
+    assert changes.status is not None
+    assert changes.status["fabric"]["profile"] == "tcp"
+    assert "pod-security.kubernetes.io" in changes.status["fabric"]["message"]
+    assert "FabricUnavailable" in [event.reason for event in changes.events]
+    # The template itself is at fault: told as such, and not tried again and again.
+    again = replace(refused, refusal=replace(refusal, count=2))
+    assert reconcile(gpu_job(), again, NOW).workers == ()
+    # Asked for, it is not silently something else.
+    asked = reconcile(gpu_job("RDMA"), refused, NOW)
+    assert asked.workers == ()
+    assert asked.status is not None
+    assert asked.status["state"] == "TemplateInvalid"
+
+
+# ---- what it adds to a pod ------------------------------------------------------------------
+
+
+def pod_with(found: Fabric, job: Job) -> dict[str, Any]:
+    return children.worker(job, 0, 1, fabric=found)
+
+
+def added(before: Any, after: Any) -> Any:
+    """What `after` has and `before` has not."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        found = {key: added(before.get(key), value) for key, value in after.items()}
+        return {key: value for key, value in found.items() if value not in (None, {}, [])}
+    if isinstance(before, list) and isinstance(after, list):
+        if len(before) == len(after) and all(isinstance(x, dict) for x in after):
+            changed = [added(old, new) for old, new in zip(before, after, strict=True)]
+            return [change for change in changed if change not in (None, {}, [])]
+        return [item for item in after if item not in before]
+    return None if before == after else after
+
+
+def test_pods_with_each_built_in_profile_are_as_recorded() -> None:
+    """After a wanted change: delete the file, run again, and read the difference."""
+    job = gpu_job()
+    plain = pod_with(Fabric("tcp", "Any", {}), job)
+    found: dict[str, Any] = {}
+    for name in sorted(built_in()):
+        offers = GPU | dict.fromkeys(resources_of(name), 8)
+        chosen = fabric_of(gpu_job(profile=name), seen({"node-1": Node("node-1", offers=offers)}))
+        assert isinstance(chosen, Fabric)
+        found[name] = added(plain, pod_with(chosen, job))
+    file = GOLDEN / "fabrics.yaml"
+    text = yaml.safe_dump(found, sort_keys=True, width=100)
+    if not file.exists():
+        file.write_text(text)
+        pytest.fail(f"{file.name} was missing and has been written; read it and run again")
+    assert text == file.read_text()
+
+
+def resources_of(name: str) -> list[str]:
+    pod = built_in()[name].pod
+    return list((pod.resources if pod else None) or {})
+
+
+EVERYTHING = FabricSpec(
+    carries=FabricRequirement.RDMA,
+    pod=FabricPod.model_validate(
+        {
+            "annotations": {"k8s.v1.cni.cncf.io/networks": "ib0", "note": "profile"},
+            "nodeSelector": {"fabric": "ib", "pool": "profile"},
+            "tolerations": [{"key": "rdma", "operator": "Exists"}],
+            "resources": {"rdma/hca": 1, "nvidia.com/gpu": 4},
+            "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "nic"}],
+            "capabilities": ["IPC_LOCK"],
+            "runAsUser": 0,
+            "env": [{"name": "NCCL_IB_HCA", "value": "mlx5"}, {"name": "LR", "value": "9"}],
+            "volumes": [{"name": "gib", "hostPath": {"path": "/gib"}}],
+            "volumeMounts": [{"name": "gib", "mountPath": "/usr/local/gib"}],
+            "initContainers": [{"name": "daemon", "image": "d", "restartPolicy": "Always"}],
+        }
+    ),
+)
+
+
+def test_a_profile_gives_a_pod_all_that_it_says() -> None:
+    chosen = fabric_of(gpu_job(profile="own"), seen(own=EVERYTHING))
+    assert isinstance(chosen, Fabric)
+    pod = pod_with(chosen, gpu_job())
+    spec, trainer = pod["spec"], pod["spec"]["containers"][0]
+    assert pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] == "ib0"
+    assert spec["nodeSelector"] == {"fabric": "ib", "pool": "profile"}
+    assert {"key": "rdma", "operator": "Exists"} in spec["tolerations"]
+    assert trainer["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/hca": "1"}
+    assert trainer["resources"]["claims"] == [{"name": "nic"}]
+    assert trainer["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert trainer["securityContext"]["runAsUser"] == 0
+    assert trainer["securityContext"]["runAsNonRoot"] is False
+    assert {"name": "NCCL_IB_HCA", "value": "mlx5"} in trainer["env"]
+    assert {"name": "gib", "mountPath": "/usr/local/gib"} in trainer["volumeMounts"]
+    assert [c["name"] for c in spec["initContainers"]] == ["daemon"]
+    # The coordinator trains nothing.
+    post = children.coordinator(gpu_job(), 1)["spec"]
+    assert "resourceClaims" not in post
+    assert "add" not in post["containers"][0]["securityContext"]["capabilities"]
+
+
+def test_what_the_template_says_stays() -> None:
+    job = gpu_job(
+        nodeSelector={"pool": "a"},
+        securityContext={"runAsNonRoot": True},
+        trainer={
+            "env": [{"name": "LR", "value": "0.1"}],
+            "resources": {"limits": {"rdma/hca": "2", "nvidia.com/gpu": 8}},
+            "securityContext": {"capabilities": {"drop": ["NET_RAW"], "add": ["SYS_PTRACE"]}},
+        },
+    )
+    chosen = fabric_of(gpu_job(profile="own"), seen(own=EVERYTHING))
+    assert isinstance(chosen, Fabric)
+    spec = pod_with(chosen, job)["spec"]
+    trainer = spec["containers"][0]
+    assert spec["nodeSelector"] == {"fabric": "ib", "pool": "a"}
+    assert trainer["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/hca": "2"}
+    assert [item for item in trainer["env"] if item["name"] == "LR"] == [
+        {"name": "LR", "value": "0.1"}
+    ]
+    context = trainer["securityContext"]
+    assert context["capabilities"] == {"drop": ["NET_RAW"], "add": ["SYS_PTRACE", "IPC_LOCK"]}
+    assert "runAsUser" not in context
+    assert spec["securityContext"]["runAsNonRoot"] is True
+
+
+def test_tcp_adds_nothing_that_a_restricted_namespace_refuses() -> None:
+    pod = pod_with(Fabric("tcp", "Any", {}), job_of())
+    bare = children.worker(job_of(), 0, 1)
+    del pod["metadata"]["annotations"]["paceline.dev/fabric"]
+    assert pod == bare
+
+
+# ---- profiles of the cluster ----------------------------------------------------------------
+
+
+def test_the_built_in_ones_have_the_form_of_an_object() -> None:
+    folder = Path(fabric.__file__).parent.parent / "fabrics"
+    files = sorted(folder.glob("*.yaml"))
+    assert len(files) >= 5
+    for file in files:
+        profile = FabricProfile.model_validate(yaml.safe_load(file.read_text()))
+        assert profile.metadata.name == file.stem
+        assert profile.spec.description
+        assert "ource: " in file.read_text(), "say where its settings come from"
+
+
+def test_one_of_the_cluster_takes_the_place_of_a_built_in_one_until_it_goes() -> None:
+    changed: list[tuple[str, str]] = []
+    store = Store(changed.append)
+    store.put_job({"metadata": {"name": "j", "uid": "u", "resourceVersion": "1"}})
+    own = FabricSpec(carries=FabricRequirement.ANY)
+    changed.clear()
+    store.put_fabric("aws-efa", own)
+    assert store.fabrics["aws-efa"] is own
+    store.drop_fabric("aws-efa")
+    assert store.fabrics["aws-efa"] is built_in()["aws-efa"]
+    store.put_fabric("mine", own)
+    store.drop_fabric("mine")
+    assert "mine" not in store.fabrics
+    assert changed == [("default", "j")] * 4
+
+
+def test_a_new_node_wakes_the_jobs_that_wait_for_one() -> None:
+    changed: list[tuple[str, str]] = []
+    store = Store(changed.append)
+    store.put_job({"metadata": {"name": "j", "uid": "u", "resourceVersion": "1"}})
+    changed.clear()
+    store.put_node(Node("n"))
+    store.put_node(Node("n"))
+    assert changed == [("default", "j")]
+    store.put_node(Node("n", offers=GPU))
+    assert changed == [("default", "j")] * 2
+
+
+def test_what_is_wrong_with_one_is_told() -> None:
+    wrong = fabric_from(FabricObject(spec={"carries": "RDMA", "pod": {"resources": {"a/b": 0}}}))
+    assert isinstance(wrong, str)
+    assert "resources" in wrong
+    right = fabric_from(FabricObject(spec={"carries": "RDMA", "priority": None}))
+    assert right == FabricSpec(carries=FabricRequirement.RDMA)

@@ -1,0 +1,379 @@
+"""Gangs: each provider's group object and marks on pods, and how a group follows its job."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fake_cluster.observations import NOW, RUNNING, UID, training, worker
+from fake_cluster.parts import START_S
+from fake_cluster.world import NAMESPACE, World, job_body
+from paceline.settings import AgentSettings
+from paceline_api.crdgen import PLURAL
+from paceline_api.enums import SchedulingProvider
+from paceline_operator.cluster.api import PATHS, ApiError
+from paceline_operator.core import children, gang, kueue
+from paceline_operator.core.changes import Changes
+from paceline_operator.core.job import Job, read_job, timestamp
+from paceline_operator.core.observed import Observed, Pod, Refusal, RefusalKind, Sent
+from paceline_operator.core.reconcile import reconcile
+
+GOLDEN = Path(__file__).parent / "golden/gangs.yaml"
+QUEUE = "kueue.x-k8s.io/queue-name"
+VOLCANO = gang.FAMILIES[SchedulingProvider.VOLCANO].resource
+WITH_GROUP = sorted(gang.FAMILIES)
+UNSERVED = ApiError(404, "Not Found", "404 page not found")
+
+
+def job_of(
+    status: dict[str, Any] | None = None,
+    labels: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
+    **spec: Any,
+) -> Job:
+    body = job_body(**spec)
+    body["metadata"] |= {"uid": UID, "generation": 3, "creationTimestamp": timestamp(START_S)}
+    body["metadata"] |= {"labels": labels or {}, "annotations": annotations or {}}
+    body["status"] = status or {}
+    return read_job(body)
+
+
+def gang_of(provider: str, status: dict[str, Any] | None = None, **spec: Any) -> Job:
+    scheduling = {"provider": provider, "gang": {}}
+    return job_of(status, **{"replicas": 3, "minReplicas": 2, "scheduling": scheduling, **spec})
+
+
+def queued(status: dict[str, Any] | None = None, **spec: Any) -> Job:
+    return job_of(status, {QUEUE: "team-a"}, **{"replicas": 3, **spec})
+
+
+def decided(job: Job, seen: Observed, now_s: float = NOW) -> Changes:
+    found = reconcile(job, seen, now_s)
+    assert reconcile(job, seen, now_s) == found, "the same facts give the same answer"
+    return found
+
+
+def condition(changes: Changes, kind: str) -> dict[str, Any]:
+    assert changes.status is not None
+    return next(c for c in changes.status["conditions"] if c["type"] == kind)
+
+
+# ---- what is written ----------------------------------------------------------------------------
+
+
+def added(plain: Any, marked: Any) -> Any:
+    """What stands in `marked` and not in `plain`."""
+    if isinstance(plain, list):
+        known = {item.get("name"): item for item in plain}
+        return [added(known.get(item.get("name")), item) for item in marked if item not in plain]
+    if not isinstance(plain, dict):
+        return marked
+    return {
+        key: added(plain.get(key), value)
+        for key, value in marked.items()
+        if value != plain.get(key)
+    }
+
+
+def first_pod(**spec: Any) -> dict[str, Any]:
+    """Of a job that asks for nobody."""
+    return dict(decided(job_of(**spec), Observed()).workers[0].manifest)
+
+
+def test_groups_and_marks_are_as_recorded() -> None:
+    """After a wanted change: delete the file, run again, and read the difference."""
+    found: dict[str, Any] = {}
+    for provider in ("Auto", "Native", "Kueue", "Volcano", "Coscheduling", "KAI"):
+        spec: dict[str, Any] = {"replicas": 3, "scheduling": {"provider": provider, "gang": {}}}
+        if provider not in ("Auto", "Kueue"):
+            spec |= {"minReplicas": 2}
+        spec["template"] = copy.deepcopy(job_body()["spec"]["template"])
+        spec["template"]["spec"]["priorityClassName"] = "high"
+        labels = {QUEUE: "team-a", gang.KAI_QUEUE: "team-b", "own": "x"}
+        job = job_of(None, labels, {gang.VOLCANO_QUEUE: "team-c"}, **spec)
+        assert not job.problems, job.problems
+        changes = decided(job, Observed())
+        made = changes.workers[0].manifest
+        plain = first_pod(replicas=3, template=spec["template"])
+        entry: dict[str, Any] = {"pod": added(plain, made)}
+        if (group := changes.beside.group) is not None:
+            entry |= {"at": PATHS[group.kind], "group": dict(group.manifest)}
+        found[provider] = entry
+    text = yaml.safe_dump(found, sort_keys=True, width=100)
+    if not GOLDEN.exists():
+        GOLDEN.write_text(text)
+        pytest.fail(f"{GOLDEN.name} was missing and has been written; read it and run again")
+    assert text == GOLDEN.read_text()
+
+
+@pytest.mark.parametrize("provider", WITH_GROUP)
+def test_the_coordinator_is_no_member(provider: str) -> None:
+    job = gang_of(provider)
+    changes = decided(job, Observed())
+    assert changes.coordinator is not None
+    assert changes.coordinator.manifest == children.coordinator(job, 1)
+
+
+def test_the_template_s_own_scheduler_and_queue_stay() -> None:
+    template = copy.deepcopy(job_body()["spec"]["template"])
+    template["spec"]["schedulerName"] = "mine"
+    template["metadata"] = {"labels": {gang.KAI_QUEUE: "ours"}}
+    changes = decided(gang_of("KAI", template=template), Observed())
+    assert changes.workers[0].manifest["spec"]["schedulerName"] == "mine"
+    assert changes.workers[0].manifest["metadata"]["labels"][gang.KAI_QUEUE] == "ours"
+    assert changes.beside.group is not None
+    assert changes.beside.group.manifest["spec"]["queue"] == "ours"
+
+
+@pytest.mark.parametrize("scheduling", [{}, {"provider": "None"}, {"provider": "Auto"}])
+def test_a_job_that_asks_for_nobody_is_as_before(scheduling: dict[str, Any]) -> None:
+    job = job_of(scheduling=scheduling)
+    changes = decided(job, Observed())
+    assert changes.beside.group is None
+    assert changes.beside.budget is None
+    assert changes.workers[0].manifest == first_pod()
+
+
+def test_a_scheduler_without_a_gang_gets_no_group() -> None:
+    job = job_of(scheduling={"provider": "Volcano"})
+    changes = decided(job, Observed())
+    assert changes.beside.group is None
+    assert added(first_pod(), changes.workers[0].manifest) == {"spec": {"schedulerName": "volcano"}}
+
+
+@pytest.mark.parametrize(
+    ("labels", "scheduling", "told"),
+    [
+        ({}, {"gang": {}}, "spec.scheduling.gang: has no effect without a provider"),
+        ({}, {"gang": {}, "provider": "Auto"}, "give the job Kueue's queue label"),
+        ({QUEUE: "a"}, {"gang": {}, "provider": "None"}, "or remove gang"),
+        ({QUEUE: "a"}, {"gang": {"minCount": 1}}, "Kueue admits all or none"),
+        ({QUEUE: "a"}, {"gang": {"minCount": 2}}, ""),
+        ({QUEUE: "a"}, {"gang": {}}, ""),
+    ],
+)
+def test_what_labels_decide_is_told_by_the_operator(
+    labels: dict[str, str], scheduling: dict[str, Any], told: str
+) -> None:
+    """The API server does not see labels in its rules."""
+    job = job_of(None, labels, replicas=2, scheduling=scheduling)
+    assert told in job.problems
+    assert bool(job.problems) == bool(told)
+
+
+# ---- the group follows the job ------------------------------------------------------------------
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+def submit(world: World, **spec: Any) -> None:
+    scheduling = {"provider": "Volcano", "gang": {}}
+    spec = {"replicas": 3, "minReplicas": 2, "scheduling": scheduling, **spec}
+    world.server.insert(PLURAL, NAMESPACE, job_body(**spec))
+
+
+def writes(world: World, kind: str = VOLCANO) -> list[int]:
+    return [n for n, text in enumerate(world.server.writes) if f" {kind} " in text]
+
+
+def holds(world: World, kind: str) -> dict[str, Any] | None:
+    status = world.server.find(PLURAL, NAMESPACE, "digits").get("status", {})
+    return next(
+        (c for c in status.get("conditions", []) if c["type"] == kind and c["status"] == "True"),
+        None,
+    )
+
+
+def minimum(world: World) -> int:
+    (group,) = world.server.of_kind(VOLCANO)
+    return int(group["spec"]["minMember"])
+
+
+def test_the_group_is_there_before_the_first_pod_in_one_request(world: World) -> None:
+    submit(world)
+    world.settle(10, step_s=0.1)
+    assert holds(world, "RingReady")
+    assert writes(world) == [0]
+    assert world.server.requests.total() <= 3 + 7 + 1, world.server.writes
+
+
+def test_the_group_changes_with_the_job_and_only_then(world: World) -> None:
+    submit(world)
+    world.settle(5)
+    world.server.change(PLURAL, NAMESPACE, "digits", spec={"minReplicas": 3})
+    world.settle(5)
+    assert minimum(world) == 3
+    scheduling = {"provider": "Volcano", "gang": {"minCount": 1}}
+    world.server.change(PLURAL, NAMESPACE, "digits", spec={"scheduling": scheduling})
+    world.settle(5)
+    assert minimum(world) == 1
+    world.server.change(PLURAL, NAMESPACE, "digits", spec={"replicas": 3, "backoffLimit": 9})
+    world.settle(5)
+    assert len(writes(world)) == 3
+
+
+def test_pods_made_later_join_the_same_group(world: World) -> None:
+    submit(world, checkpoint={"path": "/c"})
+    world.settle(5)
+    world.server.remove("pods", NAMESPACE, "digits-1-1")
+    world.settle(5)
+    world.server.change(PLURAL, NAMESPACE, "digits", spec={"replicas": 5})
+    world.settle(5)
+    world.server.change(PLURAL, NAMESPACE, "digits", spec={"suspend": True})
+    world.settle(30)
+    assert world.pods() == []
+    world.server.change(PLURAL, NAMESPACE, "digits", spec={"suspend": False, "replicas": 2})
+    world.settle(30)
+    assert holds(world, "RingReady")
+    groups = {pod["metadata"]["annotations"][gang.VOLCANO_GROUP] for pod in world.pods()}
+    (group,) = world.server.of_kind(VOLCANO)
+    assert groups == {group["metadata"]["name"]}
+    assert len(world.pods()) == 2
+
+
+def test_the_group_goes_with_its_job(world: World) -> None:
+    submit(world)
+    world.settle(5)
+    world.server.remove(PLURAL, NAMESPACE, "digits")
+    world.settle(30)
+    assert world.server.of_kind(VOLCANO) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (UNSERVED, ("does not serve podgroups.scheduling.volcano.sh", "install Volcano")),
+        (ApiError(403, "Forbidden", "podgroups is forbidden"), ("forbidden", "rbac.gangs: true")),
+        (ApiError(422, "Invalid", "queue is closed"), ("queue is closed", "correct what it names")),
+    ],
+)
+def test_a_group_that_cannot_be_made_is_told_and_retried(
+    world: World, error: ApiError, words: tuple[str, ...]
+) -> None:
+    world.server.refusing[VOLCANO] = error
+    submit(world)
+    world.settle(120)
+    assert world.server.of_kind("pods") == []
+    assert world.server.of_kind("secrets") == []
+    told = holds(world, "Degraded")
+    assert told is not None
+    assert told["reason"] == "SchedulerUnavailable"
+    for word in words:
+        assert word in told["message"]
+    assert 5 <= len(writes(world)) <= 9, "with growing pauses"
+    world.server.refusing.clear()
+    world.settle(90)
+    assert holds(world, "RingReady")
+    assert holds(world, "Degraded") is None
+
+
+def test_waiting_for_long_is_no_reason_to_look_again_at_once() -> None:
+    """A gang may wait for hours, and nobody hears its coordinator until then."""
+    refusal = Refusal(RefusalKind.NO_GANG_API, "404 page not found", NOW, count=7)
+    seen = Observed(refusal=refusal, since={"away": NOW - 3600})
+    changes = decided(gang_of("Volcano"), seen)
+    assert changes.look_again_s == NOW + 60
+    pods = tuple(replace(worker(n), node="", phase="Pending") for n in range(3))
+    later = decided(gang_of("Volcano"), Observed(pods=pods, since={"away": NOW - 3600}))
+    assert later.look_again_s is None or later.look_again_s > NOW
+
+
+def test_an_operator_that_takes_over_writes_the_group_once(world: World) -> None:
+    submit(world)
+    world.settle(5)
+    world.start_operator()
+    world.settle(20)
+    assert len(writes(world)) == 2
+
+
+# ---- Kueue --------------------------------------------------------------------------------------
+
+NOTE = {kueue.NOTE: "digits-job-uid-1/3"}
+
+
+def member(slot: int, **fields: Any) -> Pod:
+    return worker(slot, notes=NOTE, **{"queued": True, **fields})
+
+
+def in_queue(*pods: Pod, **fields: Any) -> Observed:
+    base = training(0)
+    return replace(base, pods=(*pods, *base.pods), sent=Sent(secret=True), **fields)
+
+
+def test_all_workers_of_a_queued_job_are_made_at_once_and_no_coordinator() -> None:
+    changes = decided(queued(), Observed())
+    assert len(changes.workers) == 3
+    assert changes.coordinator is None
+    assert changes.beside.group is None
+    gated = replace(member(0), node="", phase="Pending", unschedulable="SchedulingGated")
+    waiting = decided(queued(), Observed(pods=tuple(replace(gated, slot=n) for n in range(3))))
+    assert waiting.coordinator is None
+    assert condition(waiting, "Scheduled")["reason"] == "Queued"
+    assert "team-a" in condition(waiting, "Scheduled")["message"]
+    admitted = decided(queued(), Observed(pods=(member(0), *(member(n) for n in (1, 2)))))
+    assert admitted.coordinator is not None
+
+
+@pytest.mark.parametrize(
+    ("old", "replaced"),
+    [
+        (member(1, deleting=True), False),
+        (member(1, deleting=True, phase="Succeeded"), False),
+        (member(1, deleting=True, phase="Failed"), True),
+        (member(1, deleting=True, node="", phase="Pending"), True),
+    ],
+)
+def test_a_replacement_is_made_when_kueue_has_a_place_for_it(old: Pod, replaced: bool) -> None:
+    changes = decided(queued(RUNNING), in_queue(member(0), old, member(2)))
+    assert [c.name for c in changes.workers] == (["digits-1-2"] if replaced else [])
+    if replaced:
+        notes = changes.workers[0].manifest["metadata"]["annotations"]
+        assert notes[kueue.NOTE] == NOTE[kueue.NOTE], "it joins the group of the others"
+
+
+def test_an_agent_that_is_evicted_does_not_end_as_done() -> None:
+    pod = decided(queued(), Observed()).workers[0].manifest
+    env = {item["name"]: item.get("value") for item in pod["spec"]["containers"][0]["env"]}
+    filled = {name: value or "filled-in" for name, value in env.items()}
+    assert AgentSettings.from_environment(filled).drained_exit_code == kueue.DRAINED_EXIT
+
+
+def test_a_group_does_not_grow() -> None:
+    changes = decided(queued(RUNNING, replicas=5), in_queue(*(member(n) for n in range(3))))
+    assert changes.workers == ()
+    assert "suspend and resume" in condition(changes, "Resizing")["message"]
+
+
+def test_after_all_are_gone_there_is_a_new_group() -> None:
+    status = {**RUNNING, "highestAttempt": 4}
+    job = queued(status, checkpoint={"path": "/c"})
+    old = [member(n, deleting=True) for n in range(3)]
+    since = {"nobody": NOW - 60}
+    changes = decided(job, in_queue(*old, since=since, told=None))
+    labels = [c.manifest["metadata"]["labels"][kueue.GROUP] for c in changes.workers]
+    assert labels == ["digits-job-uid-5"] * 3
+
+
+def test_a_kueue_that_does_not_look_is_told() -> None:
+    pods = [member(0), member(1), member(2, queued=False)]
+    changes = decided(queued(RUNNING), in_queue(*pods))
+    assert condition(changes, "Degraded")["reason"] == "SchedulerUnavailable"
+    assert "integration `pod`" in condition(changes, "Degraded")["message"]
+
+
+def test_words_for_each_refusal() -> None:
+    for provider in WITH_GROUP:
+        refusal = Refusal(RefusalKind.NO_GANG_API, "404 page not found", NOW)
+        text = gang.unavailable(gang_of(provider), refusal)
+        assert gang.FAMILIES[SchedulingProvider(provider)].version in text
+        assert "provider: None" in text

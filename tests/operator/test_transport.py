@@ -1,0 +1,291 @@
+"""What carries the gradients: what the user is told, and when the job must not go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fake_cluster.observations import NOW, RUNNING, job_of, told, training, worker
+from paceline_operator.core import status, transport
+from paceline_operator.core.changes import Changes
+from paceline_operator.core.job import Job, timestamp
+from paceline_operator.core.observed import Observed
+from paceline_operator.core.reconcile import reconcile
+from paceline_operator.core.told import read_told
+
+RDMA = {"required": "RDMA"}
+SHOWN = {**RDMA, "preflight": {"enabled": False}}
+"""Required, but nothing ends for it."""
+LIMIT_S = 120
+
+
+def seen_over(carrier: str | None, *carriers: str, kind: str = "mpi", **fields: Any) -> Observed:
+    """`carrier`: of the job; `carriers`: of its ranks."""
+    seen = training(max(2, len(carriers)))
+    assert seen.told is not None
+    each = carriers or (carrier or "",) * len(seen.told.ranks)
+    ranks = tuple(replace(r, carrier=c) for r, c in zip(seen.told.ranks, each, strict=True))
+    spoken = replace(seen.told, ranks=ranks, transport=kind, carrier=carrier, **fields)
+    return replace(seen, told=spoken)
+
+
+def job_with(fabric: dict[str, Any] | None = None, /, **moved: str) -> Job:
+    """`moved`: its status.transport so far."""
+    before = {**RUNNING, "replicas": 2}
+    if moved:
+        before["transport"] = moved
+    return job_of(before, replicas=2, **({"fabric": fabric} if fabric else {}))
+
+
+def decided(job: Job, seen: Observed, now_s: float = NOW) -> Changes:
+    found = reconcile(job, seen, now_s)
+    assert reconcile(job, seen, now_s) == found, "the same facts give the same answer"
+    return found
+
+
+def condition(changes: Changes, kind: str = "TransportVerified") -> dict[str, Any]:
+    assert changes.status is not None
+    return next(c for c in changes.status["conditions"] if c["type"] == kind)
+
+
+def failed(changes: Changes) -> str:
+    """Why the job has ended; empty if it has not."""
+    held = [] if changes.status is None else changes.status["conditions"]
+    ends = [c for c in held if c["type"] == "Failed"]
+    if not ends:
+        return ""
+    assert ends[0]["reason"] == "PreflightFailed"
+    assert [(e.reason, e.warning) for e in changes.events] == [("PreflightFailed", True)]
+    return str(ends[0]["message"])
+
+
+# ---- what the coordinator tells (C14) -----------------------------------------------------------
+
+
+def test_what_is_told_of_carriers() -> None:
+    rank = {"member": [1, 0, 2000], "state": "active", "rank": 1, "carrier": "RDMA"}
+    found = read_told({"transport": "mpi", "carrier": "RDMA", "ranks": [rank]})
+    assert (found.carrier, found.ranks[0].carrier) == ("RDMA", "RDMA")
+    assert read_told({"carrier": ""}).carrier == ""
+    older = read_told({"ranks": [{"member": [1, 0, 2000], "state": "active"}]})
+    assert (older.carrier, older.ranks[0].carrier) == (None, "")
+
+
+# ---- status and condition -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fabric", "carrier", "holds", "reason", "kind", "verified"),
+    [
+        (None, "", "True", "TransportMeasured", "mpi", False),
+        (None, "TCP", "True", "TransportMeasured", "mpi over TCP", True),
+        (None, None, "True", "TransportMeasured", "mpi", False),
+        (RDMA, "RDMA", "True", "TransportMeasured", "mpi over RDMA", True),
+        (RDMA, "GPUDirect", "True", "TransportMeasured", "mpi over GPUDirect", True),
+        ({"required": "GPUDirect"}, "GPUDirect", "True", "TransportMeasured", None, True),
+        (RDMA, "", "False", "TransportPending", "mpi", False),
+        (RDMA, None, "False", "TransportDegraded", "mpi", False),
+        (SHOWN, "TCP", "False", "TransportDegraded", "mpi over TCP", False),
+        (
+            {**SHOWN, "required": "GPUDirect"},
+            *("RDMA", "False", "TransportDegraded", "mpi over RDMA", False),
+        ),
+    ],
+)
+def test_condition_and_status(
+    fabric: dict[str, Any] | None,
+    carrier: str | None,
+    holds: str,
+    reason: str,
+    kind: str | None,
+    verified: bool,
+) -> None:
+    changes = decided(job_with(fabric), seen_over(carrier))
+    assert changes.status is not None
+    assert not failed(changes)
+    moved = changes.status["transport"]
+    assert moved["kind"] == (kind or f"mpi over {carrier}")
+    assert moved.get("verifiedAt") == (timestamp(NOW) if verified else None)
+    found = condition(changes)
+    assert (found["status"], found["reason"]) == (holds, reason)
+    assert moved["kind"] in found["message"]
+
+
+def test_the_message_names_the_rank_and_what_to_check() -> None:
+    changes = decided(job_with(SHOWN), seen_over("TCP", "RDMA", "TCP", "", "TCP"))
+    message = condition(changes)["message"]
+    assert "rank 1 in digits-1-1 uses TCP, rank 3 in digits-3-1 uses TCP;" in message
+    for word in ("digits-0-1", "digits-2-1"):
+        assert word not in message
+    for word in ("device plugin", "IPC_LOCK", "FI_PROVIDER", "NCCL_IB_"):
+        assert word in message
+    many = decided(job_with(SHOWN), seen_over("TCP", *["TCP"] * 7))
+    assert "and 3 more" in condition(many)["message"]
+
+
+def test_a_job_of_one_pod_has_nothing_to_carry() -> None:
+    pods = [worker(0)]
+    spoken = replace(told(pods), transport="mpi")
+    job = job_of({**RUNNING, "replicas": 1}, replicas=1, minReplicas=1, fabric=RDMA)
+    seen = replace(training(1), told=spoken)
+    changes = decided(job, seen, NOW + 10 * LIMIT_S)
+    assert not failed(changes)
+    assert condition(changes)["status"] == "True"
+    assert "within one pod" in condition(changes)["message"]
+    assert changes.status is not None
+    assert changes.status["transport"] == {"kind": "mpi"}
+
+
+def test_nothing_is_said_while_nobody_has_told_a_transport() -> None:
+    changes = decided(job_with(RDMA), seen_over("", kind=""))
+    assert changes.status is not None
+    assert "transport" not in changes.status
+    assert not any(c["type"] == "TransportVerified" for c in changes.status["conditions"])
+
+
+# ---- when it is written (C12) -------------------------------------------------------------------
+
+
+def stored(job: Job, changes: Changes) -> Job:
+    assert changes.status is not None
+    return replace(job, status=dict(changes.status))
+
+
+def later(seen: Observed, since_s: float) -> Observed:
+    """`seen`, when the status was last written at `since_s`."""
+    return replace(seen, sent=replace(seen.sent, status_s=since_s, figures_s=since_s))
+
+
+def test_the_carrier_of_a_job_that_requires_none_costs_no_write_of_its_own() -> None:
+    job = job_with()
+    job = stored(job, decided(job, seen_over("")))
+    seen = later(seen_over("TCP"), NOW)
+    assert decided(job, seen, NOW + status.WORDS_S + 1).status is None
+    written = decided(job, seen, NOW + status.FIGURES_S)
+    assert written.status is not None
+    assert written.status["transport"]["kind"] == "mpi over TCP"
+    job = stored(job, written)
+    again = later(seen, NOW + status.FIGURES_S)
+    assert decided(job, again, NOW + 3 * status.FIGURES_S).status is None
+
+
+def test_a_required_carrier_is_written_when_it_changes_and_not_again() -> None:
+    job = job_with(SHOWN)
+    job = stored(job, decided(job, seen_over("")))
+    at_s = NOW + 1
+    for carrier in ("RDMA", "TCP", "RDMA"):
+        seen = later(seen_over(carrier), at_s - 1)
+        changes = decided(job, seen, at_s)
+        assert changes.status is not None, carrier
+        assert changes.status["transport"]["verifiedAt"] == timestamp(NOW + 1), "the first time"
+        job = stored(job, changes)
+        assert decided(job, later(seen, at_s), at_s + 10 * status.FIGURES_S).status is None
+        at_s += 1
+
+
+def test_a_joiner_of_which_nothing_is_known_yet_changes_nothing() -> None:
+    job = job_with(RDMA, kind="mpi over RDMA", verifiedAt=timestamp(NOW - 60))
+    changes = decided(job, seen_over("", "RDMA", ""))
+    assert changes.status is not None
+    assert changes.status["transport"] == job.status["transport"]
+    assert condition(changes)["status"] == "True"
+    other = decided(job, seen_over("", kind="nccl"))
+    assert other.status is not None
+    assert other.status["transport"]["kind"] == "nccl", "another transport, another carrier"
+
+
+# ---- preflight ----------------------------------------------------------------------------------
+
+
+def test_tcp_ends_a_job_that_requires_more() -> None:
+    message = failed(decided(job_with(RDMA), seen_over("TCP", "RDMA", "TCP")))
+    assert "mpi over TCP moves the gradients, but spec.fabric.required is RDMA" in message
+    assert "rank 1 in digits-1-1 uses TCP" in message
+    assert "fabric.preflight.enabled: false" in message
+    direct = failed(decided(job_with({"required": "GPUDirect"}), seen_over("RDMA")))
+    assert "rank 0 in digits-0-1 uses RDMA" in direct
+
+
+def test_tcp_ends_no_job_that_asks_for_no_check_or_nothing_or_is_at_its_end() -> None:
+    assert not failed(decided(job_with(SHOWN), seen_over("TCP")))
+    assert not failed(decided(job_with(), seen_over("TCP")))
+    assert not failed(decided(job_with(RDMA), seen_over("TCP", stopping=True)))
+
+
+def waiting(carrier: str | None, rounds: int, **since: float) -> Observed:
+    seen = seen_over(carrier, version=rounds)
+    return replace(seen, since={f"transport{k.replace('_', '.')}": v for k, v in since.items()})
+
+
+BEGAN: dict[str, float] = {"": NOW - LIMIT_S, "_round": 9}
+
+
+def test_the_time_begins_when_rounds_run_in_two_pods_and_nothing_is_known() -> None:
+    first = decided(job_with(RDMA), waiting("", 9))
+    assert first.since[transport.SINCE] == NOW
+    assert first.since[transport.SINCE_ROUND] == 9
+    assert first.look_again_s is not None
+    assert first.look_again_s <= NOW + LIMIT_S
+    kept = decided(job_with(RDMA), waiting("", 50, **BEGAN), NOW - 1)
+    assert kept.since[transport.SINCE] == NOW - LIMIT_S
+    assert kept.since[transport.SINCE_ROUND] == 9
+    away = replace(waiting("", 50, **BEGAN), told=None)
+    assert decided(job_with(RDMA), away).since[transport.SINCE] == NOW - LIMIT_S
+    for seen in (waiting("RDMA", 50, **BEGAN), waiting(None, 50, **BEGAN)):
+        assert transport.SINCE not in decided(job_with(RDMA), seen).since
+    assert transport.SINCE not in decided(job_with(), waiting("", 50, **BEGAN)).since
+
+
+def test_a_carrier_that_nobody_finds_out_in_time_ends_the_job() -> None:
+    assert not failed(decided(job_with(RDMA), waiting("", 50, **BEGAN), NOW - 1))
+    message = failed(decided(job_with(RDMA), waiting("", 50, **BEGAN)))
+    assert "after 120 s (fabric.preflight.timeoutSeconds)" in message
+    assert "rank 0 in digits-0-1, rank 1 in digits-1-1" in message
+    patient = {**RDMA, "preflight": {"timeoutSeconds": 600}}
+    assert not failed(decided(job_with(patient), waiting("", 50, **BEGAN)))
+    assert not failed(decided(job_with(SHOWN), waiting("", 50, **BEGAN)))
+
+
+def test_slow_rounds_are_waited_for() -> None:
+    """Too little has moved for a verdict: a minute per round is no mistake."""
+    few = 9 + transport.MOVING_ROUNDS
+    assert not failed(decided(job_with(RDMA), waiting("", few - 1, **BEGAN), NOW + 3600))
+    assert failed(decided(job_with(RDMA), waiting("", few, **BEGAN), NOW + 3600))
+
+
+def test_a_release_that_does_not_look_into_it_ends_no_job() -> None:
+    changes = decided(job_with(RDMA), waiting(None, 50, **BEGAN), NOW + 3600)
+    assert not failed(changes)
+    assert "does not look into it" in condition(changes)["message"]
+
+
+# ---- once it was verified -----------------------------------------------------------------------
+
+
+def test_a_later_loss_is_told_once_and_ends_nothing() -> None:
+    held = {"type": "TransportVerified", "status": "True", "lastTransitionTime": timestamp(NOW)}
+    moved = {"kind": "mpi over RDMA", "verifiedAt": timestamp(NOW - 600)}
+    before = {**RUNNING, "replicas": 2, "transport": moved}
+    before["conditions"] = [*RUNNING["conditions"], held]
+    job = job_of(before, replicas=2, fabric=RDMA)
+    changes = decided(job, seen_over("TCP", "RDMA", "TCP"))
+    assert not failed(changes)
+    assert condition(changes)["reason"] == "TransportDegraded"
+    (event,) = (e for e in changes.events if e.reason == "TransportDegraded")
+    assert event.warning
+    assert "rank 1 in digits-1-1 uses TCP" in event.message
+    degraded = stored(job, changes)
+    assert not failed(decided(degraded, seen_over("TCP")))
+    again = decided(degraded, seen_over("TCP"))
+    assert not [e for e in again.events if e.reason == "TransportDegraded"]
+    assert not [e for e in decided(job, seen_over("RDMA")).events if "ransport" in e.reason]
+    assert not failed(decided(job, waiting("", 50, **BEGAN), NOW + 3600)), "it was RDMA before"
+
+
+def test_a_suspended_job_is_checked_anew() -> None:
+    moved = {"kind": "mpi over RDMA", "verifiedAt": timestamp(NOW - 600)}
+    job = job_of({**RUNNING, "transport": moved}, replicas=2, suspend=True, fabric=RDMA)
+    changes = decided(job, Observed())
+    assert changes.status is not None
+    assert "transport" not in changes.status

@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from paceline.core import messages as m
+from paceline.core.hand import Hand
 from paceline.core.ids import MemberId
 from paceline.core.pending import BufferOp, Merge, Place, Scale, Swap, Zero
 from paceline.core.rank import events as ev
@@ -22,6 +23,8 @@ from sim.sums import Label, Sum, add, scaled
 
 if TYPE_CHECKING:
     from sim.simulation import Simulation
+
+WANTS_MAX = 20
 
 
 class SimRank:
@@ -58,8 +61,9 @@ class SimRank:
         """Events that arrive while it is stopped or stuck."""
         self.wake_ns: int | None = None
         # The script.
-        self.leases: tuple[int, ...] = ()
-        self.pulled: set[int] = set()
+        self.hand = Hand()
+        self.wants = 0
+        """In a row; a lease may be dealt to others just before it is pulled."""
         self.labels = 0
         self.steps = 0
         self.resumed: list[ev.Resume] = []
@@ -146,8 +150,7 @@ class SimRank:
             case ev.Resume():
                 self._resume(effect)
             case ev.Held(leases=leases):
-                self.leases = leases
-                self.pulled &= set(leases)  # what was given back may be dealt to it again
+                self.hand.hold(leases)
             case ev.Exit():
                 self.exit = effect
                 sim.exited(self)
@@ -279,13 +282,14 @@ class SimRank:
             return
         lease, samples = -1, world.batch
         if world.leases:
-            free = [x for x in self.leases if x not in self.pulled]
-            if not free:
-                self.pulled &= set(self.leases)
+            if self.hand.wait():
+                self.wants += 1
+                assert self.wants <= WANTS_MAX, f"{self.me} is woken again and again for no lease"
                 self.post(ev.Want())
                 return
-            lease = free[0]
-            self.pulled.add(lease)
+            drawn = self.hand.draw()
+            assert drawn is not None
+            lease, self.wants = drawn, 0
             samples = samples_of(world.plan, lease)
             if world.skip and sim.rng.random() < world.skip:
                 self.post(ev.Skip(lease, samples))

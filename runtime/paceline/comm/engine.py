@@ -30,6 +30,7 @@ from paceline.comm.loop_gauges import LoopGauges
 from paceline.comm.mailbox import Mailbox
 from paceline.comm.recorder import Recorder
 from paceline.comm.session import Session, StepResult
+from paceline.core.hand import Hand
 from paceline.core.ids import MemberId
 from paceline.core.messages import Dismiss, Endpoints, ToRank
 from paceline.core.rank import events as ev
@@ -93,8 +94,7 @@ class Engine:
         self._reply: ev.Resume | None = None
         self._end: ev.Exit | None = None
         self._error: BaseException | None = None
-        self._held: tuple[int, ...] = ()
-        self._pulled: set[int] = set()
+        self._hand = Hand()
         self._version = 0
         self._stopped = False
         self._buckets: GradientBuckets | None = None
@@ -206,17 +206,12 @@ class Engine:
 
     def pull(self) -> int | None:
         with self._lock:
-            for lease in self._held:
-                if lease not in self._pulled:
-                    self._pulled.add(lease)
-                    return lease
-        return None
+            return self._hand.draw()
 
     def wait_lease(self) -> bool:
         with self._lock:
-            if any(x not in self._pulled for x in self._held) and not self._stopped:
+            if not self._hand.wait() and not self._stopped:
                 return True
-            self._pulled.intersection_update(self._held)
         begun_ns = now_ns()
         stopped = self._call(ev.Want()).stopped
         self._loop.waited(begun_ns, now_ns())
@@ -224,11 +219,11 @@ class Engine:
 
     def holds(self, lease: int) -> bool:
         with self._lock:
-            return lease in self._held
+            return lease in self._hand.held
 
     def skip(self, lease: int, samples: int) -> None:
         with self._lock:
-            self._held = tuple(x for x in self._held if x != lease)
+            self._hand.skip(lease)
         self._driver.post(ev.Skip(lease, samples))
 
     def rest(self) -> None:
@@ -321,8 +316,7 @@ class Engine:
 
     def held(self, leases: tuple[int, ...]) -> None:
         with self._lock:
-            self._held = leases
-            self._pulled.intersection_update(leases)
+            self._hand.hold(leases)
 
     def exited(self, end: ev.Exit) -> None:
         if self._line is not None:

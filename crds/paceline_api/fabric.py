@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, PlainValidator, WithJsonSchema
 
 from paceline_api.enums import FabricRequirement
-from paceline_api.model import Count, Model, Text
+from paceline_api.model import Count, Model, OpenModel, Text
 from paceline_api.template import EnvVar
 
 FABRIC_KIND: Final = "FabricProfile"
@@ -49,7 +49,24 @@ Amount = Annotated[
     ),
 ]
 Parts = Annotated[tuple[dict[str, Any], ...], Field(max_length=PARTS_MAX)]
+Name = Annotated[str, Field(min_length=1, max_length=253)]
 Words = Annotated[dict[str, str], Field(max_length=64)]
+
+
+class NamedPart(OpenModel):
+    name: Name
+    """Its name; what the template has under this name stays."""
+
+
+class MountPart(OpenModel):
+    mount_path: Annotated[str, Field(min_length=1, max_length=4096)]
+    """Where; what the template mounts there stays."""
+
+    name: Name
+    """Name of the volume."""
+
+
+NamedParts = Annotated[tuple[NamedPart, ...], Field(max_length=PARTS_MAX)]
 
 
 class FabricMatch(Model):
@@ -75,7 +92,7 @@ class FabricPod(Model):
     """Resources of device plugins that the trainer gets, with how many of each: a number, or All
     for as many as the nodes offer."""
 
-    resource_claims: Parts | None = None
+    resource_claims: NamedParts | None = None
     """Claims of dynamic resource allocation, as in a pod; the trainer gets all of them."""
 
     capabilities: Annotated[tuple[Text, ...], Field(max_length=PARTS_MAX)] | None = None
@@ -88,13 +105,13 @@ class FabricPod(Model):
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64)] | None = None
     """Environment variables of the trainer, such as NCCL_IB_HCA."""
 
-    volumes: Parts | None = None
+    volumes: NamedParts | None = None
     """Volumes, as in a pod."""
 
-    volume_mounts: Parts | None = None
+    volume_mounts: Annotated[tuple[MountPart, ...], Field(max_length=PARTS_MAX)] | None = None
     """Where the trainer sees these volumes, as in a container."""
 
-    init_containers: Parts | None = None
+    init_containers: NamedParts | None = None
     """Further init containers and, with restartPolicy Always, sidecars, as in a pod."""
 
 

@@ -84,6 +84,46 @@ def test_nodes_on_which_no_worker_can_run_do_not_count(other: Node) -> None:
     assert name_of(fabric_of(job, seen(NODES | {"node-9": other}))) == "rdma-hca-shared-devices-a"
 
 
+@pytest.mark.parametrize(
+    ("gpus", "offers", "wanted"),
+    [
+        (8, {"vpc.amazonaws.com/efa": 4}, "aws-efa"),
+        (1, {"vpc.amazonaws.com/efa": 4}, "tcp"),
+        (1, {"rdma/hca_shared_devices_a": 63}, "rdma-hca-shared-devices-a"),
+        (1, {"rdma/hca_shared_devices_a": 4}, "tcp"),
+    ],
+)
+def test_auto_does_not_take_room_from_a_job(gpus: int, offers: dict[str, int], wanted: str) -> None:
+    """A worker of one GPU that took all adapters of its node would leave none to the next one."""
+    job = gpu_job(trainer={"resources": {"limits": {"nvidia.com/gpu": gpus}}})
+    nodes = {"node-1": Node("node-1", offers=GPU | offers)}
+    assert name_of(fabric_of(job, seen(nodes))) == wanted
+
+
+def test_no_device_is_no_device() -> None:
+    job = gpu_job("RDMA", trainer={"resources": {"limits": {"nvidia.com/gpu": 0}}})
+    assert name_of(fabric_of(job, seen({"n": Node("n", offers=IB)}))) == "rdma-hca-shared-devices-a"
+
+
+def test_a_profile_fits_only_where_its_own_selector_lets_it() -> None:
+    pod = FabricPod(resources=dict.fromkeys(IB, 1), node_selector={"rack": "b"})
+    own = FabricSpec(carries=FabricRequirement.RDMA, priority=99, pod=pod)
+    assert name_of(fabric_of(gpu_job(), seen(own=own))) == "rdma-hca-shared-devices-a"
+
+
+def test_a_job_that_trains_without_one_goes_on_without_one() -> None:
+    """Of a release that knew no profiles: its workers must not differ."""
+    job = replace(gpu_job(), status={"startTime": "2027-01-15T08:00:00Z"})
+    assert name_of(fabric_of(job, seen())) == "tcp"
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"), [("8", 8), ("1k", 1000), ("2M", 2_000_000), ("1.5", 0), ("x", 0)]
+)
+def test_amounts_as_kubernetes_writes_them(text: str, amount: int) -> None:
+    assert fabric.amount_of(text) == amount
+
+
 def test_the_highest_priority_wins_then_the_name() -> None:
     own = FabricSpec(carries=FabricRequirement.RDMA, pod=FabricPod(resources=dict.fromkeys(IB, 1)))
     assert name_of(fabric_of(gpu_job(), seen(own=replace_priority(own, 11)))) == "own"
@@ -201,6 +241,8 @@ def test_a_namespace_that_forbids_what_nobody_asked_for_gets_plain_pods_and_is_t
     assert changes.status["fabric"]["profile"] == "tcp"
     assert "pod-security.kubernetes.io" in changes.status["fabric"]["message"]
     assert "FabricUnavailable" in [event.reason for event in changes.events]
+    assert changes.status["state"] != "TemplateInvalid"
+    assert "TemplateInvalid" not in [event.reason for event in changes.events]
     # The template itself is at fault: told as such, and not tried again and again.
     again = replace(refused, refusal=replace(refusal, count=2))
     assert reconcile(gpu_job(), again, NOW).workers == ()
@@ -209,6 +251,26 @@ def test_a_namespace_that_forbids_what_nobody_asked_for_gets_plain_pods_and_is_t
     assert asked.workers == ()
     assert asked.status is not None
     assert asked.status["state"] == "TemplateInvalid"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "profile"),
+    [
+        (RefusalKind.FORBIDDEN, "unable to validate against any security context", "tcp"),
+        (
+            RefusalKind.QUOTA,
+            "exceeded quota: q, requested: requests.rdma/hca_shared_devices_a=1",
+            "tcp",
+        ),
+        (RefusalKind.QUOTA, "exceeded quota: q, requested: pods=1", "rdma-hca-shared-devices-a"),
+        (RefusalKind.TEMPLATE, "spec.nodeNam: unknown field", "rdma-hca-shared-devices-a"),
+    ],
+)
+def test_other_refusals_of_what_nobody_asked_for(
+    kind: RefusalKind, words: str, profile: str
+) -> None:
+    refusal = Refusal(kind, words, NOW, 1, generation=3)
+    assert name_of(fabric_of(gpu_job(), replace(seen(), refusal=refusal))) == profile
 
 
 # ---- what it adds to a pod ------------------------------------------------------------------
@@ -321,6 +383,16 @@ def test_what_the_template_says_stays() -> None:
     assert spec["securityContext"]["runAsNonRoot"] is True
 
 
+def test_nothing_behind_a_field_is_no_field() -> None:
+    """As templates of Helm leave it, and as the API server keeps it below unknown fields."""
+    parts = ("tolerations", "securityContext", "volumes", "initContainers", "nodeSelector")
+    trainer = dict.fromkeys(("env", "ports", "volumeMounts", "securityContext"))
+    job = gpu_job(trainer=trainer, **dict.fromkeys(parts))
+    chosen = fabric_of(gpu_job(profile="own"), seen(own=EVERYTHING))
+    assert isinstance(chosen, Fabric)
+    assert pod_with(chosen, job) == pod_with(chosen, gpu_job())
+
+
 def test_tcp_adds_nothing_that_a_restricted_namespace_refuses() -> None:
     pod = pod_with(Fabric("tcp", "Any", {}), job_of())
     bare = children.worker(job_of(), 0, 1)
@@ -374,5 +446,7 @@ def test_what_is_wrong_with_one_is_told() -> None:
     wrong = fabric_from(FabricObject(spec={"carries": "RDMA", "pod": {"resources": {"a/b": 0}}}))
     assert isinstance(wrong, str)
     assert "resources" in wrong
+    for part in ({"resourceClaims": [{}]}, {"volumes": [{"name": ["a"]}]}, {"volumeMounts": [{}]}):
+        assert isinstance(fabric_from(FabricObject(spec={"carries": "RDMA", "pod": part})), str)
     right = fabric_from(FabricObject(spec={"carries": "RDMA", "priority": None}))
     assert right == FabricSpec(carries=FabricRequirement.RDMA)

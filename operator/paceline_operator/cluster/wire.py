@@ -18,7 +18,7 @@ from paceline_api.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_ROLE, LABEL_SLOT,
 from paceline_api.template import TRAINER
 from pydantic import ValidationError
 
-from paceline_operator.core.fabric import is_device
+from paceline_operator.core.fabric import amount_of, is_device
 from paceline_operator.core.job import seconds_of
 from paceline_operator.core.kueue import MANAGED
 from paceline_operator.core.observed import NO_SLOT, NOT_STARTED, End, Node, Pod
@@ -198,7 +198,7 @@ def node_of(item: NodeObject, before: Node | None, now_s: float) -> Node:
         cordoned=item.spec.unschedulable,
         labels=item.metadata.labels or {},
         offers={
-            name: _number(amount, 0)
+            name: amount_of(amount)
             for name, amount in (item.status.allocatable or {}).items()
             if is_device(name)
         },

@@ -8,6 +8,7 @@ changed later does not split a running job in two. A job that names its profile 
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,7 +19,7 @@ from paceline_api.names import NOTE_FABRIC
 
 from paceline_operator.core.frozen import trainer_of
 from paceline_operator.core.job import Job
-from paceline_operator.core.observed import Node, Observed
+from paceline_operator.core.observed import Node, Observed, RefusalKind
 
 AUTO: Final = "auto"
 RANK: Final = (FabricRequirement.ANY, FabricRequirement.RDMA, FabricRequirement.GPU_DIRECT)
@@ -26,6 +27,7 @@ SEARCH_S: Final = 30.0
 """So often a job without its network looks for it, beside whenever nodes or profiles change."""
 POD_SECURITY: Final = "violates PodSecurity"
 """Words of the API server."""
+UNITS: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 OWN_RESOURCES: Final = ("kubernetes.io/", "hugepages-", "attachable-volumes-")
 
 
@@ -63,10 +65,13 @@ def fabric_of(job: Job, seen: Observed) -> Fabric | NoFabric:
     if wanted == AUTO:
         # Made before a crash, and not yet in the status.
         noted = (pod.notes.get(NOTE_FABRIC, "") for pod in seen.own(job.uid))
-        wanted = next((name for name in noted if name in seen.fabrics), AUTO)
+        begun = PLAIN if job.start_s is not None else AUTO
+        wanted = next((name for name in noted if name in seen.fabrics), begun)
     if wanted == AUTO:
         wanted = _found(job, seen, nodes, required) or ""
-        if wanted != PLAIN and required == FabricRequirement.ANY and _forbidden(seen):
+        found = seen.fabrics.get(wanted)
+        free = required == FabricRequirement.ANY and wanted != PLAIN
+        if free and found and _forbidden(seen, found):
             return Fabric(PLAIN, str(FabricRequirement.ANY), {}, _less(wanted, seen))
     if not wanted:
         return NoFabric(
@@ -91,37 +96,51 @@ def fabric_of(job: Job, seen: Observed) -> Fabric | NoFabric:
 
 
 def _found(job: Job, seen: Observed, nodes: list[Node], required: FabricRequirement) -> str | None:
-    """For `auto`. Where nothing is required, a profile is taken only if all nodes fit: asking for
-    its resources must not keep a job from nodes on which it could run."""
+    """For `auto`. Where nothing is required, a profile is taken only if all nodes fit, and hold as
+    many workers as without it: it must not keep a job from where it could run."""
     asks = required != FabricRequirement.ANY
-    if not asks and not _devices_of(job):
+    devices = _devices_of(job)
+    if not asks and not devices:
         return PLAIN
-    enough = any if asks else all
+
+    def fits(profile: FabricSpec) -> bool:
+        if asks:
+            return any(_fits(profile, node) for node in nodes)
+        return all(_fits(profile, node) and _holds(profile, node, devices) for node in nodes)
+
     fitting = [
         (-(profile.priority or 0), name)
         for name, profile in seen.fabrics.items()
-        if _says_where(profile)
-        and _carries(profile, required)
-        and nodes
-        and enough(_fits(profile, node) for node in nodes)
+        if nodes and _says_where(profile) and _carries(profile, required) and fits(profile)
     ]
     if fitting:
         return min(fitting)[1]
     return None if asks else PLAIN
 
 
-def _forbidden(seen: Observed) -> bool:
+def _forbidden(seen: Observed, profile: FabricSpec) -> bool:
     """The namespace does not take pods with what the profile adds: nobody has asked for it."""
     refusal = seen.refusal
-    return refusal is not None and POD_SECURITY in refusal.message
+    if refusal is None:
+        return False
+    if refusal.kind is RefusalKind.QUOTA:
+        names = (profile.pod.resources if profile.pod else None) or ()
+        return any(name in refusal.message for name in names)
+    return refusal.kind is RefusalKind.FORBIDDEN or POD_SECURITY in refusal.message
+
+
+def is_instead(job: Job, seen: Observed, fabric: Fabric) -> bool:
+    """It takes the place of a refused one. What is refused once more is the template's fault."""
+    again = seen.refusal is not None and seen.refusal.count > 1
+    return bool(fabric.message) and not job.status.get("fabric") and not again
 
 
 def _less(profile: str, seen: Observed) -> str:
     assert seen.refusal is not None
     return (
         f"the nodes offer profile {profile}, and the namespace forbids it: "
-        f"{seen.refusal.message}; the pods use {PLAIN}. Allow it with the label "
-        "pod-security.kubernetes.io/enforce: privileged on the namespace, and make the job anew"
+        f"{seen.refusal.message}; the pods use {PLAIN}. Allow it (pod security: the label "
+        "pod-security.kubernetes.io/enforce: privileged on the namespace), and make the job anew"
     )
 
 
@@ -139,11 +158,18 @@ def _candidates(job: Job, nodes: Iterable[Node]) -> list[Node]:
     ]
 
 
-def _devices_of(job: Job) -> set[str]:
+def _devices_of(job: Job) -> dict[str, int]:
     """Resources of device plugins that the trainer asks for, such as nvidia.com/gpu."""
     resources = trainer_of(job.template).get("resources") or {}
-    names = {name for part in ("requests", "limits") for name in resources.get(part) or {}}
-    return {name for name in names if is_device(name)}
+    asked = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+    amounts = {name: amount_of(str(amount)) for name, amount in asked.items() if is_device(name)}
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
+def amount_of(quantity: str) -> int:
+    """Of a device: whole, as Kubernetes writes it, such as 8 or 1k; 0 for anything else."""
+    found = re.fullmatch(r"(\d+)([kMG]?)", quantity)
+    return int(found[1]) * UNITS[found[2]] if found else 0
 
 
 def is_device(resource: str) -> bool:
@@ -156,11 +182,25 @@ def _says_where(profile: FabricSpec) -> bool:
 
 
 def _fits(profile: FabricSpec, node: Node) -> bool:
-    labels = (profile.match.node_labels if profile.match else None) or {}
+    labels = {
+        **((profile.pod.node_selector if profile.pod else None) or {}),
+        **((profile.match.node_labels if profile.match else None) or {}),
+    }
     resources = (profile.pod.resources if profile.pod else None) or {}
     return all(node.labels.get(k) == v for k, v in labels.items()) and all(
         node.offers.get(name, 0) >= (1 if amount == ALL else int(amount))
         for name, amount in resources.items()
+    )
+
+
+def _holds(profile: FabricSpec, node: Node, devices: Mapping[str, int]) -> bool:
+    """As many workers as by their devices alone."""
+    without = min((node.offers.get(name, 0) // asked for name, asked in devices.items()), default=1)
+    resources = (profile.pod.resources if profile.pod else None) or {}
+    return all(
+        without <= (1 if amount == ALL else node.offers.get(name, 0) // int(amount))
+        for name, amount in resources.items()
+        if name not in devices
     )
 
 

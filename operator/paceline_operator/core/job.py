@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from paceline_api.defaults import fixed_by_queue, with_defaults
 from paceline_api.errors import InvalidJobError
-from paceline_api.load import job_from_mapping
+from paceline_api.load import job_from_mapping, without_nulls
 from paceline_api.names import DEFAULT_MANAGER
 from paceline_api.reasons import ConditionType, Reason
 from paceline_api.resolve import ResolvedJob, resolve
@@ -116,7 +116,7 @@ def read_job(body: Mapping[str, Any]) -> Job:
         status=status,
         spec=spec,
         settings=settings,
-        template=(body.get("spec") or {}).get("template") or {},
+        template=without_nulls((body.get("spec") or {}).get("template") or {}),
         frozen=frozen,
         problems=problems,
         fixed_size=fixed,

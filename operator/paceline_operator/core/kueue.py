@@ -46,6 +46,8 @@ NOTE: Final = "paceline.dev/queue-group"
 def mark(job: Job, pod: dict[str, Any]) -> None:
     """Its annotations have the note."""
     labels, annotations = pod["metadata"]["labels"], pod["metadata"]["annotations"]
+    if NOTE not in annotations:
+        return  # of a job that began without a queue
     name, _, count = annotations[NOTE].rpartition("/")
     labels |= {key: job.labels[key] for key in MARKS if key in job.labels}
     labels[GROUP] = name
@@ -70,6 +72,8 @@ def _note(job: Job, seen: Observed, plan: Plan) -> dict[str, str]:
     found = [pod.notes[NOTE] for pod in plan.living if NOTE in pod.notes]
     if found:
         return {NOTE: found[-1]}
+    if plan.living:
+        return {}  # they run without a queue, and a group of one would wait for ever
     attempts = [pod.attempt for pod in seen.own(job.uid)]
     number = 1 + max([job.highest_attempt, *seen.used.values(), *attempts], default=0)
     return {NOTE: f"{group_name(job.name, job.uid)}-{number}/{job.settings.replicas}"}
@@ -108,8 +112,8 @@ def unmanaged(job: Job, plan: Plan) -> str:
         return ""
     return (
         "Kueue does not look after the pods of this job, which run without its quota: enable its "
-        "integration `pod`, see that it manages this namespace, and give the job the label "
-        f"{QUEUE_LABEL}"
+        "integration `pod`, see that it manages this namespace, and that the job has the label "
+        f"{QUEUE_LABEL}; then suspend the job and resume it"
     )
 
 

@@ -174,6 +174,8 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
         plan.drop_new()
         plan.hurry = True
     network = fabric.fabric_of(job, seen)
+    if isinstance(network, fabric.Fabric) and fabric.is_instead(job, seen, network):
+        seen = replace(seen, refusal=None)  # what was refused is no longer asked for
     blocked = _may_not(job, seen, plan, network, now_s, resumed=resumed)
     note = kueue.places(job, seen, plan)
     makes_post = post.make is not None and not blocked and not kueue.waits(job, plan)
@@ -226,8 +228,6 @@ def _may_not(
     if isinstance(network, fabric.NoFabric):
         plan.no_fabric, blocked = network.why, True
         plan.look(now_s + fabric.SEARCH_S)
-    elif network.message and seen.refusal is not None and seen.refusal.count == 1:
-        blocked = False  # what was refused is no longer asked for
     if resumed:
         # Pods only after the status says so, or a crash in between would look half suspended.
         blocked = True

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from core.makers import members
+from core.makers import GEN_1, members
 from core.test_coordinator import SETTLE_MS, A, B, C, Desk, kinds, prepared
 from core.test_coordinator import register as ready
 from core.test_forming import decide, formed, joiner, report
 from msgspec import Struct
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
-from paceline.core.coordinator.forming import Wait
+from paceline.core.coordinator.forming import Wait, beginners
+from paceline.core.coordinator.scale import pods_to_drain
 from paceline.core.coordinator.sizes import Sizes
 from paceline.core.ids import MemberId
+from paceline.core.snapshot import Kept
 from paceline.core.status import RankState
 
 D = MemberId(3, 0, 0)
@@ -97,7 +99,17 @@ def test_the_largest_size_that_is_reached_trains(there: int, train: int) -> None
 
 @pytest.mark.parametrize(
     ("inside", "outside", "join"),
-    [(2, 1, 0), (2, 2, 2), (2, 3, 2), (1, 1, 1), (3, 1, 1), (3, 5, 1), (5, 3, 0), (0, 3, 3)],
+    [
+        (2, 1, 0),
+        (2, 2, 2),
+        (2, 3, 2),
+        (1, 1, 1),
+        (3, 1, 1),
+        (3, 5, 1),
+        (5, 3, 0),
+        (0, 3, 2),
+        (0, 1, 1),
+    ],
 )
 def test_others_join_up_to_the_next_size(inside: int, outside: int, join: int) -> None:
     """Nobody is sent away where more than a size train; with nobody inside all take over."""
@@ -148,6 +160,38 @@ def test_who_stands_by_takes_the_place_of_a_dead_member() -> None:
     )
     assert commit.gen.members == (A, B, D)
     assert [(x.member, x.why) for x in commit.gen.left_out] == [(C, "silent")]
+
+
+def test_members_that_have_no_state_yet_are_not_sent_away() -> None:
+    """Their state is on its way when the last of four dies."""
+    four = (A, B, C, D)
+    facts = {"members": four, "gen_active": (A,), "active": (A,)}
+    best = report(A, **facts)
+    commit = formed(best, joiner(B), joiner(C), unaccounted="", sizes=Sizes((4,)), possible_ranks=4)
+    assert commit.gen.members == (A, B, C)
+
+
+def test_who_stands_by_leaves_before_those_that_train_whoever_asks() -> None:
+    """Also where the coordinator is new and has formed nothing."""
+    desk = Desk(replicas=2, allowed=(1, 2))
+    desk.pods(0, 1)
+    for who in (A, B):
+        comes(desk, who)
+    roster = desk.state.roster
+    roster.ranks[B].has_state, roster.ranks[B].facts = True, {"step_seconds": 0.2}
+    assert [pod.slot for pod in pods_to_drain(roster, 1, None)] == [0]
+    assert [pod.slot for pod in pods_to_drain(roster, 1, (A,))] == [1]
+
+
+def test_a_checkpoint_that_only_a_part_of_a_replica_sees_is_waited_for_in_peace() -> None:
+    """Not by asking everybody again at each heartbeat."""
+    kept = Kept(GEN_1, 5, "digest")
+    able = {MemberId(slot, local, 0): None for slot in range(2) for local in range(2)}
+    half = {**able, MemberId(2, 0, 0): kept}
+    sizes = Sizes((2, 3), procs=2)
+    assert beginners(half, kept, sizes) == ()
+    whole = {**half, MemberId(2, 1, 0): kept}
+    assert {m.slot for m in beginners(whole, kept, sizes)} == {0, 1, 2}
 
 
 def test_nobody_who_trains_is_sent_away() -> None:

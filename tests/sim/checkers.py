@@ -87,13 +87,19 @@ class Checkers:
             return
         out = {m.pod_of(x) for x, r in state.reports.items() if r.leaving}
         out |= {name for name, pod in state.roster.pods.items() if pod.draining}
-        held = {m.pod_of(x) for x in gen.with_state} - out
+        best = max(state.reports.values(), key=lambda r: (r.last, r.version))
+        before = {*gen.with_state, *best.members}
         pods = {m.pod_of(x) for x in gen.members}
-        new = pods - {m.pod_of(x) for x in gen.with_state}
+        held = {m.pod_of(x) for x in gen.members if x in before} - out
+        new = pods - {m.pod_of(x) for x in before}
         if gen.plan is not None:
             assert len(pods) in allowed, f"{gen.members} begin, allowed: {allowed}"
         elif new and held:
             assert len(held | new) in allowed, f"{sorted(new)} join {sorted(held)}: {allowed}"
+        if gen.plan is None and not best.stopped:
+            ready = {x for x, r in state.reports.items() if r.ready and m.pod_of(x) not in out}
+            away = ready.intersection(best.members) - set(gen.members)
+            assert not away, f"{sorted(away)} trained, and are sent away: {allowed}"
 
     def published(self, rank: SimRank, copy: Copy) -> None:
         """R19: every member had the version, or the job is released with it."""

@@ -129,10 +129,11 @@ def _forbidden(seen: Observed, profile: FabricSpec) -> bool:
     return refusal.kind is RefusalKind.FORBIDDEN or POD_SECURITY in refusal.message
 
 
-def is_instead(job: Job, seen: Observed, fabric: Fabric) -> bool:
+def is_instead(job: Job, seen: Observed, fabric: Fabric | NoFabric) -> bool:
     """It takes the place of a refused one. What is refused once more is the template's fault."""
     again = seen.refusal is not None and seen.refusal.count > 1
-    return bool(fabric.message) and not job.status.get("fabric") and not again
+    message = fabric.message if isinstance(fabric, Fabric) else ""
+    return bool(message) and not job.status.get("fabric") and not again
 
 
 def _less(profile: str, seen: Observed) -> str:

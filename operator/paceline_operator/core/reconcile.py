@@ -164,8 +164,7 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
         over, seen = judged.resume, replace(seen, told=None)
         plan = resize.plan(job, seen, now_s)
     post = posts.coordinator(job, seen, now_s, over=over)
-    since |= post.since
-    since |= transport.pending_since(job, seen, now_s)
+    since |= {**post.since, **transport.pending_since(job, seen, now_s)}
     if seen.told is None:
         since["away"] = plan.since["away"] = seen.since.get("away", now_s)
         _unheard(job, plan, since["away"], now_s, posted=post.holder is not None)
@@ -174,7 +173,7 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
         plan.drop_new()
         plan.hurry = True
     network = fabric.fabric_of(job, seen)
-    if isinstance(network, fabric.Fabric) and fabric.is_instead(job, seen, network):
+    if fabric.is_instead(job, seen, network):
         seen = replace(seen, refusal=None)  # what was refused is no longer asked for
     blocked = _may_not(job, seen, plan, network, now_s, resumed=resumed)
     note = kueue.places(job, seen, plan)
@@ -189,8 +188,7 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
         told["fabric"] = network.status()
     write, look = status.due(job.status, told, seen, now_s)
     plan.look(look)
-    if overruled:
-        plan.look(now_s + evidence.LOOK_S)
+    plan.look(now_s + evidence.LOOK_S if overruled else None)
     workers = tuple(_create(job, new, network, note) for new in plan.new)
     return Changes(
         beside=beside,

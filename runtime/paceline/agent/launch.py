@@ -87,7 +87,7 @@ def plan_rank(
     for name, text in spec.env:
         known[name] = own[name] = expand(text, known)
     if spec.gpu_direct:
-        own.update(nccl_environment(settings.run_dir, member, known))
+        own.update(nccl_environment(settings.run_dir, member))
     own.update(rank_environment(settings, member))
     order = Order(tuple(expand(part, known) for part in spec.command), own, spec.working_dir)
     env = {

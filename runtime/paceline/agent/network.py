@@ -99,10 +99,8 @@ def nccl_log(run_dir: Path, member: MemberId) -> Path:
     return run_dir / "logs" / f"nccl-{slot}.{local}-{attempt}"
 
 
-def nccl_environment(run_dir: Path, member: MemberId, known: Mapping[str, str]) -> dict[str, str]:
-    """What makes NCCL say how it connects; nothing if the user has asked it something already."""
-    if any(name in known for name in NCCL_NAMES):
-        return {}
+def nccl_environment(run_dir: Path, member: MemberId) -> dict[str, str]:
+    """What makes NCCL say how it connects, whatever the user has asked it to say."""
     values = ("INFO", "INIT,NET", f"{nccl_log(run_dir, member)}.%p")
     return dict(zip(NCCL_NAMES, values, strict=True))
 
@@ -124,6 +122,16 @@ class NcclLog:
             self._read[file] = self._read.get(file, 0) + len(text) + len(newline)
             self.found += nccl_connections(text.decode(errors="replace").splitlines())
         return self.found
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Of one look, all but the records."""
+
+    ports: Mapping[str, int]
+    interfaces: int | None
+    devices: Mapping[MemberId, bool | None]
+    connections: Mapping[MemberId, Connections]
 
 
 class NetworkWatch:
@@ -151,34 +159,44 @@ class NetworkWatch:
         while True:
             await asyncio.sleep(LOOK_S if self._judge.is_settled else SOON_S)
             try:
-                self.look()
-            except OSError as error:
+                # An adapter whose firmware hangs answers late, and agents have ranks to look after.
+                self._judged(await asyncio.to_thread(self._outside, dict(self._pids())))
+            except (OSError, ValueError, IndexError) as error:
                 log.warning("what carries the data channel cannot be looked into: %s", error)
 
     def look(self) -> None:
+        self._judged(self._outside(self._pids()))
+
+    def _judged(self, outside: Outside) -> None:
         before = dict(self.verdicts)
-        self._judge.look(self.read())
+        self._judge.look(self._reading(outside))
         for member, network in self.verdicts.items():
             if network and network is not before.get(member):
                 log.info("%s carries the data channel of rank %s", network, member)
 
-    def read(self) -> PodReading:
-        pids = self._pids()
-        # Before the records: what is counted there has been sent.
-        ports, interfaces = sent_octets(self._sys), interface_octets(self._proc)
-        records = self._records.values()
+    def _outside(self, pids: Mapping[MemberId, int]) -> Outside:
+        """What files say, before the records: what is counted there has been sent."""
         self._logs = {member: self._log(member) for member in pids}
+        return Outside(
+            sent_octets(self._sys),
+            interface_octets(self._proc),
+            {member: holds_device(self._proc, pid) for member, pid in pids.items()},
+            {member: log.look() for member, log in self._logs.items()},
+        )
+
+    def _reading(self, outside: Outside) -> PodReading:
+        records = self._records.values()
         ranks = {
-            member: self._rank(member, pid, records[member], len(records))
-            for member, pid in pids.items()
+            member: self._rank(member, outside, records[member], len(records))
+            for member in outside.devices
             if member in records
         }
-        return PodReading(ports, interfaces, ranks)
+        return PodReading(outside.ports, outside.interfaces, ranks)
 
     def _log(self, member: MemberId) -> NcclLog:
         return self._logs.get(member) or NcclLog(self._log_of(member))
 
-    def _rank(self, member: MemberId, pid: int, values: Values, ranks: int) -> RankReading:
+    def _rank(self, member: MemberId, outside: Outside, values: Values, ranks: int) -> RankReading:
         def gauge(name: str, *labels: str) -> float:
             return values.get((name, labels), (0.0,))[0]
 
@@ -189,10 +207,10 @@ class NetworkWatch:
         transfers = values.get(("paceline_round_transfer_seconds", ()), (0.0,))
         numbers = ("paceline_incarnation_number", "paceline_generation_number")
         return RankReading(
-            device_open=holds_device(self._proc, pid),
+            device_open=outside.devices[member],
             generation=tuple(map(gauge, numbers)),
             alone=gauge("paceline_world_size_ranks", "members") <= ranks,
             reduced=reduced,
             reductions=sum(transfers[:-1]),
-            connections=self._logs[member].look(),
+            connections=outside.connections[member],
         )

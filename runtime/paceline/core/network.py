@@ -10,11 +10,13 @@ has, the adapter has handed it to a pod of its own node: RDMA.
 
 What can fool it, and what is done about it. A port that pods share counts the traffic of all of
 them: one pod's TCP passes for RDMA if the rank has a device open all the same and somebody else's
-RDMA sends half as much through the same port. Interfaces count whatever the pod sends, such as a
-checkpoint to a file server, so the ports come first. Ranks of one pod need no network: nothing is
-judged while there is no other pod in the membership. TCP over InfiniBand counts in the ports too:
-gloo never uses RDMA, and neither does a rank without an open device. A reduction in flight when a
-window begins may have been sent already: a window holds several.
+RDMA sends half as much through the same port. Interfaces count whatever the pod sends, such as the
+state for a joiner or a checkpoint to a file server, and where pods share an adapter the kernel
+shows them no ports at all: TCP is believed only of two windows in a row. A pod on the host's
+network reaches others of its node over loopback, which is not counted. Ranks of one pod need no
+network: nothing is judged while there is no other pod in the membership. TCP over InfiniBand counts
+in the ports too: gloo never uses RDMA, and neither does a rank without an open device. A reduction
+in flight when a window begins may have been sent already: a window holds several.
 
 GPUDirect is NCCL's own word, from its log (`nccl_connections`): all connections of the pod's ranks
 over the network must have it, and the ports must agree that it is RDMA.
@@ -88,6 +90,8 @@ class PodReading:
 class _Window:
     pod: PodReading
     rank: RankReading
+    doubted: bool = False
+    """The one before it, of the same generation, looked like TCP."""
 
 
 class Judge:
@@ -110,8 +114,12 @@ class Judge:
             if window is None or window.rank.generation != rank.generation:
                 window = _Window(reading, rank)
             elif _is_full(window.rank, rank):
-                verdict = _judged(window, reading, rank)
-                window = _Window(reading, rank)
+                found = _judged(window, reading, rank)
+                # Something else may have gone out once: the state for a joiner, a checkpoint.
+                doubts = found is Network.TCP and _could_be_rdma(window.rank, rank)
+                if not doubts or window.doubted:
+                    verdict = found
+                window = _Window(reading, rank, doubted=doubts)
             self._windows[member], self.verdicts[member] = window, verdict
         connections = sum((r.connections for r in reading.ranks.values()), Connections())
         direct = connections.direct > 0 and connections.other == 0
@@ -135,10 +143,15 @@ def _reduced(first: RankReading, last: RankReading, names: Iterable[str] = ()) -
     return sum(last.reduced.get(name, 0.0) - first.reduced.get(name, 0.0) for name in names)
 
 
+def _could_be_rdma(first: RankReading, last: RankReading) -> bool:
+    able = _reduced(first, last, RDMA_ABLE)
+    return last.device_open is not False and able >= _reduced(first, last) / 2
+
+
 def _judged(window: _Window, pod: PodReading, rank: RankReading) -> Network:
-    able = _reduced(window.rank, rank, RDMA_ABLE)
-    if rank.device_open is False or able < _reduced(window.rank, rank) / 2:
+    if not _could_be_rdma(window.rank, rank):
         return Network.TCP
+    able = _reduced(window.rank, rank, RDMA_ABLE)
     if rank.device_open is None:
         return Network.UNKNOWN
     before = window.pod.ports

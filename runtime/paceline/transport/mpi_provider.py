@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from paceline.transport.base import TransportError
@@ -20,6 +21,7 @@ NAME: Final = "FI_PROVIDER"
 OWN: Final = "tcp"
 TRIAL_S: Final = 60.0
 """A provider that does not start by then hangs."""
+KILLED_S: Final = 1.0
 _TRIAL: Final = """
 import mpi4py
 mpi4py.rc.initialize = False
@@ -40,28 +42,37 @@ def check_provider(environment: Mapping[str, str]) -> None:
         return
     # A process without a process manager is a world of its own; it must not speak to the rank's.
     alone = {name: text for name, text in environment.items() if not name.startswith("PMI")}
-    try:
-        tried = subprocess.run(
-            [sys.executable, "-c", _TRIAL],
-            env=alone,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=TRIAL_S,
-            start_new_session=True,
-            check=False,
-        )
-        said = tried.stderr.decode(errors="replace")
-        if tried.returncode == 0:
-            return
-        last = said.strip().rpartition("\n")[2]
-        # find_provider(132).........: OFI call getinfo failed (...)
-        why = last.partition(": ")[2] or last or f"it ended with {tried.returncode}"
-    except subprocess.TimeoutExpired:
-        why = f"it does not start within {TRIAL_S:g} s"
+    why = _tried(alone)
+    if not why:
+        return
     raise ProviderError(
         f"MPI does not work with {NAME}={provider} of the pod's environment, on "
         f"{os.uname().nodename}: {why}; hint: it comes from spec.fabric.profile or from env of the "
         "container trainer: the pod must ask for that device's resource and may need IPC_LOCK; or "
         f"leave {NAME} unset for TCP, or use backend: auto"
     )
+
+
+def _tried(environment: Mapping[str, str]) -> str:
+    """What is wrong; empty if MPI starts."""
+    trial = subprocess.Popen(
+        [sys.executable, "-c", _TRIAL],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        _, told = trial.communicate(timeout=TRIAL_S)
+    except subprocess.TimeoutExpired:
+        trial.kill()
+        # One that hangs in the kernel cannot be waited for; the agent reaps it when it ends.
+        with suppress(subprocess.TimeoutExpired):
+            trial.communicate(timeout=KILLED_S)
+        return f"it does not start within {TRIAL_S:g} s"
+    if trial.returncode == 0:
+        return ""
+    last = told.decode(errors="replace").strip().rpartition("\n")[2]
+    # find_provider(132).........: OFI call getinfo failed (...)
+    return last.partition(": ")[2] or last or f"it ended with {trial.returncode}"

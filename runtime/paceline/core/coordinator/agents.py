@@ -122,7 +122,7 @@ def bury(c: State) -> None:
 def drain_surplus(c: State) -> None:
     if not c.told:
         return
-    for pod in pods_to_drain(c.roster, c.replicas, c.gen.members if c.gen else ()):
+    for pod in pods_to_drain(c.roster, c.replicas, c.gen.members if c.gen else None):
         pod.draining = True
         c.happened("Draining", f"replica {pod.slot} leaves: {c.replicas} are wanted")
         c.effects.append(ToAgent(pod.slot, pod.attempt, m.DrainPod("scaled down")))

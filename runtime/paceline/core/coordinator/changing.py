@@ -119,8 +119,8 @@ def would_wait(c: State, expected: list[Seen]) -> str:
     )
     kept = forming.newest(s.checkpoint for s in expected if s.ready and not s.leaving)
     if best is None or forming.goes_before(kept, best.last, best.version):
-        able = {s.member for s in expected if s.ready and not s.leaving}
-        if len(c.sizes.begin(able)) < c.fewest_ranks:
+        able = {s.member: s.checkpoint for s in expected if s.ready and not s.leaving}
+        if len(forming.beginners(able, kept, c.sizes)) < c.fewest_ranks:
             why = "minReplicas, allowedSizes" if c.sizes.allowed else "minReplicas"
             return f"{len(able)} of the {c.fewest_ranks} ranks that it needs are ready ({why})"
         return forming.may_begin(

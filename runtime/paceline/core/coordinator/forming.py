@@ -163,7 +163,9 @@ def form(
     able = {m for m, r in reports.items() if m not in state and may_join(r, best)}
     leave, promoted = _who_leaves(state, leaving, reports, best)
     stay = state - leave
-    joiners = sizes.join(stay - leaving - set(draining), able - set(draining))
+    receiving = (able & set(best.members)) - set(draining)  # members that have no state yet
+    inside = (stay - leaving - set(draining)) | receiving
+    joiners = receiving | sizes.join(inside, able - receiving - set(draining))
     odd = _fingerprints_differ(sorted(stay | joiners), registers, best.member)
     if odd is not None:
         return odd
@@ -242,6 +244,16 @@ def _awake(stay: set[MemberId], benched: set[MemberId]) -> tuple[MemberId, ...]:
     return tuple(sorted(stay - benched or stay))
 
 
+def beginners(
+    able: Mapping[MemberId, Kept | None], kept: Kept | None, sizes: Sizes
+) -> tuple[MemberId, ...]:
+    """Who begins of these, each with the checkpoint that it sees; one of them sees `kept`. Empty
+    if that makes no allowed size."""
+    sees = {pod_of(m) for m, found in able.items() if found == kept}
+    members = tuple(sorted(sizes.begin(able, first=sees)))
+    return members if any(able[m] == kept for m in members) else ()
+
+
 def _first(
     proposal: GenerationId,
     reports: Mapping[MemberId, Prepared],
@@ -261,9 +273,8 @@ def _first(
     if not able:
         return Wait("no rank is ready")
     problem = next((p for m in able if (p := reports[m].checkpoint_problem)), "")
-    sees = {pod_of(m) for m in able if reports[m].checkpoint == kept}
-    members = tuple(sorted(sizes.begin(able, first=sees)))
-    if not any(reports[m].checkpoint == kept for m in members):
+    members = beginners({m: reports[m].checkpoint for m in able}, kept, sizes)
+    if not members:
         return Wait("the replicas that see the checkpoint are not of an allowed size")
     trained = had_state or kept is not None or bool(problem)
     waits = may_begin(len(reports), possible, unaccounted, had_state=trained)

@@ -8,8 +8,10 @@ from paceline.core.coordinator.roster import Pod, Roster
 from paceline.core.ids import MemberId
 
 
-def pods_to_drain(roster: Roster, replicas: int, members: Collection[MemberId]) -> list[Pod]:
-    """Pods to drain now: those that do not train first, then the slowest, then the newest slot."""
+def pods_to_drain(roster: Roster, replicas: int, members: Collection[MemberId] | None) -> list[Pod]:
+    """Pods to drain now: those that do not train first, then the slowest, then the newest slot.
+
+    `members`: None before this coordinator has formed a generation; who has state trains."""
     inventory = roster.inventory.pods if roster.inventory else None
     newest = dict(sorted(roster.pods))
     living = [
@@ -27,7 +29,9 @@ def pods_to_drain(roster: Roster, replicas: int, members: Collection[MemberId]) 
 
     def order(pod: Pod) -> tuple[bool, float, int]:
         ranks = [r for x, r in roster.ranks.items() if x in pod.living]
-        running = bool(ranks) and all(r.member in members for r in ranks)
+        running = bool(ranks) and all(
+            r.has_state if members is None else r.member in members for r in ranks
+        )
         step_s = max((r.facts.get("step_seconds", 0.0) for r in ranks), default=0.0)
         return (running, -step_s, -pod.slot)
 

@@ -34,10 +34,12 @@ class Sizes:
         return {x for pod in order[: self._largest(len(pods))] for x in pods[pod]}
 
     def join(self, inside: Collection[MemberId], outside: Collection[MemberId]) -> set[MemberId]:
-        """Who of those outside comes in. Where nobody is inside, all do, since somebody has to take
-        the state over from those that leave."""
-        if not self.allowed or not inside:
+        """Who of those outside comes in. Where nobody is inside somebody does, whatever the size,
+        to take the state over from those that leave."""
+        if not self.allowed:
             return set(outside)
+        if not inside:
+            return self.begin(outside) or set(outside)
         held = {pod_of(x) for x in inside}
         again = {x for x in outside if pod_of(x) in held}
         """Processes of replicas that train, started again."""

@@ -1,0 +1,144 @@
+"""What a fabric profile adds to a worker's pod."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fake_cluster.fabrics import GPU, gpu_job, seen
+from fake_cluster.observations import job_of
+from paceline_api.enums import FabricRequirement
+from paceline_api.fabric import FabricPod, FabricSpec
+from paceline_operator.core import children
+from paceline_operator.core.fabric import Fabric, fabric_of
+from paceline_operator.core.job import Job
+from paceline_operator.core.observed import Node
+from paceline_operator.fabrics import built_in
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pod_with(found: Fabric, job: Job) -> dict[str, Any]:
+    return children.worker(job, 0, 1, fabric=found)
+
+
+def added(before: Any, after: Any) -> Any:
+    """What `after` has and `before` has not."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        found = {key: added(before.get(key), value) for key, value in after.items()}
+        return {key: value for key, value in found.items() if value not in (None, {}, [])}
+    if isinstance(before, list) and isinstance(after, list):
+        if len(before) == len(after) and all(isinstance(x, dict) for x in after):
+            changed = [added(old, new) for old, new in zip(before, after, strict=True)]
+            return [change for change in changed if change not in (None, {}, [])]
+        return [item for item in after if item not in before]
+    return None if before == after else after
+
+
+def test_pods_with_each_built_in_profile_are_as_recorded() -> None:
+    """After a wanted change: delete the file, run again, and read the difference."""
+    job = gpu_job()
+    plain = pod_with(Fabric("tcp", "Any", {}), job)
+    found: dict[str, Any] = {}
+    for name in sorted(built_in()):
+        offers = GPU | dict.fromkeys(resources_of(name), 8)
+        chosen = fabric_of(gpu_job(profile=name), seen({"node-1": Node("node-1", offers=offers)}))
+        assert isinstance(chosen, Fabric)
+        found[name] = added(plain, pod_with(chosen, job))
+    file = GOLDEN / "fabrics.yaml"
+    text = yaml.safe_dump(found, sort_keys=True, width=100)
+    if not file.exists():
+        file.write_text(text)
+        pytest.fail(f"{file.name} was missing and has been written; read it and run again")
+    assert text == file.read_text()
+
+
+def resources_of(name: str) -> list[str]:
+    pod = built_in()[name].pod
+    return list((pod.resources if pod else None) or {})
+
+
+EVERYTHING = FabricSpec(
+    carries=FabricRequirement.RDMA,
+    pod=FabricPod.model_validate(
+        {
+            "annotations": {"k8s.v1.cni.cncf.io/networks": "ib0", "note": "profile"},
+            "nodeSelector": {"fabric": "ib", "pool": "profile"},
+            "tolerations": [{"key": "rdma", "operator": "Exists"}],
+            "resources": {"rdma/hca": 1, "nvidia.com/gpu": 4},
+            "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "nic"}],
+            "capabilities": ["IPC_LOCK"],
+            "runAsUser": 0,
+            "env": [{"name": "NCCL_IB_HCA", "value": "mlx5"}, {"name": "LR", "value": "9"}],
+            "volumes": [{"name": "gib", "hostPath": {"path": "/gib"}}],
+            "volumeMounts": [{"name": "gib", "mountPath": "/usr/local/gib"}],
+            "initContainers": [{"name": "daemon", "image": "d", "restartPolicy": "Always"}],
+        }
+    ),
+)
+
+
+def test_a_profile_gives_a_pod_all_that_it_says() -> None:
+    chosen = fabric_of(gpu_job(profile="own"), seen(own=EVERYTHING))
+    assert isinstance(chosen, Fabric)
+    pod = pod_with(chosen, gpu_job())
+    spec, trainer = pod["spec"], pod["spec"]["containers"][0]
+    assert pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] == "ib0"
+    assert spec["nodeSelector"] == {"fabric": "ib", "pool": "profile"}
+    assert {"key": "rdma", "operator": "Exists"} in spec["tolerations"]
+    assert trainer["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/hca": "1"}
+    assert trainer["resources"]["claims"] == [{"name": "nic"}]
+    assert trainer["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert trainer["securityContext"]["runAsUser"] == 0
+    assert trainer["securityContext"]["runAsNonRoot"] is False
+    assert {"name": "NCCL_IB_HCA", "value": "mlx5"} in trainer["env"]
+    assert {"name": "gib", "mountPath": "/usr/local/gib"} in trainer["volumeMounts"]
+    assert [c["name"] for c in spec["initContainers"]] == ["daemon"]
+    # The coordinator trains nothing.
+    post = children.coordinator(gpu_job(), 1)["spec"]
+    assert "resourceClaims" not in post
+    assert "add" not in post["containers"][0]["securityContext"]["capabilities"]
+
+
+def test_what_the_template_says_stays() -> None:
+    job = gpu_job(
+        nodeSelector={"pool": "a"},
+        securityContext={"runAsNonRoot": True},
+        trainer={
+            "env": [{"name": "LR", "value": "0.1"}],
+            "resources": {"limits": {"rdma/hca": "2", "nvidia.com/gpu": 8}},
+            "securityContext": {"capabilities": {"drop": ["NET_RAW"], "add": ["SYS_PTRACE"]}},
+        },
+    )
+    chosen = fabric_of(gpu_job(profile="own"), seen(own=EVERYTHING))
+    assert isinstance(chosen, Fabric)
+    spec = pod_with(chosen, job)["spec"]
+    trainer = spec["containers"][0]
+    assert spec["nodeSelector"] == {"fabric": "ib", "pool": "a"}
+    assert trainer["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/hca": "2"}
+    assert [item for item in trainer["env"] if item["name"] == "LR"] == [
+        {"name": "LR", "value": "0.1"}
+    ]
+    context = trainer["securityContext"]
+    assert context["capabilities"] == {"drop": ["NET_RAW"], "add": ["SYS_PTRACE", "IPC_LOCK"]}
+    assert "runAsUser" not in context
+    assert spec["securityContext"]["runAsNonRoot"] is True
+
+
+def test_nothing_behind_a_field_is_no_field() -> None:
+    """As templates of Helm leave it, and as the API server keeps it below unknown fields."""
+    parts = ("tolerations", "securityContext", "volumes", "initContainers", "nodeSelector")
+    trainer = dict.fromkeys(("env", "ports", "volumeMounts", "securityContext"))
+    job = gpu_job(trainer=trainer, **dict.fromkeys(parts))
+    chosen = fabric_of(gpu_job(profile="own"), seen(own=EVERYTHING))
+    assert isinstance(chosen, Fabric)
+    assert pod_with(chosen, job) == pod_with(chosen, gpu_job())
+
+
+def test_tcp_adds_nothing_that_a_restricted_namespace_refuses() -> None:
+    pod = pod_with(Fabric("tcp", "Any", {}), job_of())
+    bare = children.worker(job_of(), 0, 1)
+    del pod["metadata"]["annotations"]["paceline.dev/fabric"]
+    assert pod == bare

@@ -79,6 +79,7 @@ def test_a_slow_rank_a_kill_and_joins_replay_to_the_same_state(
         *("--inject", "slow:rank=2,ms=40"),
         *("--inject", "kill:rank=1,at=round:40"),
         *("--inject", "join:at=round:40"),
+        "--set=spec.elasticity.stabilizationSeconds=0",  # or both would join in one change
         backend=backend,
         EPOCHS="8",
         WAIT_FOR="4",

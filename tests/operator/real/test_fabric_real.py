@@ -97,7 +97,7 @@ def test_a_job_gets_what_its_nodes_offer_or_what_it_names(
         until(lambda: len(living(plane, namespace)) == 2, "workers, as soon as nodes have it", 20)
         (first, _) = pods(plane, namespace)
         assert first["spec"]["containers"][0]["resources"]["limits"][HCA] == "1"
-        chosen = job(plane, namespace)["status"]["fabric"]
+        chosen = until(lambda: fabric_of(plane, namespace, "digits"), "the status tells")
         assert chosen["profile"] == "rdma-hca-shared-devices-a"
 
         own = {"carries": "RDMA", "pod": {"env": [{"name": "NCCL_IB_HCA", "value": "mlx5_7"}]}}

@@ -46,8 +46,8 @@ class Collective(Model):
     """How the ranks combine their gradients in rounds."""
 
     backend: Backend | None = behaviour(Backend.AUTO, fixed=True)
-    """What moves the gradients. auto: nccl for models on GPUs, otherwise the faster of mpi and
-    gloo as measured at the start."""
+    """What moves the gradients. auto: the faster of mpi and gloo as measured at the start, both
+    from host memory. nccl, for models on GPUs, has to be named."""
 
     mode: Mode | None = behaviour(Mode.QUORUM)
     """When a round starts. Full: all active ranks have arrived (plain synchronous training).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -232,20 +233,20 @@ def test_verdicts_of_a_pod_of_two_reach_its_page(machine: Machine) -> None:
     ring = Carrier("mpi", "ring")
     for rank in ranks:
         rank.rounds(8, 2, ring)
-    watch.look()
+    asyncio.run(watch.look())
     for rank in ranks:
         rank.rounds(8, 2, ring)
     machine.port("mlx5_0", 1, counters__port_xmit_data=2 * MIB)
-    watch.look()
+    asyncio.run(watch.look())
     assert set(watch.verdicts.values()) == {Network.UNKNOWN}, "both ranks are in this pod"
     assert b"paceline_transport_carrier_info{" not in records.page()
     for rank in ranks:
         rank.rounds(0, 4, ring)
-    watch.look()
+    asyncio.run(watch.look())
     for rank in ranks:
         rank.rounds(8, 4, ring)
     machine.port("mlx5_0", 1, counters__port_xmit_data=4 * MIB)
-    watch.look()
+    asyncio.run(watch.look())
     assert watch.verdicts == {ME: Network.RDMA, PEER: Network.TCP}
     page = records.page().decode()
     assert 'paceline_transport_carrier_info{carrier="RDMA",worker="0.0"} 1.0' in page
@@ -257,11 +258,11 @@ def test_verdicts_of_a_pod_of_two_reach_its_page(machine: Machine) -> None:
     for rank in ranks:
         rank.rounds(8, 4, Carrier("nccl"))
     machine.port("mlx5_0", 1, counters__port_xmit_data=6 * MIB)
-    watch.look()
+    asyncio.run(watch.look())
     assert set(watch.verdicts.values()) == {Network.GPUDIRECT}
     records.retire(PEER)
     del pids[PEER]
-    watch.look()
+    asyncio.run(watch.look())
     assert watch.verdicts == {ME: Network.GPUDIRECT}
     for rank in ranks:
         rank.record.close()

@@ -9,30 +9,14 @@ from typing import Any
 
 import pytest
 from cli.runs import Run
+from local.even_script import even_steps
 
 pytestmark = pytest.mark.processes
-
-SCRIPT = """
-import time
-import torch
-import paceline as pl
-
-pl.init()
-model = torch.nn.Linear(4, 1)
-data = torch.utils.data.TensorDataset(torch.ones(4800, 4), torch.ones(4800, 1))
-optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
-loader = pl.DataLoader(data, batch_size=8, seed=0)
-for epoch in loader.epochs(1):
-    for x, y in loader:
-        time.sleep(0.02)
-        torch.nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
-"""
 
 
 def finished(folder: Path, *options: str) -> dict[str, Any]:
     """The last status of a run with three replicas."""
-    (folder / "train.py").write_text(SCRIPT)
+    (folder / "train.py").write_text(even_steps(4800))
     words = ("--set=spec.replicas=3", "--run-dir=run", *options)
     code, said = Run(folder, "[python, train.py]", *words).wait()
     assert code == 0, said

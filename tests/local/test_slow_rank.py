@@ -7,29 +7,13 @@ from pathlib import Path
 
 import pytest
 from cli.runs import Run
+from local.even_script import even_steps
 
 pytestmark = pytest.mark.processes
 
-SCRIPT = """
-import time
-import torch
-import paceline as pl
-
-pl.init()
-model = torch.nn.Linear(4, 1)
-data = torch.utils.data.TensorDataset(torch.ones(1600, 4), torch.ones(1600, 1))
-optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
-loader = pl.DataLoader(data, batch_size=8, seed=0)
-for epoch in loader.epochs(1):
-    for x, y in loader:
-        time.sleep(0.02)
-        torch.nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
-"""
-
 
 def test_it_is_named_started_again_once_and_shadow_says_what_it_cost(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "train.py").write_text(even_steps(1600))
     options = [
         "--inject=slow:rank=1,ms=150",
         "--set=spec.collective.mode=Shadow",

@@ -171,11 +171,7 @@ class Applier:
             else:
                 await self._api.apply(BUDGETS, job.namespace, beside.budget.manifest)
         except ApiError as error:
-            before = memory.budget_refusal
-            count = before.count + 1 if before is not None else 1
-            memory.budget_refusal = Refusal(
-                refusal_kind(error), error.message, self._clock(), count, job.generation
-            )
+            memory.budget_refusal = self._counted(job, error, memory.budget_refusal)
             log.warning("the disruption budget was refused: %s", error, extra=_of(job))
             return False
         memory.budget_refusal = None
@@ -240,11 +236,16 @@ class Applier:
     def _refused(
         self, job: Job, error: ApiError, memory: Memory, kind: RefusalKind | None = None
     ) -> None:
-        kind = kind or refusal_kind(error)
-        before = memory.refusal
-        count = before.count + 1 if before is not None and before.kind is kind else 1
-        memory.refusal = Refusal(kind, error.message, self._clock(), count, job.generation)
+        memory.refusal = self._counted(job, error, memory.refusal, kind)
         log.warning("a creation was refused: %s", error, extra=_of(job))
+
+    def _counted(
+        self, job: Job, error: ApiError, before: Refusal | None, kind: RefusalKind | None = None
+    ) -> Refusal:
+        """One more of its kind in a row, or the first."""
+        kind = kind or refusal_kind(error)
+        count = before.count + 1 if before is not None and before.kind is kind else 1
+        return Refusal(kind, error.message, self._clock(), count, job.generation)
 
     async def _delete(self, job: Job, deletion: Delete) -> bool:
         self._fence()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -230,16 +230,23 @@ def pod_source(store: Store, clock: Callable[[], float], namespace: str) -> Sour
     )
 
 
+def _all_of(
+    known: Mapping[str, Any], put: Callable[[Item], None], drop: Callable[[str], None]
+) -> Callable[[list[Item]], None]:
+    """For a complete list of objects that are known by name: what it lacks is gone."""
+
+    def listed(items: list[Item]) -> None:
+        for gone in set(known) - {item.metadata.name for item in items}:
+            drop(gone)
+        for item in items:
+            put(item)
+
+    return listed
+
+
 def node_source(store: Store, clock: Callable[[], float]) -> Source[NodeObject]:
     def put(item: NodeObject) -> None:
         store.put_node(node_of(item, store.nodes.get(item.metadata.name), clock()))
-
-    def listed(items: list[NodeObject]) -> None:
-        names = {item.metadata.name for item in items}
-        for gone in set(store.nodes) - names:
-            store.drop_node(gone)
-        for item in items:
-            put(item)
 
     return Source(
         kind="nodes",
@@ -247,7 +254,7 @@ def node_source(store: Store, clock: Callable[[], float]) -> Source[NodeObject]:
         selector="",
         page=msgspec.json.Decoder(Listed[NodeObject]),
         event=msgspec.json.Decoder(Happened[NodeObject]),
-        listed=listed,
+        listed=_all_of(store.nodes, put, store.drop_node),
         put=put,
         drop=lambda item: store.drop_node(item.metadata.name),
     )
@@ -262,20 +269,13 @@ def fabric_source(store: Store) -> Source[FabricObject]:
         else:
             store.put_fabric(item.metadata.name, found)
 
-    def listed(items: list[FabricObject]) -> None:
-        names = {item.metadata.name for item in items}
-        for gone in set(store.fabrics) - names:
-            store.drop_fabric(gone)
-        for item in items:
-            put(item)
-
     return Source(
         kind=FABRIC_PLURAL,
         path=f"/apis/{API_VERSION}/{FABRIC_PLURAL}",
         selector="",
         page=msgspec.json.Decoder(Listed[FabricObject]),
         event=msgspec.json.Decoder(Happened[FabricObject]),
-        listed=listed,
+        listed=_all_of(store.fabrics, put, store.drop_fabric),
         put=put,
         drop=lambda item: store.drop_fabric(item.metadata.name),
         optional=True,

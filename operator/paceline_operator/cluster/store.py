@@ -130,15 +130,15 @@ class Store:
 
     def put_fabric(self, name: str, spec: FabricSpec) -> None:
         """One of the cluster, in the place of a built-in one of that name."""
-        self.fabrics[name] = spec
-        self._wake_jobs_without_pods()
+        if self.fabrics.get(name) != spec:
+            self.fabrics[name] = spec
+            self._wake_jobs_without_pods()
 
     def drop_fabric(self, name: str) -> None:
         if name in built_in():
-            self.fabrics[name] = built_in()[name]
-        else:
-            self.fabrics.pop(name, None)
-        self._wake_jobs_without_pods()
+            self.put_fabric(name, built_in()[name])
+        elif self.fabrics.pop(name, None) is not None:
+            self._wake_jobs_without_pods()
 
     # ---- who has to look again ------------------------------------------------------------
 

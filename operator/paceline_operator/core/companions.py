@@ -10,15 +10,13 @@ from typing import Any, Final
 
 from paceline_api import names
 
-from paceline_operator.core import children, gang
+from paceline_operator.core import backoff, children, gang
 from paceline_operator.core.changes import BUDGET_FIELD, Apply, Companions
 from paceline_operator.core.job import Job
-from paceline_operator.core.observed import Observed, Refusal
+from paceline_operator.core.observed import Observed
 from paceline_operator.core.resize import Plan
 
 BUDGETS: Final = "poddisruptionbudgets"
-RETRY_S: Final = 1.0
-RETRY_MAX_S: Final = 60.0
 
 
 def companions(job: Job, seen: Observed, plan: Plan, now_s: float, *, blocked: bool) -> Companions:
@@ -34,7 +32,7 @@ def companions(job: Job, seen: Observed, plan: Plan, now_s: float, *, blocked: b
     if before is None:
         before = int(job.status.get(BUDGET_FIELD) or 0)
     least = _least_available(job) if pods else before
-    due_s = retry_at(seen.budget_refusal)
+    due_s = backoff.retry_at(seen.budget_refusal)
     if least != before and now_s < due_s:
         plan.look(due_s)
         least = before
@@ -43,13 +41,6 @@ def companions(job: Job, seen: Observed, plan: Plan, now_s: float, *, blocked: b
     if least:
         return Companions(group, _budget(job, least), least=least)
     return Companions(group, drop_budget=True)
-
-
-def retry_at(refusal: Refusal | None) -> float:
-    """When what was refused is tried again; each time it is refused, later."""
-    if refusal is None:
-        return 0.0
-    return refusal.at_s + min(RETRY_MAX_S, RETRY_S * 2.0 ** min(refusal.count - 1, 10))
 
 
 def _least_available(job: Job) -> int:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from paceline_api.reasons import ConditionType, Reason
 
 from paceline_operator.core import (
+    backoff,
     children,
     conditions,
     evidence,
@@ -28,7 +29,7 @@ from paceline_operator.core import (
 )
 from paceline_operator.core import post as posts
 from paceline_operator.core.changes import Changes, Create, Event
-from paceline_operator.core.companions import companions, retry_at
+from paceline_operator.core.companions import companions
 from paceline_operator.core.conditions import Wanted
 from paceline_operator.core.events import events_of, suspended_event
 from paceline_operator.core.frozen import round_settings, settings_differ
@@ -295,7 +296,7 @@ def _blocked(job: Job, seen: Observed, now_s: float) -> tuple[bool, float | None
         # What refused it may be an admission webhook that is mended meanwhile.
         due_s = refusal.at_s + TEMPLATE_RETRY_S
     else:
-        due_s = retry_at(refusal)
+        due_s = backoff.retry_at(refusal)
     return now_s < due_s, due_s if now_s < due_s else None
 
 

@@ -21,7 +21,6 @@ from paceline_api.reasons import ConditionType, Reason
 from paceline_operator.core.job import Job, timestamp
 from paceline_operator.core.observed import Observed
 
-TCP: Final = "TCP"
 OVER: Final = " over "
 """In status.transport.kind, before the carrier."""
 MOVING_ROUNDS: Final = 10

@@ -159,15 +159,13 @@ class NetworkWatch:
         while True:
             await asyncio.sleep(LOOK_S if self._judge.is_settled else SOON_S)
             try:
-                # An adapter whose firmware hangs answers late, and agents have ranks to look after.
-                self._judged(await asyncio.to_thread(self._outside, dict(self._pids())))
+                await self.look()
             except (OSError, ValueError, IndexError) as error:
                 log.warning("what carries the data channel cannot be looked into: %s", error)
 
-    def look(self) -> None:
-        self._judged(self._outside(self._pids()))
-
-    def _judged(self, outside: Outside) -> None:
+    async def look(self) -> None:
+        # An adapter whose firmware hangs answers late, and agents have ranks to look after.
+        outside = await asyncio.to_thread(self._outside, dict(self._pids()))
         before = dict(self.verdicts)
         self._judge.look(self._reading(outside))
         for member, network in self.verdicts.items():

@@ -114,9 +114,10 @@ class Judge:
             if window is None or window.rank.generation != rank.generation:
                 window = _Window(reading, rank)
             elif _is_full(window.rank, rank):
-                found = _judged(window, reading, rank)
+                could_be = _could_be_rdma(window.rank, rank)
+                found = _judged(window, reading, rank) if could_be else Network.TCP
                 # Something else may have gone out once: the state for a joiner, a checkpoint.
-                doubts = found is Network.TCP and _could_be_rdma(window.rank, rank)
+                doubts = could_be and found is Network.TCP
                 if not doubts or window.doubted:
                     verdict = found
                 window = _Window(reading, rank, doubted=doubts)
@@ -149,8 +150,7 @@ def _could_be_rdma(first: RankReading, last: RankReading) -> bool:
 
 
 def _judged(window: _Window, pod: PodReading, rank: RankReading) -> Network:
-    if not _could_be_rdma(window.rank, rank):
-        return Network.TCP
+    """Of a rank that could use RDMA."""
     able = _reduced(window.rank, rank, RDMA_ABLE)
     if rank.device_open is None:
         return Network.UNKNOWN

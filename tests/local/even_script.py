@@ -1,0 +1,25 @@
+"""A script whose steps all take the same time, for runs in which something else is looked at."""
+
+from __future__ import annotations
+
+_SCRIPT = """
+import time
+import torch
+import paceline as pl
+
+pl.init()
+model = torch.nn.Linear(4, 1)
+data = torch.utils.data.TensorDataset(torch.ones({samples}, 4), torch.ones({samples}, 1))
+optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
+loader = pl.DataLoader(data, batch_size=8, seed=0)
+for epoch in loader.epochs(1):
+    for x, y in loader:
+        time.sleep(0.02)
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+"""
+
+
+def even_steps(samples: int) -> str:
+    """One epoch of so many samples, eight to a batch and 20 ms to a step."""
+    return _SCRIPT.format(samples=samples)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,12 @@ def paceline(folder: Path, *words: str, **env: str) -> tuple[int, str]:
         check=False,
     )
     return done.returncode, done.stdout
+
+
+def joined(said: str) -> set[str]:
+    """Ranks that the summary of a run names as joiners, one by one or several in one change."""
+    found = re.findall(r"ranks? (\S+(?:, \S+)*) joins? ", said)
+    return {rank for listed in found for rank in listed.split(", ")}
 
 
 class Run:

@@ -11,7 +11,7 @@ import asyncio
 import ssl
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -90,12 +90,14 @@ class Fleet:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._failed is not None:
-            raise AssertionError("the stubs have failed") from self._failed
         assert self._loop is not None
         assert self._stop is not None
-        self._loop.call_soon_threadsafe(self._stop.set)
+        if self._failed is None:
+            self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(15)
+        if self._failed is not None:
+            raise AssertionError("the stubs have failed") from self._failed
+        assert not self._thread.is_alive(), "the stubs do not end"
 
     def post(self, job: str = "digits") -> Post | None:
         """The newest coordinator."""
@@ -142,6 +144,9 @@ class Fleet:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._sends: set[asyncio.Task[None]] = set()
+        self._runners: set[web.AppRunner] = set()
+        self._wholes: set[asyncio.Task[None]] = set()
+        """Never cancelled, or their sockets would stay open."""
         async with session(self._config) as http:
             self._http = http
             watching = asyncio.create_task(self._watch())
@@ -151,8 +156,8 @@ class Fleet:
             for task in (watching, stopping, *self._sends):
                 task.cancel()
             results = await asyncio.gather(watching, *self._sends, return_exceptions=True)
-            runners = [post.runner for post in self._posts.values() if post.runner is not None]
-            await asyncio.gather(*(runner.cleanup() for runner in runners))
+            await asyncio.gather(*self._wholes)
+            await asyncio.gather(*(runner.cleanup() for runner in self._runners))
             await asyncio.sleep(0.25)  # closing TLS connections takes a moment
         for result in results:
             if isinstance(result, Exception):
@@ -308,18 +313,25 @@ class Fleet:
             ]
         )
         post.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
+        self._runners.add(post.runner)
         await post.runner.setup()
-        await web.TCPSite(
+        site = web.TCPSite(
             post.runner, pod["status"]["podIP"], COORDINATOR_PORT, ssl_context=_server(keys)
-        ).start()
+        )
+        await asyncio.shield(self._whole(site.start()))
         self._posts[metadata["uid"]] = post
 
     async def _close(self, uid: str) -> None:
         post = self._posts.pop(uid, None)
         if post is not None and post.runner is not None:
-            task = asyncio.create_task(post.runner.cleanup())
-            self._sends.add(task)
-            task.add_done_callback(self._sends.discard)
+            self._runners.discard(post.runner)
+            self._whole(post.runner.cleanup())
+
+    def _whole(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._wholes.add(task)
+        task.add_done_callback(self._wholes.discard)
+        return task
 
     async def _status(self, post: Post, request: web.Request) -> web.Response:
         if not _trusted(post, request):

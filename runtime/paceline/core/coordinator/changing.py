@@ -44,7 +44,9 @@ def find_reason(c: State) -> None:
         if at_ns > c.now_ns:
             c.joins_ns = at_ns  # no change is wanted yet: the group is whole
         else:
-            c.want_change(f"rank {', '.join(map(str, sorted(joiners)))} joins", 0)
+            named = ", ".join(map(str, sorted(joiners)))
+            who = f"rank {named} joins" if len(joiners) == 1 else f"ranks {named} join"
+            c.want_change(who, 0)
 
 
 def _nobody_left(c: State) -> bool:

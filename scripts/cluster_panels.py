@@ -173,6 +173,15 @@ OPERATOR: Final = Row(
             width=4,
         ),
         Panel(
+            "In which state are the jobs?",
+            "short",
+            "As in the column State of kubectl get tj, of jobs without a worker too. What is not "
+            "Starting, Training, Resizing, Suspended or an end is a reason of Degraded.",
+            (Query("max by (state) (paceline_operator_jobs_in_state)", "{{state}}"),),
+            stacked=True,
+            width=16,
+        ),
+        Panel(
             "How many decisions, and how many fail?",
             "ops",
             "A decision looks at one job and writes what is missing. error: a fault of the "

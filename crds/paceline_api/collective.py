@@ -47,7 +47,8 @@ class Collective(Model):
 
     backend: Backend | None = behaviour(Backend.AUTO, fixed=True)
     """What moves the gradients. auto: the faster of mpi and gloo as measured at the start, both
-    from host memory. nccl, for models on GPUs, has to be named."""
+    from host memory; in a cluster mpi where spec.fabric.required is RDMA, and nccl where it is
+    GPUDirect. Otherwise nccl, for models on GPUs, has to be named."""
 
     mode: Mode | None = behaviour(Mode.QUORUM)
     """When a round starts. Full: all active ranks have arrived (plain synchronous training).

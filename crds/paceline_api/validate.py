@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from paceline_api.defaults import fixed_by_queue
-from paceline_api.enums import Mode, SchedulingProvider
+from paceline_api.enums import Backend, FabricRequirement, Mode, SchedulingProvider
 from paceline_api.errors import SpecError
 from paceline_api.names import JOB_NAME_MAX, JOB_NAME_PATTERN
 from paceline_api.rules import Fault, Rule
@@ -83,6 +83,26 @@ def _size_is_allowed(job: TrainingJob) -> Iterator[Fault]:
             problem=f"does not contain replicas = {job.spec.replicas} (found: {listed})",
             hint=f"add {job.spec.replicas}, or set spec.replicas to one of {listed}",
         )
+
+
+def _backend_can_use_rdma(job: TrainingJob) -> Iterator[Fault]:
+    if _requires(job, FabricRequirement.RDMA) and _backend(job) is Backend.GLOO:
+        yield Fault(Backend.GLOO, problem="uses TCP only, and spec.fabric.required is RDMA")
+
+
+def _backend_can_use_gpu_direct(job: TrainingJob) -> Iterator[Fault]:
+    able = (None, Backend.AUTO, Backend.NCCL)
+    if _requires(job, FabricRequirement.GPU_DIRECT) and _backend(job) not in able:
+        problem = "sends from host memory, and spec.fabric.required is GPUDirect"
+        yield Fault(_backend(job), problem=problem)
+
+
+def _requires(job: TrainingJob, what: FabricRequirement) -> bool:
+    return job.spec.fabric is not None and job.spec.fabric.required is what
+
+
+def _backend(job: TrainingJob) -> Backend | None:
+    return job.spec.collective.backend if job.spec.collective else None
 
 
 def _claim_has_a_place(job: TrainingJob) -> Iterator[Fault]:
@@ -174,6 +194,25 @@ RULES: Final = (
         cel="!has(self.collective) || !has(self.collective.randomInitiator) || "
         "!self.collective.randomInitiator || "
         "(has(self.collective.mode) && self.collective.mode == 'Majority')",
+    ),
+    Rule(
+        path="spec.collective.backend",
+        problem="is gloo, which uses TCP only, and spec.fabric.required is RDMA",
+        hint="use mpi, nccl or auto, or remove spec.fabric.required",
+        check=_backend_can_use_rdma,
+        cel="!has(self.fabric) || !has(self.fabric.required) || "
+        "self.fabric.required != 'RDMA' || !has(self.collective) || "
+        "!has(self.collective.backend) || self.collective.backend != 'gloo'",
+    ),
+    Rule(
+        path="spec.collective.backend",
+        problem="is mpi or gloo, which send from host memory, and spec.fabric.required is "
+        "GPUDirect",
+        hint="use nccl or auto, or remove spec.fabric.required",
+        check=_backend_can_use_gpu_direct,
+        cel="!has(self.fabric) || !has(self.fabric.required) || "
+        "self.fabric.required != 'GPUDirect' || !has(self.collective) || "
+        "!has(self.collective.backend) || self.collective.backend in ['auto', 'nccl']",
     ),
     Rule(
         path="spec.elasticity.allowedSizes",

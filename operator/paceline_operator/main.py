@@ -302,7 +302,7 @@ class Operator:
     def _page(self) -> bytes:
         for watch in self._watches:
             self.metrics.watch_age.labels(watch.source.kind).set(watch.age_s)
-        self.metrics.jobs.set(len(self._store.jobs))
+        self.metrics.set_jobs(self._store.jobs.values())
         self.metrics.pods.set(self._store.pod_count())
         self.metrics.coordinators.set(self._links.connected)
         return self.metrics.page()

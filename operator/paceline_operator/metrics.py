@@ -6,7 +6,9 @@ So dashboards and alerts made for other operators work. What is Paceline's own b
 
 from __future__ import annotations
 
-from typing import Final
+from collections import Counter as Counted
+from collections.abc import Collection, Mapping
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -53,6 +55,12 @@ class Metrics:
             "leader_election_master_status", "1: this process leads.", ["name"], registry=r
         )
         self.jobs = Gauge("paceline_operator_jobs", "Jobs in memory.", registry=r)
+        self.states = Gauge(
+            "paceline_operator_jobs_in_state",
+            "Jobs by status.state, such as Training or QuotaExceeded.",
+            ["state"],
+            registry=r,
+        )
         self.pods = Gauge("paceline_operator_pods", "Pods in memory.", registry=r)
         self.coordinators = Gauge(
             "paceline_operator_coordinators_connected", "Coordinators that answer.", registry=r
@@ -72,6 +80,15 @@ class Metrics:
         self.events = Counter(
             "paceline_operator_watch_events", "Events received.", ["kind"], registry=r
         )
+
+    def set_jobs(self, jobs: Collection[Mapping[str, Any]]) -> None:
+        """`jobs`: the objects. One without a state has no status yet."""
+        states = Counted((job.get("status") or {}).get("state") for job in jobs)
+        self.jobs.set(len(jobs))
+        self.states.clear()  # or a state that no job is in would keep its last number
+        for state, count in states.items():
+            if state:
+                self.states.labels(state).set(count)
 
     def page(self) -> bytes:
         return generate_latest(self.registry)

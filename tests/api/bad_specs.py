@@ -214,6 +214,16 @@ BAD: dict[str, Bad] = {
     "draw outside majority": _collective(
         "randomInitiator: true", "randomInitiator", "in mode Majority only", "to Majority"
     ),
+    "TCP where RDMA is required": Bad(
+        "  collective:\n", "  fabric: {required: RDMA}\n  collective:\n    backend: gloo\n",
+        "spec.collective.backend",
+        '"gloo" uses TCP only, and spec.fabric.required is RDMA', "use mpi, nccl or auto",
+    ),
+    "host memory where GPUDirect is required": Bad(
+        "  collective:\n", "  fabric: {required: GPUDirect}\n  collective:\n    backend: mpi\n",
+        "spec.collective.backend",
+        '"mpi" sends from host memory, and spec.fabric.required is GPUDirect', "use nccl or auto",
+    ),
     "size not allowed": _spec(
         "elasticity: {allowedSizes: [2, 8]}", "elasticity.allowedSizes",
         "does not contain replicas = 4 (found: 2, 8)", "add 4, or set spec.replicas to one of 2, 8",

@@ -42,6 +42,8 @@ QUIET = {
     'paceline_transport_regret_seconds{worker="0.0",size_class="1MiB"}': "0.0001+0",
     'paceline_checkpoints_total{worker="0.0",result="written"}': "0+1",
     "paceline_operator_jobs{}": "3+0",
+    'paceline_operator_jobs_in_state{state="Training"}': "2+0",
+    'paceline_operator_jobs_in_state{state="Starting"}': "1+0",
     'paceline_operator_watch_age_seconds{kind="pods"}': "40+0",
     'leader_election_master_status{name="trainingjob"}': "1+0",
     'controller_runtime_reconcile_total{controller="trainingjob",result="success"}': "0+60",
@@ -63,6 +65,7 @@ TROUBLE: dict[str, dict[str, str]] = {
     "PacelineQueueSlow": {
         'workqueue_queue_duration_seconds_bucket{name="trainingjob",le="0.1"}': "0+0"
     },
+    "PacelineJobsHeldUp": {'paceline_operator_jobs_in_state{state="QuotaExceeded"}': "1+0"},
     "PacelineRequestsRefused": {'rest_client_requests_total{method="GET",code="403"}': "0+6"},
     "PacelineJobStandsStill": {
         'paceline_committed_rounds{worker="0.0"}': "9+0",

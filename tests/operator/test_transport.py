@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from fake_cluster.observations import NOW, RUNNING, job_of, told, training, worker
 from paceline_operator.core import status, transport
 from paceline_operator.core.changes import Changes
+from paceline_operator.core.frozen import job_file
 from paceline_operator.core.job import Job, timestamp
 from paceline_operator.core.observed import Observed
 from paceline_operator.core.reconcile import reconcile
@@ -193,6 +195,31 @@ def test_a_joiner_of_which_nothing_is_known_yet_changes_nothing() -> None:
     other = decided(job, seen_over("", kind="nccl"))
     assert other.status is not None
     assert other.status["transport"]["kind"] == "nccl", "another transport, another carrier"
+
+
+# ---- the backend --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("required", "backend", "used"),
+    [
+        (None, None, "auto"),
+        ("Any", "auto", "auto"),
+        ("RDMA", None, "mpi"),
+        ("RDMA", "auto", "mpi"),
+        ("RDMA", "nccl", "nccl"),
+        ("GPUDirect", None, "nccl"),
+        ("GPUDirect", "auto", "nccl"),
+    ],
+)
+def test_auto_takes_what_can_use_the_required_network(
+    required: str | None, backend: str | None, used: str
+) -> None:
+    spec: dict[str, Any] = {"fabric": {"required": required}} if required else {}
+    spec |= {"collective": {"backend": backend}} if backend else {}
+    job = job_of(RUNNING, **spec)
+    assert job.frozen["collective"]["backend"] == used
+    assert json.loads(job_file(job))["backend"] == used
 
 
 # ---- preflight ----------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ OF_OPERATOR = {
     "code": ("200", "500"),
     "kind": ("pods", "trainingjobs"),
     "cause": ("ended",),
+    "state": ("Training", "QuotaExceeded"),
 }
 HERE = {"namespace": "team", JOB: "first", "pod": "first-0-1", "job": "team/workers"}
 OPERATOR = {"namespace": "sys", "pod": "operator-0", "job": "operator", "instance": "b:8080"}

@@ -35,8 +35,7 @@ ENOUGH: Final = {
 }
 CHECK: Final = (
     "check that the pods ask for the device plugin's resource and may lock memory (IPC_LOCK), and "
-    "FI_PROVIDER or NCCL_IB_* of the fabric profile; name spec.collective.backend, since auto "
-    "takes the faster one of mpi and gloo, and GPUDirect needs nccl"
+    "FI_PROVIDER or NCCL_IB_* of the fabric profile"
 )
 
 

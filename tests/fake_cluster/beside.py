@@ -8,8 +8,10 @@ from __future__ import annotations
 import base64
 import os
 import signal
+import ssl
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,6 +24,8 @@ from cluster.api import ApiError
 from cluster.audit import entries
 from cluster.control_plane import ControlPlane
 from fake_cluster.parts import job_body
+from paceline_operator.cluster.tls import pair_of
+from paceline_operator.core.keys import JobKeys
 
 ROOT = Path(__file__).parent.parent.parent
 CRD = ROOT / "crds/manifests/trainingjobs.yaml"
@@ -210,3 +214,16 @@ KINDS = (
     *("pods", "secrets", "services", "events"),
     *("trainingjobs", "trainingjobs/status", "podgroups", "poddisruptionbudgets"),
 )
+
+
+def server_context(keys: JobKeys) -> ssl.SSLContext:
+    """As a coordinator serves with."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    pair = pair_of(keys)
+    with tempfile.TemporaryDirectory() as folder:
+        certificate, key = Path(folder) / "crt", Path(folder) / "key"
+        certificate.write_text(pair.certificate)
+        key.write_text(pair.private_key)
+        context.load_cert_chain(certificate, key)
+    return context

@@ -8,13 +8,10 @@ agents would register, and end those that are drained through the fake kubelet.
 from __future__ import annotations
 
 import asyncio
-import ssl
-import tempfile
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -24,7 +21,7 @@ import yaml
 from aiohttp import web
 from cluster.control_plane import ControlPlane
 from cluster.fake_kubelet import EXIT_CODE, session
-from fake_cluster.beside import JOBS, own_key
+from fake_cluster.beside import JOBS, own_key, server_context
 from fake_cluster.parts import place_of
 from fake_cluster.pods_seen import owner_of, runs, trains
 from fake_cluster.ring import Place, Ring, State
@@ -35,7 +32,6 @@ from paceline_api.names import (
     LABEL_SLOT,
     ROLE_COORDINATOR,
 )
-from paceline_operator.cluster.tls import pair_of
 from paceline_operator.core.keys import JobKeys, job_keys
 
 POLL_S = 10.0
@@ -74,6 +70,8 @@ class Fleet:
         """Uids of jobs to look at: many pods at once are one piece of news."""
         self._posts: dict[str, Post] = {}
         """By uid of the pod."""
+        self._ended: set[str] = set()
+        """Uids of the pods that the fake kubelet was asked to end."""
         self._states: dict[str, State] = {}
         self.wrong: list[str] = []
         self._key = b""
@@ -266,17 +264,29 @@ class Fleet:
         if not places:
             return
         for pod in self._workers.get(job_uid, {}).values():
-            if place_of(pod) in places:
-                task = asyncio.create_task(self._annotate(pod["metadata"]))
+            uid = pod["metadata"]["uid"]
+            if place_of(pod) in places and uid not in self._ended:
+                self._ended.add(uid)
+                task = asyncio.create_task(self._annotate(pod))
                 self._sends.add(task)
                 task.add_done_callback(self._sends.discard)
 
-    async def _annotate(self, metadata: dict[str, Any]) -> None:
+    async def _annotate(self, pod: dict[str, Any]) -> None:
+        metadata = pod["metadata"]
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
         body = {"metadata": {"uid": metadata["uid"], "annotations": {EXIT_CODE: "0"}}}
         headers = {"Content-Type": "application/merge-patch+json"}
-        async with self._http.patch(path, data=msgspec.json.encode(body), headers=headers) as done:
-            await done.read()  # it may be gone by now
+        data = msgspec.json.encode(body)
+        try:
+            async with self._http.patch(path, data=data, headers=headers) as done:
+                await done.read()
+                if done.status in (200, 404, 409):  # or it is gone, or another one has its name
+                    return
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            pass  # the API server may be away
+        self._ended.discard(metadata["uid"])
+        assert self._loop is not None
+        self._loop.call_later(RETRY_S, self._look_at, owner_of(pod))
 
     def _finish(self, job: str) -> None:
         post = self.post(job)
@@ -316,7 +326,7 @@ class Fleet:
         self._runners.add(post.runner)
         await post.runner.setup()
         site = web.TCPSite(
-            post.runner, pod["status"]["podIP"], COORDINATOR_PORT, ssl_context=_server(keys)
+            post.runner, pod["status"]["podIP"], COORDINATOR_PORT, ssl_context=server_context(keys)
         )
         await asyncio.shield(self._whole(site.start()))
         self._posts[metadata["uid"]] = post
@@ -374,18 +384,6 @@ class Fleet:
     def _wrong(self, post: Post) -> None:
         self.wrong += post.ring.wrong
         post.ring.wrong.clear()
-
-
-def _server(keys: JobKeys) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    pair = pair_of(keys)
-    with tempfile.TemporaryDirectory() as folder:
-        certificate, key = Path(folder) / "crt", Path(folder) / "key"
-        certificate.write_text(pair.certificate)
-        key.write_text(pair.private_key)
-        context.load_cert_chain(certificate, key)
-    return context
 
 
 def _trusted(post: Post, request: web.Request) -> bool:

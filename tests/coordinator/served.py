@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ class Served:
     server: Server
     http: aiohttp.ClientSession
     url: str
+    ends: AsyncExitStack
 
     async def status(self, **params: str) -> Status:
         async with self.http.get("/v1/status", params=params) as response:
@@ -37,9 +38,12 @@ class Served:
             return response.status, await response.json()
 
     async def socket(self, path: str, first: msgspec.Struct) -> aiohttp.ClientWebSocketResponse:
-        socket = await self.http.ws_connect(path)
+        socket = await self.bare_socket(path)
         await socket.send_str(text(first))
         return socket
+
+    async def bare_socket(self, path: str) -> aiohttp.ClientWebSocketResponse:
+        return await self.ends.enter_async_context(self.http.ws_connect(path))
 
 
 def text(message: msgspec.Struct) -> str:
@@ -77,7 +81,10 @@ async def served(*, replicas: int = 2, linger_s: float = 5.0) -> AsyncIterator[S
     headers = {"Authorization": f"Bearer {TOKEN}"}
     timeout = aiohttp.ClientTimeout(total=10)
     try:
-        async with aiohttp.ClientSession(url, headers=headers, timeout=timeout) as http:
-            yield Served(server, http, url)
+        async with (
+            aiohttp.ClientSession(url, headers=headers, timeout=timeout) as http,
+            AsyncExitStack() as ends,
+        ):
+            yield Served(server, http, url, ends)
     finally:
         await runner.cleanup()

@@ -104,7 +104,7 @@ def test_a_rank_that_registers_is_in_the_status_and_one_whose_connection_ends_st
 def test_who_breaks_the_protocol_is_cut_off_and_changes_nothing(words: list[str]) -> None:
     async def go() -> None:
         async with served() as at:
-            ws = await at.http.ws_connect("/v1/ranks")
+            ws = await at.bare_socket("/v1/ranks")
             for word in words:
                 await ws.send_str(word)
             await until_closed(ws)

@@ -280,7 +280,7 @@ class Fleet:
         try:
             async with self._http.patch(path, data=data, headers=headers) as done:
                 await done.read()
-                if done.status in (200, 404, 409):  # or it is gone, or another one has its name
+                if done.status in (200, 404):
                     return
         except (aiohttp.ClientError, TimeoutError, OSError):
             pass  # the API server may be away

@@ -7,6 +7,7 @@ shows it.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 
 class Mode(StrEnum):
@@ -64,6 +65,13 @@ class FabricRequirement(StrEnum):
     ANY = "Any"
     RDMA = "RDMA"
     GPU_DIRECT = "GPUDirect"
+
+
+ABLE_BACKENDS: Final = {
+    FabricRequirement.RDMA: (Backend.MPI, Backend.NCCL),
+    FabricRequirement.GPU_DIRECT: (Backend.NCCL,),
+}
+"""Which can use a required network; in a cluster `auto` is the first of them."""
 
 
 class Autoscaler(StrEnum):

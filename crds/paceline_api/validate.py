@@ -12,7 +12,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from paceline_api.defaults import fixed_by_queue
-from paceline_api.enums import Backend, FabricRequirement, Mode, SchedulingProvider
+from paceline_api.enums import (
+    ABLE_BACKENDS,
+    Backend,
+    FabricRequirement,
+    Mode,
+    SchedulingProvider,
+)
 from paceline_api.errors import SpecError
 from paceline_api.names import JOB_NAME_MAX, JOB_NAME_PATTERN
 from paceline_api.rules import Fault, Rule
@@ -86,23 +92,23 @@ def _size_is_allowed(job: TrainingJob) -> Iterator[Fault]:
 
 
 def _backend_can_use_rdma(job: TrainingJob) -> Iterator[Fault]:
-    if _requires(job, FabricRequirement.RDMA) and _backend(job) is Backend.GLOO:
-        yield Fault(Backend.GLOO, problem="uses TCP only, and spec.fabric.required is RDMA")
+    if unable := _unable_backend(job, FabricRequirement.RDMA):
+        yield Fault(unable, problem="uses TCP only, and spec.fabric.required is RDMA")
 
 
 def _backend_can_use_gpu_direct(job: TrainingJob) -> Iterator[Fault]:
-    able = (None, Backend.AUTO, Backend.NCCL)
-    if _requires(job, FabricRequirement.GPU_DIRECT) and _backend(job) not in able:
+    if unable := _unable_backend(job, FabricRequirement.GPU_DIRECT):
         problem = "sends from host memory, and spec.fabric.required is GPUDirect"
-        yield Fault(_backend(job), problem=problem)
+        yield Fault(unable, problem=problem)
 
 
-def _requires(job: TrainingJob, what: FabricRequirement) -> bool:
-    return job.spec.fabric is not None and job.spec.fabric.required is what
-
-
-def _backend(job: TrainingJob) -> Backend | None:
-    return job.spec.collective.backend if job.spec.collective else None
+def _unable_backend(job: TrainingJob, network: FabricRequirement) -> Backend | None:
+    """The one that is named and cannot use this network, if the job requires this one."""
+    collective, fabric = job.spec.collective, job.spec.fabric
+    backend = collective.backend if collective else None
+    required = fabric.required if fabric else None
+    able = (None, Backend.AUTO, *ABLE_BACKENDS[network])
+    return backend if required is network and backend not in able else None
 
 
 def _claim_has_a_place(job: TrainingJob) -> Iterator[Fault]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ssl
-from pathlib import Path
 
 import pytest
+from fake_cluster.beside import server_context
 from paceline_operator.cluster.tls import pair_of, pinned
 from paceline_operator.core.keys import job_keys
 
@@ -28,27 +28,22 @@ def shake(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
     raise AssertionError("the handshake does not end")
 
 
-def server_of(uid: str, folder: Path) -> ssl.SSLContext:
-    pair = pair_of(job_keys(bytes(32), uid))
-    (folder / "crt").write_text(pair.certificate)
-    (folder / "key").write_text(pair.private_key)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "crt", folder / "key")
-    return context
+def server_of(uid: str) -> ssl.SSLContext:
+    return server_context(job_keys(bytes(32), uid))
 
 
 def test_the_same_job_gives_the_same_certificate() -> None:
     assert pair_of(job_keys(bytes(32), "a")) == pair_of(job_keys(bytes(32), "a"))
 
 
-def test_a_job_accepts_its_own_coordinator_only(tmp_path: Path) -> None:
+def test_a_job_accepts_its_own_coordinator_only() -> None:
     mine = pinned(pair_of(job_keys(bytes(32), "a")).certificate)
-    shake(server_of("a", tmp_path), mine)
+    shake(server_of("a"), mine)
     with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
-        shake(server_of("b", tmp_path), mine)
+        shake(server_of("b"), mine)
 
 
-def test_it_also_passes_the_strict_check_of_newer_pythons(tmp_path: Path) -> None:
+def test_it_also_passes_the_strict_check_of_newer_pythons() -> None:
     mine = pinned(pair_of(job_keys(bytes(32), "a")).certificate)
     mine.verify_flags |= ssl.VERIFY_X509_STRICT
-    shake(server_of("a", tmp_path), mine)
+    shake(server_of("a"), mine)

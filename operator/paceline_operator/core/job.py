@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from paceline_api.defaults import fixed_by_queue, with_defaults
-from paceline_api.enums import Backend, FabricRequirement
+from paceline_api.enums import ABLE_BACKENDS, Backend
 from paceline_api.errors import InvalidJobError
 from paceline_api.load import job_from_mapping, without_nulls
 from paceline_api.names import DEFAULT_MANAGER
@@ -20,10 +20,6 @@ from paceline_api.reasons import ConditionType, Reason
 from paceline_api.resolve import ResolvedJob, resolve
 from paceline_api.types import TrainingJob, TrainingJobSpec
 
-FIT_BACKENDS: Final = {
-    FabricRequirement.RDMA: Backend.MPI,
-    FabricRequirement.GPU_DIRECT: Backend.NCCL,
-}
 _NOT_KEPT: Final = ("template", "replicas", "minReplicas", "maxReplicas", "suspend")
 """Not part of `status.resolved`: large, or the user's wish of the moment."""
 
@@ -144,18 +140,19 @@ def _in_force(body: Mapping[str, Any], frozen: Mapping[str, Any]) -> TrainingJob
         "metadata": metadata,
         "spec": _overlaid(frozen, written),
     }
-    return _with_fit_backend(with_defaults(job_from_mapping(mapping)))
+    return _with_able_backend(with_defaults(job_from_mapping(mapping)))
 
 
-def _with_fit_backend(job: TrainingJob) -> TrainingJob:
+def _with_able_backend(job: TrainingJob) -> TrainingJob:
     """`auto` does not try what cannot use the network that the job requires."""
     collective, fabric = job.spec.collective, job.spec.fabric
     assert collective is not None
     assert fabric is not None
-    fit = FIT_BACKENDS.get(fabric.required or FabricRequirement.ANY)
-    if fit is None or collective.backend is not Backend.AUTO:
+    assert fabric.required is not None
+    able = ABLE_BACKENDS.get(fabric.required)
+    if able is None or collective.backend is not Backend.AUTO:
         return job
-    chosen = collective.model_copy(update={"backend": fit})
+    chosen = collective.model_copy(update={"backend": able[0]})
     return job.model_copy(update={"spec": job.spec.model_copy(update={"collective": chosen})})
 
 

@@ -10,7 +10,7 @@ payload fits the caches.
 
 from __future__ import annotations
 
-from paceline.core.schedules import ALGORITHMS
+from paceline.core.collectives.schedules import ALGORITHMS
 
 from benchmarks import report as r
 from benchmarks.command import Options, main

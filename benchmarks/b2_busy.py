@@ -8,7 +8,7 @@ it. `python` is the same loop in Python, which a rank uses where there is no C c
 
 from __future__ import annotations
 
-from paceline.core.schedules import ALGORITHMS
+from paceline.core.collectives.schedules import ALGORITHMS
 
 from benchmarks import report as r
 from benchmarks.command import Options, main

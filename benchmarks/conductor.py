@@ -17,7 +17,7 @@ from paceline.clock import now_ns
 from paceline.coordinator.config import settings_of
 from paceline.core.faults import parse_faults
 from paceline.core.messages import Targets
-from paceline.core.records import Settings
+from paceline.core.protocol.records import Settings
 from paceline.core.status import RankState, Status
 from paceline.local import processes
 from paceline.local.client import CoordinatorAwayError

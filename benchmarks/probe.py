@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.clock import now_ns
-from paceline.comm.driver import Driver
+from paceline.worker.comm_thread import Driver
 
 CONFIG: dict[str, Any] = json.loads(os.environ.get("BENCHMARK", "{}"))
 MEMBER = os.environ.get("PACELINE_MEMBER", "0.0#0")

@@ -14,15 +14,15 @@ import json
 import statistics
 import time
 
-from paceline.comm.gauges import Gauges
-from paceline.comm.loop_gauges import LoopGauges
-from paceline.core.ids import GenerationId, MemberId
+from paceline.core.collectives.select import Carrier
 from paceline.core.messages import Endpoints
+from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.protocol.records import DataPlan, Gen, Go, Mode, Settings, Share, Trigger
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import RankState
-from paceline.core.records import DataPlan, Gen, Go, Mode, Settings, Share, Trigger
-from paceline.core.select import Carrier
 from paceline.telemetry.records import RankRecord
+from paceline.worker.metrics.loop import LoopGauges
+from paceline.worker.metrics.rounds import Gauges
 
 BAR_US = 20.0
 STEP_NS = 20_000_000

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
-from paceline.core.records import Mode, Settings
+from paceline.core.protocol.records import Mode, Settings
 
 from scripts.timeline import MS, Play, Step, Timeline
 

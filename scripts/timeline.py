@@ -13,11 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from msgspec.structs import replace as changed
-from paceline.core.ids import GenerationId, MemberId
-from paceline.core.log import Log
-from paceline.core.messages import Kind
-from paceline.core.records import Gen, Go, Settings, Share, Trigger
-from paceline.core.trigger import Arrival, decide
+from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.protocol.log import Log
+from paceline.core.protocol.records import AnnounceKind, Gen, Go, Settings, Share, Trigger
+from paceline.core.protocol.trigger import Arrival, decide
 
 MS: Final = 10**6
 
@@ -134,7 +133,7 @@ class Play:
                 samples=len(rank.pending),
                 unit=1,
             )
-            kind = Kind.ARRIVE if rank.fresh else Kind.PENDING
+            kind = AnnounceKind.ARRIVE if rank.fresh else AnnounceKind.PENDING
             found[member] = Arrival(kind, rank.at_ns, share)
         return found
 
@@ -166,7 +165,7 @@ class Play:
             if answer.wake_ns is not None:
                 heapq.heappush(self.events, (answer.wake_ns, -1, "wake"))
             return
-        fresh = [a.at_ns for a in arrivals.values() if a.kind is Kind.ARRIVE]
+        fresh = [a.at_ns for a in arrivals.values() if a.kind is AnnounceKind.ARRIVE]
         shares = tuple(
             changed(a.share, offset_us=(a.at_ns - min(fresh)) // 1000 if a.share.fresh else 0)
             for a in arrivals.values()

@@ -19,7 +19,7 @@ from hypothesis import settings
 HERE = Path(__file__).parent
 ROOT_STAGE = "repository"
 STAGES = (
-    *(ROOT_STAGE, "api", "core", "sim", "telemetry", "train"),
+    *(ROOT_STAGE, "api", "core", "sim", "telemetry", "worker", "train"),
     *("operator", "transport", "agent", "coordinator", "local", "cli", "examples", "system"),
     *("cluster", "operator/real", "nodes"),
 )

@@ -52,7 +52,7 @@ class Paceline:
     """The mpi transport, one process manager per rank."""
 
     def __init__(self, plain: bool) -> None:
-        from paceline.transport.mpi import MpiTransport
+        from paceline.transport.mpi.transport import MpiTransport
 
         self._transport = MpiTransport(host="127.0.0.1", native=not plain)
         self.address = self._transport.address

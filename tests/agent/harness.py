@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import WSMsgType, web
 from paceline.core import wire
-from paceline.core.ids import MemberId
 from paceline.core.messages import RankDead, RankStarted
-from paceline.settings import AgentSpec
+from paceline.core.protocol.ids import MemberId
+from paceline.environment import AgentSpec
 
 TOKEN = "secret"
 WAIT_S = 60.0
@@ -28,8 +28,8 @@ T = TypeVar("T")
 
 RANK_SIDE = """
 import os, sys
-from paceline.comm.agent_line import AgentLine
-from paceline.settings import RankSettings
+from paceline.worker.agent_pipe import AgentLine
+from paceline.environment import RankSettings
 settings = RankSettings.from_environment(os.environ)
 line = AgentLine(settings.agent_fd)
 """

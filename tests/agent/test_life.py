@@ -11,9 +11,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 from agent.harness import RANK_SIDE, descendants, gone, member, pod, started, until
-from paceline.core.ids import GenerationId
 from paceline.core.messages import AgentDone, AgentHello, DrainPod, RankDead, Shutdown
-from paceline.settings import AgentSettings, AgentSpec, RankSettings, SettingsError
+from paceline.core.protocol.ids import GenerationId
+from paceline.environment import AgentSettings, AgentSpec, RankSettings, SettingsError
 from prometheus_client.parser import text_string_to_metric_families
 
 pytestmark = pytest.mark.processes
@@ -131,7 +131,7 @@ def test_a_release_outlives_the_rank_and_the_coordinator(tmp_path: Path) -> None
     script = RANK_SIDE + (
         "import time\n"
         "from pathlib import Path\n"
-        "from paceline.core.ids import GenerationId\n"
+        "from paceline.core.protocol.ids import GenerationId\n"
         "last = settings.member.local == 1\n"
         "print('ready', flush=True)\n"
         "while last or not Path('go').exists(): time.sleep(0.01)\n"

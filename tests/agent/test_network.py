@@ -20,10 +20,11 @@ from paceline.agent.network import (
     nccl_log,
     sent_octets,
 )
-from paceline.core.ids import MemberId
-from paceline.core.network import Connections, Network
-from paceline.core.select import Carrier
-from paceline.settings import AgentSettings, AgentSpec
+from paceline.core.agent.network import Connections
+from paceline.core.collectives.select import Carrier
+from paceline.core.messages import Network
+from paceline.core.protocol.ids import MemberId
+from paceline.environment import AgentSettings, AgentSpec
 from paceline.telemetry.collector import PodRecords
 from paceline.telemetry.records import RankRecord
 

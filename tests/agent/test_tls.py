@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from paceline.agent.link import CoordinatorLink
+from paceline.agent.coordinator_client import CoordinatorLink
 from paceline.core.messages import AgentBeat, AgentHello
 from paceline.tls import pinned
 from paceline_api.errors import PacelineError

@@ -14,8 +14,8 @@ from paceline.clock import now_ns, wall_s
 from paceline.coordinator.server import Server
 from paceline.core.coordinator.events import Config
 from paceline.core.coordinator.machine import Coordinator
-from paceline.core.ids import NO_GENERATION, MemberId
 from paceline.core.messages import AgentHello, Endpoints, Register
+from paceline.core.protocol.ids import NO_GENERATION, MemberId
 from paceline.core.status import Status
 
 TOKEN = "the-token-of-the-job"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from paceline.coordinator.config import job_spec, settings_of
-from paceline.core.records import Late, Mode, Pacing, Settings
+from paceline.core.protocol.records import Late, Mode, Pacing, Settings
 from paceline_api.load import parse_job
 from paceline_api.resolve import ResolvedJob, resolve
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from coordinator.served import TOKEN, hello, register, served, text
 from paceline.coordinator.server import LOOK_S, SIGNS_S
-from paceline.core.ids import MemberId
 from paceline.core.messages import Fatal, Heartbeat, Inventory, KillRank, Targets
+from paceline.core.protocol.ids import MemberId
 from paceline.core.status import RankState
 from prometheus_client.parser import text_string_to_metric_families
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from msgspec.structs import replace
-from paceline.core.ids import GenerationId, MemberId
-from paceline.core.log import Log
-from paceline.core.messages import Kind
-from paceline.core.records import DataPlan, Gen, Go, Settings, Share, Trigger
-from paceline.core.sampling import samples_of
-from paceline.core.trigger import Arrival
+from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.protocol.log import Log
+from paceline.core.protocol.records import AnnounceKind, DataPlan, Gen, Go, Settings, Share, Trigger
+from paceline.core.protocol.sampling import samples_of
+from paceline.core.protocol.trigger import Arrival
 
 PLAN = DataPlan(samples=400, batch=4, epochs=1, seed=1)
 GEN_1 = GenerationId(1, "a", 1)
@@ -75,5 +74,5 @@ def arrivals(log: Log, **words: tuple[str, int]) -> dict[MemberId, Arrival]:
         share = fresh(log, slot) if kind in ("arrive", "pending") else idle(slot)
         if kind == "pending":
             share = replace(share, fresh=False, base=log.version)
-        found[member(slot)] = Arrival(Kind(kind), at_ns, share)
+        found[member(slot)] = Arrival(AnnounceKind(kind), at_ns, share)
     return found

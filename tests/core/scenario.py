@@ -33,9 +33,9 @@ from msgspec import Struct
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
 from paceline.core.coordinator import AgentGone
-from paceline.core.ids import parse_member
-from paceline.core.records import Go, Late, Mode, Settings
-from paceline.core.weighing import Weighing
+from paceline.core.protocol.ids import parse_member
+from paceline.core.protocol.log import Weighing
+from paceline.core.protocol.records import Go, Late, Mode, Settings
 from sim.ranks import SimRank
 from sim.simulation import BrokenPromiseError, Simulation
 from sim.world import MS, World

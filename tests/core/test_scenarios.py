@@ -15,17 +15,17 @@ import pytest
 from core.makers import GEN_1, member
 from core.scenario import FOLDER, Scenario, all_scenarios
 from paceline.core import coordinator as coord
-from paceline.core import trigger
 from paceline.core.coordinator import changing, forming
-from paceline.core.ids import GenerationId
-from paceline.core.log import Log
 from paceline.core.messages import Commit, Endpoints, Prepare, Prepared, Release
-from paceline.core.pending import Pending
+from paceline.core.protocol import trigger
+from paceline.core.protocol.ids import GenerationId
+from paceline.core.protocol.log import Log
+from paceline.core.protocol.pending import Pending
+from paceline.core.protocol.records import DataPlan, Gen, Settings
 from paceline.core.rank import events as ev
 from paceline.core.rank import machine, membership, rounds
 from paceline.core.rank.machine import Rank
 from paceline.core.rank.state import RankState
-from paceline.core.records import DataPlan, Gen, Settings
 
 SCENARIOS = {s.name.split("_")[0]: s for s in all_scenarios()}
 Patch = Callable[[pytest.MonkeyPatch], None]

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paceline.core import messages as m
 from paceline.core import wire
-from paceline.core.records import Go, Record
+from paceline.core.protocol.records import Go, Record, pack_record
 
 CI = settings(
     max_examples=40,
@@ -89,9 +89,9 @@ def test_slow_path(kind: type[msgspec.Struct], decode: Any) -> None:
 @given(build(get_args(Record)[0]))
 def test_equal_records_have_equal_bytes(record: Go) -> None:
     """The digest of the log is made of them."""
-    again = msgspec.msgpack.decode(wire.pack_record(record), type=Go)
+    again = msgspec.msgpack.decode(pack_record(record), type=Go)
     assert again == record
-    assert wire.pack_record(again) == wire.pack_record(record)
+    assert pack_record(again) == pack_record(record)
 
 
 @pytest.mark.parametrize("kind", [m.Inventory, m.Targets], ids=lambda kind: kind.__name__)

@@ -20,7 +20,7 @@ import yaml
 from paceline.agent.launch import group_of_one
 from paceline.cli.main import app
 from paceline.core.faults import parse_faults
-from paceline.core.ids import MemberId
+from paceline.core.protocol.ids import MemberId
 from paceline_api.load import load_job
 from paceline_api.overrides import with_overrides
 

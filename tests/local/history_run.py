@@ -27,10 +27,10 @@ from local.director import Director
 from local.nursery_shim import ENV_NURSERY
 from paceline.agent import shim
 from paceline.agent.launch import Plan, plan_rank, shim_argv
-from paceline.comm import checkpoint
 from paceline.core.faults import parse_faults
 from paceline.local.processes import Child, Output
 from paceline.local.runner import Runner
+from paceline.worker.checkpoint import format as checkpoint
 from paceline_api.load import job_from_mapping
 from paceline_api.resolve import resolve
 

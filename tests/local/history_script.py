@@ -23,10 +23,10 @@ from typing import Any
 
 import paceline as pl
 import torch
-from paceline.comm.driver import Driver
-from paceline.comm.link import CoordinatorLink
-from paceline.core.ids import parse_member
+from paceline.core.protocol.ids import parse_member
 from paceline.transport.selected import SelectedTransport
+from paceline.worker.comm_thread import Driver
+from paceline.worker.coordinator_client import CoordinatorLink
 
 CONFIG = json.loads(os.environ["HISTORY"])
 MEMBER = parse_member(os.environ["PACELINE_MEMBER"])

@@ -39,9 +39,9 @@ ANSWER_S: Final = 20.0
 PRELOADED: Final = (
     *("numpy", "torch", "torch._dynamo", "aiohttp", "zmq", "msgspec", "mpi4py"),
     *("paceline", "paceline.agent.__main__", "paceline.coordinator.__main__"),
-    *("paceline.local.runner", "paceline.transport.factory", "paceline.transport.mpi"),
-    "paceline.comm.checkpoints",
-    *("paceline.transport.gloo", "local.history_run", "runpy"),
+    *("paceline.local.runner", "paceline.transport.factory", "paceline.transport.mpi.transport"),
+    "paceline.worker.checkpoint.service",
+    *("paceline.transport.torch.gloo", "local.history_run", "runpy"),
 )
 
 

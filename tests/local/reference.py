@@ -23,10 +23,10 @@ from local.reference_job import (
     make_optimizer,
     make_scheduler,
 )
-from paceline.comm.flat import Layout
-from paceline.core.records import DataPlan
-from paceline.core.sampling import batches_of, total_leases
-from paceline.core.schedules import RING, bounds, fold
+from paceline.core.collectives.schedules import RING, bounds, fold
+from paceline.core.protocol.records import DataPlan
+from paceline.core.protocol.sampling import batches_of, total_leases
+from paceline.worker.state.flat import Layout
 
 
 def train(config: dict[str, Any], folder: Path) -> str:

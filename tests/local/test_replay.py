@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from cli.runs import joined, paceline
-from paceline.core import replay
-from paceline.core.journal import Did, Gave, Logged, Placed, pack
-from paceline.core.pending import Merge, Swap
+from paceline.core.protocol.pending import Merge, Swap
+from paceline.core.replay import sequence as replay
+from paceline.core.replay.journal import Did, Gave, Logged, Placed, pack
 from paceline.train.replay import read_journals
 
 pytestmark = pytest.mark.processes

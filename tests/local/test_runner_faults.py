@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from paceline.core.faults import parse_faults
-from paceline.core.ids import MemberId
+from paceline.core.protocol.ids import MemberId
 from paceline.core.status import RankState, RankStatus, Status
 from paceline.local.faults import Injector
 

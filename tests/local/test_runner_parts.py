@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from paceline.cli.table import line, table
-from paceline.core.ids import GenerationId, MemberId
-from paceline.core.records import Mode, Settings
+from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.protocol.records import Mode, Settings
 from paceline.core.status import (
     Change,
     Fact,

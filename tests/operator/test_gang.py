@@ -13,7 +13,7 @@ import yaml
 from fake_cluster.observations import NOW, RUNNING, UID, training, worker
 from fake_cluster.parts import START_S
 from fake_cluster.world import NAMESPACE, World, job_body
-from paceline.settings import AgentSettings
+from paceline.environment import AgentSettings
 from paceline_api.crdgen import PLURAL
 from paceline_api.enums import SchedulingProvider
 from paceline_operator.cluster.api import PATHS, ApiError

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import yaml
 from fake_cluster.world import job_body
-from paceline import settings as runtime_settings
+from paceline import environment as runtime_settings
 from paceline.coordinator.config import job_spec, settings_of
 from paceline_api import names
 from paceline_operator.core import children

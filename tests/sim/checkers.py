@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 from paceline.core import messages as m
 from paceline.core.coordinator.state import State
-from paceline.core.ids import GenerationId, MemberId
-from paceline.core.log import Log
-from paceline.core.pending import Buffer
+from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.protocol.log import Log, Weighing
+from paceline.core.protocol.pending import Buffer
+from paceline.core.protocol.records import Gen, Go, Late, Mode, Record, Trigger
+from paceline.core.protocol.sampling import samples_of, total_leases
+from paceline.core.protocol.snapshot import Totals
 from paceline.core.rank import events as ev
-from paceline.core.records import Gen, Go, Late, Mode, Record, Trigger
-from paceline.core.sampling import samples_of, total_leases
-from paceline.core.snapshot import Totals
-from paceline.core.weighing import Weighing
 from sim.disk import Copy
 from sim.sums import Label, Sum, add, scaled
 

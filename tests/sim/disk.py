@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.core.protocol.snapshot import Kept, LogSnapshot
 from paceline.core.rank import events as ev
-from paceline.core.snapshot import Kept, LogSnapshot
 from sim.sums import Sum
 
 if TYPE_CHECKING:

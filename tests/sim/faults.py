@@ -8,7 +8,7 @@ from enum import StrEnum
 from msgspec.structs import replace
 from paceline.core import messages as m
 from paceline.core.coordinator import AgentGone
-from paceline.core.records import Mode, Settings
+from paceline.core.protocol.records import Mode, Settings
 from sim.ranks import SimRank
 from sim.simulation import Simulation
 

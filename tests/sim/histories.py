@@ -6,8 +6,8 @@ import os
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from paceline.core.records import Late, Mode, Normalisation, Pacing, Settings
-from paceline.core.tree import TREE_ABOVE
+from paceline.core.protocol.records import Late, Mode, Normalisation, Pacing, Settings
+from paceline.core.protocol.tree import TREE_ABOVE
 from sim.faults import Fault, Kind, plant
 from sim.simulation import Simulation
 from sim.world import MS, World

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
-from paceline.core.ids import GenerationId, MemberId
+from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.protocol.records import Gen
 from paceline.core.rank import events as ev
-from paceline.core.records import Gen
 from sim.sums import Sum, add
 from sim.world import MS
 

@@ -1,6 +1,6 @@
 """A rank process: the real machine, a simulated communication thread and a simulated script.
 
-`SimRank` does with fractions what `paceline.comm` does with tensors.
+`SimRank` does with fractions what `paceline.worker` does with tensors.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from paceline.core import messages as m
-from paceline.core.hand import Hand
-from paceline.core.ids import MemberId
-from paceline.core.pending import BufferOp, Merge, Place, Scale, Swap, Zero
+from paceline.core.protocol.hand import Hand
+from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.log import Weighing
+from paceline.core.protocol.pending import BufferOp, Merge, Place, Scale, Swap, Zero
+from paceline.core.protocol.records import Go, Metric
+from paceline.core.protocol.sampling import samples_of
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.rank.state import RankState
-from paceline.core.records import Go, Metric
-from paceline.core.sampling import samples_of
-from paceline.core.weighing import Weighing
 from sim.sums import Label, Sum, add, scaled
 
 if TYPE_CHECKING:

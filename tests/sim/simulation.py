@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
-from paceline.core.ids import MemberId
+from paceline.core.protocol.ids import MemberId
 from paceline.core.rank import events as ev
 from sim.checkers import Checkers
 from sim.coordinators import SimCoordinator

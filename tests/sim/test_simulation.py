@@ -13,7 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from paceline.core import messages as m
-from paceline.core.records import Gen, Go, Late, Mode, Normalisation, Pacing, Settings, Trigger
+from paceline.core.protocol.records import (
+    Gen,
+    Go,
+    Late,
+    Mode,
+    Normalisation,
+    Pacing,
+    Settings,
+    Trigger,
+)
 from sim.faults import Fault, Kind, plant
 from sim.histories import bounded, faults, run, seeds, worlds
 from sim.ranks import SimRank

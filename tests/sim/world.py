@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.core.records import DataPlan, Settings
-from paceline.core.tree import TREE_ABOVE
+from paceline.core.protocol.records import DataPlan, Settings
+from paceline.core.protocol.tree import TREE_ABOVE
 
 MS = 10**6
 

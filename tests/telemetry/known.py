@@ -15,8 +15,8 @@ from typing import Any
 
 from cluster import programs
 from cluster.fixtures import or_skip
-from paceline.core.ids import MemberId
-from paceline.core.supervise import Phase
+from paceline.core.agent.supervise import Phase
+from paceline.core.protocol.ids import MemberId
 from paceline.telemetry import collector
 from paceline.telemetry.catalog import CATALOG, LABELS, Writer
 from paceline_operator.metrics import Metrics

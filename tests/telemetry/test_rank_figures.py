@@ -8,16 +8,11 @@ from dataclasses import dataclass, field
 
 import pytest
 from msgspec.structs import replace
-from paceline.comm.avoided import AvoidedWaiting
-from paceline.comm.checkpoint_gauges import CheckpointGauges
-from paceline.comm.gauges import Gauges
-from paceline.comm.loop_gauges import LoopGauges
-from paceline.core.ids import GenerationId, MemberId
-from paceline.core.log import Log
+from paceline.core.collectives.select import Carrier
 from paceline.core.messages import Endpoints
-from paceline.core.rank import events as ev
-from paceline.core.rank.state import RankState, Saving
-from paceline.core.records import (
+from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.protocol.log import Log
+from paceline.core.protocol.records import (
     Benched,
     DataPlan,
     Drop,
@@ -30,10 +25,14 @@ from paceline.core.records import (
     Share,
     Trigger,
 )
-from paceline.core.select import Carrier
+from paceline.core.rank import events as ev
+from paceline.core.rank.state import RankState, Saving
 from paceline.core.status import Fact, log_status
 from paceline.telemetry.catalog import CATALOG, Writer
 from paceline.telemetry.records import RankRecord
+from paceline.worker.metrics.loop import LoopGauges
+from paceline.worker.metrics.rounds import CheckpointGauges, Gauges
+from paceline.worker.metrics.waits import AvoidedWaiting
 
 MS = 1_000_000
 A, B, C, D = (MemberId(slot, 0, 0) for slot in range(4))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from paceline.core.ids import MemberId
+from paceline.core.protocol.ids import MemberId
 from paceline.telemetry.catalog import CATALOG, Kind
 from paceline.telemetry.collector import PodRecords
 from paceline.telemetry.records import (

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from paceline.comm.buckets import GradientBuckets
-from paceline.comm.committed import Committed
-from paceline.comm.session import StepResult
 from paceline.core.faults import parse_faults
-from paceline.core.pending import Place
-from paceline.core.records import DataPlan, Metric
-from paceline.core.sampling import samples_of, total_leases
+from paceline.core.protocol.pending import Place
+from paceline.core.protocol.records import DataPlan, Metric
+from paceline.core.protocol.sampling import samples_of, total_leases
 from paceline.train import context
+from paceline.worker.session import StepResult
+from paceline.worker.state.committed import Committed
+from paceline.worker.state.gradients import GradientBuckets
 
 
 class LoneSession:

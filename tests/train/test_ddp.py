@@ -9,8 +9,8 @@ from typing import Any
 import paceline as pl
 import pytest
 import torch
-from paceline.core.records import DataPlan
-from paceline.core.sampling import batches_of, total_leases
+from paceline.core.protocol.records import DataPlan
+from paceline.core.protocol.sampling import batches_of, total_leases
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler, StepLR

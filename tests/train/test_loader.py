@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from paceline.core.pending import Place
-from paceline.core.records import DataPlan
-from paceline.core.sampling import batches_of, total_leases
+from paceline.core.protocol.pending import Place
+from paceline.core.protocol.records import DataPlan
+from paceline.core.protocol.sampling import batches_of, total_leases
 from paceline.errors import DataError, UnsupportedError, UsageError
 from paceline.train import context
 from paceline.train.loader import DataLoader

@@ -17,7 +17,9 @@ def test_every_public_name_is_there_and_explained() -> None:
         _ = paceline.nonsense
 
 
-@pytest.mark.parametrize("module", ["paceline", "paceline.core.sampling", "paceline.errors"])
+@pytest.mark.parametrize(
+    "module", ["paceline", "paceline.core.protocol.sampling", "paceline.errors"]
+)
 def test_the_coordinators_part_needs_no_torch(module: str) -> None:
     code = f"import sys, {module}; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run(

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import paceline as pl
 import pytest
 import torch
-from paceline.core.records import DataPlan, Metric
-from paceline.core.sampling import batches_of, total_leases
+from paceline.core.protocol.records import DataPlan, Metric
+from paceline.core.protocol.sampling import batches_of, total_leases
 from paceline.errors import JobStoppedError, UsageError
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, StepLR

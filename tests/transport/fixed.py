@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from paceline.transport.base import Abort, Group
-from paceline.transport.mpi import MpiTransport
+from paceline.transport.mpi.transport import MpiTransport
 
 
 class FixedAlgorithm(MpiTransport):

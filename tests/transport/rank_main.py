@@ -26,7 +26,7 @@ def make(kind: str) -> Transport:
 
         return FixedAlgorithm(host=LOOPBACK, algorithm=algorithm, mixed=name == "mpi-mixed")
     if name == "gloo":
-        from paceline.transport.gloo import GlooTransport
+        from paceline.transport.torch.gloo import GlooTransport
 
         return GlooTransport(host=LOOPBACK)
     return make_transport(name, local=True)

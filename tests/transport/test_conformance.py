@@ -236,7 +236,7 @@ def test_ports_are_local_and_given_back(crew: Crew) -> None:
 def test_nccl(pool: ProcessPool) -> None:
     """The same promises hold for nccl where there are two GPUs; here: it refuses clearly."""
     from paceline.transport.base import TransportError
-    from paceline.transport.nccl import NcclTransport
+    from paceline.transport.torch.nccl import NcclTransport
 
     if torch.cuda.is_available():
         pytest.skip("needs one GPU per rank: run the suite with kind nccl on such a machine")

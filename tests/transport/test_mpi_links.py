@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from paceline.core.schedules import ALGORITHMS, bounds, fold, schedule
+from paceline.core.collectives.schedules import ALGORITHMS, bounds, fold, schedule
 from paceline.transport.base import Abort, Group, Peer
-from paceline.transport.meeting import Deadline, MeetingPoint
-from paceline.transport.mpi_graves import EMPTIED_MAX
-from paceline.transport.mpi_lanes import PIECE_BYTES
-from paceline.transport.mpi_links import mpi_environment
+from paceline.transport.mpi.abandoned import EMPTIED_MAX
+from paceline.transport.mpi.lanes import PIECE_BYTES
+from paceline.transport.mpi.links import mpi_environment
+from paceline.transport.rendezvous import Deadline, MeetingPoint
 from transport.harness import Crew, ProcessPool
 from transport.rank_body import Payload, digest
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from agent.harness import pod
 from paceline.agent.launch import find_mpiexec
-from paceline.transport.mpi_links import mpi_environment
-from paceline.transport.mpi_provider import ProviderError, check_provider
+from paceline.transport.mpi.links import mpi_environment
+from paceline.transport.mpi.provider import ProviderError, check_provider
 
 pytestmark = pytest.mark.processes
 

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from paceline.transport import native
-from paceline.transport.native import UnavailableError, cache_folder, load
+from paceline.transport.mpi import native
+from paceline.transport.mpi.native import UnavailableError, cache_folder, load
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_what_an_image_has_beside_the_source_is_taken(
     package.mkdir()
     shutil.copy(native.SOURCE, package)
     monkeypatch.setattr(native, "SOURCE", package / native.SOURCE.name)
-    runpy.run_module("paceline.transport.native", run_name="__main__")
+    runpy.run_module("paceline.transport.mpi.native", run_name="__main__")
     monkeypatch.setenv("CC", "false")
     monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
     assert load().paceline_reduce

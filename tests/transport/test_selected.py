@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from paceline.core.select import CLASS_NAMES
+from paceline.core.collectives.select import CLASS_NAMES
 from paceline.transport.base import TransportError
 from paceline.transport.factory import make_transport
 from transport.harness import Crew, ProcessPool, Rank

@@ -56,7 +56,7 @@ def trainer_of(template: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def round_settings(collective: CollectiveSettings) -> dict[str, Any]:
-    """`paceline.core.records.Settings`, as in the JSON of targets and of the status."""
+    """`paceline.core.protocol.records.Settings`, as in the JSON of targets and of the status."""
     c = collective
     return {
         "mode": str(c.mode),

@@ -1,7 +1,7 @@
 """What carries the gradients between pods, beside what `spec.fabric` requires.
 
-The coordinator tells what the agents have found out (`paceline.core.network`). Nothing that is
-required yet known to be missing may run for hours: with `fabric.preflight` the job fails before.
+The coordinator tells what the agents have found out (`paceline.core.agent.network`). Nothing that
+is required yet known to be missing may run for hours: with `fabric.preflight` the job fails before.
 Once it was seen to be as required, `status.transport.verifiedAt` says so, and a later loss of it is
 a matter of TransportVerified and an Event: the job has work to lose by then.
 

@@ -19,19 +19,19 @@ from typing import Final
 
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 
+from paceline.agent.coordinator_client import CoordinatorLink
 from paceline.agent.http import HttpServer
 from paceline.agent.launch import Plan, find_mpiexec, needs_mpi, plan_rank
-from paceline.agent.link import CoordinatorLink
 from paceline.agent.logs import Output
 from paceline.agent.network import NetworkWatch, nccl_log
 from paceline.agent.supervisor import Supervisor
 from paceline.agent.system import Reaper, become_subreaper
 from paceline.clock import NS_PER_S
-from paceline.core.exits import End, Ended
-from paceline.core.ids import MemberId
+from paceline.core.agent.exits import End, Ended
+from paceline.core.agent.supervise import Limits, Report
 from paceline.core.messages import AgentBeat, AgentDone, AgentHello, Shutdown, ToAgent
-from paceline.core.supervise import Limits, Report
-from paceline.settings import ENV_SPEC, AgentSettings, AgentSpec, SettingsError
+from paceline.core.protocol.ids import MemberId
+from paceline.environment import ENV_SPEC, AgentSettings, AgentSpec, SettingsError
 from paceline.telemetry.collector import PodRecords
 from paceline.tls import pinned
 

@@ -21,8 +21,8 @@ from paceline_api.errors import PacelineError
 
 from paceline.agent import shim
 from paceline.agent.network import nccl_environment
-from paceline.core.ids import MemberId
-from paceline.settings import PREFIX, AgentSettings, AgentSpec, rank_environment
+from paceline.core.protocol.ids import MemberId
+from paceline.environment import PREFIX, AgentSettings, AgentSpec, rank_environment
 
 _REFERENCE: Final = re.compile(r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
 

@@ -1,4 +1,4 @@
-"""What the agent reads to find out what carries the data channel of its ranks (`core.network`).
+"""What the agent reads to find out what carries its ranks' data channel (`core.agent.network`).
 
 Beside the ranks and never in them: open files of their processes and counters of interfaces from
 /proc, counters of RDMA ports from /sys, what the channel has reduced from the records of the ranks,
@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from paceline.core.ids import MemberId
-from paceline.core.network import (
+from paceline.core.agent.network import (
     Connections,
     Judge,
-    Network,
     PodReading,
     RankReading,
     nccl_connections,
 )
+from paceline.core.messages import Network
+from paceline.core.protocol.ids import MemberId
 from paceline.telemetry.collector import PodRecords, Values
 
 log = logging.getLogger("paceline.agent")

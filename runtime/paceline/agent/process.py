@@ -19,12 +19,12 @@ from typing import Final
 import msgspec
 
 from paceline.agent.launch import Plan
-from paceline.agent.line import Line, Message
 from paceline.agent.logs import Output, Pump
+from paceline.agent.rank_pipe import Line, Message
 from paceline.agent.system import Reaper
-from paceline.core import supervise
-from paceline.core.exits import Outcome, how_it_ended
-from paceline.core.ids import GenerationId, MemberId
+from paceline.core.agent import supervise
+from paceline.core.agent.exits import Outcome, how_it_ended
+from paceline.core.protocol.ids import GenerationId, MemberId
 
 log = logging.getLogger("paceline.agent")
 

@@ -1,4 +1,4 @@
-"""The driver around `core.supervise`: starts the ranks of a pod and carries out its effects.
+"""The driver around `core.agent.supervise`: starts the ranks of a pod and carries out its effects.
 
 It has no opinion of its own. Events reach a place from the kernel (deaths), from the ranks (what
 they say), from the coordinator (kill, drain, shutdown), from signals and timers; the effects go
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from typing import Final, assert_never
 
 from paceline.agent.launch import Plan
-from paceline.agent.line import Line, Listener, Message
 from paceline.agent.logs import Output
 from paceline.agent.process import CHAIN_S, RankProcess
+from paceline.agent.rank_pipe import Line, Listener, Message
 from paceline.agent.system import Reaper
 from paceline.clock import NS_PER_S, now_ns
-from paceline.core import supervise
-from paceline.core.exits import Ended
-from paceline.core.ids import GenerationId, MemberId
+from paceline.core.agent import supervise
+from paceline.core.agent.exits import Ended
 from paceline.core.messages import DrainPod, KillRank, RankDead, RankStarted, Shutdown, ToAgent
-from paceline.settings import AgentSettings
+from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.environment import AgentSettings
 from paceline.telemetry.collector import PodRecords
 
 log = logging.getLogger("paceline.agent")

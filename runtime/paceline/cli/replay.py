@@ -12,9 +12,9 @@ import msgspec
 from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE, PacelineError
 
 from paceline.agent.launch import expand, group_of_one
-from paceline.core.ids import MemberId
-from paceline.core.replay import RESULT, Result
-from paceline.settings import ENV_REPLAY, PREFIX, AgentSpec
+from paceline.core.protocol.ids import MemberId
+from paceline.core.replay.sequence import RESULT, Result
+from paceline.environment import ENV_REPLAY, PREFIX, AgentSpec
 
 SPEC: Final = "job.json"
 

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from paceline.core.ids import NO_GENERATION
+from paceline.core.protocol.ids import NO_GENERATION
 from paceline.core.status import Fact, RankState, RankStatus, Status, place_of
 from paceline.local.report import shadow_line, straggler
 

@@ -23,7 +23,7 @@ from paceline.clock import now_ns, wall_s
 from paceline.coordinator.config import config_of, read_job
 from paceline.coordinator.server import BrokenError, Server
 from paceline.core.coordinator.machine import Coordinator
-from paceline.settings import (
+from paceline.environment import (
     ENV_LISTEN,
     ENV_TLS_CERT,
     ENV_TLS_KEY,

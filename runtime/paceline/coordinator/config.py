@@ -8,9 +8,9 @@ import msgspec
 from paceline_api.enums import MaxAgePolicy, Pacing
 from paceline_api.resolve import CollectiveSettings, ResolvedJob
 
-from paceline.core import records
 from paceline.core.coordinator.events import Config
-from paceline.settings import ENV_SPEC, AgentSpec, CheckpointSpec, SettingsError
+from paceline.core.protocol import records
+from paceline.environment import ENV_SPEC, AgentSpec, CheckpointSpec, SettingsError
 
 _LATE = {
     MaxAgePolicy.DROP: records.Late.DROP,

@@ -32,7 +32,6 @@ from paceline.coordinator.metrics import CONTENT_TYPE, Exporter
 from paceline.core import wire
 from paceline.core.coordinator import events as core
 from paceline.core.coordinator.machine import Coordinator
-from paceline.core.ids import MemberId
 from paceline.core.messages import (
     AgentBeat,
     AgentHello,
@@ -46,6 +45,7 @@ from paceline.core.messages import (
     Targets,
     pod_of,
 )
+from paceline.core.protocol.ids import MemberId
 from paceline.core.status import Outcome, RankState, Status
 
 log = logging.getLogger("paceline.coordinator")

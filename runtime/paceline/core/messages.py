@@ -11,9 +11,9 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from paceline.core.ids import GenerationId, MemberId
-from paceline.core.network import Network
-from paceline.core.records import (
+from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.protocol.records import (
+    AnnounceKind,
     DataPlan,
     Gen,
     Go,
@@ -23,22 +23,21 @@ from paceline.core.records import (
     Settings,
     Share,
 )
-from paceline.core.snapshot import Kept, LogSnapshot
+from paceline.core.protocol.snapshot import Kept, LogSnapshot
+
+
+class Network(StrEnum):
+    """What carries the gradients of a rank to other pods. From the worst to the best, the unknown
+    aside; `core.agent.network` finds it out."""
+
+    UNKNOWN = ""
+    TCP = "TCP"
+    RDMA = "RDMA"
+    GPUDIRECT = "GPUDirect"
+    """RDMA to and from the memory of GPUs."""
+
 
 # ---- rank -> rank -----------------------------------------------------------------------------
-
-
-class Kind(StrEnum):
-    """What an announcement means to the starter (R11)."""
-
-    PENDING = "pending"
-    """Has something from earlier rounds; may still become fresh in this one."""
-    ARRIVE = "arrive"
-    """Fresh: computed on the version of this round; waits for it."""
-    IDLE = "idle"
-    """Nothing more to compute in this round: no lease, evaluating or draining."""
-    READY = "ready"
-    """Passive, with complete state: may be made active."""
 
 
 class Announce(Struct, frozen=True, tag="announce"):
@@ -46,7 +45,7 @@ class Announce(Struct, frozen=True, tag="announce"):
 
     generation: GenerationId
     round: int
-    kind: Kind
+    kind: AnnounceKind
     share: Share
 
 

@@ -16,10 +16,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
-from paceline.core.network import Network
-from paceline.core.records import Settings
-from paceline.core.shadow import PARTIAL
+from paceline.core.messages import Network
+from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
+from paceline.core.protocol.records import Settings
+from paceline.core.protocol.shadow import PARTIAL
 
 HAPPENINGS_MAX: Final = 256
 CHANGES_MAX: Final = 64
@@ -122,8 +122,9 @@ class RankStatus(Struct, frozen=True):
 
 
 class ShadowStatus(Struct, frozen=True):
-    """What partial modes would have changed in the rounds of Shadow (`core.shadow`): a forecast
-    from the arrival times as they were. A rank that is not waited for would arrive at others."""
+    """What partial modes would have changed in the rounds of Shadow (`core.protocol.shadow`): a
+    forecast from the arrival times as they were. A rank that is not waited for would arrive at
+    others."""
 
     rounds: int = 0
     fresh: int = 0

@@ -10,7 +10,6 @@ from typing import Final, TypeVar
 import msgspec
 
 from paceline.core import messages
-from paceline.core.records import Record
 
 WIRE_VERSION: Final = 1
 
@@ -42,11 +41,6 @@ def unpack_peer(data: bytes | memoryview) -> messages.PeerMessage:
             f"wire version {data[0] if len(data) else 'missing'}, expected {WIRE_VERSION}"
         )
     return _decode(_peer, data[1:])
-
-
-def pack_record(record: Record) -> bytes:
-    """Canonical bytes of a log record; the log's digest is made of them."""
-    return _pack(record)
 
 
 def to_json(message: msgspec.Struct) -> str:

@@ -38,10 +38,7 @@ from paceline.coordinator.config import job_spec
 from paceline.core.faults import INSIDE_A_RANK, Fault, format_faults
 from paceline.core.messages import Inventory, Targets
 from paceline.core.status import Outcome, Status
-from paceline.local.client import Client, CoordinatorAwayError
-from paceline.local.processes import Child, adopt_orphans, children_of, kill_orphans
-from paceline.local.rundir import write
-from paceline.settings import (
+from paceline.environment import (
     ENV_DRAIN_GRACE,
     ENV_FAULTS,
     ENV_LINGER,
@@ -51,6 +48,9 @@ from paceline.settings import (
     ENV_SPEC,
     SOCKETS,
 )
+from paceline.local.client import Client, CoordinatorAwayError
+from paceline.local.processes import Child, adopt_orphans, children_of, kill_orphans
+from paceline.local.rundir import write
 
 SPEC: Final = "job.json"
 BACKLOG: Final = 1024

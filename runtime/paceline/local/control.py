@@ -22,8 +22,8 @@ from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 from paceline_api.resolve import ResolvedJob
 
 from paceline.core.status import Status
+from paceline.environment import SOCKETS, has_room, sockets_base
 from paceline.local import index
-from paceline.settings import SOCKETS, has_room, sockets_base
 
 LINE_MAX: Final = 16 * 2**20
 ASK_S: Final = 5.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from paceline.clock import NS_PER_S
-from paceline.core.ids import GenerationId, MemberId
+from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.status import Change, Happening, Status, StragglerStatus
 
 SPEED_WINDOW_NS: Final = 5 * NS_PER_S

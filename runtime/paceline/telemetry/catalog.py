@@ -17,11 +17,11 @@ from enum import StrEnum
 from itertools import product
 from typing import Final
 
-from paceline.core.network import Network
-from paceline.core.records import DropReason, Mode, Trigger
-from paceline.core.schedules import ALGORITHMS
-from paceline.core.select import CLASS_NAMES, NATIVE
-from paceline.core.supervise import Phase
+from paceline.core.agent.supervise import Phase
+from paceline.core.collectives.schedules import ALGORITHMS
+from paceline.core.collectives.select import CLASS_NAMES, NATIVE
+from paceline.core.messages import Network
+from paceline.core.protocol.records import DropReason, Mode, Trigger
 
 
 class Kind(StrEnum):

@@ -23,8 +23,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from paceline.clock import NS_PER_S, now_ns
-from paceline.core.ids import MemberId
-from paceline.core.supervise import Phase
+from paceline.core.agent.supervise import Phase
+from paceline.core.protocol.ids import MemberId
 from paceline.telemetry.catalog import BY_NAME, CATALOG, Kind, Metric, Writer
 from paceline.telemetry.records import LAYOUT, Reading, RecordReader, allocate_record, width
 

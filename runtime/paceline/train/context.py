@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.comm.session import Session
 from paceline.core.faults import Fault, parse_faults
-from paceline.core.records import Metric
+from paceline.core.protocol.records import Metric
+from paceline.environment import ENV_FAULTS, ENV_REPLAY, RankSettings
 from paceline.errors import UsageError
-from paceline.settings import ENV_FAULTS, ENV_REPLAY, RankSettings
 from paceline.train.mistakes import explain_errors
+from paceline.worker.session import Session
 
 if TYPE_CHECKING:
     from paceline.train.optimizer import DistributedOptimizer
@@ -73,7 +73,7 @@ def init() -> None:
 
         install(Context(ReplaySession(Path(run_dir))))
     elif _context is None:
-        from paceline.comm.engine import connect  # only here: it brings sockets and transports
+        from paceline.worker.engine import connect  # only here: it brings sockets and transports
 
         explain_errors(lambda _: None)  # of the environment: nobody can be told yet
         settings = RankSettings.from_environment(os.environ)

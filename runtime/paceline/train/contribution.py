@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.comm.buckets import GradientBuckets
-from paceline.comm.session import Session
-from paceline.core.pending import Place
+from paceline.core.protocol.pending import Place
 from paceline.errors import UsageError
+from paceline.worker.session import Session
+from paceline.worker.state.gradients import GradientBuckets
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,14 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.comm.rebind import SchedulerFactory, changed_later
-from paceline.core.records import DataPlan
+from paceline.core.protocol.records import DataPlan
 from paceline.errors import UnsupportedError, UsageError
 from paceline.train import refusals
 from paceline.train.context import current, init
 from paceline.train.contribution import Making
 from paceline.train.ddp_loader import ScriptLoader, adopt
 from paceline.train.optimizer import DistributedOptimizer
+from paceline.worker.state.optimizer_binding import SchedulerFactory, changed_later
 
 T = TypeVar("T")
 log = logging.getLogger("paceline.rank")

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from paceline.comm.session import Session
-from paceline.core.records import DataPlan
-from paceline.core.sampling import batches_of, epoch_of, samples_of
+from paceline.core.protocol.records import DataPlan
+from paceline.core.protocol.sampling import batches_of, epoch_of, samples_of
 from paceline.train.contribution import Batch
+from paceline.worker.session import Session
 
 
 class LeaseSampler:

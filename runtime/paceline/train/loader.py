@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from paceline.core.records import DataPlan
-from paceline.core.sampling import epoch_of, leases_per_epoch
+from paceline.core.protocol.records import DataPlan
+from paceline.core.protocol.sampling import epoch_of, leases_per_epoch
 from paceline.errors import DataError, UnsupportedError, UsageError
 from paceline.train.context import Context, current
 from paceline.train.contribution import Batch

@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from paceline.comm.buckets import GradientBuckets
-from paceline.comm.committed import Committed
-from paceline.comm.rebind import SchedulerFactory, changed, changed_later
-from paceline.core.pending import Place
-from paceline.core.records import DataPlan
+from paceline.core.protocol.pending import Place
+from paceline.core.protocol.records import DataPlan
 from paceline.errors import ChangedLaterError, JobStoppedError, UsageError
 from paceline.train import refusals
 from paceline.train.context import current
 from paceline.train.contribution import Contribution, Making
 from paceline.train.faults import Faults
+from paceline.worker.state.committed import Committed
+from paceline.worker.state.gradients import GradientBuckets
+from paceline.worker.state.optimizer_binding import SchedulerFactory, changed, changed_later
 
 SELF_FED_LOOKAHEAD = 2
 

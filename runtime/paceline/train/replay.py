@@ -15,17 +15,17 @@ from pathlib import Path
 import msgspec
 import torch
 
-from paceline.comm.buckets import GradientBuckets, Memory
-from paceline.comm.committed import Committed
-from paceline.comm.recorder import FOLDER
-from paceline.comm.session import StepResult
-from paceline.core import replay as core
-from paceline.core.ids import MemberId
-from paceline.core.journal import Entry, Opened, unpack
-from paceline.core.pending import BufferOp, Merge, Scale, Swap, Zero
-from paceline.core.records import DataPlan, Metric
+from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.pending import BufferOp, Merge, Scale, Swap, Zero
+from paceline.core.protocol.records import DataPlan, Metric
+from paceline.core.replay import sequence as core
+from paceline.core.replay.journal import Entry, Opened, unpack
 from paceline.errors import ReplayError
-from paceline.transport.again import SumAgain
+from paceline.transport.replayed_sums import SumAgain
+from paceline.worker.recorder import FOLDER
+from paceline.worker.session import StepResult
+from paceline.worker.state.committed import Committed
+from paceline.worker.state.gradients import GradientBuckets, Memory
 
 
 class ReplaySession:

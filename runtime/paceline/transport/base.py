@@ -22,7 +22,7 @@ from typing import ClassVar
 
 import torch
 
-from paceline.core.select import CLASS_NAMES, Carrier
+from paceline.core.collectives.select import CLASS_NAMES, Carrier
 
 
 class TransportError(Exception):
@@ -140,7 +140,7 @@ class Transport(ABC):
         """Give back ports and files; no collective call, no waiting (D6). Idempotent."""
 
     def carriers(self) -> tuple[Carrier, ...]:
-        """What moves the buffers of each size class of `core.select`; known once it is open."""
+        """What moves the buffers of each size class (`core.collectives.select`)."""
         return (Carrier(self.name),) * len(CLASS_NAMES)
 
     def regrets_s(self) -> tuple[float, ...]:

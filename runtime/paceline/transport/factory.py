@@ -7,7 +7,7 @@ import socket
 from typing import Final
 
 from paceline.transport.base import Transport, TransportError
-from paceline.transport.mpi_provider import ProviderError
+from paceline.transport.mpi.provider import ProviderError
 from paceline.transport.selected import SelectedTransport
 
 log = logging.getLogger("paceline.rank")
@@ -47,14 +47,14 @@ def _auto(host: str) -> Transport:
 
 def _make(name: str, host: str) -> Transport:
     if name == "mpi":
-        from paceline.transport.mpi import MpiTransport
+        from paceline.transport.mpi.transport import MpiTransport
 
         return MpiTransport(host=host)
     if name == "gloo":
-        from paceline.transport.gloo import GlooTransport
+        from paceline.transport.torch.gloo import GlooTransport
 
         return GlooTransport(host=host)
-    from paceline.transport.nccl import NcclTransport
+    from paceline.transport.torch.nccl import NcclTransport
 
     return NcclTransport(host=host)
 

@@ -16,8 +16,8 @@ from typing import Final, Protocol
 import torch
 
 from paceline.clock import NS_PER_S, now_ns
-from paceline.core.schedules import ALGORITHMS
-from paceline.core.select import (
+from paceline.core.collectives.schedules import ALGORITHMS
+from paceline.core.collectives.select import (
     CLASS_BYTES,
     CLASS_NAMES,
     Carrier,
@@ -45,7 +45,7 @@ class _MpiAlgorithm:
         self._algorithm = algorithm
 
     def __call__(self, buffers: Sequence[torch.Tensor], abort: Abort) -> None:
-        from paceline.transport.mpi import MpiTransport
+        from paceline.transport.mpi.transport import MpiTransport
 
         assert isinstance(self._transport, MpiTransport)
         self._transport.allreduce(buffers, abort, self._algorithm)

@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 import torch
 
 from paceline.transport.base import Abort, Group, PeerLost, Transport
-from paceline.transport.meeting import Deadline
+from paceline.transport.rendezvous import Deadline
 
 WAIT_S: Final = 1.0
 """Longest sleep between two looks; news and abort both wake earlier."""

@@ -7,10 +7,10 @@ from paceline.core.coordinator import ending
 from paceline.core.coordinator.events import ToAgent
 from paceline.core.coordinator.report import carrier
 from paceline.core.coordinator.roster import Pod
-from paceline.core.coordinator.scale import pods_to_drain
+from paceline.core.coordinator.sizes import pods_to_drain
 from paceline.core.coordinator.state import Phase, State
-from paceline.core.ids import MemberId
-from paceline.core.network import Network
+from paceline.core.messages import Network
+from paceline.core.protocol.ids import MemberId
 
 
 def from_agent(c: State, message: m.AgentMessage) -> None:

@@ -13,8 +13,8 @@ from paceline.core import messages as m
 from paceline.core.coordinator import ending, forming, joining
 from paceline.core.coordinator.roster import Seen
 from paceline.core.coordinator.state import Phase, State
-from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
-from paceline.core.snapshot import Kept
+from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
+from paceline.core.protocol.snapshot import Kept
 
 DEAD_KEPT: Final = 64
 """Dead ranks that status remembers."""

@@ -6,8 +6,8 @@ from paceline.core import messages as m
 from paceline.core.coordinator.events import JobEnded, ToAgent
 from paceline.core.coordinator.roster import Pod, Seen
 from paceline.core.coordinator.state import Phase, State
-from paceline.core.ids import GenerationId
-from paceline.core.snapshot import Kept
+from paceline.core.protocol.ids import GenerationId
+from paceline.core.protocol.snapshot import Kept
 from paceline.core.status import Outcome
 
 

@@ -9,8 +9,8 @@ from msgspec import Struct
 from paceline_api.resolve import StragglerSettings
 
 from paceline.core import messages as m
-from paceline.core.ids import MemberId
-from paceline.core.records import Settings
+from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.records import Settings
 from paceline.core.status import Outcome
 
 NS_PER_S = 10**9

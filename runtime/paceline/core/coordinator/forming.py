@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from paceline.core.coordinator.sizes import Sizes
-from paceline.core.ids import GenerationId, MemberId
 from paceline.core.messages import Commit, Prepared, Register, pod_of
-from paceline.core.records import Gen, LeftOut, Pacing, Settings
-from paceline.core.snapshot import Kept
+from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.protocol.records import Gen, LeftOut, Pacing, Settings
+from paceline.core.protocol.snapshot import Kept
 
 
 @dataclass(frozen=True, slots=True)

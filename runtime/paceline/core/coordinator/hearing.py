@@ -11,9 +11,9 @@ from paceline.core.coordinator import changing, ending, silence
 from paceline.core.coordinator.events import NS_PER_S, Retire
 from paceline.core.coordinator.roster import Seen
 from paceline.core.coordinator.state import Phase, State
-from paceline.core.ids import NO_GENERATION, GenerationId
-from paceline.core.records import Pacing, Request
-from paceline.core.snapshot import Kept
+from paceline.core.protocol.ids import NO_GENERATION, GenerationId
+from paceline.core.protocol.records import Pacing, Request
+from paceline.core.protocol.snapshot import Kept
 
 COMPLAINT_NS: Final = NS_PER_S // 5
 """A complaint waits so long for the evidence that usually follows it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from paceline.core.coordinator.roster import Seen
 from paceline.core.coordinator.state import State
-from paceline.core.ids import MemberId
+from paceline.core.protocol.ids import MemberId
 
 
 def waiting(c: State) -> list[Seen]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from paceline.core.agent.network import worst
 from paceline.core.coordinator import joining
 from paceline.core.coordinator.roster import Seen
 from paceline.core.coordinator.state import State
-from paceline.core.ids import MemberId
-from paceline.core.network import Network, worst
+from paceline.core.messages import Network
+from paceline.core.protocol.ids import MemberId
 from paceline.core.status import Condition, Fact, RankState, RankStatus, Status, log_status
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
-from paceline.core.messages import Inventory, Register, pod_of
-from paceline.core.network import Network
-from paceline.core.snapshot import Kept
+from paceline.core.messages import Inventory, Network, Register, pod_of
+from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
+from paceline.core.protocol.snapshot import Kept
 
 
 @dataclass(slots=True)

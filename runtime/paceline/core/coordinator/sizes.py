@@ -1,6 +1,6 @@
-"""Which ranks begin and which join when only some numbers of replicas may train.
+"""Whose replicas train: who begins and joins when only some sizes may, and who leaves (C9).
 
-`elasticity.allowedSizes`. A replica counts once all of its ranks are ready. The others stand by:
+`elasticity.allowedSizes`: a replica counts once all of its ranks are ready. The others stand by:
 ready, asked for their promise in each change like everybody else, and no members. Nobody is turned
 out: a job that loses replicas goes on with those that live, whatever their number, until the next
 size is reached.
@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from paceline.core.ids import MemberId
+from paceline.core.coordinator.roster import Pod, Roster
 from paceline.core.messages import pod_of
+from paceline.core.protocol.ids import MemberId
 
-Pod = tuple[int, int]
+PodKey = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Sizes:
     """In replicas."""
     procs: int = 1
 
-    def begin(self, ranks: Collection[MemberId], first: Collection[Pod] = ()) -> set[MemberId]:
+    def begin(self, ranks: Collection[MemberId], first: Collection[PodKey] = ()) -> set[MemberId]:
         """Who of these begins; replicas in `first` before others. Empty below the smallest size."""
         if not self.allowed:
             return set(ranks)
@@ -54,9 +55,9 @@ class Sizes:
     def _largest(self, replicas: int) -> int:
         return max((n for n in self.allowed if n <= replicas), default=0)
 
-    def _whole(self, ranks: Collection[MemberId]) -> dict[Pod, list[MemberId]]:
+    def _whole(self, ranks: Collection[MemberId]) -> dict[PodKey, list[MemberId]]:
         """The replicas of which all ranks are there."""
-        pods: dict[Pod, list[MemberId]] = {}
+        pods: dict[PodKey, list[MemberId]] = {}
         for member in sorted(ranks):
             pods.setdefault(pod_of(member), []).append(member)
         return {
@@ -64,3 +65,34 @@ class Sizes:
             for pod, found in pods.items()
             if len({member.local for member in found}) == self.procs
         }
+
+
+def pods_to_drain(roster: Roster, replicas: int, members: Collection[MemberId] | None) -> list[Pod]:
+    """Pods to drain now that fewer replicas are wanted: those that do not train first, then the
+    slowest, then the newest slot.
+
+    `members`: None before this coordinator has formed a generation; who has state trains."""
+    inventory = roster.inventory.pods if roster.inventory else None
+    newest = dict(sorted(roster.pods))
+    living = [
+        p
+        for key, p in sorted(roster.pods.items())
+        if not p.done
+        and not p.draining
+        and p.connected
+        and (inventory is None or key in inventory)
+        and newest[p.slot] == p.attempt
+    ]
+    surplus = len(living) - replicas
+    if surplus <= 0:
+        return []
+
+    def order(pod: Pod) -> tuple[bool, float, int]:
+        ranks = [r for x, r in roster.ranks.items() if x in pod.living]
+        running = bool(ranks) and all(
+            r.has_state if members is None else r.member in members for r in ranks
+        )
+        step_s = max((r.facts.get("step_seconds", 0.0) for r in ranks), default=0.0)
+        return (running, -step_s, -pod.slot)
+
+    return sorted(living, key=order)[:surplus]

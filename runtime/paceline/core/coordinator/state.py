@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from paceline.core import messages as m
-from paceline.core.coordinator.diary import Diary
 from paceline.core.coordinator.events import Config, Effect, Happened, ToRank
+from paceline.core.coordinator.history import Diary
 from paceline.core.coordinator.roster import Roster, Seen
 from paceline.core.coordinator.sizes import Sizes
-from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
-from paceline.core.network import Network
-from paceline.core.records import Gen, Request, Settings
+from paceline.core.messages import Network
+from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
+from paceline.core.protocol.records import Gen, Request, Settings
 from paceline.core.status import Outcome, StragglerStatus
 
 

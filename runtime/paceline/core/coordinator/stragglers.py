@@ -16,7 +16,7 @@ from paceline.core import messages as m
 from paceline.core.coordinator.events import NS_PER_S, ToAgent
 from paceline.core.coordinator.roster import Seen
 from paceline.core.coordinator.state import Phase, State
-from paceline.core.ids import MemberId
+from paceline.core.protocol.ids import MemberId
 from paceline.core.status import Fact, StragglerStatus
 
 JUDGE_NS: Final = NS_PER_S

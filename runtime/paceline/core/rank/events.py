@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from paceline.core.ids import GenerationId, MemberId
 from paceline.core.messages import (
     Ask,
     Commit,
@@ -28,10 +27,11 @@ from paceline.core.messages import (
     State,
     Stopped,
 )
-from paceline.core.pending import BufferOp, Place
-from paceline.core.records import DataPlan, Go, Metric, Pacing
-from paceline.core.snapshot import Kept, LogSnapshot
-from paceline.core.weighing import Weighing
+from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.protocol.log import Weighing
+from paceline.core.protocol.pending import BufferOp, Place
+from paceline.core.protocol.records import DataPlan, Go, Metric, Pacing
+from paceline.core.protocol.snapshot import Kept, LogSnapshot
 
 # ---- events: the main thread ---------------------------------------------------------------------
 

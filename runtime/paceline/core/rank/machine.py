@@ -7,7 +7,6 @@ join, to serve, to report. So each of these rules stands in one place.
 
 from __future__ import annotations
 
-from paceline.core.ids import MemberId
 from paceline.core.messages import (
     Announce,
     Ask,
@@ -23,6 +22,7 @@ from paceline.core.messages import (
     State,
     WeightsHash,
 )
+from paceline.core.protocol.ids import MemberId
 from paceline.core.rank import membership, rounds, saving, script
 from paceline.core.rank.events import (
     Begin,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from paceline.core.ids import MemberId
-from paceline.core.log import Log, LogError
 from paceline.core.messages import (
     Ask,
     AskState,
@@ -20,6 +18,10 @@ from paceline.core.messages import (
     Started,
     State,
 )
+from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.log import Log, LogError
+from paceline.core.protocol.records import Gen, Go
+from paceline.core.protocol.snapshot import LogSnapshot
 from paceline.core.rank import saving
 from paceline.core.rank.events import (
     CloseChannel,
@@ -33,8 +35,6 @@ from paceline.core.rank.events import (
 )
 from paceline.core.rank.rounds import after_commit
 from paceline.core.rank.state import NOTHING, QUEUE_MAX, Main, RankState
-from paceline.core.records import Gen, Go
-from paceline.core.snapshot import LogSnapshot
 
 Order = Prepare | Commit | Release | Dismiss | Ask
 

@@ -11,18 +11,20 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from paceline.core.ids import MemberId
-from paceline.core.log import LogError
 from paceline.core.messages import (
     Announce,
     AskState,
     Complain,
     Fatal,
-    Kind,
     Start,
     Stopped,
     WeightsHash,
 )
+from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.log import LogError
+from paceline.core.protocol.records import AnnounceKind, Benched, Go, Request, Share, Trigger
+from paceline.core.protocol.tree import fan_out
+from paceline.core.protocol.trigger import Arrival, Decision, decide
 from paceline.core.rank.events import (
     Apply,
     ChannelFailed,
@@ -33,9 +35,6 @@ from paceline.core.rank.events import (
     WakeAt,
 )
 from paceline.core.rank.state import Main, RankState
-from paceline.core.records import Benched, Go, Request, Share, Trigger
-from paceline.core.tree import fan_out
-from paceline.core.trigger import Arrival, Decision, decide
 
 HASHES_MAX: Final = 16
 """Versions whose hashes are compared at the same time."""
@@ -52,40 +51,40 @@ def announce(rank: RankState) -> None:
     if kind is None:
         return
     log = rank.log
-    with_grad = kind in (Kind.ARRIVE, Kind.IDLE)
+    with_grad = kind in (AnnounceKind.ARRIVE, AnnounceKind.IDLE)
     share, ops = rank.pending.share(
         rank.me,
         round_=log.version,
         settings=log.settings,
         with_grad=with_grad,
-        fresh=kind is Kind.ARRIVE,
+        fresh=kind is AnnounceKind.ARRIVE,
         holds=rank.holds,
     )
     rank.do(ops)
     rank.share = _with_standing(rank, share, kind)
-    if kind is Kind.PENDING:
+    if kind is AnnounceKind.PENDING:
         rank.announced_pending = True
     else:
         rank.announced = True
     rank.send(log.starter, Announce(log.id, log.version, kind, rank.share))
 
 
-def _kind(rank: RankState) -> Kind | None:
+def _kind(rank: RankState) -> AnnounceKind | None:
     parked = rank.main in (Main.PARKED, Main.WANT)
     if not rank.is_active:
-        return Kind.READY if parked and not rank.draining else None
+        return AnnounceKind.READY if parked and not rank.draining else None
     if rank.main is Main.PARKED and rank.waits_for == rank.log.version:
-        return Kind.ARRIVE
+        return AnnounceKind.ARRIVE
     if rank.main in (Main.WANT, Main.REST, Main.DONE) or (rank.draining and parked):
-        return Kind.IDLE
+        return AnnounceKind.IDLE
     if not rank.announced_pending and (rank.pending.held.pieces or rank.pending.drops):
-        return Kind.PENDING
+        return AnnounceKind.PENDING
     return None
 
 
-def _with_standing(rank: RankState, share: Share, kind: Kind) -> Share:
+def _with_standing(rank: RankState, share: Share, kind: AnnounceKind) -> Share:
     """Add whether it wants leases, and what it gives back untouched."""
-    if kind not in (Kind.ARRIVE, Kind.IDLE):
+    if kind not in (AnnounceKind.ARRIVE, AnnounceKind.IDLE):
         standing = rank.me in rank.log.resting, rank.me in rank.log.done
         return replace(share, resting=standing[0], done=standing[1], base=rank.main_version)
     resting = rank.is_resting
@@ -94,7 +93,7 @@ def _with_standing(rank: RankState, share: Share, kind: Kind) -> Share:
     returned = tuple(x for x in held if x not in worked) if resting else ()
     return replace(
         share,
-        idle=kind is Kind.IDLE,
+        idle=kind is AnnounceKind.IDLE,
         resting=resting,
         done=rank.main is Main.DONE,
         returned=returned,
@@ -162,7 +161,11 @@ def _make_go(rank: RankState, arrivals: dict[MemberId, Arrival], decision: Decis
             for _, a in sorted(named.items())
         ),
         admitted=tuple(
-            sorted(m for m, a in arrivals.items() if a.kind is Kind.READY and m not in log.active)
+            sorted(
+                m
+                for m, a in arrivals.items()
+                if a.kind is AnnounceKind.READY and m not in log.active
+            )
         ),
         benched=tuple(benched),
         request=unwritten(rank),

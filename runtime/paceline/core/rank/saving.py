@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from paceline.core.log import Log
 from paceline.core.messages import Saved
+from paceline.core.protocol.log import Log
 from paceline.core.rank.events import Publish, Published, Save, Unsave, WakeAt, Written
 from paceline.core.rank.state import RankState, Stage
 

@@ -7,7 +7,8 @@ permanently slow rank slows nobody (section 4, step 5).
 
 from __future__ import annotations
 
-from paceline.core.pending import Place
+from paceline.core.protocol.pending import Place
+from paceline.core.protocol.records import Drop, DropReason
 from paceline.core.rank.events import (
     Begin,
     Drain,
@@ -21,7 +22,6 @@ from paceline.core.rank.events import (
     Want,
 )
 from paceline.core.rank.state import NOTHING, Main, RankState
-from paceline.core.records import Drop, DropReason
 
 ScriptEvent = Begin | Step | Want | Skip | Rest | Unrest | Finish | Drain
 

@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from paceline.core.ids import NO_GENERATION, GenerationId, MemberId
-from paceline.core.log import Log
 from paceline.core.messages import (
     Commit,
     Endpoints,
     PeerMessage,
     Register,
 )
-from paceline.core.pending import BufferOp, Pending
+from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
+from paceline.core.protocol.log import Log
+from paceline.core.protocol.pending import BufferOp, Pending
+from paceline.core.protocol.records import Go, Pacing, Request, Share
+from paceline.core.protocol.tree import TREE_ABOVE
+from paceline.core.protocol.trigger import Arrival
 from paceline.core.rank.events import Begin, Buffers, Effect, Exit, Found, ToCoordinator, ToPeer
-from paceline.core.records import Go, Pacing, Request, Share
-from paceline.core.tree import TREE_ABOVE
-from paceline.core.trigger import Arrival
 
 EARLY_MAX: Final = 4096
 """Messages kept of a generation that this rank has not started (R4)."""

@@ -1,0 +1,1 @@
+"""An agent's decisions: the life of its rank processes, and what their ends and networks mean."""

@@ -1,0 +1,132 @@
+"""What the end of a rank process means: why it ended, and whether another one may follow it.
+
+A pure judgement of what the agent knows at that moment: the exit code, what the rank said about its
+end, whether it was killed or asked to leave. How often a place may start again is counted by
+`core.agent.supervise`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from signal import SIGKILL, Signals
+
+from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE
+
+from paceline.core.protocol.ids import MemberId
+
+
+class Outcome(StrEnum):
+    """What a rank says about its own end, before it ends."""
+
+    PRESENT = "present"
+    """It takes part in the job; nothing about its end yet."""
+    FINISHED = "finished"
+    """Released (R17): whatever the script still does is its own."""
+    DISMISSED = "dismissed"
+    FAILED = "failed"
+    """With the reason in the user's words."""
+    UNSTARTABLE = "unstartable"
+    """The command could not be run at all; said by the shim."""
+
+
+class End(StrEnum):
+    """How a place, and a pod, ended; `AgentDone.outcome`."""
+
+    FINISHED = "finished"
+    DRAINED = "drained"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    end: End
+    message: str
+    exit_code: int
+    """Of the agent: 0, 1, or 2 for a mistake that only the user can mend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """All that is known about one end."""
+
+    member: MemberId
+    code: int | None
+    """Negative for a signal; None = the process never spoke."""
+    text: str
+    """Last lines of stderr, or why it never spoke."""
+    outcome: Outcome | None
+    said: str
+    kill_why: str
+    """Why the agent killed it; empty if it did not."""
+    leaving: str
+    """Why it was asked to leave; empty if it was not."""
+    over: bool = False
+    """It was asked to because the job was over."""
+
+
+def why_it_ended(death: Death) -> str:
+    """For people; empty for an end in order without a word."""
+    if in_order(death):
+        return death.said
+    if death.outcome is Outcome.FINISHED:
+        return f"its script ended badly after the job was over: {_reason(death)}"
+    return _reason(death)
+
+
+def in_order(death: Death) -> bool:
+    return death.code == 0 and death.outcome in (Outcome.FINISHED, Outcome.DISMISSED)
+
+
+def last_end(death: Death) -> Ended | None:
+    """How the place ends with this process; None if another one may follow."""
+    why = why_it_ended(death)
+    if in_order(death):
+        end = End.FINISHED if death.outcome is Outcome.FINISHED else End.DRAINED
+        return Ended(end, why, 0)
+    if death.outcome is Outcome.FINISHED:
+        return failed(death.member, why)
+    if death.leaving:
+        # Before it takes part, and after the job is over, it holds no work that could be lost.
+        holds_work = death.outcome is not None and not death.over
+        lost = EXIT_FAILURE if holds_work else 0
+        return Ended(End.DRAINED, f"rank {death.member}: {death.leaving}; {why}", lost)
+    if death.code == EXIT_BAD_INPUT or death.outcome is Outcome.UNSTARTABLE:
+        return failed(death.member, why, EXIT_BAD_INPUT)
+    if death.code == 0:
+        return failed(death.member, why)  # it would end early again
+    return None
+
+
+def failed(member: MemberId, why: str, exit_code: int = EXIT_FAILURE) -> Ended:
+    return Ended(End.FAILED, f"rank {member}: {why}", exit_code)
+
+
+def how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    name = Signals(-code).name if -code in set(Signals) else "unknown signal"
+    # The kernel's memory killer sends the same signal as a person with kill -9.
+    memory = "; if nobody sent it, the machine ran out of memory" if -code == SIGKILL else ""
+    return f"signal {-code} ({name}){memory}"
+
+
+def _reason(death: Death) -> str:
+    if death.kill_why:
+        return f"killed by its agent: {death.kill_why}"
+    if death.said:
+        return death.said
+    if death.code is None:
+        return f"it could not be started: {death.text}"
+    if death.code == 0 and death.outcome is None:
+        return (
+            "ScriptTookNoPart: the script ended and never called pl.init() or pl.ddp(), so each "
+            "rank did its work alone; docs/porting.md shows the lines to add"
+        )
+    if death.code == 0:
+        # D7: leaving early looks like success to the shell, but its samples are missing.
+        return (
+            "ScriptEndedEarly: the script ended before the job did; "
+            "let it run all epochs, or call pl.finish() at its end"
+        )
+    return how_it_ended(death.code) + (f"; last lines:\n{death.text}" if death.text else "")

@@ -1,0 +1,365 @@
+"""Life cycle of a pod's rank processes: what an agent does when one starts, ends or drains.
+
+A *place* is (slot, local); one process after the other lives in it, each a member of its own. What
+happens to a place is a cue, `NEXT` says which phase follows, and the driver (`agent.supervisor`)
+carries out the effects. Nothing here waits: the driver calls `handle` with `Tick` when the time
+`wake_at_ns` has come.
+
+A crashed rank is started again after a back-off. A rank that finished, was dismissed, made a
+mistake that only its user can mend, or crashed more often than `backoffLimit` is not; the last two
+end the pod, whose other ranks drain first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from paceline_api.errors import EXIT_FAILURE
+
+from paceline.core.agent.exits import Death, End, Ended, Outcome, failed, last_end, why_it_ended
+from paceline.core.messages import ATTEMPT_STRIDE, RankDead, RankStarted
+from paceline.core.protocol.ids import GenerationId, MemberId
+
+NS_PER_S: Final = 1_000_000_000
+BACKOFF_NS: Final = NS_PER_S
+"""Before the first restart; doubles with each further failure."""
+BACKOFF_MAX_NS: Final = 60 * NS_PER_S
+HEALTHY_NS: Final = 60 * NS_PER_S
+"""A process that lived so long ends the row of failures before it, as far as an agent can tell."""
+START_NS: Final = 60 * NS_PER_S
+"""From launch to the first word of the process. Measured over MPI: 0.1 s on an idle machine."""
+SHUTDOWN_NS: Final = 10 * NS_PER_S
+"""For a rank without an outcome to end by itself when the job is over."""
+
+
+class Phase(StrEnum):
+    STARTING = "starting"
+    """Launched; the process has not spoken yet."""
+    RUNNING = "running"
+    DRAINING = "draining"
+    """Asked to leave; SIGKILL at its deadline."""
+    KILLED = "killed"
+    """SIGKILL sent, not reaped yet."""
+    WAITING = "waiting"
+    """Dead; the next process starts after the back-off."""
+    ENDED = "ended"
+    """Dead, and nothing follows."""
+
+
+class Cue(StrEnum):
+    UP = "up"
+    """The process has spoken: its pid is known and the user's command runs."""
+    DEAD_AGAIN = "dead-again"
+    """Dead; another one follows."""
+    DEAD_LAST = "dead-last"
+    """Dead; none follows."""
+    DRAIN = "drain"
+    KILL = "kill"
+    TIME = "time"
+    """The deadline or back-off of this phase is over."""
+
+
+NEXT: Final[dict[tuple[Phase, Cue], Phase]] = {
+    (Phase.STARTING, Cue.UP): Phase.RUNNING,
+    (Phase.STARTING, Cue.DEAD_AGAIN): Phase.WAITING,
+    (Phase.STARTING, Cue.DEAD_LAST): Phase.ENDED,
+    (Phase.STARTING, Cue.DRAIN): Phase.KILLED,  # it holds no work yet
+    (Phase.STARTING, Cue.KILL): Phase.KILLED,
+    (Phase.STARTING, Cue.TIME): Phase.KILLED,
+    (Phase.RUNNING, Cue.DEAD_AGAIN): Phase.WAITING,
+    (Phase.RUNNING, Cue.DEAD_LAST): Phase.ENDED,
+    (Phase.RUNNING, Cue.DRAIN): Phase.DRAINING,
+    (Phase.RUNNING, Cue.KILL): Phase.KILLED,
+    (Phase.DRAINING, Cue.DEAD_LAST): Phase.ENDED,
+    (Phase.DRAINING, Cue.DRAIN): Phase.DRAINING,  # a second SIGTERM must not cut the drain short
+    (Phase.DRAINING, Cue.KILL): Phase.KILLED,
+    (Phase.DRAINING, Cue.TIME): Phase.KILLED,
+    (Phase.KILLED, Cue.DEAD_AGAIN): Phase.WAITING,
+    (Phase.KILLED, Cue.DEAD_LAST): Phase.ENDED,
+    (Phase.KILLED, Cue.DRAIN): Phase.KILLED,
+    (Phase.KILLED, Cue.KILL): Phase.KILLED,
+    (Phase.WAITING, Cue.DRAIN): Phase.ENDED,
+    (Phase.WAITING, Cue.KILL): Phase.WAITING,  # the evidence is already there
+    (Phase.WAITING, Cue.TIME): Phase.STARTING,
+    (Phase.ENDED, Cue.DRAIN): Phase.ENDED,
+    (Phase.ENDED, Cue.KILL): Phase.ENDED,
+}
+"""Every other pair is impossible: a process speaks once, dies once, and only armed timers fire."""
+
+
+# ---- events ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Up:
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    outcome: Outcome | None
+    message: str
+    released: tuple[GenerationId, int] | None = None
+    """FINISHED: with which record and version (R17)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The process, and all of its group, has been reaped."""
+
+    code: int
+    """Negative for a signal."""
+    last_lines: str
+    """End of what it wrote to stderr."""
+
+
+@dataclass(frozen=True, slots=True)
+class NeverStarted:
+    """The launcher ended, and no process had spoken."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """The job is over."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    pass
+
+
+Event = Up | Told | Exited | NeverStarted | Drain | Kill | Shutdown | Tick
+
+# ---- effects -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    member: MemberId
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """To be said to the rank: `drain` or `shutdown`."""
+
+    member: MemberId
+    kind: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendKill:
+    """SIGKILL to the process and to its launcher."""
+
+    member: MemberId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """To the coordinator."""
+
+    message: RankStarted | RankDead
+
+
+Effect = Launch | Command | SendKill | Report
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    restarts_max: int
+    """`backoffLimit`: failures in a row after which the place is given up."""
+    drain_ns: int
+
+
+def backoff_ns(failures: int) -> int:
+    """Pause after the n-th failure in a row, n >= 1."""
+    assert failures >= 1, failures
+    return min(BACKOFF_NS << min(failures - 1, 32), BACKOFF_MAX_NS)
+
+
+class Place:
+    """One place of the pod and the process in it."""
+
+    def __init__(self, slot: int, local: int, pod_attempt: int, limits: Limits) -> None:
+        self.member = MemberId(slot, local, pod_attempt * ATTEMPT_STRIDE)
+        self.phase = Phase.WAITING
+        self.ended: Ended | None = None
+        self.dead: list[MemberId] = []
+        """All processes of this place that were reaped, for `AgentHello` (R6, R25)."""
+        self.released: tuple[GenerationId, int] | None = None
+        """With which record and version one of them was released (R17)."""
+        self.wake_at_ns: int | None = 0
+        """When a Tick is due; None = not at all."""
+        self._limits = limits
+        self._started = False
+        self._failures = 0
+        self._up_ns: int | None = None
+        self._told: Told | None = None
+        self._kill_why = ""
+        self._leaving = ""
+        """Why no process will follow this one; empty if one may."""
+        self._over = False
+        """The job is."""
+
+    @property
+    def restarts(self) -> int:
+        return self.member.attempt % ATTEMPT_STRIDE
+
+    @property
+    def alive(self) -> bool:
+        """The user's command may be running."""
+        return self.phase in (Phase.RUNNING, Phase.DRAINING) or (
+            self.phase is Phase.KILLED and self._up_ns is not None
+        )
+
+    def handle(self, now_ns: int, event: Event) -> list[Effect]:
+        match event:
+            case Up():
+                return self._up(now_ns, event.pid)
+            case Told():
+                self._told = event
+                if event.outcome is Outcome.FINISHED and self.phase is Phase.DRAINING:
+                    self.wake_at_ns = None  # it is released; what follows is the script's own time
+                return []
+            case Exited():
+                return self._dead(now_ns, event.code, event.last_lines)
+            case NeverStarted():
+                return self._dead(now_ns, None, event.why)
+            case Drain():
+                return self._leave(now_ns + self._limits.drain_ns, "drain", event.why)
+            case Shutdown():
+                return self._leave(now_ns + SHUTDOWN_NS, "shutdown", event.why)
+            case Kill():
+                return self._kill(event.why)
+            case Tick():
+                return self._tick(now_ns)
+
+    def _go(self, cue: Cue) -> None:
+        assert (self.phase, cue) in NEXT, (str(self.member), self.phase, cue)
+        self.phase = NEXT[self.phase, cue]
+
+    def _launch(self, now_ns: int) -> list[Effect]:
+        if self._started:
+            slot, local, attempt = self.member
+            self.member = MemberId(slot, local, attempt + 1)
+        self._started = True
+        self._up_ns, self._told, self._kill_why = None, None, ""
+        self.wake_at_ns = now_ns + START_NS
+        return [Launch(self.member)]
+
+    def _up(self, now_ns: int, pid: int) -> list[Effect]:
+        self._go(Cue.UP)
+        self._up_ns, self.wake_at_ns = now_ns, None
+        return [Report(RankStarted(self.member, pid))]
+
+    def _leave(self, deadline_ns: int, kind: str, why: str) -> list[Effect]:
+        before = self.phase
+        self._leaving = self._leaving or why
+        self._over = self._over or kind == "shutdown"
+        self._go(Cue.DRAIN)
+        if self.phase is Phase.ENDED and before is Phase.WAITING:
+            self.wake_at_ns = None
+            self.ended = Ended(End.DRAINED, why, 0)
+        if self.phase is Phase.KILLED:
+            return [] if before is Phase.KILLED else self._send_kill(why)
+        if self.phase is not Phase.DRAINING:
+            return []
+        if self._over and self._told is None:
+            # It took no part, so it has nothing to save or to say; it may import for minutes yet.
+            return self._kill(why)
+        released = self._told is not None and self._told.outcome is Outcome.FINISHED
+        # A second request shortens the deadline only if the job is over.
+        if not released and (before is Phase.RUNNING or kind == "shutdown"):
+            self.wake_at_ns = min(deadline_ns, self.wake_at_ns or deadline_ns)
+        repeated = before is Phase.DRAINING and kind == "drain"
+        return [] if repeated else [Command(self.member, kind, why)]
+
+    def _kill(self, why: str) -> list[Effect]:
+        before = self.phase
+        self._go(Cue.KILL)
+        return self._send_kill(why) if self.phase is Phase.KILLED is not before else []
+
+    def _send_kill(self, why: str) -> list[Effect]:
+        self.wake_at_ns, self._kill_why = None, why
+        return [SendKill(self.member, why)]
+
+    def _tick(self, now_ns: int) -> list[Effect]:
+        if self.wake_at_ns is None or now_ns < self.wake_at_ns:
+            return []  # a timer that was set for something that is over
+        before = self.phase
+        self._go(Cue.TIME)
+        if before is Phase.WAITING:
+            return self._launch(now_ns)
+        if before is Phase.STARTING:
+            return self._send_kill(f"it did not start within {START_NS // NS_PER_S} s")
+        return self._send_kill(f"it did not leave in time ({self._leaving})")
+
+    def _dead(self, now_ns: int, code: int | None, text: str) -> list[Effect]:
+        if self._up_ns is not None and now_ns - self._up_ns >= HEALTHY_NS:
+            self._failures = 0
+        said = self._told or Told(None, "")
+        death = Death(
+            self.member,
+            code,
+            text,
+            said.outcome,
+            said.message,
+            self._kill_why,
+            self._leaving,
+            self._over,
+        )
+        why = why_it_ended(death)
+        ended = last_end(death) or self._failure(why)
+        self.wake_at_ns = None
+        if ended is None:
+            self.wake_at_ns = now_ns + backoff_ns(self._failures)
+        self._go(Cue.DEAD_AGAIN if ended is None else Cue.DEAD_LAST)
+        self.ended = ended
+        self.dead.append(self.member)
+        self.released = self.released or said.released
+        exit_code = EXIT_FAILURE if code is None else code
+        dead = RankDead(self.member, exit_code, why, ended is None, said.released)
+        return [Report(dead)]
+
+    def _failure(self, why: str) -> Ended | None:
+        """Count one that another process could mend; not None if it was the last one."""
+        self._failures += 1
+        most = self._limits.restarts_max
+        if self._failures > most:
+            return failed(self.member, f"{why} (failure {self._failures}, backoffLimit {most})")
+        if self.restarts == ATTEMPT_STRIDE - 1:
+            return failed(self.member, f"{why} (start {ATTEMPT_STRIDE} was the last one)")
+        return None
+
+
+def pod_end(places: list[Place]) -> Ended | None:
+    """How the pod ended; None while a place is still in use. The first failure speaks for it."""
+    ends = [place.ended for place in places if place.ended is not None]
+    if len(ends) < len(places):
+        return None
+    order = (End.FAILED, End.FINISHED, End.DRAINED)
+    worst = min(ends, key=lambda ended: order.index(ended.end))
+    return Ended(worst.end, worst.message, max(ended.exit_code for ended in ends))
+
+
+def reason_to_leave(places: list[Place]) -> str:
+    """Why the rest of the pod must drain: one of its places was given up. Empty if it may stay."""
+    failed = (place.ended for place in places if place.ended and place.ended.end is End.FAILED)
+    return next((ended.message for ended in failed), "")

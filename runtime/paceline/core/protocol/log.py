@@ -1,0 +1,416 @@
+"""The round log as a state: everything that must be equal on all ranks (R2).
+
+`Log.append` takes the next GO or GEN record. Version, membership, active and resting sets,
+starter, quorum, leases, settings, stop and the sample counts are functions of the sequence of
+records alone, so two ranks whose logs have the same digest agree on all of them. A record that
+does not fit is a fault of the protocol, never of the user: `LogError` ends the process with the
+evidence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Final
+
+from paceline.core.protocol.deal import Deal
+from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
+from paceline.core.protocol.ledger import Ledger
+from paceline.core.protocol.records import (
+    DataPlan,
+    Gen,
+    Go,
+    Mode,
+    Normalisation,
+    Pacing,
+    Record,
+    Settings,
+    Share,
+    pack_record,
+)
+from paceline.core.protocol.sampling import samples_of
+from paceline.core.protocol.shadow import ShadowReport, follow
+from paceline.core.protocol.snapshot import LogSnapshot
+from paceline.core.protocol.waits import quorum_of
+
+WINDOW: Final = 32
+"""Rounds whose durations and arrival offsets are remembered (grace, auto deadline, bench)."""
+RECENT_MAX: Final = 256
+"""Records kept for members that are behind; more generations without a round are an error."""
+
+
+def chain(digest: str, record: Record) -> str:
+    """The digest of a log that had `digest` before this record."""
+    data = digest.encode() + pack_record(record)
+    return hashlib.blake2b(data, digest_size=12).hexdigest()
+
+
+class LogError(AssertionError):
+    """A record contradicts the log: a broken protocol, reported with its evidence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """How the contributions of one round become an update; equal on all ranks (D3)."""
+
+    contributors: tuple[MemberId, ...]
+    unit: int
+    """Common unit of the contributed buffers, or 1 where each is multiplied by its own (D3)."""
+    equal: bool
+    """Buffers are summed as they are: mean of means, the bits of the plain reference."""
+    samples: int
+    first: bool
+    """The accumulated sum starts anew with this round."""
+    step: bool
+    """The optimizer steps."""
+    divisor: float
+    """Of the accumulated sum, in units of `unit`."""
+    scheduler_steps: int
+
+    def factor(self, share: Share) -> float:
+        """What the contributor of `share` multiplies its buffer with before the reduction."""
+        return 1.0 if self.equal else float(share.unit)
+
+
+@dataclass(slots=True)
+class Log:
+    index: int = 0
+    digest: str = ""
+    version: int = 0
+    gen: Gen | None = None
+    active: tuple[MemberId, ...] = ()
+    with_state: tuple[MemberId, ...] = ()
+    """Members that the log knows to have state: by GEN, or admitted by a GO since."""
+    benched: frozenset[MemberId] = frozenset()
+    """Members that are passive since they did not finish a step (R13)."""
+    resting: frozenset[MemberId] = frozenset()
+    """Active, but wants no leases: evaluating, draining, finished."""
+    done: frozenset[MemberId] = frozenset()
+    """Active, and its loop has ended."""
+    plan: DataPlan = field(default_factory=DataPlan)
+    settings: Settings = field(default_factory=Settings)
+    request: int = 0
+    stopping: bool = False
+    started: int = 0
+    """Version with which the job's first generation began (0, or a checkpoint's)."""
+    deal: Deal = field(default_factory=Deal)
+    ledger: Ledger = field(default_factory=Ledger)
+    heard: dict[MemberId, int] = field(default_factory=dict)
+    """Oldest version that the next batch of each active rank can be of (Late.WAIT)."""
+    banked: int = 0
+    """Samples reduced since the optimizer's last step (Pacing.SAMPLES)."""
+    banked_count: int = 0
+    updates: int = 0
+    progress: Fraction = Fraction(0)
+    """Applied over nominal samples: what the scheduler is stepped by."""
+    round_us: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    offsets_us: deque[int] = field(default_factory=lambda: deque(maxlen=4 * WINDOW))
+    shadow: ShadowReport = ShadowReport()  # noqa: RUF009 - frozen
+    recent: list[Record] = field(default_factory=list)
+    """The last GO, the GENs after it, and those between it and the GO before (R7)."""
+    tail: list[tuple[int, str]] = field(default_factory=lambda: [(0, "")])
+    """(index, digest) before each of `recent`, and at the end."""
+
+    # ---- what follows from the records ----------------------------------------------------
+
+    @property
+    def id(self) -> GenerationId:
+        """Of the last GEN record."""
+        return self.gen.id if self.gen else NO_GENERATION
+
+    @property
+    def members(self) -> tuple[MemberId, ...]:
+        return self.gen.members if self.gen else ()
+
+    @property
+    def starter(self) -> MemberId:
+        """Starts the round in question; rotates, so that there is no fixed hot spot."""
+        return self.active[self.version % len(self.active)]
+
+    @property
+    def stopped(self) -> bool:
+        """This version is the final one (R17)."""
+        if self.stopping:
+            return True
+        return bool(self.plan.samples) and self.deal.exhausted(self.plan)
+
+    @property
+    def is_full_round(self) -> bool:
+        """Everybody is needed, whatever the mode: first round, warm-up, `fullEvery`."""
+        return self.settings.mode in (Mode.FULL, Mode.SHADOW) or self._is_full_in_any_mode
+
+    @property
+    def _is_full_in_any_mode(self) -> bool:
+        since, s = self.version - self.started, self.settings
+        if since < max(1, s.warmup_rounds):
+            return True
+        return s.full_every > 0 and since % s.full_every == 0
+
+    @property
+    def quorum(self) -> int:
+        """k(r) of R12: fresh ranks that round `version` needs, never more than are active."""
+        active = len(self.active)
+        if self.is_full_round:
+            return active
+        return quorum_of(self.settings.mode, self.settings, active)
+
+    @property
+    def nominal(self) -> int:
+        """Samples of a round to which every active rank contributes one step."""
+        return len(self.active) * self.step_samples
+
+    @property
+    def step_samples(self) -> int:
+        return self.plan.batch * self.plan.accumulate if self.plan.samples else 1
+
+    @property
+    def median_round_us(self) -> int:
+        """0 as long as nothing was measured."""
+        return sorted(self.round_us)[len(self.round_us) // 2] if self.round_us else 0
+
+    def held(self, member: MemberId) -> tuple[int, ...]:
+        return self.deal.held_by(member)
+
+    def weigh(self, go: Go) -> Weighing:
+        """Weights and divisor of the round that `go` starts; call before `append(go)`."""
+        shares = [s for s in go.shares if s.count]
+        samples = sum(s.samples for s in shares)
+        units = {s.unit for s in shares}
+        nominal = self.nominal
+        first = self.banked == 0
+        banked, count = self.banked + samples, self.banked_count + len(shares)
+        # A synchronous round is a step, also where the last one of an epoch is short of samples.
+        synchronous = self.settings.mode in (Mode.FULL, Mode.SHADOW)
+        by_round = synchronous or self.settings.pacing is Pacing.ROUND
+        step = banked > 0 and (by_round or banked >= nominal or self.stops_with(go))
+        # Sums that are kept over several rounds have to be in one unit; a round that steps at
+        # once may use the mean of means, which differs in the last bits (D3).
+        equal = len(units) == 1 and first and (by_round or banked >= nominal)
+        unit = units.pop() if equal else 1
+        match self.settings.normalisation:
+            case Normalisation.FIXED:
+                total = nominal
+            case Normalisation.APPLIED:
+                total = banked
+            case Normalisation.CONTRIBUTORS:
+                total = count * self.step_samples
+        after = self.progress + (Fraction(samples, nominal) if samples else 0)
+        return Weighing(
+            contributors=tuple(s.member for s in shares),
+            unit=unit,
+            equal=equal,
+            samples=samples,
+            first=first,
+            step=step,
+            divisor=total / unit,
+            scheduler_steps=int(after) - int(self.progress),
+        )
+
+    def stops_with(self, go: Go) -> bool:
+        """Whether the version that `go` makes is the final one (R17)."""
+        if go.request and go.request.stop:
+            return True
+        if not self.plan.samples:
+            done = self.done | {s.member for s in go.shares if s.done}
+            return done.issuperset(self.active) and not go.admitted
+        gone = {x for s in go.shares for x in (*s.leases, *(d for r in s.drops for d in r.leases))}
+        returned = any(benched.leases for benched in go.benched)
+        return self.deal.exhausted(self.plan, but_for=gone) and not returned
+
+    # ---- appending ------------------------------------------------------------------------
+
+    def append(self, record: Record) -> None:
+        if isinstance(record, Gen):
+            self._append_gen(record)
+        else:
+            self._append_go(record)
+        self.index += 1
+        self.digest = chain(self.digest, record)
+        self.recent.append(record)
+        self.tail.append((self.index, self.digest))
+        if len(self.recent) > RECENT_MAX:
+            raise LogError(f"{RECENT_MAX} records without a round: {record}")
+        self.deal.refill(
+            self.plan, [m for m in self.active if m not in self.resting and not self.stopping]
+        )
+
+    def _append_gen(self, gen: Gen) -> None:
+        if gen.version != self.version and self.gen is not None:
+            raise LogError(f"GEN of version {gen.version} appended to version {self.version}")
+        if gen.plan is not None:
+            self.plan, self.version, self.started = gen.plan, gen.version, gen.version
+            self.stopping, self.done, self.resting, self.heard = False, frozenset(), frozenset(), {}
+        if gen.settings is not None:
+            self.settings = gen.settings
+        self.gen = gen
+        self.active, self.with_state = gen.active, gen.with_state
+        self.benched &= frozenset(gen.members) - frozenset(gen.active)
+        self.resting &= frozenset(gen.active)
+        self.done &= frozenset(gen.active)
+        self.heard = {m: self.heard.get(m, self.version) for m in gen.active}
+        self.deal.lookahead = dict(gen.lookahead)
+        keep = () if gen.plan else gen.active  # ids of an earlier run may be the same
+        for member in self.deal.holders():
+            if member not in keep:
+                self.ledger.redealt(member, self._samples(self.deal.take_back(member)))
+        self.ledger.retire_all_but(() if gen.plan else gen.members)
+
+    def _append_go(self, go: Go) -> None:
+        if self.gen is None or go.round != self.version:
+            raise LogError(f"GO of round {go.round} appended to version {self.version}")
+        if self.stopped:
+            raise LogError(f"GO of round {go.round} after the stop round")
+        if not self.active:
+            raise LogError("GO without an active rank")
+        weighing, nominal = self.weigh(go), self.nominal
+        if self.settings.mode is Mode.SHADOW:
+            conditions = (self.settings, len(self.active), self.median_round_us, self.offsets_us)
+            full = self._is_full_in_any_mode
+            self.shadow = follow(self.shadow, go, *conditions, full_anyhow=full)
+        # A round ends the job, never a GEN, so that what was banked is applied with the last one.
+        self.stopping = self.stopping or (not self.plan.samples and self.stops_with(go))
+        for share in go.shares:
+            self._append_share(share)
+        active = set(self.active)
+        for benched in go.benched:
+            if benched.member not in active:
+                raise LogError(f"{benched.member} is benched but not active")
+            active.discard(benched.member)
+            back = self.deal.take_back(benched.member, benched.leases)
+            self.ledger.redealt(benched.member, self._samples(back))
+        active.update(go.admitted)
+        self.benched = (self.benched | {b.member for b in go.benched}) - set(go.admitted)
+        if not active:
+            raise LogError("the last active rank was benched")
+        if go.admitted or go.benched:
+            self.active = tuple(sorted(active))
+            self.with_state = tuple(sorted({*self.with_state, *go.admitted}))
+        self.resting &= active
+        self.done &= active
+        for member in go.admitted:
+            self.heard[member] = go.round + 1
+        self.heard = {m: r for m, r in self.heard.items() if m in active}
+        if go.request:
+            if go.request.number <= self.request:
+                raise LogError(f"request {go.request.number} written after {self.request}")
+            self.request = go.request.number
+            self.settings = go.request.settings or self.settings
+            self.stopping = self.stopping or go.request.stop
+        self._account(go, weighing, nominal)
+        self._forget_before_last_go()
+
+    def _forget_before_last_go(self) -> None:
+        for at, record in enumerate(self.recent):
+            if isinstance(record, Go):
+                del self.recent[: at + 1], self.tail[: at + 1]
+                return
+
+    def _append_share(self, share: Share) -> None:
+        member = share.member
+        if member not in self.active:
+            raise LogError(f"{member} is named in round {self.version} but not active")
+        dropped = [x for drop in share.drops for x in drop.leases]
+        for lease in (*share.leases, *dropped):
+            self.deal.remove(member, lease)
+        self.deal.give_back(member, share.returned)
+        self.ledger.applied(share, self.version, self.plan)
+        self.resting = self.resting | {member} if share.resting else self.resting - {member}
+        self.done = self.done | {member} if share.done else self.done - {member}
+        # Idle: it may come back from evaluating before this round is committed.
+        base = self.version + share.fresh if share.fresh or share.idle else share.base
+        self.heard[member] = max(base, self.heard[member])
+
+    def _account(self, go: Go, weighing: Weighing, nominal: int) -> None:
+        if weighing.samples:
+            self.progress += Fraction(weighing.samples, nominal)
+        if weighing.step:
+            self.banked = self.banked_count = 0
+            self.updates += 1
+        else:
+            self.banked += weighing.samples
+            self.banked_count += len(weighing.contributors)
+        self.ledger.round(go.trigger)
+        self.round_us.append(go.round_us)
+        self.offsets_us.extend(s.offset_us for s in go.shares if s.fresh)
+        self.version += 1
+
+    def _samples(self, leases: tuple[int, ...]) -> int:
+        return sum(samples_of(self.plan, lease) for lease in leases)
+
+    # ---- copies ---------------------------------------------------------------------------
+
+    def missing_after(self, index: int, digest: str) -> tuple[Record, ...]:
+        """The records that a log with this end lacks (R7). Raises LogError if it is no prefix."""
+        if (index, digest) not in self.tail:
+            raise LogError(f"a log that ends at {index} ({digest}) is no prefix of this one")
+        return tuple(self.recent[self.tail.index((index, digest)) :])
+
+    def snapshot(self) -> LogSnapshot:
+        assert self.gen is not None
+        return LogSnapshot(
+            index=self.index,
+            digest=self.digest,
+            version=self.version,
+            gen=self.gen,
+            active=self.active,
+            with_state=self.with_state,
+            benched=tuple(sorted(self.benched)),
+            resting=tuple(sorted(self.resting)),
+            done=tuple(sorted(self.done)),
+            plan=self.plan,
+            settings=self.settings,
+            request=self.request,
+            stopping=self.stopping,
+            started=self.started,
+            next_lease=self.deal.next,
+            pool=tuple(self.deal.pool),
+            held=self.deal.all_held(),
+            lookahead=tuple(sorted(self.deal.lookahead.items())),
+            heard=tuple(sorted(self.heard.items())),
+            banked=self.banked,
+            banked_count=self.banked_count,
+            updates=self.updates,
+            progress=(self.progress.numerator, self.progress.denominator),
+            round_us=tuple(self.round_us),
+            offsets_us=tuple(self.offsets_us),
+            shadow=self.shadow,
+            ledger=self.ledger.snapshot(),
+        )
+
+    @classmethod
+    def restore(cls, s: LogSnapshot) -> Log:
+        log = cls(
+            index=s.index,
+            digest=s.digest,
+            version=s.version,
+            gen=s.gen,
+            active=s.active,
+            with_state=s.with_state,
+            benched=frozenset(s.benched),
+            resting=frozenset(s.resting),
+            done=frozenset(s.done),
+            plan=s.plan,
+            settings=s.settings,
+            request=s.request,
+            stopping=s.stopping,
+            started=s.started,
+            deal=Deal(
+                next=s.next_lease,
+                pool=list(s.pool),
+                held={m: list(leases) for m, leases in s.held},
+                lookahead=dict(s.lookahead),
+            ),
+            ledger=Ledger.restore(s.ledger),
+            heard=dict(s.heard),
+            banked=s.banked,
+            banked_count=s.banked_count,
+            updates=s.updates,
+            progress=Fraction(*s.progress),
+            shadow=s.shadow,
+            tail=[(s.index, s.digest)],
+        )
+        log.round_us.extend(s.round_us)
+        log.offsets_us.extend(s.offsets_us)
+        return log

@@ -1,0 +1,253 @@
+"""The two kinds of records of the round log, GO and GEN, and what they are made of (R2).
+
+Everything that must be equal on all ranks is a function of the sequence of these records
+(`core.protocol.log.Log`), so each fact that such a function needs is written into one of them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+from msgspec import Struct
+
+from paceline.core.protocol.ids import GenerationId, MemberId
+
+
+class Mode(StrEnum):
+    FULL = "Full"
+    QUORUM = "Quorum"
+    MAJORITY = "Majority"
+    SOLO = "Solo"
+    DEADLINE = "Deadline"
+    SHADOW = "Shadow"
+
+
+class Late(StrEnum):
+    """What happens to a gradient that is older than `max_age` rounds when it could be applied."""
+
+    WAIT = "Wait"
+    DECAY = "Decay"
+    DROP = "Drop"
+
+
+class Normalisation(StrEnum):
+    """Divisor of a round's sum: nominal samples, samples that came, or ranks that contributed."""
+
+    FIXED = "Fixed"
+    APPLIED = "Applied"
+    CONTRIBUTORS = "Contributors"
+
+
+class Pacing(StrEnum):
+    """Whether the optimizer steps in every round or each time the nominal samples are in."""
+
+    AUTO = "Auto"
+    """As the optimizer needs; settled when the first generation is formed."""
+    ROUND = "Round"
+    SAMPLES = "Samples"
+
+
+class Settings(Struct, frozen=True):
+    """How rounds are started and weighed; in force from the record that carries it (R2, R18)."""
+
+    mode: Mode = Mode.FULL
+    quorum: int = 0
+    """Ranks, for Quorum and as the minimum of Deadline; 0 if `quorum_percent` is used."""
+    quorum_percent: int = 0
+    """Share of the active ranks, rounded up, computed per round."""
+    random_initiator: bool = False
+    """Majority as published for eager-SGD (PPoPP'20, 5.1): one drawn rank may start the round."""
+    deadline_ns: int = 0
+    """After the first arrival; 0 = auto: median + `deadline_factor` x MAD of recent arrivals."""
+    deadline_factor: float = 3.0
+    grace_ns: int = -1
+    """Extra wait for near-simultaneous ranks once the condition holds; -1 = `grace_share`."""
+    grace_share: float = 0.05
+    """Grace as a share of the median round."""
+    warmup_rounds: int = 0
+    full_every: int = 0
+    """Every N-th round is Full; 0 = never."""
+    max_age: int = 4
+    """Rounds; 0 = unlimited."""
+    late: Late = Late.DROP
+    decay_factor: float = 0.5
+    """Weight per round above `max_age` under `Late.DECAY`."""
+    normalisation: Normalisation = Normalisation.FIXED
+    pacing: Pacing = Pacing.ROUND
+    bench_after_ns: int = 0
+    """Silence until a rank that alone is missing is benched (R13); 0 = max(60 s, 20 x median)."""
+    buffers_every: int = 0
+    """Float buffers (BatchNorm) are averaged every N rounds and at stop (R24, D10); 0 = local."""
+    hash_every: int = 100
+    """Rounds between two comparisons of the committed weights' hashes; 0 = never."""
+
+
+class Request(Struct, frozen=True):
+    """A change asked for through the coordinator; a starter writes it into a GO (R18)."""
+
+    number: int
+    settings: Settings | None = None
+    stop: bool = False
+    """Stop with the round that carries this."""
+
+
+class DataPlan(Struct, frozen=True):
+    """What is dealt: `epochs` keyed permutations of `samples` indices in leases of one step."""
+
+    samples: int = 0
+    """Length of the data set; 0 = the script feeds itself, nothing is dealt."""
+    batch: int = 0
+    """Samples of one batch of one rank."""
+    accumulate: int = 1
+    """Batches per optimizer step; a lease is `batch x accumulate` samples (D1)."""
+    epochs: int = 0
+    seed: int = 0
+    drop_last: bool = False
+    """Leave out the last, smaller batch of an epoch."""
+
+
+class DropReason(StrEnum):
+    STALE = "stale"
+    """Older than `max_age` when it could have been announced (D4)."""
+    NONFINITE = "nonfinite"
+    """NaN or Inf in the gradient (I17, D9)."""
+    REVOKED = "revoked"
+    """Shares a buffer with work whose lease was dealt again (R13)."""
+    SKIPPED = "skipped"
+    """The user's loop took the batch and made no step of it (D1)."""
+
+
+class Drop(Struct, frozen=True):
+    """Samples that will never be applied, and why; announced by their owner, counted by the log."""
+
+    reason: DropReason
+    samples: int
+    leases: tuple[int, ...] = ()
+
+
+class Metric(Struct, frozen=True):
+    """A user's figure, summed over the contributors of a round (D11)."""
+
+    name: str
+    total: float
+    weight: float
+
+
+class Share(Struct, frozen=True):
+    """What one rank has in a round. Only ranks that announced something are named in a GO."""
+
+    member: MemberId
+    upto: int
+    """All its pending contributions with a sequence number up to this one."""
+    count: int = 0
+    """Number of contributions; 0 = it reduces zeros."""
+    oldest: int = 0
+    """Version on which the oldest of them was computed; age = round - oldest (D4)."""
+    fresh: bool = False
+    idle: bool = False
+    samples: int = 0
+    unit: int = 0
+    """The buffer holds sum(per-sample gradients) / unit; equal units need no weighing (D3)."""
+    discount: float = 1.0
+    """Weight under `Late.DECAY`, already multiplied into the buffer."""
+    leases: tuple[int, ...] = ()
+    drops: tuple[Drop, ...] = ()
+    returned: tuple[int, ...] = ()
+    """Leases given back untouched (evaluating, draining)."""
+    resting: bool = False
+    """Wants no leases until it says otherwise (evaluating, draining, finished)."""
+    done: bool = False
+    """Its loop has ended; where nothing is dealt, the job ends when all say so (R17)."""
+    base: int = 0
+    """PENDING: version of the batch in hand, which a later round will get (Late.WAIT)."""
+    offset_us: int = 0
+    """Arrival after the first one of this round, on the starter's clock."""
+    metrics: tuple[Metric, ...] = ()
+
+
+class Benched(Struct, frozen=True):
+    member: MemberId
+    leases: tuple[int, ...]
+    """Its unannounced leases, which go back into the pool (R13)."""
+
+
+class Trigger(StrEnum):
+    """Why a round started; label of `paceline_rounds_total`."""
+
+    ALL = "all"
+    QUORUM = "quorum"
+    DEADLINE = "deadline"
+    INITIATOR = "initiator"
+    TAIL = "tail"
+    BENCH = "bench"
+
+
+class AnnounceKind(StrEnum):
+    """What an announcement means to the starter (R11)."""
+
+    PENDING = "pending"
+    """Has something from earlier rounds; may still become fresh in this one."""
+    ARRIVE = "arrive"
+    """Fresh: computed on the version of this round; waits for it."""
+    IDLE = "idle"
+    """Nothing more to compute in this round: no lease, evaluating or draining."""
+    READY = "ready"
+    """Passive, with complete state: may be made active."""
+
+
+class Go(Struct, frozen=True, tag="go"):
+    """Round `round` starts: who contributes what, why now. Turns version `round` into the next."""
+
+    generation: GenerationId
+    round: int
+    trigger: Trigger
+    shares: tuple[Share, ...]
+    admitted: tuple[MemberId, ...] = ()
+    """Passive members with complete state that are active from the next round (R15)."""
+    benched: tuple[Benched, ...] = ()
+    request: Request | None = None
+    sync: bool = False
+    """The contributors' float buffers are reduced along (D10)."""
+    wait_us: int = 0
+    """First arrival until GO, on the starter's clock."""
+    round_us: int = 0
+    """The starter's previous commit until GO."""
+
+    @property
+    def degraded(self) -> bool:
+        """Quorum not promised in this round (R12, R13, R20)."""
+        return self.trigger in (Trigger.TAIL, Trigger.BENCH)
+
+
+class LeftOut(Struct, frozen=True):
+    member: MemberId
+    why: str
+    """"leave", "dead" or "silent": from then on its leases are dealt again (R9)."""
+
+
+class Gen(Struct, frozen=True, tag="gen"):
+    """A new membership. `members` is the rank order."""
+
+    id: GenerationId
+    members: tuple[MemberId, ...]
+    with_state: tuple[MemberId, ...]
+    active: tuple[MemberId, ...]
+    version: int
+    left_out: tuple[LeftOut, ...] = ()
+    lookahead: tuple[tuple[MemberId, int], ...] = ()
+    """Leases that each member may hold: D of R14 and D1."""
+    plan: DataPlan | None = None
+    """Set by the first generation of a job, None afterwards."""
+    settings: Settings | None = None
+    """Likewise."""
+
+
+Record = Go | Gen
+
+_pack = msgspec.msgpack.Encoder().encode
+
+
+def pack_record(record: Record) -> bytes:
+    """Canonical bytes of a record; the log's digest is made of them."""
+    return _pack(record)

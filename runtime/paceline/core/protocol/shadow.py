@@ -1,0 +1,92 @@
+"""Shadow's report: what each partial mode would have saved and missed, from the arrival times.
+
+Shadow trains as Full, and every GO holds when each rank arrived. For each round, each partial mode
+has a moment at which it would have started: all waiting after it would have been saved, and a fresh
+gradient that came after it would have been late. Everything is a function of the log, so it is the
+same on all ranks and survives any of them.
+
+What it cannot know: a rank that nobody waits for goes on with other weights at another time, so its
+later arrivals would not be those that were seen; a late gradient may be dropped (`maxAge`); and the
+grace and the deadline that follow from recent rounds are those of Full rounds. It judges round by
+round, so it is a forecast, not a promise. Rounds that are Full in every mode (the first one,
+warm-up, `fullEvery`) save nothing. Of a rank that never arrived (bench) nothing is claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from paceline.core.protocol.records import Go, Mode, Settings
+from paceline.core.protocol.waits import deadline_ns, grace_ns, quorum_of
+
+PARTIAL: Final = (Mode.QUORUM, Mode.MAJORITY, Mode.SOLO, Mode.DEADLINE)
+NS_PER_US: Final = 1000
+
+
+class Hindsight(Struct, frozen=True):
+    """Of one mode, over the rounds so far."""
+
+    saved_us: int = 0
+    """Waiting, summed over the ranks."""
+    late: int = 0
+    """Fresh contributions that would have missed their round."""
+
+    def __add__(self, other: Hindsight) -> Hindsight:
+        return Hindsight(self.saved_us + other.saved_us, self.late + other.late)
+
+
+class ShadowReport(Struct, frozen=True):
+    """Over the rounds that ran in Shadow."""
+
+    rounds: int = 0
+    fresh: int = 0
+    """Fresh contributions in them."""
+    waited_us: int = 0
+    """Waiting for the last one to arrive, summed over the ranks."""
+    modes: dict[Mode, Hindsight] = {}
+
+
+def follow(
+    report: ShadowReport,
+    go: Go,
+    settings: Settings,
+    active: int,
+    median_round_us: int,
+    recent_offsets_us: Iterable[int],
+    *,
+    full_anyhow: bool,
+) -> ShadowReport:
+    """The report with one more round. `active`, medians and offsets: before `go`."""
+    fresh_us = sorted(s.offset_us for s in go.shares if s.fresh)
+    idle_us = [s.offset_us for s in go.shares if s.idle]
+    end_us = max([*fresh_us[-1:], *idle_us], default=0)
+    grace_us = grace_ns(settings, median_round_us) // NS_PER_US
+    deadline_us = deadline_ns(settings, recent_offsets_us) // NS_PER_US
+    modes = {}
+    for mode in PARTIAL:
+        k = active if full_anyhow else quorum_of(mode, settings, active)
+        start_us = end_us
+        if not full_anyhow and len(fresh_us) >= k:
+            by_deadline = mode is Mode.DEADLINE
+            start_us = fresh_us[k - 1] + (0 if by_deadline else grace_us)
+            if by_deadline:
+                start_us = max(start_us, fresh_us[0] + deadline_us)
+        modes[mode] = report.modes.get(mode, Hindsight()) + hindsight(fresh_us, end_us, start_us)
+    return ShadowReport(
+        rounds=report.rounds + 1,
+        fresh=report.fresh + len(fresh_us),
+        waited_us=report.waited_us + sum(end_us - x for x in fresh_us),
+        modes=modes,
+    )
+
+
+def hindsight(fresh_us: Sequence[int], end_us: int, start_us: int) -> Hindsight:
+    """One round that went at `end_us` and could have gone at `start_us`."""
+    late = [x for x in fresh_us if x > start_us]
+    # Who had arrived would have waited until the start, who was late not at all.
+    on_time = len(fresh_us) - len(late)
+    saved_us = on_time * max(0, end_us - start_us) + sum(end_us - x for x in late)
+    return Hindsight(saved_us, len(late))

@@ -1,0 +1,94 @@
+"""The round log as plain data: what a joiner gets and a checkpoint keeps (R2, R15).
+
+`log.Log` and `ledger.Ledger` are made from it and turn into it; the parts are values, so that they
+can be compared and sent.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.protocol.records import DataPlan, DropReason, Gen, Settings, Trigger
+from paceline.core.protocol.shadow import ShadowReport
+
+
+class Totals(Struct, frozen=True):
+    """Where the samples of one rank, or of all, went (I1)."""
+
+    applied: int = 0
+    late: int = 0
+    """Part of `applied` that was not fresh."""
+    dropped: int = 0
+    discounted: float = 0.0
+    """Part of `applied` that `Late.DECAY` took away."""
+    redealt: int = 0
+    """Samples of leases that went back into the pool: their holder departed or was benched."""
+    rounds: int = 0
+    """Rounds with a contribution."""
+
+
+class EpochCount(Struct, frozen=True):
+    epoch: int
+    leases: int = 0
+    applied: int = 0
+    dropped: int = 0
+
+
+class LedgerSnapshot(Struct, frozen=True):
+    """A whole `core.protocol.ledger.Ledger` as plain data."""
+
+    by_member: tuple[tuple[MemberId, Totals], ...]
+    departed: Totals
+    dropped: tuple[tuple[DropReason, int], ...]
+    open_epochs: tuple[EpochCount, ...]
+    epochs_exact: int
+    epochs_short: int
+    metrics: tuple[tuple[str, float, float], ...]
+    rounds: tuple[tuple[Trigger, int], ...]
+    contributions: int
+
+
+class LogSnapshot(Struct, frozen=True):
+    """A whole `core.protocol.log.Log` as plain data: what a joiner or a checkpoint gets (R2)."""
+
+    index: int
+    digest: str
+    version: int
+    gen: Gen
+    active: tuple[MemberId, ...]
+    with_state: tuple[MemberId, ...]
+    benched: tuple[MemberId, ...]
+    resting: tuple[MemberId, ...]
+    done: tuple[MemberId, ...]
+    plan: DataPlan
+    settings: Settings
+    request: int
+    stopping: bool
+    started: int
+    next_lease: int
+    pool: tuple[int, ...]
+    held: tuple[tuple[MemberId, tuple[int, ...]], ...]
+    lookahead: tuple[tuple[MemberId, int], ...]
+    heard: tuple[tuple[MemberId, int], ...]
+    banked: int
+    banked_count: int
+    updates: int
+    progress: tuple[int, int]
+    round_us: tuple[int, ...]
+    offsets_us: tuple[int, ...]
+    shadow: ShadowReport
+    ledger: LedgerSnapshot
+
+
+class Kept(Struct, frozen=True):
+    """A checkpoint that a rank can read (R19, R26)."""
+
+    generation: GenerationId
+    """Last GEN record of its log. The newest checkpoint is the greatest (generation, version)."""
+    version: int
+    digest: str
+    request: int = 0
+    """Highest request number in its log (R18)."""
+    finished: bool = False
+    """The job ended with this version (C1)."""

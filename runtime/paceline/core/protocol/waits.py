@@ -1,0 +1,48 @@
+"""How many ranks a mode needs and how long it waits: plain functions of the settings.
+
+The trigger table (`core.protocol.trigger`) uses them for the mode in force, Shadow's report
+(`core.protocol.shadow`) for all modes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from paceline.core.protocol.records import Mode, Settings
+
+DEADLINE_UNKNOWN_NS: Final = 0
+"""Auto deadline before any arrival offset was seen: start with the minimum."""
+
+
+def quorum_of(mode: Mode, settings: Settings, active: int) -> int:
+    """k of R12 for a round that is not Full anyhow: never more than are active."""
+    match mode:
+        case Mode.FULL | Mode.SHADOW:
+            return active
+        case Mode.MAJORITY:
+            return active // 2 + 1
+        case Mode.SOLO:
+            return 1
+        case Mode.QUORUM | Mode.DEADLINE:
+            asked = settings.quorum or -(-active * settings.quorum_percent // 100) or active
+            return max(1, min(asked, active))
+
+
+def grace_ns(settings: Settings, median_round_us: int) -> int:
+    """The wait for near-simultaneous ranks once the condition holds."""
+    if settings.grace_ns >= 0:
+        return settings.grace_ns
+    return int(settings.grace_share * median_round_us * 1000)
+
+
+def deadline_ns(settings: Settings, recent_offsets_us: Iterable[int]) -> int:
+    """Fixed, or median + c x MAD of the recent arrival offsets (hivemind's issue 676)."""
+    if settings.deadline_ns:
+        return settings.deadline_ns
+    offsets = sorted(recent_offsets_us)
+    if not offsets:
+        return DEADLINE_UNKNOWN_NS
+    median = offsets[len(offsets) // 2]
+    spread = sorted(abs(x - median) for x in offsets)[len(offsets) // 2]
+    return int((median + settings.deadline_factor * spread) * 1000)

@@ -1,0 +1,293 @@
+"""From the journals of all ranks to one sequence of actions that makes the same weights (I15).
+
+Ranks worked side by side; here they take turns. At each version every rank first does what its
+journal says up to the point where it needs the next one: it computes the batches that it computed
+on these weights, and adds, moves and drops gradients as it did. Then the round is made from what
+its contributors gave. So one process with one copy of the weights is enough, and no old weights
+have to be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec import Struct
+
+from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.protocol.log import Log, LogError, Weighing, chain
+from paceline.core.protocol.pending import BufferOp, Place
+from paceline.core.protocol.records import DataPlan, Gen, Go, Record
+from paceline.core.replay.journal import (
+    Did,
+    Ended,
+    Entry,
+    Gave,
+    Hashed,
+    Let,
+    Logged,
+    Placed,
+    Skipped,
+    Stepped,
+)
+
+NEVER: Final = GenerationId(0, "", -1)
+RESULT: Final = "replay.json"
+"""In the run folder."""
+
+
+class ReplayError(Exception):
+    """These journals cannot be replayed, and why."""
+
+
+class Result(Struct, frozen=True):
+    """What a replay has found."""
+
+    version: int
+    rounds: int
+    contributions: int
+    ranks: int
+    recorded: str
+    """Hash of weights, optimizer and scheduler at the end of the run."""
+    replayed: str
+    differs_at: int | None
+    """First version whose weights are known to differ; None if none does."""
+
+
+# ---- actions -----------------------------------------------------------------------------------
+
+
+class Compute(Struct, frozen=True):
+    """The script computes the gradient of this lease, as `member`, on the present weights."""
+
+    member: MemberId
+    step: Stepped
+
+
+class Operate(Struct, frozen=True):
+    member: MemberId
+    op: BufferOp
+
+
+class Forget(Struct, frozen=True):
+    """The rank was left out and brings nothing (R8): its buffers are empty."""
+
+    member: MemberId
+
+
+class Give(Struct, frozen=True):
+    member: MemberId
+    place: Place
+    factor: float
+
+
+class Round(Struct, frozen=True):
+    """Sum what was given, in the order of `members`, and apply it."""
+
+    round: int
+    members: tuple[MemberId, ...]
+    carrier: str
+    weighing: Weighing
+
+
+class Check(Struct, frozen=True):
+    """The hash that a rank found for the weights of the present version."""
+
+    member: MemberId
+    version: int
+    value: int
+
+
+Action = Compute | Operate | Forget | Give | Round | Check
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """All that has to be played."""
+
+    plan: DataPlan
+    ranks: int
+    """In the first generation."""
+    actions: tuple[Action, ...]
+    end: Ended
+
+
+# ---- the log -----------------------------------------------------------------------------------
+
+
+def true_log(journals: Mapping[MemberId, Sequence[Entry]]) -> tuple[Ended, list[Record], list[str]]:
+    """The records of the released log, and the digest after each, joined from all journals."""
+    ends = [e for journal in journals.values() for e in journal if isinstance(e, Ended)]
+    if not ends:
+        raise ReplayError("no rank was released: only a run that ended as Complete can be replayed")
+    end = max(ends, key=lambda e: e.index)
+    if any((e.digest, e.state) != (end.digest, end.state) for e in ends if e.index == end.index):
+        raise ReplayError("the ranks ended with different logs or states")
+    known: dict[tuple[int, str], Record] = {}
+    digests: dict[int, set[str]] = {0: {""}}
+    for journal in journals.values():
+        for entry in journal:
+            if isinstance(entry, Logged):
+                known[entry.index, entry.digest] = entry.record
+                digests.setdefault(entry.index, set()).add(entry.digest)
+    # Backwards, since only the released branch leads to the end: a rank that was left out may have
+    # a round that the others gave up.
+    path, digest = [], end.digest
+    for index in range(end.index, 0, -1):
+        record = known.get((index, digest))
+        if record is None:
+            raise ReplayError(f"record {index} of {end.index} is in no journal")
+        path.append((record, digest))
+        before = [d for d in digests.get(index - 1, ()) if chain(d, record) == digest]
+        if not before:
+            raise ReplayError(f"record {index - 1} of {end.index} is in no journal")
+        digest = before[0]
+    path.reverse()
+    return end, [record for record, _ in path], [d for _, d in path]
+
+
+# ---- one rank's part -----------------------------------------------------------------------------
+
+
+class _Part:
+    """Walks through one journal as far as the rounds that are made allow."""
+
+    def __init__(self, member: MemberId, journal: Sequence[Entry], digests: Sequence[str]) -> None:
+        self.member = member
+        self._journal = journal
+        self._digests = digests
+        self._at = 0
+        self._apart = False
+        """It went on from a round that the others gave up, and has not joined again."""
+
+    def walk(self, log: Log, attempt: GenerationId) -> list[Action]:
+        """What it does before the next record is appended to `log`. `attempt`: the generation that
+        makes the round of the log's version."""
+        actions: list[Action] = []
+        while self._at < len(self._journal):
+            entry = self._journal[self._at]
+            if self._must_wait(entry, log):
+                break
+            self._at += 1
+            if (action := self._take(entry, log, attempt)) is not None:
+                actions.append(action)
+        return actions
+
+    def _must_wait(self, entry: Entry, log: Log) -> bool:
+        match entry:
+            case Logged(index=index) | Placed(index=index):
+                return self._on_branch(entry) and index > log.index
+            case Let(version=version) | Hashed(version=version):
+                return not self._apart and version > log.version
+            case Gave(round=round_):
+                return not self._apart and round_ > log.version
+        return False
+
+    def _take(self, entry: Entry, log: Log, attempt: GenerationId) -> Action | None:
+        match entry:
+            case Logged():
+                self._apart = not self._on_branch(entry)
+            case Placed():
+                back, self._apart = self._apart, False
+                return Forget(self.member) if back else None
+            case Skipped(lease=lease):
+                raise ReplayError(
+                    f"the script of rank {self.member} took a batch of lease {lease} and made no "
+                    "step of it; what it does then can not be replayed"
+                )
+            case _ if self._apart:
+                return None
+            case Let(version=version):
+                step = self._step_after()
+                if step is not None and step.leases:
+                    if version != log.version:
+                        raise ReplayError(f"rank {self.member} computes on version {version} late")
+                    return Compute(self.member, step)
+            case Did(op=op):
+                return Operate(self.member, op)
+            case Gave(generation=generation, round=round_, place=place, factor=factor):
+                if (generation, round_) == (attempt, log.version):
+                    return Give(self.member, place, factor)
+            case Hashed(version=version, value=value):
+                return Check(self.member, version, value) if version == log.version else None
+        return None
+
+    def _on_branch(self, entry: Logged | Placed) -> bool:
+        known = len(self._digests) >= entry.index > 0
+        return known and self._digests[entry.index - 1] == entry.digest
+
+    def _step_after(self) -> Stepped | None:
+        """The step that the main thread makes next; None if it rests first, or dies."""
+        for at in range(self._at, len(self._journal)):
+            entry = self._journal[at]
+            if isinstance(entry, Stepped):
+                return entry
+            if isinstance(entry, Let):
+                return None
+        return None
+
+
+# ---- all parts -----------------------------------------------------------------------------------
+
+
+def compose(journals: Mapping[MemberId, Sequence[Entry]]) -> Score:
+    """Raises ReplayError if the journals are not those of one whole run that can be replayed."""
+    end, records, digests = true_log(journals)
+    first = records[0]
+    if not isinstance(first, Gen) or first.plan is None:
+        raise ReplayError("the log does not begin with a first generation")
+    if not first.plan.samples:
+        raise ReplayError("the script feeds itself: only data from pl.DataLoader can be replayed")
+    if first.version:
+        raise ReplayError(f"the run began with version {first.version}, from a checkpoint")
+    carriers = {
+        (entry.generation, entry.round): entry.carrier
+        for journal in journals.values()
+        for entry in journal
+        if isinstance(entry, Gave)
+    }
+    parts = [_Part(m, journal, digests) for m, journal in sorted(journals.items())]
+    attempts = {record.round: record.generation for record in records if isinstance(record, Go)}
+    log, actions = Log(), list[Action]()
+    for record in records:
+        attempt = attempts.get(log.version, NEVER)
+        for part in parts:
+            actions += part.walk(log, attempt)
+        if isinstance(record, Go):
+            carrier = carriers.get((record.generation, record.round), "")
+            actions.append(_round(log, record, carrier))
+        _append(log, record)
+    for part in parts:
+        actions += part.walk(log, NEVER)
+    _check_given(actions)
+    return Score(first.plan, len(first.members), tuple(actions), end)
+
+
+def _round(log: Log, go: Go, carrier: str) -> Round:
+    try:
+        return Round(go.round, log.members, carrier, log.weigh(go))
+    except LogError as error:
+        raise ReplayError(f"the log is broken: {error}") from None
+
+
+def _append(log: Log, record: Record) -> None:
+    try:
+        log.append(record)
+    except LogError as error:
+        raise ReplayError(f"the log is broken: {error}") from None
+
+
+def _check_given(actions: Sequence[Action]) -> None:
+    """Every contribution that a round names must be in its contributor's journal."""
+    given: set[MemberId] = set()
+    for action in actions:
+        if isinstance(action, Give):
+            given.add(action.member)
+        elif isinstance(action, Round):
+            missing = sorted(set(action.weighing.contributors) - given)
+            if missing:
+                raise ReplayError(
+                    f"the journal of rank {missing[0]} lacks what it gave to round {action.round}"
+                )
+            given.clear()

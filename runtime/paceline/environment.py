@@ -1,0 +1,342 @@
+"""Environment variables of Paceline's processes, read once, at the edge, into frozen dataclasses.
+
+Nobody else looks at `PACELINE_*`. Who starts an agent (the operator, or the runner of a laptop)
+sets the variables of `AgentSettings`; the agent sets those of `RankSettings` for the ranks. Names
+that the operator shares with the runtime are in `paceline_api.names`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
+from paceline_api.names import (
+    COORDINATOR_PORT,
+    ENV_ATTEMPT,
+    ENV_COORDINATOR,
+    ENV_JOB,
+    ENV_LOCAL,
+    ENV_RUN_DIR,
+    ENV_SLOT,
+    ENV_TOKEN,
+)
+
+from paceline.core.protocol.ids import MemberId, parse_member
+
+ENV_PROCS: Final = "PACELINE_PROCS"
+ENV_SPEC: Final = "PACELINE_SPEC"
+ENV_FAULTS: Final = "PACELINE_FAULTS"
+ENV_REPLAY: Final = "PACELINE_REPLAY"
+"""Run folder; `paceline replay` starts the script with it."""
+ENV_DRAIN_GRACE: Final = "PACELINE_DRAIN_GRACE_SECONDS"
+ENV_DRAINED_EXIT: Final = "PACELINE_DRAINED_EXIT_CODE"
+ENV_HOST: Final = "PACELINE_HOST"
+ENV_METRICS_PORT: Final = "PACELINE_METRICS_PORT"
+ENV_MEMBER: Final = "PACELINE_MEMBER"
+ENV_AGENT_FD: Final = "PACELINE_AGENT_FD"
+ENV_RECORD_FD: Final = "PACELINE_RECORD_FD"
+ENV_LISTEN: Final = "PACELINE_LISTEN"
+ENV_LISTEN_FD: Final = "PACELINE_LISTEN_FD"
+ENV_UID: Final = "PACELINE_UID"
+ENV_TLS_CERT: Final = "PACELINE_TLS_CERT"
+ENV_TLS_KEY: Final = "PACELINE_TLS_KEY"
+ENV_LINGER: Final = "PACELINE_LINGER_SECONDS"
+
+PREFIX: Final = "PACELINE_"
+SOCKETS: Final = "s"
+"""Folder in the run folder for the sockets of the ranks; short, since such a path is limited."""
+SUN_PATH_MAX: Final = 100
+"""Bytes of a socket's path; a few less than any kernel takes."""
+SOCKET_NAME_MAX: Final = 24
+METRICS_PORT: Final = 9464
+DRAIN_GRACE_S: Final = 30.0
+LINGER_S: Final = 24 * 3600.0
+LISTEN: Final = f"0.0.0.0:{COORDINATOR_PORT}"
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class SettingsError(PacelineError):
+    """A variable that is missing or wrong. Its reader was started by hand or by another version."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(
+            f"environment variable {name} {problem}",
+            hint="start jobs with `paceline run job.yaml`, which sets it",
+            exit_code=EXIT_BAD_INPUT,
+        )
+
+
+class CheckpointSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """`spec.checkpoint`, as a rank needs it."""
+
+    path: str
+    """Absolute, or relative to the folder in which the ranks run."""
+    every_rounds: int
+    keep: int
+
+
+class AgentSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """What an agent must know of the job: how a rank is started. JSON in the file PACELINE_SPEC.
+
+    Unknown keys are ignored, so that an agent can read what a newer writer has added.
+    """
+
+    command: tuple[str, ...]
+    """Command and arguments of the container `trainer`, $(NAME) not expanded yet."""
+    env: tuple[tuple[str, str], ...] = ()
+    """In the order of the container; $(NAME) stands for a variable defined above or outside."""
+    working_dir: str = ""
+    """Absolute; empty = that of the agent."""
+    backend: str = "auto"
+    """spec.collective.backend; decides whether a rank is started by mpiexec."""
+    backoff_limit: int = 6
+    replicas: int = 1
+    """Wanted when the job started; what `size()` says before the first generation."""
+    procs: int = 1
+    """Ranks per replica."""
+    record: bool = False
+    """Each rank keeps a journal, for `paceline replay`."""
+    checkpoint: CheckpointSpec | None = None
+    gpu_direct: bool = False
+    """The job requires GPUDirect: NCCL is to say in a log how it connects."""
+
+    def to_json(self) -> str:
+        return msgspec.json.format(msgspec.json.encode(self)).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> AgentSpec:
+        """Raises SettingsError."""
+        try:
+            spec = msgspec.json.decode(text, type=cls)
+        except msgspec.MsgspecError as error:
+            raise SettingsError(
+                ENV_SPEC, f"names a file that is no agent's spec: {error}"
+            ) from None
+        if not spec.command:
+            raise SettingsError(ENV_SPEC, "names a file without a command")
+        return spec
+
+
+def has_room(folder: str | Path, name_bytes: int = SOCKET_NAME_MAX) -> bool:
+    """Whether a socket with a name of so many bytes fits below a folder."""
+    return len(os.fsencode(folder)) <= SUN_PATH_MAX - name_bytes
+
+
+def sockets_base() -> str:
+    """Where to make a folder for sockets if the run folder's path is too long for them."""
+    base = tempfile.gettempdir()
+    # The folder's own name takes some 20 bytes.
+    return base if has_room(base, SOCKET_NAME_MAX + 24) else "/tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    job: str
+    slot: int
+    attempt: int
+    """Of the pod."""
+    procs: int
+    """Ranks of the pod."""
+    coordinators: tuple[str, ...]
+    """Base URLs; tried in turn."""
+    token: str
+    """Shared secret of the job."""
+    run_dir: Path
+    """Logs of the ranks are kept in `logs` below it."""
+    spec_path: Path
+    local: bool
+    """On a laptop: listen on the loopback only."""
+    faults: str
+    """Passed to the ranks as it is."""
+    drain_grace_s: float
+    """From a drain request to SIGKILL."""
+    host: str
+    """Address under which others reach this pod."""
+    metrics_port: int
+    """0 = any free one; on a laptop the next free one is taken."""
+    tls_cert: Path | None = None
+    """The coordinator's; None = plain HTTP."""
+    drained_exit_code: int = 0
+    """Of an agent that left in order because of a signal: a queue may take 0 for a pod that is done
+    and admit nobody in its place."""
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str]) -> AgentSettings:
+        """Raises SettingsError."""
+        local = env.get(ENV_LOCAL, "") == "1"
+        return cls(
+            job=_need(env, ENV_JOB, str),
+            slot=_need(env, ENV_SLOT, _count),
+            attempt=_need(env, ENV_ATTEMPT, _count),
+            procs=_need(env, ENV_PROCS, _positive),
+            coordinators=_need(env, ENV_COORDINATOR, _urls),
+            token=_need(env, ENV_TOKEN, str),
+            run_dir=_need(env, ENV_RUN_DIR, Path),
+            spec_path=_need(env, ENV_SPEC, Path),
+            local=local,
+            faults=env.get(ENV_FAULTS, ""),
+            drain_grace_s=_take(env, ENV_DRAIN_GRACE, _seconds, DRAIN_GRACE_S),
+            host=env.get(ENV_HOST) or ("127.0.0.1" if local else socket.gethostname()),
+            metrics_port=_take(env, ENV_METRICS_PORT, _count, METRICS_PORT),
+            tls_cert=_certificate(env),
+            drained_exit_code=_take(env, ENV_DRAINED_EXIT, _count, 0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RankSettings:
+    job: str
+    member: MemberId
+    coordinators: tuple[str, ...]
+    token: str
+    run_dir: Path
+    spec_path: Path
+    local: bool
+    faults: str
+    host: str
+    agent_fd: int
+    """Socket to the agent; for `worker.agent_pipe.AgentLine`."""
+    record_fd: int
+    """Memory of the rank's metrics; for `telemetry.records.RankRecord.open`."""
+    tls_cert: Path | None = None
+    """The coordinator's; None = plain HTTP."""
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str]) -> RankSettings | None:
+        """None outside of a job: the script works alone. Raises SettingsError."""
+        if ENV_MEMBER not in env:
+            return None
+        return cls(
+            job=_need(env, ENV_JOB, str),
+            member=_need(env, ENV_MEMBER, parse_member),
+            coordinators=_need(env, ENV_COORDINATOR, _urls),
+            token=_need(env, ENV_TOKEN, str),
+            run_dir=_need(env, ENV_RUN_DIR, Path),
+            spec_path=_need(env, ENV_SPEC, Path),
+            local=env.get(ENV_LOCAL, "") == "1",
+            faults=env.get(ENV_FAULTS, ""),
+            host=_need(env, ENV_HOST, str),
+            agent_fd=_need(env, ENV_AGENT_FD, _count),
+            record_fd=_need(env, ENV_RECORD_FD, _count),
+            tls_cert=_certificate(env),
+        )
+
+
+def rank_environment(settings: AgentSettings, member: MemberId) -> dict[str, str]:
+    """What `RankSettings` reads, but for the two descriptors, which the shim adds."""
+    certificate = {ENV_TLS_CERT: str(settings.tls_cert)} if settings.tls_cert else {}
+    return certificate | {
+        ENV_JOB: settings.job,
+        ENV_MEMBER: str(member),
+        ENV_COORDINATOR: ",".join(settings.coordinators),
+        ENV_TOKEN: settings.token,
+        ENV_RUN_DIR: str(settings.run_dir),
+        ENV_SPEC: str(settings.spec_path),
+        ENV_LOCAL: "1" if settings.local else "0",
+        ENV_FAULTS: settings.faults,
+        ENV_HOST: settings.host,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSettings:
+    job: str
+    token: str
+    spec_path: Path
+    uid: str
+    """Tells two coordinators of one job apart (R1): that of the pod, or a random one."""
+    listen: tuple[str, int]
+    listen_fd: int | None
+    """A listening socket that was handed down; counts before `listen`."""
+    tls: tuple[Path, Path] | None
+    """Certificate and key; None = plain HTTP."""
+    linger_s: float
+    """So long it waits, once the job has ended, until somebody has acknowledged that (C1)."""
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str]) -> CoordinatorSettings:
+        """Raises SettingsError."""
+        cert, key = env.get(ENV_TLS_CERT, ""), env.get(ENV_TLS_KEY, "")
+        if bool(cert) is not bool(key):
+            raise SettingsError(ENV_TLS_KEY if cert else ENV_TLS_CERT, "is not set")
+        return cls(
+            job=_need(env, ENV_JOB, str),
+            token=_need(env, ENV_TOKEN, str),
+            spec_path=_need(env, ENV_SPEC, Path),
+            uid=env.get(ENV_UID) or secrets.token_hex(8),
+            listen=_take(env, ENV_LISTEN, _address, _address(LISTEN)),
+            listen_fd=_count(env[ENV_LISTEN_FD]) if env.get(ENV_LISTEN_FD) else None,
+            tls=(Path(cert), Path(key)) if cert else None,
+            linger_s=_take(env, ENV_LINGER, _seconds, LINGER_S),
+        )
+
+
+def _certificate(env: Mapping[str, str]) -> Path | None:
+    return _take(env, ENV_TLS_CERT, Path, None)
+
+
+def _need(env: Mapping[str, str], name: str, read: Callable[[str], T]) -> T:
+    text = env.get(name, "")
+    if not text:
+        raise SettingsError(name, "is not set")
+    return _read(name, text, read)
+
+
+def _take(env: Mapping[str, str], name: str, read: Callable[[str], T], default: U) -> T | U:
+    text = env.get(name, "")
+    return _read(name, text, read) if text else default
+
+
+def _read(name: str, text: str, read: Callable[[str], T]) -> T:
+    try:
+        return read(text)
+    except ValueError as error:
+        raise SettingsError(name, f'is "{text}": {error}') from None
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError("must not be negative")
+    return number
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError("must be 1 or more")
+    return number
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < float("inf"):
+        raise ValueError("must be a number of seconds")
+    return seconds
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65_535:
+        raise ValueError("must be HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _urls(text: str) -> tuple[str, ...]:
+    urls = tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip())
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError("each address must begin with http:// or https://")
+    if not urls:
+        raise ValueError("holds no address")
+    return urls

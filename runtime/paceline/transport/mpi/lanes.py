@@ -1,0 +1,129 @@
+"""Pieces of buffers on their way through the steps of a schedule.
+
+A lane works off its pieces one after another, at most one receive and one send at a time. Lanes do
+not know each other, so they may advance in any order; within a lane both ends of a link post the
+same messages in the same order, which is all that matching needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from paceline.core.collectives.schedules import Step, bounds
+from paceline.transport.base import TransportError
+from paceline.transport.mpi.links import Link
+
+PIECE_BYTES: Final = 1 << 20
+ADD_ELEMENTS: Final = 1 << 15
+"""Torch starts its thread pool above this many elements; its threads would spin after each add."""
+_NUMPY_TYPES: Final = {torch.float32, torch.float64, torch.int32, torch.int64}
+
+
+class Cells:
+    """One flat buffer: as bytes for the messages, as numbers for the additions."""
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        if buffer.device.type != "cpu":
+            raise TransportError(
+                f"mpi moves host memory only, this buffer is on {buffer.device}; "
+                "hint: set spec.collective.backend: nccl"
+            )
+        assert buffer.dim() == 1, tuple(buffer.shape)
+        assert buffer.is_contiguous(), buffer.stride()
+        self.tensor = buffer.detach()
+        self.itemsize = buffer.element_size()
+        self.bytes = self.tensor.view(torch.uint8).numpy() if len(buffer) else np.empty(0, np.uint8)
+        self.numbers = self.tensor.numpy() if buffer.dtype in _NUMPY_TYPES else None
+
+    def add(self, low: int, high: int, scratch: Any) -> None:
+        """Add the first bytes of `scratch` to what lies at the bytes low..high."""
+        first, last = low // self.itemsize, high // self.itemsize
+        if self.numbers is not None:
+            own = self.numbers[first:last]
+            np.add(own, scratch[: high - low].view(own.dtype), out=own)
+            return
+        incoming = torch.from_numpy(scratch[: high - low]).view(self.tensor.dtype)
+        for start in range(0, last - first, ADD_ELEMENTS):
+            end = min(start + ADD_ELEMENTS, last - first)
+            self.tensor[first + start : first + end].add_(incoming[start:end])
+
+
+class Piece:
+    """A stretch of one buffer that goes through all steps on its own."""
+
+    __slots__ = ("at", "cells")
+
+    def __init__(self, cells: Cells, low: int, high: int, chunks: int) -> None:
+        self.cells = cells
+        self.at = [cells.itemsize * (low + offset) for offset in bounds(high - low, chunks)]
+
+    def span(self, chunk: int, width: int) -> tuple[int, int]:
+        """Where some neighbouring chunks begin and end in the buffer, in bytes."""
+        return self.at[chunk], self.at[chunk + width]
+
+    @staticmethod
+    def cut(cells: Cells, chunks: int) -> Iterator[Piece]:
+        length = PIECE_BYTES // cells.itemsize
+        for low in range(0, len(cells.tensor), length):
+            yield Piece(cells, low, min(low + length, len(cells.tensor)), chunks)
+
+
+class Lane:
+    """Works off pieces; owns the request slots 2k (receive) and 2k + 1 (send)."""
+
+    def __init__(
+        self,
+        index: int,
+        pieces: Sequence[Piece],
+        steps: Sequence[Step],
+        links: Mapping[int, Link],
+        scratch: Any,
+        mpi: Any,
+    ) -> None:
+        self._index = index
+        self._todo = iter([(piece, step) for piece in pieces for step in steps])
+        self._links = links
+        self._scratch = scratch
+        self._byte = mpi.BYTE
+        self._open = 0
+        self._piece = pieces[0]
+        self._step: Step | None = None
+
+    def post(self, requests: list[Any]) -> None:
+        """Start the next step that has something to move; null slots mean that all is done."""
+        for piece, step in self._todo:
+            self._open = 0
+            low, high = piece.span(step.recv_chunk, step.width)
+            if step.recv_from is not None and low < high:
+                target = self._scratch[: high - low] if step.reduce else piece.cells.bytes[low:high]
+                link = self._links[step.recv_from]
+                requests[2 * self._index] = link.comm.Irecv(
+                    [target, self._byte], 0, link.tag(self._index)
+                )
+                self._open += 1
+            low, high = piece.span(step.send_chunk, step.width)
+            if step.send_to is not None and low < high:
+                link = self._links[step.send_to]
+                requests[2 * self._index + 1] = link.comm.Isend(
+                    [piece.cells.bytes[low:high], self._byte], 0, link.tag(self._index)
+                )
+                self._open += 1
+            if self._open:
+                self._piece, self._step = piece, step
+                return
+
+    def arrived(self, requests: list[Any]) -> None:
+        """One of the step's requests is complete; after the last, add and go on."""
+        self._open -= 1
+        if self._open:
+            return
+        step, piece = self._step, self._piece
+        assert step is not None
+        low, high = piece.span(step.recv_chunk, step.width)
+        if step.reduce and low < high:
+            piece.cells.add(low, high, self._scratch)
+        self.post(requests)

@@ -1,0 +1,81 @@
+"""The native loop of the mpi transport: builds it once per machine with the C compiler, loads it.
+
+The library's name holds the hash of its source. It lies in the user's cache folder, so that it is
+compiled by the first rank that ever needs it, or beside its source, where the making of an image
+puts it (`python -m paceline.transport.mpi.native`). Ranks that start together may all compile: each
+renames its own result into place. Where nothing can be compiled or kept, the transport does the
+same in Python and says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final
+
+SOURCE: Final = Path(__file__).with_name("reduce.c")
+FLAGS: Final = ("-O3", "-fPIC", "-shared")
+COMPILE_S: Final = 60.0
+
+
+class UnavailableError(Exception):
+    """There is no native loop in this process, and why."""
+
+
+def load() -> ctypes.CDLL:
+    """The library, compiled if need be. Raises UnavailableError."""
+    path = SOURCE.parent / file_name()
+    try:
+        if not path.exists():
+            path = cache_folder() / file_name()
+        if not path.exists():
+            build(path.parent)
+        if path.stat().st_uid not in (os.geteuid(), 0):
+            raise UnavailableError(f"{path} belongs to another user")
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise UnavailableError(f"{path}: {error}") from error
+
+
+def file_name() -> str:
+    facts = f"{platform.machine()} {FLAGS}".encode()
+    return f"reduce-{hashlib.sha256(SOURCE.read_bytes() + facts).hexdigest()[:16]}.so"
+
+
+def cache_folder() -> Path:
+    """Where libraries that were built on this machine are kept."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "paceline"
+    except RuntimeError as error:
+        raise UnavailableError(f"no cache folder: {error}") from error
+
+
+def build(target: Path) -> None:
+    """Compile into a folder. Raises UnavailableError, or OSError where nothing can be written."""
+    compiler = shutil.which(os.environ.get("CC") or "cc")
+    if compiler is None:
+        raise UnavailableError("no C compiler; hint: install one, or set CC")
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target, prefix="build-") as folder:
+        draft = Path(folder) / file_name()
+        try:
+            done = subprocess.run(
+                [compiler, *FLAGS, "-o", str(draft), str(SOURCE)],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=COMPILE_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise UnavailableError(f"{compiler} was not done in {COMPILE_S:g} s") from error
+        if done.returncode != 0:
+            raise UnavailableError(f"{compiler} failed: {done.stderr.strip()[-300:]}")
+        draft.rename(target / draft.name)

@@ -1,0 +1,198 @@
+"""Hands a reduction to the native loop: one call without the interpreter lock (section 5).
+
+Everything the loop needs is laid out here as plain memory: the steps of each algorithm and the
+links once per group, the buffers once per call. What it leaves open when it ends early goes back
+as requests of mpi4py, to be buried like those of the loop in Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import torch
+
+from paceline.core.collectives.schedules import Schedule, Step
+from paceline.transport.base import Abort, PeerLost, TransportAborted
+from paceline.transport.mpi.lanes import PIECE_BYTES, Cells
+from paceline.transport.mpi.links import LANES, Link
+from paceline.transport.mpi.native import UnavailableError, load
+from paceline.transport.rendezvous import LAST_WORDS_NS, Lifelines
+
+ABORTED, LOST, FAILED = 1, 2, 3
+KINDS: Final = {
+    torch.float32: 0,
+    torch.float64: 1,
+    torch.int32: 2,
+    torch.int64: 3,
+    torch.bfloat16: 4,
+}
+"""What the loop can add; other types are left to the loop in Python."""
+
+Fields = Sequence[tuple[str, Any]]
+
+
+class _Mpi(ctypes.Structure):
+    _fields_: ClassVar[Fields] = [
+        ("irecv", ctypes.c_void_p),
+        ("isend", ctypes.c_void_p),
+        ("testsome", ctypes.c_void_p),
+        ("statuses_ignore", ctypes.c_void_p),
+        ("byte", ctypes.c_int),
+        ("request_null", ctypes.c_int),
+    ]
+
+
+class _Step(ctypes.Structure):
+    _fields_: ClassVar[Fields] = [
+        (name, ctypes.c_int32)
+        for name in ("send_to", "send_chunk", "recv_from", "recv_chunk", "width", "reduce")
+    ]
+
+
+class _Link(ctypes.Structure):
+    _fields_: ClassVar[Fields] = [("comm", ctypes.c_int), ("tag", ctypes.c_int32)]
+
+
+class _Buffer(ctypes.Structure):
+    _fields_: ClassVar[Fields] = [
+        ("data", ctypes.c_void_p),
+        ("numel", ctypes.c_int64),
+        ("itemsize", ctypes.c_int32),
+        ("kind", ctypes.c_int32),
+    ]
+
+
+class _PollFd(ctypes.Structure):
+    _fields_: ClassVar[Fields] = [
+        ("fd", ctypes.c_int),
+        ("events", ctypes.c_short),
+        ("revents", ctypes.c_short),
+    ]
+
+
+class _Call(ctypes.Structure):
+    _fields_: ClassVar[Fields] = [
+        ("mpi", ctypes.POINTER(_Mpi)),
+        ("links", ctypes.POINTER(_Link)),
+        ("steps", ctypes.POINTER(_Step)),
+        ("step_count", ctypes.c_int32),
+        ("chunks", ctypes.c_int32),
+        ("buffers", ctypes.POINTER(_Buffer)),
+        ("buffer_count", ctypes.c_int32),
+        ("lane_count", ctypes.c_int32),
+        ("scratch", ctypes.POINTER(ctypes.c_void_p)),
+        ("piece_bytes", ctypes.c_int64),
+        ("requests", ctypes.POINTER(ctypes.c_int)),
+        ("abort", ctypes.POINTER(ctypes.c_int32)),
+        ("lifelines", ctypes.POINTER(_PollFd)),
+        ("lifeline_count", ctypes.c_int32),
+        ("lost", ctypes.c_int32),
+        ("last_words_ns", ctypes.c_int64),
+    ]
+
+
+class NativeLoop:
+    """The library with MPI's functions, and what it must know of the present group."""
+
+    def __init__(self, mpi: Any) -> None:
+        """Raises UnavailableError."""
+        if mpi._sizeof(mpi.COMM_WORLD) != ctypes.sizeof(ctypes.c_int):  # noqa: SLF001
+            raise UnavailableError("this build of mpi4py does not use MPICH's ABI")
+        self._run = load().paceline_reduce
+        self._run.argtypes = [ctypes.POINTER(_Call), ctypes.POINTER(ctypes.c_int)]
+        library = ctypes.CDLL("libmpi.so.12")  # the one that mpi4py has loaded
+        self._library = mpi
+        self._mpi = _Mpi(
+            *(
+                ctypes.cast(getattr(library, f"MPI_{name}"), ctypes.c_void_p)
+                for name in ("Irecv", "Isend", "Testsome")
+            ),
+            1,  # MPI_STATUSES_IGNORE of MPICH's ABI
+            mpi.BYTE.handle,
+            mpi.REQUEST_NULL.handle,
+        )
+        self._steps: dict[str, Any] = {}
+        self._links: Any = None
+        self._fds: Any = None
+        self._rank_of: list[int] = []
+
+    def enter(
+        self,
+        schedules: Mapping[str, Schedule],
+        link_to: Mapping[int, Link],
+        lifelines: Lifelines,
+    ) -> None:
+        """Lay out the steps and links of a new group."""
+        place = {rank: index for index, rank in enumerate(link_to)}
+        self._links = (_Link * len(link_to))(
+            *(_Link(link.comm.handle, link.tag(0)) for link in link_to.values())
+        )
+        watched = lifelines.watched()
+        self._rank_of = [rank for _, rank, _ in watched]
+        self._fds = (_PollFd * len(watched))(*(_PollFd(fd, e, 0) for fd, _, e in watched))
+        self._steps = {
+            name: (_Step * len(plan.steps))(*(_step(step, place) for step in plan.steps))
+            for name, plan in schedules.items()
+        }
+
+    def reduce(
+        self,
+        algorithm: str,
+        plan: Schedule,
+        cells: Sequence[Cells],
+        scratch: Sequence[Any],
+        abort: Abort,
+        requests: list[Any],
+    ) -> None:
+        """Like the loop in Python. On an error the open requests are left in `requests`."""
+        buffers = (_Buffer * len(cells))(
+            *(
+                _Buffer(c.tensor.data_ptr(), len(c.tensor), c.itemsize, KINDS[c.tensor.dtype])
+                for c in cells
+            )
+        )
+        pieces = sum(-(-len(c.tensor) * c.itemsize // PIECE_BYTES) for c in cells)
+        lanes = min(LANES, pieces)
+        null = self._mpi.request_null
+        handles = (ctypes.c_int * (2 * lanes))(*[null] * (2 * lanes))
+        call = _Call(
+            ctypes.pointer(self._mpi),
+            self._links,
+            self._steps[algorithm],
+            len(plan.steps),
+            plan.chunks,
+            buffers,
+            len(cells),
+            lanes,
+            (ctypes.c_void_p * LANES)(*(part.ctypes.data for part in scratch)),
+            PIECE_BYTES,
+            handles,
+            ctypes.pointer(abort.flag),
+            self._fds,
+            len(self._fds),
+            0,
+            LAST_WORDS_NS,
+        )
+        error = ctypes.c_int()
+        result = self._run(ctypes.byref(call), ctypes.byref(error))
+        if result == 0:
+            return
+        # mpi4py takes and gives the bits of a handle as an unsigned number.
+        requests += [self._library.Request.fromhandle(h & 0xFFFFFFFF) for h in handles]
+        if result == ABORTED:
+            raise TransportAborted("abandoned in a reduction")
+        if result == LOST:
+            rank = self._rank_of[call.lost]
+            raise PeerLost(f"rank {rank} has gone", rank)
+        assert result == FAILED, result
+        text = self._library.Get_error_string(error.value)
+        raise PeerLost(f"a call of MPI failed: {text}")
+
+
+def _step(step: Step, place: Mapping[int, int]) -> _Step:
+    """One step with indices of links instead of ranks."""
+    to = -1 if step.send_to is None else place[step.send_to]
+    source = -1 if step.recv_from is None else place[step.recv_from]
+    return _Step(to, step.send_chunk, source, step.recv_chunk, step.width, step.reduce)

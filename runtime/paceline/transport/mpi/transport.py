@@ -1,0 +1,202 @@
+"""The data channel over MPI: own algorithms over point-to-point messages on pair links.
+
+Nothing here is a collective of the library: a survivor of a death needs no call of MPI to go on
+over the links it has. A reduction cuts its buffers into pieces; every piece goes through the steps
+of a schedule (`core.collectives.schedules`), several pieces at a time in independent lanes, so that
+one lane adds while another transfers. All waits are Testsome with a pause, an abort flag and the
+lifelines of the group. What an abandoned reduction may still write to is kept until its requests
+have ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import torch
+
+from paceline.clock import NS_PER_MS, now_ns, pause
+from paceline.core.collectives.schedules import (
+    ALGORITHMS,
+    RECURSIVE_DOUBLING,
+    Schedule,
+    partners,
+    schedule,
+)
+from paceline.transport.base import Abort, Group, PeerLost, Transport, TransportAborted
+from paceline.transport.mpi.abandoned import Graves, Stretch
+from paceline.transport.mpi.lanes import PIECE_BYTES, Cells, Lane, Piece
+from paceline.transport.mpi.links import LANES, Link, LinkTable
+from paceline.transport.mpi.native import UnavailableError
+from paceline.transport.mpi.native_loop import KINDS, NativeLoop
+from paceline.transport.rendezvous import LAST_WORDS_NS, Deadline, Lifelines
+
+log = logging.getLogger("paceline.rank")
+
+SPINS: Final = 20
+"""Tests without a pause: a message between two running ranks takes less."""
+PAUSE_S: Final = 0.00005
+LONG_PAUSE_S: Final = 0.001
+LONG_WAIT_NS: Final = 20 * NS_PER_MS
+"""After so long without a message the peers are waiting for something slow: pause longer."""
+
+
+class MpiTransport(Transport):
+    """Elastic MPI without a launcher; host memory only."""
+
+    name: ClassVar[str] = "mpi"
+
+    def __init__(self, *, host: str, native: bool = True) -> None:
+        self._links = LinkTable(host)
+        self._mpi = self._links.mpi
+        self._native: NativeLoop | None = None
+        self._why_python = "asked for"
+        if native:
+            try:
+                self._native = NativeLoop(self._mpi)
+            except UnavailableError as error:
+                self._why_python = str(error)
+                log.warning("mpi runs in Python, which a busy script slows down: %s", error)
+        self._lifelines = Lifelines()
+        self._group: Group | None = None
+        self._link_to: dict[int, Link] = {}
+        self._schedules: dict[str, Schedule] = {}
+        self._scratch = [np.empty(PIECE_BYTES, np.uint8) for _ in range(LANES)]
+        self._graves = Graves(self._mpi)
+
+    @property
+    def address(self) -> str:
+        return self._links.meeting.address
+
+    def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
+        self.close()
+        deadline = Deadline(abort, timeout_s)
+        self._links.settle(deadline)
+        try:
+            mine = partners(ALGORITHMS, group.size, group.rank)
+            # Higher ranks first: the highest only answers, so no circle of ranks waits for itself.
+            for rank in sorted((r for r in mine if r > group.rank), reverse=True):
+                self._meet(group, rank, deadline)
+            for rank in sorted((r for r in mine if r < group.rank), reverse=True):
+                self._meet(group, rank, deadline)
+        except BaseException:
+            self.close()
+            raise
+        self._schedules = {a: schedule(a, group.size, group.rank) for a in ALGORITHMS}
+        if self._native is not None:
+            self._native.enter(self._schedules, self._link_to, self._lifelines)
+        self._graves.clean()  # by now our peers have left the groups before
+        self._links.forget_spares({peer.name for peer in group.peers})
+        self._group = group
+
+    def _meet(self, group: Group, rank: int, deadline: Deadline) -> None:
+        meet = self._links.dial if rank > group.rank else self._links.answer
+        link, line = meet(group, rank, deadline)
+        self._lifelines.add(rank, line)
+        self._link_to[rank] = link
+        self._discard_old(link)
+
+    def _discard_old(self, link: Link) -> None:
+        """Receive and forget what an abandoned generation left on this link."""
+        current = {link.tag(lane) for lane in range(LANES)}
+        status = self._mpi.Status()
+        while link.comm.Iprobe(0, self._mpi.ANY_TAG, status) and status.tag not in current:
+            waste = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
+            request = link.comm.Irecv([waste, self._mpi.BYTE], 0, status.tag)
+            self._graves.bury([request], [], [Stretch(waste.ctypes.data, waste.nbytes, waste)])
+
+    def allreduce(
+        self, buffers: Sequence[torch.Tensor], abort: Abort, algorithm: str = RECURSIVE_DOUBLING
+    ) -> None:
+        assert self._group is not None, "allreduce outside a group"
+        if self._group.size == 1:
+            return
+        cells = [Cells(buffer) for buffer in buffers]
+        requests: list[Any] = []
+        try:
+            if self._native is not None and all(c.tensor.dtype in KINDS for c in cells):
+                plan = self._schedules[algorithm]
+                self._native.reduce(algorithm, plan, cells, self._scratch, abort, requests)
+            else:
+                self._reduce(algorithm, cells, abort, requests)
+        except BaseException as error:
+            self._bury(requests, cells)
+            if isinstance(error, self._mpi.Exception):
+                raise PeerLost(f"a call of MPI failed: {error}") from error
+            raise
+
+    def _reduce(
+        self, algorithm: str, cells: list[Cells], abort: Abort, requests: list[Any]
+    ) -> None:
+        plan = self._schedules[algorithm]
+        pieces = [piece for c in cells for piece in Piece.cut(c, plan.chunks)]
+        lanes = [
+            Lane(k, pieces[k::LANES], plan.steps, self._link_to, self._scratch[k], self._mpi)
+            for k in range(min(LANES, len(pieces)))
+        ]
+        requests += [self._mpi.REQUEST_NULL] * (2 * len(lanes))
+        for lane in lanes:
+            lane.post(requests)
+        self._run(lanes, requests, abort)
+
+    def _run(self, lanes: list[Lane], requests: list[Any], abort: Abort) -> None:
+        testsome = self._mpi.Request.Testsome
+        idle = 0
+        idle_since_ns = lost_since_ns = 0
+        while (done := testsome(requests)) is not None:
+            if done:
+                idle = 0
+                for index in done:
+                    lanes[index >> 1].arrived(requests)
+                continue
+            idle += 1
+            if idle <= SPINS:
+                continue
+            if abort.is_raised():
+                raise TransportAborted("abandoned in a reduction")
+            now = now_ns()
+            if idle == SPINS + 1:
+                idle_since_ns = now
+                lost_since_ns = 0
+            if idle % 16 == 0:
+                lost = self._lifelines.lost()
+                if lost is not None:
+                    lost_since_ns = lost_since_ns or now
+                    if now - lost_since_ns > LAST_WORDS_NS:
+                        raise PeerLost(f"rank {lost} has gone", lost)
+            pause(PAUSE_S if now - idle_since_ns < LONG_WAIT_NS else LONG_PAUSE_S)
+
+    def _bury(self, requests: list[Any], cells: list[Cells]) -> None:
+        """Give up requests; what they may still touch stays alive until they have completed."""
+        null = self._mpi.REQUEST_NULL
+        for request in requests[0::2]:  # receives: a cancelled one completes at once
+            if request != null:
+                request.Cancel()
+        memory = [Stretch(c.tensor.data_ptr(), c.tensor.nbytes, c) for c in cells]
+        memory += [Stretch(part.ctypes.data, part.nbytes, part) for part in self._scratch]
+        self._graves.bury(requests[0::2], requests[1::2], memory)
+        self._scratch = [np.empty(PIECE_BYTES, np.uint8) for _ in range(LANES)]
+
+    def close(self) -> None:
+        self._group = None
+        self._link_to = {}
+        if self._graves.leave(self._lifelines):
+            self._lifelines = Lifelines()
+        self._lifelines.close()
+        self._graves.clean()
+
+    def shutdown(self) -> None:
+        self.close()
+        self._links.meeting.close()
+
+    def describe(self) -> dict[str, str]:
+        return {
+            "loop": "native" if self._native else f"python: {self._why_python}",
+            "provider": f"ofi;{os.environ.get('FI_PROVIDER', 'default')}",
+            "links.wired": str(self._links.wired),
+            "links.failed": str(self._links.wiring_failed),
+            "abandoned": str(len(self._graves)),
+        }

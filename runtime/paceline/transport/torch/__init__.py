@@ -1,0 +1,1 @@
+"""The data channel through process groups of torch.distributed: gloo and NCCL."""

@@ -1,0 +1,147 @@
+"""The data channel through gloo: host memory over TCP, bound to one address (D13).
+
+The ranks exchange gloo's addresses over `meeting`, not over torch's TCPStore: that one looks up the
+name of every address it connects to, and an unanswered DNS request held one in a hundred group
+changes for five seconds. A meeting has no name service, an abort flag and a deadline.
+"""
+
+from __future__ import annotations
+
+import threading
+from base64 import b64decode, b64encode
+from datetime import timedelta
+from typing import Any, ClassVar, Final
+
+from torch._C._distributed_c10d import Store
+from torch.distributed.distributed_c10d import ProcessGroupGloo
+
+from paceline.clock import now_ns
+from paceline.transport.base import Abort, Group, PeerLost
+from paceline.transport.rendezvous import LAST_WORDS_NS, POLL_S, Deadline, Lifelines, MeetingPoint
+from paceline.transport.torch.process_groups import TorchDistTransport
+
+LOOK_S: Final = 0.05
+"""Between two looks at the lifelines while a reduction is under way; its end wakes at once."""
+
+
+class _Exchange(Store):
+    """What gloo's rendezvous needs of a store: everybody sets one value, then wants all of them.
+
+    Rank 0 collects the values and gives everybody the whole. A store of torch is not more general
+    for our purpose, only slower to fail.
+    """
+
+    def __init__(
+        self, meeting: MeetingPoint, lock: threading.Lock, group: Group, deadline: Deadline
+    ) -> None:
+        super().__init__()
+        self._meeting = meeting
+        self._lock = lock
+        self._group = group
+        self._deadline = deadline
+        self.lifelines = Lifelines()
+        self._values: dict[str, bytes] = {}
+        self._complete = False
+
+    def set(self, key: str, value: Any) -> None:
+        self._values[key] = value
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._values[key]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002
+        if not self._complete and not all(key in self._values for key in keys):
+            # An attempt that was cancelled may still be on its way out of its meetings.
+            while not self._lock.acquire(timeout=POLL_S):
+                self._deadline.check("waiting for the last attempt to end")
+            try:
+                self._exchange()
+            finally:
+                self._lock.release()
+            self._complete = True
+        missing = [key for key in keys if key not in self._values]
+        if missing:
+            raise RuntimeError(f"gloo asks for {missing}, which nobody has set")
+
+    def _exchange(self) -> None:
+        # The lines stay as lifelines: gloo reports only the death of the peer it is waiting for.
+        own = {key: b64encode(value).decode() for key, value in self._values.items()}
+        group, deadline = self._group, self._deadline
+        if group.rank != 0:
+            everything, line = self._meeting.dial(group, 0, {"values": own}, deadline)
+            self.lifelines.add(0, line)
+        else:
+            everything = {"values": own}
+            lines = []
+            for rank in range(1, group.size):
+                hello, line = self._meeting.answer(group, rank, deadline)
+                self.lifelines.add(rank, line)
+                lines.append(line)
+                everything["values"] |= hello["values"]
+            for line in lines:
+                line.send(everything)
+        self._values |= {key: b64decode(value) for key, value in everything["values"].items()}
+
+
+class GlooTransport(TorchDistTransport):
+    """gloo between host buffers."""
+
+    name: ClassVar[str] = "gloo"
+    same_bits: ClassVar[bool] = True
+
+    def __init__(self, *, host: str) -> None:
+        super().__init__()
+        self._meeting = MeetingPoint(host)
+        self._meeting_lock = threading.Lock()
+        self._lifelines = Lifelines()
+        # A device is gloo's event thread and listener; one serves all groups of this process.
+        self._device: Any = ProcessGroupGloo.create_device(hostname=host)
+
+    @property
+    def address(self) -> str:
+        return self._meeting.address
+
+    def _connect(self, group: Group, deadline: Deadline) -> Any:
+        # Named with underscores, but the only way to say which address gloo binds to.
+        options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001
+        options._devices = [self._device]  # noqa: SLF001
+        options._threads = 1  # noqa: SLF001
+        options._timeout = timedelta(seconds=deadline.timeout_s)  # noqa: SLF001
+        store = _Exchange(self._meeting, self._meeting_lock, group, deadline)
+        try:
+            # When a peer dies after the exchange, gloo goes on calling it until the time-out. The
+            # thread of this attempt is left behind then, so it may not hold the lock here.
+            process_group = ProcessGroupGloo(store, group.rank, group.size, options)
+        except BaseException:
+            store.lifelines.close()
+            raise
+        return process_group, store.lifelines
+
+    def _await(self, works: list[Any], abort: Abort) -> None:
+        # Ask the futures, not the works: a work says complete only after its callbacks have run.
+        futures = [work.get_future() for work in works]
+        for future in futures:
+            future.add_done_callback(lambda _: abort.wake())
+        lost_since_ns = 0
+        while not all(future.done() for future in futures):
+            if abort.wait(LOOK_S):
+                return
+            lost = self._lifelines.lost()
+            if lost is not None:
+                lost_since_ns = lost_since_ns or now_ns()
+                if now_ns() - lost_since_ns > LAST_WORDS_NS:
+                    raise PeerLost(f"rank {lost} has gone", lost)
+
+    def _adopt(self, made: Any) -> Any:
+        process_group, self._lifelines = made
+        return process_group
+
+    def close(self) -> None:
+        super().close()
+        self._lifelines.close()
+
+    def shutdown(self) -> None:
+        self.close()
+        self._meeting.close()
+        self._device = None

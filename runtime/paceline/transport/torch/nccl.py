@@ -1,0 +1,130 @@
+"""The data channel through NCCL: CUDA buffers, the same groups and the same rules as gloo.
+
+Streams (D5): the caller's buffers are ready when it calls, because a contribution is announced only
+after its event has completed. Everything here runs on an own stream of high priority, so that it
+does not queue behind the user's kernels; completion is an event on that stream, looked at with a
+pause, since neither NCCL nor CUDA can wake a Python thread. What reads the result on another stream
+sees it complete, because `allreduce` returns only then.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from datetime import timedelta
+from typing import Any, ClassVar, Final
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from paceline.clock import pause
+from paceline.transport.base import Abort, Group, TransportError
+from paceline.transport.rendezvous import Deadline
+from paceline.transport.torch.process_groups import TorchDistTransport
+
+PAUSE_S: Final = 0.00005
+HIGH_PRIORITY: Final = -1
+
+
+class NcclTransport(TorchDistTransport):
+    """NCCL between CUDA buffers on the current device of this process."""
+
+    name: ClassVar[str] = "nccl"
+    same_bits: ClassVar[bool] = False  # not shown on hardware yet, so reduce and broadcast (R23)
+
+    def __init__(self, *, host: str) -> None:
+        if not dist.is_nccl_available():
+            raise TransportError(
+                "spec.collective.backend: nccl is not part of this torch build; "
+                "hint: install the CUDA build of torch, or use backend: auto"
+            )
+        if not torch.cuda.is_available():
+            raise TransportError(
+                "spec.collective.backend: nccl needs a CUDA device and this process sees none; "
+                "hint: request nvidia.com/gpu in the pod template, or use backend: auto"
+            )
+        # An error must come back to us; by default the watchdog of torch ends the process.
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+        os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
+        super().__init__()
+        self._store: Any = _serve_store(host)
+        self._address = f"{host}:{self._store.port}"
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._stream = torch.cuda.Stream(  # type: ignore[no-untyped-call]
+            self._device, priority=HIGH_PRIORITY
+        )
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    def _connect(self, group: Group, deadline: Deadline) -> Any:
+        limit = timedelta(seconds=deadline.timeout_s)
+        host, _, port = group.peers[0].address.rpartition(":")
+        client = (
+            self._store
+            if group.rank == 0
+            else TCPStore(host, int(port), timeout=limit, wait_for_workers=False)
+        )
+        store = PrefixStore(f"paceline/{group.key}", client)
+        store.set_timeout(limit)
+        options = dist.ProcessGroupNCCL.Options()
+        options.is_high_priority_stream = True
+        options._timeout = limit  # noqa: SLF001 (no public name)
+        process_group = dist.ProcessGroupNCCL(store, group.rank, group.size, options)
+        with torch.cuda.device(self._device):
+            process_group.eager_connect_single_device(self._device)
+        return process_group
+
+    def shutdown(self) -> None:
+        self.close()
+        self._store = None  # its last reference: the server ends and gives back the port
+
+    def _launch(self, operation: str, buffer: torch.Tensor) -> Any:
+        if buffer.device != self._device:
+            raise TransportError(
+                f"nccl moves memory of {self._device} only, this buffer is on {buffer.device}; "
+                "hint: move the model to the device before DistributedOptimizer, or use "
+                "backend: auto"
+            )
+        with torch.cuda.stream(self._stream):
+            # The allocator must not hand this memory out while our stream may still use it.
+            buffer.record_stream(self._stream)
+            return super()._launch(operation, buffer)
+
+    def _await(self, works: list[Any], abort: Abort) -> None:
+        with torch.cuda.stream(self._stream):
+            for work in works:
+                work.block_current_stream()
+            reduced = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            reduced.record(self._stream)
+        while not reduced.query():  # type: ignore[no-untyped-call]
+            if abort.is_raised():
+                return
+            pause(PAUSE_S)
+
+    def _bury(self, buffers: Any) -> None:
+        abandoned = self._process_group
+        super()._bury(buffers)
+        if abandoned is not None:
+            # Its kernels occupy the device until they are told to stop; the call may block.
+            threading.Thread(
+                target=abandoned.abort, name="paceline-nccl-abort", daemon=True
+            ).start()
+
+
+def _serve_store(host: str) -> TCPStore:
+    """This rank's store, listening on `host` only (by itself it would take all addresses, D13).
+
+    Every rank hosts one; a generation uses the one of its rank 0.
+    """
+    try:
+        listener = socket.create_server((host, 0), backlog=512)
+    except OSError as error:
+        raise TransportError(f"cannot listen on {host}: {error}") from error
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )

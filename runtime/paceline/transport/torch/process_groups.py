@@ -1,0 +1,159 @@
+"""What gloo and nccl share: process groups of torch.distributed, one per generation.
+
+torch.distributed cannot end a collective that waits for a stopped peer, so nothing here blocks on
+one: completion wakes the communication thread, an abort leaves work and group where they are, and a
+new group beside them works. An abandoned group is kept until its work has ended, because destroying
+it would wait. The default process group is never touched: it belongs to the user's script.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final
+
+import torch
+
+from paceline.transport.base import (
+    Abort,
+    Group,
+    PeerLost,
+    Transport,
+    TransportAborted,
+)
+from paceline.transport.rendezvous import Deadline
+
+WAIT_S: Final = 0.5
+"""Longest sleep between two looks at the abort flag; completion and abort both wake earlier."""
+REFERENCE: Final = 0
+"""The rank that reduces where the library's own allreduce is not shown to give equal bits (R23)."""
+
+
+class _Attempt(threading.Thread):
+    """Makes one process group; the caller may leave at any time."""
+
+    def __init__(self, make: Callable[[Deadline], Any], timeout_s: float, abort: Abort) -> None:
+        super().__init__(name="paceline-group", daemon=True)
+        self._make = make
+        self._timeout_s = timeout_s
+        self._abort = abort
+        # Its own flag: the caller's is lowered again while we may still be on our way out.
+        self.cancelled = Abort()
+        self.done = False
+        self.group: Any = None
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self.group = self._make(Deadline(self.cancelled, self._timeout_s))
+        except Exception as error:
+            self.error = error
+        self.done = True
+        self._abort.wake()
+
+
+class TorchDistTransport(Transport):
+    """One process group per generation, abandoned and re-made on change."""
+
+    same_bits: ClassVar[bool]
+    """Its own allreduce gives the same bits on all ranks, shown by tests/transport (R23)."""
+
+    def __init__(self) -> None:
+        self._group: Group | None = None
+        self._process_group: Any = None
+        self._works: list[Any] = []
+        self._graves: list[tuple[Any, list[Any], Any]] = []
+        self._abandoned = 0
+
+    @abstractmethod
+    def _connect(self, group: Group, deadline: Deadline) -> Any:
+        """Make the process group; runs in a throw-away thread and may block in the library."""
+
+    def _adopt(self, made: Any) -> Any:
+        """Take over what `_connect` has made, on the communication thread; returns the group."""
+        return made
+
+    @abstractmethod
+    def _await(self, works: list[Any], abort: Abort) -> None:
+        """Return when all works are complete or `abort` is raised."""
+
+    def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
+        self.close()
+        if group.size > 1:
+            self._process_group = self._adopt(self._make_group(group, abort, timeout_s))
+        self._group = group
+        self._clean_graves()
+
+    def _make_group(self, group: Group, abort: Abort, timeout_s: float) -> Any:
+        what = f"wiring {self.name} for {group.size} ranks"
+        deadline = Deadline(abort, timeout_s)
+        attempt = _Attempt(lambda limit: self._connect(group, limit), timeout_s, abort)
+        attempt.start()
+        try:
+            while not attempt.done:
+                deadline.pause(WAIT_S, what)
+        finally:
+            attempt.cancelled.raise_()
+        if attempt.error is not None:
+            if abort.is_raised():
+                raise TransportAborted(f"abandoned while {what}")
+            raise PeerLost(f"{what} failed: {attempt.error}") from attempt.error
+        return attempt.group
+
+    def allreduce(self, buffers: Sequence[torch.Tensor], abort: Abort) -> None:
+        assert self._group is not None, "allreduce outside a group"
+        full = [buffer.detach() for buffer in buffers if buffer.numel()]
+        if self._group.size == 1 or not full:
+            return
+        try:
+            for operation in ("allreduce",) if self.same_bits else ("reduce", "broadcast"):
+                self._finish([self._launch(operation, b) for b in full], full, abort)
+        except PeerLost:
+            self._bury(full)
+            raise
+        except RuntimeError as error:
+            raise PeerLost(f"{self.name} failed: {error}") from error
+
+    def _launch(self, operation: str, buffer: torch.Tensor) -> Any:
+        if operation == "allreduce":
+            return self._process_group.allreduce([buffer])
+        return getattr(self._process_group, operation)(buffer, REFERENCE)
+
+    def _finish(self, works: list[Any], buffers: list[torch.Tensor], abort: Abort) -> None:
+        """Wait for `works`, or leave them behind. Raises what a failed work raises."""
+        self._works = works
+        self._await(works, abort)
+        if abort.is_raised() and not all(work.is_completed() for work in works):
+            self._bury(buffers)
+            raise TransportAborted("abandoned in a reduction")
+        try:
+            for work in works:
+                work.wait()
+        except RuntimeError:
+            self._bury(buffers)
+            raise
+        self._works = []
+
+    def _bury(self, buffers: Any) -> None:
+        """Keep what the abandoned works may still write to; the group is spent."""
+        if self._process_group is not None:
+            self._graves.append((self._process_group, self._works, buffers))
+            self._abandoned += 1
+        self._process_group, self._works = None, []
+
+    def _clean_graves(self) -> None:
+        self._graves = [g for g in self._graves if not all(w.is_completed() for w in g[1])]
+
+    def close(self) -> None:
+        # The group ends only after the next one stands: a peer may still read what we sent.
+        if self._process_group is not None:
+            self._graves.append((self._process_group, self._works, None))
+        self._group, self._process_group, self._works = None, None, []
+
+    def describe(self) -> dict[str, str]:
+        return {
+            "provider": self.name,
+            "abandoned": str(self._abandoned),
+            "abandoned.alive": str(len(self._graves)),
+        }

@@ -1,0 +1,248 @@
+"""Checkpoints on disk: what they are made of, which one is the newest, how one is read (R19, C1).
+
+    <path>/v<version>/            one checkpoint; it has this name only when it is complete
+        manifest.json             whose it is, of which version, size and checksum of each file
+        log.msgpack               the round log as plain data: leases, counters, settings
+        state.json                optimizer and scheduler without their tensors
+        .metadata, __0_0.distcp   torch.distributed.checkpoint: `model.*` by the model's own names,
+                                  for any reader, and `state.*`, the tensors that state.json names
+    <path>/.writing-*             under way, or left by a process that was killed
+
+Nothing here writes (`worker.checkpoint.writer`). A checkpoint that is damaged, or of another job,
+model or data set, is an error with a way out, never a reason to begin from zero.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+
+from paceline.core.protocol.ids import GenerationId
+from paceline.core.protocol.records import DataPlan
+from paceline.core.protocol.snapshot import Kept, LogSnapshot
+from paceline.errors import CheckpointError
+
+FORMAT: Final = 1
+MANIFEST: Final = "manifest.json"
+LOG: Final = "log.msgpack"
+HEADER: Final = "state.json"
+MODEL: Final = "model."
+STATE: Final = "state."
+CHUNK_BYTES: Final = 1 << 20
+LOOKS: Final = 5
+"""The newest one may be replaced by a newer one while it is looked at."""
+START_AFRESH: Final = (
+    "to train from the beginning, remove the folder or change spec.checkpoint.path"
+)
+
+
+class File(msgspec.Struct, frozen=True):
+    name: str
+    size: int
+    crc32: int
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a checkpoint is (R19). Written after all other files."""
+
+    format: int
+    job: str
+    version: int
+    generation: GenerationId
+    """Last GEN record of the log."""
+    digest: str
+    """Of the log up to this version."""
+    request: int
+    finished: bool
+    weights_hash: int
+    layout: str
+    """Fingerprint of the parameters' names, shapes and types."""
+    plan: DataPlan
+    files: tuple[File, ...]
+
+    @property
+    def kept(self) -> Kept:
+        return Kept(self.generation, self.version, self.digest, self.request, self.finished)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a checkpoint must be of to be of use to a rank."""
+
+    job: str
+    layout: str
+    plan: DataPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    log: LogSnapshot
+    header: dict[str, Any]
+    model: dict[str, torch.Tensor]
+    buffers: list[torch.Tensor]
+
+
+def folder_of(path: Path, version: int) -> Path:
+    return path / f"v{version}"
+
+
+def versions(path: Path) -> list[int]:
+    """Of the published checkpoints, oldest first. OSError if the folder cannot be read."""
+    if not path.exists():
+        return []
+    names = (p.name[1:] for p in path.iterdir() if p.name.startswith("v"))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def find(path: Path, wanted: Identity) -> Kept | None:
+    """The newest checkpoint, None if there is none. Cheap: no file is read but the manifest.
+
+    CheckpointError if the newest one is damaged or of something else."""
+    for _ in range(LOOKS):
+        try:
+            known = versions(path)
+        except OSError as error:
+            raise CheckpointError(
+                f"the checkpoints in {path} cannot be listed: {_words(error)}",
+                hint="make spec.checkpoint.path a folder that every rank can read and write",
+            ) from None
+        if not known:
+            return None
+        folder = folder_of(path, known[-1])
+        try:
+            return check(folder, wanted).kept
+        except CheckpointError:
+            if folder.exists():
+                raise
+    raise CheckpointError(f"the checkpoints in {path} change all the time", hint=START_AFRESH)
+
+
+def check(folder: Path, wanted: Identity) -> Manifest:
+    """CheckpointError, unless the checkpoint is whole, as far as its sizes tell, and fits."""
+    manifest = read_manifest(folder)
+    if manifest.job != wanted.job:
+        raise CheckpointError(
+            f"checkpoint {folder} is of job {manifest.job}, not of {wanted.job}",
+            hint="give each job a spec.checkpoint.path of its own",
+        )
+    if manifest.layout != wanted.layout:
+        raise CheckpointError(
+            f"checkpoint {folder} is of a model with other parameters than this script's",
+            hint=f"use the model that it was made with; {START_AFRESH}",
+        )
+    if manifest.plan != wanted.plan:
+        raise CheckpointError(
+            f"checkpoint {folder} was made with {_plan(manifest.plan)}, this script has "
+            f"{_plan(wanted.plan)}",
+            hint=f"use the same data set, batch size, seed and number of epochs; {START_AFRESH}",
+        )
+    for file in manifest.files:
+        path = folder / file.name
+        size = path.stat().st_size if path.is_file() else -1
+        if size != file.size:
+            what = "is missing" if size < 0 else f"has {size} bytes instead of {file.size}"
+            raise _damaged(folder, f"{file.name} {what}")
+    return manifest
+
+
+def read_manifest(folder: Path) -> Manifest:
+    try:
+        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+    except OSError as error:
+        raise _damaged(folder, f"{MANIFEST} cannot be read: {_words(error)}") from None
+    except msgspec.MsgspecError as error:
+        raise _damaged(folder, f"{MANIFEST} is no manifest: {error}") from None
+    if manifest.format != FORMAT:
+        raise CheckpointError(
+            f"checkpoint {folder} has format {manifest.format}, this version reads {FORMAT}",
+            hint=f"use the version of Paceline that wrote it; {START_AFRESH}",
+        )
+    return manifest
+
+
+def load(path: Path, kept: Kept, wanted: Identity) -> Loaded:
+    """The whole checkpoint, every byte checked. Raises CheckpointError."""
+    folder = folder_of(path, kept.version)
+    manifest = check(folder, wanted)
+    if manifest.kept != kept:
+        raise CheckpointError(
+            f"checkpoint {folder} is another one than the group agreed on: {manifest.kept} "
+            f"instead of {kept}",
+            hint="make spec.checkpoint.path one folder that all ranks share",
+        )
+    for file in manifest.files:
+        if file_of(folder / file.name) != file:
+            raise _damaged(folder, f"the bytes of {file.name} have changed")
+    try:
+        log = msgspec.msgpack.decode((folder / LOG).read_bytes(), type=LogSnapshot)
+        header = json.loads((folder / HEADER).read_bytes())
+        tensors = _read_tensors(folder)
+    except (OSError, ValueError, msgspec.MsgspecError, CheckpointException) as error:
+        raise _damaged(folder, f"it cannot be loaded: {error}") from None
+    return Loaded(
+        log=log,
+        header=header,
+        model={n.removeprefix(MODEL): t for n, t in tensors.items() if n.startswith(MODEL)},
+        buffers=[tensors[name] for name in state_names(tensors)],
+    )
+
+
+def state_names(tensors: Sequence[str] | dict[str, torch.Tensor]) -> list[str]:
+    count = sum(1 for name in tensors if name.startswith(STATE))
+    return [f"{STATE}{number}" for number in range(count)]
+
+
+def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    entries = FileSystemReader(folder).read_metadata().state_dict_metadata
+    tensors = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    with warnings.catch_warnings():
+        # One process reads: that torch.distributed is not used is the intent.
+        warnings.simplefilter("ignore", UserWarning)
+        dcp_load(tensors, storage_reader=FileSystemReader(folder), no_dist=True)
+    return tensors
+
+
+def file_of(path: Path) -> File:
+    """Size and checksum, read from the disk."""
+    crc = size = 0
+    with path.open("rb") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            crc = zlib.crc32(chunk, crc)
+            size += len(chunk)
+    return File(path.name, size, crc)
+
+
+def _damaged(folder: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint {folder} is damaged: {why}",
+        hint=f"remove {folder} to go on from the one before it, or bring the file back",
+    )
+
+
+def _plan(plan: DataPlan) -> str:
+    if not plan.samples:
+        return "no data plan"
+    return (
+        f"{plan.samples} samples, {plan.epochs} epochs, batch {plan.batch} x {plan.accumulate}, "
+        f"seed {plan.seed}" + (", drop_last" if plan.drop_last else "")
+    )
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or str(error)

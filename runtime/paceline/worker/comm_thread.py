@@ -1,0 +1,380 @@
+"""The communication thread: waits for events, asks the state machine, carries out its effects.
+
+It has no opinion. What the protocol wants is decided in `core.rank`; here tensors are added, links
+opened, messages sent and the main thread let go. Every wait ends with a message, a timer or an
+abort.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import traceback
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+import torch
+from paceline_api.errors import PacelineError
+
+from paceline.clock import NS_PER_MS, now_ns
+from paceline.core.messages import Commit, Fatal, Part, Prepare, RankMessage, Saved, State, Stopped
+from paceline.core.protocol.ids import GenerationId
+from paceline.core.protocol.log import Weighing
+from paceline.core.protocol.pending import BufferOp, Merge, Scale, Swap, Zero
+from paceline.core.protocol.records import Go
+from paceline.core.rank import events as ev
+from paceline.core.rank.machine import Rank
+from paceline.transport.base import Transport
+from paceline.worker.coordinator_client import Interrupts
+from paceline.worker.data_channel import DataChannel
+from paceline.worker.metrics.rounds import Gauges
+from paceline.worker.peer_sockets import Mail, Mailbox
+from paceline.worker.recorder import Recorder
+from paceline.worker.session import MainThread
+from paceline.worker.state.committed import Committed
+from paceline.worker.state.gradients import GradientBuckets
+
+if TYPE_CHECKING:  # it loads torch.distributed.checkpoint, which takes a second of CPU
+    from paceline.worker.checkpoint.service import Checkpoints
+
+log = logging.getLogger("paceline.rank")
+
+IDLE_MS: Final = 1_000
+"""Longest wait of an idle thread, after which it looks at its timers again."""
+
+
+class Link(Protocol):
+    """How words reach the coordinator."""
+
+    def start(self) -> None: ...
+    def send(self, message: RankMessage) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Tensors:
+    """What the script has brought; None until it began."""
+
+    buckets: GradientBuckets
+    committed: Committed
+    checkpoints: Checkpoints | None
+    """None: the job has none."""
+
+
+class Driver:
+    """Owns the machine, the mailbox and the transport; everything runs on one thread."""
+
+    def __init__(
+        self,
+        machine: Rank,
+        mailbox: Mailbox,
+        transport: Transport,
+        main: MainThread,
+        interrupts: Interrupts,
+        gauges: Gauges,
+    ) -> None:
+        self.machine = machine
+        self.tensors: Tensors | None = None
+        self.link: Link | None = None
+        self.recorder: Recorder | None = None
+        self._mailbox = mailbox
+        self._channel = DataChannel(transport, interrupts, gauges)
+        self._main, self._interrupts, self._gauges = main, interrupts, gauges
+        self._posted: deque[ev.Event] = deque()
+        self._wake_ns: int | None = None
+        self._queue: dict[int, list[torch.Tensor]] = {}
+        self._staged: dict[GenerationId, tuple[bytes, ...]] = {}
+        self._part: tuple[bytes, ...] = ()
+        self._synced: torch.Tensor | None = None
+        """Averaged float buffers that wait for the main thread to be parked (D10)."""
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="paceline-comm", daemon=True)
+
+    # ---- any thread -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def post(self, event: ev.Event) -> None:
+        """Hand an event to the communication thread."""
+        self._posted.append(event)
+        self._mailbox.wake()
+
+    def close(self, timeout_s: float) -> None:
+        """End the thread; whatever it is blocked in is aborted."""
+        self._closing = True
+        self._interrupts.arrived()
+        self._mailbox.wake()
+        self._thread.join(timeout_s)
+
+    # ---- the thread -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._turn()
+        except BaseException as error:
+            text = "".join(traceback.format_exception(error))
+            log.error("the communication thread failed:\n%s", text)
+            self._say(Fatal(self.machine.state.me, "RuntimeBroken", f"{error!r}"))
+            self._main.broken(error)
+        finally:
+            self._channel.shutdown()
+            self._mailbox.close()
+            if self.recorder is not None:
+                self.recorder.close()
+            if self.tensors is not None and self.tensors.checkpoints is not None:
+                self.tensors.checkpoints.close()
+
+    def _turn(self) -> None:
+        while self._posted and not self._closing:
+            self._take(self._posted.popleft())
+        while not self._posted and (mail := self._mailbox.read()) is not None:
+            self._receive(mail)
+        if self._posted:
+            return
+        if self._wake_ns is not None and now_ns() >= self._wake_ns:
+            self._wake_ns = None
+            self._take(ev.Tick())
+            return
+        self._gauges.facts.refresh(self.machine.state, now_ns())
+        self._mailbox.wait(self._timeout_ms())
+
+    def _timeout_ms(self) -> int:
+        if self._posted or self._closing:
+            return 0
+        if self._wake_ns is None:
+            return IDLE_MS
+        left_ns = self._wake_ns - now_ns()
+        return max(0, min(IDLE_MS, -(-left_ns // NS_PER_MS)))
+
+    def _receive(self, mail: Mail) -> None:
+        if isinstance(mail.message, Part):
+            self._part = mail.payload
+        elif isinstance(mail.message, State):
+            self._staged[mail.message.generation] = mail.payload
+        self._take(mail.message)
+
+    def _take(self, event: ev.Event) -> None:
+        """One event, its effects, and the events that carrying them out brought."""
+        if isinstance(event, Prepare) and self._has_nothing_newer():
+            self._take(self._checkpoints.look())  # R26: the report names the newest one
+        if self._interrupts.interrupts(event):
+            self._interrupts.taken()
+        now = now_ns()
+        effects = self.machine.handle(now, event)
+        self._gauges.handled(self.machine.state, event, now)  # before an effect lets main go on
+        if isinstance(event, ev.Written | ev.Published):
+            facts = self._checkpoints.figures(self.machine.state.saving)
+            self._gauges.facts.checkpoints = facts
+        if self.recorder is not None:
+            self.recorder.handled(event, self.machine.state.log)
+        blocking: list[ev.Reduce | ev.OpenChannel | ev.Restore] = []
+        follow: deque[ev.Event] = deque()
+        for effect in effects:
+            if isinstance(effect, ev.Reduce | ev.OpenChannel | ev.Restore):
+                blocking.append(effect)  # everything else of this event goes out first
+            elif (event_after := self._do(effect)) is not None:
+                follow.append(event_after)
+        for effect in blocking:
+            if (event_after := self._block(effect)) is not None:
+                follow.append(event_after)
+        for event_after in follow:
+            self._take(event_after)
+
+    def _block(self, effect: ev.Reduce | ev.OpenChannel | ev.Restore) -> ev.Event | None:
+        match effect:
+            case ev.Reduce():
+                return self._reduce(effect)
+            case ev.OpenChannel(commit=commit):
+                return self._open(commit)
+            case ev.Restore():
+                return self._restore(effect)
+
+    def _do(self, effect: ev.Effect) -> ev.Event | None:
+        match effect:
+            case ev.ToPeer(member=member, message=message):
+                self._mailbox.send(member, message)
+            case ev.ToCoordinator(message=message):
+                self._say(message)
+            case ev.Buffers(op=op):
+                self._buffers(op)
+            case ev.CloseChannel():
+                self._channel.close()
+            case ev.Apply(go=go, weighing=weighing, hash=due):
+                return self._apply(go, weighing, hash_due=due)
+            case ev.Queue(go=go):
+                self._queue[go.round] = [x.clone() for x in self._buckets.result]
+            case ev.DropQueue(generation=generation):
+                self._queue.clear()
+                self._staged = {g: s for g, s in self._staged.items() if g == generation}
+            case ev.InstallPart(go=go, weighing=weighing):
+                self._install_part(go, weighing)
+            case ev.InstallState(queued=queued):
+                self._install(queued)
+            case ev.SendPart(to=to, part=part, with_result=with_result):
+                result = [bytes(x) for x in self._committed.last_result()] if with_result else []
+                self._mailbox.send_bulk(to, part, result)
+            case ev.SendState(to=to, state=state):
+                header, buffers = self._committed.snapshot()
+                self._mailbox.send_bulk(to, state, [json.dumps(header).encode(), *buffers])
+            case ev.Save() | ev.Publish() | ev.Unsave():
+                self._checkpoints.obey(effect)
+            case ev.Resume():
+                self._resume(effect)
+            case ev.Held(leases=leases):
+                self._main.held(leases)
+            case ev.WakeAt(at_ns=at_ns):
+                self._wake_ns = at_ns
+            case ev.Exit():
+                if self.recorder is not None and effect.finished:
+                    self.recorder.ended(self.machine.state.log, self._committed.strong_hash())
+                self._main.exited(effect)
+        return None
+
+    # ---- data channel ---------------------------------------------------------------------
+
+    def _open(self, commit: Commit) -> ev.Event:
+        for member, where in commit.endpoints:
+            self._mailbox.know(member, where.trigger)
+        self._mailbox.keep_only((*commit.gen.members, commit.holder))
+        return self._channel.open(commit, self.machine.state.me)
+
+    def _reduce(self, effect: ev.Reduce) -> ev.Event:
+        buckets = self._buckets
+        self._gauges.reducing(effect.go, self.machine.state, now_ns())
+        with buckets.streams.own():
+            buffers = list(buckets.load_result(effect.place, effect.factor))
+            extra = (
+                self._float_buffers(contributing=effect.place is not None)
+                if (effect.go.sync)
+                else None
+            )
+            if extra is not None and extra.numel():
+                buffers.append(extra)
+            if self.recorder is not None and effect.place is not None:
+                self.recorder.gives(effect, self._channel.carrier(buffers))
+            if (failed := self._channel.sum(buffers)) is not None:
+                buckets.renew_result()
+                return failed
+            self._gauges.reduced(now_ns())
+            if extra is not None:
+                count = sum(1 for s in effect.go.shares if s.count)
+                self._synced = extra.div_(count) if count else None
+        return ev.Reduced()
+
+    def _float_buffers(self, *, contributing: bool) -> torch.Tensor:
+        flat = self._committed.float_buffers_flat()
+        return flat if contributing else flat.zero_()
+
+    # ---- committed state ------------------------------------------------------------------
+
+    def _apply(self, go: Go, weighing: Weighing, *, hash_due: bool) -> ev.Event | None:
+        begun_ns = now_ns()
+        with self._buckets.streams.own():
+            self._committed.bank(self._buckets.result, first=weighing.first)
+            self._update(weighing)
+        self._gauges.applied(go, self.machine.state, now_ns(), now_ns() - begun_ns)
+        if hash_due:
+            return ev.Hashed(self.machine.state.log.version, self._committed.hash())
+        return None
+
+    def _update(self, weighing: Weighing) -> None:
+        self._committed.apply(
+            weighing.divisor, step=weighing.step, scheduler_steps=weighing.scheduler_steps
+        )
+
+    def _install_part(self, go: Go, weighing: Weighing) -> None:
+        begun_ns = now_ns()
+        with self._buckets.streams.own():
+            self._committed.install_result(self._part)
+            self._update(weighing)
+        self._gauges.applied(go, self.machine.state, now_ns(), now_ns() - begun_ns)
+
+    def _install(self, queued: tuple[tuple[Go, Weighing], ...]) -> None:
+        header, *buffers = self._staged.pop(self.machine.state.gen_id)
+        self._staged.clear()
+        with self._buckets.streams.own():
+            self._committed.load(json.loads(header), buffers)
+            for go, weighing in queued:
+                self._committed.bank(self._queue[go.round], first=weighing.first)
+                self._update(weighing)
+        self._queue.clear()
+
+    # ---- checkpoints ----------------------------------------------------------------------
+
+    def _has_nothing_newer(self) -> bool:
+        """A checkpoint may be what this rank goes on from."""
+        rank = self.machine.state
+        has = self.tensors is not None and self.tensors.checkpoints is not None
+        return has and (rank.passive or not rank.has_state)
+
+    def _restore(self, effect: ev.Restore) -> ev.Event | None:
+        try:
+            with self._buckets.streams.own():
+                return self._checkpoints.restore(effect)
+        except PacelineError as error:
+            self._say(Fatal(self.machine.state.me, "CheckpointUnusable", str(error)))
+            return None
+
+    @property
+    def _checkpoints(self) -> Checkpoints:
+        assert self.tensors is not None
+        assert self.tensors.checkpoints is not None
+        return self.tensors.checkpoints
+
+    # ---- gradients and the main thread ----------------------------------------------------
+
+    def _buffers(self, op: BufferOp) -> None:
+        buckets = self._buckets
+        if self.recorder is not None:
+            self.recorder.did(op)
+        with buckets.streams.own():
+            match op:
+                case Swap():
+                    buckets.swap()
+                case Merge(held_factor=held, grad_factor=grad):
+                    buckets.merge(held, grad)
+                case Scale(place=place, factor=factor):
+                    buckets.scale(place, factor)
+                case Zero(place=place):
+                    buckets.zero(place)
+
+    def _resume(self, effect: ev.Resume) -> None:
+        with self._buckets.streams.own():
+            begun_ns = now_ns()
+            self._committed.copy_to_model()
+            if self._synced is not None:
+                self._committed.load_float_buffers(self._synced)
+                self._synced = None
+            self._buckets.streams.mark_commit()
+            self._gauges.copied(now_ns() - begun_ns)
+        if self.recorder is not None:
+            if self.recorder.wants_hash:
+                self.recorder.hashed(effect.version, self._committed.hash())
+            self.recorder.let(effect.version)
+        self._main.resumed(effect)
+
+    @property
+    def _buckets(self) -> GradientBuckets:
+        assert self.tensors is not None, "before begin()"
+        return self.tensors.buckets
+
+    @property
+    def _committed(self) -> Committed:
+        assert self.tensors is not None, "before begin()"
+        return self.tensors.committed
+
+    def _say(self, message: RankMessage) -> None:
+        if self.link is None:
+            return
+        if isinstance(message, Stopped | Saved):  # the last word about the rounds comes with it
+            self._gauges.facts.work_out(self.machine.state)
+            self.link.send(self._gauges.facts.heartbeat(self.machine.state))
+        self.link.send(message)

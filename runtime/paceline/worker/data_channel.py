@@ -1,0 +1,89 @@
+"""The data channel of one generation: opened, used for one reduction at a time, abandoned.
+
+Turns what the transport says into events for the state machine; a group of one needs no transport.
+Communication thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from paceline.clock import NS_PER_S, now_ns
+from paceline.core.collectives.select import Carrier, size_class
+from paceline.core.coordinator.events import CONNECT_NS
+from paceline.core.messages import Commit
+from paceline.core.protocol.ids import MemberId
+from paceline.core.rank import events as ev
+from paceline.transport.base import Group, Peer, Transport, TransportAborted, TransportError
+from paceline.worker.coordinator_client import Interrupts
+from paceline.worker.metrics.rounds import Gauges
+
+log = logging.getLogger("paceline.rank")
+
+
+class DataChannel:
+    def __init__(self, transport: Transport, interrupts: Interrupts, gauges: Gauges) -> None:
+        self._transport, self._interrupts, self._gauges = transport, interrupts, gauges
+        self._members: tuple[MemberId, ...] = ()
+        self._carriers: tuple[Carrier, ...] = ()
+
+    def open(self, commit: Commit, me: MemberId) -> ev.ChannelOpened | ev.ChannelFailed:
+        self._members = members = commit.gen.members
+        if self.is_alone:
+            return ev.ChannelOpened()
+        endpoints = dict(commit.endpoints)
+        group = Group(
+            key=str(commit.gen.id),
+            number=(commit.gen.id.incarnation << 20) + commit.gen.id.counter,
+            peers=tuple(Peer(str(m), endpoints[m].data) for m in members),
+            rank=members.index(me),
+        )
+        try:
+            self._transport.open(group, self._interrupts.abort, CONNECT_NS / NS_PER_S)
+        except TransportError as error:
+            return self._failed(error)
+        self._carriers = self._transport.carriers()
+        self._gauges.opened(self._carriers, self._transport.regrets_s())
+        return ev.ChannelOpened()
+
+    @property
+    def is_alone(self) -> bool:
+        return len(self._members) < 2
+
+    def carrier(self, buffers: list[torch.Tensor]) -> Carrier | None:
+        """What would sum these; None in a group of one."""
+        if self.is_alone:
+            return None
+        return self._carriers[size_class(sum(buffer.nbytes for buffer in buffers))]
+
+    def sum(self, buffers: list[torch.Tensor]) -> ev.ChannelFailed | None:
+        """In place, over the members."""
+        carrier = self.carrier(buffers)
+        if carrier is None:
+            return None
+        begun_ns = now_ns()
+        try:
+            self._transport.allreduce(buffers, self._interrupts.abort)
+        except TransportError as error:
+            self._gauges.failed(carrier)
+            return self._failed(error)
+        payload_bytes = sum(buffer.nbytes for buffer in buffers)
+        self._gauges.carried(carrier, payload_bytes, now_ns() - begun_ns)
+        return None
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def shutdown(self) -> None:
+        self._transport.close()
+        self._transport.shutdown()
+
+    def _failed(self, error: TransportError) -> ev.ChannelFailed:
+        rank = getattr(error, "rank", None)
+        lost = self._members[rank] if rank is not None and rank < len(self._members) else None
+        aborted = isinstance(error, TransportAborted)
+        if not aborted:
+            log.warning("data channel: %s", error)
+        return ev.ChannelFailed(str(error), lost, aborted)

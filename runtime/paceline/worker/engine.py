@@ -1,0 +1,369 @@
+"""The rank's engine: the `Session` that the training API uses, with its threads behind it.
+
+main thread            the user's loop; blocks in a Session call while it is parked
+paceline-comm          `comm_thread`: rounds, committed state, data channel
+paceline-link          `coordinator_client`: control channel
+paceline-agent         reads the agent's line: drain, and the end of the agent (D6)
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import secrets
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from paceline.clock import now_ns
+from paceline.core.messages import Dismiss, Endpoints, ToRank
+from paceline.core.protocol.hand import Hand
+from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.records import DataPlan, Metric, Pacing
+from paceline.core.rank import events as ev
+from paceline.core.rank.machine import Rank
+from paceline.core.status import place_of
+from paceline.environment import (
+    SOCKETS,
+    AgentSpec,
+    RankSettings,
+    has_room,
+    sockets_base,
+)
+from paceline.errors import DismissedError, PacelineError, RuntimeBrokenError
+from paceline.telemetry.records import RankRecord, RecordError
+from paceline.tls import pinned
+from paceline.transport.base import Transport, TransportError
+from paceline.transport.factory import make_transport
+from paceline.transport.solo import NoTransport
+from paceline.worker.agent_pipe import AgentLine
+from paceline.worker.comm_thread import Driver, Tensors
+from paceline.worker.coordinator_client import CoordinatorLink, Interrupts
+from paceline.worker.metrics.loop import LoopGauges
+from paceline.worker.metrics.rounds import Gauges
+from paceline.worker.peer_sockets import Mailbox
+from paceline.worker.recorder import Recorder
+from paceline.worker.session import Session, StepResult
+from paceline.worker.standalone import AloneLink
+from paceline.worker.state.committed import Committed
+from paceline.worker.state.gradients import GradientBuckets
+
+if TYPE_CHECKING:  # it loads torch.distributed.checkpoint, which takes a second of CPU
+    from paceline.worker.checkpoint.service import Checkpoints
+
+log = logging.getLogger("paceline.rank")
+
+SWITCH_INTERVAL_S: Final = 1e-4
+"""Of the interpreter lock: with the default of 5 ms a busy main thread holds up GO by 5 ms (5)."""
+WATCH_S: Final = 1.0
+"""How often a parked main thread makes sure that the communication thread lives."""
+DISMISSED_GRACE_S: Final = 10.0
+"""A dismissed rank whose script does not come back ends by force after this (D7)."""
+CLOSE_S: Final = 5.0
+
+
+def connect(settings: RankSettings | None) -> Session:
+    """Take part in the job that the environment names, or work alone as rank 0 of 1."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    engine = Engine(settings)
+    atexit.register(engine.close)
+    return engine
+
+
+def _open_record(settings: RankSettings | None) -> RankRecord:
+    if settings is None:
+        return RankRecord.create()
+    try:
+        return RankRecord.open(settings.record_fd)
+    except RecordError as error:
+        raise RuntimeBrokenError(
+            f"the memory for this rank's metrics does not fit: {error}",
+            hint="install the same version of Paceline for the agent and for the script",
+        ) from error
+
+
+class Engine:
+    """Implements `Session`."""
+
+    def __init__(self, settings: RankSettings | None) -> None:
+        self._settings = settings
+        self._lock = threading.Condition()
+        self._reply: ev.Resume | None = None
+        self._end: ev.Exit | None = None
+        self._error: BaseException | None = None
+        self._hand = Hand()
+        self._version = 0
+        self._stopped = False
+        self._buckets: GradientBuckets | None = None
+        self._committed: Committed | None = None
+        self._interrupts = Interrupts()
+        self._line: AgentLine | None = None
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._spec = AgentSpec.from_json(settings.spec_path.read_bytes()) if settings else None
+        member = settings.member if settings else MemberId(0, 0, 0)
+        record = _open_record(settings)
+        self._record = record
+        self._gauges, self._loop = Gauges(record, member), LoopGauges(record)
+        mailbox = self._make_mailbox(settings, member)
+        transport = self._make_transport(settings)
+        endpoints = Endpoints(mailbox.address, transport.address)
+        host = settings.host if settings else "localhost"
+        saves = self._spec.checkpoint if self._spec else None
+        every = saves.every_rounds if saves else 0
+        machine = Rank(member, pid=os.getpid(), host=host, endpoints=endpoints, save_every=every)
+        self._state = machine.state
+        self._driver = Driver(machine, mailbox, transport, self, self._interrupts, self._gauges)
+        if settings is None:
+            self._driver.link = AloneLink(self._obey)
+        else:
+            self._driver.link = CoordinatorLink(
+                settings.coordinators,
+                settings.token,
+                register=self._state.registration,
+                heartbeat=lambda: self._gauges.facts.heartbeat(self._state),
+                obey=self._obey,
+                connected=lambda: self._driver.post(ev.Connected()),
+                tls=pinned(settings.tls_cert),
+            )
+            self._line = AgentLine(settings.agent_fd)
+            self._line.tell("present")
+            if self._spec is not None and self._spec.record:
+                self._driver.recorder = Recorder(settings.run_dir, member)
+            threading.Thread(target=self._listen, name="paceline-agent", daemon=True).start()
+        self._driver.start()
+        self._driver.link.start()
+
+    def _make_mailbox(self, settings: RankSettings | None, member: MemberId) -> Mailbox:
+        if settings is not None and not settings.local:
+            return Mailbox(
+                directory=None, name=str(member), host=settings.host, token=settings.token
+            )
+        directory = settings.run_dir / SOCKETS if settings else None
+        if directory is None or not has_room(directory):
+            self._directory = tempfile.TemporaryDirectory(prefix="paceline-", dir=sockets_base())
+            directory = Path(self._directory.name)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        name = str(member).replace("#", "-") if settings else secrets.token_hex(4)
+        token = settings.token if settings else ""
+        return Mailbox(directory=directory, name=name, host="", token=token)
+
+    def _make_transport(self, settings: RankSettings | None) -> Transport:
+        if settings is None or self._spec is None:
+            return NoTransport()
+        try:
+            return make_transport(self._spec.backend, local=settings.local)
+        except TransportError as error:
+            message, _, hint = str(error).partition("; hint: ")
+            raise PacelineError(message, hint=hint) from error
+
+    # ---- Session --------------------------------------------------------------------------
+
+    def begin(
+        self, buckets: GradientBuckets, committed: Committed, plan: DataPlan, lookahead: int
+    ) -> None:
+        linear, why = committed.linear()
+        pacing = Pacing.ROUND if linear else Pacing.SAMPLES
+        log.info("optimizer: %s; pacing, where the job leaves it open: %s", why, pacing)
+        log.info("%s", committed.memory_report())
+        self._buckets, self._committed = buckets, committed
+        checkpoints = self._checkpoints(buckets, committed, plan)
+        self._driver.tensors = Tensors(buckets, committed, checkpoints)
+        if checkpoints is not None:
+            self._driver.post(checkpoints.look())
+        self._call(ev.Begin(buckets.fingerprint(), plan, lookahead, pacing))
+        self._loop.began(now_ns())
+
+    def _checkpoints(
+        self, buckets: GradientBuckets, committed: Committed, plan: DataPlan
+    ) -> Checkpoints | None:
+        spec = self._spec.checkpoint if self._spec else None
+        if spec is None or self._settings is None:
+            return None
+        from paceline.worker.checkpoint.format import Identity
+        from paceline.worker.checkpoint.service import Checkpoints
+
+        identity = Identity(self._settings.job, buckets.fingerprint(), plan)
+        return Checkpoints(spec, identity, committed, self._driver.post, self._record)
+
+    def step(
+        self,
+        *,
+        leases: tuple[int, ...],
+        samples: int,
+        unit: int,
+        finite: bool,
+        metrics: tuple[Metric, ...],
+    ) -> StepResult:
+        assert self._buckets is not None
+        self._buckets.streams.await_gradients()
+        begun_ns = now_ns()
+        resume = self._call(ev.Step(leases, samples, unit, finite, metrics))
+        self._loop.stepped(begun_ns, now_ns(), fresh=resume.fresh)
+        return StepResult(resume.version, resume.fresh, resume.stopped)
+
+    def pull(self) -> int | None:
+        with self._lock:
+            return self._hand.draw()
+
+    def wait_lease(self) -> bool:
+        with self._lock:
+            if not self._hand.wait() and not self._stopped:
+                return True
+        begun_ns = now_ns()
+        stopped = self._call(ev.Want()).stopped
+        self._loop.waited(begun_ns, now_ns())
+        return not stopped
+
+    def holds(self, lease: int) -> bool:
+        with self._lock:
+            return lease in self._hand.held
+
+    def skip(self, lease: int, samples: int) -> None:
+        with self._lock:
+            self._hand.skip(lease)
+        self._driver.post(ev.Skip(lease, samples))
+
+    def rest(self) -> None:
+        self._driver.post(ev.Rest())
+
+    def resume(self) -> None:
+        self._call(ev.Unrest())
+        self._loop.began(now_ns())
+
+    def finish(self) -> None:
+        self._driver.post(ev.Finish())
+        with self._lock:
+            while self._end is None:
+                self._watch()
+                self._lock.wait(WATCH_S)
+        if not self._end.finished:
+            raise DismissedError(0)
+        assert self._committed is not None
+        self._committed.copy_to_model()
+
+    def failed(self, why: str) -> None:
+        if self._line is not None and self._end is None:
+            self._line.tell("failed", why)
+
+    @property
+    def rank(self) -> int:
+        members, me = self._state.log.members, self._state.me
+        return members.index(me) if me in members else self.place
+
+    @property
+    def size(self) -> int:
+        wanted = self._spec.replicas * self._spec.procs if self._spec else 1
+        return len(self._state.log.members) or wanted
+
+    @property
+    def place(self) -> int:
+        return place_of(self._state.me, self._spec.procs if self._spec else 1)
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
+
+    @property
+    def is_publisher(self) -> bool:
+        members = self._state.log.members
+        return not members or members[0] == self._state.me
+
+    # ---- main thread waits ----------------------------------------------------------------
+
+    def _call(self, event: ev.Event) -> ev.Resume:
+        """Park the main thread until the engine lets it go on."""
+        with self._lock:
+            self._reply = None
+            if self._end is None:
+                self._driver.post(event)
+            while self._reply is None:
+                self._watch()
+                if self._end is not None:
+                    if not self._end.finished:
+                        raise DismissedError(0)
+                    self._reply = ev.Resume(self._version, False, True)
+                    break
+                self._lock.wait(WATCH_S)
+            reply = self._reply
+        self._version = reply.version
+        self._stopped = self._stopped or reply.stopped
+        assert self._buckets is not None
+        self._buckets.streams.adopt_commit()
+        return reply
+
+    def _watch(self) -> None:
+        """No wait outlives the thread that would end it."""
+        if self._error is not None or (not self._driver.alive and self._end is None):
+            raise RuntimeBrokenError(
+                f"the communication thread of rank {self._state.me} has ended: {self._error!r}",
+                hint="please report this with the log of the rank",
+            ) from self._error
+
+    # ---- communication thread tells -------------------------------------------------------
+
+    def resumed(self, resume: ev.Resume) -> None:
+        self._gauges.facts.resumed(now_ns())
+        with self._lock:
+            self._reply = resume
+            self._lock.notify_all()
+
+    def held(self, leases: tuple[int, ...]) -> None:
+        with self._lock:
+            self._hand.hold(leases)
+
+    def exited(self, end: ev.Exit) -> None:
+        if self._line is not None:
+            if end.finished:
+                # The agent keeps it as evidence: a coordinator that was restarted after RELEASE
+                # must not take the end of this rank for a failure (R17).
+                self._line.tell("finished", released=self._state.released)
+            else:
+                self._line.tell("dismissed", end.why)
+        with self._lock:
+            self._end = end
+            self._stopped = True
+            self._lock.notify_all()
+        if not end.finished and self._settings is not None:
+            timer = threading.Timer(DISMISSED_GRACE_S, os._exit, (0,))
+            timer.daemon = True
+            timer.start()
+
+    def broken(self, error: BaseException) -> None:
+        if self._line is not None:
+            self._line.tell("failed", f"{error!r}")
+        with self._lock:
+            self._error = error
+            self._lock.notify_all()
+
+    # ---- other threads --------------------------------------------------------------------
+
+    def _obey(self, order: ToRank) -> None:
+        if Interrupts.interrupts(order):
+            self._interrupts.arrived()
+        self._driver.post(order)
+
+    def _listen(self) -> None:
+        assert self._line is not None
+        while (order := self._line.read()) is not None:
+            if order.kind == "drain":
+                self._driver.post(ev.Drain())
+            elif order.kind == "shutdown":
+                self._interrupts.arrived()
+                self._driver.post(Dismiss(order.why))
+        if self._end is None or not self._end.finished:
+            os._exit(1)  # the agent is gone: nobody would report this rank's death (D6)
+
+    def close(self) -> None:
+        """At the end of the process: no thread, socket or file is left; waits for nobody."""
+        self._driver.close(CLOSE_S)
+        if self._driver.link is not None:
+            self._driver.link.close()
+        if self._directory is not None:
+            self._directory.cleanup()

@@ -1,0 +1,184 @@
+"""The figures in a rank's heartbeat, for `status` (`core.status.Fact`). No decision reads them.
+
+Called by the communication thread, but for `heartbeat`, which the link thread asks for. The hot
+path stores a few numbers; the facts are worked out at most every REFRESH_NS.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from statistics import median
+from typing import Final
+
+from paceline.clock import NS_PER_S
+from paceline.core.messages import Heartbeat
+from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.ledger import Ledger
+from paceline.core.protocol.log import Log
+from paceline.core.protocol.records import Go
+from paceline.core.protocol.shadow import ShadowReport
+from paceline.core.rank.state import Main, RankState
+from paceline.core.status import Fact
+
+REFRESH_NS: Final = 150_000_000
+RECENT: Final = 32
+US_PER_S: Final = 1e6
+
+
+class HeartbeatFacts:
+    """One rank's."""
+
+    def __init__(self) -> None:
+        self.checkpoints: dict[str, float] = {}
+        """Of `worker.metrics.rounds`."""
+        self.carried: dict[str, float] = {}
+        """Size classes that each transport moves; empty for a rank alone."""
+        self._facts: dict[str, float] = {}
+        """Replaced as a whole, so that the link thread may read it at any time."""
+        self._refreshed_ns = 0
+        self._steps_ns: deque[int] = deque(maxlen=RECENT)
+        self._lags_us: deque[int] = deque(maxlen=RECENT)
+        self._resumed_ns: int | None = None
+        self._parked_ns: int | None = None
+        self._wait_ns = 0
+        self._avoided_ns = 0
+        self._contributed: dict[MemberId, int] = {}
+        self._active: dict[MemberId, int] = {}
+        """Rounds in which each was active. The last ones, in which the same ranks were, are not in
+        it yet, nor are their contributions in the dictionary above."""
+        self._active_now: tuple[MemberId, ...] = ()
+        self._active_rounds = 0
+        self._ledger: Ledger | None = None
+        self._counted: dict[MemberId, int] = {}
+        """Rounds with a contribution of each that the ledger held when it was looked at last."""
+
+    def stepped(self, now_ns: int) -> None:
+        """The main thread announces a gradient and is parked."""
+        if self._resumed_ns is not None:
+            self._steps_ns.append(now_ns - self._resumed_ns)
+        self._parked_ns = now_ns
+
+    def resumed(self, now_ns: int) -> None:
+        self._resumed_ns = now_ns
+        if self._parked_ns is not None:
+            self._wait_ns += now_ns - self._parked_ns
+            self._parked_ns = None
+
+    def avoided(self, spent_ns: int) -> None:
+        self._avoided_ns += spent_ns
+
+    def applied(self, go: Go, rank: RankState, lag_us: int | None) -> None:
+        """`lag_us`: of this rank's fresh arrival, None if it had none."""
+        if lag_us is not None:
+            self._lags_us.append(lag_us)
+        log = rank.log
+        if log.active is not self._active_now or log.ledger is not self._ledger:
+            self._follow_anew(log, go)
+        self._active_rounds += 1
+
+    def _follow_anew(self, log: Log, go: Go) -> None:
+        """Others are active from now on, or the whole log is another one (a donor's)."""
+        now = {s.member for s in go.shares if s.count}
+        if log.ledger is self._ledger:
+            self._count_shares(but_for=now)
+        else:
+            self._ledger, self._active_rounds = log.ledger, 0
+            counted = log.ledger.by_member
+            self._counted = {m: t.rounds - (m in now) for m, t in counted.items()}
+        self._active_now = log.active
+
+    def _count_shares(self, but_for: Collection[MemberId] = ()) -> None:
+        """Take over what the ledger has counted; `but_for`: contributors of a round in it that
+        belongs to what comes next."""
+        for member in self._active_now:
+            self._active[member] = self._active.get(member, 0) + self._active_rounds
+        self._active_rounds = 0
+        if self._ledger is None:
+            return
+        counted: dict[MemberId, int] = {}
+        for member, totals in self._ledger.by_member.items():
+            counted[member] = totals.rounds - (member in but_for)
+            # Those of a member that was left out and is back are counted anew.
+            more = counted[member] - self._counted.get(member, 0)
+            if more > 0:
+                self._contributed[member] = self._contributed.get(member, 0) + more
+        self._counted = counted
+
+    def refresh(self, rank: RankState, now_ns: int) -> None:
+        """Work out the facts again if the last ones are old."""
+        if now_ns - self._refreshed_ns >= REFRESH_NS:
+            self._refreshed_ns = now_ns
+            self.work_out(rank)
+
+    def work_out(self, rank: RankState) -> None:
+        self._facts = self._measured(rank) | self._logged(rank) | self.checkpoints | self.carried
+
+    def heartbeat(self, rank: RankState) -> Heartbeat:
+        """The rank's present state, with the last facts."""
+        return Heartbeat(
+            member=rank.me,
+            promise=rank.promise,
+            last=rank.log.id,
+            version=rank.log.version,
+            leaving=rank.wants_to_leave,
+            stopped=rank.has_state and rank.log.stopped,
+            facts=self._facts,
+        )
+
+    def _measured(self, rank: RankState) -> dict[str, float]:
+        return {
+            Fact.STEP_S: median(self._steps_ns) / NS_PER_S if self._steps_ns else 0.0,
+            Fact.LAG_S: median(self._lags_us) / US_PER_S if self._lags_us else 0.0,
+            Fact.WAIT_S: self._wait_ns / NS_PER_S,
+            Fact.AVOIDED_S: self._avoided_ns / NS_PER_S,
+            "active": float(rank.has_state and not rank.passive and rank.is_active),
+            "benched": float(rank.has_state and not rank.passive and not rank.is_active),
+            "running": float(rank.main is Main.RUN),
+        }
+
+    def _logged(self, rank: RankState) -> dict[str, float]:
+        log, ledger = rank.log, rank.log.ledger
+        total = ledger.total()
+        facts: dict[str, float] = {
+            Fact.GRADIENTS: float(ledger.contributions),
+            Fact.APPLIED: float(total.applied),
+            Fact.LATE: float(total.late),
+            Fact.REDEALT: float(total.redealt),
+            Fact.DISCOUNTED: total.discounted,
+            Fact.UPDATES: float(log.updates),
+            Fact.EPOCHS_EXACT: float(ledger.epochs_exact),
+            Fact.EPOCHS_SHORT: float(ledger.epochs_short),
+            Fact.ROUND_S: log.median_round_us / US_PER_S,
+        }
+        for trigger, count in ledger.rounds.items():
+            facts[Fact.ROUNDS + trigger] = float(count)
+        for reason, samples in ledger.dropped.items():
+            facts[Fact.DROPPED + reason] = float(samples)
+        whole = log.plan.samples * log.plan.epochs
+        if whole:
+            facts[Fact.PROGRESS] = min(1.0, (total.applied + total.dropped) / whole)
+            facts[Fact.EPOCH] = (total.applied + total.dropped) / log.plan.samples
+        self._count_shares()
+        for member in log.members:
+            if self._active.get(member):
+                share = self._contributed.get(member, 0) / self._active[member]
+                facts[Fact.SHARE + str(member)] = share
+        if log.shadow.rounds:
+            facts |= _shadow(log.shadow)
+        for name, (value, weight) in ledger.metrics.items():
+            if weight:
+                facts[Fact.METRIC + name] = value / weight
+        return facts
+
+
+def _shadow(report: ShadowReport) -> dict[str, float]:
+    facts: dict[str, float] = {
+        Fact.SHADOW_ROUNDS: float(report.rounds),
+        Fact.SHADOW_FRESH: float(report.fresh),
+        Fact.SHADOW_WAITED_S: report.waited_us / US_PER_S,
+    }
+    for mode, seen in report.modes.items():
+        facts[Fact.SHADOW_SAVED_S + mode] = seen.saved_us / US_PER_S
+        facts[Fact.SHADOW_LATE + mode] = float(seen.late)
+    return facts

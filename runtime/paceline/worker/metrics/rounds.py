@@ -1,0 +1,281 @@
+"""What the communication thread writes into the rank's record: rounds, samples, stragglers.
+
+`telemetry.catalog` says what each figure means. Everything here is called by the communication
+thread; the figures of the main thread are in `worker.metrics.loop`. A handle with labels is made
+when its series is first needed, so that a page shows nothing that a job does not use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from paceline.clock import NS_PER_S
+from paceline.core.collectives.select import CLASS_NAMES, Carrier
+from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.records import Go, Mode, Share, Trigger
+from paceline.core.protocol.shadow import PARTIAL, Hindsight, ShadowReport
+from paceline.core.protocol.snapshot import Totals
+from paceline.core.rank import events as ev
+from paceline.core.rank.state import RankState, Saving
+from paceline.core.status import Fact
+from paceline.telemetry.records import Counter, Gauge, RankRecord
+from paceline.worker.metrics.heartbeat import HeartbeatFacts
+from paceline.worker.metrics.membership import MembershipGauges
+from paceline.worker.metrics.waits import AvoidedWaiting
+
+US_PER_S = 1e6
+
+
+class Gauges:
+    """One rank's figures of the communication thread."""
+
+    def __init__(self, record: RankRecord, me: MemberId) -> None:
+        self.facts = HeartbeatFacts()
+        self._membership = MembershipGauges(record)
+        self._avoided = AvoidedWaiting(me)
+        self._stepped_ns = 0
+        """Announced, and not in a round yet; 0 = nothing is."""
+        self._go_ns = 0
+        self._applied_ns = 0
+        self._mode = Mode.FULL
+        self._go: Go | None = None
+        """The last one that was reduced here, with this rank's share of it."""
+        self._own: Share | None = None
+        self._jumps_seen = 0
+        self._own_seen = Totals()
+        self._choices: list[Gauge] = []
+        self._record = record
+        self._shadow: ShadowGauges | None = None
+        self._last_kind: tuple[Mode, Trigger] | None = None
+        """Mode and trigger of the last round, to which `_rounds` belongs."""
+        self._carrier: Carrier | None = None
+        """The one that `_carried` belongs to."""
+        self._make_handles(record)
+
+    def _make_handles(self, record: RankRecord) -> None:
+        counter, histogram = record.counter, record.histogram
+        self._rounds_of = cache(lambda m, t: counter("paceline_rounds_total", mode=m, trigger=t))
+        self._round_s = histogram("paceline_round_duration_seconds")
+        self._wait_s = histogram("paceline_round_wait_seconds")
+        self._transfer_s = histogram("paceline_round_transfer_seconds")
+        self._update_s = counter("paceline_update_seconds_total")
+        self._carried_by = cache(lambda c: _Carried(record, c))
+        self._errors = cache(lambda t: counter("paceline_transport_errors_total", transport=t))
+        self._selected = cache(
+            lambda c, size: record.gauge(
+                "paceline_transport_selected_info",
+                transport=c.transport,
+                algorithm=c.algorithm,
+                size_class=size,
+            )
+        )
+        self._regret_of = cache(
+            lambda size: record.gauge("paceline_transport_regret_seconds", size_class=size)
+        )
+        self._copies = counter("paceline_weight_copies_total")
+        self._copy_s = counter("paceline_weight_copy_seconds_total")
+        self._lag_s = histogram("paceline_arrival_lag_seconds")
+        self._last = counter("paceline_arrivals_last_total")
+        self._blamed_s = counter("paceline_blamed_seconds_total")
+        self._avoided_s = counter("paceline_wait_avoided_seconds_total")
+        self._participation = histogram("paceline_participation_ratio")
+        self._age = histogram("paceline_contribution_age_rounds")
+        self._jumps = counter("paceline_jumps_total")
+        self._fresh = counter("paceline_samples_total", kind="fresh")
+        self._late = counter("paceline_samples_total", kind="late")
+        self._dropped = cache(lambda r: counter("paceline_samples_dropped_total", reason=r))
+
+    # ---- called by the driver -------------------------------------------------------------
+
+    def handled(self, rank: RankState, event: ev.Event, now_ns: int) -> None:
+        """The state machine has taken an event; its effects are still to come."""
+        if isinstance(event, ev.Step):
+            self.facts.stepped(now_ns)
+            self._stepped_ns = now_ns
+        if rank.facts.jumps != self._jumps_seen:
+            self._jumps.add(rank.facts.jumps - self._jumps_seen)
+            self._jumps_seen = rank.facts.jumps
+        if self._membership.follow(rank, now_ns):
+            self._avoided.reset()
+
+    def copied(self, spent_ns: int) -> None:
+        """Weights were copied into the model."""
+        self._copies.add()
+        self._copy_s.add(spent_ns / NS_PER_S)
+
+    def opened(self, carriers: Sequence[Carrier], regrets_s: Sequence[float]) -> None:
+        """The data channel stands; what it has chosen for each size class, and at what loss."""
+        for choice in self._choices:
+            choice.clear()
+        self._choices = [self._selected(c, n) for c, n in zip(carriers, CLASS_NAMES, strict=False)]
+        for choice in self._choices:
+            choice.set(1.0)
+        names = [Fact.CARRIED + carrier.transport for carrier in carriers]
+        self.facts.carried = {name: float(names.count(name)) for name in names}
+        for name, regret_s in zip(CLASS_NAMES, regrets_s, strict=False):
+            self._regret_of(name).set(regret_s)
+
+    def failed(self, carrier: Carrier) -> None:
+        """A reduction did."""
+        self._errors(carrier.transport).add()
+
+    def reducing(self, go: Go, rank: RankState, now_ns: int) -> None:
+        """GO is here and the reduction begins; the log does not hold it yet."""
+        self._go_ns = now_ns
+        if rank.passive:
+            return  # it has no log, nor anything of its own
+        self._mode = rank.log.settings.mode
+        self._go = go
+        own = self._own = _own(go, rank)
+        if own is not None and own.fresh and self._stepped_ns:
+            self._wait_s.observe((now_ns - self._stepped_ns) / NS_PER_S)
+            self._stepped_ns = 0
+        own_ns, total_ns = self._avoided.started(go, rank.log.active, now_ns)
+        if total_ns:
+            self.facts.avoided(total_ns)
+            self._avoided_s.add(own_ns / NS_PER_S)
+
+    def reduced(self, now_ns: int) -> None:
+        """The sum is complete."""
+        self._transfer_s.observe((now_ns - self._go_ns) / NS_PER_S)
+
+    def carried(self, carrier: Carrier, payload_bytes: int, spent_ns: int) -> None:
+        """The data channel has moved so many bytes."""
+        if carrier is not self._carrier:
+            self._carrier, self._carried = carrier, self._carried_by(carrier)
+        self._carried.payload_bytes.add(payload_bytes)
+        self._carried.seconds.add(spent_ns / NS_PER_S)
+
+    def applied(self, go: Go, rank: RankState, now_ns: int, spent_ns: int) -> None:
+        """The log holds the round and the committed weights are those after it."""
+        if self._last_kind != (self._mode, go.trigger):
+            self._last_kind = self._mode, go.trigger
+            self._rounds = self._rounds_of(*self._last_kind)
+        self._rounds.add()
+        if self._mode is Mode.SHADOW:
+            self._shadow = self._shadow or ShadowGauges(self._record)
+            self._shadow.follow(rank.log.shadow)
+        if self._applied_ns:
+            self._round_s.observe((now_ns - self._applied_ns) / NS_PER_S)
+        self._applied_ns = now_ns
+        self._update_s.add(spent_ns / NS_PER_S)
+        active = len(rank.log.active) - len(go.admitted) + len(go.benched)
+        self._participation.observe(len([s for s in go.shares if s.count]) / active)
+        own, lag_us = self._own_of(go, rank), None
+        if own is not None:
+            if own.fresh:
+                lag_us = self._arrivals(go, own)
+            if own.count:
+                self._age.observe(go.round - own.oldest)
+            for drop in own.drops:
+                self._dropped(drop.reason).add(drop.samples)
+            self._samples(rank)
+        self._membership.applied(go, rank, now_ns)
+        self.facts.applied(go, rank, lag_us)
+
+    # ---- inside ---------------------------------------------------------------------------
+
+    def _own_of(self, go: Go, rank: RankState) -> Share | None:
+        """This rank's share, found already if the round was reduced here."""
+        return self._own if go is self._go else _own(go, rank)
+
+    def _arrivals(self, go: Go, own: Share) -> int:
+        """Who came when, on the starter's clock; returns the own lag."""
+        own_us = own.offset_us
+        fresh_us = [s.offset_us for s in go.shares if s.fresh]
+        fresh_us.sort()
+        lag_us = own_us - fresh_us[0]
+        self._lag_s.observe(lag_us / US_PER_S)
+        if len(fresh_us) > 1 and own_us > fresh_us[-2]:
+            self._last.add()
+            idle_us = [s.offset_us for s in go.shares if s.idle]
+            before_us = max([fresh_us[-2], *idle_us])
+            waited_us = max(0, own_us - before_us) * (len(fresh_us) - 1)
+            self._blamed_s.add(waited_us / US_PER_S)
+        return lag_us
+
+    def _samples(self, rank: RankState) -> None:
+        """What the log has counted since the last look."""
+        own, seen = rank.log.ledger.by_member[rank.me], self._own_seen
+        if own.applied < seen.applied:
+            seen = Totals()  # left out and back: the log counts it anew
+        late = own.late - seen.late
+        self._fresh.add(own.applied - seen.applied - late)
+        if late:
+            self._late.add(late)
+        self._own_seen = own
+
+
+class _Carried:
+    """Handles of one transport with one algorithm."""
+
+    def __init__(self, record: RankRecord, carrier: Carrier) -> None:
+        labels = {"transport": carrier.transport, "algorithm": carrier.algorithm}
+        self.payload_bytes: Counter = record.counter("paceline_payload_bytes_total", **labels)
+        self.seconds: Counter = record.counter("paceline_transfer_seconds_total", **labels)
+
+
+def _own(go: Go, rank: RankState) -> Share | None:
+    for share in go.shares:
+        if share.member == rank.me:
+            return share
+    return None
+
+
+class ShadowGauges:
+    """What Shadow reports (`core.protocol.shadow`); made when a round has run in Shadow.
+
+    The log's report is of the whole job; a record counts what its rank saw, so that a rank that is
+    started again in its place does not count the rounds before it twice.
+    """
+
+    def __init__(self, record: RankRecord) -> None:
+        counter = record.counter
+        self._waited_s = counter("paceline_shadow_waited_seconds_total")
+        self._saved_s = {m: counter("paceline_shadow_saved_seconds_total", mode=m) for m in PARTIAL}
+        self._late = {m: counter("paceline_shadow_late_gradients_total", mode=m) for m in PARTIAL}
+        self._seen: ShadowReport | None = None
+
+    def follow(self, report: ShadowReport) -> None:
+        """After each round in Shadow. The first one seen is where counting begins."""
+        seen, self._seen = self._seen, report
+        if seen is None:
+            return
+        self._waited_s.add((report.waited_us - seen.waited_us) / US_PER_S)
+        for mode, now in report.modes.items():
+            before = seen.modes.get(mode, Hindsight())
+            self._saved_s[mode].add((now.saved_us - before.saved_us) / US_PER_S)
+            self._late[mode].add(now.late - before.late)
+
+
+class CheckpointGauges:
+    """What became of checkpoints, as `core.rank.saving` counts it, and the seconds they cost."""
+
+    def __init__(self, record: RankRecord) -> None:
+        self._version = record.gauge("paceline_checkpoint_rounds")
+        self._exposed = record.counter("paceline_checkpoint_exposed_seconds_total")
+        self._hidden = record.counter("paceline_checkpoint_hidden_seconds_total")
+        self._results = cache(lambda r: record.counter("paceline_checkpoints_total", result=r))
+        self._seen: dict[str, float] = {}
+
+    def follow(self, saving: Saving, exposed_s: float, hidden_s: float) -> dict[str, float]:
+        """Totals of this rank so far; returns them as facts."""
+        facts: dict[str, float] = {
+            Fact.SAVED: float(saving.written),
+            Fact.SAVE_FAILED: float(saving.failed),
+            Fact.SAVE_SKIPPED: float(saving.skipped),
+            Fact.SAVE_EXPOSED_S: exposed_s,
+            Fact.SAVE_HIDDEN_S: hidden_s,
+        }
+        self._exposed.add(exposed_s - self._seen.get(Fact.SAVE_EXPOSED_S, 0.0))
+        self._hidden.add(hidden_s - self._seen.get(Fact.SAVE_HIDDEN_S, 0.0))
+        results = {"written": Fact.SAVED, "failed": Fact.SAVE_FAILED, "skipped": Fact.SAVE_SKIPPED}
+        for result, fact in results.items():
+            if more := facts[fact] - self._seen.get(fact, 0.0):
+                self._results(result).add(more)
+        if saving.published is not None:
+            self._version.set(float(saving.published))
+            facts[Fact.SAVED_VERSION] = float(saving.published)
+        self._seen = facts
+        return facts

@@ -1,0 +1,154 @@
+"""Host-side messages between ranks: announcements, GO, repairs (section 6, fast path).
+
+Each rank binds two sockets. The fast lane carries announcements and GO; the bulk lane carries
+states and missing parts, so that a hundred megabytes for a joiner never stand before a GO. A
+message is in order per pair and lane. Waiting is done in the kernel; `wake` ends a wait from any
+thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from paceline.core import wire
+from paceline.core.messages import PeerMessage
+from paceline.core.protocol.ids import MemberId
+from paceline.environment import SUN_PATH_MAX
+
+Bytes = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Mail:
+    message: PeerMessage
+    payload: tuple[bytes, ...]
+    """Frames behind the message: tensors of a state or of a missing part."""
+
+
+class Mailbox:
+    """Both lanes of one rank. Used by the communication thread, but for `wake`."""
+
+    def __init__(self, *, directory: Path | None, name: str, host: str, token: str) -> None:
+        """`directory`: socket files there (one machine); None: TCP on `host`, encrypted with the
+        job's key (D13)."""
+        self._context = zmq.Context(io_threads=1)
+        self._context.set(zmq.MAX_SOCKETS, 65_000)
+        self._key = None if directory is not None else _curve_key(token)
+        self._files: list[Path] = []
+        self._fast, fast = self._bind(directory, f"{name}.f", host)
+        self._bulk, bulk = self._bind(directory, f"{name}.b", host)
+        self.address = f"{fast} {bulk}"
+        self._out: dict[tuple[str, int], zmq.Socket[bytes]] = {}
+        self._addresses: dict[MemberId, str] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller = zmq.Poller()
+        for socket in (self._fast, self._bulk, self._event_fd):
+            self._poller.register(socket, zmq.POLLIN)
+
+    def _bind(self, directory: Path | None, name: str, host: str) -> tuple[zmq.Socket[bytes], str]:
+        socket = self._context.socket(zmq.PULL)
+        socket.set(zmq.LINGER, 0)
+        socket.set(zmq.RCVHWM, 0)
+        if directory is not None:
+            path = directory / name
+            assert len(str(path)) <= SUN_PATH_MAX, path
+            socket.bind(f"ipc://{path}")
+            self._files.append(path)
+            return socket, f"ipc://{path}"
+        assert self._key is not None
+        socket.set(zmq.CURVE_SERVER, 1)
+        socket.set(zmq.CURVE_SECRETKEY, self._key[1])
+        port = socket.bind_to_random_port("tcp://*")
+        return socket, f"tcp://{host}:{port}"
+
+    # ---- sending --------------------------------------------------------------------------
+
+    def know(self, member: MemberId, address: str) -> None:
+        """Where a peer is; an older address of it is given up."""
+        if self._addresses.get(member) != address:
+            self._addresses[member] = address
+
+    def keep_only(self, members: Sequence[MemberId]) -> None:
+        """Close the connections to everybody else."""
+        self._addresses = {m: a for m, a in self._addresses.items() if m in members}
+        live = set(self._addresses.values())
+        for key in [k for k in self._out if k[0] not in live]:
+            self._out.pop(key).close(linger=0)
+
+    def send(self, member: MemberId, message: PeerMessage) -> None:
+        """Fast lane. Never blocks; what a dead peer does not read is lost with it."""
+        self._socket(member, 0).send(wire.pack_peer(message), copy=True)
+
+    def send_bulk(self, member: MemberId, message: PeerMessage, payload: Sequence[Bytes]) -> None:
+        """Bulk lane; the payload must not change until it has gone, so it is the caller's copy."""
+        frames = [wire.pack_peer(message), *payload]
+        self._socket(member, 1).send_multipart(frames, copy=False)
+
+    def _socket(self, member: MemberId, lane: int) -> zmq.Socket[bytes]:
+        address = self._addresses[member]
+        key = (address, lane)
+        if key not in self._out:
+            socket = self._context.socket(zmq.PUSH)
+            socket.set(zmq.LINGER, 0)
+            socket.set(zmq.SNDHWM, 0)
+            if self._key is not None:
+                public, secret = self._key
+                socket.set(zmq.CURVE_SERVERKEY, public)
+                socket.set(zmq.CURVE_PUBLICKEY, public)
+                socket.set(zmq.CURVE_SECRETKEY, secret)
+            socket.connect(address.split(" ")[lane])
+            self._out[key] = socket
+        return self._out[key]
+
+    # ---- receiving ------------------------------------------------------------------------
+
+    def wait(self, timeout_ms: int | None) -> None:
+        """Block in the kernel until a message, a `wake` or the end of the time."""
+        for source, _ in self._poller.poll(timeout_ms):
+            if source == self._event_fd:
+                os.eventfd_read(self._event_fd)
+
+    def read(self) -> Mail | None:
+        """The next message, if there is one now."""
+        for socket in (self._fast, self._bulk):
+            try:
+                frames = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                continue
+            return Mail(wire.unpack_peer(frames[0]), tuple(frames[1:]))
+        return None
+
+    def wake(self) -> None:
+        """End a `wait`; from any thread, also after `close`."""
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self._event_fd, 1)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            os.close(self._event_fd)
+        for socket in (*self._out.values(), self._fast, self._bulk):
+            socket.close(linger=0)
+        self._out.clear()
+        self._context.term()
+        for path in self._files:
+            path.unlink(missing_ok=True)
+
+
+def _curve_key(token: str) -> tuple[bytes, bytes]:
+    """(public, secret) CURVE key of the job. Its public half is known to holders of the token only,
+    so whoever can connect belongs to the job."""
+    secret = hashlib.blake2b(token.encode(), digest_size=32, person=b"paceline-trigger").digest()
+    encoded = z85.encode(secret)
+    return zmq.curve_public(encoded), encoded

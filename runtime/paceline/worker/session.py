@@ -1,0 +1,111 @@
+"""What the main thread asks of the communication thread: the only door between the two.
+
+Every call is made by the user's (main) thread. The communication thread answers; while a call
+blocks, the main thread is *parked*, and only then may the model's weights and the gradient buffers
+change under it. No call waits without the engine watching over it: a generation change, a stop or a
+dismissal wakes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.core.protocol.records import DataPlan, Metric
+from paceline.core.rank import events as ev
+from paceline.worker.state.committed import Committed
+from paceline.worker.state.gradients import GradientBuckets
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What became of a step when the main thread goes on."""
+
+    version: int
+    """Of the weights that the model now holds."""
+    fresh: bool
+    """The gradient was applied in its own round."""
+    stopped: bool
+    """The stop round is committed: nothing that follows has an effect."""
+
+
+class MainThread(Protocol):
+    """What the communication thread does to the parked main thread."""
+
+    def resumed(self, resume: ev.Resume) -> None: ...
+    def held(self, leases: tuple[int, ...]) -> None: ...
+    def exited(self, end: ev.Exit) -> None: ...
+    def broken(self, error: BaseException) -> None: ...
+
+
+class Session(Protocol):
+    """The rank's part in the job, as the training API needs it."""
+
+    def begin(
+        self, buckets: GradientBuckets, committed: Committed, plan: DataPlan, lookahead: int
+    ) -> None:
+        """Register as ready; blocks until this rank is a member with state and the model holds the
+        committed weights. Called once, at the first `epochs()` or `step()`."""
+
+    def step(
+        self,
+        *,
+        leases: tuple[int, ...],
+        samples: int,
+        unit: int,
+        finite: bool,
+        metrics: tuple[Metric, ...],
+    ) -> StepResult:
+        """Announce the gradient in the buckets; returns when the next batch may start.
+
+        `unit`: the gradient buffer holds sum(per-sample gradients) / unit. When it returns, the
+        gradient views are zero (or hold what could not be announced yet) and the model holds the
+        newest committed weights."""
+
+    def pull(self) -> int | None:
+        """The next lease that this rank holds and has not pulled; None if there is none now."""
+
+    def wait_lease(self) -> bool:
+        """Announce IDLE and block until `pull` has something (True) or the job is over (False).
+        Only when nothing pulled is unfinished (D1)."""
+
+    def holds(self, lease: int) -> bool:
+        """False once the log gives the lease to somebody else, or it was applied or dropped."""
+
+    def skip(self, lease: int, samples: int) -> None:
+        """The user's loop took this batch and made no step of it: dropped, and counted (D1)."""
+
+    def rest(self) -> None:
+        """Give back all leases that are not pending and count as IDLE (`pl.evaluating`)."""
+
+    def resume(self) -> None:
+        """End of `rest`; leases come with the next round. Refreshes the model's weights."""
+
+    def finish(self) -> None:
+        """Copy the final weights into the model; blocks until RELEASE, or raises DismissedError."""
+
+    def failed(self, why: str) -> None:
+        """The script ends because of a mistake; its agent passes the reason on."""
+
+    @property
+    def rank(self) -> int:
+        """Index in the current generation; may change (D12). Before the first one: `place`."""
+
+    @property
+    def size(self) -> int:
+        """Members of the current generation; before the first one, the ranks that are wanted."""
+
+    @property
+    def place(self) -> int:
+        """Slot x processes + process: the name of this rank that never changes."""
+
+    @property
+    def version(self) -> int:
+        """Of the weights in the model."""
+
+    @property
+    def stopped(self) -> bool: ...
+
+    @property
+    def is_publisher(self) -> bool:
+        """True on exactly one rank: the lowest member of the current generation."""

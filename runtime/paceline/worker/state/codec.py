@@ -1,0 +1,119 @@
+"""Optimizer and scheduler state as plain data plus tensors, bit by bit, and back.
+
+A joiner and a checkpoint get the committed state as a JSON header and a list of byte buffers.
+Nothing is pickled: what comes from another process makes values and never runs code. Floats go in
+hexadecimal, so that a learning rate has the same bits on every rank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from paceline.errors import StateError, UnsupportedError
+from paceline.worker.state.flat import bytes_of, fill_from_bytes
+
+Json = Any
+"""What `json.dumps` takes; written as Any because the recursion helps no reader."""
+
+
+T = TypeVar("T")
+
+
+def as_bytes(tensor: torch.Tensor) -> bytes:
+    return bytes(bytes_of(tensor))
+
+
+def as_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """On the host. Other than bytes, copied without holding up the threads of the interpreter."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+class Encoder(Generic[T]):
+    """Turns values into JSON; what `copy` makes of their tensors gathers in `buffers`."""
+
+    def __init__(self, copy: Callable[[torch.Tensor], T]) -> None:
+        self.buffers: list[T] = []
+        self._copy = copy
+
+    def encode(self, value: object, where: str) -> Json:
+        """UnsupportedError, naming `where`, for a value that cannot travel."""
+        match value:
+            case None | bool() | str():
+                return value
+            case int():
+                return int(value)
+            case float():
+                return {"float": float(value).hex()}
+            case torch.Tensor():
+                return self._tensor(value)
+            case list():
+                return {"list": [self.encode(item, where) for item in value]}
+            case tuple():
+                return {"tuple": [self.encode(item, where) for item in value]}
+            case dict():
+                kind = "counter" if isinstance(value, Counter) else "dict"
+                pairs = value.items()
+                return {
+                    kind: [
+                        [self.encode(key, where), self.encode(item, f"{where}[{key!r}]")]
+                        for key, item in pairs
+                    ]
+                }
+        raise UnsupportedError(
+            f"{where} is a {type(value).__name__}, which cannot be sent to a rank that joins",
+            hint="keep numbers, texts, tensors, lists and dicts in optimizer and scheduler state",
+        )
+
+    def _tensor(self, tensor: torch.Tensor) -> Json:
+        if tensor.layout is not torch.strided:
+            raise UnsupportedError(
+                f"a tensor of layout {tensor.layout} in the optimizer's state",
+                hint="use an optimizer with dense state",
+            )
+        self.buffers.append(self._copy(tensor))
+        return {
+            "tensor": len(self.buffers) - 1,
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "shape": list(tensor.shape),
+            "host": tensor.device.type == "cpu",
+        }
+
+
+class Decoder:
+    """Inverse of `Encoder`; tensors that were on a device come to the device that is asked for."""
+
+    def __init__(self, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
+        self._buffers = buffers
+
+    def decode(self, data: Json, device: torch.device) -> Any:
+        if not isinstance(data, dict):
+            return data
+        if "tensor" in data:
+            return self._tensor(data, device)
+        match next(iter(data.items())):
+            case ["float", text]:
+                return float.fromhex(text)
+            case ["list", items]:
+                return [self.decode(item, device) for item in items]
+            case ["tuple", items]:
+                return tuple(self.decode(item, device) for item in items)
+            case ["dict", pairs]:
+                return {self.decode(k, device): self.decode(v, device) for k, v in pairs}
+            case ["counter", pairs]:
+                return Counter({self.decode(k, device): self.decode(v, device) for k, v in pairs})
+        raise StateError(f"unknown kind of value in a state: {sorted(data)}")
+
+    def _tensor(self, data: dict[str, Any], device: torch.device) -> torch.Tensor:
+        dtype = getattr(torch, data["dtype"], None)
+        if not isinstance(dtype, torch.dtype):
+            raise StateError(f"unknown data type in a state: {data['dtype']}")
+        tensor = torch.empty(data["shape"], dtype=dtype)
+        try:
+            fill_from_bytes(tensor, self._buffers[data["tensor"]])
+        except (IndexError, ValueError) as error:
+            raise StateError(f"a torn state: {error}") from error
+        return tensor if data["host"] else tensor.to(device)

@@ -1,0 +1,347 @@
+"""The committed state of a rank: weights and optimizer state, owned by the communication thread.
+
+Equal bits on all members at equal version (I5), because it changes only by `apply`, a function of
+what the round log says and of the reduced sums. The model holds a copy of the weights, which is
+renewed while the main thread is parked.
+
+    banked    sum of the results since the optimizer's last step. It is never divided or clipped, so
+              it can be given to a rank that is behind until the next commit (R7): the averaged
+              gradient is made in the scratch of the reduction, which is free between two rounds.
+    weights   the committed weights; the shadow parameters of the optimizer are views of them
+
+With HELD and the scratch of `GradientBuckets` these are the four parameter-size buffers that exist
+beside the model, its gradients and the optimizer's state (D15).
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, TypeVar
+
+import torch
+
+from paceline.errors import StateError
+from paceline.worker.state.codec import Decoder, Encoder, Json, as_bytes, as_tensor
+from paceline.worker.state.flat import bytes_of, fill_from_bytes
+from paceline.worker.state.gradients import GradientBuckets
+from paceline.worker.state.optimizer_binding import SchedulerFactory, Shadows, clip
+
+T = TypeVar("T")
+Bytes = bytes | bytearray | memoryview
+BUFFERS = ("HELD", "result", "banked", "weights")
+"""Parameter-size buffers beside the model, its gradients and the optimizer's state."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """What the runtime adds to a rank's memory in steady state (D15)."""
+
+    parameters: int
+    """Elements."""
+    buffer_bytes: int
+    """Of one parameter-size buffer, alignment included."""
+
+    def __str__(self) -> str:
+        names = ", ".join(BUFFERS)
+        mib = self.buffer_bytes / 2**20
+        return f"{len(BUFFERS)} buffers of {mib:.1f} MiB ({names}) for {self.parameters} parameters"
+
+
+@dataclass(frozen=True, slots=True)
+class StateCopy:
+    """The committed state of one version, copied: what a checkpoint is made of."""
+
+    header: dict[str, Json]
+    model: dict[str, torch.Tensor]
+    """Parameters and buffers, by the names that the model gives them."""
+    buffers: list[torch.Tensor]
+    """Those that the header refers to."""
+    weights: list[torch.Tensor]
+    """Flat memory behind the parameters of `model`, for the hash."""
+
+
+class Committed:
+    """Weights and optimizer state of one version. Calls change it between two updates only."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        buckets: GradientBuckets,
+        *,
+        scheduler: SchedulerFactory | None = None,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+    ) -> None:
+        self.clip_norm = clip_norm
+        self.clip_value = clip_value
+        self._model = model
+        self._buckets = buckets
+        self._layout = buckets.layout
+        self._weights = self._layout.zeros()
+        self._banked = self._layout.zeros()
+        self._banking = False
+        self._gradients: list[torch.Tensor] = []
+        self._views = self._layout.views(self._weights)
+        self._extras: list[torch.Tensor] | None = None
+        # The main thread reads (state_dict) while the communication thread may apply a round.
+        self._lock = threading.Lock()
+        self.take_model()
+        self.shadows = Shadows(optimizer, buckets.parameters, self._views, scheduler)
+
+    # ---- model <-> committed, while the main thread is parked -------------------------------
+
+    def take_model(self) -> None:
+        """The model's present weights become the committed ones: the state before version 0."""
+        with torch.no_grad():
+            for view, parameter in zip(self._views, self._buckets.parameters, strict=True):
+                view.copy_(parameter)
+
+    def copy_to_model(self) -> None:
+        """The one copy of the weights that each commit costs (D2); `load` brought extras too."""
+        with torch.no_grad():
+            torch._foreach_copy_(list(self._buckets.parameters), self._views)
+            if self._extras is not None:
+                for (_, target), source in zip(self._extra_tensors(), self._extras, strict=True):
+                    target.copy_(source)
+                self._extras = None
+
+    # ---- one round --------------------------------------------------------------------------
+
+    def bank(self, results: Sequence[torch.Tensor], *, first: bool) -> None:
+        """Keep the result of a whole reduction (R21); `first` after a step of the optimizer."""
+        for banked, result in zip(self._banked, results, strict=True):
+            if first:
+                banked.copy_(result)
+            else:
+                banked.add_(result)
+        self._banking = True
+
+    def last_result(self) -> list[memoryview]:
+        """Bytes of `banked` for a rank that is behind (R7); valid until the next `bank`."""
+        return [bytes_of(flat) for flat in self._banked]
+
+    def install_result(self, data: Sequence[Bytes]) -> None:
+        """Instead of `bank`, on the rank that is behind; `apply` follows as everywhere."""
+        self._fill(self._banked, data)
+        self._banking = True
+
+    def apply(self, divisor: float, *, step: bool, scheduler_steps: int = 0) -> None:
+        """Turn this version into the next: with `step`, average = banked / divisor, clipped, and
+        one step of the optimizer; then the scheduler. Uses the reduction's scratch."""
+        with self._lock:
+            self.shadows.check_unchanged()
+            if step:
+                average = self._average(divisor)
+                clip(average, self)
+                self.shadows.optimizer.step()
+                self._banking = False
+            self.shadows.step_scheduler(scheduler_steps)
+
+    def _average(self, divisor: float) -> list[torch.Tensor]:
+        average = self._buckets.result
+        if self._gradients is not average:  # also after `renew_result`
+            self.shadows.point_gradients(self._layout.views(average))
+            self._gradients = average
+        for target, banked in zip(average, self._banked, strict=True):
+            if divisor == 1.0:
+                target.copy_(banked)
+            else:
+                torch.div(banked, divisor, out=target)
+        return average
+
+    # ---- evidence ---------------------------------------------------------------------------
+
+    def hash(self) -> int:
+        """Of the weights; compared between ranks now and then (section 4)."""
+        return hash_of(self._weights)
+
+    def strong_hash(self) -> str:
+        """Of weights, optimizer and scheduler: the whole state without the model's extras."""
+        digest = blake2b(digest_size=16)
+        header, buffers = self.snapshot(extras=False)
+        digest.update(repr(header).encode())
+        for buffer in buffers:
+            digest.update(buffer)
+        return digest.hexdigest()
+
+    def memory_report(self) -> MemoryReport:
+        return MemoryReport(self._layout.numel, self._layout.nbytes)
+
+    def linear(self) -> tuple[bool, str]:
+        """Whether the update is linear in the gradient, and why (choice of `pacing`, section 4)."""
+        if self.clip_norm is not None or self.clip_value is not None:
+            return False, "gradient clipping is not linear in the gradient"
+        return self.shadows.linear()
+
+    # ---- state for joiners, checkpoints and the user ----------------------------------------
+
+    def snapshot(self, *, extras: bool = True) -> tuple[dict[str, Json], list[bytes]]:
+        """A copy of everything that makes this version: a JSON header and byte buffers.
+
+        `extras`: with the model's tensors that no optimizer owns (frozen parameters, buffers)."""
+        encoder = Encoder(as_bytes)
+        with self._lock:
+            header = {
+                "layout": self._layout.fingerprint(),
+                "weights": encoder.encode(self._weights, "weights"),
+                **self._encode(encoder),
+            }
+        if extras:
+            header["extras"] = encoder.encode(dict(self._extra_tensors()), "the model's buffers")
+        return header, encoder.buffers
+
+    def copy(self) -> StateCopy:
+        """The same for a checkpoint: weights and the model's extras by name, on the host (D15)."""
+        encoder = Encoder(as_tensor)
+        with self._lock, self._buckets.streams.own():
+            flats = [as_tensor(flat) for flat in self._weights]
+            header = {"layout": self._layout.fingerprint(), **self._encode(encoder)}
+            extras = {name: as_tensor(tensor) for name, tensor in self._extra_tensors()}
+        views = zip(self._layout.slots, self._layout.views(flats), strict=True)
+        return StateCopy(
+            header, {s.name: view for s, view in views} | extras, encoder.buffers, flats
+        )
+
+    def _encode(self, encoder: Encoder[T]) -> dict[str, Json]:
+        """All but weights and extras."""
+        return {
+            "banked": encoder.encode(self._banked if self._banking else [], "banked"),
+            "groups": encoder.encode(self.shadows.hyperparameters(), "param_groups"),
+            "optimizer": encoder.encode(self._optimizer_state(), "the optimizer's state"),
+            "scheduler": encoder.encode(self._scheduler_state(), "the scheduler's state"),
+        }
+
+    def load(self, header: dict[str, Json], buffers: Sequence[Bytes]) -> None:
+        """Inverse of `snapshot`. StateError leaves this state as it was. The model's extras wait
+        for `copy_to_model`, since the main thread may be using them."""
+        if header.get("layout") != self._layout.fingerprint():
+            raise StateError(
+                "the state of the job has other parameters than this rank's model",
+                hint="start every rank with the same script, model and versions",
+            )
+        decoder, device = Decoder(buffers), self._layout.kinds[0].device
+        self._take({name: decoder.decode(header.get(name), device) for name in header})
+
+    def load_copy(
+        self,
+        header: dict[str, Json],
+        model: dict[str, torch.Tensor],
+        buffers: Sequence[torch.Tensor],
+    ) -> None:
+        """Inverse of `copy`, under the same conditions as `load`."""
+        decoder, device = Decoder([bytes_of(b) for b in buffers]), self._layout.kinds[0].device
+        part = {name: decoder.decode(header.get(name), device) for name in header}
+        flats, rest = self._layout.zeros(), dict(model)
+        try:
+            for slot, view in zip(self._layout.slots, self._layout.views(flats), strict=True):
+                view.copy_(rest.pop(slot.name))
+        except (KeyError, RuntimeError) as error:
+            raise StateError(f"a checkpoint lacks a parameter of this model: {error}") from None
+        self._take({**part, "weights": flats, "extras": rest})
+
+    def _take(self, part: dict[str, Any]) -> None:
+        extras = self._match_extras(part.get("extras"))
+        parameters = self.shadows.parameters
+        if len(part["groups"]) != len(self.shadows.optimizer.param_groups) or (
+            any(index >= len(parameters) for index in part["optimizer"])
+        ):
+            raise StateError(
+                "the state of the job comes from an optimizer with other parameter groups",
+                hint="start every rank with the same script and versions",
+            )
+        with self._lock:
+            _copy(self._weights, part["weights"])
+            _copy(self._banked, part["banked"])
+            self._banking = bool(part["banked"])
+            state = self.shadows.optimizer.state
+            state.clear()
+            for index, values in part["optimizer"].items():
+                state[parameters[index]] = values
+            self.shadows.set_hyperparameters(part["groups"])
+            if self.shadows.scheduler is not None and part["scheduler"] is not None:
+                self.shadows.scheduler.load_state_dict(part["scheduler"])
+            if extras is not None:
+                self._extras = extras
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state as torch's own, copied: loads into the same optimizer elsewhere."""
+        with self._lock:
+            return copy.deepcopy(self.shadows.optimizer.state_dict())
+
+    # ---- buffers of the model (D10, R24) ----------------------------------------------------
+
+    def float_buffers_flat(self) -> torch.Tensor:
+        """All floating-point buffers of the model (BatchNorm statistics) in one new tensor."""
+        buffers = list(self._float_buffers())
+        device = self._layout.kinds[0].device
+        if not buffers:
+            return torch.zeros(0, device=device)
+        wide = torch.float64 if any(b.dtype is torch.float64 for b in buffers) else torch.float32
+        return torch.cat([buffer.detach().reshape(-1).to(device, wide) for buffer in buffers])
+
+    def load_float_buffers(self, flat: torch.Tensor) -> None:
+        """Inverse of `float_buffers_flat`, while the main thread is parked."""
+        start = 0
+        with torch.no_grad():
+            for buffer in self._float_buffers():
+                part = flat.narrow(0, start, buffer.numel())
+                buffer.copy_(part.view(buffer.shape))
+                start += buffer.numel()
+
+    def _float_buffers(self) -> Iterator[torch.Tensor]:
+        return (buffer for buffer in self._model.buffers() if buffer.is_floating_point())
+
+    def _extra_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        own = set(self._buckets.parameters)
+        frozen = [(n, p.detach()) for n, p in self._model.named_parameters() if p not in own]
+        return frozen + list(self._model.named_buffers())
+
+    def _match_extras(self, extras: dict[str, torch.Tensor] | None) -> list[torch.Tensor] | None:
+        if extras is None:
+            return None
+        mine = {name: tensor.shape for name, tensor in self._extra_tensors()}
+        if {name: tensor.shape for name, tensor in extras.items()} != mine:
+            raise StateError(
+                "the model of the job has other buffers or frozen parameters than this rank's",
+                hint="start every rank with the same script, model and versions",
+            )
+        return [extras[name] for name in mine]
+
+    def _optimizer_state(self) -> dict[int, dict[str, Any]]:
+        state = self.shadows.optimizer.state
+        return {
+            index: dict(state[shadow])
+            for index, shadow in enumerate(self.shadows.parameters)
+            if shadow in state
+        }
+
+    def _scheduler_state(self) -> dict[str, Any] | None:
+        scheduler = self.shadows.scheduler
+        return None if scheduler is None else scheduler.state_dict()
+
+    @staticmethod
+    def _fill(flats: Sequence[torch.Tensor], data: Sequence[Bytes]) -> None:
+        try:
+            for flat, part in zip(flats, data, strict=True):
+                fill_from_bytes(flat, part)
+        except ValueError as error:
+            raise StateError(f"a torn result: {error}") from error
+
+
+def hash_of(flats: Sequence[torch.Tensor]) -> int:
+    """32 bits, of weights in the order of their memory."""
+    value = 0
+    for flat in flats:
+        value = zlib.crc32(bytes_of(flat), value)
+    return value
+
+
+def _copy(flats: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    for flat, value in zip(flats, values, strict=False):  # of `banked` there may be none
+        flat.copy_(value)

@@ -1,0 +1,231 @@
+"""What carries the data channel: verdicts from readings that are written down."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from paceline.core.agent.network import (
+    ENOUGH_BYTES,
+    REDUCTIONS_MIN,
+    Connections,
+    Judge,
+    PodReading,
+    RankReading,
+    nccl_connections,
+    worst,
+)
+from paceline.core.messages import Network
+from paceline.core.protocol.ids import MemberId
+
+A, B = MemberId(0, 0, 0), MemberId(0, 1, 0)
+MIB = 1 << 20
+NEW = RankReading(
+    device_open=True, generation=(1.0, 1.0), alone=False, reduced={"mpi": 0.0}, reductions=0.0
+)
+
+
+def after(
+    rank: RankReading, mib: float, reductions: int = 4, transport: str = "mpi"
+) -> RankReading:
+    """`rank`, when its channel has reduced so much more."""
+    before = rank.reduced.get(transport, 0.0)
+    reduced = {**rank.reduced, transport: before + mib * MIB}
+    return replace(rank, reduced=reduced, reductions=rank.reductions + reductions)
+
+
+def pod(sent_mib: float, *ranks: RankReading, beside_mib: float | None = None) -> PodReading:
+    """`beside_mib`: sent by interfaces; by default nobody can see it."""
+    beside = None if beside_mib is None else int(beside_mib * MIB)
+    ports = {"mlx5_0/1": int(sent_mib * MIB)}
+    return PodReading(ports, beside, dict(zip((A, B), ranks, strict=False)))
+
+
+def judged(first: PodReading, *later: PodReading) -> Network:
+    judge = Judge()
+    for reading in (first, *later):
+        judge.look(reading)
+    return judge.verdicts[A]
+
+
+def twice(first: PodReading, last: PodReading) -> Network:
+    """The same window once more: one that looks like TCP is not believed alone."""
+    rank, ports = last.ranks[A], dict(last.ports)
+    more = replace(
+        rank,
+        reduced={k: 2 * v - first.ranks[A].reduced.get(k, 0) for k, v in rank.reduced.items()},
+        reductions=2 * rank.reductions - first.ranks[A].reductions,
+    )
+    grown = {port: 2 * octets - first.ports.get(port, octets) for port, octets in ports.items()}
+    beside = last.interfaces
+    if beside is not None and first.interfaces is not None:
+        beside = 2 * beside - first.interfaces
+    once = judged(first, last)
+    found = judged(first, last, PodReading(grown, beside, {A: more}))
+    assert once in (found, Network.UNKNOWN)
+    return found
+
+
+def test_the_ports_have_sent_what_the_channel_had_to_send() -> None:
+    assert judged(pod(0, NEW), pod(8, after(NEW, 8))) is Network.RDMA
+    assert judged(pod(0, NEW), pod(4, after(NEW, 8))) is Network.RDMA
+
+
+def test_the_ports_have_sent_less_than_half_of_it() -> None:
+    assert judged(pod(0, NEW), pod(3.9, after(NEW, 8))) is Network.UNKNOWN, "not of one window"
+    assert twice(pod(0, NEW), pod(3.9, after(NEW, 8))) is Network.TCP
+    assert twice(pod(100, NEW), pod(100, after(NEW, 8))) is Network.TCP
+
+
+def test_what_goes_out_once_beside_is_not_taken_for_the_channel() -> None:
+    """The state for a joiner goes over TCP; where pods share an adapter there are no counters."""
+
+    def reading(beside_mib: int, rank: RankReading) -> PodReading:
+        return PodReading({}, beside_mib * MIB, {A: rank})
+
+    one, two = after(NEW, 8), after(after(NEW, 8), 8)
+    assert judged(reading(0, NEW), reading(800, one)) is Network.UNKNOWN
+    assert judged(reading(0, NEW), reading(800, one), reading(801, two)) is Network.RDMA
+    three = after(two, 8)
+    later = reading(801, two), reading(1600, three)
+    assert judged(reading(0, NEW), reading(800, one), *later) is Network.RDMA
+    changed = replace(two, generation=(1.0, 2.0))
+    again = reading(1600, changed), reading(2400, after(changed, 8))
+    assert judged(reading(0, NEW), reading(800, one), *again) is Network.UNKNOWN, "another group"
+
+
+def test_an_adapter_hands_to_a_pod_of_its_node_what_no_port_counts() -> None:
+    """Nor does an interface then; over TCP it would."""
+    first, last = pod(0, NEW, beside_mib=0), after(NEW, 8)
+    assert judged(first, pod(0, last, beside_mib=3.9)) is Network.RDMA
+    assert twice(first, pod(0, last, beside_mib=4)) is Network.TCP
+    assert judged(first, pod(4, last, beside_mib=800)) is Network.RDMA, "a checkpoint went out"
+    closed = replace(NEW, device_open=False)
+    later = pod(0, after(closed, 8), beside_mib=0)
+    assert judged(pod(0, closed, beside_mib=0), later) is Network.TCP
+
+
+def test_a_driver_without_counters_is_judged_by_the_interfaces() -> None:
+    def reading(beside_mib: int, rank: RankReading) -> PodReading:
+        return PodReading({}, beside_mib * MIB, {A: rank})
+
+    assert judged(reading(0, NEW), reading(0, after(NEW, 8))) is Network.RDMA
+    assert twice(reading(0, NEW), reading(8, after(NEW, 8))) is Network.TCP
+
+
+def test_without_an_open_device_the_ports_send_for_others() -> None:
+    closed = replace(NEW, device_open=False)
+    assert judged(pod(0, closed), pod(800, after(closed, 8))) is Network.TCP
+
+
+def test_gloo_over_infiniband_is_tcp_all_the_same() -> None:
+    mixed = after(after(NEW, 3), 5, transport="gloo")
+    assert judged(pod(0, NEW), pod(8, mixed)) is Network.TCP
+    assert judged(pod(0, NEW), pod(8, after(after(NEW, 5), 3, transport="gloo"))) is Network.RDMA
+
+
+@pytest.mark.parametrize(
+    ("mib", "reductions"),
+    [(ENOUGH_BYTES / MIB / 2, 100), (800.0, REDUCTIONS_MIN - 1)],
+    ids=["too few bytes", "the one in flight at the beginning may be most of it"],
+)
+def test_nothing_is_known_before_enough_has_moved(mib: float, reductions: int) -> None:
+    some = after(NEW, mib, reductions)
+    assert judged(pod(0, NEW), pod(800, some)) is Network.UNKNOWN
+    assert judged(pod(0, NEW), pod(0, some)) is Network.UNKNOWN
+    more = after(some, mib, reductions)
+    assert judged(pod(0, NEW), pod(800, some), pod(1600, more)) is Network.RDMA
+
+
+def test_what_cannot_be_seen_is_not_known() -> None:
+    hidden = replace(NEW, device_open=None)
+    assert judged(pod(0, hidden), pod(8, after(hidden, 8))) is Network.UNKNOWN
+    unseen = PodReading({}, None, {A: NEW}), PodReading({}, None, {A: after(NEW, 8)})
+    assert judged(*unseen) is Network.UNKNOWN
+
+
+def test_a_port_that_appears_or_counts_anew_has_sent_nothing() -> None:
+    last = PodReading({"mlx5_0/1": 0, "mlx5_1/1": 800 * MIB}, None, {A: after(NEW, 8)})
+    more = PodReading(last.ports, None, {A: after(after(NEW, 8), 8)})
+    assert judged(pod(8, NEW), last, more) is Network.TCP
+
+
+def test_each_window_is_judged_by_itself() -> None:
+    one = after(NEW, 8)
+    two = after(one, 8)
+    three = after(two, 8)
+    four = after(three, 8)
+    readings = [pod(0, NEW), pod(80, one), pod(80, two), pod(80, three), pod(90, four)]
+    assert judged(*readings[:2]) is Network.RDMA
+    assert judged(*readings[:3]) is Network.RDMA
+    assert judged(*readings[:4]) is Network.TCP
+    assert judged(*readings) is Network.RDMA
+
+
+def test_nothing_is_judged_within_one_pod_nor_across_a_change_of_the_membership() -> None:
+    """The bytes of the time alone must not count as carried by nobody's RDMA."""
+    alone = replace(NEW, alone=True)
+    assert judged(pod(0, alone), pod(0, after(alone, 80))) is Network.UNKNOWN
+    grown = replace(after(alone, 80), alone=False, generation=(1.0, 2.0))
+    assert judged(pod(0, alone), pod(0, grown)) is Network.UNKNOWN
+    assert judged(pod(0, alone), pod(0, grown), pod(8, after(grown, 8))) is Network.RDMA
+    changed = replace(after(NEW, 8), generation=(1.0, 2.0))
+    assert judged(pod(0, NEW), pod(0, changed)) is Network.UNKNOWN
+
+
+def test_a_verdict_outlives_a_change_of_the_membership_until_the_next_one() -> None:
+    one = after(NEW, 8)
+    changed = replace(one, generation=(2.0, 1.0))
+    assert judged(pod(0, NEW), pod(8, one), pod(8, changed)) is Network.RDMA
+    alone = replace(one, alone=True)
+    assert judged(pod(0, NEW), pod(8, one), pod(8, alone)) is Network.UNKNOWN
+
+
+def test_gpudirect_is_said_by_every_connection_of_the_pod() -> None:
+    def verdict(one: Connections, other: Connections, sent_mib: float = 8) -> Network:
+        first = replace(NEW, reduced={}, connections=one), replace(NEW, connections=other)
+        last = [after(rank, 8, transport="nccl") for rank in first]
+        then = [after(rank, 8, transport="nccl") for rank in last]
+        return judged(pod(0, *first), pod(sent_mib, *last), pod(2 * sent_mib, *then))
+
+    assert verdict(Connections(8, 0), Connections(2, 0)) is Network.GPUDIRECT
+    assert verdict(Connections(8, 0), Connections()) is Network.GPUDIRECT, "its peer is in the pod"
+    assert verdict(Connections(8, 0), Connections(0, 1)) is Network.RDMA
+    assert verdict(Connections(), Connections()) is Network.RDMA
+    assert verdict(Connections(8, 0), Connections(), sent_mib=0) is Network.TCP
+
+
+def test_connections_in_lines_of_nccl() -> None:
+    """The forms that versions from 2.4 to 2.27 write."""
+    direct = [
+        "node-0:70:81 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0/GDRDMA",
+        "node-0:70:81 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [send] via NET/IBext_v8/3/GDRDMA",
+        "node-0:70:81 [1] NCCL INFO Channel 01 : 2[c7000] -> 0[8700] [receive] via NET/IB/5/GDRDMA",
+        "node-0:70:81 [1] NCCL INFO Ring 00 : 0 -> 1 [send] via NET/IB/0/GDRDMA",
+        "n:1:2 [0] NCCL INFO Channel 00/0 : 8[0] -> 0[0] [receive] via NET/AWS Libfabric/0/GDRDMA",
+        "n:1:2 [0] NCCL INFO Channel 00/0 : 8[0] -> 0[0] [send] via NET/IB/1(4)/GDRDMA(PCI)/Shared",
+    ]
+    other = [
+        "node-0:70:81 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0",
+        "node-0:70:81 [0] NCCL INFO Channel 06/0 : 36[4] -> 20[4] [send] via NET/IBext_v8/3",
+        "node-0:70:81 [0] NCCL INFO Channel 06/0 : 36[4] -> 20[4] [send] via NET/IB/3/Shared",
+    ]
+    neither = [
+        "node-0:70:81 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read",
+        "node-0:70:81 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.1<0>",
+        "node-0:70:81 [0] NCCL INFO GPU Direct RDMA Enabled for GPU 0 / HCA 0 (distance 3 <= 4)",
+        "node-0:70:81 [0] NCCL INFO Connected all rings",
+        "",
+    ]
+    assert nccl_connections(direct) == Connections(len(direct), 0)
+    assert nccl_connections(other) == Connections(0, len(other))
+    assert nccl_connections(neither) == Connections()
+
+
+def test_a_job_is_as_good_as_the_worst_of_its_ranks() -> None:
+    tcp, rdma, direct, unknown = Network.TCP, Network.RDMA, Network.GPUDIRECT, Network.UNKNOWN
+    assert worst([direct, rdma]) is rdma
+    assert worst([direct, direct]) is direct
+    assert worst([rdma, unknown]) is unknown
+    assert worst([rdma, unknown, tcp]) is tcp
+    assert worst([]) is unknown

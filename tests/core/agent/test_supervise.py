@@ -1,0 +1,334 @@
+"""The life cycle of a rank process as its agent sees it: table, back-off, verdicts."""
+
+from __future__ import annotations
+
+from itertools import product
+from signal import SIGKILL, SIGSEGV, SIGTERM
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paceline.core.agent.exits import (
+    Death,
+    End,
+    Ended,
+    Outcome,
+    how_it_ended,
+    last_end,
+    why_it_ended,
+)
+from paceline.core.agent.supervise import (
+    BACKOFF_MAX_NS,
+    BACKOFF_NS,
+    HEALTHY_NS,
+    NEXT,
+    SHUTDOWN_NS,
+    START_NS,
+    Command,
+    Cue,
+    Drain,
+    Effect,
+    Event,
+    Exited,
+    Kill,
+    Launch,
+    Limits,
+    NeverStarted,
+    Phase,
+    Place,
+    Report,
+    SendKill,
+    Shutdown,
+    Tick,
+    Told,
+    Up,
+    backoff_ns,
+    pod_end,
+    reason_to_leave,
+)
+from paceline.core.messages import ATTEMPT_STRIDE, RankDead, RankStarted
+from paceline.core.protocol.ids import MemberId
+
+S = 1_000_000_000
+LIMITS = Limits(restarts_max=3, drain_ns=30 * S)
+
+REACH: dict[Phase, list[Event]] = {
+    Phase.WAITING: [Tick(), Up(7), Exited(1, "")],
+    Phase.STARTING: [Tick()],
+    Phase.RUNNING: [Tick(), Up(7)],
+    Phase.DRAINING: [Tick(), Up(7), Drain("SIGTERM")],
+    Phase.KILLED: [Tick(), Up(7), Kill("silent")],
+    Phase.ENDED: [Tick(), Up(7), Exited(2, "")],
+}
+"""How to bring a new place into a phase, at time 0."""
+
+CUE_EVENTS: dict[Cue, list[Event]] = {
+    Cue.UP: [Up(8)],
+    Cue.DEAD_AGAIN: [Exited(1, "")],
+    Cue.DEAD_LAST: [Told(Outcome.FINISHED, ""), Exited(0, "")],
+    Cue.DRAIN: [Drain("SIGTERM")],
+    Cue.KILL: [Kill("silent")],
+    Cue.TIME: [Tick()],
+}
+
+
+def make_place(phase: Phase = Phase.WAITING, limits: Limits = LIMITS) -> Place:
+    place = Place(2, 0, 5, limits)
+    for event in REACH[phase]:
+        place.handle(0, event)
+    assert place.phase is phase
+    return place
+
+
+def feed(place: Place, now_ns: int, *events: Event) -> list[Effect]:
+    return [effect for event in events for effect in place.handle(now_ns, event)]
+
+
+@pytest.mark.parametrize(("phase", "cue"), list(product(Phase, Cue)), ids=str)
+def test_every_pair_of_phase_and_cue(phase: Phase, cue: Cue) -> None:
+    place = make_place(phase)
+    events = CUE_EVENTS[cue]
+    now_ns = place.wake_at_ns if cue is Cue.TIME and place.wake_at_ns is not None else 0
+    if (phase, cue) in NEXT:
+        feed(place, now_ns, *events)
+        assert place.phase is NEXT[phase, cue]
+    elif cue is Cue.TIME:
+        assert place.wake_at_ns is None, "no timer may be armed where none may fire"
+        assert feed(place, 10**18, Tick()) == []
+        assert place.phase is phase
+    elif (phase, cue) == (Phase.DRAINING, Cue.DEAD_AGAIN):
+        feed(place, now_ns, *events)  # nothing is started in a pod that leaves
+        assert place.phase is Phase.ENDED
+    else:
+        with pytest.raises(AssertionError):
+            feed(place, now_ns, *events)
+
+
+def test_the_table_leads_everywhere_and_ends_only_once() -> None:
+    assert set(NEXT.values()) == set(Phase)
+    assert {after for (before, _), after in NEXT.items() if before is Phase.ENDED} == {Phase.ENDED}
+
+
+def test_a_life_with_one_crash() -> None:
+    place = Place(2, 1, 5, LIMITS)
+    first, second = MemberId(2, 1, 5 * ATTEMPT_STRIDE), MemberId(2, 1, 5 * ATTEMPT_STRIDE + 1)
+    assert feed(place, 0, Tick()) == [Launch(first)]
+    assert feed(place, 1 * S, Up(41)) == [Report(RankStarted(first, 41))]
+    [report] = feed(place, 9 * S, Exited(-SIGSEGV, "in conv2d"))
+    assert report == Report(
+        RankDead(first, -11, "signal 11 (SIGSEGV); last lines:\nin conv2d", restarts=True)
+    )
+    assert place.wake_at_ns == 10 * S
+    assert feed(place, 10 * S - 1, Tick()) == []
+    assert feed(place, 10 * S, Tick()) == [Launch(second)]
+    feed(place, 11 * S, Up(42), Told(Outcome.FINISHED, ""))
+    assert feed(place, 20 * S, Exited(0, "")) == [Report(RankDead(second, 0, "", restarts=False))]
+    assert place.ended == Ended(End.FINISHED, "", 0)
+    assert place.dead == [first, second]
+
+
+@given(st.integers(1, 10_000))
+def test_the_back_off_doubles_up_to_its_bound(failures: int) -> None:
+    pause, longer = backoff_ns(failures), backoff_ns(failures + 1)
+    assert BACKOFF_NS <= pause <= longer <= BACKOFF_MAX_NS
+    assert longer == min(2 * pause, BACKOFF_MAX_NS)
+
+
+@given(lives=st.lists(st.integers(0, 2 * HEALTHY_NS), max_size=12), limit=st.integers(0, 5))
+def test_only_failures_in_a_row_count(lives: list[int], limit: int) -> None:
+    """An oracle: the number of deaths since the last process that lived long enough."""
+    place = Place(0, 0, 0, Limits(limit, 0))
+    now_ns = row = 0
+    for life_ns in lives:
+        feed(place, now_ns, Tick(), Up(1))
+        now_ns += life_ns
+        row = 1 if life_ns >= HEALTHY_NS else row + 1
+        feed(place, now_ns, Exited(1, ""))
+        assert (place.ended is not None) == (row > limit)
+        if place.ended is not None:
+            assert f"failure {row}, backoffLimit {limit}" in place.ended.message
+            return
+        assert place.wake_at_ns == now_ns + backoff_ns(row)
+        now_ns = place.wake_at_ns
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [Tick(), Drain("SIGTERM"), Shutdown("over"), Kill("silent"), "up", "exit", "die"]
+        ),
+        max_size=30,
+    )
+)
+def test_whatever_happens_each_process_is_launched_and_reported_once(events: list[object]) -> None:
+    place = Place(0, 0, 0, LIMITS)
+    effects: list[Effect] = []
+    now_ns = 0
+    for event in events:
+        now_ns += 5 * S
+        if event == "up":
+            if place.phase is not Phase.STARTING:
+                continue
+            event = Up(1)
+        elif event in ("exit", "die"):
+            if place.phase in (Phase.WAITING, Phase.ENDED):
+                continue
+            event = Exited(0 if event == "exit" else -9, "")
+        assert isinstance(event, Event)
+        effects += place.handle(now_ns, event)
+    launched = [effect.member for effect in effects if isinstance(effect, Launch)]
+    reported = [
+        effect.message.member
+        for effect in effects
+        if isinstance(effect, Report) and isinstance(effect.message, RankDead)
+    ]
+    assert len(set(launched)) == len(launched)
+    assert reported == place.dead == launched[: len(reported)]
+    assert len(launched) - len(reported) in (0, 1)
+    assert (place.ended is not None) == (place.phase is Phase.ENDED)
+    if place.phase in (Phase.STARTING, Phase.WAITING, Phase.DRAINING):
+        assert place.wake_at_ns is not None, "nothing waits without a deadline"
+
+
+def test_a_second_sigterm_neither_repeats_nor_shortens_the_drain() -> None:
+    place = make_place(Phase.RUNNING)
+    feed(place, 0, Told(Outcome.PRESENT, ""))
+    assert feed(place, 1 * S, Drain("SIGTERM")) == [Command(place.member, "drain", "SIGTERM")]
+    assert feed(place, 2 * S, Drain("SIGTERM")) == []
+    assert place.wake_at_ns == 31 * S
+    [kill] = feed(place, 31 * S, Tick())
+    assert kill == SendKill(place.member, "it did not leave in time (SIGTERM)")
+    [dead] = feed(place, 31 * S, Exited(-SIGKILL, ""))
+    assert isinstance(dead, Report)
+    assert place.ended is not None
+    assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 1)
+
+
+def test_the_end_of_the_job_shortens_a_drain() -> None:
+    place = make_place(Phase.DRAINING)
+    feed(place, 0, Told(Outcome.PRESENT, ""))
+    assert feed(place, 1 * S, Shutdown("over")) == [Command(place.member, "shutdown", "over")]
+    assert place.wake_at_ns == 1 * S + SHUTDOWN_NS
+    feed(place, 1 * S + SHUTDOWN_NS, Tick(), Exited(-SIGKILL, ""))
+    assert place.ended is not None
+    assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 0)
+
+
+def test_the_end_of_the_job_ends_a_rank_that_took_no_part_at_once() -> None:
+    """Its script still imports: nothing of it is awaited, and it is no failure."""
+    for before in (Phase.RUNNING, Phase.DRAINING):
+        place = Place(1, 0, 0, LIMITS)
+        feed(place, 0, Tick(), Up(4))
+        if before is Phase.DRAINING:
+            feed(place, 0, Drain("SIGTERM"))
+        assert feed(place, 1 * S, Shutdown("Complete")) == [SendKill(place.member, "Complete")]
+        feed(place, 1 * S, Exited(-SIGKILL, ""))
+        assert place.ended is not None
+        assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 0)
+
+
+def test_a_released_rank_has_all_the_time_it_wants() -> None:
+    place = make_place(Phase.RUNNING)
+    feed(place, 0, Told(Outcome.FINISHED, ""), Shutdown("over"))
+    assert place.wake_at_ns is None
+    late = make_place(Phase.DRAINING)
+    feed(late, 0, Told(Outcome.FINISHED, ""))
+    assert late.wake_at_ns is None
+
+
+def test_a_start_that_hangs_is_given_up() -> None:
+    place = make_place(Phase.STARTING)
+    [kill] = feed(place, START_NS, Tick())
+    assert isinstance(kill, SendKill)
+    [dead] = feed(place, START_NS, NeverStarted("its launcher ended"))
+    assert isinstance(dead, Report)
+    assert place.phase is Phase.WAITING
+
+
+def test_a_drain_before_the_start_loses_nothing() -> None:
+    for phase in (Phase.STARTING, Phase.WAITING):
+        place = make_place(phase)
+        feed(place, 0, Drain("scale-down"))
+        if place.phase is Phase.KILLED:
+            feed(place, 0, NeverStarted("its launcher ended"))
+        assert place.ended is not None
+        assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 0)
+
+
+def test_attempts_of_one_pod_never_reach_those_of_the_next() -> None:
+    place = Place(0, 0, 3, Limits(10**9, 0))
+    for _ in range(ATTEMPT_STRIDE):
+        assert place.ended is None
+        feed(place, place.wake_at_ns or 0, Tick(), Exited(1, ""))
+    assert place.ended is not None
+    assert place.member.attempt == 4 * ATTEMPT_STRIDE - 1
+
+
+def death(**facts: object) -> Death:
+    given_facts = {
+        "member": MemberId(0, 0, 0),
+        "code": 1,
+        "text": "",
+        "outcome": None,
+        "said": "",
+        "kill_why": "",
+        "leaving": "",
+    }
+    return Death(**{**given_facts, **facts})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("facts", "end", "why"),
+    [
+        ({"code": 0, "outcome": Outcome.FINISHED}, (End.FINISHED, 0), ""),
+        ({"code": 0, "outcome": Outcome.DISMISSED}, (End.DRAINED, 0), ""),
+        ({"code": 0}, (End.FAILED, 1), "ScriptTookNoPart"),
+        ({"code": 0, "outcome": Outcome.PRESENT}, (End.FAILED, 1), "ScriptEndedEarly"),
+        ({"code": 0, "outcome": Outcome.FAILED, "said": "lr"}, (End.FAILED, 1), "lr"),
+        ({"code": 2}, (End.FAILED, 2), "exit code 2"),
+        ({"code": 127, "outcome": Outcome.UNSTARTABLE, "said": "none"}, (End.FAILED, 2), "none"),
+        ({"code": 1, "text": "KeyError"}, None, "exit code 1; last lines:\nKeyError"),
+        ({"code": 1, "outcome": Outcome.FAILED, "said": "raised"}, None, "raised"),
+        ({"code": -15}, None, "signal 15 (SIGTERM)"),
+        ({"code": None, "text": "no mpiexec"}, None, "it could not be started: no mpiexec"),
+        ({"code": -9, "kill_why": "silent"}, None, "killed by its agent: silent"),
+        ({"code": -9, "leaving": "over"}, (End.DRAINED, 0), "signal 9 (SIGKILL)"),
+        (
+            {"code": -9, "outcome": Outcome.PRESENT, "leaving": "SIGTERM"},
+            (End.DRAINED, 1),
+            "signal 9 (SIGKILL)",
+        ),
+        (
+            {"code": -9, "outcome": Outcome.PRESENT, "leaving": "Complete", "over": True},
+            (End.DRAINED, 0),
+            "signal 9 (SIGKILL)",
+        ),
+        ({"code": 1, "outcome": Outcome.FINISHED}, (End.FAILED, 1), "after the job was over"),
+        ({"code": 1, "outcome": Outcome.DISMISSED, "leaving": "x"}, (End.DRAINED, 1), "code 1"),
+    ],
+)
+def test_what_an_end_means(facts: dict[str, object], end: tuple[End, int] | None, why: str) -> None:
+    ended = last_end(death(**facts))
+    assert (ended and (ended.end, ended.exit_code)) == end
+    assert why in why_it_ended(death(**facts))
+    assert bool(why) == bool(why_it_ended(death(**facts)))
+
+
+def test_only_a_kill_is_suspected_to_be_the_memory() -> None:
+    assert "memory" in how_it_ended(-SIGKILL)
+    assert "memory" not in how_it_ended(-SIGTERM)
+    assert how_it_ended(-63) == "signal 63 (unknown signal)"
+
+
+def test_the_first_failure_speaks_for_the_pod() -> None:
+    places = [make_place(Phase.RUNNING) for _ in range(3)]
+    feed(places[0], 0, Told(Outcome.FINISHED, ""), Exited(0, ""))
+    assert pod_end(places) is None
+    assert reason_to_leave(places) == ""
+    feed(places[1], 0, Exited(2, ""))
+    assert "exit code 2" in reason_to_leave(places)
+    feed(places[2], 0, Drain("x"), Told(Outcome.DISMISSED, ""), Exited(0, ""))
+    ended = pod_end(places)
+    assert ended is not None
+    assert (ended.end, ended.exit_code) == (End.FAILED, 2)
+    assert pod_end([places[0], places[2]]) == Ended(End.FINISHED, "", 0)

@@ -1,0 +1,69 @@
+"""What a coordinator makes of the carriers that its agents find out."""
+
+from __future__ import annotations
+
+from core.makers import GEN_1, PLAN
+from paceline.core import coordinator as coord
+from paceline.core import messages as m
+from paceline.core.messages import Network
+from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.records import Gen
+from paceline.core.status import Status
+
+A, B, C = MemberId(0, 0, 0), MemberId(1, 0, 0), MemberId(1, 1, 0)
+
+
+class Desk:
+    """A coordinator in power over these members, with an agent for each pod."""
+
+    def __init__(self, *members: MemberId) -> None:
+        self._now = 0
+        self._members = members
+        config = coord.Config("job", len(members))
+        self._coordinator = coord.Coordinator(config, uid="a", now_ns=0)
+        gen = Gen(GEN_1, members, members, members, 0, plan=PLAN)
+        self._coordinator.state.commit = m.Commit(gen, members[0], (), members[0], (), ())
+        for slot in {who.slot for who in members}:
+            living = tuple(who for who in members if who.slot == slot)
+            self._post(m.AgentHello(slot, 0, "host", "", living, ()))
+
+    def _post(self, message: m.AgentMessage) -> None:
+        self._now += 1
+        self._coordinator.handle(self._now, coord.FromAgent(message))
+
+    def told(self, *carriers: tuple[MemberId, Network]) -> Network:
+        """The agents beat twice, knowing this; the job's carrier."""
+        for slot in sorted({who.slot for who in self._members}) * 2:
+            own = tuple((who, network) for who, network in carriers if who.slot == slot)
+            self._post(m.AgentBeat(slot, 0, own))
+        return self.status.carrier
+
+    @property
+    def status(self) -> Status:
+        return self._coordinator.status(self._now)
+
+
+def test_the_worst_of_the_members_is_the_job_s() -> None:
+    desk = Desk(A, B, C)
+    assert desk.told() is Network.UNKNOWN
+    assert desk.told((A, Network.RDMA), (B, Network.RDMA)) is Network.UNKNOWN
+    known = (A, Network.RDMA), (B, Network.GPUDIRECT)
+    assert desk.told(*known, (C, Network.GPUDIRECT)) is Network.RDMA
+    assert [r.carrier for r in desk.status.ranks] == ["RDMA", "GPUDirect", "GPUDirect"]
+    assert desk.told(*known) is Network.UNKNOWN, "what an agent no longer knows is not kept"
+    assert desk.told(*known, (C, Network.TCP)) is Network.TCP
+    assert desk.told((C, Network.TCP)) is Network.TCP
+
+
+def test_within_one_pod_nothing_is_carried() -> None:
+    desk = Desk(B, C)
+    assert desk.told((B, Network.TCP), (C, Network.TCP)) is Network.UNKNOWN
+
+
+def test_the_diary_has_each_change_once() -> None:
+    desk = Desk(A, B)
+    for network in (Network.RDMA, Network.UNKNOWN, Network.RDMA, Network.TCP, Network.RDMA):
+        desk.told((A, Network.RDMA), (B, network))
+    lines = [h for h in desk.status.happenings if h.reason == "Carrier"]
+    assert [line.facts["carrier"] for line in lines] == ["RDMA", "TCP", "RDMA"]
+    assert lines[0].message == "RDMA carries the gradients between replicas"

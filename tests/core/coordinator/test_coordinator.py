@@ -1,0 +1,400 @@
+"""Single decisions of the coordinator, each with the mistake that it once made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from core.makers import PLAN, member
+from msgspec import Struct
+from paceline.core import coordinator as coord
+from paceline.core import messages as m
+from paceline.core.coordinator.state import Phase, State
+from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
+from paceline.core.protocol.snapshot import Kept
+
+MS = 10**6
+SETTLE_MS = 300
+FREEZE_MS = 400
+CONNECT_MS = 300
+A, B, C = (member(s) for s in range(3))
+
+
+@dataclass
+class Desk:
+    """A coordinator with ranks that do what the test says."""
+
+    replicas: int = 2
+    min_replicas: int = 1
+    allowed: tuple[int, ...] = ()
+    now: int = 0
+    coordinator: coord.Coordinator = field(init=False)
+
+    def __post_init__(self) -> None:
+        config = coord.Config(
+            "job",
+            self.replicas,
+            min_replicas=self.min_replicas,
+            allowed_sizes=self.allowed,
+            stabilization_ns=100 * MS,
+            settle_ns=SETTLE_MS * MS,
+            freeze_timeout_ns=FREEZE_MS * MS,
+            connect_timeout_ns=CONNECT_MS * MS,
+        )
+        self.coordinator = coord.Coordinator(config, uid="a", now_ns=0)
+
+    @property
+    def state(self) -> State:
+        return self.coordinator.state
+
+    def post(self, event: coord.Event, ms: int = 1) -> list[Struct]:
+        """What ranks and agents are told."""
+        self.now += ms * MS
+        effects = self.coordinator.handle(self.now, event)
+        return [e.message for e in effects if isinstance(e, coord.ToRank | coord.ToAgent)]
+
+    def say(self, message: m.RankMessage, ms: int = 1) -> list[Struct]:
+        return self.post(coord.FromRank(message), ms)
+
+    def pods(self, *slots: int, **facts: bool) -> None:
+        known = self.state.roster.inventory
+        revision = known.revision + 1 if known else 1
+        inventory = m.Inventory(revision, tuple((s, 0) for s in slots), **facts)
+        self.post(coord.SetInventory(inventory))
+
+    def agent(self, who: MemberId) -> None:
+        self.post(coord.FromAgent(m.AgentHello(who.slot, 0, "h", "", (who,), ())))
+
+    def form(self, *who: MemberId) -> GenerationId:
+        """A first generation of these, running."""
+        for each in who:
+            self.agent(each)
+        for each in who:
+            self.say(register(each))
+        for each in who:
+            self.say(prepared(each, self.state.proposal))
+        for each in who:
+            self.say(m.Started(self.state.proposal, each, True))
+        assert self.state.phase is Phase.RUNNING
+        proposal: GenerationId = self.state.proposal
+        return proposal
+
+
+def register(who: MemberId, last: GenerationId = NO_GENERATION, **facts: object) -> m.Register:
+    given = {"promise": last, "version": 0, "has_state": last != NO_GENERATION, **facts}
+    return m.Register(
+        member=who,
+        pid=1,
+        host="h",
+        endpoints=m.Endpoints("t", "d"),
+        last=last,
+        ready=True,
+        plan=PLAN,
+        **given,  # type: ignore[arg-type]
+    )
+
+
+def prepared(who: MemberId, proposal: GenerationId, **facts: object) -> m.Prepared:
+    given = {
+        "last": NO_GENERATION,
+        "version": 0,
+        "index": 0,
+        "digest": "",
+        "tail": ((0, ""),),
+        "members": (),
+        "with_state": (),
+        "active": (),
+        "benched": (),
+        "gen_active": (),
+        "started": 0,
+        "has_state": False,
+        "ready": True,
+        "leaving": False,
+        "stopped": False,
+        "request": 0,
+        **facts,
+    }
+    return m.Prepared(id=proposal, member=who, **given)  # type: ignore[arg-type]
+
+
+def beat(who: MemberId, at: GenerationId, version: int = 3, **facts: bool) -> m.Heartbeat:
+    given = {"leaving": False, "stopped": False, **facts}
+    return m.Heartbeat(who, at, at, version, facts={}, **given)
+
+
+def kinds(messages: list[Struct]) -> list[str]:
+    return [type(x).__name__ for x in messages]
+
+
+def test_a_new_coordinator_begins_nothing_anew_while_a_pod_has_not_reported() -> None:
+    """R26: replicas is 1, a joiner registers first, the rank with the weights is slow."""
+    desk = Desk(replicas=1)
+    desk.pods(0, 1, trained=True)
+    desk.agent(B)
+    desk.say(register(B))
+    assert "Prepare" not in kinds(desk.post(coord.Tick(), 5000))
+    assert desk.state.phase is Phase.WAITING
+    old = GenerationId(1, "z", 4)
+    desk.agent(A)
+    told = desk.say(register(A, old, members=(A,), gen_active=(A,), version=7))
+    assert kinds(told).count("Prepare") == 2
+
+
+def test_weights_are_lost_only_when_nobody_is_left_who_may_have_them() -> None:
+    desk = Desk(replicas=3)
+    desk.pods(0, 1, 2)
+    at = desk.form(A, B, C)
+    for who in (A, B, C):
+        desk.say(beat(who, at))
+    for who in (B, C):
+        desk.post(coord.FromAgent(m.RankDead(who, -9, "killed", False)))
+    desk.post(coord.RankGone(A))
+    for slot in (1, 2):
+        desk.say(register(MemberId(slot, 0, 1)))
+    assert desk.state.outcome is None, "rank 0 is only silent"
+    assert desk.state.phase is Phase.WAITING
+
+
+def test_a_job_starts_late_with_fewer_but_never_below_min_replicas() -> None:
+    for least, starts in ((2, True), (3, False)):
+        desk = Desk(replicas=4, min_replicas=least)
+        desk.pods(0, 1)
+        for who in (A, B):
+            desk.agent(who)
+            told = desk.say(register(who))
+        assert "Prepare" not in kinds(told), "others may come while it settles"
+        assert ("Prepare" in kinds(desk.post(coord.Tick(), SETTLE_MS))) is starts
+    assert desk.state.waits == "2 of the 3 ranks that it needs are ready (minReplicas)"
+    desk.pods(0, 1, 2)
+    desk.agent(C)
+    assert kinds(desk.say(register(C))).count("Prepare") == 3
+
+
+def test_a_group_that_died_whole_begins_again_together() -> None:
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    at = desk.form(A, B)
+    for who in (A, B):
+        desk.say(beat(who, at))
+    for who in (A, B):
+        desk.post(coord.FromAgent(m.RankDead(who, -9, "killed", False)))
+    kept = Kept(at, 2, "d", 0, False)
+    first, second = (MemberId(slot, 0, 1) for slot in (0, 1))
+    desk.post(coord.Tick(), 10 * SETTLE_MS)
+    assert "Prepare" not in kinds(desk.say(register(first, checkpoint=kept)))
+    told = desk.say(register(second, checkpoint=kept), SETTLE_MS // 2)
+    assert kinds(told).count("Prepare") == 2
+
+
+def test_a_group_that_died_whole_does_not_wait_for_ever_for_all() -> None:
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    at = desk.form(A, B)
+    desk.say(beat(A, at))
+    for who in (A, B):
+        desk.post(coord.FromAgent(m.RankDead(who, -9, "killed", False)))
+    desk.pods(0)
+    again = MemberId(0, 0, 1)
+    desk.say(register(again, checkpoint=Kept(at, 2, "d", 0, False)))
+    assert desk.state.due_ns == desk.now + SETTLE_MS * MS
+    assert kinds(desk.post(coord.Tick(), SETTLE_MS)) == ["Prepare"]
+
+
+def test_a_lost_commit_is_sent_again_over_the_new_connection() -> None:
+    """R3: the rank has promised, waits, and nobody else would tell it."""
+    desk = Desk(replicas=1)
+    desk.pods(0)
+    desk.agent(A)
+    desk.say(register(A))
+    at = desk.state.proposal
+    desk.say(prepared(A, at))
+    desk.post(coord.RankGone(A))
+    told = desk.say(register(A, NO_GENERATION, promise=at))
+    assert [x.gen.id for x in told if isinstance(x, m.Commit)] == [at]
+
+
+def test_a_lost_prepare_is_sent_again_over_the_new_connection() -> None:
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    for who in (A, B):
+        desk.agent(who)
+        desk.say(register(who))
+    again = desk.say(register(B))
+    assert [x.id for x in again if isinstance(x, m.Prepare)] == [desk.state.proposal]
+
+
+def test_a_heartbeat_is_no_answer() -> None:
+    """A stuck communication thread beside a living heartbeat does not hold the group for ever."""
+    desk = Desk(replicas=3)
+    desk.pods(0, 1, 2)
+    at = desk.form(A, B, C)
+    desk.say(m.Complain(at, A, 0, "broken"))
+    asked = desk.post(coord.Tick(), 250)
+    assert kinds(asked).count("Prepare") == 3
+    for _ in range(6):
+        for who in (A, B, C):
+            desk.say(beat(who, at), 30)
+        for who in (A, B):
+            desk.say(prepared(who, desk.state.proposal, last=at, has_state=True))
+    assert desk.state.roster.rank(C).suspect
+    desk.say(beat(C, at))
+    assert desk.state.roster.rank(C).suspect, "only an answer is an answer"
+    assert not desk.state.roster.rank(A).suspect
+
+
+def test_who_waits_for_a_peer_to_connect_is_not_killed_before_it_says_so() -> None:
+    """A peer that died between PREPARE and COMMIT holds up all others; that is its silence."""
+    desk = Desk(replicas=3)
+    desk.pods(0, 1, 2)
+    for who in (A, B, C):
+        desk.agent(who)
+        desk.say(register(who))
+    for who in (A, B, C):
+        desk.say(prepared(who, desk.state.proposal))
+    assert desk.state.phase is Phase.STARTING
+    suspects = []
+    for _ in range((FREEZE_MS + CONNECT_MS) // 30 - 1):
+        for who in (A, B):
+            desk.say(beat(who, desk.state.proposal), 30)
+        suspects.append([m for m, s in sorted(desk.state.roster.ranks.items()) if s.suspect])
+    assert suspects[0] == []
+    assert suspects[-1] == [C], "A and B owe an answer too, and beat"
+
+
+def test_who_complained_owes_nothing() -> None:
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    for who in (A, B):
+        desk.agent(who)
+        desk.say(register(who))
+    for who in (A, B):
+        desk.say(prepared(who, desk.state.proposal))
+    assert desk.state.unanswered() == {A, B}
+    desk.say(m.Complain(desk.state.proposal, A, 0, "no link"))
+    assert desk.state.unanswered() == {B}
+
+
+def test_complaints_back_off_as_long_as_no_round_is_committed() -> None:
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    at = desk.form(A, B)
+    waits = []
+    for _ in range(5):
+        desk.say(m.Complain(desk.state.proposal, A, 0, "no link"))
+        assert desk.state.due_ns is not None
+        wait = desk.state.due_ns - desk.now
+        waits.append(round(wait / MS))
+        while desk.state.phase is Phase.RUNNING:
+            for who in (A, B):
+                desk.say(beat(who, at, version=0), 20)
+        for who in (A, B):
+            desk.say(prepared(who, desk.state.proposal, last=at, gen_active=(A, B), has_state=True))
+        for who in (A, B):
+            desk.say(m.Started(desk.state.proposal, who, True))
+    assert waits == [200, 400, 800, 1600, 3200]
+
+
+def test_a_leaver_waits_for_somebody_with_the_state() -> None:
+    """No generation is formed for it before that: each would start the joiner's stream anew."""
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    at = desk.form(A, B)
+    desk.state.roster.rank(B).current = False
+    told = desk.say(m.Leaving(at, A, False))
+    assert "Prepare" not in kinds(told)
+    told = desk.say(m.Started(at, B, True))
+    assert "Prepare" in kinds(told)
+
+
+def test_who_talks_is_not_dead_whatever_the_inventory_says() -> None:
+    """C4: the inventory may be older than the pod; once it is silent the inventory counts."""
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    desk.form(A, B)
+    desk.pods(0)
+    assert not desk.state.roster.rank(B).dead
+    desk.post(coord.RankGone(B))
+    assert desk.state.roster.rank(B).dead
+    assert kinds(desk.say(register(B))) == ["Dismiss"]
+
+
+def test_a_release_that_nobody_took_out_is_no_success() -> None:
+    """C1: the last rank reports the stop round and is lost before it is released."""
+    desk = Desk(replicas=1)
+    desk.pods(0)
+    at = desk.form(A)
+    desk.post(coord.RankGone(A))
+    desk.say(m.Stopped(at, A, 9))
+    assert desk.state.released is None
+    desk.agent(A)
+    told = desk.say(register(A, at, version=9))
+    assert "Release" in kinds(told)
+    desk.post(coord.RankGone(A))
+    desk.pods()
+    assert desk.state.outcome is not None
+    assert desk.state.outcome.reason == "StateLost"
+
+
+def test_a_released_rank_that_ended_well_is_a_success() -> None:
+    desk = Desk(replicas=1)
+    desk.pods(0)
+    at = desk.form(A)
+    assert "Release" in kinds(desk.say(m.Stopped(at, A, 9)))
+    desk.post(coord.FromAgent(m.RankDead(A, 0, "", False, (at, 9))))
+    assert desk.state.outcome is not None
+    assert desk.state.outcome.complete
+
+
+def test_a_retired_coordinator_says_nothing_more() -> None:
+    desk = Desk(replicas=1)
+    desk.pods(0)
+    desk.form(A)
+    later = GenerationId(9, "z", 1)
+    desk.say(beat(A, later))
+    assert desk.state.phase is Phase.ENDED
+    assert desk.say(register(A, later)) == []
+
+
+def test_a_pod_that_comes_after_the_end_is_sent_home() -> None:
+    desk = Desk(replicas=1)
+    desk.pods(0)
+    desk.form(A)
+    desk.say(m.Fatal(A, "ScriptFailed", "it raised"))
+    hello = m.AgentHello(1, 0, "h", "", (B,), ())
+    assert desk.post(coord.FromAgent(hello)) == [m.Shutdown("ScriptFailed")]
+
+
+def test_a_restarted_coordinator_drains_nobody_before_it_was_told_the_size() -> None:
+    """Its file still says 2: the job was scaled up to 3 while an earlier coordinator lived."""
+    desk = Desk(replicas=2)
+    told: list[Struct] = []
+    for each in (A, B, C):
+        told += desk.post(coord.FromAgent(m.AgentHello(each.slot, 0, "h", "", (each,), ())))
+    desk.pods(0, 1, 2)
+    assert "DrainPod" not in kinds(told)
+    status = desk.coordinator.status(desk.now)
+    assert not status.told
+    assert "Resizing" not in {c.type for c in status.conditions}
+    assert "DrainPod" not in kinds(desk.post(coord.SetTargets(m.Targets(replicas=3))))
+    assert "DrainPod" in kinds(desk.post(coord.SetTargets(m.Targets(replicas=2))))
+
+
+def test_its_own_sleep_makes_nobody_suspect() -> None:
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    desk.form(A, B)
+    desk.post(coord.Tick(), 20 * FREEZE_MS)
+    assert not any(s.suspect for s in desk.state.roster.ranks.values())
+
+
+def test_an_inventory_that_is_older_than_a_pod_does_not_bury_it() -> None:
+    """The pod reports before the inventory that names it; later it is gone from one."""
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    desk.form(A, B)
+    desk.agent(C)
+    desk.post(coord.Tick())
+    assert not desk.state.roster.is_dead(C)
+    desk.pods(0, 1, C.slot)
+    assert not desk.state.roster.is_dead(C)
+    desk.pods(0, 1)
+    assert desk.state.roster.is_dead(C)

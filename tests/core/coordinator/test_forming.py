@@ -1,0 +1,293 @@
+"""Who wins and who may be left out, against slow twins that spell the rules out (R5, R6, R16)."""
+
+from __future__ import annotations
+
+from itertools import chain, combinations
+
+import pytest
+from core.makers import GEN_1, PLAN, members
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from paceline.core.coordinator.forming import Broken, Wait, form, may_begin, may_commit, winner
+from paceline.core.coordinator.sizes import Sizes
+from paceline.core.messages import Commit, Endpoints, Prepared, Register
+from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
+from paceline.core.protocol.records import Pacing, Settings
+
+NEW = GenerationId(2, "b", 1)
+CI = settings(max_examples=300, derandomize=True, deadline=None, database=None)
+A, B, C, D = members(0, 1, 2, 3)
+
+
+def subsets(of: tuple[MemberId, ...]) -> list[tuple[MemberId, ...]]:
+    return list(chain.from_iterable(combinations(of, n) for n in range(len(of) + 1)))
+
+
+def report(who: MemberId, **facts: object) -> Prepared:
+    """A member of GEN_1 at version 5, in step with the others."""
+    version = facts.get("version", 5)
+    everybody = members(0, 1, 2)
+    given_facts = {
+        "last": GEN_1,
+        "version": version,
+        "index": version,
+        "digest": f"log-{version}",
+        "tail": tuple((v, f"log-{v}") for v in (version - 1, version)),  # type: ignore[operator]
+        "members": everybody,
+        "with_state": everybody,
+        "active": everybody,
+        "gen_active": everybody,
+        "benched": (),
+        "started": 0,
+        "has_state": True,
+        "ready": True,
+        "leaving": False,
+        "stopped": False,
+        "request": 0,
+        **facts,
+    }
+    return Prepared(id=NEW, member=who, **given_facts)  # type: ignore[arg-type]
+
+
+def joiner(who: MemberId, **facts: object) -> Prepared:
+    nothing = {"last": NO_GENERATION, "version": 0, "index": 0, "digest": "", "tail": ((0, ""),)}
+    return report(
+        who,
+        **{**nothing, "members": (), "with_state": (), "active": (), "gen_active": ()},
+        **{"has_state": False, **facts},
+    )
+
+
+def register(report: Prepared, **facts: object) -> Register:
+    given_facts = {"fingerprint": "same", "plan": PLAN, "pacing": Pacing.SAMPLES, **facts}
+    return Register(
+        member=report.member,
+        pid=1,
+        host="h",
+        endpoints=Endpoints("t", "d"),
+        promise=NEW,
+        last=report.last,
+        version=report.version,
+        has_state=report.has_state,
+        ready=report.ready,
+        **given_facts,  # type: ignore[arg-type]
+    )
+
+
+def decide(*reports: Prepared, unaccounted: str = "somebody is silent", **facts: object):
+    given_facts = {
+        "registers": {r.member: register(r) for r in reports},
+        "possible_ranks": 3,
+        "had_state": True,
+        "state_lost": "",
+        "settings": Settings(pacing=Pacing.AUTO),
+        "sizes": Sizes(),
+        "draining": (),
+        **facts,
+    }
+    by_member = {r.member: r for r in reports}
+    return form(NEW, by_member, dead={}, unaccounted=unaccounted, **given_facts)  # type: ignore[arg-type]
+
+
+def formed(*reports: Prepared, **facts: object) -> Commit:
+    answer = decide(*reports, **facts)
+    assert isinstance(answer, Commit), answer
+    return answer
+
+
+# ---- R6 ------------------------------------------------------------------------------------------
+
+
+def slow_may_commit(
+    active: tuple[MemberId, ...],
+    promised: tuple[MemberId, ...],
+    leaving: tuple[MemberId, ...],
+    everybody_known: bool,
+) -> bool:
+    """The rule as it is written, without arithmetic."""
+    staying = [m for m in active if m in promised and m not in leaving]
+    missing = [m for m in active if m not in staying]
+    more_than_half = len(staying) > len(missing)
+    half_with_lowest = len(staying) == len(missing) and sorted(active)[:1] == sorted(staying)[:1]
+    return more_than_half or (half_with_lowest and bool(active)) or everybody_known
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4])
+def test_who_may_be_left_out(count: int) -> None:
+    active = members(*range(count))
+    outsider = members(9)
+    for promised in subsets(active + outsider):
+        for leaving in subsets(promised):
+            for unaccounted in ("", "rank 3 is silent"):
+                fast = not may_commit(active, promised, leaving, unaccounted)
+                assert fast == slow_may_commit(active, promised, leaving, not unaccounted)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_two_disjoint_halves_can_never_both_commit_without_evidence(count: int) -> None:
+    active = members(*range(count))
+    for one in subsets(active):
+        other = tuple(m for m in active if m not in one)
+        assert may_commit(active, one, (), "x") or may_commit(active, other, (), "x")
+
+
+@pytest.mark.parametrize("possible", range(1, 7))
+@pytest.mark.parametrize("here", range(1, 7))
+def test_two_first_generations_never_begin_side_by_side(here: int, possible: int) -> None:
+    one = not may_begin(here, possible, "x", had_state=False)
+    other = not may_begin(possible - here, possible, "x", had_state=False)
+    assert not (one and other)
+    assert may_begin(here, possible, "x", had_state=True), "weights may live where nobody looks"
+    assert not may_begin(here, possible, "", had_state=True)
+
+
+# ---- R5 ------------------------------------------------------------------------------------------
+
+generations = st.builds(GenerationId, st.integers(1, 3), st.sampled_from("ab"), st.integers(1, 3))
+
+
+@CI
+@given(st.lists(st.tuples(generations, st.integers(0, 9), st.booleans()), max_size=5))
+def test_the_greatest_last_record_wins_then_the_greatest_version(
+    facts: list[tuple[GenerationId, int, bool]],
+) -> None:
+    reports = {
+        who: report(who, last=last, version=version, has_state=state)
+        for who, (last, version, state) in zip(members(*range(5)), facts, strict=False)
+    }
+    best = winner(reports)
+    candidates = [r for r in reports.values() if r.has_state]
+    if best is None:
+        assert not candidates
+        return
+    for r in candidates:
+        assert r.last <= best.last
+        assert r.last != best.last or r.version <= best.version
+
+
+def test_a_newer_generation_beats_a_higher_version() -> None:
+    """V5: the update of a rank that was left out is not forced on the others."""
+    old = report(B, last=GEN_1, version=9)
+    newer = GenerationId(1, "a", 2)
+    ours = report(A, last=newer, members=(A,), with_state=(A,), active=(A,), gen_active=(A,))
+    commit = formed(ours, old)
+    assert (commit.holder, commit.gen.version) == (A, 5)
+    assert commit.joiners == (B,)
+
+
+def test_a_state_that_the_last_record_does_not_list_is_a_joiners() -> None:
+    """V8: it was a member of the group without ever getting the group's state."""
+    newer = GenerationId(1, "a", 2)
+    ours = report(A, last=newer, members=(A, B), with_state=(A,), active=(A,), gen_active=(A,))
+    commit = formed(ours, report(B, version=4))
+    assert commit.joiners == (B,)
+    assert commit.gen.with_state == (A,)
+
+
+def test_who_is_one_round_behind_is_repaired_by_the_holder() -> None:
+    commit = formed(report(A, version=4), report(B), report(C, version=4))
+    assert commit.holder == commit.donor == B
+    assert [x for x, *_ in commit.behind] == [A, C]
+    assert commit.gen.version == 5
+
+
+def test_logs_that_diverge_end_the_job_with_the_evidence() -> None:
+    answer = decide(report(A), report(B, version=4, digest="other"), report(C))
+    assert isinstance(answer, Broken)
+    assert answer.reason == "LogsDiverge"
+    assert "rank 1.0#0" in answer.message
+
+
+# ---- leaving (R16) -------------------------------------------------------------------------------
+
+
+def test_a_leaver_is_dismissed_and_the_others_stay() -> None:
+    commit = formed(report(A, leaving=True), report(B), report(C))
+    assert commit.gen.members == (B, C)
+    assert [(x.member, x.why) for x in commit.gen.left_out] == [(A, "leave")]
+
+
+def test_a_leaver_counts_for_no_majority() -> None:
+    """V24."""
+    pair = {"members": (A, B), "active": (A, B), "gen_active": (A, B), "with_state": (A, B)}
+    assert isinstance(decide(report(A, leaving=True, **pair)), Wait)
+
+
+def test_the_only_holder_of_a_round_leaves_after_somebody_else_has_it() -> None:
+    """V12: no rank waits for a part that only a dismissed rank has."""
+    commit = formed(report(A, leaving=True), report(B, version=4), report(C, version=4))
+    assert A in commit.gen.members
+    assert commit.holder == A
+
+
+def test_before_the_last_active_rank_leaves_others_are_recorded_as_active() -> None:
+    lone = {"gen_active": (A,), "active": (A,), "with_state": (A, B), "members": (A, B)}
+    first = formed(report(A, leaving=True, **lone), report(B, **lone), unaccounted="")
+    assert first.gen.members == (A, B)
+    assert first.gen.active == (A, B)
+    after = {"gen_active": (A, B), "active": (A, B), "with_state": (A, B), "members": (A, B)}
+    second = formed(report(A, leaving=True, **after), report(B, **after), unaccounted="")
+    assert second.gen.members == (B,)
+
+
+def test_a_draining_joiner_is_never_admitted() -> None:
+    assert D not in formed(report(A), report(B), joiner(D, leaving=True)).gen.members
+
+
+def test_nobody_joins_what_has_stopped() -> None:
+    commit = formed(report(A, stopped=True), report(B, stopped=True), joiner(D))
+    assert commit.gen.members == (A, B)
+
+
+# ---- joining and benched ranks (A6, R26) ---------------------------------------------------------
+
+
+def test_a_joiner_is_passive_once_rounds_have_run_and_active_before() -> None:
+    later = formed(report(A), report(B), joiner(D))
+    assert (later.gen.active, later.joiners) == ((A, B), (D,))
+    first = formed(report(A, version=1, started=1), report(B, version=1, started=1), joiner(D))
+    assert first.gen.active == (A, B, D)
+
+
+def test_a_joiner_with_complete_state_is_active_and_a_benched_rank_is_not() -> None:
+    facts = {"members": (A, B, C), "active": (A,), "gen_active": (A,), "benched": (B,)}
+    commit = formed(report(A, **facts), report(B, **facts), report(C, **facts))
+    assert commit.gen.active == (A, C)
+
+
+def test_the_first_generation_takes_the_lowest_ranks_weights_and_pacing() -> None:
+    commit = formed(joiner(B), joiner(A), joiner(C), had_state=False)
+    assert commit.gen.with_state == (A,)
+    assert commit.gen.active == (A, B, C)
+    assert commit.gen.settings is not None
+    assert commit.gen.settings.pacing is Pacing.SAMPLES
+    assert commit.joiners == (B, C)
+
+
+def test_nothing_begins_anew_while_weights_may_live() -> None:
+    lost = "all ranks that had the weights of version 7 are lost"
+    waits = decide(joiner(A), joiner(B), joiner(C), state_lost=lost)
+    assert isinstance(waits, Wait)
+    sure = decide(joiner(A), joiner(B), state_lost=lost, unaccounted="")
+    assert isinstance(sure, Broken)
+    assert (sure.reason, sure.message) == ("StateLost", lost)
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"fingerprint": "other"}, "ParametersDiffer"),
+        ({"plan": replace(PLAN, seed=2)}, "DataDiffers"),
+    ],
+)
+def test_ranks_that_do_not_fit_are_found_before_the_first_reduction(
+    facts: dict[str, object], reason: str
+) -> None:
+    reports = [joiner(A), joiner(B)]
+    registers = {A: register(reports[0]), B: register(reports[1], **facts)}
+    answer = decide(*reports, had_state=False, possible_ranks=2, registers=registers)
+    assert isinstance(answer, Broken)
+    assert answer.reason == reason
+    assert "rank 1.0#0" in answer.message
+    assert answer.hint

@@ -1,0 +1,232 @@
+"""Who comes in, and when: together within stabilizationSeconds, and only to an allowed size."""
+
+from __future__ import annotations
+
+import pytest
+from core.coordinator.test_coordinator import SETTLE_MS, A, B, C, Desk, kinds, prepared
+from core.coordinator.test_coordinator import register as ready
+from core.coordinator.test_forming import decide, formed, joiner, report
+from core.makers import GEN_1, members
+from msgspec import Struct
+from paceline.core import coordinator as coord
+from paceline.core import messages as m
+from paceline.core.coordinator.forming import Wait, beginners
+from paceline.core.coordinator.sizes import Sizes, pods_to_drain
+from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.snapshot import Kept
+from paceline.core.status import RankState
+
+D = MemberId(3, 0, 0)
+STABLE_MS = 100
+"""As the desk has it."""
+
+
+def wanting(replicas: int, *who: MemberId) -> Desk:
+    """A job of these that was scaled up."""
+    desk = Desk(replicas=len(who))
+    desk.pods(*(x.slot for x in who))
+    desk.form(*who)
+    desk.pods(0, 1, 2)
+    desk.post(coord.SetTargets(m.Targets(replicas=replicas)))
+    return desk
+
+
+def comes(desk: Desk, who: MemberId, ms: int = 1) -> list[Struct]:
+    desk.agent(who)
+    return desk.say(ready(who), ms)
+
+
+def tick(desk: Desk, ms: int) -> bool:
+    """Whether a change begins after so long."""
+    return "Prepare" in kinds(desk.post(coord.Tick(), ms))
+
+
+def dies(desk: Desk, who: MemberId) -> list[Struct]:
+    return desk.post(coord.FromAgent(m.RankDead(who, -9, "killed", True)))
+
+
+# ---- stabilizationSeconds ------------------------------------------------------------------------
+
+
+def test_those_who_come_together_join_in_one_change() -> None:
+    desk = wanting(4, A)
+    assert "Prepare" not in kinds(comes(desk, B))
+    assert "Prepare" not in kinds(comes(desk, C, STABLE_MS // 2))
+    assert desk.state.due_ns is None
+    assert desk.state.wake_ns is not None
+    assert not tick(desk, STABLE_MS // 2 - 5)
+    assert desk.coordinator.status(desk.now).conditions, "the group is whole while they wait"
+    told = desk.post(coord.Tick(), 10)
+    assert kinds(told) == ["Prepare"] * 3
+
+
+def test_nobody_waits_when_all_that_are_wanted_are_ready() -> None:
+    desk = wanting(2, A)
+    assert kinds(comes(desk, B)).count("Prepare") == 2
+
+
+def test_a_death_is_repaired_at_once_and_takes_along_who_is_ready() -> None:
+    desk = wanting(4, A, B)
+    comes(desk, C)
+    told = [e for e in dies(desk, B) if isinstance(e, m.Prepare)]
+    assert len(told) == 2
+    assert desk.state.asked == {A, C}
+
+
+def test_a_drain_does_not_wait_for_others() -> None:
+    desk = wanting(4, A, B)
+    at = desk.state.proposal
+    comes(desk, C)
+    assert "Prepare" in kinds(desk.say(m.Leaving(at, B, False)))
+
+
+def test_one_that_comes_and_dies_costs_nothing() -> None:
+    desk = wanting(4, A, B)
+    comes(desk, C)
+    dies(desk, C)
+    assert not tick(desk, STABLE_MS + 1)
+
+
+# ---- allowedSizes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("there", "train"), [(1, 0), (2, 2), (3, 2), (4, 4), (7, 4)])
+def test_the_largest_size_that_is_reached_trains(there: int, train: int) -> None:
+    ranks = members(*range(there))
+    assert len(Sizes((2, 4)).begin(ranks)) == train
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "join"),
+    [
+        (2, 1, 0),
+        (2, 2, 2),
+        (2, 3, 2),
+        (1, 1, 1),
+        (3, 1, 1),
+        (3, 5, 1),
+        (5, 3, 0),
+        (0, 3, 2),
+        (0, 1, 1),
+    ],
+)
+def test_others_join_up_to_the_next_size(inside: int, outside: int, join: int) -> None:
+    """Nobody is sent away where more than a size train; with nobody inside all take over."""
+    ranks = members(*range(inside + outside))
+    assert Sizes((2, 4)).join(ranks[:inside], ranks[inside:]) == set(ranks[inside:][:join])
+
+
+def test_a_replica_counts_with_all_of_its_ranks() -> None:
+    ranks = [MemberId(slot, local, 0) for slot in range(3) for local in range(2)]
+    sizes = Sizes((1, 3), procs=2)
+    assert sizes.begin(ranks) == set(ranks)
+    ranks.remove(MemberId(0, 1, 0))
+    assert sizes.begin(ranks) == {MemberId(1, 0, 0), MemberId(1, 1, 0)}
+    assert sizes.begin(ranks, first=[(2, 0)]) == {MemberId(2, 0, 0), MemberId(2, 1, 0)}
+    assert sizes.join(ranks[1:3], [ranks[0], *ranks[3:]]) == set(), "slot 0 is not whole"
+
+
+def test_a_process_of_a_replica_that_trains_comes_back_whatever_the_size() -> None:
+    inside = [MemberId(0, 0, 0), MemberId(1, 0, 0), MemberId(1, 1, 0)]
+    back = MemberId(0, 1, 0)
+    assert Sizes((4,), procs=2).join(inside, [back]) == {back}
+
+
+def states(desk: Desk) -> dict[MemberId, RankState]:
+    return {r.member: r.state for r in desk.coordinator.status(desk.now).ranks}
+
+
+def test_more_than_a_size_stand_by_until_the_next_one_is_reached() -> None:
+    desk = Desk(replicas=4, allowed=(2, 4))
+    desk.pods(0, 1, 2, 3)
+    for who in (A, B, C):
+        comes(desk, who)
+    assert tick(desk, SETTLE_MS), "the start goes on with those who are there"
+    for who in (A, B, C):
+        desk.say(prepared(who, desk.state.proposal))
+    assert desk.state.gen is not None
+    assert desk.state.gen.members == (A, B)
+    for who in (A, B):
+        desk.say(m.Started(desk.state.proposal, who, True))
+    assert states(desk)[C] is RankState.STANDBY
+    assert not tick(desk, STABLE_MS + 1)
+    assert kinds(comes(desk, D)).count("Prepare") == 4
+
+
+def test_who_stands_by_takes_the_place_of_a_dead_member() -> None:
+    commit = formed(
+        report(A), report(B), joiner(D), unaccounted="", sizes=Sizes((3, 5)), possible_ranks=4
+    )
+    assert commit.gen.members == (A, B, D)
+    assert [(x.member, x.why) for x in commit.gen.left_out] == [(C, "silent")]
+
+
+def test_members_that_have_no_state_yet_are_not_sent_away() -> None:
+    """Their state is on its way when the last of four dies."""
+    four = (A, B, C, D)
+    facts = {"members": four, "gen_active": (A,), "active": (A,)}
+    best = report(A, **facts)
+    commit = formed(best, joiner(B), joiner(C), unaccounted="", sizes=Sizes((4,)), possible_ranks=4)
+    assert commit.gen.members == (A, B, C)
+
+
+def test_who_stands_by_leaves_before_those_that_train_whoever_asks() -> None:
+    """Also where the coordinator is new and has formed nothing."""
+    desk = Desk(replicas=2, allowed=(1, 2))
+    desk.pods(0, 1)
+    for who in (A, B):
+        comes(desk, who)
+    roster = desk.state.roster
+    roster.ranks[B].has_state, roster.ranks[B].facts = True, {"step_seconds": 0.2}
+    assert [pod.slot for pod in pods_to_drain(roster, 1, None)] == [0]
+    assert [pod.slot for pod in pods_to_drain(roster, 1, (A,))] == [1]
+
+
+def test_a_checkpoint_that_only_a_part_of_a_replica_sees_is_waited_for_in_peace() -> None:
+    """Not by asking everybody again at each heartbeat."""
+    kept = Kept(GEN_1, 5, "digest")
+    able = {MemberId(slot, local, 0): None for slot in range(2) for local in range(2)}
+    half = {**able, MemberId(2, 0, 0): kept}
+    sizes = Sizes((2, 3), procs=2)
+    assert beginners(half, kept, sizes) == ()
+    whole = {**half, MemberId(2, 1, 0): kept}
+    assert {m.slot for m in beginners(whole, kept, sizes)} == {0, 1, 2}
+
+
+def test_nobody_who_trains_is_sent_away() -> None:
+    commit = formed(report(A), report(B), report(C), unaccounted="", sizes=Sizes((2, 4)))
+    assert commit.gen.members == (A, B, C)
+
+
+def test_below_the_smallest_size_a_job_goes_on_and_nobody_joins() -> None:
+    commit = formed(report(A), report(B), joiner(D), unaccounted="", sizes=Sizes((4, 8)))
+    assert commit.gen.members == (A, B)
+
+
+def test_below_the_smallest_size_somebody_takes_over_from_those_who_leave() -> None:
+    commit = formed(report(A, leaving=True), joiner(D), unaccounted="", sizes=Sizes((4, 8)))
+    assert commit.gen.members == (A, D)
+
+
+def test_a_member_that_drains_is_not_counted_and_not_turned_out() -> None:
+    everybody = [report(x) for x in (A, B, C)]
+    commit = formed(*everybody, sizes=Sizes((2, 4)), draining={A})
+    assert commit.gen.members == (A, B, C)
+
+
+def test_no_job_begins_below_the_smallest_size() -> None:
+    desk = Desk(replicas=4, min_replicas=1, allowed=(2, 4))
+    desk.pods(0)
+    comes(desk, A)
+    assert not tick(desk, SETTLE_MS)
+    assert "allowedSizes" in desk.state.waits
+    assert isinstance(decide(joiner(A), unaccounted="", had_state=False, sizes=Sizes((2, 4))), Wait)
+
+
+def test_a_size_below_min_replicas_is_none_to_begin_with() -> None:
+    desk = Desk(replicas=4, min_replicas=3, allowed=(2, 4))
+    desk.pods(0, 1, 2)
+    for who in (A, B, C):
+        comes(desk, who)
+    assert not tick(desk, SETTLE_MS)
+    assert desk.state.waits.startswith("3 of the 4 ranks")

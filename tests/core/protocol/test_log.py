@@ -1,0 +1,321 @@
+"""The round log: leases exactly once, the same log the same facts, weights, long counts."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from core.makers import GEN_1, PLAN, fresh, go, idle, make_log, member, members
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from paceline.core.messages import Commit, Endpoints, Prepare
+from paceline.core.protocol.deal import Deal, DealError
+from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.protocol.log import Log, LogError
+from paceline.core.protocol.records import (
+    Benched,
+    DataPlan,
+    Drop,
+    DropReason,
+    Gen,
+    Go,
+    Mode,
+    Normalisation,
+    Pacing,
+    Request,
+    Settings,
+    Share,
+    Trigger,
+)
+from paceline.core.protocol.sampling import samples_of, total_leases
+from paceline.core.rank import events as ev
+from paceline.core.rank.machine import Rank
+
+CI = settings(max_examples=80, derandomize=True, deadline=None, database=None)
+
+
+# ---- leases, exactly once ------------------------------------------------------------------------
+
+
+def all_leases(log: Log, gone: set[int]) -> list[int]:
+    """Everywhere that a lease can be, each as often as it is there."""
+    held = [x for _, leases in log.deal.all_held() for x in leases]
+    return sorted([*gone, *held, *log.deal.pool, *range(log.deal.next, total_leases(log.plan))])
+
+
+@CI
+@given(st.data())
+def test_a_lease_is_in_exactly_one_place(data: st.DataObject) -> None:
+    """Random rounds, drops, returns, benches, joins and departures."""
+    plan = DataPlan(samples=118, batch=4, epochs=2, seed=1)
+    log = make_log(3, Settings(mode=Mode.SOLO), plan)
+    gone: set[int] = set()
+    seqs = dict.fromkeys(members(0, 1, 2, 3), 0)
+    while not log.stopped and log.index < 120:
+        kind = data.draw(st.sampled_from(["round"] * 4 + ["bench", "join", "leave"]))
+        if kind == "round":
+            record: Go | Gen = _draw_round(data, log, seqs, gone)
+        elif kind == "bench" and len(log.active) > 1:
+            victim = log.active[-1]
+            record = go(log, benched=(Benched(victim, log.held(victim)),), trigger=Trigger.BENCH)
+        else:
+            others = [m for m in members(0, 1, 2, 3) if m not in log.members]
+            stay = log.members + tuple(others[:1]) if kind == "join" else log.members[1:]
+            if not stay:
+                continue
+            stay = tuple(sorted(stay))
+            counter = log.id.counter + 1
+            record = Gen(GenerationId(1, "a", counter), stay, stay, stay, log.version)
+        log.append(record)
+        assert all_leases(log, gone) == list(range(total_leases(plan)))
+    total = log.ledger.total()
+    assert total.applied + total.dropped == sum(samples_of(plan, x) for x in gone)
+
+
+def _draw_round(data: st.DataObject, log: Log, seqs: dict[MemberId, int], gone: set[int]) -> Go:
+    shares = []
+    for who in log.active:
+        held = log.held(who)
+        take = data.draw(st.integers(0, len(held)))
+        drop = data.draw(st.booleans())
+        mine, rest = held[:take], held[take:]
+        drops: tuple[Drop, ...] = ()
+        if drop and rest:
+            drops = (Drop(DropReason.SKIPPED, samples_of(log.plan, rest[0]), rest[:1]),)
+        back = rest[len(drops) :] if data.draw(st.booleans()) else ()
+        seqs[who] += len(mine)
+        share = Share(
+            who,
+            upto=seqs[who],
+            count=len(mine),
+            oldest=log.version,
+            samples=sum(samples_of(log.plan, x) for x in mine),
+            unit=4,
+            leases=mine,
+            drops=drops,
+            returned=back,
+        )
+        gone.update(mine, *(d.leases for d in drops))
+        shares.append(share)
+    return go(log, *shares, trigger=Trigger.TAIL)
+
+
+def test_nobody_can_apply_what_it_does_not_hold() -> None:
+    log = make_log(2)
+    stolen = replace(fresh(log, 0), leases=log.held(member(1))[:1])
+    with pytest.raises(DealError, match="is not held by"):
+        log.append(go(log, stolen))
+
+
+def test_leases_are_dealt_round_robin_and_returned_ones_first() -> None:
+    deal = Deal()
+    everybody = members(0, 1, 2)
+    deal.refill(PLAN, everybody)
+    assert deal.all_held() == tuple(zip(everybody, ((0, 3), (1, 4), (2, 5)), strict=True))
+    deal.take_back(member(1))
+    deal.refill(PLAN, members(0, 2, 3))
+    assert deal.held_by(member(3)) == (1, 4)
+    assert deal.next == 6
+
+
+# ---- records that do not fit ---------------------------------------------------------------------
+
+
+def test_a_record_that_does_not_fit_is_refused_with_the_evidence() -> None:
+    log = make_log(2)
+    with pytest.raises(LogError, match="GO of round 3"):
+        log.append(replace(go(log, fresh(log, 0)), round=3))
+    with pytest.raises(LogError, match="not active"):
+        log.append(go(log, idle(7)))
+    with pytest.raises(LogError, match="last active"):
+        log.append(go(log, benched=tuple(Benched(m, log.held(m)) for m in log.active)))
+    log = make_log(2)
+    log.append(go(log, fresh(log, 0), fresh(log, 1), request=Request(2, None)))
+    with pytest.raises(LogError, match="request 2 written after 2"):
+        log.append(go(log, fresh(log, 0), request=Request(2, None)))
+
+
+def test_nothing_follows_the_stop_round() -> None:
+    log = make_log(2)
+    log.append(go(log, request=Request(1, stop=True)))
+    assert log.stopped
+    with pytest.raises(LogError, match="after the stop round"):
+        log.append(go(log))
+
+
+# ---- a function of the records alone -------------------------------------------------------------
+
+
+@CI
+@given(st.data(), st.sampled_from(Normalisation), st.sampled_from([Pacing.ROUND, Pacing.SAMPLES]))
+def test_a_restored_log_goes_on_as_the_original(
+    data: st.DataObject, normalisation: Normalisation, pacing: Pacing
+) -> None:
+    rules = Settings(mode=Mode.SOLO, normalisation=normalisation, pacing=pacing)
+    log = make_log(3, rules)
+    cut = data.draw(st.integers(0, 10))
+    twin: Log | None = None
+    for seq in range(1, 14):
+        if seq == cut:
+            twin = Log.restore(log.snapshot())
+        who = data.draw(st.sets(st.integers(0, 2), min_size=1))
+        record = go(log, *(fresh(log, slot, seq) for slot in sorted(who)))
+        if twin is not None:
+            assert twin.weigh(record) == log.weigh(record)
+            twin.append(record)
+        log.append(record)
+    if twin is not None:
+        assert twin.snapshot() == log.snapshot()
+
+
+def test_what_a_member_behind_lacks_is_found_by_its_end() -> None:
+    log = make_log(2)
+    end = log.index, log.digest
+    log.append(Gen(GenerationId(1, "a", 2), log.members, log.members, log.members, 0))
+    log.append(go(log, fresh(log, 0), fresh(log, 1)))
+    assert len(log.missing_after(*end)) == 2
+    with pytest.raises(LogError, match="no prefix"):
+        log.missing_after(end[0], "another")
+    log.append(go(log, fresh(log, 0, 2), fresh(log, 1, 2)))
+    with pytest.raises(LogError, match="no prefix"):
+        log.missing_after(*end)
+
+
+# ---- weights (I10-I12) ---------------------------------------------------------------------------
+
+
+def update(log: Log, record: Go, sums: dict[int, Fraction]) -> Fraction:
+    """What the optimizer gets if slot s contributes `sums[s]`, its sum of sample gradients."""
+    w = log.weigh(record)
+    reduced = sum(
+        (sums[s.member.slot] / s.unit * Fraction(w.factor(s)) for s in record.shares if s.count),
+        Fraction(0),
+    )
+    return reduced / Fraction(w.divisor)
+
+
+contributions = st.lists(
+    st.tuples(st.integers(1, 9), st.fractions(-100, 100, max_denominator=50)),
+    min_size=2,
+    max_size=5,
+)
+
+
+@CI
+@given(contributions, st.sampled_from(Normalisation), st.randoms())
+def test_an_update_is_linear_and_does_not_depend_on_the_order(
+    parts: list[tuple[int, Fraction]], normalisation: Normalisation, dice: object
+) -> None:
+    """I11 and I12: sum over samples / divisor, whatever the units and the order are."""
+    log = make_log(len(parts), Settings(mode=Mode.SOLO, normalisation=normalisation))
+    shares = [replace(fresh(log, slot), samples=n, unit=n) for slot, (n, _) in enumerate(parts)]
+    sums = {slot: total for slot, (_, total) in enumerate(parts)}
+    record = go(log, *shares)
+    samples = sum(n for n, _ in parts)
+    divisor = {
+        Normalisation.FIXED: 4 * len(parts),
+        Normalisation.APPLIED: samples,
+        Normalisation.CONTRIBUTORS: 4 * len(parts),
+    }[normalisation]
+    wanted = sum(sums.values(), Fraction(0)) / divisor
+    assert abs(update(log, record, sums) - wanted) < Fraction(1, 10**9)
+    dice.shuffle(shares)  # type: ignore[attr-defined]
+    assert update(log, go(log, *shares), sums) == update(log, record, sums)
+    twice = {slot: 2 * total for slot, total in sums.items()}
+    assert update(log, record, twice) == 2 * update(log, record, sums)
+
+
+def test_equal_sample_counts_use_the_mean_of_means() -> None:
+    """D3: the bits of the plain reference, no multiplication before the sum."""
+    log = make_log(3)
+    equal = go(log, *(fresh(log, slot) for slot in range(3)))
+    assert log.weigh(equal).equal
+    assert log.weigh(equal).divisor == 3
+    uneven = go(log, fresh(log, 0), replace(fresh(log, 1), samples=3, unit=3))
+    assert not log.weigh(uneven).equal
+
+
+def test_paced_by_samples_the_optimizer_steps_when_the_nominal_samples_are_in() -> None:
+    log = make_log(4, Settings(mode=Mode.SOLO, pacing=Pacing.SAMPLES))
+    steps = []
+    for seq in range(1, 9):
+        record = go(log, fresh(log, 0, seq))
+        steps.append(log.weigh(record).step)
+        log.append(record)
+    assert steps == [False, False, False, True] * 2
+    assert (log.updates, log.banked) == (2, 0)
+
+
+def test_the_scheduler_counts_applied_over_nominal_samples() -> None:
+    log = make_log(4, Settings(mode=Mode.SOLO))
+    ticks = []
+    for seq in range(1, 9):
+        record = go(log, fresh(log, 0, seq))
+        ticks.append(log.weigh(record).scheduler_steps)
+        log.append(record)
+    assert sum(ticks) == 2
+
+
+def test_what_is_banked_is_applied_with_the_last_round() -> None:
+    log = make_log(2, Settings(mode=Mode.SOLO, pacing=Pacing.SAMPLES), DataPlan())
+    one = Share(member(0), upto=1, count=1, fresh=True, samples=1, unit=1)
+    log.append(go(log, one))
+    assert log.banked
+    done = [idle(s, resting=True, done=True) for s in range(2)]
+    assert log.weigh(go(log, *done)).step
+    log.append(go(log, *done))
+    assert log.stopped
+    assert not log.banked
+
+
+def test_a_generation_never_ends_a_job_that_feeds_itself() -> None:
+    """What is banked needs a round; only ranks that all say so end it."""
+    log = make_log(2, plan=DataPlan())
+    log.append(go(log, idle(0, resting=True, done=True), idle(1)))
+    log.append(Gen(GenerationId(1, "a", 2), members(0), members(0), members(0), 1))
+    assert not log.stopped
+    log.append(go(log, idle(0, resting=True, done=True)))
+    assert log.stopped
+
+
+# ---- I18 -----------------------------------------------------------------------------------------
+
+
+def test_counters_run_past_two_to_the_sixteen() -> None:
+    """One rank on the fast path: machine, log, ledger and scheduler for 66,000 rounds."""
+    rank = Rank(member(0), pid=1, host="h", endpoints=Endpoints("t", "d"))
+    rounds = 2**16 + 500
+    plan = DataPlan(samples=rounds, batch=1, epochs=1, seed=1)
+    held: tuple[int, ...] = ()
+    follow = _first_generation(member(0), plan)
+    now = applied = 0
+    while follow:
+        now += 10**6
+        effects = rank.handle(now, follow.pop())
+        for effect in effects:
+            match effect:
+                case ev.Held(leases=leases):
+                    held = leases
+                case ev.Resume(stopped=False):
+                    follow.append(ev.Step(held[:1], 1, 1) if held else ev.Want())
+                case ev.Reduce():
+                    follow.append(ev.Reduced())
+                case ev.Apply():
+                    applied += 1
+                case _:
+                    pass
+    log = rank.state.log
+    assert applied == log.version == log.updates == rounds
+    assert log.stopped
+    assert log.ledger.total().applied == rank.state.pending.produced == rounds
+    assert log.progress == rounds
+    assert len(log.recent) <= 2
+    assert Log.restore(log.snapshot()).digest == log.digest
+
+
+def _first_generation(me: MemberId, plan: DataPlan) -> list[ev.Event]:
+    """Of a job with this rank alone; the last one comes first."""
+    gen = Gen(GEN_1, (me,), (me,), (me,), 0, lookahead=((me, 2),), plan=plan, settings=Settings())
+    commit = Commit(gen, me, (), me, (), ((me, Endpoints("t", "d")),))
+    return [ev.ChannelOpened(), commit, Prepare(GEN_1), ev.Begin("same", plan, 2)]

@@ -1,0 +1,197 @@
+"""The buffers against a dumb twin that keeps every batch by itself, in fractions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from core.makers import member
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paceline.core.protocol.pending import BufferOp, Merge, Pending, Place, Scale, Swap, Zero
+from paceline.core.protocol.records import DropReason, Late, Settings
+
+ME = member(0)
+
+
+@dataclass
+class Memory:
+    """GRAD and HELD as numbers: batch k adds 1 sample gradient of value 7^k per sample."""
+
+    grad: Fraction = Fraction(0)
+    held: Fraction = Fraction(0)
+
+    def do(self, ops: list[BufferOp]) -> None:
+        for op in ops:
+            match op:
+                case Swap():
+                    assert self.held == 0, "R22: HELD is in use"
+                    self.held, self.grad = self.grad, Fraction(0)
+                case Merge(held_factor=held, grad_factor=grad):
+                    self.held = self.held * Fraction(held) + self.grad * Fraction(grad)
+                    self.grad = Fraction(0)
+                case Scale(place=Place.GRAD, factor=factor):
+                    self.grad *= Fraction(factor)
+                case Scale(factor=factor):
+                    self.held *= Fraction(factor)
+                case Zero(place=Place.GRAD):
+                    self.grad = Fraction(0)
+                case Zero():
+                    self.held = Fraction(0)
+
+
+@dataclass
+class Run:
+    """One rank with its memory, and the dumb twin: the sum of each batch by its number."""
+
+    pending: Pending = field(default_factory=Pending)
+    memory: Memory = field(default_factory=Memory)
+    twin: dict[int, Fraction] = field(default_factory=dict)
+    samples: dict[int, int] = field(default_factory=dict)
+    version: int = 0
+    applied: Fraction = Fraction(0)
+    counted: int = 0
+
+    def step(self, samples: int, same_unit: bool) -> None:
+        grad = self.pending.grad
+        unit = grad.unit if grad.pieces and same_unit else samples
+        if grad.pieces and unit != grad.unit:  # the training layer brings GRAD to the new unit
+            self.memory.grad *= Fraction(grad.unit, unit)
+        piece = self.pending.add(
+            version=self.version, leases=(), samples=samples, unit=unit, metrics=()
+        )
+        value = Fraction(7**piece.seq * samples)
+        self.memory.grad += value / unit
+        self.twin[piece.seq], self.samples[piece.seq] = value, samples
+
+    def round(self, rules: Settings, *, with_grad: bool, named: bool) -> None:
+        share, ops = self.pending.share(
+            ME,
+            round_=self.version,
+            settings=rules,
+            with_grad=with_grad,
+            fresh=with_grad,
+            holds=lambda _: True,
+        )
+        self.memory.do(ops)
+        if named:
+            place, ops = self.pending.contribute(share.upto)
+            self.memory.do(ops)
+            value = Fraction(0)
+            if share.count and place is not None:
+                value = self.memory.grad if place is Place.GRAD else self.memory.held
+            factor = Fraction(share.unit)
+            self.applied += value * factor
+            self.counted += share.samples + sum(d.samples for d in share.drops)
+            self.memory.do(self.pending.applied(share))
+        self.version += 1
+        if self.pending.grad.pieces and not with_grad:
+            self.memory.do(self.pending.merge())
+
+
+moves = st.lists(
+    st.one_of(
+        st.tuples(st.just("step"), st.integers(1, 9), st.booleans()),
+        st.tuples(st.just("round"), st.booleans(), st.booleans()),
+        st.tuples(st.just("merge"), st.booleans(), st.booleans()),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=300, derandomize=True, deadline=None, database=None)
+@given(moves)
+def test_every_batch_is_applied_once_with_its_samples(what: list[tuple[str, int, bool]]) -> None:
+    run = Run()
+    rules = Settings(max_age=0)
+    for kind, a, b in what:
+        if kind == "step":
+            run.step(a, b)
+        elif kind == "merge":
+            run.memory.do(run.pending.merge())
+        else:
+            run.round(rules, with_grad=bool(a), named=b)
+    run.round(rules, with_grad=True, named=True)
+    assert run.applied == sum(run.twin.values())
+    assert run.counted == run.pending.produced == sum(run.samples.values())
+    assert run.pending.empty
+    assert run.memory.grad == run.memory.held == 0
+
+
+@settings(max_examples=300, derandomize=True, deadline=None, database=None)
+@given(moves, st.sampled_from([Late.DROP, Late.DECAY]), st.integers(1, 3))
+def test_what_is_too_old_is_dropped_or_weighed_and_counted(
+    what: list[tuple[str, int, bool]], late: Late, max_age: int
+) -> None:
+    run = Run()
+    rules = Settings(max_age=max_age, late=late)
+    for kind, a, b in what:
+        if kind == "step":
+            run.step(a, b)
+        elif kind == "round":
+            run.round(rules, with_grad=bool(a), named=b)
+    run.round(rules, with_grad=True, named=True)
+    everything = sum(run.twin.values(), Fraction(0))
+    assert run.applied <= everything
+    assert run.counted == run.pending.produced
+    assert run.pending.empty
+
+
+def test_a_decayed_buffer_carries_its_discount_once() -> None:
+    run = Run()
+    run.step(4, True)
+    run.version = 5
+    rules = Settings(max_age=2, late=Late.DECAY, decay_factor=0.5)
+    run.round(rules, with_grad=True, named=False)
+    assert run.memory.grad == Fraction(7) / 8
+    again, ops = run.pending.share(
+        ME, round_=6, settings=rules, with_grad=True, fresh=False, holds=lambda _: True
+    )
+    run.memory.do(ops)
+    assert (again.discount, run.memory.grad) == (1 / 16, Fraction(7) / 16)
+
+
+def test_a_rank_that_was_left_out_brings_nothing_not_even_in_memory() -> None:
+    """R8: the step under way still adds to a sum that was given up."""
+    run = Run()
+    run.step(4, True)
+    run.memory.do(run.pending.lose_all(grad_in_use=True))
+    assert run.memory.grad != 0
+    run.step(4, True)
+    assert run.pending.void
+    run.memory.do(run.pending.drop(Place.GRAD, DropReason.REVOKED, lambda _: False))
+    assert run.memory.grad == 0
+    assert run.pending.lost == run.pending.produced == 8
+
+
+def test_revoked_work_is_dropped_with_what_shares_its_buffer() -> None:
+    pending = Pending()
+    for lease in (1, 2):
+        pending.add(version=0, leases=(lease,), samples=4, unit=4, metrics=())
+    assert pending.drop_revoked(lambda x: x == 2, grad_in_use=True) == []
+    ops = pending.drop_revoked(lambda x: x == 2, grad_in_use=False)
+    assert ops == [Zero(Place.GRAD)]
+    assert [(d.reason, d.samples, d.leases) for d in pending.drops] == [
+        (DropReason.REVOKED, 4, (2,))
+    ]
+    assert pending.lost == 4
+
+
+def test_equal_drops_are_counted_one_by_one() -> None:
+    pending = Pending()
+    shares = []
+    for _ in range(2):
+        pending.add(version=0, leases=(), samples=4, unit=4, metrics=())
+        pending.drop(Place.GRAD, DropReason.NONFINITE, lambda _: True)
+        shares.append(
+            pending.share(
+                ME,
+                round_=0,
+                settings=Settings(),
+                with_grad=True,
+                fresh=True,
+                holds=lambda _: True,
+            )[0]
+        )
+    pending.applied(shares[0])
+    assert len(pending.drops) == 1, "one is in the log, the other is still to be announced"

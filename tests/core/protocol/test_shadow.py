@@ -1,0 +1,146 @@
+"""What Shadow reports, against the trigger table itself and against what no mode can save."""
+
+from __future__ import annotations
+
+from core.makers import go, make_log, member
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from paceline.core.protocol.log import Log
+from paceline.core.protocol.records import (
+    AnnounceKind,
+    DataPlan,
+    Go,
+    Mode,
+    Settings,
+    Share,
+    Trigger,
+)
+from paceline.core.protocol.shadow import PARTIAL, Hindsight
+from paceline.core.protocol.trigger import Arrival, decide
+
+US = 1000
+FREE = DataPlan()
+"""Nothing is dealt, so shares need no leases."""
+OFFSETS = st.lists(
+    st.tuples(st.integers(0, 3000).map(lambda x: x * 10), st.booleans()), min_size=1, max_size=9
+)
+"""(microseconds after the first, idle) of each rank."""
+
+
+def settings(**fields: object) -> Settings:
+    return replace(
+        Settings(mode=Mode.SHADOW, quorum=3, grace_ns=0, deadline_ns=5_000 * US), **fields
+    )
+
+
+def round_of(log: Log, offsets: list[tuple[int, bool]]) -> Go:
+    first = min(x for x, _ in offsets)
+    shares = [
+        Share(
+            member(slot),
+            upto=1,
+            count=not idle,
+            oldest=log.version,
+            fresh=not idle,
+            idle=idle,
+            samples=not idle,
+            unit=1,
+            offset_us=x - first,
+        )
+        for slot, (x, idle) in enumerate(offsets)
+    ]
+    return go(log, *shares, trigger=Trigger.ALL)
+
+
+def after_one(ranks: int, s: Settings) -> Log:
+    log = make_log(ranks, s, FREE)
+    log.append(round_of(log, [(0, False)] * ranks))
+    return log
+
+
+def gained(log: Log, record: Go) -> dict[Mode, Hindsight]:
+    before = log.shadow.modes
+    log.append(record)
+    return {
+        mode: Hindsight(after.saved_us - before[mode].saved_us, after.late - before[mode].late)
+        for mode, after in log.shadow.modes.items()
+    }
+
+
+def started_us(log: Log, record: Go, mode: Mode) -> int:
+    """When the trigger table would have sent GO: asked at each arrival and each time it names."""
+    twin = Log.restore(replace(log.snapshot(), settings=replace(log.settings, mode=mode)))
+    here: dict[object, Arrival] = {}
+    last = max(s.offset_us for s in record.shares if s.fresh or s.idle)
+    wakes: set[int] = {s.offset_us * US for s in record.shares}
+    while wakes:
+        now_ns = min(wakes)
+        wakes.discard(now_ns)
+        for share in record.shares:
+            if share.offset_us * US <= now_ns and share.member not in here:
+                kind = AnnounceKind.IDLE if share.idle else AnnounceKind.ARRIVE
+                here[share.member] = Arrival(kind, share.offset_us * US, share)
+        found = decide(twin, here, opened_ns=0, now_ns=now_ns, has_request=False)  # type: ignore[arg-type]
+        if found.trigger is not None:
+            return now_ns // US
+        if found.wake_ns is not None and found.wake_ns <= last * US:
+            wakes.add(found.wake_ns)
+    return last
+
+
+@given(OFFSETS, st.integers(1, 9), st.integers(0, 800), st.integers(1, 3000))
+def test_it_says_what_the_trigger_table_would_have_done(
+    offsets: list[tuple[int, bool]], k: int, grace_us: int, deadline_us: int
+) -> None:
+    s = settings(quorum=k, grace_ns=grace_us * US, deadline_ns=deadline_us * US)
+    log = after_one(len(offsets), s)
+    record = round_of(log, offsets)
+    fresh_us = [x.offset_us for x in record.shares if x.fresh]
+    end_us = max(x.offset_us for x in record.shares)
+    starts = {mode: started_us(log, record, mode) for mode in PARTIAL}
+    for mode, seen in gained(log, record).items():
+        start_us = starts[mode]
+        assert seen.late == sum(x > start_us for x in fresh_us), mode
+        assert seen.saved_us == sum(end_us - max(x, start_us) for x in fresh_us), mode
+
+
+@given(OFFSETS, st.integers(1, 9), st.integers(0, 30_000))
+def test_no_rank_saves_more_than_the_time_from_the_kth_arrival_and_grace_to_the_last(
+    offsets: list[tuple[int, bool]], k: int, grace_us: int
+) -> None:
+    s = settings(quorum=k, grace_ns=grace_us * US)
+    log = after_one(len(offsets), s)
+    record = round_of(log, offsets)
+    fresh_us = sorted(x.offset_us for x in record.shares if x.fresh)
+    end_us = max(x.offset_us for x in record.shares)
+    waited_us = log.shadow.waited_us
+    found = gained(log, record)
+    waited_us = log.shadow.waited_us - waited_us
+    kth = {Mode.QUORUM: min(k, len(offsets)), Mode.MAJORITY: len(offsets) // 2 + 1, Mode.SOLO: 1}
+    for mode, n in kth.items():
+        most = max(0, end_us - fresh_us[n - 1] - grace_us) if n <= len(fresh_us) else 0
+        assert 0 <= found[mode].saved_us <= min(waited_us, most * len(fresh_us))
+        assert found[mode].late <= max(0, len(fresh_us) - n)
+
+
+def test_rounds_that_are_full_in_every_mode_save_nothing() -> None:
+    log = make_log(4, settings(full_every=2), FREE)
+    spread = [(0, False), (0, False), (0, False), (9_000, False)]
+    for saved in (0, 27_000, 27_000, 54_000):
+        log.append(round_of(log, spread))
+        assert log.shadow.modes[Mode.QUORUM] == Hindsight(saved, saved // 27_000)
+    assert (log.shadow.rounds, log.shadow.fresh, log.shadow.waited_us) == (4, 16, 4 * 27_000)
+
+
+def test_other_modes_are_not_reported_on() -> None:
+    log = make_log(2, settings(mode=Mode.FULL), FREE)
+    log.append(round_of(log, [(0, False), (100, False)]))
+    assert log.shadow.rounds == 0
+
+
+def test_a_joiner_goes_on_with_the_groups_report() -> None:
+    log = after_one(3, settings(quorum=2))
+    log.append(round_of(log, [(0, False), (10, False), (500, False)]))
+    assert log.shadow.modes[Mode.QUORUM] == Hindsight(2 * 490, 1)
+    assert Log.restore(log.snapshot()).shadow == log.shadow

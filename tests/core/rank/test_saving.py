@@ -1,0 +1,289 @@
+"""Which versions become checkpoints, and when one may leave the group (R19, R26, C1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from core.makers import member
+from msgspec.structs import replace
+from paceline.core.coordinator.forming import Broken, Finished, Wait, form
+from paceline.core.coordinator.sizes import Sizes
+from paceline.core.messages import (
+    Commit,
+    Endpoints,
+    Prepare,
+    Prepared,
+    Register,
+    Release,
+    Saved,
+)
+from paceline.core.protocol.ids import NO_GENERATION, GenerationId
+from paceline.core.protocol.records import DataPlan, Gen, Settings
+from paceline.core.protocol.snapshot import Kept, LogSnapshot
+from paceline.core.rank import events as ev
+from paceline.core.rank.machine import Rank
+from paceline.core.rank.state import Stage
+
+ME = member(0)
+ENDS = Endpoints("t", "d")
+GEN = GenerationId(1, "c", 1)
+PLAN = DataPlan(samples=40, batch=4, epochs=1, seed=1)
+
+
+class Lone:
+    """A job of one rank, round by round; `last` are the effects of the last event."""
+
+    def __init__(self, every: int) -> None:
+        self.rank = Rank(ME, pid=1, host="h", endpoints=ENDS, save_every=every)
+        self.last: list[ev.Effect] = []
+        gen = Gen(GEN, (ME,), (ME,), (ME,), 0, lookahead=((ME, 2),), plan=PLAN, settings=Settings())
+        commit = Commit(gen, ME, (), ME, (), ((ME, ENDS),))
+        self.take(ev.Begin("same", PLAN, 2), Prepare(GEN), commit, ev.ChannelOpened())
+
+    def take(self, *events: ev.Event) -> list[ev.Effect]:
+        for event in events:
+            self.last = self.rank.handle(0, event)
+        return self.last
+
+    def round(self) -> None:
+        lease = self.rank.state.log.held(ME)[0]
+        self.take(ev.Step((lease,), 4, 4), ev.Reduced())
+
+    def orders(self) -> list[ev.Effect]:
+        kinds = ev.Save | ev.Publish | ev.Unsave | ev.Exit
+        return [e for e in self.last if isinstance(e, kinds)]
+
+    @property
+    def stage(self) -> Stage:
+        return self.rank.state.saving.stage
+
+
+def saves(effects: Iterable[ev.Effect]) -> list[int]:
+    return [e.log.version for e in effects if isinstance(e, ev.Save)]
+
+
+def test_every_nth_version_is_saved_and_leaves_with_the_next() -> None:
+    job = Lone(every=2)
+    job.round()
+    assert job.orders() == []
+    job.round()
+    assert saves(job.last) == [2]
+    assert job.take(ev.Written(2)) == [], "R19: nobody has committed version 3"
+    job.round()
+    assert job.orders() == [ev.Publish(2)]
+    told = [e.message for e in job.take(ev.Published(2)) if isinstance(e, ev.ToCoordinator)]
+    assert told == [Saved(ME, 2)]
+    assert job.stage is Stage.NONE
+
+
+def test_one_that_is_written_late_leaves_at_once() -> None:
+    job = Lone(every=2)
+    for _ in range(3):
+        job.round()
+    job.take(ev.Written(2))
+    assert job.orders() == [ev.Publish(2)]
+
+
+def test_a_slow_disk_makes_checkpoints_rarer_and_holds_no_round() -> None:
+    job = Lone(every=1)
+    for _ in range(5):
+        job.round()
+    assert job.rank.state.log.version == 5
+    assert job.rank.state.saving.skipped == 4
+    job.take(ev.Written(1), ev.Published(1))
+    job.round()
+    assert saves(job.last) == [6]
+
+
+def test_a_failure_is_told_and_the_next_one_is_tried() -> None:
+    job = Lone(every=1)
+    job.round()
+    told = [e.message for e in job.take(ev.Written(1, "no space")) if hasattr(e, "message")]
+    assert told == [Saved(ME, 1, "no space")]
+    job.round()
+    assert saves(job.last) == [2]
+
+
+def test_the_last_version_is_saved_and_leaves_only_with_the_release() -> None:
+    job = Lone(every=7)
+    for _ in range(10):
+        job.round()
+    # Version 7 was written and is out of the way before the end; the final one is not skipped.
+    job.take(ev.Written(7))
+    assert job.orders() == [ev.Publish(7)]
+    final = [e for e in job.take(ev.Published(7)) if isinstance(e, ev.Save)]
+    assert [(e.log.version, e.finished) for e in final] == [(10, True)]
+    job.take(ev.Written(10))
+    assert job.orders() == []
+    assert job.take(Release(GEN, 10))[0] == ev.Publish(10)
+    assert not [e for e in job.last if isinstance(e, ev.Exit)]
+    job.take(ev.Published(10))
+    assert job.orders() == [ev.Exit(finished=True, why="released")]
+
+
+def test_a_disk_that_hangs_does_not_keep_a_released_rank_for_ever() -> None:
+    job = Lone(every=100)
+    for _ in range(10):
+        job.round()
+    [wake] = [e for e in job.take(Release(GEN, 10)) if isinstance(e, ev.WakeAt)]
+    effects = job.rank.handle(wake.at_ns, ev.Tick())
+    assert next(e for e in effects if isinstance(e, ev.Exit)).finished
+
+
+def test_a_released_rank_that_still_writes_joins_nothing_any_more() -> None:
+    job = Lone(every=100)
+    for _ in range(10):
+        job.round()
+    job.take(Release(GEN, 10))
+    [told] = [
+        e.message for e in job.take(Prepare(GenerationId(2, "d", 1))) if hasattr(e, "message")
+    ]
+    assert isinstance(told, Register)
+    assert told.released == (GEN, 10)
+
+
+# ---- the first generation of a job that has trained ----------------------------------------------
+
+NEW = GenerationId(4, "c", 9)
+OLD = Kept(GenerationId(1, "a", 3), 20, "old")
+NEWER = Kept(GenerationId(2, "b", 1), 12, "newer")
+
+
+def report(slot: int, checkpoint: Kept | None, **more: object) -> Prepared:
+    base = Rank(member(slot), pid=1, host="h", endpoints=ENDS)
+    base.handle(0, ev.Found(checkpoint))
+    base.handle(0, ev.Begin("same", PLAN, 2))
+    [told] = [e.message for e in base.handle(0, Prepare(NEW)) if isinstance(e, ev.ToCoordinator)]
+    assert isinstance(told, Prepared)
+    return replace(told, **more)
+
+
+def answer(*reports: Prepared, unaccounted: str = "", had_state: bool = True) -> object:
+    registers = {
+        r.member: Register(
+            r.member,
+            1,
+            "h",
+            ENDS,
+            NO_GENERATION,
+            NO_GENERATION,
+            0,
+            False,
+            True,
+            fingerprint="same",
+            plan=PLAN,
+        )
+        for r in reports
+    }
+    return form(
+        NEW,
+        {r.member: r for r in reports},
+        registers,
+        dead={},
+        unaccounted=unaccounted,
+        possible_ranks=len(reports),
+        settings=Settings(),
+        had_state=had_state,
+        state_lost="lost" if had_state else "",
+        sizes=Sizes(),
+        draining=(),
+    )
+
+
+def test_the_newest_checkpoint_is_that_of_the_latest_generation() -> None:
+    commit = answer(report(0, OLD), report(1, NEWER), report(2, NEWER), report(3, None))
+    assert isinstance(commit, Commit)
+    assert commit.restore == NEWER
+    assert commit.gen.with_state == (member(1), member(2))
+    assert (commit.gen.version, commit.donor) == (12, member(1))
+    assert set(commit.joiners) == {member(0), member(3)}
+    assert commit.gen.plan == PLAN
+
+
+def test_nothing_is_restored_while_somebody_may_have_newer_weights() -> None:
+    assert isinstance(answer(report(0, OLD), unaccounted="rank 1 is silent"), Wait)
+
+
+def test_a_checkpoint_is_reason_enough_to_wait_in_a_new_run() -> None:
+    got = answer(report(0, OLD), report(1, None), unaccounted="rank 2 is silent", had_state=False)
+    assert isinstance(got, Wait)
+
+
+def test_without_a_checkpoint_the_state_is_lost() -> None:
+    got = answer(report(0, None))
+    assert isinstance(got, Broken)
+    assert got.reason == "StateLost"
+
+
+def test_a_checkpoint_that_cannot_be_used_ends_the_job_with_its_name() -> None:
+    got = answer(report(0, OLD), report(1, None, checkpoint_problem="checkpoint v9 is damaged"))
+    assert got == Broken("CheckpointUnusable", "checkpoint v9 is damaged")
+
+
+def test_a_finished_job_stays_finished() -> None:
+    end = Kept(OLD.generation, 20, "old", finished=True)
+    assert answer(report(0, end), report(1, end)) == Finished(end)
+
+
+@pytest.mark.parametrize("version", [11, 12, 13])
+def test_weights_from_before_are_older_than_the_checkpoint_of_those_who_went_on(
+    version: int,
+) -> None:
+    """A rank that was left out long ago is the only one that lives."""
+    left_out = report(
+        0,
+        NEWER,
+        has_state=True,
+        last=GenerationId(1, "a", 3),
+        version=version,
+        gen_active=(member(0),),
+    )
+    got = answer(left_out)
+    assert isinstance(got, Commit)
+    assert got.restore == NEWER
+
+
+def test_a_living_state_is_preferred_to_its_own_older_checkpoint() -> None:
+    holder = report(
+        0,
+        OLD,
+        has_state=True,
+        last=OLD.generation,
+        version=21,
+        gen_active=(member(0),),
+        members=(member(0),),
+        tail=((0, ""),),
+    )
+    got = answer(holder)
+    assert isinstance(got, Commit)
+    assert got.restore is None
+    assert got.gen.version == 21
+
+
+# ---- the log of a job that goes on ---------------------------------------------------------------
+
+
+def test_a_restored_log_deals_again_what_was_held_and_may_go_on_after_a_stop() -> None:
+    job = Lone(every=3)
+    for _ in range(3):
+        job.round()
+    [save] = [e for e in job.last if isinstance(e, ev.Save)]
+    snapshot: LogSnapshot = with_stop(save.log)
+    again = Rank(ME, pid=1, host="h", endpoints=ENDS, save_every=3)
+    kept = Kept(GEN, 3, snapshot.digest)
+    gen = Gen(NEW, (ME,), (ME,), (ME,), 3, lookahead=((ME, 2),), plan=PLAN, settings=Settings())
+    commit = Commit(gen, ME, (), ME, (), ((ME, ENDS),), restore=kept)
+    again.handle(0, ev.Begin("same", PLAN, 2))
+    again.handle(0, Prepare(NEW))
+    assert ev.Restore(kept) in again.handle(0, commit)
+    effects = again.handle(0, ev.Restored(snapshot))
+    assert saves(effects) == [], "it lies on the disk already"
+    log = again.state.log
+    assert (log.version, log.started, log.stopped) == (3, 3, False)
+    assert log.held(ME) == snapshot.held[0][1], "the same leases, dealt anew"
+    assert log.ledger.total().applied == 12
+
+
+def with_stop(log: LogSnapshot) -> LogSnapshot:
+    return replace(log, stopping=True, done=(ME,))

@@ -1,0 +1,290 @@
+"""Checkpoints on a real disk: bit by bit, torn, foreign, kept, and killed writers (R19)."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import Queue
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.protocol.log import Log
+from paceline.core.protocol.records import DataPlan, Gen, Settings
+from paceline.core.protocol.snapshot import Kept, LogSnapshot
+from paceline.core.rank.events import Published, Written
+from paceline.errors import CheckpointError
+from paceline.worker.checkpoint import format as disk
+from paceline.worker.checkpoint.writer import WRITING, Answer, Writer
+from paceline.worker.state.committed import Committed
+from paceline.worker.state.gradients import GradientBuckets
+from small_disk import small_disk
+from torch import nn
+
+ME = MemberId(0, 0, 0)
+PLAN = DataPlan(samples=40, batch=4, epochs=1, seed=1)
+ANSWER_S = 60.0
+
+
+def snapshot(version: int) -> LogSnapshot:
+    log = Log()
+    gen = GenerationId(1, "c", 1)
+    log.append(
+        Gen(gen, (ME,), (ME,), (ME,), version, lookahead=((ME, 2),), plan=PLAN, settings=Settings())
+    )
+    return log.snapshot()
+
+
+class Rank:
+    def __init__(self, seed: int = 0, width: int = 7) -> None:
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(nn.Linear(5, width), nn.BatchNorm1d(width), nn.Linear(width, 3))
+        self.model[2].bias.requires_grad_(False)
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.buckets = GradientBuckets(
+            (n, p) for n, p in self.model.named_parameters() if p.requires_grad
+        )
+        self.committed = Committed(
+            self.model,
+            optimizer,
+            self.buckets,
+            scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 2),
+        )
+        self.identity = disk.Identity("job", self.buckets.fingerprint(), PLAN)
+
+    def train(self, rounds: int) -> None:
+        for _ in range(rounds):
+            for flat in self.buckets.result:
+                flat.normal_()
+            self.committed.bank(self.buckets.result, first=True)
+            self.committed.apply(1.0, step=True, scheduler_steps=1)
+
+
+class Saver:
+    """A writer whose answers are waited for."""
+
+    def __init__(self, path: Path, rank: Rank, keep: int = 2) -> None:
+        self.answers: Queue[Answer] = Queue()
+        self.rank = rank
+        self.writer = Writer(path, rank.identity, keep=keep, post=self.answers.put)
+
+    def write(self, version: int, *, finished: bool = False) -> Answer:
+        self.writer.save(self.rank.committed.copy(), snapshot(version), finished=finished)
+        return self.answers.get(timeout=ANSWER_S)
+
+    def publish(self, version: int) -> Answer:
+        self.writer.publish(version)
+        return self.answers.get(timeout=ANSWER_S)
+
+    def save(self, version: int) -> None:
+        assert self.write(version) == Written(version)
+        assert self.publish(version) == Published(version)
+
+
+@pytest.fixture
+def rank() -> Rank:
+    made = Rank()
+    made.train(3)
+    return made
+
+
+@pytest.fixture
+def saver(tmp_path: Path, rank: Rank) -> Iterator[Saver]:
+    made = Saver(tmp_path / "saved", rank)
+    yield made
+    made.writer.close(ANSWER_S)
+
+
+def test_a_restored_state_has_the_same_bits_and_goes_on_alike(saver: Saver, tmp_path: Path) -> None:
+    saver.save(3)
+    path = tmp_path / "saved"
+    other = Rank(seed=9)
+    kept = disk.find(path, other.identity)
+    assert kept == Kept(GenerationId(1, "c", 1), 3, snapshot(3).digest, 0, finished=False)
+    loaded = disk.load(path, kept, other.identity)
+    assert loaded.log == snapshot(3)
+    other.committed.load_copy(loaded.header, loaded.model, loaded.buffers)
+    other.committed.copy_to_model()
+    saver.rank.committed.copy_to_model()
+    for mine, theirs in zip(
+        saver.rank.model.state_dict().values(), other.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+    for each in (saver.rank, other):
+        torch.manual_seed(5)
+        each.train(4)
+    assert saver.rank.committed.strong_hash() == other.committed.strong_hash()
+    manifest = disk.read_manifest(path / "v3")
+    assert manifest.weights_hash == disk_hash(loaded, other)
+
+
+def disk_hash(loaded: disk.Loaded, rank: Rank) -> int:
+    """Of the weights as loaded, before training went on."""
+    again = Rank(seed=4)
+    again.committed.load_copy(loaded.header, loaded.model, loaded.buffers)
+    return again.committed.hash()
+
+
+def test_any_reader_gets_the_model_by_name(saver: Saver, tmp_path: Path) -> None:
+    """What docs/checkpoints.md shows."""
+    saver.save(3)
+    saver.rank.committed.copy_to_model()
+    model = Rank(seed=7).model
+    state = {"model": model.state_dict()}
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.load(state, checkpoint_id=tmp_path / "saved" / "v3", no_dist=True)
+    model.load_state_dict(state["model"])
+    for name, tensor in saver.rank.model.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+
+
+def test_nothing_is_seen_before_it_is_published(saver: Saver, tmp_path: Path) -> None:
+    saver.write(3)
+    assert disk.find(tmp_path / "saved", saver.rank.identity) is None
+    saver.publish(3)
+    assert disk.find(tmp_path / "saved", saver.rank.identity) is not None
+
+
+def test_the_newest_are_kept_and_leftovers_go(saver: Saver, tmp_path: Path) -> None:
+    path = tmp_path / "saved"
+    left = path / f"{WRITING}2-elsewhere-1"
+    left.mkdir(parents=True)
+    for version in (9, 10, 11):
+        saver.save(version)
+    saver.write(12)
+    saver.writer.close(ANSWER_S)
+    assert sorted(p.name for p in path.iterdir()) == ["v10", "v11"]
+
+
+def lose(path: Path) -> None:
+    path.unlink()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def read_newest(path: Path, identity: disk.Identity) -> disk.Loaded:
+    kept = disk.find(path, identity)
+    assert kept is not None
+    return disk.load(path, kept, identity)
+
+
+FILES = (".metadata", "__0_0.distcp", disk.LOG, disk.HEADER, disk.MANIFEST)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", [lose, cut, flip])
+def test_a_torn_checkpoint_is_an_error_and_never_a_start_from_zero(
+    saver: Saver, tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    saver.save(3)
+    saver.save(4)
+    path, identity = tmp_path / "saved", saver.rank.identity
+    damage(path / "v4" / name)
+    with pytest.raises(CheckpointError) as caught:
+        read_newest(path, identity)
+    assert "v4" in str(caught.value)
+    assert caught.value.hint
+    shutil.rmtree(path / "v4")
+    assert read_newest(path, identity).log.version == 3
+
+
+def test_a_foreign_checkpoint_is_named(saver: Saver, tmp_path: Path) -> None:
+    saver.save(3)
+    path, mine = tmp_path / "saved", saver.rank.identity
+    foreign = {
+        "of job job, not of other": disk.Identity("other", mine.layout, mine.plan),
+        "other parameters": Rank(width=8).identity,
+        "this script has 40 samples, 2 epochs": disk.Identity(
+            "job", mine.layout, DataPlan(samples=40, batch=4, epochs=2, seed=1)
+        ),
+    }
+    for words, identity in foreign.items():
+        with pytest.raises(CheckpointError, match=words):
+            disk.find(path, identity)
+    manifest = json.loads((path / "v3" / disk.MANIFEST).read_text())
+    (path / "v3" / disk.MANIFEST).write_text(json.dumps(manifest | {"format": 99}))
+    with pytest.raises(CheckpointError, match="format 99"):
+        disk.find(path, mine)
+
+
+def test_a_folder_that_cannot_be_used_is_an_answer(tmp_path: Path, rank: Rank) -> None:
+    (tmp_path / "file").write_text("")
+    saver = Saver(tmp_path / "file" / "saved", rank)
+    assert saver.write(3) == Written(3, "Not a directory")
+    saver.writer.close(ANSWER_S)
+    with pytest.raises(CheckpointError, match="cannot be listed"):
+        disk.find(tmp_path / "file", rank.identity)
+
+
+@pytest.fixture
+def disk_at(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for one checkpoint of the small model and not for two."""
+    with small_disk(tmp_path / "disk", "4m") as folder:
+        yield folder
+
+
+def test_a_full_disk_keeps_the_one_before(disk_at: Path, rank: Rank) -> None:
+    saver = Saver(disk_at / "saved", rank)
+    saver.save(3)
+    (disk_at / "ballast").write_bytes(b"x" * (3 << 20))
+    answer = saver.write(4)
+    assert "are free" in answer.problem
+    assert sorted(p.name for p in (disk_at / "saved").iterdir()) == ["v3"]
+    (disk_at / "ballast").unlink()
+    saver.save(5)
+    saver.writer.close(ANSWER_S)
+    kept = disk.find(disk_at / "saved", rank.identity)
+    assert kept is not None
+    assert kept.version == 5
+
+
+WRITES = """\
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from worker.test_checkpoint import Rank, Saver
+rank = Rank()
+rank.train(3)
+saver = Saver(Path(sys.argv[1]), rank, keep=2)
+version = int(sys.argv[3])
+print("ready", flush=True)
+while True:
+    saver.save(version)
+    version += 1
+"""
+
+
+@pytest.mark.processes
+def test_a_killed_writer_leaves_the_one_before(tmp_path: Path, rank: Rank) -> None:
+    """At a random moment, several times, each time on what the last one has left."""
+    path, rng, version = tmp_path / "saved", random.Random(7), 1
+    for _ in range(2):
+        command = [sys.executable, "-c", WRITES, path, Path(__file__).parent.parent, str(version)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            until = time.monotonic() + ANSWER_S
+            while max(disk.versions(path), default=0) < version and time.monotonic() < until:
+                time.sleep(0.01)
+            time.sleep(rng.uniform(0.0, 0.3))
+            process.send_signal(signal.SIGKILL)
+        read = read_newest(path, rank.identity).log.version
+        assert read >= version
+        version = read + 1
+    assert len(list(path.glob(f"{WRITING}*"))) <= 2

@@ -1,0 +1,306 @@
+"""The committed state: the user's optimizer on shadow parameters, and its way to other ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paceline.errors import ChangedLaterError, StateError, UnsupportedError
+from paceline.worker.state.codec import Decoder, Encoder, as_bytes
+from paceline.worker.state.committed import Committed
+from paceline.worker.state.gradients import GradientBuckets
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, MultiStepLR, StepLR
+
+Optimizer = torch.optim.Optimizer
+Params = Iterator[nn.Parameter]
+
+OPTIMIZERS: dict[str, Callable[[Params], Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "nesterov foreach": lambda p: torch.optim.SGD(
+        p, lr=0.1, momentum=0.9, nesterov=True, foreach=True
+    ),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+    "adamw fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+    "learning rate as a tensor": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01)),
+}
+
+
+def make_model(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 3))
+
+
+class Rank:
+    """A model with buckets and committed state, as the training layer makes them."""
+
+    def __init__(
+        self,
+        make: Callable[[Params], Optimizer] = OPTIMIZERS["momentum"],
+        *,
+        seed: int = 0,
+        scheduler: Callable[[Optimizer], LRScheduler] | None = None,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+    ) -> None:
+        self.model = make_model(seed)
+        self.optimizer = make(self.model.parameters())
+        self.buckets = GradientBuckets(self.model.named_parameters())
+        self.committed = Committed(
+            self.model,
+            self.optimizer,
+            self.buckets,
+            scheduler=scheduler,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+        )
+
+    def round(
+        self, seed: int, divisor: float = 1.0, *, first: bool = True, step: bool = True
+    ) -> None:
+        self.reduce(seed)
+        self.committed.bank(self.buckets.result, first=first)
+        self.committed.apply(divisor, step=step, scheduler_steps=1 if step else 0)
+        self.committed.copy_to_model()
+
+    def reduce(self, seed: int) -> None:
+        """A result as if all ranks had summed it."""
+        generator = torch.Generator().manual_seed(seed)
+        for view in self.buckets.layout.views(self.buckets.result):
+            view.copy_(torch.randn(view.shape, generator=generator))
+
+    def weights(self) -> list[torch.Tensor]:
+        return [parameter.detach().clone() for parameter in self.model.parameters()]
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_shadow_parameters_move_as_the_models_would(name: str) -> None:
+    rank = Rank(OPTIMIZERS[name])
+    plain = make_model()
+    optimizer = OPTIMIZERS[name](plain.parameters())
+    for seed in range(5):
+        rank.reduce(seed)
+        gradients = [view.clone() / 3.0 for view in rank.buckets.layout.views(rank.buckets.result)]
+        rank.round(seed, 3.0)
+        for parameter, gradient in zip(plain.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        assert same(rank.weights(), [p.detach() for p in plain.parameters()])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_rank_that_is_behind_gets_the_same_bits_from_the_last_result(name: str) -> None:
+    """R7, for optimizers that write into their gradients too, and in the middle of banking."""
+    holder, behind = Rank(OPTIMIZERS[name]), Rank(OPTIMIZERS[name])
+    for rank in (holder, behind):
+        rank.round(1, first=True, step=False)
+    holder.round(2, 4.0, first=False)
+    served = [bytes(part) for part in holder.committed.last_result()]
+    behind.committed.install_result(served)
+    behind.committed.apply(4.0, step=True, scheduler_steps=1)
+    assert behind.committed.strong_hash() == holder.committed.strong_hash()
+    assert behind.committed.hash() == holder.committed.hash()
+    for rank in (holder, behind):
+        rank.round(3, 2.0)
+    assert behind.committed.strong_hash() == holder.committed.strong_hash()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_snapshot_makes_an_equal_member(name: str, steps: int) -> None:
+    def schedule(optimizer: Optimizer) -> LRScheduler:
+        return MultiStepLR(optimizer, [2, 4], gamma=0.3)
+
+    donor = Rank(OPTIMIZERS[name], scheduler=schedule)
+    joiner = Rank(OPTIMIZERS[name], seed=9, scheduler=schedule)
+    for seed in range(steps):
+        donor.round(seed, 2.0)
+    donor.round(50, first=True, step=False)  # banked, not stepped yet (pacing: Samples)
+    donor.model[1].running_mean.fill_(0.25)  # type: ignore[union-attr, operator]
+    header, buffers = donor.committed.snapshot()
+    donor.round(51, 7.0, first=False)  # the snapshot is a copy
+    joiner.committed.load(json.loads(json.dumps(header)), buffers)
+    joiner.committed.copy_to_model()
+    assert torch.equal(joiner.model[1].running_mean, torch.full((7,), 0.25))  # type: ignore[arg-type]
+    joiner.round(51, 7.0, first=False)
+    for rank in (donor, joiner):
+        rank.round(60, 2.0)
+    assert same(joiner.weights(), donor.weights())
+    assert joiner.committed.strong_hash() == donor.committed.strong_hash()
+
+
+def test_a_foreign_or_torn_state_changes_nothing() -> None:
+    rank = Rank()
+    before = rank.committed.strong_hash()
+    other = GradientBuckets([("w", nn.Parameter(torch.ones(3)))])
+    module = nn.Module()
+    stranger = Committed(module, torch.optim.SGD(other.parameters, lr=0.1), other)
+    with pytest.raises(StateError, match="other parameters"):
+        rank.committed.load(*stranger.snapshot())
+    header, buffers = Rank(seed=1).committed.snapshot()
+    with pytest.raises(StateError, match="torn"):
+        rank.committed.load(header, buffers[:-1])
+    with pytest.raises(StateError, match="torn"):
+        rank.committed.load(header, [buffers[0][:-4], *buffers[1:]])
+    with pytest.raises(StateError, match="torn"):
+        rank.committed.install_result([b"123"])
+    assert rank.committed.strong_hash() == before
+
+
+def test_the_scheduler_follows_the_log() -> None:
+    rank = Rank(OPTIMIZERS["sgd"], scheduler=lambda optimizer: StepLR(optimizer, 2, gamma=0.5))
+    rank.reduce(0)
+    rank.committed.bank(rank.buckets.result, first=True)
+    for steps, want in ((1, 0.1), (1, 0.05), (4, 0.0125), (0, 0.0125)):
+        rank.committed.apply(1.0, step=True, scheduler_steps=steps)
+        assert rank.committed.shadows.known[0]["lr"] == want
+
+
+def test_changing_the_handed_over_optimizer_is_refused() -> None:
+    rank = Rank()
+    rank.round(1)
+    rank.optimizer.param_groups[0]["lr"] = 0.7
+    with pytest.raises(ChangedLaterError, match=r"\['lr'\] changed from 0.1 to 0.7"):
+        rank.round(2)
+
+
+@pytest.mark.parametrize("divisor", [1.0, 8.0])
+def test_clipping_limits_the_averaged_gradient(divisor: float) -> None:
+    rank = Rank(OPTIMIZERS["sgd"], clip_norm=0.5)
+    before = rank.weights()
+    rank.reduce(3)
+    plain = [view.clone() / divisor for view in rank.buckets.layout.views(rank.buckets.result)]
+    parameters = [nn.Parameter(torch.zeros_like(gradient)) for gradient in plain]
+    for parameter, gradient in zip(parameters, plain, strict=True):
+        parameter.grad = gradient
+    nn.utils.clip_grad_norm_(parameters, 0.5)
+    rank.round(3, divisor)
+    for now, then, gradient in zip(rank.weights(), before, plain, strict=True):
+        torch.testing.assert_close(now, then - 0.1 * gradient)
+
+
+def test_clipping_by_value() -> None:
+    rank = Rank(OPTIMIZERS["sgd"], clip_value=0.01)
+    before = rank.weights()
+    rank.round(3)
+    for now, then in zip(rank.weights(), before, strict=True):
+        assert (now - then).abs().max() <= 0.1 * 0.01 * 1.001
+
+
+def test_the_norm_has_the_same_bits_with_any_number_of_threads() -> None:
+    """Ranks of one job may have other numbers of cores."""
+    hashes, threads = set(), torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            torch.manual_seed(0)
+            model = nn.Linear(701, 997)
+            buckets = GradientBuckets(model.named_parameters())
+            committed = Committed(
+                model, torch.optim.SGD(model.parameters(), lr=0.1), buckets, clip_norm=1e-3
+            )
+            for flat in buckets.result:
+                flat.copy_(torch.linspace(-1, 3, flat.numel()).sin())
+            committed.bank(buckets.result, first=True)
+            committed.apply(3.0, step=True)
+            hashes.add(committed.hash())
+    finally:
+        torch.set_num_threads(threads)
+    assert len(hashes) == 1
+
+
+def test_an_abandoned_reduction_cannot_reach_the_update() -> None:
+    one, other = Rank(), Rank()
+    one.round(1)
+    other.round(1)
+    old = one.buckets.result
+    one.buckets.renew_result()
+    one.reduce(2)
+    for flat in old:
+        flat.fill_(1e9)
+    one.committed.bank(one.buckets.result, first=True)
+    one.committed.apply(1.0, step=True, scheduler_steps=1)
+    other.round(2)
+    assert one.committed.strong_hash() == other.committed.strong_hash()
+
+
+def test_float_buffers_travel_as_one_tensor() -> None:
+    one, other = Rank(), Rank()
+    statistics = one.model[1]
+    statistics.running_mean.fill_(2.0)  # type: ignore[union-attr, operator]
+    flat = one.committed.float_buffers_flat()
+    assert flat.numel() == 14  # mean and variance; the batch counter is an integer
+    other.committed.load_float_buffers((flat + other.committed.float_buffers_flat()) / 2)
+    assert torch.equal(other.model[1].running_mean, torch.ones(7))  # type: ignore[arg-type]
+
+
+def test_the_report_counts_at_most_four_buffers() -> None:
+    rank = Rank()
+    report = rank.committed.memory_report()
+    assert str(report).startswith("4 buffers of ")
+    elements = sum(parameter.numel() for parameter in rank.model.parameters())
+    assert report.parameters == elements
+    assert 4 * elements <= report.buffer_bytes <= 4 * elements + 64 * 6
+
+
+def test_pacing_is_chosen_by_what_the_optimizer_does() -> None:
+    assert Rank(OPTIMIZERS["sgd"]).committed.linear()[0]
+    for name, why in (("momentum", "weight decay"), ("adamw", "not known to be linear")):
+        linear, text = Rank(OPTIMIZERS[name]).committed.linear()
+        assert not linear
+        assert why in text
+    assert "clipping" in Rank(OPTIMIZERS["sgd"], clip_norm=1.0).committed.linear()[1]
+
+
+plain_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | st.sampled_from([torch.float32, torch.bfloat16, torch.int64]).map(
+        lambda dtype: torch.arange(3).to(dtype)
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.integers() | st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+def equal(one: object, other: object) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return one == other
+
+
+@given(value=plain_values)
+@settings(deadline=None)
+def test_state_survives_the_wire_as_it_was(value: object) -> None:
+    encoder = Encoder(as_bytes)
+    text = json.dumps(encoder.encode(value, "x"))
+    back = Decoder(encoder.buffers).decode(json.loads(text), torch.device("cpu"))
+    assert equal(value, back)
+
+
+def test_what_cannot_travel_is_named() -> None:
+    with pytest.raises(UnsupportedError, match=r"state\['x'\] is a set"):
+        Encoder(as_bytes).encode({"x": {1, 2}}, "state")

@@ -226,6 +226,27 @@ def test_documents_name_what_exists() -> None:
     none_of(wrong, "Documents name what does not exist:")
 
 
+def test_design_pages_name_code_and_tests_that_exist() -> None:
+    """They name a file by the end of its path, and a test by its name."""
+    names = [f"/{name_of(path)}" for path in files()]
+    names += [f"/{name_of(path)}" for path in (ROOT / "runtime").rglob("*.c")]
+    tests = {
+        node.name
+        for name, tree in sources().items()
+        if name.startswith("tests/")
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+    }
+    wrong = []
+    for page in sorted((ROOT / "docs/design").glob("*.md")):
+        text, name = page.read_text(), name_of(page)
+        code = set(re.findall(r"`([\w/-]+\.(?:py|c|yaml))`", text))
+        wrong += [f"{name}: {to}" for to in code if not any(n.endswith(f"/{to}") for n in names)]
+        named = set(re.findall(r"`(test_\w+)`", text))
+        wrong += [f"{name}: {test}" for test in sorted(named - tests)]
+    none_of(wrong, "Name what implements the decision now, and what holds it:")
+
+
 def test_every_part_of_the_runtime_has_its_layer() -> None:
     contracts = (ROOT / ".importlinter").read_text()
     parts = {name.split("/")[2].removesuffix(".py") for name in product() if "runtime/" in name}

@@ -49,7 +49,7 @@ ENV_LINGER: Final = "PACELINE_LINGER_SECONDS"
 ENV_OPERATOR_NAMESPACE: Final = "PACELINE_OPERATOR_NAMESPACE"
 ENV_OPERATOR_IDENTITY: Final = "PACELINE_OPERATOR_IDENTITY"
 ENV_VERSION: Final = "PACELINE_ENV_VERSION"
-"""Version of this set of variables; an agent accepts the two versions before its own too (C14)."""
+"""Version of this set of variables, written into every pod; there has been one so far (C14)."""
 
 RESERVED_ENV: Final = (
     "GROUP_RANK",

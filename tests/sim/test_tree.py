@@ -1,4 +1,4 @@
-"""GO by way of relays: nothing is lost with a relay, whatever the size of the job (section 6).
+"""GO by way of relays: nothing is lost with one, whatever the size of the job (docs/protocol.md).
 
 The histories of test_simulation.py draw small jobs with and without relays; here are the moments
 that matter, and jobs that are large enough for relays by themselves.

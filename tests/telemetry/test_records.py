@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 FIRST, SECOND = MemberId(3, 0, 1000), MemberId(3, 0, 1001)
 STEP_S = 20e-6
-"""What the figures of one step may cost: 0.1 % of a step of 20 ms (DESIGN.md, section 10)."""
+"""What the figures of one step may cost: 0.1 % of a step of 20 ms (docs/design/metrics.md)."""
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ def test_the_dead_cost_no_memory(pool: ProcessPool) -> None:
 def test_a_caller_that_never_connects_and_a_port_of_a_dead_process(
     pool: ProcessPool, stranger: MeetingPoint
 ) -> None:
-    """Neither holds a rank beyond its time, and both leave MPI usable (section 5)."""
+    """Neither holds a rank too long, and both leave MPI usable (docs/design/data-channel.md)."""
     kind = "mpi:ring"
     acceptor, dialer, friend = ranks = pool.take(3)
     crew = Crew(kind, list(ranks))

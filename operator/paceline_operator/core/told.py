@@ -1,6 +1,6 @@
 """What a coordinator tells in GET /v1/status, as far as the operator reads it.
 
-The sender may be two releases older or newer (C14): what is missing gets a default, what is unknown
+The sender may be of another release (C14): what is missing gets a default, what is unknown
 is ignored, and nothing here raises for a field that has another shape than expected.
 """
 

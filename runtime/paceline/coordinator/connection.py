@@ -2,7 +2,7 @@
 
 Sending never blocks: messages wait in a bounded queue that a task of the connection empties. Who
 does not read for so long that the queue fills loses the connection and has to register again, so a
-slow or stopped process holds up nobody else (section 6).
+slow or stopped process holds up nobody else (docs/design/control-channel.md).
 """
 
 from __future__ import annotations

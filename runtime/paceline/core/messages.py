@@ -85,7 +85,7 @@ class State(Struct, frozen=True, tag="state"):
 
 
 class WeightsHash(Struct, frozen=True, tag="weights-hash"):
-    """A member -> the lowest active one, now and then: members must not drift (section 4)."""
+    """A member -> the lowest active one, now and then: members must not drift (I5, R23)."""
 
     generation: GenerationId
     member: MemberId
@@ -127,7 +127,7 @@ class Register(Struct, frozen=True, tag="register"):
     plan: DataPlan | None = None
     lookahead: int = 2
     pacing: Pacing = Pacing.ROUND
-    """What its optimizer needs where the job leaves the choice to the runtime (section 4)."""
+    """What its optimizer needs where the job leaves the choice open (docs/design/rounds.md)."""
     members: tuple[MemberId, ...] = ()
     """Of its last GEN record, with the active ones of that record (R6)."""
     gen_active: tuple[MemberId, ...] = ()

@@ -8,7 +8,7 @@ buckets as it does for a plain model; the script's optimizer gets a `step()` tha
 loop over the returned loader takes leases. Weights, gradients and rounds are those of
 `DistributedOptimizer`: there is one engine.
 
-D14 thinks of a communication hook. It would be called with what is in the buckets already, after
+No communication hook (D14): it would be called with what is in the buckets already, after
 DDP had copied it, and DDP would copy it back: two passes over the gradients that change nothing.
 """
 

@@ -5,7 +5,8 @@ thread, the communication thread, and by nobody else. The promises, which `tests
 every implementation to, the in-memory one of the simulation included:
 
 1. The sum is exact up to one fixed order of additions and has the same bits on all members (R23).
-2. A call never outlives its `Abort`: a dead, stopped or absent peer holds nobody (section 5).
+2. A call never outlives its `Abort`: a dead, stopped or absent peer holds nobody
+   (docs/design/data-channel.md).
 3. What an abandoned call may still write to is scratch of the transport, or the buffer of that
    call, which the caller gives up; a new group beside an abandoned one works (R4, I13).
 4. Nothing spins while no call is under way.

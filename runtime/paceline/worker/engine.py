@@ -57,7 +57,8 @@ if TYPE_CHECKING:  # it loads torch.distributed.checkpoint, which takes a second
 log = logging.getLogger("paceline.rank")
 
 SWITCH_INTERVAL_S: Final = 1e-4
-"""Of the interpreter lock: with the default of 5 ms a busy main thread holds up GO by 5 ms (5)."""
+"""Of the interpreter lock: with the default of 5 ms a busy main thread holds up GO by 5 ms, see
+docs/design/data-channel.md."""
 WATCH_S: Final = 1.0
 """How often a parked main thread makes sure that the communication thread lives."""
 DISMISSED_GRACE_S: Final = 10.0

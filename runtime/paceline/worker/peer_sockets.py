@@ -1,4 +1,4 @@
-"""Host-side messages between ranks: announcements, GO, repairs (section 6, fast path).
+"""Host-side messages between ranks: announcements, GO, repairs (docs/design/control-channel.md).
 
 Each rank binds two sockets. The fast lane carries announcements and GO; the bulk lane carries
 states and missing parts, so that a hundred megabytes for a joiner never stand before a GO. A

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.processes
 
 LEASE_S = 4
 WITHIN_S = LEASE_S + 2
-"""DESIGN: the other one acts within the duration of the Lease and 2 s."""
+"""The other one acts within the duration of the Lease and 2 s (C11)."""
 
 Pair = dict[str, Running]
 

@@ -65,7 +65,7 @@ def test_a_job_from_creation_to_its_end(
 def test_requests_of_a_job_with_8_workers(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:
-    """DESIGN 10: workers + 7 until the ring is ready, workers + 12 over a whole quiet life."""
+    """The bars: workers + 7 until the ring is ready, workers + 12 over a whole quiet life."""
     key = 2  # its own key is looked for and made once in the operator's life
     with plane.fake_nodes(3), Fleet(plane, namespace) as fleet:
         submit(plane, namespace, replicas=8)

@@ -34,7 +34,7 @@ class Config:
     allowed_sizes: tuple[int, ...] = ()
     """Numbers of replicas that may train; empty: any."""
     freeze_timeout_ns: int = 30 * NS_PER_S
-    """Silence after which a rank is suspect; also the bound of every answer it owes (section 6)."""
+    """Silence after which a rank is suspect; also the bound of every answer it owes (R6)."""
     connect_timeout_ns: int = CONNECT_NS
     """Bound of the members' own waiting for each other after COMMIT."""
     backoff_limit: int = 6

@@ -67,7 +67,7 @@ def may_begin(here: int, possible: int, unaccounted: str, *, had_state: bool) ->
     """R26: empty if a first generation may be formed, else what it waits for.
 
     `possible`: ranks that may exist. More than half of them is enough as long as nobody can have
-    trained; after that only the certainty that no rank with weights lives (section 6, C1)."""
+    trained; after that only the certainty that no rank with weights lives (C1)."""
     if not unaccounted:
         return ""
     if had_state:

@@ -57,7 +57,7 @@ class Settings(Struct, frozen=True):
     quorum_percent: int = 0
     """Share of the active ranks, rounded up, computed per round."""
     random_initiator: bool = False
-    """Majority as published for eager-SGD (PPoPP'20, 5.1): one drawn rank may start the round."""
+    """Majority as published for eager-SGD (PPoPP'20, section 4.2): one drawn rank may start it."""
     deadline_ns: int = 0
     """After the first arrival; 0 = auto: median + `deadline_factor` x MAD of recent arrivals."""
     deadline_factor: float = 3.0

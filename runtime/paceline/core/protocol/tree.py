@@ -1,4 +1,4 @@
-"""Who passes GO on to whom, so that no rank has to send it to thousands (section 6).
+"""Who passes GO on to whom, so that no rank has to send it to thousands (docs/protocol.md).
 
 Up to `TREE_ABOVE` members the starter sends to all of them. Above, it sends to about the square
 root of them, the relays, and each relay passes it on to its part: two hops, for any number. Relays

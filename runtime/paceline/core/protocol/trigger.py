@@ -1,4 +1,4 @@
-"""When a round starts, and why: one table for every mode (R12, R13, section 4).
+"""When a round starts, and why: one table for every mode (R12, R13, docs/design/rounds.md).
 
 The starter calls `decide` whenever an announcement arrives or its timer fires. Solo, Majority and
 Full are Quorum(k) with another k (`Log.quorum`); Deadline and the random initiator of eager-SGD
@@ -179,7 +179,7 @@ def bench_after_ns(log: Log) -> int:
 
 
 def initiator(log: Log) -> MemberId:
-    """The rank drawn for this round, the same on all ranks without a message (PPoPP'20, 5.1)."""
+    """The rank drawn for this round, alike on all without a message (PPoPP'20, section 4.2)."""
     key = f"{log.plan.seed}:{log.version}".encode()
     drawn = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
     return log.active[drawn % len(log.active)]

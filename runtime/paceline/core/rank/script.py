@@ -2,7 +2,7 @@
 
 A fresh gradient waits for its round. A late one waits at most for the reduction in flight; then
 the main thread takes the newest committed weights and goes on from there (jump), so that a
-permanently slow rank slows nobody (section 4, step 5).
+permanently slow rank slows nobody (A1, I9).
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class RankState:
     host: str
     endpoints: Endpoints
     tree_above: int = TREE_ABOVE
-    """Members above which GO goes by way of relays (section 6)."""
+    """Members above which GO goes by way of relays (docs/protocol.md)."""
     now_ns: int = 0
 
     log: Log = field(default_factory=Log)

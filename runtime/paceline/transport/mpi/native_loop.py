@@ -1,4 +1,6 @@
-"""Hands a reduction to the native loop: one call without the interpreter lock (section 5).
+"""Hands a reduction to the native loop: one call without the interpreter lock.
+
+Why it is needed: docs/design/data-channel.md.
 
 Everything the loop needs is laid out here as plain memory: the steps of each algorithm and the
 links once per group, the buffers once per call. What it leaves open when it ends early goes back

@@ -1,8 +1,8 @@
-"""How often the membership changes and what a change costs, seen from one rank (section 9).
+"""How often the membership changes and what a change costs, seen from one rank.
 
-A change has four parts: until this rank is asked for a promise, until COMMIT, until the links
-stand, and until the first round. They are read off the rank's state after each event, so that no
-rule of the protocol has to know of them.
+A change has four parts (docs/design/metrics.md): until this rank is asked for a promise, until
+COMMIT, until the links stand, and until the first round. They are read off the rank's state after
+each event, so that no rule of the protocol has to know of them.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ class Committed:
     # ---- evidence ---------------------------------------------------------------------------
 
     def hash(self) -> int:
-        """Of the weights; compared between ranks now and then (section 4)."""
+        """Of the weights; compared between ranks now and then (I5, R23)."""
         return hash_of(self._weights)
 
     def strong_hash(self) -> str:
@@ -174,7 +174,7 @@ class Committed:
         return MemoryReport(self._layout.numel, self._layout.nbytes)
 
     def linear(self) -> tuple[bool, str]:
-        """Whether the update is linear in the gradient, and why (choice of `pacing`, section 4)."""
+        """Whether the update is linear in the gradient, and why (docs/design/rounds.md)."""
         if self.clip_norm is not None or self.clip_value is not None:
             return False, "gradient clipping is not linear in the gradient"
         return self.shadows.linear()

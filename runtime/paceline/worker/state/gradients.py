@@ -4,7 +4,8 @@ Shape legend: every buffer is one flat tensor per data type and device (`flat.La
 
     GRAD     where backward() adds: each `p.grad` is a view of it, so that announcing copies nothing
     HELD     what is announced, or waits to be, until its round is committed (R7, R22)
-    result   scratch of the reduction; an abandoned reduction may still write to it (section 5)
+    result   scratch of the reduction; an abandoned reduction may still write to it
+             (docs/design/data-channel.md)
 
 A gradient changes its place by repointing the views (`swap`), and the two places are merged right
 after a commit. GRAD belongs to the main thread while it computes; everything else, and GRAD while

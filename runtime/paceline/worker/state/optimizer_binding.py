@@ -95,7 +95,7 @@ class Shadows:
             raise changed_later("the optimizer that was handed to DistributedOptimizer", difference)
 
     def linear(self) -> tuple[bool, str]:
-        """Whether many thin updates equal one full one, and why (choice of `pacing`, section 4)."""
+        """Whether many thin updates equal one full one, and why (docs/design/rounds.md)."""
         name = type(self.optimizer).__name__
         if type(self.optimizer) is not torch.optim.SGD:
             return False, f"{name} is not known to be linear in the gradient"

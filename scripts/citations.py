@@ -1,0 +1,140 @@
+"""Every citation has a target: what `make check` says of those that have none.
+
+A citation is a letter and a number, such as R14 or D3, in a comment, a docstring, a message or a
+document. Its target is the row of a table or the heading with that number in docs/protocol.md or
+docs/design/. A page of docs/ that code names must exist, with its anchor, and a section of a text
+must stand beside the name of that text, as in "PPoPP'20, section 4.2".
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+FOLDERS: Final = (
+    *("benchmarks", "charts", "crds", "docs", "examples"),
+    *("operator", "runtime", "scripts", "tests"),
+)
+SUFFIXES: Final = {".c", ".md", ".py", ".tpl", ".txt", ".yaml", ".yml"}
+TARGETS: Final = ("docs/protocol.md", "docs/design/*.md")
+LETTERS: Final = {
+    "A": "a choice that the rules left open (docs/design/violations.md)",
+    "C": "a decision about the cluster (docs/design/cluster.md)",
+    "D": "a decision about a rank (docs/design/runtime.md)",
+    "I": "a promise (docs/protocol.md)",
+    "R": "a rule (docs/protocol.md)",
+    "V": "a violation (docs/design/violations.md)",
+}
+
+NUMBER: Final = re.compile(rf"(?<![\w$./:=-])([{''.join(LETTERS)}])(\d{{1,2}})(?![\w/=]|\.\d)")
+RANGE: Final = re.compile(NUMBER.pattern + rf"-(?:\1)?(\d{{1,2}})(?!\w)")
+TARGET: Final = re.compile(r"^(?:#+ |\| )([A-Z])(\d{1,2})\b", re.M)
+SECTION: Final = re.compile(r"\bsections? \d+(?:\.\d+)*", re.I)
+NAMED: Final = re.compile(r"(?:[A-Z][A-Za-z]+'\d\d|\bRFC \d+|\bMPI \d\.\d),? $")
+"""A venue with its year, or a standard, right before its section."""
+PAGE: Final = re.compile(r"(?<![\w/])(docs/[\w/-]+\.md)(?:#([\w-]+))?")
+NOQA: Final = re.compile(r"#\s*(?:noqa|type: ignore).*")
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """What stands somewhere, and why it leads nowhere."""
+
+    file: str
+    line: int
+    text: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.text}: {self.why}"
+
+
+def problems(root: Path) -> str:
+    """Citations without a target below `root`, one a line; empty if there is none."""
+    pages = {
+        path.relative_to(root).as_posix(): path.read_text()
+        for path in sorted((root / "docs").rglob("*.md"))
+    }
+    targets = targets_of(
+        "\n".join(text for name, text in pages.items() if any(map(Path(name).match, TARGETS)))
+    )
+    found = [
+        citation
+        for path in _files(root)
+        for citation in without_target(
+            path.relative_to(root).as_posix(), path.read_text(), targets, pages
+        )
+    ]
+    return "".join(f"{citation}\n" for citation in found)
+
+
+def targets_of(text: str) -> set[str]:
+    """The numbers that rows and headings of these pages explain."""
+    return {f"{letter}{int(number)}" for letter, number in TARGET.findall(text)}
+
+
+def without_target(
+    name: str, text: str, targets: set[str], pages: Mapping[str, str]
+) -> Iterator[Citation]:
+    """`pages`: the documents, by name."""
+    for line, words in _words(name, text):
+        for cited in _numbers(words):
+            if f"{cited[0]}{int(cited[1:])}" not in targets:
+                why = f"there is no such number; {cited[0]} is {LETTERS[cited[0]]}"
+                yield Citation(name, line, cited, why)
+        for found in SECTION.finditer(words):
+            if not NAMED.search(words[: found.start()]):
+                why = "of which text? Name the paper before it, or cite a page of docs/"
+                yield Citation(name, line, found.group(), why)
+        for found in PAGE.finditer(words):
+            page, anchor = found.groups()
+            if page not in pages:
+                yield Citation(name, line, found.group(), "there is no such page")
+            elif anchor and anchor not in _anchors(pages[page]):
+                yield Citation(name, line, found.group(), "the page has no such heading")
+
+
+def _numbers(words: str) -> Iterator[str]:
+    for found in NUMBER.finditer(words):
+        yield found.group()
+    for found in RANGE.finditer(words):  # "R16-R18" and "D1-16" cite what lies between too
+        letter, first, last = found.groups()
+        yield from (f"{letter}{n}" for n in range(int(first) + 1, int(last) + 1))
+
+
+def _words(name: str, text: str) -> Iterator[tuple[int, str]]:
+    """Lines in which somebody may cite: all of a document; of Python comments and strings, but not
+    a string that is nothing but such a word, which is a value."""
+    if not name.endswith(".py"):
+        yield from enumerate(text.splitlines(), 1)
+        return
+    if not any(pattern.search(text) for pattern in (NUMBER, SECTION, PAGE)):
+        return
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        kind = tokenize.tok_name[token.type]
+        if kind != "COMMENT" and kind != "STRING" and not kind.startswith("FSTRING"):
+            continue
+        if kind == "STRING" and NUMBER.fullmatch(token.string.strip("\"'")):
+            continue
+        words = NOQA.sub("", token.string) if kind == "COMMENT" else token.string
+        yield from enumerate(words.splitlines(), token.start[0])
+
+
+def _anchors(page: str) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page, re.M)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def _files(root: Path) -> Iterator[Path]:
+    yield from sorted(root.glob("*.md"))
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*")):
+            hidden = any(part.startswith((".", "__")) for part in path.relative_to(root).parts[:-1])
+            if path.suffix in SUFFIXES and not hidden:
+                yield path

@@ -42,7 +42,7 @@ bench-smoke: install ## the benchmarks at their smallest sizes, which only shows
 test-fast: install ## the tests that start no processes
 	@$(PYTEST) -m "not processes"
 
-check: install ## read-only: format, lint, types, imports, generated files
+check: install ## read-only: format, lint, types, imports, generated files, citations
 	@$(BIN)/python scripts/check.py
 
 format: install ## put the code into form

@@ -18,7 +18,7 @@ from paceline_api import crdgen
 from paceline_operator import reference
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-from scripts import cli_reference, dashboards, field_reference, pictures
+from scripts import citations, cli_reference, dashboards, field_reference, pictures
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -81,6 +81,11 @@ CHECKS = (
     Check("types", command("mypy"), "give every function its types"),
     Check("imports", command("lint-imports", "--no-logo"), "see docs/architecture.md"),
     Check("generated", drift, "make generate"),
+    Check(
+        "citations",
+        lambda: citations.problems(ROOT),
+        "correct the number, or write the decision down: docs/design/README.md says how",
+    ),
 )
 
 

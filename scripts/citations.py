@@ -32,7 +32,7 @@ LETTERS: Final = {
 }
 
 NUMBER: Final = re.compile(rf"(?<![\w$./:=-])([{''.join(LETTERS)}])(\d{{1,2}})(?![\w/=]|\.\d)")
-RANGE: Final = re.compile(NUMBER.pattern + rf"-(?:\1)?(\d{{1,2}})(?!\w)")
+RANGE: Final = re.compile(NUMBER.pattern + r"-(?:\1)?(\d{1,2})(?!\w)")
 TARGET: Final = re.compile(r"^(?:#+ |\| )([A-Z])(\d{1,2})\b", re.M)
 SECTION: Final = re.compile(r"\bsections? \d+(?:\.\d+)*", re.I)
 NAMED: Final = re.compile(r"(?:[A-Z][A-Za-z]+'\d\d|\bRFC \d+|\bMPI \d\.\d),? $")
@@ -119,7 +119,8 @@ def _words(name: str, text: str) -> Iterator[tuple[int, str]]:
         kind = tokenize.tok_name[token.type]
         if kind != "COMMENT" and kind != "STRING" and not kind.startswith("FSTRING"):
             continue
-        if kind == "STRING" and NUMBER.fullmatch(token.string.strip("\"'")):
+        value = token.string.strip("\"'")
+        if kind == "STRING" and (NUMBER.fullmatch(value) or PAGE.fullmatch(value)):
             continue
         words = NOQA.sub("", token.string) if kind == "COMMENT" else token.string
         yield from enumerate(words.splitlines(), token.start[0])

@@ -8,7 +8,7 @@ switched off, since the structure rules the violation out, the structure is test
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -87,8 +87,8 @@ def release_whoever_hears_it(rank: RankState, release: Release) -> None:
     rank.emit(ev.Exit(rank.log.stopped, f"released by {release.generation}"))
 
 
-def newest_version(reports: dict[Any, Prepared]) -> Prepared | None:
-    full = [r for r in reports.values() if r.has_state]
+def newest_version(candidates: Collection[Any]) -> Any:
+    full = [r for r in candidates if r.has_state]
     return max(full, key=lambda r: (r.version, r.last), default=None)
 
 

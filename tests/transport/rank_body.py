@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from paceline.core.collectives.select import Carrier
 from paceline.transport.base import Abort, Group, Peer, PeerLost, Transport, TransportError
 
 OPEN_TIMEOUT_S = 10.0
@@ -67,7 +68,7 @@ class Outcome:
 
 @dataclass
 class RankBody:
-    """One rank; `make` builds a transport by its kind."""
+    """One rank; `make` builds a transport by its kind, which is named like a candidate."""
 
     make: Callable[[str], Transport]
     abort: Abort = field(default_factory=Abort)
@@ -117,7 +118,7 @@ class RankBody:
         digests = []
         for call in range(payload.calls):
             buffers = payload.parts(rank, call)
-            self._of(kind).allreduce(buffers, self.abort)
+            self._of(kind).allreduce(buffers, self.abort, Carrier.of(kind).algorithm)
             digests.append(digest(buffers))
         return digests
 

@@ -13,6 +13,7 @@ import threading
 from multiprocessing.connection import Client
 from typing import Any
 
+from paceline.core.collectives.select import Carrier
 from paceline.transport.base import Transport
 from transport.rank_body import RankBody
 
@@ -20,16 +21,21 @@ from transport.rank_body import RankBody
 def make(kind: str) -> Transport:
     from paceline.transport.factory import LOOPBACK, make_transport
 
-    name, _, algorithm = kind.partition(":")
-    if algorithm:
-        from transport.fixed import FixedAlgorithm
+    match Carrier.of(kind).transport:
+        case "mpi":
+            from paceline.transport.mpi.transport import MpiTransport
 
-        return FixedAlgorithm(host=LOOPBACK, algorithm=algorithm, mixed=name == "mpi-mixed")
-    if name == "gloo":
-        from paceline.transport.torch.gloo import GlooTransport
+            return MpiTransport(host=LOOPBACK)
+        case "mpi-mixed":
+            from transport.mixed import MixedMpiTransport
 
-        return GlooTransport(host=LOOPBACK)
-    return make_transport(name, local=True)
+            return MixedMpiTransport(host=LOOPBACK)
+        case "gloo":
+            from paceline.transport.torch.gloo import GlooTransport
+
+            return GlooTransport(host=LOOPBACK)
+        case name:
+            return make_transport(name, local=True)
 
 
 def main() -> None:

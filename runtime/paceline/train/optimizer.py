@@ -190,7 +190,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._making = self._make_making(plan)
         own = self._committed.hash()
         session.begin(self._buckets, self._committed, plan, lookahead)
-        self._buckets.streams.adopt_commit()
         if self._committed.hash() != own:
             # The first step of a script that feeds itself: computed on weights that are not the
             # job's, the gradient counts for nothing.
@@ -200,7 +199,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def after_parking(self) -> None:
         """A call into the session has returned: weights and learning rate may be newer."""
-        self._buckets.streams.adopt_commit()
         if self._committed.shadows.known is not self._shown:
             self._show_groups()
 
@@ -229,7 +227,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             size=session.size,
             poison=self._making.poison,
         )
-        buckets.streams.await_gradients()
         session.step(
             leases=contribution.leases,
             samples=contribution.samples,

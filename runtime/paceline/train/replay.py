@@ -16,7 +16,6 @@ import msgspec
 import torch
 
 from paceline.core.protocol.ids import MemberId
-from paceline.core.protocol.pending import BufferOp, Merge, Scale, Swap, Zero
 from paceline.core.protocol.records import DataPlan, Metric
 from paceline.core.replay import sequence as core
 from paceline.core.replay.journal import Entry, Opened, unpack
@@ -150,7 +149,7 @@ class ReplaySession:
                     return
                 case core.Operate(member=member, op=op):
                     self._become(member)
-                    self._operate(op)
+                    self._buckets.carry_out(op)
                     self._keep()
                 case core.Forget(member=member):
                     self._memories[member] = self._buckets.new_memory()
@@ -176,17 +175,6 @@ class ReplaySession:
     def _keep(self) -> None:
         """What the present rank has in its buffers waits for its next turn."""
         self._memories[self._player] = self._buckets.exchange(self._before)
-
-    def _operate(self, op: BufferOp) -> None:
-        match op:
-            case Swap():
-                self._buckets.swap()
-            case Merge(held_factor=held, grad_factor=grad):
-                self._buckets.merge(held, grad)
-            case Scale(place=place, factor=factor):
-                self._buckets.scale(place, factor)
-            case Zero(place=place):
-                self._buckets.zero(place)
 
     def _make_round(self, made: core.Round) -> None:
         weighing, layout = made.weighing, self._buckets.layout

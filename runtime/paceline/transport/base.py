@@ -23,7 +23,7 @@ from typing import ClassVar
 
 import torch
 
-from paceline.core.collectives.select import CLASS_NAMES, Carrier
+from paceline.core.collectives.select import CLASS_NAMES, NATIVE, Carrier
 
 
 class TransportError(Exception):
@@ -109,6 +109,8 @@ class Transport(ABC):
     """
 
     name: ClassVar[str]
+    algorithms: ClassVar[tuple[str, ...]] = (NATIVE,)
+    """What `allreduce` can be told to do; the same on all ranks."""
 
     @property
     @abstractmethod
@@ -124,10 +126,11 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def allreduce(self, buffers: Sequence[torch.Tensor], abort: Abort) -> None:
+    def allreduce(self, buffers: Sequence[torch.Tensor], abort: Abort, algorithm: str) -> None:
         """Sum each flat, contiguous buffer over the group, in place, same bits on every rank.
 
-        All ranks pass the same number of buffers, of the same sizes and dtypes. After any
+        All ranks pass the same number of buffers, of the same sizes and dtypes, and the same one
+        of `algorithms`. After any
         TransportError the contents of `buffers` are undefined, may still be written to, and the
         group is spent: `close` it.
         """

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from paceline.core.collectives.schedules import ALGORITHMS, bounds, fold, schedule
-from paceline.core.collectives.select import NATIVE
+from paceline.core.collectives.select import NATIVE, Carrier
 from paceline.transport.mpi.lanes import PIECE_BYTES
 
 Buffers = list[torch.Tensor]
@@ -34,14 +34,14 @@ class SumAgain:
         if len(parts) == 1 or not carrier:
             assert len(parts) == 1, "a group of several ranks without a carrier"
             return parts[0]
-        transport, _, algorithm = carrier.partition(":")
-        if transport == "mpi":
-            if algorithm not in ALGORITHMS:
-                raise ValueError(f"no algorithm {algorithm!r} over MPI")
-            return [_folded(algorithm, list(part)) for part in zip(*parts, strict=True)]
-        if transport == "gloo" and algorithm == NATIVE:
+        did = Carrier.of(carrier)
+        if did.transport == "mpi":
+            if did.algorithm not in ALGORITHMS:
+                raise ValueError(f"no algorithm {did.algorithm!r} over MPI")
+            return [_folded(did.algorithm, list(part)) for part in zip(*parts, strict=True)]
+        if did == Carrier("gloo", NATIVE):
             return self._by_gloo(parts)
-        raise ValueError(f"sums over {transport} cannot be repeated in one process")
+        raise ValueError(f"sums over {did.transport} cannot be repeated in one process")
 
     def _by_gloo(self, parts: Sequence[Buffers]) -> Buffers:
         if len(self._gloo) != len(parts):

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Final, Protocol
+from typing import ClassVar, Final
 
 import torch
 
 from paceline.clock import NS_PER_S, now_ns
-from paceline.core.collectives.schedules import ALGORITHMS
 from paceline.core.collectives.select import (
     CLASS_BYTES,
     CLASS_NAMES,
@@ -33,40 +32,17 @@ CALLS_MEASURED: Final = 5
 Row = dict[str, list[float]]
 
 
-class _Reduce(Protocol):
-    def __call__(self, buffers: Sequence[torch.Tensor], abort: Abort) -> None: ...
-
-
-class _MpiAlgorithm:
-    """One algorithm of the mpi transport as a candidate."""
-
-    def __init__(self, transport: Transport, algorithm: str) -> None:
-        self._transport = transport
-        self._algorithm = algorithm
-
-    def __call__(self, buffers: Sequence[torch.Tensor], abort: Abort) -> None:
-        from paceline.transport.mpi.transport import MpiTransport
-
-        assert isinstance(self._transport, MpiTransport)
-        self._transport.allreduce(buffers, abort, self._algorithm)
-
-
 class SelectedTransport(Transport):
     """Wires, measures and chooses between transports; the first one carries the agreement."""
 
-    name = "selected"
+    name: ClassVar[str] = "selected"
 
     def __init__(self, transports: Sequence[Transport], left_out: Mapping[str, str]) -> None:
         assert transports, left_out
         self._transports = {transport.name: transport for transport in transports}
         self._left_out = dict(left_out)
-        self._reduce: dict[str, _Reduce] = {}
-        for transport in transports:
-            if transport.name == "mpi":
-                for algorithm in ALGORITHMS:
-                    self._reduce[f"mpi:{algorithm}"] = _MpiAlgorithm(transport, algorithm)
-            else:
-                self._reduce[transport.name] = transport.allreduce
+        carriers = [Carrier(t.name, algorithm) for t in transports for algorithm in t.algorithms]
+        self._candidates = {carrier.candidate: carrier for carrier in carriers}
         self._measured: dict[int, Row] = {}
         """By class of group size: what this rank knows of the group's table."""
         self._own: dict[int, Row] = {}
@@ -113,7 +89,7 @@ class SelectedTransport(Transport):
         self, group: Group, usable: list[str], wire: Callable[[str], None], abort: Abort
     ) -> None:
         """Every rank leaves with the same table, hence with the same choices."""
-        candidates = [name for name in self._reduce if name.partition(":")[0] in usable]
+        candidates = [n for n, carrier in self._candidates.items() if carrier.transport in usable]
         self._kind = kind = (group.size - 1).bit_length()
         if len(candidates) == 1 or group.size == 1:
             table: Row = {name: [0.0] * len(CLASS_BYTES) for name in candidates}
@@ -129,7 +105,7 @@ class SelectedTransport(Transport):
                 table = self._mean(self._own[kind], candidates, abort)
             self._measured[kind] = table
         self._choices = choose_all(table)
-        wanted = {choice.candidate.partition(":")[0] for choice in self._choices}
+        wanted = {carrier.transport for carrier in self.carriers()}
         for name in usable:
             if name in wanted and name not in wired:
                 wire(name)
@@ -143,7 +119,7 @@ class SelectedTransport(Transport):
                 taken = []
                 for _ in range(1 + CALLS_MEASURED):
                     start_ns = now_ns()
-                    self._reduce[name]([buffer], abort)
+                    self._reduce(name, [buffer], abort)
                     taken.append((now_ns() - start_ns) / NS_PER_S)
                 rows[name].append(median(taken[1:]))
         return rows
@@ -154,15 +130,24 @@ class SelectedTransport(Transport):
         own = [rows[name] if name in rows else [0.0] * width for name in candidates]
         cells = torch.tensor(own, dtype=torch.float64).flatten()
         both = torch.cat([cells, (cells > 0).double()])
-        self._reduce[candidates[0]]([both], abort)
+        self._reduce(candidates[0], [both], abort)
         total, count = both.chunk(2)
         mean = (total / count.clamp(min=1)).view(len(candidates), width).tolist()
         return dict(zip(candidates, mean, strict=True))
 
-    def allreduce(self, buffers: Sequence[torch.Tensor], abort: Abort) -> None:
+    def allreduce(
+        self,
+        buffers: Sequence[torch.Tensor],
+        abort: Abort,
+        algorithm: str,  # noqa: ARG002
+    ) -> None:
         assert self._group is not None, "allreduce outside a group"
         index = size_class(sum(buffer.nbytes for buffer in buffers))
-        self._reduce[self._choices[index].candidate](buffers, abort)
+        self._reduce(self._choices[index].candidate, buffers, abort)
+
+    def _reduce(self, candidate: str, buffers: Sequence[torch.Tensor], abort: Abort) -> None:
+        carrier = self._candidates[candidate]
+        self._transports[carrier.transport].allreduce(buffers, abort, carrier.algorithm)
 
     def close(self) -> None:
         self._group = None
@@ -175,7 +160,7 @@ class SelectedTransport(Transport):
             transport.shutdown()
 
     def carriers(self) -> tuple[Carrier, ...]:
-        return tuple(Carrier.of(choice.candidate) for choice in self._choices)
+        return tuple(self._candidates[choice.candidate] for choice in self._choices)
 
     def regrets_s(self) -> tuple[float, ...]:
         own = self._own.get(self._kind, {})

@@ -136,7 +136,12 @@ class SimTransport(Transport):
         finally:
             self._hub.unwatch(abort)
 
-    def allreduce(self, buffers: Sequence[torch.Tensor], abort: Abort) -> None:
+    def allreduce(
+        self,
+        buffers: Sequence[torch.Tensor],
+        abort: Abort,
+        algorithm: str,  # noqa: ARG002
+    ) -> None:
         group = self._group
         assert group is not None, "allreduce outside a group"
         deadline = Deadline(abort, float("inf"))

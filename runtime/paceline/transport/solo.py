@@ -21,7 +21,7 @@ class NoTransport(Transport):
         if group.size > 1:
             raise PeerLost("a script without a job has no peers")
 
-    def allreduce(self, buffers: Sequence[torch.Tensor], abort: Abort) -> None:
+    def allreduce(self, buffers: Sequence[torch.Tensor], abort: Abort, algorithm: str) -> None:
         """The sum over one rank is what is there."""
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from paceline.clock import NS_PER_MS, now_ns
 from paceline.core.messages import Commit, Fatal, Part, Prepare, RankMessage, Saved, State, Stopped
 from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.log import Weighing
-from paceline.core.protocol.pending import BufferOp, Merge, Scale, Swap, Zero
+from paceline.core.protocol.pending import BufferOp
 from paceline.core.protocol.records import Go
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
@@ -332,19 +332,10 @@ class Driver:
     # ---- gradients and the main thread ----------------------------------------------------
 
     def _buffers(self, op: BufferOp) -> None:
-        buckets = self._buckets
         if self.recorder is not None:
             self.recorder.did(op)
-        with buckets.streams.own():
-            match op:
-                case Swap():
-                    buckets.swap()
-                case Merge(held_factor=held, grad_factor=grad):
-                    buckets.merge(held, grad)
-                case Scale(place=place, factor=factor):
-                    buckets.scale(place, factor)
-                case Zero(place=place):
-                    buckets.zero(place)
+        with self._buckets.streams.own():
+            self._buckets.carry_out(op)
 
     def _resume(self, effect: ev.Resume) -> None:
         with self._buckets.streams.own():

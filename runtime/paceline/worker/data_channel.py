@@ -11,7 +11,7 @@ import logging
 import torch
 
 from paceline.clock import NS_PER_S, now_ns
-from paceline.core.collectives.select import Carrier, size_class
+from paceline.core.collectives.select import NATIVE, Carrier, size_class
 from paceline.core.coordinator.events import CONNECT_NS
 from paceline.core.messages import Commit
 from paceline.core.protocol.ids import MemberId
@@ -65,7 +65,7 @@ class DataChannel:
             return None
         begun_ns = now_ns()
         try:
-            self._transport.allreduce(buffers, self._interrupts.abort)
+            self._transport.allreduce(buffers, self._interrupts.abort, NATIVE)
         except TransportError as error:
             self._gauges.failed(carrier)
             return self._failed(error)

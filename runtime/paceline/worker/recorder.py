@@ -79,7 +79,7 @@ class Recorder:
     def gives(self, effect: ev.Reduce, carrier: Carrier | None) -> None:
         """Before the first byte of it leaves this rank."""
         assert effect.place is not None
-        name = "" if carrier is None else f"{carrier.transport}:{carrier.algorithm}"
+        name = "" if carrier is None else carrier.candidate
         go = effect.go
         self._add(Gave(go.generation, go.round, effect.place, effect.factor, name))
         self._write()

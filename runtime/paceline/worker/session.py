@@ -2,8 +2,10 @@
 
 Every call is made by the user's (main) thread. The communication thread answers; while a call
 blocks, the main thread is *parked*, and only then may the model's weights and the gradient buffers
-change under it. No call waits without the engine watching over it: a generation change, a stop or a
-dismissal wakes it.
+change under it. The order between the two threads' device streams (D5) is kept behind this door and
+nowhere else: what the main thread has queued is complete before it is announced, and what it queues
+after a call sees the weights that the call has brought. No call waits without the engine watching
+over it: a generation change, a stop or a dismissal wakes it.
 """
 
 from __future__ import annotations

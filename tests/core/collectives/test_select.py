@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from paceline.core.collectives.select import (
     CLASS_BYTES,
     CLASS_NAMES,
+    Carrier,
     choose,
     choose_all,
     size_class,
@@ -20,6 +21,12 @@ def test_the_fastest_wins_and_says_why() -> None:
     choice = choose({"gloo": 90e-6, "mpi:ring": 49e-6, "shm": 22e-6}, 1 << 20)
     assert choice.candidate == "shm"
     assert choice.why == "shm 22 us at 1048576 B; next: mpi:ring 49 us, gloo 90 us"
+
+
+@given(NAMES)
+def test_a_candidate_is_known_by_its_name(name: str) -> None:
+    assert Carrier.of(name).candidate == name
+    assert Carrier.of("gloo") == Carrier("gloo", "native") == Carrier("gloo")
 
 
 def test_ties_go_to_the_first_name() -> None:

@@ -156,7 +156,7 @@ def test_the_greatest_last_record_wins_then_the_greatest_version(
         who: report(who, last=last, version=version, has_state=state)
         for who, (last, version, state) in zip(members(*range(5)), facts, strict=False)
     }
-    best = winner(reports)
+    best = winner(reports.values())
     candidates = [r for r in reports.values() if r.has_state]
     if best is None:
         assert not candidates

@@ -17,7 +17,7 @@ _CLASS_LIMITS: Final = (16 << 10, 256 << 10)
 """Between the classes: the geometric means of neighbouring payloads."""
 CLASS_NAMES: Final = ("4KiB", "64KiB", "1MiB")
 NATIVE: Final = "native"
-"""Algorithm of a transport that leaves the choice to its library."""
+"""The algorithm of a transport that chooses by itself, as a library with its own allreduce does."""
 
 Seconds = Mapping[str, Sequence[float]]
 """By candidate: seconds of one allreduce in each size class; 0 = not measured."""
@@ -30,8 +30,14 @@ class Carrier:
     transport: str
     algorithm: str = NATIVE
 
+    @property
+    def candidate(self) -> str:
+        """Its name, in tables, in journals and for people."""
+        return self.transport + (f":{self.algorithm}" if self.algorithm != NATIVE else "")
+
     @classmethod
     def of(cls, candidate: str) -> Carrier:
+        """Inverse of `candidate`."""
         transport, _, algorithm = candidate.partition(":")
         return cls(transport, algorithm or NATIVE)
 

@@ -70,7 +70,7 @@ def _find_first_reason(c: State) -> None:
     if not ready:
         return
     since_ns = min(s.ready_ns for s in ready)
-    best = max((s for s in ready if s.has_state), key=lambda s: (s.last, s.version), default=None)
+    best = forming.winner(ready)
     if best is not None and best.register is not None:
         missing = [x for x in best.register.members if not _is_settled(c, x)]
         why, within = "the coordinator is new", c.config.freeze_timeout_ns if missing else 0
@@ -116,12 +116,9 @@ def would_wait(c: State, expected: list[Seen]) -> str:
     if not expected:
         return "no rank is there"
     unaccounted = c.roster.unaccounted({s.member for s in expected})
-    best = max(
-        (s for s in expected if s.has_state), key=lambda s: (s.last, s.version), default=None
-    )
-    kept = forming.newest(s.checkpoint for s in expected if s.ready and not s.leaving)
-    if best is None or forming.goes_before(kept, best.last, best.version):
-        able = {s.member: s.checkpoint for s in expected if s.ready and not s.leaving}
+    best, kept = forming.predecessor(expected)
+    if best is None:
+        able = {s.member: s.checkpoint for s in expected if forming.may_begin_with(s)}
         if len(forming.beginners(able, kept, c.sizes)) < c.fewest_ranks:
             why = "minReplicas, allowedSizes" if c.sizes.allowed else "minReplicas"
             return f"{len(able)} of the {c.fewest_ranks} ranks that it needs are ready ({why})"

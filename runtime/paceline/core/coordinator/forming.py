@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -77,26 +78,54 @@ def may_begin(here: int, possible: int, unaccounted: str, *, had_state: bool) ->
     return f"{here} of {possible} possible ranks answered, and {unaccounted}"
 
 
-def winner(reports: Mapping[MemberId, Prepared]) -> Prepared | None:
-    """The report that the next generation continues: greatest (last GEN record, version) (R5)."""
-    full = [r for r in reports.values() if r.has_state]
+class Candidate(Protocol):
+    """A rank that the next generation may continue or begin with: its report, or what it would
+    report as far as the coordinator knows."""
+
+    @property
+    def member(self) -> MemberId: ...
+    @property
+    def last(self) -> GenerationId: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def has_state(self) -> bool: ...
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def leaving(self) -> bool: ...
+    @property
+    def checkpoint(self) -> Kept | None: ...
+
+
+AnyCandidate = TypeVar("AnyCandidate", bound=Candidate)
+
+
+def winner(candidates: Iterable[AnyCandidate]) -> AnyCandidate | None:
+    """Whose state the living continue: greatest (last GEN record, version) (R5)."""
+    full = [x for x in candidates if x.has_state]
     if not full:
         return None
-    best = max((r.last, r.version) for r in full)
-    holders = [r for r in full if (r.last, r.version) == best]
-    return min(holders, key=lambda r: (r.leaving, r.member))
+    best = max((x.last, x.version) for x in full)
+    holders = [x for x in full if (x.last, x.version) == best]
+    return min(holders, key=lambda x: (x.leaving, x.member))
 
 
-def newest(kept: Iterable[Kept | None]) -> Kept | None:
-    """The checkpoint that a group without any state continues: the greatest (last GEN, version)."""
-    found = [k for k in kept if k is not None]
-    return max(found, key=lambda k: (k.generation, k.version), default=None)
+def predecessor(
+    candidates: Collection[AnyCandidate],
+) -> tuple[AnyCandidate | None, Kept | None]:
+    """What the next generation continues: the winner's state; or, without a winner, this
+    checkpoint; without either it is the first one (R26).
 
-
-def goes_before(kept: Kept | None, last: GenerationId, version: int) -> bool:
-    """The checkpoint is newer than the best state of the living. That is a rank's which was left
-    out long ago, and those who went on without it are all dead."""
-    return kept is not None and (kept.generation, kept.version) > (last, version)
+    A checkpoint goes before a state that is older: that is a rank's which was left out long ago,
+    and those who went on without it are all dead."""
+    seen = [x.checkpoint for x in candidates if may_begin_with(x) and x.checkpoint is not None]
+    kept = max(seen, key=lambda k: (k.generation, k.version), default=None)
+    best = winner(candidates)
+    if best is None or kept is None:
+        return best, kept
+    newer = (kept.generation, kept.version) > (best.last, best.version)
+    return (None, kept) if newer else (best, None)
 
 
 def counts_as_state(report: Prepared, best: Prepared) -> bool:
@@ -109,9 +138,9 @@ def may_join(report: Prepared, best: Prepared) -> bool:
     return report.ready and not report.leaving and not best.stopped
 
 
-def may_begin_with(report: Prepared) -> bool:
+def may_begin_with(candidate: Candidate) -> bool:
     """Can be a member of a generation that has no predecessor alive."""
-    return report.ready and not report.leaving
+    return candidate.ready and not candidate.leaving
 
 
 def has_all(report: Prepared, best: Prepared) -> bool:
@@ -138,9 +167,8 @@ def form(
     `dead`: evidence by member, for the record. `possible_ranks`: ranks that may exist (R26).
     `had_state`: ranks of this job have trained. `state_lost`: what to say if that is lost.
     `draining`: not counted in a size, and members until they ask to leave."""
-    best = winner(reports)
-    kept = newest(r.checkpoint for r in reports.values() if may_begin_with(r))
-    if best is None or goes_before(kept, best.last, best.version):
+    best, kept = predecessor(reports.values())
+    if best is None:
         return _first(
             proposal,
             reports,

@@ -81,7 +81,7 @@ class Gave(Struct, frozen=True, tag="gave"):
     place: Place
     factor: float
     carrier: str
-    """What summed it: `transport:algorithm`; empty in a group of one."""
+    """The candidate that summed it (`collectives.select`); empty in a group of one."""
 
 
 class Hashed(Struct, frozen=True, tag="hashed"):

@@ -21,7 +21,6 @@ import torch
 from paceline.clock import NS_PER_MS, now_ns, pause
 from paceline.core.collectives.schedules import (
     ALGORITHMS,
-    RECURSIVE_DOUBLING,
     Schedule,
     partners,
     schedule,
@@ -48,6 +47,7 @@ class MpiTransport(Transport):
     """Elastic MPI without a launcher; host memory only."""
 
     name: ClassVar[str] = "mpi"
+    algorithms: ClassVar[tuple[str, ...]] = ALGORITHMS
 
     def __init__(self, *, host: str, native: bool = True) -> None:
         self._links = LinkTable(host)
@@ -108,9 +108,7 @@ class MpiTransport(Transport):
             request = link.comm.Irecv([waste, self._mpi.BYTE], 0, status.tag)
             self._graves.bury([request], [], [Stretch(waste.ctypes.data, waste.nbytes, waste)])
 
-    def allreduce(
-        self, buffers: Sequence[torch.Tensor], abort: Abort, algorithm: str = RECURSIVE_DOUBLING
-    ) -> None:
+    def allreduce(self, buffers: Sequence[torch.Tensor], abort: Abort, algorithm: str) -> None:
         assert self._group is not None, "allreduce outside a group"
         if self._group.size == 1:
             return

@@ -101,7 +101,12 @@ class TorchDistTransport(Transport):
             raise PeerLost(f"{what} failed: {attempt.error}") from attempt.error
         return attempt.group
 
-    def allreduce(self, buffers: Sequence[torch.Tensor], abort: Abort) -> None:
+    def allreduce(
+        self,
+        buffers: Sequence[torch.Tensor],
+        abort: Abort,
+        algorithm: str,  # noqa: ARG002
+    ) -> None:
         assert self._group is not None, "allreduce outside a group"
         full = [buffer.detach() for buffer in buffers if buffer.numel()]
         if self._group.size == 1 or not full:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.core.protocol.pending import Place
+from paceline.core.protocol.pending import BufferOp, Merge, Place, Scale, Swap, Zero
 from paceline.worker.state.flat import Layout
 from paceline.worker.state.streams import Streams
 
@@ -156,6 +156,18 @@ class GradientBuckets:
         else:
             self.unit = 0
             self.mark_untouched()
+
+    def carry_out(self, op: BufferOp) -> None:
+        """What the protocol has decided about the buffers."""
+        match op:
+            case Swap():
+                self.swap()
+            case Merge(held_factor=held, grad_factor=grad):
+                self.merge(held, grad)
+            case Scale(place=place, factor=factor):
+                self.scale(place, factor)
+            case Zero(place=place):
+                self.zero(place)
 
     # ---- several ranks in one process --------------------------------------------------------
 

@@ -18,18 +18,15 @@ from paceline.core.protocol.records import (
     DropReason,
     Gen,
     Go,
-    Late,
     LeftOut,
-    Mode,
-    Normalisation,
-    Pacing,
     Record,
     Request,
-    Settings,
     Share,
     Trigger,
     pack_record,
 )
+from paceline_api.enums import MaxAgePolicy, Mode, Normalisation, Pacing
+from paceline_api.rounds import Settings
 
 CI = settings(
     max_examples=40,
@@ -137,7 +134,7 @@ SETTINGS = Settings(
     quorum=2,
     deadline_ns=5,
     grace_ns=7,
-    late=Late.DECAY,
+    late=MaxAgePolicy.DECAY,
     normalisation=Normalisation.APPLIED,
     pacing=Pacing.SAMPLES,
 )

@@ -18,17 +18,19 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from paceline_api.enums import Pacing
+from paceline_api.jobfile import read_job_file
+
 from paceline.clock import now_ns
 from paceline.core.messages import Dismiss, Endpoints, ToRank
 from paceline.core.protocol.hand import Hand
 from paceline.core.protocol.ids import MemberId
-from paceline.core.protocol.records import DataPlan, Metric, Pacing
+from paceline.core.protocol.records import DataPlan, Metric
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.status import place_of
 from paceline.environment import (
     SOCKETS,
-    AgentSpec,
     RankSettings,
     has_room,
     sockets_base,
@@ -102,7 +104,7 @@ class Engine:
         self._interrupts = Interrupts()
         self._line: AgentLine | None = None
         self._directory: tempfile.TemporaryDirectory[str] | None = None
-        self._spec = AgentSpec.from_json(settings.spec_path.read_bytes()) if settings else None
+        self._spec = read_job_file(settings.spec_path) if settings else None
         member = settings.member if settings else MemberId(0, 0, 0)
         record = _open_record(settings)
         self._record = record

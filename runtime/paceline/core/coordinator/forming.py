@@ -11,11 +11,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
+from paceline_api.enums import Pacing
+from paceline_api.rounds import Settings
 
 from paceline.core.coordinator.sizes import Sizes
 from paceline.core.messages import Commit, Prepared, Register, pod_of
 from paceline.core.protocol.ids import GenerationId, MemberId
-from paceline.core.protocol.records import Gen, LeftOut, Pacing, Settings
+from paceline.core.protocol.records import Gen, LeftOut
 from paceline.core.protocol.snapshot import Kept
 
 

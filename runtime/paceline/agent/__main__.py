@@ -28,13 +28,13 @@ from paceline.agent.network import NetworkWatch, nccl_log
 from paceline.agent.supervisor import Supervisor
 from paceline.agent.system import Reaper, become_subreaper
 from paceline.clock import NS_PER_S
+from paceline.control.tls import pinned
 from paceline.core.agent.exits import End, Ended
 from paceline.core.agent.supervise import Limits, Report
 from paceline.core.messages import AgentBeat, AgentDone, AgentHello, Shutdown, ToAgent
 from paceline.core.protocol.ids import MemberId
 from paceline.environment import AgentSettings
 from paceline.telemetry.collector import PodRecords
-from paceline.tls import pinned
 
 log = logging.getLogger("paceline.agent")
 

@@ -22,6 +22,7 @@ from paceline_api.enums import Pacing
 from paceline_api.jobfile import read_job_file
 
 from paceline.clock import now_ns
+from paceline.control.tls import pinned
 from paceline.core.messages import Dismiss, Endpoints, ToRank
 from paceline.core.protocol.hand import Hand
 from paceline.core.protocol.ids import MemberId
@@ -37,7 +38,6 @@ from paceline.environment import (
 )
 from paceline.errors import DismissedError, PacelineError, RuntimeBrokenError
 from paceline.telemetry.records import RankRecord, RecordError
-from paceline.tls import pinned
 from paceline.transport.base import Transport, TransportError
 from paceline.transport.factory import make_transport
 from paceline.transport.solo import NoTransport

@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.clock import now_ns
-from paceline.coordinator.config import settings_of
 from paceline.core.faults import parse_faults
 from paceline.core.messages import Targets
-from paceline.core.protocol.records import Settings
 from paceline.core.status import RankState, Status
 from paceline.local import processes
 from paceline.local.client import CoordinatorAwayError
@@ -25,6 +23,7 @@ from paceline.local.runner import Runner
 from paceline.local.timeline import Timeline
 from paceline_api.load import job_from_mapping
 from paceline_api.resolve import resolve
+from paceline_api.rounds import Settings
 
 START_S = 90.0
 RETRY_S = 0.05
@@ -116,7 +115,7 @@ class Conductor:
     def _settings(self, collective: dict[str, Any]) -> Settings:
         job = json.loads(json.dumps(self._order["job"]))
         job["spec"]["collective"] = collective
-        return settings_of(resolve(job_from_mapping(job)).collective)
+        return Settings.of(resolve(job_from_mapping(job)).collective)
 
     async def _post(self, runs: Runner, targets: Targets) -> None:
         assert runs._cluster is not None  # noqa: SLF001

@@ -17,12 +17,14 @@ import time
 from paceline.core.collectives.select import Carrier
 from paceline.core.messages import Endpoints
 from paceline.core.protocol.ids import GenerationId, MemberId
-from paceline.core.protocol.records import DataPlan, Gen, Go, Mode, Settings, Share, Trigger
+from paceline.core.protocol.records import DataPlan, Gen, Go, Share, Trigger
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import RankState
 from paceline.telemetry.records import RankRecord
 from paceline.worker.metrics.loop import LoopGauges
 from paceline.worker.metrics.rounds import Gauges
+from paceline_api.enums import Mode
+from paceline_api.rounds import Settings
 
 BAR_US = 20.0
 STEP_NS = 20_000_000

@@ -11,7 +11,8 @@ from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
-from paceline.core.protocol.records import Mode, Settings
+from paceline_api.enums import Mode
+from paceline_api.rounds import Settings
 
 from scripts.timeline import MS, Play, Step, Timeline
 

@@ -15,8 +15,9 @@ from typing import Final
 from msgspec.structs import replace as changed
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log
-from paceline.core.protocol.records import AnnounceKind, Gen, Go, Settings, Share, Trigger
+from paceline.core.protocol.records import AnnounceKind, Gen, Go, Share, Trigger
 from paceline.core.protocol.trigger import Arrival, decide
+from paceline_api.rounds import Settings
 
 MS: Final = 10**6
 

@@ -20,7 +20,17 @@ HERE = Path(__file__).parent
 ROOT_STAGE = "repository"
 STAGES = (
     *(ROOT_STAGE, "api", "core", "sim", "telemetry", "worker", "train"),
-    *("operator", "transport", "agent", "coordinator", "local", "cli", "examples", "system"),
+    *(
+        "operator",
+        "transport",
+        "control",
+        "agent",
+        "coordinator",
+        "local",
+        "cli",
+        "examples",
+        "system",
+    ),
     *("cluster", "operator/real", "nodes"),
 )
 MAY_SKIP = ("GPU", "root may write everywhere", "no right to mount")

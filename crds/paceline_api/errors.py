@@ -38,7 +38,8 @@ class PacelineError(Exception):
 
 
 class JobFileError(PacelineError):
-    """The file as a whole is no TrainingJob: unreadable, no YAML, empty, two documents."""
+    """A file as a whole is no job: unreadable, no YAML, empty, two documents; or one that Paceline
+    itself has written is of another release."""
 
     def __init__(self, message: str, *, hint: str) -> None:
         super().__init__(printable(message), hint=printable(hint), exit_code=EXIT_BAD_INPUT)

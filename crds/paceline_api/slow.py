@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from paceline_api.enums import StragglerResponse
-from paceline_api.resolve import StragglerSettings
+from paceline_api.settings import StragglerSettings
 
 MIN_S: Final = 1.0
 """Shortest time for which a rank must be slow, and between two steps against it."""

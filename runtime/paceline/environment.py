@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-import msgspec
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 from paceline_api.names import (
     COORDINATOR_PORT,
@@ -74,57 +73,6 @@ class SettingsError(PacelineError):
             hint="start jobs with `paceline run job.yaml`, which sets it",
             exit_code=EXIT_BAD_INPUT,
         )
-
-
-class CheckpointSpec(msgspec.Struct, frozen=True, rename="camel"):
-    """`spec.checkpoint`, as a rank needs it."""
-
-    path: str
-    """Absolute, or relative to the folder in which the ranks run."""
-    every_rounds: int
-    keep: int
-
-
-class AgentSpec(msgspec.Struct, frozen=True, rename="camel"):
-    """What an agent must know of the job: how a rank is started. JSON in the file PACELINE_SPEC.
-
-    Unknown keys are ignored, so that an agent can read what a newer writer has added.
-    """
-
-    command: tuple[str, ...]
-    """Command and arguments of the container `trainer`, $(NAME) not expanded yet."""
-    env: tuple[tuple[str, str], ...] = ()
-    """In the order of the container; $(NAME) stands for a variable defined above or outside."""
-    working_dir: str = ""
-    """Absolute; empty = that of the agent."""
-    backend: str = "auto"
-    """spec.collective.backend; decides whether a rank is started by mpiexec."""
-    backoff_limit: int = 6
-    replicas: int = 1
-    """Wanted when the job started; what `size()` says before the first generation."""
-    procs: int = 1
-    """Ranks per replica."""
-    record: bool = False
-    """Each rank keeps a journal, for `paceline replay`."""
-    checkpoint: CheckpointSpec | None = None
-    gpu_direct: bool = False
-    """The job requires GPUDirect: NCCL is to say in a log how it connects."""
-
-    def to_json(self) -> str:
-        return msgspec.json.format(msgspec.json.encode(self)).decode()
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> AgentSpec:
-        """Raises SettingsError."""
-        try:
-            spec = msgspec.json.decode(text, type=cls)
-        except msgspec.MsgspecError as error:
-            raise SettingsError(
-                ENV_SPEC, f"names a file that is no agent's spec: {error}"
-            ) from None
-        if not spec.command:
-            raise SettingsError(ENV_SPEC, "names a file without a command")
-        return spec
 
 
 def has_room(folder: str | Path, name_bytes: int = SOCKET_NAME_MAX) -> bool:

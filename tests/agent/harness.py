@@ -12,20 +12,31 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from aiohttp import WSMsgType, web
+from msgspec.structs import replace
 from paceline.core import wire
 from paceline.core.messages import RankDead, RankStarted
 from paceline.core.protocol.ids import MemberId
-from paceline.environment import AgentSpec
+from paceline_api.jobfile import JobFile
+from paceline_api.load import parse_job
+from paceline_api.resolve import resolve
 
 TOKEN = "secret"
 WAIT_S = 60.0
 PYTHON = sys.executable
 T = TypeVar("T")
 
+JOB = """
+apiVersion: paceline.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: digits}
+spec:
+  replicas: 1
+  template: {spec: {containers: [{name: trainer, image: none, command: [python]}]}}
+"""
 RANK_SIDE = """
 import os, sys
 from paceline.worker.agent_pipe import AgentLine
@@ -151,7 +162,8 @@ async def pod(
     backoff_limit: int = 6,
     drain_grace_s: float = 10.0,
     urls: str = "",
-    **spec: Any,
+    env: tuple[tuple[str, str], ...] = (),
+    working_dir: str = "",
 ) -> AsyncIterator[tuple[AgentProcess, Coordinator]]:
     """An agent with `procs` ranks. A command that is a text is a script of Python."""
     if isinstance(command, str):
@@ -159,7 +171,8 @@ async def pod(
         script.write_text(command)
         command = [PYTHON, str(script)]
     spec_path = folder / "spec.json"
-    made = AgentSpec(tuple(command), backend=backend, backoff_limit=backoff_limit, **spec)
+    job = JobFile.of(resolve(parse_job(JOB)), command=command, env=env, working_dir=working_dir)
+    made = replace(job, backend=backend, backoff_limit=backoff_limit)
     spec_path.write_text(made.to_json())
     coordinator = Coordinator()
     await coordinator.start()

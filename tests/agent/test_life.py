@@ -13,7 +13,7 @@ import pytest
 from agent.harness import RANK_SIDE, descendants, gone, member, pod, started, until
 from paceline.core.messages import AgentDone, AgentHello, DrainPod, RankDead, Shutdown
 from paceline.core.protocol.ids import GenerationId
-from paceline.environment import AgentSettings, AgentSpec, RankSettings, SettingsError
+from paceline.environment import AgentSettings, RankSettings, SettingsError
 from prometheus_client.parser import text_string_to_metric_families
 
 pytestmark = pytest.mark.processes
@@ -346,8 +346,4 @@ def test_an_agent_says_which_variable_is_wrong() -> None:
     env = {"PACELINE_JOB": "j", "PACELINE_SLOT": "-1"}
     with pytest.raises(SettingsError, match='PACELINE_SLOT is "-1": must not be negative'):
         AgentSettings.from_environment(env)
-    with pytest.raises(SettingsError, match="no agent's spec"):
-        AgentSpec.from_json("[]")
     assert RankSettings.from_environment({}) is None
-    spec = AgentSpec(("python", "train.py"), env=(("A", "b"),), working_dir="/x")
-    assert AgentSpec.from_json(spec.to_json()) == spec

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from agent.harness import JOB
 from paceline.agent.launch import plan_rank
 from paceline.agent.network import (
     NcclLog,
@@ -24,9 +25,12 @@ from paceline.core.agent.network import Connections
 from paceline.core.collectives.select import Carrier
 from paceline.core.messages import Network
 from paceline.core.protocol.ids import MemberId
-from paceline.environment import AgentSettings, AgentSpec
+from paceline.environment import AgentSettings
 from paceline.telemetry.collector import PodRecords
 from paceline.telemetry.records import RankRecord
+from paceline_api.jobfile import JobFile
+from paceline_api.load import parse_job
+from paceline_api.resolve import resolve
 
 ME, PEER = MemberId(0, 0, 1000), MemberId(0, 1, 1000)
 MIB = 1 << 20
@@ -180,7 +184,8 @@ def test_nccl_is_asked_only_where_the_job_requires_gpudirect(
     of_job: tuple[tuple[str, str], ...],
     wanted: Mapping[str, str],
 ) -> None:
-    spec = AgentSpec(("python",), env=of_job, gpu_direct=gpu_direct)
+    job = resolve(parse_job(JOB))
+    spec = JobFile.of(job, command=["python"], env=of_job, gpu_direct=gpu_direct)
     plan = plan_rank(
         settings(tmp_path),
         spec,

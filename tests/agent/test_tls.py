@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from paceline.agent.coordinator_client import CoordinatorLink
+from paceline.control.tls import pinned
 from paceline.core.messages import AgentBeat, AgentHello
-from paceline.tls import pinned
 from paceline_api.errors import PacelineError
 from paceline_operator.cluster.tls import pair_of
 from paceline_operator.core.keys import job_keys

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline_api.enums import StragglerResponse as Do
-from paceline_api.resolve import StragglerSettings
+from paceline_api.settings import StragglerSettings
 from paceline_api.slow import Pace, Verdict, judge
 
 LADDER = (Do.TOLERATE, Do.RESTART_IN_PLACE, Do.REPLACE)

@@ -22,7 +22,8 @@ from paceline_api.names import (
     worker_selector,
 )
 from paceline_api.reasons import ConditionType, Reason
-from paceline_api.resolve import ResolvedJob, expand, resolve
+from paceline_api.resolve import expand, resolve
+from paceline_api.settings import ResolvedJob
 from paceline_api.types import TrainingJob
 
 

@@ -14,7 +14,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from agent.harness import JOB
 from cli.runs import LIMIT_S, Run, may_mount
+from msgspec.structs import replace
+from paceline_api.jobfile import JobFile
+from paceline_api.load import parse_job
+from paceline_api.resolve import resolve
 
 pytestmark = pytest.mark.processes
 needs_mount = pytest.mark.skipif(not may_mount(), reason="no right to mount a small disk")
@@ -111,7 +116,10 @@ def test_two_jobs_at_once_among_leftovers_of_others(job: Path) -> None:
 def test_a_port_in_use_in_a_pod_is_named(tmp_path: Path) -> None:
     """There nobody would look at another one."""
     spec = tmp_path / "spec.json"
-    spec.write_text('{"command": ["sleep", "60"], "backend": "gloo"}')
+    resolved = resolve(parse_job(JOB))
+    spec.write_text(
+        replace(JobFile.of(resolved, command=["sleep", "60"]), backend="gloo").to_json()
+    )
     with socket.create_server(("0.0.0.0", 0)) as other:
         port = other.getsockname()[1]
         env = {

@@ -17,10 +17,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from paceline.coordinator.config import job_spec, settings_of
-from paceline.core.protocol.records import Late, Mode, Pacing, Settings
+from paceline_api.enums import MaxAgePolicy, Mode, Pacing
+from paceline_api.jobfile import JobFile
 from paceline_api.load import parse_job
-from paceline_api.resolve import ResolvedJob, resolve
+from paceline_api.resolve import resolve
+from paceline_api.rounds import Settings
+from paceline_api.settings import ResolvedJob
 
 pytestmark = pytest.mark.processes
 
@@ -44,7 +46,7 @@ def make_job(collective: str = "{}") -> ResolvedJob:
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
     spec = folder / "job.json"
-    spec.write_text(job_spec(make_job(), working_dir=str(folder)).to_json())
+    spec.write_text(JobFile.of(make_job(), command=["python"]).to_json())
     own = {
         "PACELINE_JOB": "job",
         "PACELINE_TOKEN": "secret",
@@ -174,7 +176,8 @@ def test_a_file_of_another_kind_is_no_job(tmp_path: Path) -> None:
     with coordinator(env) as process:
         _, told = process.communicate(timeout=START_S)
     assert process.returncode == 2
-    assert "is no resolved job" in told
+    assert f"error: {env['PACELINE_SPEC']} is no job that was frozen" in told
+    assert "hint: PACELINE_SPEC names it" in told
 
 
 def test_the_settings_of_a_job() -> None:
@@ -182,7 +185,7 @@ def test_the_settings_of_a_job() -> None:
         "{mode: Deadline, quorum: 50%, deadline: 20ms, grace: 3ms, fullEvery: 10, "
         "pacing: Round, maxAgePolicy: Decay, maxAge: 2, benchAfter: 5s}"
     )
-    got = settings_of(make_job(text).collective)
+    got = Settings.of(make_job(text).collective)
     want = Settings(
         mode=Mode.DEADLINE,
         quorum_percent=50,
@@ -191,7 +194,7 @@ def test_the_settings_of_a_job() -> None:
         grace_share=0.0,
         full_every=10,
         pacing=Pacing.ROUND,
-        late=Late.DECAY,
+        late=MaxAgePolicy.DECAY,
         max_age=2,
         bench_after_ns=5 * 10**9,
     )

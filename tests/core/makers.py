@@ -5,9 +5,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log
-from paceline.core.protocol.records import AnnounceKind, DataPlan, Gen, Go, Settings, Share, Trigger
+from paceline.core.protocol.records import AnnounceKind, DataPlan, Gen, Go, Share, Trigger
 from paceline.core.protocol.sampling import samples_of
 from paceline.core.protocol.trigger import Arrival
+from paceline_api.rounds import Settings
 
 PLAN = DataPlan(samples=400, batch=4, epochs=1, seed=1)
 GEN_1 = GenerationId(1, "a", 1)

@@ -35,7 +35,9 @@ from paceline.core import messages as m
 from paceline.core.coordinator import AgentGone
 from paceline.core.protocol.ids import parse_member
 from paceline.core.protocol.log import Weighing
-from paceline.core.protocol.records import Go, Late, Mode, Settings
+from paceline.core.protocol.records import Go
+from paceline_api.enums import MaxAgePolicy, Mode
+from paceline_api.rounds import Settings
 from sim.ranks import SimRank
 from sim.simulation import BrokenPromiseError, Simulation
 from sim.world import MS, World
@@ -100,7 +102,7 @@ def _world(text: str) -> World:
     settings = Settings(
         mode=Mode(facts.pop("mode", "Full")),
         quorum=int(facts.pop("quorum", 0)),
-        late=Late(facts.pop("late", "Drop")),
+        late=MaxAgePolicy(facts.pop("late", "Drop")),
         max_age=int(facts.pop("max_age", 0)),
         bench_after_ns=int(facts.pop("bench_ms", 10**6)) * MS,
         grace_ns=0,

@@ -21,11 +21,12 @@ from paceline.core.protocol import trigger
 from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.pending import Pending
-from paceline.core.protocol.records import DataPlan, Gen, Settings
+from paceline.core.protocol.records import DataPlan, Gen
 from paceline.core.rank import events as ev
 from paceline.core.rank import machine, membership, rounds
 from paceline.core.rank.machine import Rank
 from paceline.core.rank.state import RankState
+from paceline_api.rounds import Settings
 
 SCENARIOS = {s.name.split("_")[0]: s for s in all_scenarios()}
 Patch = Callable[[pytest.MonkeyPatch], None]

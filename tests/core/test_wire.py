@@ -10,7 +10,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paceline.core import messages as m
 from paceline.core import wire
-from paceline.core.protocol.records import Go, Record, pack_record
+from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.protocol.log import chain
+from paceline.core.protocol.records import (
+    DataPlan,
+    Drop,
+    DropReason,
+    Gen,
+    Go,
+    LeftOut,
+    Record,
+    Request,
+    Share,
+    Trigger,
+    pack_record,
+)
+from paceline_api.enums import MaxAgePolicy, Mode, Normalisation, Pacing
+from paceline_api.rounds import Settings
 
 CI = settings(
     max_examples=40,
@@ -111,3 +127,58 @@ def test_a_message_of_another_table_is_refused() -> None:
     for decode in (wire.rank_message, wire.agent_message, wire.message_to_agent):
         with pytest.raises(wire.WireError):
             decode(text)
+
+
+SETTINGS = Settings(
+    mode=Mode.QUORUM,
+    quorum=2,
+    deadline_ns=5,
+    grace_ns=7,
+    late=MaxAgePolicy.DECAY,
+    normalisation=Normalisation.APPLIED,
+    pacing=Pacing.SAMPLES,
+)
+SETTINGS_BYTES = (
+    "de0012a46d6f6465a651756f72756da671756f72756d02ae71756f72756d5f70657263656e7400b072616e64"
+    "6f6d5f696e69746961746f72c2ab646561646c696e655f6e7305af646561646c696e655f666163746f72cb40"
+    "08000000000000a867726163655f6e7307ab67726163655f7368617265cb3fa999999999999aad7761726d75"
+    "705f726f756e647300aa66756c6c5f657665727900a76d61785f61676504a46c617465a54465636179ac6465"
+    "6361795f666163746f72cb3fe0000000000000ad6e6f726d616c69736174696f6ea74170706c696564a67061"
+    "63696e67a753616d706c6573ae62656e63685f61667465725f6e7300ad627566666572735f657665727900aa"
+    "686173685f657665727964"
+)
+GEN_BYTES_BEFORE_SETTINGS = (
+    "8aa474797065a367656ea269649301a16302a76d656d6265727392930000cd03e8930100cd07d0aa77697468"
+    "5f737461746591930000cd03e8a661637469766592930000cd03e8930100cd07d0a776657273696f6e00a86c"
+    "6566745f6f75749182a66d656d62657293020000a3776879a464656164a96c6f6f6b61686561649192930000"
+    "cd03e802a4706c616e86a773616d706c657340a5626174636804aa616363756d756c61746501a665706f6368"
+    "7302a47365656407a964726f705f6c617374c2a873657474696e6773"
+)
+
+
+def test_the_bytes_of_a_record_are_these() -> None:
+    """Ranks of two releases may share a log, and their digests are made of these bytes."""
+    a, b = MemberId(0, 0, 1000), MemberId(1, 0, 2000)
+    gen = Gen(
+        GenerationId(1, "c", 2),
+        (a, b),
+        with_state=(a,),
+        active=(a, b),
+        version=0,
+        left_out=(LeftOut(MemberId(2, 0, 0), "dead"),),
+        lookahead=((a, 2),),
+        plan=DataPlan(samples=64, batch=4, accumulate=1, epochs=2, seed=7),
+        settings=SETTINGS,
+    )
+    drop = Drop(DropReason.STALE, 4, (1,))
+    share = Share(a, 1, 1, fresh=True, samples=4, unit=4, leases=(0,), drops=(drop,))
+    go = Go(gen.id, 0, Trigger.QUORUM, (share,), request=Request(1, SETTINGS), wait_us=3)
+    assert pack_record(gen).hex() == GEN_BYTES_BEFORE_SETTINGS + SETTINGS_BYTES
+    assert SETTINGS_BYTES in pack_record(go).hex()
+    assert chain(chain("", gen), go) == "260dc6720f22fe1e16101d39"
+    assert wire.to_json(SETTINGS) == (
+        '{"mode":"Quorum","quorum":2,"quorum_percent":0,"random_initiator":false,"deadline_ns":5,'
+        '"deadline_factor":3.0,"grace_ns":7,"grace_share":0.05,"warmup_rounds":0,"full_every":0,'
+        '"max_age":4,"late":"Decay","decay_factor":0.5,"normalisation":"Applied",'
+        '"pacing":"Samples","bench_after_ns":0,"buffers_every":0,"hash_every":100}'
+    )

@@ -23,10 +23,10 @@ from typing import Any
 
 import paceline as pl
 import torch
+from paceline.control.client import ControlClient
 from paceline.core.protocol.ids import parse_member
 from paceline.transport.selected import SelectedTransport
 from paceline.worker.comm_thread import Driver
-from paceline.worker.coordinator_client import CoordinatorLink
 
 CONFIG = json.loads(os.environ["HISTORY"])
 MEMBER = parse_member(os.environ["PACELINE_MEMBER"])
@@ -97,13 +97,13 @@ def die_inside(method: str, call: int, delay_ms: float) -> None:
 
 def cut_when_asked() -> None:
     """SIGUSR1 cuts the connection to the coordinator, for as long as a file says."""
-    real = CoordinatorLink._connect
+    real = ControlClient._connect
     until = [0.0]
 
-    async def connect(link: CoordinatorLink, *given: Any) -> None:
+    async def connect(client: ControlClient[Any], *given: Any) -> None:
         if time.monotonic() < until[0]:
             raise ConnectionError("the control channel is cut")
-        await real(link, *given)
+        await real(client, *given)
 
     def cut(*_: object) -> None:
         until[0] = time.monotonic() + float(Path(f"cut-{os.getpid()}").read_text()) / 1000
@@ -115,7 +115,7 @@ def cut_when_asked() -> None:
                 if one.family == socket.AF_INET and str(one.getpeername()[1]) in ports:
                     one.shutdown(socket.SHUT_RDWR)
 
-    setattr(CoordinatorLink, "_connect", connect)  # noqa: B010
+    setattr(ControlClient, "_connect", connect)  # noqa: B010
     signal.signal(signal.SIGUSR1, cut)
 
 

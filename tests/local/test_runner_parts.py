@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 from paceline.cli.table import line, table
 from paceline.core.protocol.ids import GenerationId, MemberId
-from paceline.core.protocol.records import Mode, Settings
 from paceline.core.status import (
     Change,
     Fact,
@@ -29,8 +28,9 @@ from paceline.local.report import summary, verdict
 from paceline.local.rundir import RunDirError, make_run_dir
 from paceline.local.slow import Replacer
 from paceline.local.timeline import Timeline
-from paceline_api.enums import StragglerResponse
-from paceline_api.resolve import StragglerSettings
+from paceline_api.enums import Mode, StragglerResponse
+from paceline_api.rounds import Settings
+from paceline_api.settings import StragglerSettings
 from rich.console import Console
 
 S = 10**9

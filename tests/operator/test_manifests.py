@@ -13,10 +13,11 @@ import pytest
 import yaml
 from fake_cluster.world import job_body
 from paceline import environment as runtime_settings
-from paceline.coordinator.config import job_spec, settings_of
 from paceline_api import names
+from paceline_api.jobfile import read_job_file, read_resolved_job
+from paceline_api.rounds import Settings
 from paceline_operator.core import children
-from paceline_operator.core.frozen import job_file, round_settings, settings_differ
+from paceline_operator.core.frozen import job_file, settings_differ
 from paceline_operator.core.job import Job, read_job
 from paceline_operator.core.keys import hkdf, job_keys, key_id
 from paceline_operator.core.service import service
@@ -123,27 +124,26 @@ def test_names_of_the_environment_are_those_of_the_runtime() -> None:
     }
 
 
-def test_the_job_file_is_the_one_that_the_runtime_reads() -> None:
+def test_the_job_file_leaves_the_environment_to_the_kubelet(tmp_path: Path) -> None:
+    """It fills in the agent's, and its ranks inherit that."""
     job = job_of(**copy.deepcopy(RICH))
-    assert job.settings is not None
-    wanted = json.loads(job_spec(job.settings, working_dir="").to_json())
-    found = json.loads(job_file(job))
-    # The kubelet fills in the agent's environment, and its ranks inherit it.
-    assert found.pop("env") == []
-    assert found.pop("command") == ["python", "train.py", "--lr=$(LR)"]
-    del wanted["env"], wanted["command"]
-    assert found == wanted
+    file = tmp_path / "job.json"
+    file.write_text(job_file(job))
+    found = read_job_file(file)
+    assert found.env == ()
+    assert found.command == ("python", "train.py", "--lr=$(LR)")
+    assert read_resolved_job(file) == job.settings
 
 
-def test_round_settings_are_those_of_the_runtime() -> None:
+def test_only_what_the_coordinator_can_change_is_told_again() -> None:
     job = job_of()
     assert job.settings is not None
-    collective = job.settings.collective
-    told = json.loads(msgspec.json.encode(settings_of(collective)))
-    found = round_settings(collective)
-    assert found == told
-    assert settings_differ(found, told) == []
-    assert settings_differ(found, told | {"mode": "Solo", "pacing": "Samples"}) == ["mode"]
+    wanted = msgspec.to_builtins(Settings.of(job.settings.collective))
+    told = json.loads(msgspec.json.encode(wanted))
+    assert settings_differ(wanted, told) == []
+    assert settings_differ(wanted, told | {"mode": "Solo", "pacing": "Samples"}) == ["mode"]
+    del told["late"]
+    assert settings_differ(wanted, told) == []
 
 
 @pytest.mark.parametrize("spec", [{}, RICH])

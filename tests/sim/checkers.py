@@ -12,10 +12,11 @@ from paceline.core.coordinator.state import State
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log, Weighing
 from paceline.core.protocol.pending import Buffer
-from paceline.core.protocol.records import Gen, Go, Late, Mode, Record, Trigger
+from paceline.core.protocol.records import Gen, Go, Record, Trigger
 from paceline.core.protocol.sampling import samples_of, total_leases
 from paceline.core.protocol.snapshot import Totals
 from paceline.core.rank import events as ev
+from paceline_api.enums import MaxAgePolicy, Mode
 from sim.disk import Copy
 from sim.sums import Label, Sum, add, scaled
 
@@ -199,13 +200,13 @@ class Checkers:
     def check_ages(self, go: Go, log: Log) -> None:
         """I7: nothing older than maxAge has full weight."""
         s = log.settings
-        if not s.max_age or (s.late is Late.WAIT and self.settings_changed):
+        if not s.max_age or (s.late is MaxAgePolicy.WAIT and self.settings_changed):
             return
         for share in go.shares:
             over = go.round - share.oldest - s.max_age
             if not share.count or over <= 0:
                 continue
-            assert s.late is Late.DECAY, f"I7: {share} is {over} rounds too old"
+            assert s.late is MaxAgePolicy.DECAY, f"I7: {share} is {over} rounds too old"
             assert share.discount < 1, f"I7: {share} has full weight"
 
     def check_weights(self, rank: SimRank) -> None:
@@ -213,7 +214,7 @@ class Checkers:
         for label, value in rank.weights.items():
             limit = self.samples[label]
             assert value <= limit, f"I2: batch {label} applied {value} of {limit} samples"
-            if self.sim.world.settings.late is not Late.DECAY and not self.settings_changed:
+            if self.sim.world.settings.late is not MaxAgePolicy.DECAY and not self.settings_changed:
                 assert value == limit, f"I12: batch {label} applied as {value} of {limit}"
 
     def check_rounds_apart(self, rank: SimRank) -> None:
@@ -324,7 +325,7 @@ class Checkers:
         wanted = sum(samples_of(plan, x) for x in range(total_leases(plan)))
         assert total.applied + total.dropped == wanted, f"I1: {total} of {wanted}"
         assert log.ledger.epochs_exact + log.ledger.epochs_short == plan.epochs
-        if log.settings.late is not Late.DECAY and not self.settings_changed:
+        if log.settings.late is not MaxAgePolicy.DECAY and not self.settings_changed:
             assert total.discounted == 0
 
 

@@ -6,8 +6,9 @@ import os
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from paceline.core.protocol.records import Late, Mode, Normalisation, Pacing, Settings
 from paceline.core.protocol.tree import TREE_ABOVE
+from paceline_api.enums import MaxAgePolicy, Mode, Normalisation, Pacing
+from paceline_api.rounds import Settings
 from sim.faults import Fault, Kind, plant
 from sim.simulation import Simulation
 from sim.world import MS, World
@@ -43,7 +44,7 @@ def modes(draw: st.DrawFn, ranks: int) -> Settings:
         warmup_rounds=draw(st.sampled_from([0, 0, 3])),
         full_every=draw(st.sampled_from([0, 0, 5])),
         max_age=draw(st.sampled_from([0, 2, 4])),
-        late=draw(st.sampled_from(Late)),
+        late=draw(st.sampled_from(MaxAgePolicy)),
         normalisation=draw(st.sampled_from(Normalisation)),
         pacing=draw(st.sampled_from(Pacing)),
         bench_after_ns=300 * MS,

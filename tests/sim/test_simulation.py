@@ -13,16 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from paceline.core import messages as m
-from paceline.core.protocol.records import (
-    Gen,
-    Go,
-    Late,
-    Mode,
-    Normalisation,
-    Pacing,
-    Settings,
-    Trigger,
-)
+from paceline.core.protocol.records import Gen, Go, Trigger
+from paceline_api.enums import MaxAgePolicy, Mode, Normalisation, Pacing
+from paceline_api.rounds import Settings
 from sim.faults import Fault, Kind, plant
 from sim.histories import bounded, faults, run, seeds, worlds
 from sim.ranks import SimRank
@@ -167,11 +160,11 @@ def test_a_death_at_every_step_of_a_generation_change(kind: Kind) -> None:
 # ---- single promises -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("late", Late)
+@pytest.mark.parametrize("late", MaxAgePolicy)
 @pytest.mark.parametrize("normalisation", Normalisation)
 @pytest.mark.parametrize("pacing", [Pacing.ROUND, Pacing.SAMPLES])
 def test_ages_weights_and_sums_under_every_policy(
-    late: Late, normalisation: Normalisation, pacing: Pacing
+    late: MaxAgePolicy, normalisation: Normalisation, pacing: Pacing
 ) -> None:
     """I7 and I12 with a rank that is late all the time."""
     settings = Settings(
@@ -186,9 +179,9 @@ def test_ages_weights_and_sums_under_every_policy(
     for seed in range(4):
         sim = run(world, seed, [])
         total = sim.finished[0].state.log.ledger.total()
-        assert total.late > 0 or late is Late.DROP
-        assert (total.dropped > 0) <= (late is Late.DROP)
-        assert (total.discounted > 0) <= (late is Late.DECAY)
+        assert total.late > 0 or late is MaxAgePolicy.DROP
+        assert (total.dropped > 0) <= (late is MaxAgePolicy.DROP)
+        assert (total.discounted > 0) <= (late is MaxAgePolicy.DECAY)
 
 
 @pytest.mark.parametrize("mode", [Mode.SOLO, Mode.QUORUM, Mode.MAJORITY, Mode.FULL, Mode.DEADLINE])

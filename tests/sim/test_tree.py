@@ -9,8 +9,10 @@ from __future__ import annotations
 import pytest
 from paceline.core import messages as m
 from paceline.core.protocol.ids import MemberId
-from paceline.core.protocol.records import Go, Mode, Settings
+from paceline.core.protocol.records import Go
 from paceline.core.protocol.tree import TREE_ABOVE
+from paceline_api.enums import Mode
+from paceline_api.rounds import Settings
 from sim.faults import Fault, Kind
 from sim.histories import run
 from sim.simulation import Simulation

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.core.protocol.records import DataPlan, Settings
+from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.tree import TREE_ABOVE
+from paceline_api.rounds import Settings
 
 MS = 10**6
 

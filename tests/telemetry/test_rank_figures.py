@@ -20,8 +20,6 @@ from paceline.core.protocol.records import (
     Gen,
     Go,
     LeftOut,
-    Mode,
-    Settings,
     Share,
     Trigger,
 )
@@ -33,6 +31,8 @@ from paceline.telemetry.records import RankRecord
 from paceline.worker.metrics.loop import LoopGauges
 from paceline.worker.metrics.rounds import CheckpointGauges, Gauges
 from paceline.worker.metrics.waits import AvoidedWaiting
+from paceline_api.enums import Mode
+from paceline_api.rounds import Settings
 
 MS = 1_000_000
 A, B, C, D = (MemberId(slot, 0, 0) for slot in range(4))

@@ -18,7 +18,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log
-from paceline.core.protocol.records import DataPlan, Gen, Settings
+from paceline.core.protocol.records import DataPlan, Gen
 from paceline.core.protocol.snapshot import Kept, LogSnapshot
 from paceline.core.rank.events import Published, Written
 from paceline.errors import CheckpointError
@@ -26,6 +26,7 @@ from paceline.worker.checkpoint import format as disk
 from paceline.worker.checkpoint.writer import WRITING, Answer, Writer
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import GradientBuckets
+from paceline_api.rounds import Settings
 from small_disk import small_disk
 from torch import nn
 

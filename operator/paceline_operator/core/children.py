@@ -14,12 +14,13 @@ from typing import Any, Final
 
 from paceline_api import names
 from paceline_api.enums import Autoscaler
+from paceline_api.jobfile import JOB_FILE
 from paceline_api.template import TRAINER
 from paceline_api.types import API_VERSION, KIND
 
 from paceline_operator.core import placement
 from paceline_operator.core.fabric import Fabric, equip
-from paceline_operator.core.frozen import FILE, job_file, trainer_of
+from paceline_operator.core.frozen import job_file, trainer_of
 from paceline_operator.core.job import Job
 from paceline_operator.core.keys import JobKeys
 
@@ -96,7 +97,7 @@ def worker(
     ports = container.setdefault("ports", [])
     if not any(p.get("containerPort") == port for p in ports):
         ports.append({"name": "metrics", "containerPort": port, "protocol": "TCP"})
-    _mount(spec, container, "paceline-job", FILES, _job_volume(job, [FILE, CERTIFICATE]))
+    _mount(spec, container, "paceline-job", FILES, _job_volume(job, [JOB_FILE, CERTIFICATE]))
     _mount(spec, container, "paceline-run", RUN_DIR, {"emptyDir": {}})
     _mount(spec, container, "paceline-shm", "/dev/shm", {"emptyDir": {"medium": "Memory"}})
     checkpoint = job.spec.checkpoint
@@ -172,7 +173,7 @@ def _common_env(job: Job) -> list[dict[str, Any]]:
         _set(names.ENV_VERSION, ENV_VERSION_NOW),
         _set(names.ENV_JOB, job.name),
         _set(names.ENV_NAMESPACE, job.namespace),
-        _set(names.ENV_SPEC, f"{FILES}/{FILE}"),
+        _set(names.ENV_SPEC, f"{FILES}/{JOB_FILE}"),
         _set(names.ENV_TLS_CERT, f"{FILES}/{CERTIFICATE}"),
         {"name": names.ENV_TOKEN, "valueFrom": token},
     ]
@@ -215,7 +216,7 @@ def coordinator(job: Job, attempt: int) -> dict[str, Any]:
         placed = wanted.model_dump(mode="json", by_alias=True, exclude_none=True)
         placed.pop("resources", None)
         spec |= placed
-    files = [FILE, CERTIFICATE, PRIVATE_KEY]
+    files = [JOB_FILE, CERTIFICATE, PRIVATE_KEY]
     _mount(spec, container, "paceline-job", FILES, _job_volume(job, files))
     _mount(spec, container, "tmp", "/tmp", {"emptyDir": {}})
     _restrict(spec)
@@ -245,7 +246,7 @@ def coordinator(job: Job, attempt: int) -> dict[str, Any]:
 def secret(job: Job, keys: JobKeys, *, certificate: str, private_key: str) -> dict[str, Any]:
     """Created once and never read or changed (C2). `certificate`, `private_key`: PEM."""
     data = {
-        FILE: job_file(job),
+        JOB_FILE: job_file(job),
         TOKEN: keys.token,
         CERTIFICATE: certificate,
         PRIVATE_KEY: private_key,

@@ -17,7 +17,8 @@ from paceline_api.errors import InvalidJobError
 from paceline_api.load import job_from_mapping, without_nulls
 from paceline_api.names import DEFAULT_MANAGER
 from paceline_api.reasons import ConditionType, Reason
-from paceline_api.resolve import ResolvedJob, resolve
+from paceline_api.resolve import resolve
+from paceline_api.settings import ResolvedJob
 from paceline_api.types import TrainingJob, TrainingJobSpec
 
 _NOT_KEPT: Final = ("template", "replicas", "minReplicas", "maxReplicas", "suspend")

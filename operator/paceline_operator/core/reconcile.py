@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+import msgspec
 from paceline_api.reasons import ConditionType, Reason
+from paceline_api.rounds import Settings
 
 from paceline_operator.core import (
     backoff,
@@ -32,7 +34,7 @@ from paceline_operator.core.changes import Changes, Create, Event
 from paceline_operator.core.companions import companions
 from paceline_operator.core.conditions import Wanted
 from paceline_operator.core.events import events_of, suspended_event
-from paceline_operator.core.frozen import round_settings, settings_differ
+from paceline_operator.core.frozen import settings_differ
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed, RefusalKind
 from paceline_operator.core.resize import Plan
@@ -309,7 +311,7 @@ def _targets(job: Job, seen: Observed) -> dict[str, Any] | None:
     targets: dict[str, Any] = {}
     if not told.told or told.replicas != job.settings.replicas:
         targets["replicas"] = job.settings.replicas
-    settings = round_settings(job.settings.collective)
+    settings = msgspec.to_builtins(Settings.of(job.settings.collective))
     if settings_differ(settings, told.settings):
         targets["settings"] = settings
     return targets or None

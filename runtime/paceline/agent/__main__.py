@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
+from paceline_api.jobfile import JobFile, read_job_file
 
 from paceline.agent.coordinator_client import CoordinatorLink
 from paceline.agent.http import HttpServer
@@ -27,13 +28,13 @@ from paceline.agent.network import NetworkWatch, nccl_log
 from paceline.agent.supervisor import Supervisor
 from paceline.agent.system import Reaper, become_subreaper
 from paceline.clock import NS_PER_S
+from paceline.control.tls import pinned
 from paceline.core.agent.exits import End, Ended
 from paceline.core.agent.supervise import Limits, Report
 from paceline.core.messages import AgentBeat, AgentDone, AgentHello, Shutdown, ToAgent
 from paceline.core.protocol.ids import MemberId
-from paceline.environment import ENV_SPEC, AgentSettings, AgentSpec, SettingsError
+from paceline.environment import AgentSettings
 from paceline.telemetry.collector import PodRecords
-from paceline.tls import pinned
 
 log = logging.getLogger("paceline.agent")
 
@@ -45,7 +46,7 @@ TERMINATION_BYTES_MAX: Final = 4096
 class Agent:
     """Wires the parts of one pod's agent together. `run` returns how the pod ended."""
 
-    def __init__(self, settings: AgentSettings, spec: AgentSpec) -> None:
+    def __init__(self, settings: AgentSettings, spec: JobFile) -> None:
         mpiexec = find_mpiexec()
         self._settings = settings
         self._mpiexec = mpiexec if needs_mpi(spec.backend, mpiexec) else ""
@@ -158,7 +159,7 @@ class Agent:
         return {"ranks": places, "coordinator": self._link.connected}
 
 
-async def _run(settings: AgentSettings, spec: AgentSpec) -> Ended:
+async def _run(settings: AgentSettings, spec: JobFile) -> Ended:
     return await Agent(settings, spec).run()
 
 
@@ -171,21 +172,13 @@ def _leave_word(ended: Ended) -> None:
         log.info("no word is left in %s: %s", TERMINATION_LOG, error.strerror)
 
 
-def read_spec(settings: AgentSettings) -> AgentSpec:
-    try:
-        return AgentSpec.from_json(settings.spec_path.read_bytes())
-    except OSError as error:
-        problem = f"names {settings.spec_path}, which cannot be read: {error.strerror}"
-        raise SettingsError(ENV_SPEC, problem) from None
-
-
 def main() -> int:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s agent: %(message)s"
     )
     try:
         settings = AgentSettings.from_environment(os.environ)
-        ended = asyncio.run(_run(settings, read_spec(settings)))
+        ended = asyncio.run(_run(settings, read_job_file(settings.spec_path)))
         if TERMINATION_LOG.exists():
             _leave_word(ended)
     except PacelineError as error:

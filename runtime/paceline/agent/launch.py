@@ -18,11 +18,12 @@ from typing import Final
 import msgspec
 from paceline_api.enums import Backend
 from paceline_api.errors import PacelineError
+from paceline_api.jobfile import JobFile
 
 from paceline.agent import shim
 from paceline.agent.network import nccl_environment
 from paceline.core.protocol.ids import MemberId
-from paceline.environment import PREFIX, AgentSettings, AgentSpec, rank_environment
+from paceline.environment import PREFIX, AgentSettings, rank_environment
 
 _REFERENCE: Final = re.compile(r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
 
@@ -66,7 +67,7 @@ def needs_mpi(backend: str, mpiexec: str) -> bool:
 
 def plan_rank(
     settings: AgentSettings,
-    spec: AgentSpec,
+    spec: JobFile,
     member: MemberId,
     *,
     outside: Mapping[str, str],

@@ -6,27 +6,25 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
 
 import msgspec
-from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE, PacelineError
+from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE, JobFileError, PacelineError
+from paceline_api.jobfile import JOB_FILE, JobFile, read_job_file
 
 from paceline.agent.launch import expand, group_of_one
 from paceline.core.protocol.ids import MemberId
 from paceline.core.replay.sequence import RESULT, Result
-from paceline.environment import ENV_REPLAY, PREFIX, AgentSpec
-
-SPEC: Final = "job.json"
+from paceline.environment import ENV_REPLAY, PREFIX
 
 
 def replay(run_dir: Path) -> int:
     """The exit code: 0 if the weights are the same, 1 if they differ."""
     run_dir = run_dir.resolve()
     try:
-        spec = AgentSpec.from_json((run_dir / SPEC).read_bytes())
-    except OSError as error:
+        spec = read_job_file(run_dir / JOB_FILE)
+    except JobFileError as error:
         raise PacelineError(
-            f"{run_dir} is no run folder: {error.strerror}",
+            f"{run_dir} is no run folder: {error.message}",
             hint="name the folder of a run that was made with `paceline run --record`",
             exit_code=EXIT_BAD_INPUT,
         ) from None
@@ -45,7 +43,7 @@ def replay(run_dir: Path) -> int:
     return _tell(msgspec.json.decode((run_dir / RESULT).read_bytes(), type=Result))
 
 
-def _environment(spec: AgentSpec) -> dict[str, str]:
+def _environment(spec: JobFile) -> dict[str, str]:
     """As that of a rank, which belongs to no job."""
     outer = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
     own_bin = str(Path(sys.executable).parent)

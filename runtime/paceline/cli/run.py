@@ -11,7 +11,8 @@ from typing import Final
 
 from paceline_api.errors import EXIT_FAILURE, SpecError
 from paceline_api.load import load_job
-from paceline_api.resolve import ResolvedJob, resolve
+from paceline_api.resolve import resolve
+from paceline_api.settings import ResolvedJob
 
 from paceline.cli.screen import Screen
 from paceline.core.faults import SEPARATOR, Fault, FaultError, FaultKind, check_ranks, parse_faults

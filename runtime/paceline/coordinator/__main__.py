@@ -18,9 +18,10 @@ from typing import Final
 
 from aiohttp import web
 from paceline_api.errors import PacelineError
+from paceline_api.jobfile import read_resolved_job
 
 from paceline.clock import now_ns, wall_s
-from paceline.coordinator.config import config_of, read_job
+from paceline.coordinator.config import config_of
 from paceline.coordinator.server import BrokenError, Server
 from paceline.core.coordinator.machine import Coordinator
 from paceline.environment import (
@@ -46,7 +47,7 @@ def main() -> int:
     )
     try:
         settings = CoordinatorSettings.from_environment(os.environ)
-        config = config_of(read_job(settings.spec_path))
+        config = config_of(read_resolved_job(settings.spec_path))
         coordinator = Coordinator(config, uid=settings.uid, now_ns=now_ns(), wall_s=wall_s())
         return asyncio.run(_serve(settings, coordinator))
     except PacelineError as error:

@@ -10,19 +10,11 @@ from __future__ import annotations
 from enum import StrEnum
 
 from msgspec import Struct
+from paceline_api.enums import Pacing
+from paceline_api.rounds import Settings
 
 from paceline.core.protocol.ids import GenerationId, MemberId
-from paceline.core.protocol.records import (
-    AnnounceKind,
-    DataPlan,
-    Gen,
-    Go,
-    Pacing,
-    Record,
-    Request,
-    Settings,
-    Share,
-)
+from paceline.core.protocol.records import AnnounceKind, DataPlan, Gen, Go, Record, Request, Share
 from paceline.core.protocol.snapshot import Kept, LogSnapshot
 
 

@@ -15,10 +15,10 @@ from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
+from paceline_api.rounds import Settings
 
 from paceline.core.messages import Network
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
-from paceline.core.protocol.records import Settings
 from paceline.core.protocol.shadow import PARTIAL
 
 HAPPENINGS_MAX: Final = 256

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from paceline_api.jobfile import JOB_FILE, JobFile
 from paceline_api.names import (
     ENV_ATTEMPT,
     ENV_COORDINATOR,
@@ -31,10 +32,9 @@ from paceline_api.names import (
     ENV_TOKEN,
     is_reserved_env,
 )
-from paceline_api.resolve import ResolvedJob
+from paceline_api.settings import ResolvedJob
 
 from paceline.clock import NS_PER_S, now_ns
-from paceline.coordinator.config import job_spec
 from paceline.core.faults import INSIDE_A_RANK, Fault, format_faults
 from paceline.core.messages import Inventory, Targets
 from paceline.core.status import Outcome, Status
@@ -52,7 +52,6 @@ from paceline.local.client import Client, CoordinatorAwayError
 from paceline.local.processes import Child, adopt_orphans, children_of, kill_orphans
 from paceline.local.rundir import write
 
-SPEC: Final = "job.json"
 BACKLOG: Final = 1024
 ASK_S: Final = 3.0
 """So long the replacement of an agent waits for a coordinator that is away."""
@@ -100,9 +99,16 @@ class Cluster:
         self._run_dir = run_dir
         self._faults = format_faults(f for f in faults if f.kind in INSIDE_A_RANK)
         self._on_line = on_line
-        self._spec = run_dir / SPEC
-        spec = job_spec(job, working_dir=str(working_dir), record=record)
-        write(run_dir, SPEC, spec.to_json())
+        self._spec = run_dir / JOB_FILE
+        trainer = job.trainer
+        frozen = JobFile.of(
+            job,
+            command=trainer.command,
+            env=trainer.env.items(),
+            working_dir=str(working_dir),
+            record=record,
+        )
+        write(run_dir, JOB_FILE, frozen.to_json())
         self._wanted = job.replicas
         self._informed = ""
         """Uid of the coordinator that was told last."""

@@ -19,7 +19,7 @@ from typing import Final, Self
 
 import msgspec
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
-from paceline_api.resolve import ResolvedJob
+from paceline_api.settings import ResolvedJob
 
 from paceline.core.status import Status
 from paceline.environment import SOCKETS, has_room, sockets_base

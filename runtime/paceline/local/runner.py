@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 from paceline_api.durations import format_duration
-from paceline_api.resolve import ResolvedJob
+from paceline_api.settings import ResolvedJob
 
 from paceline.clock import NS_PER_S, now_ns
 from paceline.core.faults import Fault

@@ -17,11 +17,13 @@ from enum import StrEnum
 from itertools import product
 from typing import Final
 
+from paceline_api.enums import Mode
+
 from paceline.core.agent.supervise import Phase
 from paceline.core.collectives.schedules import ALGORITHMS
 from paceline.core.collectives.select import CLASS_NAMES, NATIVE
 from paceline.core.messages import Network
-from paceline.core.protocol.records import DropReason, Mode, Trigger
+from paceline.core.protocol.records import DropReason, Trigger
 
 
 class Kind(StrEnum):

@@ -18,24 +18,26 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from paceline_api.enums import Pacing
+from paceline_api.jobfile import read_job_file
+
 from paceline.clock import now_ns
+from paceline.control.tls import pinned
 from paceline.core.messages import Dismiss, Endpoints, ToRank
 from paceline.core.protocol.hand import Hand
 from paceline.core.protocol.ids import MemberId
-from paceline.core.protocol.records import DataPlan, Metric, Pacing
+from paceline.core.protocol.records import DataPlan, Metric
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.status import place_of
 from paceline.environment import (
     SOCKETS,
-    AgentSpec,
     RankSettings,
     has_room,
     sockets_base,
 )
 from paceline.errors import DismissedError, PacelineError, RuntimeBrokenError
 from paceline.telemetry.records import RankRecord, RecordError
-from paceline.tls import pinned
 from paceline.transport.base import Transport, TransportError
 from paceline.transport.factory import make_transport
 from paceline.transport.solo import NoTransport
@@ -103,7 +105,7 @@ class Engine:
         self._interrupts = Interrupts()
         self._line: AgentLine | None = None
         self._directory: tempfile.TemporaryDirectory[str] | None = None
-        self._spec = AgentSpec.from_json(settings.spec_path.read_bytes()) if settings else None
+        self._spec = read_job_file(settings.spec_path) if settings else None
         member = settings.member if settings else MemberId(0, 0, 0)
         record = _open_record(settings)
         self._record = record

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from paceline_api.enums import Mode, Pacing
+from paceline_api.rounds import Settings
+
 from paceline.clock import now_ns
 from paceline.core import coordinator as core
 from paceline.core.messages import RankMessage, ToRank
-from paceline.core.protocol.records import Mode, Pacing, Settings
 
 
 class AloneLink:

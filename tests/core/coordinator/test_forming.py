@@ -13,7 +13,8 @@ from paceline.core.coordinator.forming import Broken, Wait, form, may_begin, may
 from paceline.core.coordinator.sizes import Sizes
 from paceline.core.messages import Commit, Endpoints, Prepared, Register
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
-from paceline.core.protocol.records import Pacing, Settings
+from paceline_api.enums import Pacing
+from paceline_api.rounds import Settings
 
 NEW = GenerationId(2, "b", 1)
 CI = settings(max_examples=300, derandomize=True, deadline=None, database=None)

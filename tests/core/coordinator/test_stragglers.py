@@ -10,7 +10,7 @@ from paceline.core.coordinator.state import Phase
 from paceline.core.protocol.ids import NO_GENERATION, MemberId
 from paceline.core.status import Status
 from paceline_api.enums import StragglerResponse as Do
-from paceline_api.resolve import StragglerSettings
+from paceline_api.settings import StragglerSettings
 
 S = 10**9
 A, B, C = (member(slot) for slot in range(3))

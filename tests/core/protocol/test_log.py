@@ -20,17 +20,15 @@ from paceline.core.protocol.records import (
     DropReason,
     Gen,
     Go,
-    Mode,
-    Normalisation,
-    Pacing,
     Request,
-    Settings,
     Share,
     Trigger,
 )
 from paceline.core.protocol.sampling import samples_of, total_leases
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
+from paceline_api.enums import Mode, Normalisation, Pacing
+from paceline_api.rounds import Settings
 
 CI = settings(max_examples=80, derandomize=True, deadline=None, database=None)
 

@@ -9,7 +9,9 @@ from core.makers import member
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paceline.core.protocol.pending import BufferOp, Merge, Pending, Place, Scale, Swap, Zero
-from paceline.core.protocol.records import DropReason, Late, Settings
+from paceline.core.protocol.records import DropReason
+from paceline_api.enums import MaxAgePolicy
+from paceline_api.rounds import Settings
 
 ME = member(0)
 
@@ -119,9 +121,9 @@ def test_every_batch_is_applied_once_with_its_samples(what: list[tuple[str, int,
 
 
 @settings(max_examples=300, derandomize=True, deadline=None, database=None)
-@given(moves, st.sampled_from([Late.DROP, Late.DECAY]), st.integers(1, 3))
+@given(moves, st.sampled_from([MaxAgePolicy.DROP, MaxAgePolicy.DECAY]), st.integers(1, 3))
 def test_what_is_too_old_is_dropped_or_weighed_and_counted(
-    what: list[tuple[str, int, bool]], late: Late, max_age: int
+    what: list[tuple[str, int, bool]], late: MaxAgePolicy, max_age: int
 ) -> None:
     run = Run()
     rules = Settings(max_age=max_age, late=late)
@@ -141,7 +143,7 @@ def test_a_decayed_buffer_carries_its_discount_once() -> None:
     run = Run()
     run.step(4, True)
     run.version = 5
-    rules = Settings(max_age=2, late=Late.DECAY, decay_factor=0.5)
+    rules = Settings(max_age=2, late=MaxAgePolicy.DECAY, decay_factor=0.5)
     run.round(rules, with_grad=True, named=False)
     assert run.memory.grad == Fraction(7) / 8
     again, ops = run.pending.share(

@@ -7,17 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from paceline.core.protocol.log import Log
-from paceline.core.protocol.records import (
-    AnnounceKind,
-    DataPlan,
-    Go,
-    Mode,
-    Settings,
-    Share,
-    Trigger,
-)
+from paceline.core.protocol.records import AnnounceKind, DataPlan, Go, Share, Trigger
 from paceline.core.protocol.shadow import PARTIAL, Hindsight
 from paceline.core.protocol.trigger import Arrival, decide
+from paceline_api.enums import Mode
+from paceline_api.rounds import Settings
 
 US = 1000
 FREE = DataPlan()

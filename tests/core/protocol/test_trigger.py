@@ -5,17 +5,11 @@ from __future__ import annotations
 import pytest
 from core.makers import arrivals, fresh, go, idle, make_log, member
 from msgspec.structs import replace
-from paceline.core.protocol.records import (
-    AnnounceKind,
-    DataPlan,
-    Late,
-    Mode,
-    Settings,
-    Share,
-    Trigger,
-)
+from paceline.core.protocol.records import AnnounceKind, DataPlan, Share, Trigger
 from paceline.core.protocol.trigger import Arrival, bench_after_ns, decide, initiator
 from paceline.core.protocol.waits import deadline_ns, grace_ns
+from paceline_api.enums import MaxAgePolicy, Mode
+from paceline_api.rounds import Settings
 
 MS = 10**6
 QUORUM_2 = Settings(mode=Mode.QUORUM, quorum=2, grace_ns=0, bench_after_ns=100 * MS)
@@ -184,11 +178,11 @@ def test_bench_after_is_a_minute_or_twenty_rounds() -> None:
     assert bench_after_ns(log) == 200 * 10**9
 
 
-# ---- late work must not get older (Late.WAIT) ----------------------------------------------------
+# ---- late work must not get older (MaxAgePolicy.WAIT) --------------------------------------------
 
 
 def test_wait_holds_the_round_for_a_rank_whose_work_would_become_too_old() -> None:
-    settings = replace(QUORUM_2, late=Late.WAIT, max_age=2)
+    settings = replace(QUORUM_2, late=MaxAgePolicy.WAIT, max_age=2)
     log = after_first_round(settings)
     starts = []
     for seq in range(2, 6):
@@ -204,7 +198,7 @@ def test_wait_holds_the_round_for_a_rank_whose_work_would_become_too_old() -> No
 
 
 def test_wait_counts_from_the_weights_that_the_batch_in_hand_has() -> None:
-    log = after_first_round(replace(QUORUM_2, late=Late.WAIT, max_age=2))
+    log = after_first_round(replace(QUORUM_2, late=MaxAgePolicy.WAIT, max_age=2))
     pending = replace(fresh(log, 3, 2), fresh=False, base=1)
     log.append(go(log, fresh(log, 0, 2), fresh(log, 1, 2)))
     log.append(go(log, fresh(log, 0, 3), fresh(log, 1, 3), pending))

@@ -19,11 +19,12 @@ from paceline.core.messages import (
     Saved,
 )
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId
-from paceline.core.protocol.records import DataPlan, Gen, Settings
+from paceline.core.protocol.records import DataPlan, Gen
 from paceline.core.protocol.snapshot import Kept, LogSnapshot
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.rank.state import Stage
+from paceline_api.rounds import Settings
 
 ME = member(0)
 ENDS = Endpoints("t", "d")

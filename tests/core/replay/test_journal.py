@@ -6,7 +6,7 @@ import pytest
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import chain
 from paceline.core.protocol.pending import Place
-from paceline.core.protocol.records import DataPlan, Gen, Go, Record, Settings, Share, Trigger
+from paceline.core.protocol.records import DataPlan, Gen, Go, Record, Share, Trigger
 from paceline.core.replay.journal import (
     Ended,
     Entry,
@@ -27,6 +27,7 @@ from paceline.core.replay.sequence import (
     compose,
     true_log,
 )
+from paceline_api.rounds import Settings
 
 A, B = MemberId(0, 0, 0), MemberId(1, 0, 0)
 ONE, TWO = GenerationId(1, "c", 1), GenerationId(1, "c", 2)

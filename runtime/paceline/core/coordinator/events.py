@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from msgspec import Struct
-from paceline_api.resolve import StragglerSettings
+from paceline_api.rounds import Settings
+from paceline_api.settings import StragglerSettings
 
 from paceline.core import messages as m
 from paceline.core.protocol.ids import MemberId
-from paceline.core.protocol.records import Settings
 from paceline.core.status import Outcome
 
 NS_PER_S = 10**9

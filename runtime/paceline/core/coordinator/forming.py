@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
+from paceline_api.enums import Pacing
+from paceline_api.rounds import Settings
 
 from paceline.core.coordinator.sizes import Sizes
 from paceline.core.messages import Commit, Prepared, Register, pod_of
 from paceline.core.protocol.ids import GenerationId, MemberId
-from paceline.core.protocol.records import Gen, LeftOut, Pacing, Settings
+from paceline.core.protocol.records import Gen, LeftOut
 from paceline.core.protocol.snapshot import Kept
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from msgspec.structs import replace
+from paceline_api.enums import Pacing
 
 from paceline.core import messages as m
 from paceline.core.coordinator import changing, ending, silence
@@ -12,7 +13,7 @@ from paceline.core.coordinator.events import NS_PER_S, Retire
 from paceline.core.coordinator.roster import Seen
 from paceline.core.coordinator.state import Phase, State
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId
-from paceline.core.protocol.records import Pacing, Request
+from paceline.core.protocol.records import Request
 from paceline.core.protocol.snapshot import Kept
 
 COMPLAINT_NS: Final = NS_PER_S // 5

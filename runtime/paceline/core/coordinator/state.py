@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from paceline_api.rounds import Settings
+
 from paceline.core import messages as m
 from paceline.core.coordinator.events import Config, Effect, Happened, ToRank
 from paceline.core.coordinator.history import Diary
@@ -16,7 +18,7 @@ from paceline.core.coordinator.roster import Roster, Seen
 from paceline.core.coordinator.sizes import Sizes
 from paceline.core.messages import Network
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
-from paceline.core.protocol.records import Gen, Request, Settings
+from paceline.core.protocol.records import Gen, Request
 from paceline.core.status import Outcome, StragglerStatus
 
 

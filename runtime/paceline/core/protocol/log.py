@@ -15,21 +15,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final
 
+from paceline_api.enums import Mode, Normalisation, Pacing
+from paceline_api.rounds import Settings
+
 from paceline.core.protocol.deal import Deal
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.ledger import Ledger
-from paceline.core.protocol.records import (
-    DataPlan,
-    Gen,
-    Go,
-    Mode,
-    Normalisation,
-    Pacing,
-    Record,
-    Settings,
-    Share,
-    pack_record,
-)
+from paceline.core.protocol.records import DataPlan, Gen, Go, Record, Share, pack_record
 from paceline.core.protocol.sampling import samples_of
 from paceline.core.protocol.shadow import ShadowReport, follow
 from paceline.core.protocol.snapshot import LogSnapshot
@@ -98,7 +90,7 @@ class Log:
     deal: Deal = field(default_factory=Deal)
     ledger: Ledger = field(default_factory=Ledger)
     heard: dict[MemberId, int] = field(default_factory=dict)
-    """Oldest version that the next batch of each active rank can be of (Late.WAIT)."""
+    """Oldest version that the next batch of each active rank can be of (MaxAgePolicy.WAIT)."""
     banked: int = 0
     """Samples reduced since the optimizer's last step (Pacing.SAMPLES)."""
     banked_count: int = 0

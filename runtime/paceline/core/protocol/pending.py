@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from msgspec import Struct
+from paceline_api.enums import MaxAgePolicy
+from paceline_api.rounds import Settings
 
 from paceline.core.protocol.ids import MemberId
-from paceline.core.protocol.records import Drop, DropReason, Late, Metric, Settings, Share
+from paceline.core.protocol.records import Drop, DropReason, Metric, Share
 
 
 class Place(StrEnum):
@@ -218,9 +220,9 @@ class Pending:
         if not buffer.pieces:
             return []
         over = round_ - min(p.version for p in buffer.pieces) - s.max_age
-        if over <= 0 or s.late is Late.WAIT:
+        if over <= 0 or s.late is MaxAgePolicy.WAIT:
             return []
-        if s.late is Late.DROP:
+        if s.late is MaxAgePolicy.DROP:
             return self.drop(place, DropReason.STALE, holds)
         factor = s.decay_factor**over / buffer.discount
         if factor >= 1.0:

@@ -10,77 +10,9 @@ from enum import StrEnum
 
 import msgspec
 from msgspec import Struct
+from paceline_api.rounds import Settings
 
 from paceline.core.protocol.ids import GenerationId, MemberId
-
-
-class Mode(StrEnum):
-    FULL = "Full"
-    QUORUM = "Quorum"
-    MAJORITY = "Majority"
-    SOLO = "Solo"
-    DEADLINE = "Deadline"
-    SHADOW = "Shadow"
-
-
-class Late(StrEnum):
-    """What happens to a gradient that is older than `max_age` rounds when it could be applied."""
-
-    WAIT = "Wait"
-    DECAY = "Decay"
-    DROP = "Drop"
-
-
-class Normalisation(StrEnum):
-    """Divisor of a round's sum: nominal samples, samples that came, or ranks that contributed."""
-
-    FIXED = "Fixed"
-    APPLIED = "Applied"
-    CONTRIBUTORS = "Contributors"
-
-
-class Pacing(StrEnum):
-    """Whether the optimizer steps in every round or each time the nominal samples are in."""
-
-    AUTO = "Auto"
-    """As the optimizer needs; settled when the first generation is formed."""
-    ROUND = "Round"
-    SAMPLES = "Samples"
-
-
-class Settings(Struct, frozen=True):
-    """How rounds are started and weighed; in force from the record that carries it (R2, R18)."""
-
-    mode: Mode = Mode.FULL
-    quorum: int = 0
-    """Ranks, for Quorum and as the minimum of Deadline; 0 if `quorum_percent` is used."""
-    quorum_percent: int = 0
-    """Share of the active ranks, rounded up, computed per round."""
-    random_initiator: bool = False
-    """Majority as published for eager-SGD (PPoPP'20, section 4.2): one drawn rank may start it."""
-    deadline_ns: int = 0
-    """After the first arrival; 0 = auto: median + `deadline_factor` x MAD of recent arrivals."""
-    deadline_factor: float = 3.0
-    grace_ns: int = -1
-    """Extra wait for near-simultaneous ranks once the condition holds; -1 = `grace_share`."""
-    grace_share: float = 0.05
-    """Grace as a share of the median round."""
-    warmup_rounds: int = 0
-    full_every: int = 0
-    """Every N-th round is Full; 0 = never."""
-    max_age: int = 4
-    """Rounds; 0 = unlimited."""
-    late: Late = Late.DROP
-    decay_factor: float = 0.5
-    """Weight per round above `max_age` under `Late.DECAY`."""
-    normalisation: Normalisation = Normalisation.FIXED
-    pacing: Pacing = Pacing.ROUND
-    bench_after_ns: int = 0
-    """Silence until a rank that alone is missing is benched (R13); 0 = max(60 s, 20 x median)."""
-    buffers_every: int = 0
-    """Float buffers (BatchNorm) are averaged every N rounds and at stop (R24, D10); 0 = local."""
-    hash_every: int = 100
-    """Rounds between two comparisons of the committed weights' hashes; 0 = never."""
 
 
 class Request(Struct, frozen=True):
@@ -150,7 +82,7 @@ class Share(Struct, frozen=True):
     unit: int = 0
     """The buffer holds sum(per-sample gradients) / unit; equal units need no weighing (D3)."""
     discount: float = 1.0
-    """Weight under `Late.DECAY`, already multiplied into the buffer."""
+    """Weight under `MaxAgePolicy.DECAY`, already multiplied into the buffer."""
     leases: tuple[int, ...] = ()
     drops: tuple[Drop, ...] = ()
     returned: tuple[int, ...] = ()
@@ -160,7 +92,7 @@ class Share(Struct, frozen=True):
     done: bool = False
     """Its loop has ended; where nothing is dealt, the job ends when all say so (R17)."""
     base: int = 0
-    """PENDING: version of the batch in hand, which a later round will get (Late.WAIT)."""
+    """PENDING: version of the batch in hand, which a later round will get (MaxAgePolicy.WAIT)."""
     offset_us: int = 0
     """Arrival after the first one of this round, on the starter's clock."""
     metrics: tuple[Metric, ...] = ()

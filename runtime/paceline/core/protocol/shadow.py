@@ -18,8 +18,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msgspec import Struct
+from paceline_api.enums import Mode
+from paceline_api.rounds import Settings
 
-from paceline.core.protocol.records import Go, Mode, Settings
+from paceline.core.protocol.records import Go
 from paceline.core.protocol.waits import deadline_ns, grace_ns, quorum_of
 
 PARTIAL: Final = (Mode.QUORUM, Mode.MAJORITY, Mode.SOLO, Mode.DEADLINE)

@@ -7,9 +7,10 @@ can be compared and sent.
 from __future__ import annotations
 
 from msgspec import Struct
+from paceline_api.rounds import Settings
 
 from paceline.core.protocol.ids import GenerationId, MemberId
-from paceline.core.protocol.records import DataPlan, DropReason, Gen, Settings, Trigger
+from paceline.core.protocol.records import DataPlan, DropReason, Gen, Trigger
 from paceline.core.protocol.shadow import ShadowReport
 
 
@@ -21,7 +22,7 @@ class Totals(Struct, frozen=True):
     """Part of `applied` that was not fresh."""
     dropped: int = 0
     discounted: float = 0.0
-    """Part of `applied` that `Late.DECAY` took away."""
+    """Part of `applied` that `MaxAgePolicy.DECAY` took away."""
     redealt: int = 0
     """Samples of leases that went back into the pool: their holder departed or was benched."""
     rounds: int = 0

@@ -11,9 +11,11 @@ import hashlib
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from paceline_api.enums import MaxAgePolicy, Mode
+
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import Log
-from paceline.core.protocol.records import AnnounceKind, Late, Mode, Share, Trigger
+from paceline.core.protocol.records import AnnounceKind, Share, Trigger
 from paceline.core.protocol.waits import deadline_ns, grace_ns
 
 BENCH_AFTER_MIN_NS: Final = 60 * 10**9
@@ -141,9 +143,9 @@ def _nearly_there(
 
 
 def _too_old_to_leave(log: Log, silent: tuple[MemberId, ...]) -> MemberId | None:
-    """Under Late.WAIT: a rank whose work would be older than `max_age` if it were left again."""
+    """Under MaxAgePolicy.WAIT: a rank whose work would be older than `max_age` if left again."""
     s = log.settings
-    if s.late is not Late.WAIT or not s.max_age:
+    if s.late is not MaxAgePolicy.WAIT or not s.max_age:
         return None
     for member in silent:
         if log.version - log.heard.get(member, log.version) >= s.max_age:

@@ -7,6 +7,7 @@ carried out by the driver in the order given, each to its end, before the next e
 from __future__ import annotations
 
 from msgspec import Struct
+from paceline_api.enums import Pacing
 
 from paceline.core.messages import (
     Ask,
@@ -30,7 +31,7 @@ from paceline.core.messages import (
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Weighing
 from paceline.core.protocol.pending import BufferOp, Place
-from paceline.core.protocol.records import DataPlan, Go, Metric, Pacing
+from paceline.core.protocol.records import DataPlan, Go, Metric
 from paceline.core.protocol.snapshot import Kept, LogSnapshot
 
 # ---- events: the main thread ---------------------------------------------------------------------

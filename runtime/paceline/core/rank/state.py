@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from paceline_api.enums import Pacing
+
 from paceline.core.messages import (
     Commit,
     Endpoints,
@@ -16,7 +18,7 @@ from paceline.core.messages import (
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.pending import BufferOp, Pending
-from paceline.core.protocol.records import Go, Pacing, Request, Share
+from paceline.core.protocol.records import Go, Request, Share
 from paceline.core.protocol.tree import TREE_ABOVE
 from paceline.core.protocol.trigger import Arrival
 from paceline.core.rank.events import Begin, Buffers, Effect, Exit, Found, ToCoordinator, ToPeer

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from paceline_api.jobfile import CheckpointSpec
+
 from paceline.clock import NS_PER_S, now_ns
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import Saving
-from paceline.environment import CheckpointSpec
 from paceline.errors import CheckpointError
 from paceline.telemetry.records import RankRecord
 from paceline.worker.checkpoint import format as disk

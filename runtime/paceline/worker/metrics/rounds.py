@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+from paceline_api.enums import Mode
+
 from paceline.clock import NS_PER_S
 from paceline.core.collectives.select import CLASS_NAMES, Carrier
 from paceline.core.protocol.ids import MemberId
-from paceline.core.protocol.records import Go, Mode, Share, Trigger
+from paceline.core.protocol.records import Go, Share, Trigger
 from paceline.core.protocol.shadow import PARTIAL, Hindsight, ShadowReport
 from paceline.core.protocol.snapshot import Totals
 from paceline.core.rank import events as ev

@@ -1,0 +1,76 @@
+"""How rounds are started and weighed, in the words of the control channel and of the round log.
+
+The coordinator writes it into the first generation, the operator asks for a change of it, and what
+is in force on every rank follows from the log.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from paceline_api.enums import MaxAgePolicy, Mode, Normalisation, Pacing
+from paceline_api.settings import CollectiveSettings
+
+
+class Settings(Struct, frozen=True):
+    """How rounds are started and weighed; in force from the record that carries it (R2, R18)."""
+
+    mode: Mode = Mode.FULL
+    quorum: int = 0
+    """Ranks, for Quorum and as the minimum of Deadline; 0 if `quorum_percent` is used."""
+    quorum_percent: int = 0
+    """Share of the active ranks, rounded up, computed per round."""
+    random_initiator: bool = False
+    """Majority as published for eager-SGD (PPoPP'20, section 4.2): one drawn rank may start it."""
+    deadline_ns: int = 0
+    """After the first arrival; 0 = auto: median + `deadline_factor` x MAD of recent arrivals."""
+    deadline_factor: float = 3.0
+    grace_ns: int = -1
+    """Extra wait for near-simultaneous ranks once the condition holds; -1 = `grace_share`."""
+    grace_share: float = 0.05
+    """Grace as a share of the median round."""
+    warmup_rounds: int = 0
+    full_every: int = 0
+    """Every N-th round is Full; 0 = never."""
+    max_age: int = 4
+    """Rounds; 0 = unlimited."""
+    late: MaxAgePolicy = MaxAgePolicy.DROP
+    """What happens to a gradient that is older than `max_age` when it could be applied."""
+    decay_factor: float = 0.5
+    """Weight per round above `max_age` under `MaxAgePolicy.DECAY`."""
+    normalisation: Normalisation = Normalisation.FIXED
+    """Divisor of a round's sum: nominal samples, samples that came, or ranks that contributed."""
+    pacing: Pacing = Pacing.ROUND
+    """Whether the optimizer steps in every round or each time the nominal samples are in; Auto, as
+    the optimizer needs, is settled when the first generation is formed."""
+    bench_after_ns: int = 0
+    """Silence until a rank that alone is missing is benched (R13); 0 = max(60 s, 20 x median)."""
+    buffers_every: int = 0
+    """Float buffers (BatchNorm) are averaged every N rounds and at stop (R24, D10); 0 = local."""
+    hash_every: int = 100
+    """Rounds between two comparisons of the committed weights' hashes; 0 = never."""
+
+    @classmethod
+    def of(cls, collective: CollectiveSettings) -> Settings:
+        """What a job asks for."""
+        c = collective
+        return cls(
+            mode=c.mode,
+            quorum=c.quorum_count or 0,
+            quorum_percent=c.quorum_percent or 0,
+            random_initiator=c.random_initiator,
+            deadline_ns=c.deadline_ns or 0,
+            deadline_factor=c.deadline_factor,
+            grace_ns=-1 if c.grace_ns is None else c.grace_ns,
+            grace_share=c.grace_share or 0.0,
+            warmup_rounds=c.warmup_rounds,
+            full_every=c.full_every,
+            max_age=c.max_age,
+            late=c.max_age_policy,
+            decay_factor=c.decay_factor,
+            normalisation=c.normalisation,
+            pacing=c.pacing,
+            bench_after_ns=c.bench_after_ns or 0,
+            buffers_every=c.buffers_every,
+            hash_every=c.hash_every,
+        )

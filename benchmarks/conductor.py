@@ -1,6 +1,6 @@
 """What runs inside a benchmark's job, in the place of `paceline run`: the runner and the phases.
 
-Forked by the lab's nursery (`lab`). It waits until every rank is active, then leads the job from
+Forked by the lab's fork server (`lab`). It waits until every rank is active, then leads the job from
 phase to phase by new targets, as the operator would, and ends it at an agreed round (R17, R18).
 """
 
@@ -16,14 +16,14 @@ from typing import Any
 from paceline.clock import now_ns
 from paceline.core.faults import parse_faults
 from paceline.core.messages import Targets
-from paceline.core.status import RankState, Status
+from paceline.core.status import RankPhase, Status
 from paceline.local import processes
 from paceline.local.client import CoordinatorAwayError
 from paceline.local.runner import Runner
 from paceline.local.timeline import Timeline
 from paceline_api.load import job_from_mapping
 from paceline_api.resolve import resolve
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 START_S = 90.0
 RETRY_S = 0.05
@@ -31,7 +31,7 @@ RETRY_S = 0.05
 
 def runner(text: str, folder: str, answer: int) -> int:
     """One job; its result goes to the descriptor `answer` as JSON."""
-    below = importlib.import_module("local.nursery").start_below()
+    below = importlib.import_module("local.fork_server").start_below()
     start: Any = importlib.import_module("local.history_run").start_child(below)
     processes.Child.start = staticmethod(start)  # type: ignore[method-assign]
     result = asyncio.run(_conduct(json.loads(text), Path(folder)))
@@ -109,13 +109,13 @@ class Conductor:
         status = self._status
         if status is None or status.version < 2:
             return False
-        active = [rank for rank in status.ranks if rank.state is RankState.ACTIVE]
+        active = [rank for rank in status.ranks if rank.state is RankPhase.ACTIVE]
         return len(active) == int(self._order["ranks"])
 
-    def _settings(self, collective: dict[str, Any]) -> Settings:
+    def _settings(self, collective: dict[str, Any]) -> RoundSettings:
         job = json.loads(json.dumps(self._order["job"]))
         job["spec"]["collective"] = collective
-        return Settings.of(resolve(job_from_mapping(job)).collective)
+        return RoundSettings.of(resolve(job_from_mapping(job)).collective)
 
     async def _post(self, runs: Runner, targets: Targets) -> None:
         assert runs._cluster is not None  # noqa: SLF001

@@ -115,7 +115,7 @@ class Lab:
         # A short path: socket files are below it.
         self._scratch = tempfile.TemporaryDirectory(prefix="pl-bench-")
         self._runs = 0
-        self._nursery: Any = None
+        self._fork_server: Any = None
         return self
 
     def __exit__(
@@ -124,9 +124,9 @@ class Lab:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        if self._nursery is not None:
-            self._nursery._end_all(0.0)  # noqa: SLF001
-            self._nursery.__exit__(kind, error, at)
+        if self._fork_server is not None:
+            self._fork_server._end_all(0.0)  # noqa: SLF001
+            self._fork_server.__exit__(kind, error, at)
         self._scratch.cleanup()
 
     def _start(self) -> None:
@@ -138,23 +138,23 @@ class Lab:
         before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), *before]))
         history: Any = importlib.import_module("local.history")
-        self._ask: Any = importlib.import_module("local.nursery").ask
+        self._ask: Any = importlib.import_module("local.fork_server").ask
         self._read_all: Any = history._read_all  # noqa: SLF001
-        self._nursery = history.Nursery()
-        self._nursery.__enter__()
+        self._fork_server = history.ForkServer()
+        self._fork_server.__enter__()
 
     def run(self, plan: Plan) -> Ran:
         """Raises LabError. No process of the job lives afterwards."""
-        if self._nursery is None:
+        if self._fork_server is None:
             self._start()
         self._runs += 1
         folder = Path(self._scratch.name) / str(self._runs)
         folder.mkdir()
         read_end, write_end = os.pipe()
-        env = {**self._nursery._env, "TMPDIR": str(folder)}  # noqa: SLF001
+        env = {**self._fork_server._env, "TMPDIR": str(folder)}  # noqa: SLF001
         with (folder / "runner.log").open("wb") as log:
             self._ask(
-                self._nursery._name,  # noqa: SLF001
+                self._fork_server._name,  # noqa: SLF001
                 "benchmarks.conductor:runner",
                 arguments=[json.dumps(plan.order()), str(folder), 3],
                 env=env,
@@ -164,7 +164,7 @@ class Lab:
             )
         os.close(write_end)
         answer: bytes | None = self._read_all(read_end, plan.limit_s)
-        left = self._nursery._end_all(0.0 if answer is None else ENDS_S)  # noqa: SLF001
+        left = self._fork_server._end_all(0.0 if answer is None else ENDS_S)  # noqa: SLF001
         said = (folder / "runner.log").read_text()[-4000:]
         if not answer:
             why = "failed" if answer is not None else f"was not over after {plan.limit_s:.0f} s"

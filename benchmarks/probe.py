@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.clock import now_ns
-from paceline.worker.comm_thread import Driver
+from paceline.worker.comm_thread import CommThread
 
 CONFIG: dict[str, Any] = json.loads(os.environ.get("BENCHMARK", "{}"))
 MEMBER = os.environ.get("PACELINE_MEMBER", "0.0#0")
@@ -38,15 +38,15 @@ class Probe:
         self._wrap()
 
     def _wrap(self) -> None:
-        reduce, apply = Driver._reduce, Driver._apply  # noqa: SLF001
+        reduce, apply = CommThread._reduce, CommThread._apply  # noqa: SLF001
 
-        def timed_reduce(driver: Driver, effect: Any) -> Any:
+        def timed_reduce(driver: CommThread, effect: Any) -> Any:
             begun = now_ns()
             after = reduce(driver, effect)
             self.reductions.append((effect.go.round, begun, now_ns()))
             return after
 
-        def timed_apply(driver: Driver, go: Any, *given: Any, **named: Any) -> Any:
+        def timed_apply(driver: CommThread, go: Any, *given: Any, **named: Any) -> Any:
             after = apply(driver, go, *given, **named)
             self.commits.append(
                 {
@@ -61,8 +61,8 @@ class Probe:
             )
             return after
 
-        Driver._reduce = timed_reduce  # type: ignore[assignment,method-assign]  # noqa: SLF001
-        Driver._apply = timed_apply  # type: ignore[assignment,method-assign]  # noqa: SLF001
+        CommThread._reduce = timed_reduce  # type: ignore[assignment,method-assign]  # noqa: SLF001
+        CommThread._apply = timed_apply  # type: ignore[assignment,method-assign]  # noqa: SLF001
 
     def step(self, optimizer: Any, iteration: int = 0) -> None:
         """`optimizer.step()`, timed."""

@@ -14,17 +14,17 @@ import json
 import statistics
 import time
 
-from paceline.core.collectives.select import Carrier
+from paceline.core.collectives.select import Method
 from paceline.core.messages import Endpoints
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.records import DataPlan, Gen, Go, Share, Trigger
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import RankState
 from paceline.telemetry.records import RankRecord
-from paceline.worker.metrics.loop import LoopGauges
-from paceline.worker.metrics.rounds import Gauges
+from paceline.worker.metrics.loop import LoopMetrics
+from paceline.worker.metrics.rounds import RoundMetrics
 from paceline_api.enums import Mode
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 BAR_US = 20.0
 STEP_NS = 20_000_000
@@ -41,7 +41,7 @@ def prepare(ranks: int) -> tuple[RankState, tuple[MemberId, ...]]:
         version=0,
         lookahead=tuple((m, 2) for m in members),
         plan=DataPlan(),
-        settings=Settings(mode=Mode.QUORUM, quorum=ranks - 1),
+        settings=RoundSettings(mode=Mode.QUORUM, quorum=ranks - 1),
     )
     rank.log.append(gen)
     rank.promise, rank.started = gen.id, True
@@ -71,9 +71,9 @@ def make_go(rank: RankState, members: tuple[MemberId, ...], late_ranks: int) -> 
 def measure(ranks: int, rounds: int, late_ranks: int) -> dict[str, float]:
     rank, members = prepare(ranks)
     record = RankRecord.create()
-    gauges, loop = Gauges(record, members[0]), LoopGauges(record)
-    step, carrier = ev.Step((), 64, 64), Carrier("mpi", "ring")
-    gauges.opened((carrier,) * 3, (0.0,) * 3)
+    metrics, loop = RoundMetrics(record, members[0]), LoopMetrics(record)
+    step, method = ev.Step((), 64, 64), Method("mpi", "ring")
+    metrics.opened((method,) * 3, (0.0,) * 3)
     loop.began(0)
     spent_us = []
     now = 0
@@ -81,17 +81,17 @@ def measure(ranks: int, rounds: int, late_ranks: int) -> dict[str, float]:
         go = make_go(rank, members, late_ranks)
         now += STEP_NS
         before = time.perf_counter_ns()
-        gauges.handled(rank, step, now)
-        gauges.reducing(go, rank, now)
-        gauges.carried(carrier, 4096, 1000)
-        gauges.reduced(now)
+        metrics.handled(rank, step, now)
+        metrics.reducing(go, rank, now)
+        metrics.carried(method, 4096, 1000)
+        metrics.reduced(now)
         middle = time.perf_counter_ns()
         rank.log.append(go)
         after = time.perf_counter_ns()
-        gauges.applied(go, rank, now, 1000)
-        gauges.copied(1000)
-        gauges.facts.resumed(now)
-        gauges.facts.refresh(rank, now)
+        metrics.applied(go, rank, now, 1000)
+        metrics.copied(1000)
+        metrics.facts.resumed(now)
+        metrics.facts.refresh(rank, now)
         loop.stepped(now - 1000, now, fresh=True)
         spent_us.append((time.perf_counter_ns() - after + middle - before) / 1000)
     record.close()

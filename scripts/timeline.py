@@ -17,7 +17,7 @@ from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind, Gen, Go, Share, Trigger
 from paceline.core.protocol.trigger import Arrival, decide
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 MS: Final = 10**6
 
@@ -73,12 +73,12 @@ class Play:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: RoundSettings,
         step_ms: list[list[int]],
         *,
         reduce_ms: int,
         until_ms: int,
-        others: Mapping[str, Settings] | None = None,
+        others: Mapping[str, RoundSettings] | None = None,
     ) -> None:
         """`others`: settings under which each round's start is looked at too, without effect."""
         self.others = dict(others or {})

@@ -8,7 +8,7 @@ from typing import Any
 import paceline as pl
 import torch
 from paceline.core.protocol.ids import parse_member
-from paceline.worker.comm_thread import Driver
+from paceline.worker.comm_thread import CommThread
 
 from benchmarks.progress import Progress, loss_of, make_model, make_optimizer, perhaps_die
 
@@ -17,15 +17,15 @@ def main() -> None:
     torch.set_num_threads(1)
     member = parse_member(os.environ["PACELINE_MEMBER"])
     progress = Progress(f"{member.slot}-{member.attempt}")
-    apply = Driver._apply  # noqa: SLF001
+    apply = CommThread._apply  # noqa: SLF001
 
-    def told(driver: Driver, go: Any, *given: Any, **named: Any) -> Any:
+    def told(driver: CommThread, go: Any, *given: Any, **named: Any) -> Any:
         after = apply(driver, go, *given, **named)
         taking_part = sum(1 for share in go.shares if share.count)
         progress.tell(go.round + 1, taking_part)
         return after
 
-    Driver._apply = told  # type: ignore[assignment,method-assign]  # noqa: SLF001
+    CommThread._apply = told  # type: ignore[assignment,method-assign]  # noqa: SLF001
     pl.init()
     model = make_model()
     optimizer = pl.DistributedOptimizer(make_optimizer(model), model)

@@ -12,7 +12,7 @@ from paceline_api.enums import MaxAgePolicy, Mode, Normalisation, Pacing
 from paceline_api.settings import CollectiveSettings
 
 
-class Settings(Struct, frozen=True):
+class RoundSettings(Struct, frozen=True):
     """How rounds are started and weighed; in force from the record that carries it (R2, R18)."""
 
     mode: Mode = Mode.FULL
@@ -51,7 +51,7 @@ class Settings(Struct, frozen=True):
     """Rounds between two comparisons of the committed weights' hashes; 0 = never."""
 
     @classmethod
-    def of(cls, collective: CollectiveSettings) -> Settings:
+    def of(cls, collective: CollectiveSettings) -> RoundSettings:
         """What a job asks for."""
         c = collective
         return cls(

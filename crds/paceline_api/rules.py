@@ -11,7 +11,7 @@ from paceline_api.types import TrainingJob
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class Violation:
     """One place where a job breaks a rule. Empty texts stand for those of the rule."""
 
     value: Any = MISSING
@@ -28,7 +28,7 @@ class Rule:
     """The field that is named to the user."""
     problem: str
     hint: str
-    check: Callable[[TrainingJob], Iterator[Fault]]
+    check: Callable[[TrainingJob], Iterator[Violation]]
     cel: str
     """True for a valid job; `self` is the spec, or the whole object for a path in metadata."""
 
@@ -40,10 +40,10 @@ class Rule:
     def errors(self, job: TrainingJob) -> list[SpecError]:
         return [
             SpecError(
-                fault.path or self.path,
-                fault.value,
-                fault.problem or self.problem,
-                hint=fault.hint or self.hint,
+                violation.path or self.path,
+                violation.value,
+                violation.problem or self.problem,
+                hint=violation.hint or self.hint,
             )
-            for fault in self.check(job)
+            for violation in self.check(job)
         ]

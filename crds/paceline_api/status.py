@@ -72,7 +72,7 @@ class FabricStatus(StatusModel):
     """Why it is less than the nodes offer, and what to do."""
 
 
-class Transport(StatusModel):
+class TransportStatus(StatusModel):
     """What moves the gradients now."""
 
     kind: str
@@ -173,7 +173,7 @@ class TrainingJobStatus(StatusModel):
     fabric: FabricStatus | None = None
     """What network the worker pods were made for."""
 
-    transport: Transport | None = None
+    transport: TransportStatus | None = None
     """What moves the gradients now."""
 
     collective: CollectiveStatus | None = None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from paceline_api.names import PREFIX, RESERVED_ENV, RESERVED_ENV_PREFIXES, is_reserved_env
-from paceline_api.rules import Fault, Rule
+from paceline_api.rules import Rule, Violation
 from paceline_api.template import TRAINER
 from paceline_api.types import TrainingJob
 
@@ -17,63 +17,63 @@ _NAMES_CEL: Final = ", ".join(f"'{name}'" for name in RESERVED_ENV)
 _PREFIXES_CEL: Final = " && ".join(f"!e.name.startsWith('{p}')" for p in RESERVED_ENV_PREFIXES)
 
 
-def _trainer_exists(job: TrainingJob) -> Iterator[Fault]:
+def _trainer_exists(job: TrainingJob) -> Iterator[Violation]:
     if job.spec.template.trainer() is None:
         names = [container.name for container in job.spec.template.spec.containers]
         close = difflib.get_close_matches(TRAINER, names, n=1)
         listed = ", ".join(names)
-        yield Fault(
+        yield Violation(
             problem=f"has no container named {TRAINER} (found: {listed})",
             hint=f"rename container {close[0] if close else names[0]} to {TRAINER}, "
             "or add one that runs a rank",
         )
 
 
-def _trainer_command(job: TrainingJob) -> Iterator[Fault]:
+def _trainer_command(job: TrainingJob) -> Iterator[Violation]:
     for index, container in enumerate(job.spec.template.spec.containers):
         if container.name == TRAINER and not (container.command and container.command[0]):
             extra = difflib.get_close_matches("command", container.model_extra or {}, n=1)
-            yield Fault(
+            yield Violation(
                 path=f"{_CONTAINERS}[{index}].command",
                 problem="is empty" if container.command else "is missing",
                 hint=f"did you mean command instead of {extra[0]}?" if extra else "",
             )
 
 
-def _names_differ(job: TrainingJob) -> Iterator[Fault]:
+def _names_differ(job: TrainingJob) -> Iterator[Violation]:
     seen: set[str] = set()
     for index, container in enumerate(job.spec.template.spec.containers):
         if container.name in seen:
-            yield Fault(
+            yield Violation(
                 container.name, f"{_CONTAINERS}[{index}].name", "is the name of two containers"
             )
         seen.add(container.name)
 
 
-def _env_is_not_reserved(job: TrainingJob) -> Iterator[Fault]:
+def _env_is_not_reserved(job: TrainingJob) -> Iterator[Violation]:
     for c, container in enumerate(job.spec.template.spec.containers):
         if container.name != TRAINER:
             continue
         for e, variable in enumerate(container.env or ()):
             if is_reserved_env(variable.name):
-                yield Fault(
+                yield Violation(
                     variable.name,
                     f"{_CONTAINERS}[{c}].env[{e}].name",
                     f"is set in container {TRAINER}, but Paceline sets it for each rank",
                 )
 
 
-def _never_restarts(job: TrainingJob) -> Iterator[Fault]:
+def _never_restarts(job: TrainingJob) -> Iterator[Violation]:
     policy = job.spec.template.spec.restart_policy
     if policy not in (None, "Never"):
-        yield Fault(policy)
+        yield Violation(policy)
 
 
-def _labels_are_free(job: TrainingJob) -> Iterator[Fault]:
+def _labels_are_free(job: TrainingJob) -> Iterator[Violation]:
     metadata = job.spec.template.metadata
     for label in (metadata.labels if metadata else None) or {}:
         if label.startswith(PREFIX):
-            yield Fault(label, problem=f"begins with {PREFIX}, which Paceline sets itself")
+            yield Violation(label, problem=f"begins with {PREFIX}, which Paceline sets itself")
 
 
 TEMPLATE_RULES: Final = (

@@ -21,7 +21,7 @@ from paceline_api.enums import (
 )
 from paceline_api.errors import SpecError
 from paceline_api.names import JOB_NAME_MAX, JOB_NAME_PATTERN
-from paceline_api.rules import Fault, Rule
+from paceline_api.rules import Rule, Violation
 from paceline_api.template_rules import TEMPLATE_RULES
 from paceline_api.types import TrainingJob
 
@@ -31,75 +31,75 @@ def validate(job: TrainingJob) -> list[SpecError]:
     return [error for rule in RULES for error in rule.errors(job)]
 
 
-def _name_is_a_label(job: TrainingJob) -> Iterator[Fault]:
+def _name_is_a_label(job: TrainingJob) -> Iterator[Violation]:
     name = job.metadata.name
     if len(name) > JOB_NAME_MAX or re.fullmatch(JOB_NAME_PATTERN, name) is None:
-        yield Fault(name)
+        yield Violation(name)
 
 
-def _at_least_min(job: TrainingJob) -> Iterator[Fault]:
+def _at_least_min(job: TrainingJob) -> Iterator[Violation]:
     low, replicas = job.spec.min_replicas, job.spec.replicas
     if low is not None and low > replicas:
-        yield Fault(
+        yield Violation(
             low,
             problem=f"is more than replicas = {replicas}",
             hint=f"use 1 to {replicas}, or set spec.replicas to {low} or more",
         )
 
 
-def _at_most_max(job: TrainingJob) -> Iterator[Fault]:
+def _at_most_max(job: TrainingJob) -> Iterator[Violation]:
     high, replicas = job.spec.max_replicas, job.spec.replicas
     if high is not None and high < replicas:
-        yield Fault(
+        yield Violation(
             high,
             problem=f"is less than replicas = {replicas}",
             hint=f"use {replicas} or more, or set spec.replicas to {high} or less",
         )
 
 
-def _quorum_can_be_met(job: TrainingJob) -> Iterator[Fault]:
+def _quorum_can_be_met(job: TrainingJob) -> Iterator[Violation]:
     quorum = job.spec.collective.quorum if job.spec.collective else None
     ranks = job.spec.replicas * job.spec.procs_per_replica
     if isinstance(quorum, int) and quorum > ranks:
         span = "1" if ranks == 1 else f"1 to {ranks}"
-        yield Fault(
+        yield Violation(
             quorum,
             problem=f"is more than replicas x procsPerReplica = {ranks}",
             hint=f"use {span}, or a percentage such as 75%",
         )
 
 
-def _deadline_is_given(job: TrainingJob) -> Iterator[Fault]:
+def _deadline_is_given(job: TrainingJob) -> Iterator[Violation]:
     collective = job.spec.collective
     if collective and collective.mode is Mode.DEADLINE and collective.deadline is None:
-        yield Fault()
+        yield Violation()
 
 
-def _only_majority_draws(job: TrainingJob) -> Iterator[Fault]:
+def _only_majority_draws(job: TrainingJob) -> Iterator[Violation]:
     collective = job.spec.collective
     if collective and collective.random_initiator and collective.mode is not Mode.MAJORITY:
-        yield Fault(True)
+        yield Violation(True)
 
 
-def _size_is_allowed(job: TrainingJob) -> Iterator[Fault]:
+def _size_is_allowed(job: TrainingJob) -> Iterator[Violation]:
     sizes = job.spec.elasticity.allowed_sizes if job.spec.elasticity else None
     if sizes is not None and job.spec.replicas not in sizes:
         listed = ", ".join(str(size) for size in sorted(set(sizes)))
-        yield Fault(
+        yield Violation(
             problem=f"does not contain replicas = {job.spec.replicas} (found: {listed})",
             hint=f"add {job.spec.replicas}, or set spec.replicas to one of {listed}",
         )
 
 
-def _backend_can_use_rdma(job: TrainingJob) -> Iterator[Fault]:
+def _backend_can_use_rdma(job: TrainingJob) -> Iterator[Violation]:
     if unable := _unable_backend(job, FabricRequirement.RDMA):
-        yield Fault(unable, problem="uses TCP only, and spec.fabric.required is RDMA")
+        yield Violation(unable, problem="uses TCP only, and spec.fabric.required is RDMA")
 
 
-def _backend_can_use_gpu_direct(job: TrainingJob) -> Iterator[Fault]:
+def _backend_can_use_gpu_direct(job: TrainingJob) -> Iterator[Violation]:
     if unable := _unable_backend(job, FabricRequirement.GPU_DIRECT):
         problem = "sends from host memory, and spec.fabric.required is GPUDirect"
-        yield Fault(unable, problem=problem)
+        yield Violation(unable, problem=problem)
 
 
 def _unable_backend(job: TrainingJob, network: FabricRequirement) -> Backend | None:
@@ -111,44 +111,44 @@ def _unable_backend(job: TrainingJob, network: FabricRequirement) -> Backend | N
     return backend if required is network and backend not in able else None
 
 
-def _claim_has_a_place(job: TrainingJob) -> Iterator[Fault]:
+def _claim_has_a_place(job: TrainingJob) -> Iterator[Violation]:
     checkpoint = job.spec.checkpoint
     if checkpoint and checkpoint.claim_name and not checkpoint.path.startswith("/"):
-        yield Fault(checkpoint.path)
+        yield Violation(checkpoint.path)
 
 
-def _queue_fixes_the_size(job: TrainingJob) -> Iterator[Fault]:
+def _queue_fixes_the_size(job: TrainingJob) -> Iterator[Violation]:
     spec = job.spec
     bounds = {spec.min_replicas, spec.max_replicas} - {None}
     if fixed_by_queue(job) and bounds - {spec.replicas}:
-        yield Fault()
+        yield Violation()
 
 
-def _gang_has_a_provider(job: TrainingJob) -> Iterator[Fault]:
+def _gang_has_a_provider(job: TrainingJob) -> Iterator[Violation]:
     scheduling = job.spec.scheduling
     if scheduling is None or scheduling.gang is None or fixed_by_queue(job):
         return
     if scheduling.provider in (None, SchedulingProvider.AUTO, SchedulingProvider.NONE):
-        yield Fault()
+        yield Violation()
 
 
-def _gang_can_be_whole(job: TrainingJob) -> Iterator[Fault]:
+def _gang_can_be_whole(job: TrainingJob) -> Iterator[Violation]:
     gang = job.spec.scheduling.gang if job.spec.scheduling else None
     count, replicas = (gang.min_count if gang else None), job.spec.replicas
     if count is None:
         return
     if count > replicas:
         hint = f"use 1 to {replicas}, or set spec.replicas to {count} or more"
-        yield Fault(count, problem=f"is more than replicas = {replicas}", hint=hint)
+        yield Violation(count, problem=f"is more than replicas = {replicas}", hint=hint)
     elif count < replicas and fixed_by_queue(job):
-        yield Fault(count, problem="is less than replicas, and Kueue admits all or none")
+        yield Violation(count, problem="is less than replicas, and Kueue admits all or none")
 
 
-def _failure_rules_match_something(job: TrainingJob) -> Iterator[Fault]:
+def _failure_rules_match_something(job: TrainingJob) -> Iterator[Violation]:
     policy = job.spec.failure_policy
     for index, rule in enumerate(policy.rules if policy else ()):
         if rule.on_exit_codes is None and rule.on_reasons is None:
-            yield Fault(path=f"spec.failurePolicy.rules[{index}]")
+            yield Violation(path=f"spec.failurePolicy.rules[{index}]")
 
 
 RULES: Final = (

@@ -39,10 +39,10 @@ spec:
 """
 RANK_SIDE = """
 import os, sys
-from paceline.worker.agent_pipe import AgentLine
+from paceline.worker.agent_pipe import AgentPipe
 from paceline.environment import RankSettings
 settings = RankSettings.from_environment(os.environ)
-line = AgentLine(settings.agent_fd)
+line = AgentPipe(settings.agent_fd)
 """
 """First lines of a script that behaves like a rank."""
 

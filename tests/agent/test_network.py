@@ -22,7 +22,7 @@ from paceline.agent.network import (
     sent_octets,
 )
 from paceline.core.agent.network import Connections
-from paceline.core.collectives.select import Carrier
+from paceline.core.collectives.select import Method
 from paceline.core.messages import Network
 from paceline.core.protocol.ids import MemberId
 from paceline.environment import AgentSettings
@@ -211,9 +211,9 @@ class Trainer:
         self.record.gauge("paceline_generation_number").set(1)
         self.record.gauge("paceline_incarnation_number").set(1)
 
-    def rounds(self, mib: int, members: int, carrier: Carrier) -> None:
+    def rounds(self, mib: int, members: int, method: Method) -> None:
         self.record.gauge("paceline_world_size_ranks", ranks="members").set(members)
-        labels = {"transport": carrier.transport, "algorithm": carrier.algorithm}
+        labels = {"transport": method.transport, "algorithm": method.algorithm}
         moved = self.record.counter("paceline_payload_bytes_total", **labels)
         for _ in range(4):
             moved.add(mib / 4 * MIB)
@@ -236,7 +236,7 @@ def test_verdicts_of_a_pod_of_two_reach_its_page(machine: Machine) -> None:
         sys=machine.sys,
     )
     records.carriers = lambda: watch.verdicts
-    ring = Carrier("mpi", "ring")
+    ring = Method("mpi", "ring")
     for rank in ranks:
         rank.rounds(8, 2, ring)
     asyncio.run(watch.look())
@@ -262,7 +262,7 @@ def test_verdicts_of_a_pod_of_two_reach_its_page(machine: Machine) -> None:
     (machine.folder / "logs").mkdir()
     (machine.folder / "logs/nccl-0.0-1000.10").write_text(GDRDMA)
     for rank in ranks:
-        rank.rounds(8, 4, Carrier("nccl"))
+        rank.rounds(8, 4, Method("nccl"))
     machine.port("mlx5_0", 1, counters__port_xmit_data=6 * MIB)
     asyncio.run(watch.look())
     assert set(watch.verdicts.values()) == {Network.GPUDIRECT}

@@ -21,7 +21,7 @@ from paceline_api.enums import MaxAgePolicy, Mode, Pacing
 from paceline_api.jobfile import JobFile
 from paceline_api.load import parse_job
 from paceline_api.resolve import resolve
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 from paceline_api.settings import ResolvedJob
 
 pytestmark = pytest.mark.processes
@@ -185,8 +185,8 @@ def test_the_settings_of_a_job() -> None:
         "{mode: Deadline, quorum: 50%, deadline: 20ms, grace: 3ms, fullEvery: 10, "
         "pacing: Round, maxAgePolicy: Decay, maxAge: 2, benchAfter: 5s}"
     )
-    got = Settings.of(make_job(text).collective)
-    want = Settings(
+    got = RoundSettings.of(make_job(text).collective)
+    want = RoundSettings(
         mode=Mode.DEADLINE,
         quorum_percent=50,
         deadline_ns=20_000_000,
@@ -199,6 +199,6 @@ def test_the_settings_of_a_job() -> None:
         bench_after_ns=5 * 10**9,
     )
     kept = ("normalisation", "warmup_rounds", "decay_factor", "buffers_every", "hash_every")
-    for name in Settings.__struct_fields__:
+    for name in RoundSettings.__struct_fields__:
         if name not in kept:
             assert getattr(got, name) == getattr(want, name), name

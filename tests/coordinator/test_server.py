@@ -14,7 +14,7 @@ from coordinator.served import TOKEN, hello, register, served, text
 from paceline.coordinator.server import LOOK_S, SIGNS_S
 from paceline.core.messages import Fatal, Heartbeat, Inventory, KillRank, Targets
 from paceline.core.protocol.ids import MemberId
-from paceline.core.status import RankState
+from paceline.core.status import RankPhase
 from prometheus_client.parser import text_string_to_metric_families
 
 TIMEOUT_S = 60.0
@@ -321,7 +321,7 @@ def test_told_to_go_it_sees_off_those_who_leave_too() -> None:
             leaving = msgspec.structs.replace(register(RANK), leaving=True)
             rank = await at.socket("/v1/ranks", leaving)
             seen = await at.status()
-            while not seen.ranks or seen.ranks[0].state is not RankState.DRAINING:
+            while not seen.ranks or seen.ranks[0].state is not RankPhase.DRAINING:
                 seen = await at.status(after=str(seen.seq), timeout="5s")
             at.server.leave()
             done, _ = await asyncio.wait([waiting], timeout=SIGNS_S + 2 * LOOK_S)

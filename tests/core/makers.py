@@ -8,7 +8,7 @@ from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind, DataPlan, Gen, Go, Share, Trigger
 from paceline.core.protocol.sampling import samples_of
 from paceline.core.protocol.trigger import Arrival
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 PLAN = DataPlan(samples=400, batch=4, epochs=1, seed=1)
 GEN_1 = GenerationId(1, "a", 1)
@@ -23,7 +23,7 @@ def members(*slots: int) -> tuple[MemberId, ...]:
 
 
 def make_log(
-    ranks: int, settings: Settings | None = None, plan: DataPlan = PLAN, version: int = 0
+    ranks: int, settings: RoundSettings | None = None, plan: DataPlan = PLAN, version: int = 0
 ) -> Log:
     log = Log()
     everybody = members(*range(ranks))
@@ -36,7 +36,7 @@ def make_log(
             version=version,
             lookahead=tuple((m, 2) for m in everybody),
             plan=plan,
-            settings=settings or Settings(),
+            settings=settings or RoundSettings(),
         )
     )
     return log

@@ -37,7 +37,7 @@ from paceline.core.protocol.ids import parse_member
 from paceline.core.protocol.log import Weighing
 from paceline.core.protocol.records import Go
 from paceline_api.enums import MaxAgePolicy, Mode
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 from sim.ranks import SimRank
 from sim.simulation import BrokenPromiseError, Simulation
 from sim.world import MS, World
@@ -99,7 +99,7 @@ class Scenario:
 
 def _world(text: str) -> World:
     facts: dict[str, Any] = dict(pair.split("=", 1) for pair in shlex.split(text))
-    settings = Settings(
+    settings = RoundSettings(
         mode=Mode(facts.pop("mode", "Full")),
         quorum=int(facts.pop("quorum", 0)),
         late=MaxAgePolicy(facts.pop("late", "Drop")),
@@ -235,14 +235,16 @@ class Play:
         self.sim.set_targets(m.Targets(stop=True))
 
     def _do_mode(self, mode: str, quorum: str) -> None:
-        rules = Settings(mode=Mode(mode), quorum=int(quorum), bench_after_ns=10**12, grace_ns=0)
+        rules = RoundSettings(
+            mode=Mode(mode), quorum=int(quorum), bench_after_ns=10**12, grace_ns=0
+        )
         self.sim.set_targets(m.Targets(settings=rules))
 
     def _do_ask(self, name: str, number: str, mode: str) -> None:
         """As a coordinator that has not heard of newer requests would."""
         state = self.sim.coordinators[name].state
         state.request_number = int(number) - 1
-        rules = Settings(mode=Mode(mode), bench_after_ns=10**12, grace_ns=0)
+        rules = RoundSettings(mode=Mode(mode), bench_after_ns=10**12, grace_ns=0)
         self.sim.to_coordinators(coord.SetTargets(m.Targets(settings=rules)), name)
 
     def _do_never(self, rank: str, round_: str) -> None:

@@ -26,7 +26,7 @@ from paceline.core.rank import events as ev
 from paceline.core.rank import machine, membership, rounds
 from paceline.core.rank.machine import Rank
 from paceline.core.rank.state import RankState
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 SCENARIOS = {s.name.split("_")[0]: s for s in all_scenarios()}
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -209,7 +209,9 @@ def lone_rank() -> Rank:
     me, ends = member(0), Endpoints("t", "d")
     rank = Rank(me, pid=1, host="h", endpoints=ends)
     plan = DataPlan(samples=40, batch=4, epochs=1, seed=1)
-    gen = Gen(GEN_1, (me,), (me,), (me,), 0, lookahead=((me, 2),), plan=plan, settings=Settings())
+    gen = Gen(
+        GEN_1, (me,), (me,), (me,), 0, lookahead=((me, 2),), plan=plan, settings=RoundSettings()
+    )
     commit = Commit(gen, me, (), me, (), ((me, ends),))
     start: list[ev.Event] = [ev.Begin("same", plan, 2), Prepare(GEN_1), commit, ev.ChannelOpened()]
     effects = [e for event in [*start, ev.Step((0,), 4, 4)] for e in rank.handle(0, event)]

@@ -26,7 +26,7 @@ from paceline.core.protocol.records import (
     pack_record,
 )
 from paceline_api.enums import MaxAgePolicy, Mode, Normalisation, Pacing
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 CI = settings(
     max_examples=40,
@@ -129,7 +129,7 @@ def test_a_message_of_another_table_is_refused() -> None:
             decode(text)
 
 
-SETTINGS = Settings(
+SETTINGS = RoundSettings(
     mode=Mode.QUORUM,
     quorum=2,
     deadline_ns=5,

@@ -1,14 +1,14 @@
-"""One nursery for all tests that need processes with torch."""
+"""One fork_server for all tests that need processes with torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from local.history import Nursery
+from local.history import ForkServer
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as started:
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer() as started:
         yield started

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.clock import NS_PER_S, now_ns
-from paceline.core.status import RankState, RankStatus, Status, place_of
+from paceline.core.status import RankPhase, RankStatus, Status, place_of
 from paceline.local.runner import Runner
 from paceline.local.timeline import Timeline
 
@@ -74,7 +74,7 @@ class Director:
 
     def _goes_well(self, status: Status) -> bool:
         """Rounds are made, by as many ranks as are wanted."""
-        active = [r for r in status.ranks if r.state is RankState.ACTIVE]
+        active = [r for r in status.ranks if r.state is RankPhase.ACTIVE]
         return status.version >= self._base and len(active) == status.replicas * status.procs
 
     async def _seen(self, want: Any) -> Status:
@@ -122,7 +122,7 @@ class Director:
         """A rank kills itself at a place in the code (see the script); wait until it has."""
         await self._seen(
             lambda s: any(
-                r.state is RankState.DEAD and place_of(r.member, s.procs) == place for r in s.ranks
+                r.state is RankPhase.DEAD and place_of(r.member, s.procs) == place for r in s.ranks
             )
         )
 
@@ -168,7 +168,7 @@ class Director:
     async def _living(self, place: int) -> RankStatus:
         def find(status: Status) -> RankStatus | None:
             for rank in status.ranks:
-                ended = rank.state in (RankState.DEAD, RankState.FINISHED)
+                ended = rank.state in (RankPhase.DEAD, RankPhase.FINISHED)
                 if not ended and rank.pid and place_of(rank.member, status.procs) == place:
                     return rank
             return None

@@ -1,6 +1,6 @@
 """Histories: jobs of real processes to which things happen, and what must hold after each (D16).
 
-A history is drawn from a seed and run by processes that a nursery forks (see `nursery`). Afterwards
+A history is drawn from a seed and run by processes that a fork server forks (see `fork_server`). Afterwards
 the job is complete, all ranks have the same bits, the weights tell that every sample was applied as
 often as the ledger says, and nothing is left over: no process, no file, no shared memory.
 """
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from local import nursery
+from local import fork_server
 
 SCRIPT = Path(__file__).with_name("history_script.py")
 TESTS = Path(__file__).parent.parent
@@ -112,11 +112,11 @@ class History:
         }
 
 
-class Nursery:
+class ForkServer:
     """The process that has imported everything; histories are run one at a time."""
 
     def __enter__(self) -> Self:
-        self._name = f"paceline-nursery-{os.getpid()}-{random.randbytes(4).hex()}"
+        self._name = f"paceline-fork-server-{os.getpid()}-{random.randbytes(4).hex()}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(f"\0{self._name}")
         listener.listen(8)
@@ -126,7 +126,7 @@ class Nursery:
         env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         env["PYTHONUNBUFFERED"] = "1"  # as the runner has it for its processes
         self._process = subprocess.Popen(
-            [sys.executable, nursery.__file__, str(listener.fileno()), str(os.getpid())],
+            [sys.executable, fork_server.__file__, str(listener.fileno()), str(os.getpid())],
             env=env,
             pass_fds=[listener.fileno()],
             start_new_session=True,
@@ -158,7 +158,7 @@ class Nursery:
         """What `function(order, folder)` returns in a new process, through JSON."""
         read_end, write_end = os.pipe()
         with (folder / "runner.log").open("wb") as log:
-            nursery.ask(
+            fork_server.ask(
                 self._name,
                 "local.history_run:answer",
                 arguments=[function, json.dumps(order), str(folder), 3],
@@ -252,7 +252,9 @@ def descendants(root: int) -> list[int]:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
-            if not (fields[0] == "Z" and int(fields[1]) == root):  # a nursery reaps at its leisure
+            if not (
+                fields[0] == "Z" and int(fields[1]) == root
+            ):  # a fork server reaps at its leisure
                 below.setdefault(int(fields[1]), []).append(int(entry.name))
     found, todo = [], [root]
     while todo:

@@ -1,6 +1,6 @@
 """What runs inside the processes of a history: runner, coordinator, agent and rank.
 
-Each function is the life of one process that a nursery has forked; it calls the product's own entry
+Each function is the life of one process that a fork server has forked; it calls the product's own entry
 point. Exchanged are only the two places that would execute a program: how the runner starts its
 children, and how a shim becomes a rank.
 """
@@ -22,13 +22,13 @@ from typing import Any
 
 import paceline.agent.__main__ as agent_entry
 import paceline.coordinator.__main__ as coordinator_entry
-from local import nursery
+from local import fork_server
 from local.director import Director
-from local.nursery_shim import ENV_NURSERY
+from local.fork_server_shim import ENV_FORK_SERVER
 from paceline.agent import shim
-from paceline.agent.launch import Plan, plan_rank, shim_argv
+from paceline.agent.launch import LaunchPlan, plan_rank, shim_argv
 from paceline.core.faults import parse_faults
-from paceline.local.processes import Child, Output
+from paceline.local.processes import Child, LineCopier
 from paceline.local.runner import Runner
 from paceline.worker.checkpoint import format as checkpoint
 from paceline_api.load import job_from_mapping
@@ -41,11 +41,11 @@ CHECKPOINTS = "checkpoints"
 SMALL_DISK_BYTES = 4_000_000
 CLONE_NEWNS = 0x20000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
-SHIM = Path(__file__).with_name("nursery_shim.py")
+SHIM = Path(__file__).with_name("fork_server_shim.py")
 
 
 class Forked:
-    """A child of this process that a nursery has forked; the part of Popen that `Child` uses."""
+    """A child of this process that a fork server has forked; the part of Popen that `Child` uses."""
 
     def __init__(self, pid: int, stdout: int | None) -> None:
         self.pid = pid
@@ -79,33 +79,33 @@ def start_child(below: str) -> Callable[..., Child]:
         with log.open("ab") as file:
             fds = {1: file.fileno() if write_end is None else write_end, 2: file.fileno()}
             fds |= {fd: fd for fd in keep_fds}
-            pid = nursery.ask(
+            pid = fork_server.ask(
                 below, f"local.history_run:{call}", arguments=[os.getpid()], env=env, fds=fds
             )
         output = None
         if read_end is not None and write_end is not None and on_line is not None:
             os.close(write_end)
-            output = Output(read_end, log, on_line)
+            output = LineCopier(read_end, log, on_line)
         return Child(name, Forked(pid, read_end), log, output)  # type: ignore[arg-type]
 
     return start
 
 
 def coordinator(runner: int) -> int:
-    nursery.die_with(runner, signal.SIGTERM)
+    fork_server.die_with(runner, signal.SIGTERM)
     return coordinator_entry.main()
 
 
 def agent(runner: int) -> int:
-    nursery.die_with(runner, signal.SIGTERM)
-    below = nursery.start_below()
+    fork_server.die_with(runner, signal.SIGTERM)
+    below = fork_server.start_below()
 
-    def plan(*given: Any, **named: Any) -> Plan:
+    def plan(*given: Any, **named: Any) -> LaunchPlan:
         made = plan_rank(*given, **named)
         launcher = made.argv[: len(made.argv) - len(shim_argv())]
         argv = (*launcher, sys.executable, "-I", "-S", str(SHIM), str(shim.__file__))
-        env = {**made.env, ENV_NURSERY: below, shim.ENV_GUARD: "1"}
-        return Plan(argv, env, guarded=True, order=made.order)
+        env = {**made.env, ENV_FORK_SERVER: below, shim.ENV_GUARD: "1"}
+        return LaunchPlan(argv, env, guarded=True, order=made.order)
 
     setattr(agent_entry, "plan_rank", plan)  # noqa: B010
     return agent_entry.main()
@@ -171,7 +171,7 @@ def history(order: dict[str, Any], folder: Path) -> dict[str, Any]:
             mount_small_disk(folder / CHECKPOINTS)
         except PermissionError:
             return {"skip": "no right to mount a small disk"}
-    below = nursery.start_below()
+    below = fork_server.start_below()
     setattr(Child, "start", staticmethod(start_child(below)))  # noqa: B010
     return asyncio.run(_history(order, folder))
 

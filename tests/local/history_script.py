@@ -26,7 +26,7 @@ import torch
 from paceline.control.client import ControlClient
 from paceline.core.protocol.ids import parse_member
 from paceline.transport.selected import SelectedTransport
-from paceline.worker.comm_thread import Driver
+from paceline.worker.comm_thread import CommThread
 
 CONFIG = json.loads(os.environ["HISTORY"])
 MEMBER = parse_member(os.environ["PACELINE_MEMBER"])
@@ -67,13 +67,13 @@ class Tally(torch.optim.Optimizer):
 
 
 def spy_on_weighing() -> None:
-    update = Driver._update
+    update = CommThread._update
 
-    def and_tell(driver: Driver, weighing: Any) -> None:
+    def and_tell(driver: CommThread, weighing: Any) -> None:
         Tally.total = weighing.divisor * weighing.unit
         update(driver, weighing)
 
-    setattr(Driver, "_update", and_tell)  # noqa: B010
+    setattr(CommThread, "_update", and_tell)  # noqa: B010
 
 
 def die_inside(method: str, call: int, delay_ms: float) -> None:

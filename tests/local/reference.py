@@ -26,7 +26,7 @@ from local.reference_job import (
 from paceline.core.collectives.schedules import RING, bounds, fold
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.sampling import batches_of, total_leases
-from paceline.worker.state.flat import Layout
+from paceline.worker.state.flat import FlatLayout
 
 
 def train(config: dict[str, Any], folder: Path) -> str:
@@ -45,7 +45,7 @@ def train(config: dict[str, Any], folder: Path) -> str:
     optimizer = make_optimizer(config["optimizer"], model)
     factory = make_scheduler(config["scheduler"])
     scheduler = factory(optimizer) if factory else None
-    layout = Layout(list(model.named_parameters()))
+    layout = FlatLayout(list(model.named_parameters()))
     add_up = _AllReduce(config["algorithm"], ranks, folder)
     progress = Fraction(0)
     leases = list(range(total_leases(plan)))
@@ -77,7 +77,7 @@ def train(config: dict[str, Any], folder: Path) -> str:
 
 
 def _gradient(
-    model: torch.nn.Module, layout: Layout, data: Any, plan: DataPlan, lease: int
+    model: torch.nn.Module, layout: FlatLayout, data: Any, plan: DataPlan, lease: int
 ) -> tuple[torch.Tensor, int, int]:
     """(sum of the per-sample gradients / unit, unit, samples) of one step of one rank."""
     model.zero_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from local.history import History, Nursery, check
+from local.history import ForkServer, History, check
 
 pytestmark = pytest.mark.processes
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.processes
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
 @pytest.mark.parametrize("pacing", ["Round", "Samples"])
 def test_two_kills_a_join_and_a_straggler(
-    nursery: Nursery, backend: str, pacing: str, tmp_path: Path
+    fork_server: ForkServer, backend: str, pacing: str, tmp_path: Path
 ) -> None:
     history = History(
         backend,
@@ -27,7 +27,7 @@ def test_two_kills_a_join_and_a_straggler(
         accumulate=2,
         epochs=3,
     )
-    result = nursery.run(history, tmp_path / "run")
+    result = fork_server.run(history, tmp_path / "run")
     check(history, result)
     log = result["log"]
     # `check` has compared the count of every sample with the epochs; here: it was not easy.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local.history import Nursery
+from local.history import ForkServer
 
 pytestmark = pytest.mark.processes
 
@@ -44,12 +44,14 @@ def job(backend: str, config: dict[str, Any], mode: str) -> dict[str, Any]:
     }
 
 
-def weights_of(nursery: Nursery, backend: str, config: dict[str, Any], mode: str, at: Path) -> str:
+def weights_of(
+    fork_server: ForkServer, backend: str, config: dict[str, Any], mode: str, at: Path
+) -> str:
     """The final weights, which are equal on all ranks."""
     at.mkdir()
     nothing = {"steps": [], "inject": "", "slow_log": "", "small_disk": False}
     order = {"job": job(backend, config, mode), **nothing}
-    result = nursery.call("local.history_run:history", order, at)
+    result = fork_server.call("local.history_run:history", order, at)
     assert result["complete"], result
     found = [x.partition("WEIGHTS ")[2] for x in result["printed"] if "WEIGHTS " in x]
     assert len(found) == config["ranks"]
@@ -60,7 +62,7 @@ def weights_of(nursery: Nursery, backend: str, config: dict[str, Any], mode: str
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @pytest.mark.parametrize(("backend", "algorithm"), CHANNELS)
 def test_full_equals_the_reference(
-    nursery: Nursery, backend: str, algorithm: str, ranks: int, tmp_path: Path
+    fork_server: ForkServer, backend: str, algorithm: str, ranks: int, tmp_path: Path
 ) -> None:
     """SGD with momentum and AdamW; plain, and with accumulation, clipping and a scheduler. The last
     step of an epoch is smaller, with a last batch that is smaller still."""
@@ -76,12 +78,12 @@ def test_full_equals_the_reference(
         }
         at = tmp_path / str(number)
         at.mkdir()
-        wanted = nursery.call("local.reference:train", config, at)
-        assert weights_of(nursery, backend, config, "Full", at / "full") == wanted, config
+        wanted = fork_server.call("local.reference:train", config, at)
+        assert weights_of(fork_server, backend, config, "Full", at / "full") == wanted, config
 
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_a_quorum_of_all_equals_full(nursery: Nursery, backend: str, tmp_path: Path) -> None:
+def test_a_quorum_of_all_equals_full(fork_server: ForkServer, backend: str, tmp_path: Path) -> None:
     config = {
         "ranks": 3,
         "optimizer": "AdamW",
@@ -91,5 +93,5 @@ def test_a_quorum_of_all_equals_full(nursery: Nursery, backend: str, tmp_path: P
         "algorithm": "ring" if backend == "mpi" else "",
         **RICH,
     }
-    full = weights_of(nursery, backend, config, "Full", tmp_path / "full")
-    assert weights_of(nursery, backend, config, "Quorum", tmp_path / "quorum") == full
+    full = weights_of(fork_server, backend, config, "Full", tmp_path / "full")
+    assert weights_of(fork_server, backend, config, "Quorum", tmp_path / "quorum") == full

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from local.drawing import MATRIX, TOGETHER, covering, draw_history, soak_history
-from local.history import History, Nursery, check
+from local.history import ForkServer, History, check
 
 SEED = 1
 HISTORIES = [draw_history(row, SEED) for row in covering(MATRIX, SEED) + covering(TOGETHER, SEED)]
@@ -27,8 +27,8 @@ HISTORIES = [draw_history(row, SEED) for row in covering(MATRIX, SEED) + coverin
 
 @pytest.mark.processes
 @pytest.mark.parametrize("history", HISTORIES, ids=lambda h: h.name)
-def test_history(nursery: Nursery, history: History, tmp_path: Path) -> None:
-    result = nursery.run(history, tmp_path / "run")
+def test_history(fork_server: ForkServer, history: History, tmp_path: Path) -> None:
+    result = fork_server.run(history, tmp_path / "run")
     if "skip" in result:
         pytest.skip(result["skip"])
     check(history, result)
@@ -36,7 +36,7 @@ def test_history(nursery: Nursery, history: History, tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.timeout(0)
-def test_soak(nursery: Nursery, tmp_path: Path) -> None:
+def test_soak(fork_server: ForkServer, tmp_path: Path) -> None:
     """As long as one likes; one history without SOAK_SECONDS."""
     until = time.monotonic() + float(os.environ.get("SOAK_SECONDS", "0"))
     first = seed = int(os.environ.get("SOAK_SEED", "0"))
@@ -46,7 +46,7 @@ def test_soak(nursery: Nursery, tmp_path: Path) -> None:
         sys.stdout.write(f"seed {seed}: {history.name}\n")
         sys.stdout.flush()
         try:
-            result = nursery.run(history, folder)
+            result = fork_server.run(history, folder)
             if "skip" not in result:
                 check(history, result)
             shutil.rmtree(folder)

@@ -116,7 +116,7 @@ def test_what_replay_notices(tmp_path: Path) -> None:
     at = next(i for i, e in enumerate(entries) if isinstance(e, Gave) and e.round == 12)
     gave = entries[at]
     assert isinstance(gave, Gave)
-    entries[at] = Gave(gave.generation, gave.round, gave.place, 2 * gave.factor, gave.carrier)
+    entries[at] = Gave(gave.generation, gave.round, gave.source, 2 * gave.factor, gave.method)
     head = whole[: len(whole) - sum(len(pack(e)) for e in journals[member])]
     path.write_bytes(head + b"".join(map(pack, entries)))
     code, said = call(tmp_path, "replay", "run")
@@ -151,6 +151,6 @@ def test_the_death_of_a_journal_leaves_no_gap_in_the_log(tmp_path: Path) -> None
     journals[first] = journals[first][: logged[len(logged) // 2]]
     assert replay.true_log(journals) == whole
     journals = {first: journals[first]}
-    with pytest.raises(replay.ReplayError, match="no rank was released"):
+    with pytest.raises(replay.SequenceError, match="no rank was released"):
         replay.true_log(journals)
     assert others

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paceline.core.status import RankState, Status
+from paceline.core.status import RankPhase, Status
 from paceline.local.client import Client, CoordinatorAwayError
 from paceline.local.cluster import Cluster
 from paceline.local.processes import children_of
@@ -93,7 +93,7 @@ def living(status: Status) -> dict[tuple[int, int], int]:
     return {
         (rank.member.slot, rank.member.attempt // 1000): rank.pid
         for rank in status.ranks
-        if rank.state is not RankState.DEAD and rank.pid
+        if rank.state is not RankPhase.DEAD and rank.pid
     }
 
 
@@ -112,7 +112,7 @@ def test_a_killed_agent_is_replaced_and_its_frozen_rank_ends_with_it(tmp_path: P
         after = await seen(client, lambda s: set(living(s)) == {(0, 0), (1, 1)})
         assert not exists(rank)
         assert after.inventory > status.inventory
-        dead = [rank for rank in after.ranks if rank.state is RankState.DEAD]
+        dead = [rank for rank in after.ranks if rank.state is RankPhase.DEAD]
         assert [(rank.member.slot, rank.member.attempt) for rank in dead] == [(1, 0)]
 
     with_cluster(tmp_path, act)

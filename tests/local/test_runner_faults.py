@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from paceline.core.faults import parse_faults
 from paceline.core.protocol.ids import MemberId
-from paceline.core.status import RankState, RankStatus, Status
+from paceline.core.status import RankPhase, RankStatus, Status
 from paceline.local.faults import Injector
 
 pytestmark = pytest.mark.processes
@@ -41,7 +41,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
         sleeper.kill()
 
 
-def status(version: int, *pids: int, state: RankState = RankState.ACTIVE) -> Status:
+def status(version: int, *pids: int, state: RankPhase = RankPhase.ACTIVE) -> Status:
     ranks = (RankStatus(MemberId(n // 2, n % 2, 0), state, pid=p) for n, p in enumerate(pids))
     return Status(job="job", coordinator="a", procs=2, version=version, ranks=tuple(ranks))
 
@@ -63,9 +63,9 @@ def test_a_kill_waits_for_its_round_and_happens_once(process: subprocess.Popen[b
     assert len(said) == 1
 
 
-@pytest.mark.parametrize("state", [RankState.DEAD, RankState.FINISHED])
+@pytest.mark.parametrize("state", [RankPhase.DEAD, RankPhase.FINISHED])
 def test_a_fault_waits_until_its_place_lives(
-    process: subprocess.Popen[bytes], state: RankState
+    process: subprocess.Popen[bytes], state: RankPhase
 ) -> None:
     faults, _, said = injector("kill:rank=0,at=round:1")
     faults.look(status(1, process.pid, state=state), 0)

@@ -16,7 +16,7 @@ from paceline.core.status import (
     Happening,
     LogStatus,
     Outcome,
-    RankState,
+    RankPhase,
     RankStatus,
     ShadowStatus,
     Status,
@@ -29,7 +29,7 @@ from paceline.local.rundir import RunDirError, make_run_dir
 from paceline.local.slow import Replacer
 from paceline.local.timeline import Timeline
 from paceline_api.enums import Mode, StragglerResponse
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 from paceline_api.settings import StragglerSettings
 from rich.console import Console
 
@@ -58,20 +58,20 @@ def status(version: int, *changes: Change, who: str = "a", happened: int = 0) ->
         coordinator=who,
         generation=FIRST,
         replicas=2,
-        settings=Settings(mode=Mode.QUORUM),
+        settings=RoundSettings(mode=Mode.QUORUM),
         version=version,
         changes=changes,
         happenings=tuple(Happening(n, 0.0, "R", f"{who}{n}") for n in range(1, happened + 1)),
         ranks=(
             RankStatus(
                 MemberId(0, 0, 0),
-                RankState.ACTIVE,
+                RankPhase.ACTIVE,
                 rank=0,
                 pid=41,
                 version=version,
                 facts={Fact.STEP_S: 0.0205, Fact.LAG_S: 0.001},
             ),
-            RankStatus(MemberId(1, 0, 3), RankState.DEAD, why="exit code 1\nTraceback"),
+            RankStatus(MemberId(1, 0, 3), RankPhase.DEAD, why="exit code 1\nTraceback"),
         ),
         log=LogStatus(
             rounds={"quorum": version, "all": 0},

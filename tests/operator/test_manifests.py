@@ -15,7 +15,7 @@ from fake_cluster.world import job_body
 from paceline import environment as runtime_settings
 from paceline_api import names
 from paceline_api.jobfile import read_job_file, read_resolved_job
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 from paceline_operator.core import children
 from paceline_operator.core.frozen import job_file, settings_differ
 from paceline_operator.core.job import Job, read_job
@@ -138,7 +138,7 @@ def test_the_job_file_leaves_the_environment_to_the_kubelet(tmp_path: Path) -> N
 def test_only_what_the_coordinator_can_change_is_told_again() -> None:
     job = job_of()
     assert job.settings is not None
-    wanted = msgspec.to_builtins(Settings.of(job.settings.collective))
+    wanted = msgspec.to_builtins(RoundSettings.of(job.settings.collective))
     told = json.loads(msgspec.json.encode(wanted))
     assert settings_differ(wanted, told) == []
     assert settings_differ(wanted, told | {"mode": "Solo", "pacing": "Samples"}) == ["mode"]

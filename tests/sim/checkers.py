@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from paceline.core import messages as m
-from paceline.core.coordinator.state import State
+from paceline.core.coordinator.state import CoordinatorState
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log, Weighing
 from paceline.core.protocol.pending import Buffer
@@ -80,7 +80,7 @@ class Checkers:
             self.check_weights(rank)
         self.check_rounds_apart(rank)
 
-    def formed(self, state: State, gen: Gen) -> None:
+    def formed(self, state: CoordinatorState, gen: Gen) -> None:
         """`allowedSizes`: a job begins with one, and new replicas come in up to one."""
         allowed = self.sim.world.allowed
         if not allowed or not state.reports:
@@ -137,7 +137,7 @@ class Checkers:
         """I1: produced = applied + pending + dropped + lost, in samples."""
         p = rank.state.pending
         totals = rank.state.log.ledger.by_member.get(rank.me, Totals())
-        pending = sum(x.samples for x in p.pieces) + sum(d.samples for d in p.drops)
+        pending = sum(x.samples for x in p.steps) + sum(d.samples for d in p.drops)
         total = totals.applied + totals.dropped + pending + p.lost
         assert p.produced == total, (
             f"I1: {rank.me} produced {p.produced}, applied {totals.applied}, dropped "
@@ -148,7 +148,7 @@ class Checkers:
     def check_buffers(self, rank: SimRank) -> None:
         """I1 in sums: memory holds what the bookkeeping says, nothing else."""
         p = rank.state.pending
-        self._check_buffer(rank, "HELD", rank.held, p.held)
+        self._check_buffer(rank, "LATE", rank.late, p.late)
         queued = any(isinstance(e, ev.Step) for e in (*rank.waiting, *rank.backlog))
         if not p.void and not queued:  # void: the step under way will drop all of it
             self._check_buffer(rank, "GRAD", rank.grad, p.grad)
@@ -156,12 +156,12 @@ class Checkers:
     def _check_buffer(self, rank: SimRank, name: str, memory: Sum, buffer: Buffer) -> None:
         value = sum(memory.values(), Fraction(0)) * buffer.unit
         wanted = buffer.samples * Fraction(buffer.discount)
-        assert len(memory) == len(buffer.pieces), f"I1: {name} of {rank.me} has {sorted(memory)}"
+        assert len(memory) == len(buffer.steps), f"I1: {name} of {rank.me} has {sorted(memory)}"
         assert abs(value - wanted) < Fraction(1, 10**6), f"I1: {name} of {rank.me}: {value}"
 
     def check_same_state(self, rank: SimRank) -> None:
         """I4, I5: equal logs, equal weights."""
-        mine = rank.weights, rank.bank if rank.state.log.banked else {}
+        mine = rank.weights, rank.accumulated if rank.state.log.accumulated else {}
         seen = self.state_at.setdefault(rank.state.log.digest, mine)
         assert seen == mine, f"I5: {rank.me} has other weights at {rank.state.log.digest}"
 
@@ -301,16 +301,16 @@ class Checkers:
 
     def replay(self, records: list[Record]) -> Sum:
         """I15: weights are a function of the log and of what the ranks contributed."""
-        log, weights, bank = Log(), dict[Label, Fraction](), dict[Label, Fraction]()
+        log, weights, accumulated = Log(), dict[Label, Fraction](), dict[Label, Fraction]()
         for record in records:
             if isinstance(record, Go):
                 weighing = log.weigh(record)
-                bank = {} if weighing.first else bank
+                accumulated = {} if weighing.first else accumulated
                 for share in record.shares:
                     own = self.contributed[record.generation, record.round, share.member]
-                    add(bank, own, Fraction(weighing.factor(share)) * weighing.unit)
+                    add(accumulated, own, Fraction(weighing.factor(share)) * weighing.unit)
                 if weighing.step:
-                    add(weights, bank)
+                    add(weights, accumulated)
             log.append(record)
         return weights
 
@@ -347,5 +347,5 @@ def _fingerprint(rank: SimRank) -> Fingerprint:
     return (
         (s.log.digest, s.promise, s.gen_id, s.passive, s.needs_part, s.started, s.broken),
         (heard, tuple(s.gos), len(s.early), s.round, len(s.queue), s.reducing is not None),
-        (tuple(p.seq for p in s.pending.pieces), s.main, rank.grad, rank.held, rank.weights),
+        (tuple(p.seq for p in s.pending.steps), s.main, rank.grad, rank.late, rank.weights),
     )

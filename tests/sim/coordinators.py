@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
-from paceline.core.coordinator.state import State
+from paceline.core.coordinator.state import CoordinatorState
 from sim.world import MS
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class SimCoordinator:
         self.reasons: list[str] = []
 
     @property
-    def state(self) -> State:
+    def state(self) -> CoordinatorState:
         return self.machine.state
 
     def thaw(self) -> None:

@@ -22,7 +22,7 @@ class Copy:
     log: LogSnapshot
     finished: bool
     weights: Sum
-    bank: Sum
+    accumulated: Sum
 
     @property
     def kept(self) -> Kept:
@@ -41,7 +41,7 @@ class Disk:
         return ev.Found(self.published[-1].kept if self.published else None)
 
     def save(self, rank: SimRank, order: ev.Save) -> None:
-        copy = Copy(order.log, order.finished, dict(rank.weights), dict(rank.bank))
+        copy = Copy(order.log, order.finished, dict(rank.weights), dict(rank.accumulated))
         problem = "no space left" if self._is_full() else ""
         if not problem:
             self.written[rank] = copy
@@ -62,7 +62,7 @@ class Disk:
 
     def load(self, rank: SimRank, kept: Kept) -> ev.Restored:
         (copy,) = [c for c in self.published if c.kept == kept]
-        rank.weights, rank.bank = dict(copy.weights), dict(copy.bank)
+        rank.weights, rank.accumulated = dict(copy.weights), dict(copy.accumulated)
         self.sim.tell(f"{rank.me} restores checkpoint {copy.log.version}")
         return ev.Restored(copy.log)
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from paceline.core import messages as m
 from paceline.core.coordinator import AgentGone
 from paceline_api.enums import Mode
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 from sim.ranks import SimRank
 from sim.simulation import Simulation
 
@@ -96,7 +96,7 @@ def happen(sim: Simulation, fault: Fault) -> None:
             _to_threads(sim, fault, rank)
 
 
-def _with(settings: Settings, mode: Mode, quorum: int) -> Settings:
+def _with(settings: RoundSettings, mode: Mode, quorum: int) -> RoundSettings:
     return replace(settings, mode=mode, quorum=quorum)
 
 

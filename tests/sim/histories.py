@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from paceline.core.protocol.tree import TREE_ABOVE
 from paceline_api.enums import MaxAgePolicy, Mode, Normalisation, Pacing
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 from sim.faults import Fault, Kind, plant
 from sim.simulation import Simulation
 from sim.world import MS, World
@@ -33,8 +33,8 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 @st.composite
-def modes(draw: st.DrawFn, ranks: int) -> Settings:
-    return Settings(
+def modes(draw: st.DrawFn, ranks: int) -> RoundSettings:
+    return RoundSettings(
         mode=draw(st.sampled_from(Mode)),
         quorum=draw(st.integers(1, ranks)),
         quorum_percent=draw(st.sampled_from([0, 50])),

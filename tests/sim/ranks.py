@@ -10,11 +10,11 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from paceline.core import messages as m
-from paceline.core.protocol.hand import Hand
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import Weighing
-from paceline.core.protocol.pending import BufferOp, Merge, Place, Scale, Swap, Zero
-from paceline.core.protocol.records import Go, Metric
+from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Scale, Swap, Zero
+from paceline.core.protocol.rank_leases import RankLeases
+from paceline.core.protocol.records import Go, LoggedMetric
 from paceline.core.protocol.sampling import samples_of
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
@@ -45,11 +45,11 @@ class SimRank:
         """Its communication thread; heartbeats go on."""
         # Memory.
         self.grad: Sum = {}
-        self.held: Sum = {}
+        self.late: Sum = {}
         self.result: Sum = {}
         self.queue: dict[int, Sum] = {}
         self.weights: Sum = {}
-        self.bank: Sum = {}
+        self.accumulated: Sum = {}
         self.staged: dict[object, tuple[Sum, Sum]] = {}
         self.part_result: Sum | None = None
         # The communication thread.
@@ -61,7 +61,7 @@ class SimRank:
         """Events that arrive while it is stopped or stuck."""
         self.wake_ns: int | None = None
         # The script.
-        self.hand = Hand()
+        self.rank_leases = RankLeases()
         self.wants = 0
         """In a row; a lease may be dealt to others just before it is pulled."""
         self.labels = 0
@@ -124,7 +124,7 @@ class SimRank:
                 sim.links.to_peer(self.me, to, message)
             case ev.ToCoordinator(message=message):
                 sim.links.to_coordinators(self.me, message)
-            case ev.Buffers(op=op):
+            case ev.ChangeBuffers(op=op):
                 self._buffers(op)
             case ev.OpenChannel(commit=commit):
                 self.group = commit
@@ -150,7 +150,7 @@ class SimRank:
             case ev.Resume():
                 self._resume(effect)
             case ev.Held(leases=leases):
-                self.hand.hold(leases)
+                self.rank_leases.hold(leases)
             case ev.Exit():
                 self.exit = effect
                 sim.exited(self)
@@ -167,20 +167,20 @@ class SimRank:
     def _buffers(self, op: BufferOp) -> None:
         match op:
             case Swap():
-                assert not self.held, f"R22: HELD of {self.me} is swapped but not empty"
-                self.held, self.grad = self.grad, {}
-            case Merge(held_factor=held, grad_factor=grad):
-                merged = scaled(self.held, Fraction(held))
+                assert not self.late, f"R22: LATE of {self.me} is swapped but not empty"
+                self.late, self.grad = self.grad, {}
+            case Merge(late_factor=late, grad_factor=grad):
+                merged = scaled(self.late, Fraction(late))
                 add(merged, self.grad, Fraction(grad))
-                self.held, self.grad = merged, {}
-            case Scale(place=Place.GRAD, factor=factor):
+                self.late, self.grad = merged, {}
+            case Scale(which=BufferName.GRAD, factor=factor):
                 self.grad = scaled(self.grad, Fraction(factor))
             case Scale(factor=factor):
-                self.held = scaled(self.held, Fraction(factor))
-            case Zero(place=Place.GRAD):
+                self.late = scaled(self.late, Fraction(factor))
+            case Zero(which=BufferName.GRAD):
                 self.grad = {}
             case Zero():
-                self.held = {}
+                self.late = {}
 
     def _change_state(self, effect: ev.Effect) -> None:
         match effect:
@@ -193,32 +193,32 @@ class SimRank:
                 self.staged = {g: s for g, s in self.staged.items() if g == generation}
             case ev.InstallPart(go=go, weighing=weighing):
                 assert self.part_result is not None
-                self.bank = dict(self.part_result)
+                self.accumulated = dict(self.part_result)
                 self._step_optimizer(go, weighing)
             case ev.InstallState(queued=queued):
-                weights, bank = self.staged.pop(self.state.gen_id)
-                self.weights, self.bank = dict(weights), dict(bank)
+                weights, accumulated = self.staged.pop(self.state.gen_id)
+                self.weights, self.accumulated = dict(weights), dict(accumulated)
                 for go, weighing in queued:
                     self._apply(go, weighing, self.queue[go.round])
                 self.queue.clear()
             case ev.SendPart(to=to, part=part, with_result=with_result):
-                result = dict(self.bank) if with_result else None
+                result = dict(self.accumulated) if with_result else None
                 self.sim.links.send_part(self.me, to, part, result)
             case ev.SendState(to=to, state=state):
-                copied = dict(self.weights), dict(self.bank)
+                copied = dict(self.weights), dict(self.accumulated)
                 self.sim.links.send_state(self.me, to, state, copied)
             case _:
                 raise AssertionError(effect)
 
     def _apply(self, go: Go, weighing: Weighing, result: Sum) -> None:
-        self.bank = {} if weighing.first else dict(self.bank)
-        add(self.bank, result, Fraction(weighing.unit))
+        self.accumulated = {} if weighing.first else dict(self.accumulated)
+        add(self.accumulated, result, Fraction(weighing.unit))
         self._step_optimizer(go, weighing)
 
     def _step_optimizer(self, go: Go, weighing: Weighing) -> None:
         if weighing.step:
             self.weights = dict(self.weights)
-            add(self.weights, self.bank)
+            add(self.weights, self.accumulated)
         self.sim.checkers.committed(self, go, weighing)
 
     # ---- reductions -----------------------------------------------------------------------
@@ -226,8 +226,8 @@ class SimRank:
     def _join_reduction(self, effect: ev.Reduce) -> None:
         assert self.group is not None
         own: Sum = {}
-        if effect.place is not None:
-            source = self.grad if effect.place is Place.GRAD else self.held
+        if effect.source is not None:
+            source = self.grad if effect.source is BufferName.GRAD else self.late
             own = scaled(source, Fraction(effect.factor))
         self.sim.checkers.joined(self, effect, own)
         self.sim.reductions.join(self, self.group.gen, effect.go.round, own)
@@ -282,12 +282,12 @@ class SimRank:
             return
         lease, samples = -1, world.batch
         if world.leases:
-            if self.hand.wait():
+            if self.rank_leases.wait():
                 self.wants += 1
                 assert self.wants <= WANTS_MAX, f"{self.me} is woken again and again for no lease"
                 self.post(ev.Want())
                 return
-            drawn = self.hand.draw()
+            drawn = self.rank_leases.draw()
             assert drawn is not None
             lease, self.wants = drawn, 0
             samples = samples_of(world.plan, lease)
@@ -315,5 +315,5 @@ class SimRank:
         finite = not (self.sim.world.nan and self.sim.rng.random() < self.sim.world.nan)
         self.sim.checkers.produced(label, lease, samples, finite=finite)
         leases = (lease,) if lease >= 0 else ()
-        metrics = (Metric("loss", 1.0 * samples, samples),)
+        metrics = (LoggedMetric("loss", 1.0 * samples, samples),)
         self.post(ev.Step(leases, samples, samples, finite, metrics))

@@ -348,7 +348,7 @@ def _describe(r: SimRank) -> str:
         f"{r.me} exit={r.exit} v={s.log.version} main={s.main} waits={s.waits_for} gen={s.gen_id} "
         f"frozen={s.frozen} passive={s.passive} started={s.started} broken={s.broken} "
         f"reducing={r.reducing is not None} active={list(map(str, s.log.active))} "
-        f"held={s.log.held(s.me)} pending={[p.seq for p in s.pending.pieces]} "
+        f"held={s.log.held(s.me)} pending={[p.seq for p in s.pending.steps]} "
         f"announced={s.announced},{s.announced_pending} draining={s.draining} "
         f"needs_part={s.needs_part} stopped={s.log.stopped}"
     )

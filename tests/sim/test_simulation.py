@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from paceline.core import messages as m
 from paceline.core.protocol.records import Gen, Go, Trigger
 from paceline_api.enums import MaxAgePolicy, Mode, Normalisation, Pacing
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 from sim.faults import Fault, Kind, plant
 from sim.histories import bounded, faults, run, seeds, worlds
 from sim.ranks import SimRank
@@ -139,7 +139,7 @@ def kill_at(world: World, seed: int, what: list[Fault], at_ns: int, slot: int) -
 
 @pytest.mark.parametrize("mode", [Mode.FULL, Mode.SOLO])
 def test_a_death_at_every_step_of_a_round(mode: Mode) -> None:
-    world = World(replicas=3, settings=Settings(mode=mode, bench_after_ns=300 * MS), leases=12)
+    world = World(replicas=3, settings=RoundSettings(mode=mode, bench_after_ns=300 * MS), leases=12)
     times = event_times(world, 11, [], 120, 160)
     assert len(times) > 20
     for at_ns in times:
@@ -149,7 +149,7 @@ def test_a_death_at_every_step_of_a_round(mode: Mode) -> None:
 
 @pytest.mark.parametrize("kind", [Kind.JOIN, Kind.DRAIN, Kind.CRASH])
 def test_a_death_at_every_step_of_a_generation_change(kind: Kind) -> None:
-    settings = Settings(mode=Mode.QUORUM, quorum=2, bench_after_ns=300 * MS)
+    settings = RoundSettings(mode=Mode.QUORUM, quorum=2, bench_after_ns=300 * MS)
     world = World(replicas=3, settings=settings, leases=30)
     what = [Fault(150, kind, 30, 2)]
     for at_ns in event_times(world, 5, what, 150, 215)[::2]:
@@ -167,7 +167,7 @@ def test_ages_weights_and_sums_under_every_policy(
     late: MaxAgePolicy, normalisation: Normalisation, pacing: Pacing
 ) -> None:
     """I7 and I12 with a rank that is late all the time."""
-    settings = Settings(
+    settings = RoundSettings(
         mode=Mode.SOLO,
         max_age=2,
         late=late,
@@ -187,7 +187,7 @@ def test_ages_weights_and_sums_under_every_policy(
 @pytest.mark.parametrize("mode", [Mode.SOLO, Mode.QUORUM, Mode.MAJORITY, Mode.FULL, Mode.DEADLINE])
 def test_a_main_thread_that_hangs_for_ever_blocks_nobody(mode: Mode) -> None:
     """I9, and I8 with its bound: one benchAfter and the rounds that remain."""
-    settings = Settings(mode=mode, quorum=2, deadline_ns=10 * MS, bench_after_ns=300 * MS)
+    settings = RoundSettings(mode=mode, quorum=2, deadline_ns=10 * MS, bench_after_ns=300 * MS)
     world = World(replicas=3, settings=settings, leases=40)
     sim = Simulation(world, 3)
     sim.start()
@@ -202,7 +202,7 @@ def test_a_main_thread_that_hangs_for_ever_blocks_nobody(mode: Mode) -> None:
 
 def one_stands_by() -> Simulation:
     """Of four replicas one never comes, so two train and slot 2 stands by."""
-    settings = Settings(bench_after_ns=10**9)
+    settings = RoundSettings(bench_after_ns=10**9)
     world = World(replicas=4, allowed=(2, 4), leases=90, settle_ms=100, settings=settings)
     sim = Simulation(world, 3)
     sim.start()
@@ -232,7 +232,7 @@ def test_a_replica_that_stands_by_can_drain() -> None:
 
 
 def test_a_benched_rank_returns() -> None:
-    settings = Settings(mode=Mode.FULL, bench_after_ns=200 * MS)
+    settings = RoundSettings(mode=Mode.FULL, bench_after_ns=200 * MS)
     world = World(replicas=3, settings=settings, leases=90)
     sim = run(world, 3, [Fault(150, Kind.HANG, 500, 1)])
     history = rounds(sim)
@@ -247,7 +247,7 @@ def test_a_benched_rank_returns() -> None:
 def test_quorum_of_all_is_full() -> None:
     """I10: the same rounds with the same contributions."""
     for seed in range(8):
-        full = Settings(mode=Mode.FULL, bench_after_ns=500 * MS)
+        full = RoundSettings(mode=Mode.FULL, bench_after_ns=500 * MS)
         quorum = replace(full, mode=Mode.QUORUM, quorum=4, grace_ns=0)
         one, two = (run(World(replicas=4, settings=s, leases=30), seed, []) for s in (full, quorum))
         assert rounds(one) == rounds(two)
@@ -257,7 +257,7 @@ def test_quorum_of_all_is_full() -> None:
 @pytest.mark.parametrize("factor", [2, 4, 8])
 def test_a_slow_rank_keeps_its_share(factor: int) -> None:
     """I16: a rank slower by f keeps about 1/f of what another one has."""
-    settings = Settings(mode=Mode.QUORUM, quorum=3, max_age=0, bench_after_ns=1000 * MS)
+    settings = RoundSettings(mode=Mode.QUORUM, quorum=3, max_age=0, bench_after_ns=1000 * MS)
     world = World(replicas=4, settings=settings, leases=300, slow={3: float(factor)})
     sim = run(world, 1, [])
     applied = [t.applied for _, t in sorted(sim.finished[0].state.log.ledger.by_member.items())]
@@ -267,7 +267,9 @@ def test_a_slow_rank_keeps_its_share(factor: int) -> None:
 
 def test_nobody_evaluating_ends_a_job_that_feeds_itself() -> None:
     """All ranks rest at the same time; the job ends when all loops have ended, and only then."""
-    world = World(replicas=2, leases=0, steps=12, rest=0.5, settings=Settings(bench_after_ns=10**9))
+    world = World(
+        replicas=2, leases=0, steps=12, rest=0.5, settings=RoundSettings(bench_after_ns=10**9)
+    )
     for seed in range(20):
         sim = run(world, seed, [])
         assert [r.steps for r in sim.finished] == [12, 12]
@@ -290,7 +292,7 @@ def test_a_request_that_is_older_than_the_ranks_is_not_lost() -> None:
     world = World(replicas=2, leases=400)
     sim = Simulation(world, 4)
     sim.start()
-    sim.after(200, lambda: sim.set_targets(m.Targets(settings=Settings(mode=Mode.SOLO))))
+    sim.after(200, lambda: sim.set_targets(m.Targets(settings=RoundSettings(mode=Mode.SOLO))))
     sim.after(300, lambda: sim.kill_coordinator("a"))
 
     def restart() -> None:
@@ -305,7 +307,7 @@ def test_a_request_that_is_older_than_the_ranks_is_not_lost() -> None:
 
 
 def test_every_round_of_the_random_initiator_waits_for_the_one_drawn() -> None:
-    settings = Settings(mode=Mode.MAJORITY, random_initiator=True, bench_after_ns=500 * MS)
+    settings = RoundSettings(mode=Mode.MAJORITY, random_initiator=True, bench_after_ns=500 * MS)
     sim = run(World(replicas=5, settings=settings, leases=60), 3, [])
     triggers = {go.trigger for go in rounds(sim)}
     assert Trigger.INITIATOR in triggers
@@ -322,7 +324,7 @@ def test_the_same_seed_is_the_same_history(world: World, seed: int, at_ms: int) 
 
 def test_memory_stays_bounded_while_rounds_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that a rank keeps per round outlives the round (R7, R15)."""
-    world = World(replicas=3, leases=300, settings=Settings(mode=Mode.SOLO), slow={2: 5.0})
+    world = World(replicas=3, leases=300, settings=RoundSettings(mode=Mode.SOLO), slow={2: 5.0})
     sim = Simulation(world, 6)
     sim.start()
     worst = 0

@@ -12,13 +12,13 @@ from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import Go
 from paceline.core.protocol.tree import TREE_ABOVE
 from paceline_api.enums import Mode
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 from sim.faults import Fault, Kind
 from sim.histories import run
 from sim.simulation import Simulation
 from sim.world import MS, World
 
-SETTINGS = Settings(mode=Mode.QUORUM, quorum=4, bench_after_ns=300 * MS)
+SETTINGS = RoundSettings(mode=Mode.QUORUM, quorum=4, bench_after_ns=300 * MS)
 ROUND = 5
 
 
@@ -67,7 +67,7 @@ def test_a_relay_that_never_passes_it_on_costs_a_generation_and_no_gradient(
 
 def test_jobs_above_the_threshold_use_relays_and_survive_deaths() -> None:
     ranks = TREE_ABOVE + 8
-    settings = Settings(mode=Mode.QUORUM, quorum_percent=75, bench_after_ns=300 * MS)
+    settings = RoundSettings(mode=Mode.QUORUM, quorum_percent=75, bench_after_ns=300 * MS)
     world = World(replicas=ranks, settings=settings, leases=3 * ranks)
     what = [Fault(130, Kind.KILL, 100, 7), Fault(150, Kind.FREEZE, 10**6, 30)]
     sim = run(world, 3, what)

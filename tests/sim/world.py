@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.tree import TREE_ABOVE
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 MS = 10**6
 
@@ -17,7 +17,7 @@ class World:
 
     replicas: int = 3
     procs: int = 1
-    settings: Settings = field(default_factory=Settings)
+    settings: RoundSettings = field(default_factory=RoundSettings)
     leases: int = 24
     """Of one epoch; 0 = the script feeds itself for `steps` steps."""
     steps: int = 10

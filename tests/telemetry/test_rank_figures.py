@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from msgspec.structs import replace
-from paceline.core.collectives.select import Carrier
+from paceline.core.collectives.select import Method
 from paceline.core.messages import Endpoints
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log
@@ -28,16 +28,16 @@ from paceline.core.rank.state import RankState, Saving
 from paceline.core.status import Fact, log_status
 from paceline.telemetry.catalog import CATALOG, Writer
 from paceline.telemetry.records import RankRecord
-from paceline.worker.metrics.loop import LoopGauges
-from paceline.worker.metrics.rounds import CheckpointGauges, Gauges
+from paceline.worker.metrics.loop import LoopMetrics
+from paceline.worker.metrics.rounds import CheckpointMetrics, RoundMetrics
 from paceline.worker.metrics.waits import AvoidedWaiting
 from paceline_api.enums import Mode
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 MS = 1_000_000
 A, B, C, D = (MemberId(slot, 0, 0) for slot in range(4))
 PLAN = DataPlan(samples=1000, batch=2, epochs=1)
-RING = Carrier("mpi", "ring")
+RING = Method("mpi", "ring")
 
 
 @dataclass
@@ -86,7 +86,7 @@ class OneRank:
 
     def __init__(self) -> None:
         self.record = SpyRecord()
-        self.gauges = Gauges(self.record, A)  # type: ignore[arg-type]
+        self.metrics = RoundMetrics(self.record, A)  # type: ignore[arg-type]
         self.rank = RankState(A, 1, "here", Endpoints("", ""))
         self.now_ns = 1000 * MS
 
@@ -106,17 +106,17 @@ class OneRank:
             left_out=left,
             lookahead=tuple((m, 2) for m in members),
             plan=PLAN if first else None,
-            settings=Settings(mode=Mode.QUORUM, quorum=1) if first else None,
+            settings=RoundSettings(mode=Mode.QUORUM, quorum=1) if first else None,
         )
         log.append(gen)
         self.event(ev.Connected())
         self.rank.started = True
-        self.gauges.opened([RING] * 3, [0.0, 0.0, 2e-6])
+        self.metrics.opened([RING] * 3, [0.0, 0.0, 2e-6])
         self.event(ev.ChannelOpened())
 
     def event(self, event: ev.Event, after_ms: int = 10) -> None:
         self.now_ns += after_ms * MS
-        self.gauges.handled(self.rank, event, self.now_ns)
+        self.metrics.handled(self.rank, event, self.now_ns)
 
     def share(self, member: MemberId, at_ms: int, **more: object) -> Share:
         """One lease of a member, fresh unless it says otherwise."""
@@ -129,14 +129,14 @@ class OneRank:
         """GO `took_ms` after the first arrival; reduced 5 ms later, applied after 1 ms more."""
         log = self.rank.log
         go = Go(log.id, log.version, Trigger(trigger), shares, wait_us=took_ms * 1000, **more)  # type: ignore[arg-type]
-        self.gauges.reducing(go, self.rank, self.now_ns)
+        self.metrics.reducing(go, self.rank, self.now_ns)
         self.now_ns += 5 * MS
-        self.gauges.carried(RING, 400, 4 * MS)
-        self.gauges.reduced(self.now_ns)
+        self.metrics.carried(RING, 400, 4 * MS)
+        self.metrics.reduced(self.now_ns)
         log.append(go)
         self.now_ns += MS
-        self.gauges.applied(go, self.rank, self.now_ns, MS)
-        self.gauges.copied(MS)
+        self.metrics.applied(go, self.rank, self.now_ns, MS)
+        self.metrics.copied(MS)
 
 
 @pytest.fixture
@@ -200,8 +200,8 @@ def test_waiting_is_avoided_until_the_missing_rank_is_heard_of(one: OneRank) -> 
         took_ms=40,
     )
     assert one.record["wait_avoided_seconds_total"] == [pytest.approx(0.060)]
-    one.gauges.facts.work_out(one.rank)
-    facts = one.gauges.facts.heartbeat(one.rank).facts
+    one.metrics.facts.work_out(one.rank)
+    facts = one.metrics.facts.heartbeat(one.rank).facts
     assert facts["log.wait_avoided_seconds"] == pytest.approx(0.120)
 
 
@@ -278,7 +278,7 @@ def test_bench(one: OneRank) -> None:
 
 def test_the_time_of_the_loop_adds_up() -> None:
     record = SpyRecord()
-    loop = LoopGauges(record)  # type: ignore[arg-type]
+    loop = LoopMetrics(record)  # type: ignore[arg-type]
     loop.began(100 * MS)
     loop.waited(110 * MS, 150 * MS)
     loop.stepped(170 * MS, 190 * MS, fresh=True)
@@ -303,8 +303,8 @@ def test_what_shadow_reports(one: OneRank) -> None:
     assert one.record["shadow_saved_seconds_total", "Solo"] == [pytest.approx(0.070)] * 2
     assert one.record["shadow_late_gradients_total", "Quorum"] == [1, 1]
     assert one.record["shadow_late_gradients_total", "Solo"] == [2, 2]
-    one.gauges.facts.work_out(one.rank)
-    told = log_status(one.gauges.facts.heartbeat(one.rank).facts).shadow
+    one.metrics.facts.work_out(one.rank)
+    told = log_status(one.metrics.facts.heartbeat(one.rank).facts).shadow
     assert told is not None
     assert (told.rounds, told.fresh) == (3, 9)
     assert told.late["Solo"] == 4, "the first round is Full anyhow"
@@ -314,7 +314,7 @@ def test_what_shadow_reports(one: OneRank) -> None:
 
 def test_shares_of_rounds_follow_the_log(one: OneRank) -> None:
     """They are taken from the ledger now and then, also when others become active in between."""
-    facts = one.gauges.facts
+    facts = one.metrics.facts
 
     def shares() -> dict[str, float]:
         facts.work_out(one.rank)
@@ -341,16 +341,16 @@ def test_every_metric_of_a_rank_is_written(one: OneRank) -> None:
     one.rank.log.settings = replace(one.rank.log.settings, mode=Mode.SHADOW)
     for _ in range(2):
         one.round(one.share(A, 0), took_ms=0)
-    one.gauges.failed(RING)
+    one.metrics.failed(RING)
     one.rank.facts.jumps = 1
     one.generation(A, B, D, left=(LeftOut(C, "silent"),))
     held = one.rank.log.held(A)
     one.round(one.share(B, 0), took_ms=0, trigger="bench", benched=(Benched(A, held),))
-    loop = LoopGauges(one.record)  # type: ignore[arg-type]
+    loop = LoopMetrics(one.record)  # type: ignore[arg-type]
     loop.began(0)
     loop.waited(0, 1)
     loop.stepped(1, 2, fresh=True)
-    facts = CheckpointGauges(one.record).follow(  # type: ignore[arg-type]
+    facts = CheckpointMetrics(one.record).follow(  # type: ignore[arg-type]
         Saving(every=2, written=3, skipped=1, failed=2, published=6), exposed_s=0.5, hidden_s=4.0
     )
     assert (facts[Fact.SAVED], facts[Fact.SAVED_VERSION]) == (3, 6)

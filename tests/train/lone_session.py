@@ -1,6 +1,6 @@
 """A whole job of one rank in memory: the honest smallest thing behind the `Session` protocol.
 
-It deals leases, applies rounds with the real buckets and the real committed state, and keeps the
+It deals leases, applies rounds with the real gradients and the real committed state, and keeps the
 ledger, all in the main thread. To show what a job of many ranks does to this one, it can take
 leases away as if another rank had got them, and leave gradients in GRAD as if no round could take
 them yet.
@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable
 
 from paceline.core.faults import parse_faults
-from paceline.core.protocol.pending import Place
-from paceline.core.protocol.records import DataPlan, Metric
+from paceline.core.protocol.pending import BufferName
+from paceline.core.protocol.records import DataPlan, LoggedMetric
 from paceline.core.protocol.sampling import samples_of, total_leases
 from paceline.train import context
 from paceline.worker.session import StepResult
 from paceline.worker.state.committed import Committed
-from paceline.worker.state.gradients import GradientBuckets
+from paceline.worker.state.gradients import Gradients
 
 
 class LoneSession:
@@ -60,14 +60,14 @@ class LoneSession:
         self.applied_samples = 0
         self.dropped: list[int] = []
         self.elsewhere: list[int] = []
-        self.metrics: list[Metric] = []
+        self.metrics: list[LoggedMetric] = []
         self.resting = False
         self.parked_idle = 0
 
     def begin(
-        self, buckets: GradientBuckets, committed: Committed, plan: DataPlan, lookahead: int
+        self, gradients: Gradients, committed: Committed, plan: DataPlan, lookahead: int
     ) -> None:
-        self.buckets, self.committed, self.plan = buckets, committed, plan
+        self.gradients, self.committed, self.plan = gradients, committed, plan
         self.lookahead = lookahead
         self.pool.extend(range(total_leases(plan)))
         committed.copy_to_model()
@@ -80,18 +80,18 @@ class LoneSession:
         samples: int,
         unit: int,
         finite: bool,
-        metrics: tuple[Metric, ...],
+        metrics: tuple[LoggedMetric, ...],
     ) -> StepResult:
         assert not self.stopped
-        assert unit == self.buckets.unit
-        assert not finite or self.buckets.finite(Place.GRAD)
+        assert unit == self.gradients.unit
+        assert not finite or self.gradients.finite(BufferName.GRAD)
         self.steps += 1
         self.metrics.extend(metrics)
         mine = [lease for lease in leases if lease in self.held]
         for lease in mine:
             self._forget(lease)
         if not finite or len(mine) < len(leases):
-            self.buckets.zero(Place.GRAD)
+            self.gradients.zero(BufferName.GRAD)
             self.dropped += mine + self.waiting
             self.waiting, self.waiting_samples = [], 0
         else:
@@ -114,7 +114,7 @@ class LoneSession:
         assert not unfinished, f"waits for a lease while {unfinished} are unfinished"
         self.parked_idle += 1
         if self.waiting:
-            self._round(self.buckets.unit)
+            self._round(self.gradients.unit)
         self._after_record()
         return not self.stopped
 
@@ -152,13 +152,13 @@ class LoneSession:
         return sorted(self.applied + self.dropped + self.elsewhere)
 
     def _round(self, unit: int) -> None:
-        buckets, committed = self.buckets, self.committed
-        buckets.swap()
-        result = buckets.load_result(Place.HELD)
-        committed.bank(result, first=True)
+        gradients, committed = self.gradients, self.committed
+        gradients.swap()
+        result = gradients.load_result(BufferName.LATE)
+        committed.accumulate(result, first=True)
         divisor = self.waiting_samples / unit
         committed.apply(divisor, step=True, scheduler_steps=self.scheduler_steps)
-        buckets.zero(Place.HELD)
+        gradients.zero(BufferName.LATE)
         committed.copy_to_model()
         self.applied += self.waiting
         self.applied_samples += self.waiting_samples

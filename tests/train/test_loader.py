@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from paceline.core.protocol.pending import Place
+from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.sampling import batches_of, total_leases
 from paceline.errors import DataError, UnsupportedError, UsageError
@@ -83,7 +83,7 @@ def test_every_sample_once_per_epoch(workers: int, accumulate: int) -> None:
             epochs[-1].update(batch.tolist())
             job.backward(batch)
             job.step(numbers)
-            if job.optimizer.making._lease is None:
+            if job.optimizer.builder._lease is None:
                 numbers = []
     assert epochs == [Counter(range(SAMPLES))] * 3
     job.check()
@@ -103,14 +103,14 @@ def test_leases_that_others_take_are_left_to_them(workers: int, accumulate: int)
     numbers: list[int] = []
     for _ in job.loader.epochs(4):
         for batch in job.loader:
-            making = job.optimizer.making
-            assert making._lease is not None
-            if making._lease.first:
+            builder = job.optimizer.builder
+            assert builder._lease is not None
+            if builder._lease.first:
                 numbers = []
-                assert job.session.holds(making._lease.lease)
+                assert job.session.holds(builder._lease.lease)
             numbers += batch.tolist()
-            if dice.random() < 0.1 and job.session.holds(making._lease.lease):
-                job.session.lose(making._lease.lease)
+            if dice.random() < 0.1 and job.session.holds(builder._lease.lease):
+                job.session.lose(builder._lease.lease)
             job.backward(batch)
             job.step(numbers)
     job.check()
@@ -123,9 +123,9 @@ def test_a_rank_without_leases_waits_and_goes_on(workers: int) -> None:
     """With one lease at a time the sampler is dry after each batch (D1)."""
 
     class Poor(LoneSession):
-        def begin(self, buckets, committed, plan, lookahead):  # type: ignore[no-untyped-def]
+        def begin(self, gradients, committed, plan, lookahead):  # type: ignore[no-untyped-def]
             assert lookahead == 2 + 2 * workers
-            super().begin(buckets, committed, plan, 1)
+            super().begin(gradients, committed, plan, 1)
 
     job = make_job(Poor(), 11, num_workers=workers)
     for _ in job.loader.epochs(2):
@@ -180,12 +180,12 @@ def test_a_batch_without_a_step_is_dropped_and_leaves_no_gradient(
     for _ in job.loader.epochs(2):
         for batch in job.loader:
             job.optimizer.zero_grad()
-            making = job.optimizer.making
-            assert making._lease is not None
-            if making._lease.first:
+            builder = job.optimizer.builder
+            assert builder._lease is not None
+            if builder._lease.first:
                 numbers = []
             count += 1
-            if count % 5 == 0 and (accumulate == 1 or making._lease.last):
+            if count % 5 == 0 and (accumulate == 1 or builder._lease.last):
                 skip(job, batch)
                 continue
             assert accumulate == 2 or not any(p.grad.any() for p in job.model.parameters())  # type: ignore[union-attr]
@@ -236,8 +236,8 @@ def test_skipping_leaves_waiting_work_as_it_was() -> None:
     waiting: list[tuple[int, list[torch.Tensor]]] = []
 
     def look(session: LoneSession) -> None:
-        views = session.buckets.layout.views(session.buckets._flats[Place.GRAD])
-        waiting.append((session.buckets.unit, [view.clone() for view in views]))
+        views = session.gradients.layout.views(session.gradients._flats[BufferName.GRAD])
+        waiting.append((session.gradients.unit, [view.clone() for view in views]))
 
     class Looking(LoneSession):
         def wait_lease(self) -> bool:
@@ -252,7 +252,7 @@ def test_skipping_leaves_waiting_work_as_it_was() -> None:
                 job.optimizer.step()
                 look(job.session)
             if index == 2:
-                assert job.session.buckets.unit == 4
+                assert job.session.gradients.unit == 4
     assert [unit for unit, _ in waiting] == [20, 20]
     torch.testing.assert_close(waiting[0][1], waiting[1][1])
     assert float(waiting[0][1][1]) == pytest.approx(1.0)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from paceline.errors import RuntimeBrokenError
-from paceline.train.contribution import Making
+from paceline.train.contribution import ContributionBuilder
 from paceline.train.mistakes import explain_errors
 from paceline.train.refusals import check_optimizer
 
@@ -55,8 +55,8 @@ def test_an_error_that_passed_through(end) -> None:
     class Batch:
         first, lease = True, 7
 
-    making = Making(Session(), None, mean=True)  # type: ignore[arg-type]
-    code, shown, told = end(lambda: making.accepts(Batch()))  # type: ignore[arg-type]
+    builder = ContributionBuilder(Session(), None, mean=True)  # type: ignore[arg-type]
+    code, shown, told = end(lambda: builder.accepts(Batch()))  # type: ignore[arg-type]
     assert code == 1
     assert shown.startswith("Traceback")
     assert "in holds" in shown

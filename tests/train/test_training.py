@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import paceline as pl
 import pytest
 import torch
-from paceline.core.protocol.records import DataPlan, Metric
+from paceline.core.protocol.records import DataPlan, LoggedMetric
 from paceline.core.protocol.sampling import batches_of, total_leases
 from paceline.errors import JobStoppedError, UsageError
 from torch import nn
@@ -293,7 +293,7 @@ def test_logged_figures_ride_with_the_step() -> None:
         pl.log("loss", value)
         loss_of(model, *make_data()[:4]).backward()
         optimizer.step()
-    assert session.metrics == [Metric("loss", 3.0, 3.0), Metric("loss", 6.0, 3.0)]
+    assert session.metrics == [LoggedMetric("loss", 3.0, 3.0), LoggedMetric("loss", 6.0, 3.0)]
 
 
 def test_evaluating_gives_leases_back() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from paceline.core.collectives.select import Carrier
+from paceline.core.collectives.select import Method
 from paceline.transport.base import Abort, Group, Peer, PeerLost, Transport, TransportError
 
 OPEN_TIMEOUT_S = 10.0
@@ -118,7 +118,7 @@ class RankBody:
         digests = []
         for call in range(payload.calls):
             buffers = payload.parts(rank, call)
-            self._of(kind).allreduce(buffers, self.abort, Carrier.of(kind).algorithm)
+            self._of(kind).allreduce(buffers, self.abort, Method.of(kind).algorithm)
             digests.append(digest(buffers))
         return digests
 

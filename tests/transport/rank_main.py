@@ -13,7 +13,7 @@ import threading
 from multiprocessing.connection import Client
 from typing import Any
 
-from paceline.core.collectives.select import Carrier
+from paceline.core.collectives.select import Method
 from paceline.transport.base import Transport
 from transport.rank_body import RankBody
 
@@ -21,7 +21,7 @@ from transport.rank_body import RankBody
 def make(kind: str) -> Transport:
     from paceline.transport.factory import LOOPBACK, make_transport
 
-    match Carrier.of(kind).transport:
+    match Method.of(kind).transport:
         case "mpi":
             from paceline.transport.mpi.transport import MpiTransport
 

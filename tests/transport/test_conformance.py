@@ -142,7 +142,7 @@ def test_a_peer_killed_inside_a_reduction(crew: Crew) -> None:
     time.sleep(0.1)
     victim.kill()
     if crew.kind in ("mpi:recursive_doubling", "mpi:halving_doubling"):
-        # Its partners are 0 and 3; 3 is not inside and 0 learns from the lifeline.
+        # Its partners are 0 and 3; 3 is not inside and 0 learns from the connection.
         assert (outcome := a.result(SOON_S)).lost_rank == 1, outcome
     else:
         assert (outcome := a.result(SOON_S)).error == "PeerLost", outcome

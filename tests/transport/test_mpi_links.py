@@ -9,9 +9,9 @@ import torch
 from paceline.core.collectives.schedules import ALGORITHMS, bounds, fold, schedule
 from paceline.transport.base import Abort, Group, Peer
 from paceline.transport.mpi.abandoned import EMPTIED_MAX
-from paceline.transport.mpi.lanes import PIECE_BYTES
+from paceline.transport.mpi.lanes import SEGMENT_BYTES
 from paceline.transport.mpi.links import mpi_environment
-from paceline.transport.rendezvous import Deadline, MeetingPoint
+from paceline.transport.rendezvous import Deadline, Rendezvous
 from transport.harness import Crew, ProcessPool
 from transport.rank_body import Payload, digest
 
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
-def stranger() -> Iterator[MeetingPoint]:
+def stranger() -> Iterator[Rendezvous]:
     """This test as a peer that meets but never makes a link."""
-    point = MeetingPoint("127.0.0.1")
+    point = Rendezvous("127.0.0.1")
     yield point
     point.close()
 
@@ -31,7 +31,7 @@ def predicted(algorithm: str, payload: Payload, size: int) -> str:
     sums = []
     for parts in zip(*(payload.parts(rank) for rank in range(size)), strict=True):
         total = torch.empty_like(parts[0])
-        length = PIECE_BYTES // total.element_size()
+        length = SEGMENT_BYTES // total.element_size()
         for low in range(0, len(total), length):
             high = min(low + length, len(total))
             chunks = schedule(algorithm, size, 0).chunks
@@ -102,7 +102,7 @@ def test_the_dead_cost_no_memory(pool: ProcessPool) -> None:
 
 
 def test_a_caller_that_never_connects_and_a_port_of_a_dead_process(
-    pool: ProcessPool, stranger: MeetingPoint
+    pool: ProcessPool, stranger: Rendezvous
 ) -> None:
     """Neither holds a rank too long, and both leave MPI usable (docs/design/data-channel.md)."""
     kind = "mpi:ring"
@@ -115,11 +115,11 @@ def test_a_caller_that_never_connects_and_a_port_of_a_dead_process(
 
     peers = (Peer(*own), Peer(acceptor.name, address))
     acceptor.start("open", kind, "never-connects", 100, [own, (acceptor.name, address)], 1, 1.5)
-    answer, line = stranger.dial(
+    answer, connection = stranger.dial(
         Group("never-connects", 100, peers, 0), 1, {"serial": ""}, deadline
     )
     outcome = acceptor.result()
-    line.close()
+    connection.close()
     assert outcome.error == "PeerLost", outcome
     assert outcome.seconds < 9
     acceptor.kill()  # from now on its port is dead
@@ -127,10 +127,10 @@ def test_a_caller_that_never_connects_and_a_port_of_a_dead_process(
     ((_, address),) = crew.peers([dialer])
     peers = (Peer(dialer.name, address), Peer(*own))
     dialer.start("open", kind, "dead-port", 101, [(dialer.name, address), own], 0, 1.0)
-    _, line = stranger.answer(Group("dead-port", 101, peers, 1), 0, deadline)
-    line.send(answer)
+    _, connection = stranger.answer(Group("dead-port", 101, peers, 1), 0, deadline)
+    connection.send(answer)
     outcome = dialer.result()
-    line.close()
+    connection.close()
     assert outcome.error == "PeerLost", outcome
     assert outcome.seconds < 9
 

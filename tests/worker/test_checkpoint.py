@@ -23,10 +23,10 @@ from paceline.core.protocol.snapshot import Kept, LogSnapshot
 from paceline.core.rank.events import Published, Written
 from paceline.errors import CheckpointError
 from paceline.worker.checkpoint import format as disk
-from paceline.worker.checkpoint.writer import WRITING, Answer, Writer
+from paceline.worker.checkpoint.writer import WRITING, Answer, CheckpointWriter
 from paceline.worker.state.committed import Committed
-from paceline.worker.state.gradients import GradientBuckets
-from paceline_api.rounds import Settings
+from paceline.worker.state.gradients import Gradients
+from paceline_api.rounds import RoundSettings
 from small_disk import small_disk
 from torch import nn
 
@@ -39,7 +39,16 @@ def snapshot(version: int) -> LogSnapshot:
     log = Log()
     gen = GenerationId(1, "c", 1)
     log.append(
-        Gen(gen, (ME,), (ME,), (ME,), version, lookahead=((ME, 2),), plan=PLAN, settings=Settings())
+        Gen(
+            gen,
+            (ME,),
+            (ME,),
+            (ME,),
+            version,
+            lookahead=((ME, 2),),
+            plan=PLAN,
+            settings=RoundSettings(),
+        )
     )
     return log.snapshot()
 
@@ -50,22 +59,22 @@ class Rank:
         self.model = nn.Sequential(nn.Linear(5, width), nn.BatchNorm1d(width), nn.Linear(width, 3))
         self.model[2].bias.requires_grad_(False)
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
-        self.buckets = GradientBuckets(
+        self.gradients = Gradients(
             (n, p) for n, p in self.model.named_parameters() if p.requires_grad
         )
         self.committed = Committed(
             self.model,
             optimizer,
-            self.buckets,
+            self.gradients,
             scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 2),
         )
-        self.identity = disk.Identity("job", self.buckets.fingerprint(), PLAN)
+        self.identity = disk.Identity("job", self.gradients.fingerprint(), PLAN)
 
     def train(self, rounds: int) -> None:
         for _ in range(rounds):
-            for flat in self.buckets.result:
+            for flat in self.gradients.result:
                 flat.normal_()
-            self.committed.bank(self.buckets.result, first=True)
+            self.committed.accumulate(self.gradients.result, first=True)
             self.committed.apply(1.0, step=True, scheduler_steps=1)
 
 
@@ -75,7 +84,7 @@ class Saver:
     def __init__(self, path: Path, rank: Rank, keep: int = 2) -> None:
         self.answers: Queue[Answer] = Queue()
         self.rank = rank
-        self.writer = Writer(path, rank.identity, keep=keep, post=self.answers.put)
+        self.writer = CheckpointWriter(path, rank.identity, keep=keep, post=self.answers.put)
 
     def write(self, version: int, *, finished: bool = False) -> Answer:
         self.writer.save(self.rank.committed.copy(), snapshot(version), finished=finished)

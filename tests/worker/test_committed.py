@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paceline.errors import ChangedLaterError, StateError, UnsupportedError
 from paceline.worker.state.codec import Decoder, Encoder, as_bytes
 from paceline.worker.state.committed import Committed
-from paceline.worker.state.gradients import GradientBuckets
+from paceline.worker.state.gradients import Gradients
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, MultiStepLR, StepLR
 
@@ -38,7 +38,7 @@ def make_model(seed: int = 0) -> nn.Sequential:
 
 
 class Rank:
-    """A model with buckets and committed state, as the training layer makes them."""
+    """A model with gradients and committed state, as the training layer makes them."""
 
     def __init__(
         self,
@@ -51,11 +51,11 @@ class Rank:
     ) -> None:
         self.model = make_model(seed)
         self.optimizer = make(self.model.parameters())
-        self.buckets = GradientBuckets(self.model.named_parameters())
+        self.gradients = Gradients(self.model.named_parameters())
         self.committed = Committed(
             self.model,
             self.optimizer,
-            self.buckets,
+            self.gradients,
             scheduler=scheduler,
             clip_norm=clip_norm,
             clip_value=clip_value,
@@ -65,14 +65,14 @@ class Rank:
         self, seed: int, divisor: float = 1.0, *, first: bool = True, step: bool = True
     ) -> None:
         self.reduce(seed)
-        self.committed.bank(self.buckets.result, first=first)
+        self.committed.accumulate(self.gradients.result, first=first)
         self.committed.apply(divisor, step=step, scheduler_steps=1 if step else 0)
         self.committed.copy_to_model()
 
     def reduce(self, seed: int) -> None:
         """A result as if all ranks had summed it."""
         generator = torch.Generator().manual_seed(seed)
-        for view in self.buckets.layout.views(self.buckets.result):
+        for view in self.gradients.layout.views(self.gradients.result):
             view.copy_(torch.randn(view.shape, generator=generator))
 
     def weights(self) -> list[torch.Tensor]:
@@ -90,7 +90,9 @@ def test_shadow_parameters_move_as_the_models_would(name: str) -> None:
     optimizer = OPTIMIZERS[name](plain.parameters())
     for seed in range(5):
         rank.reduce(seed)
-        gradients = [view.clone() / 3.0 for view in rank.buckets.layout.views(rank.buckets.result)]
+        gradients = [
+            view.clone() / 3.0 for view in rank.gradients.layout.views(rank.gradients.result)
+        ]
         rank.round(seed, 3.0)
         for parameter, gradient in zip(plain.parameters(), gradients, strict=True):
             parameter.grad = gradient
@@ -125,7 +127,7 @@ def test_a_snapshot_makes_an_equal_member(name: str, steps: int) -> None:
     joiner = Rank(OPTIMIZERS[name], seed=9, scheduler=schedule)
     for seed in range(steps):
         donor.round(seed, 2.0)
-    donor.round(50, first=True, step=False)  # banked, not stepped yet (pacing: Samples)
+    donor.round(50, first=True, step=False)  # accumulated, not stepped yet (pacing: Samples)
     donor.model[1].running_mean.fill_(0.25)  # type: ignore[union-attr, operator]
     header, buffers = donor.committed.snapshot()
     donor.round(51, 7.0, first=False)  # the snapshot is a copy
@@ -142,7 +144,7 @@ def test_a_snapshot_makes_an_equal_member(name: str, steps: int) -> None:
 def test_a_foreign_or_torn_state_changes_nothing() -> None:
     rank = Rank()
     before = rank.committed.strong_hash()
-    other = GradientBuckets([("w", nn.Parameter(torch.ones(3)))])
+    other = Gradients([("w", nn.Parameter(torch.ones(3)))])
     module = nn.Module()
     stranger = Committed(module, torch.optim.SGD(other.parameters, lr=0.1), other)
     with pytest.raises(StateError, match="other parameters"):
@@ -160,10 +162,10 @@ def test_a_foreign_or_torn_state_changes_nothing() -> None:
 def test_the_scheduler_follows_the_log() -> None:
     rank = Rank(OPTIMIZERS["sgd"], scheduler=lambda optimizer: StepLR(optimizer, 2, gamma=0.5))
     rank.reduce(0)
-    rank.committed.bank(rank.buckets.result, first=True)
+    rank.committed.accumulate(rank.gradients.result, first=True)
     for steps, want in ((1, 0.1), (1, 0.05), (4, 0.0125), (0, 0.0125)):
         rank.committed.apply(1.0, step=True, scheduler_steps=steps)
-        assert rank.committed.shadows.known[0]["lr"] == want
+        assert rank.committed.binding.known[0]["lr"] == want
 
 
 def test_changing_the_handed_over_optimizer_is_refused() -> None:
@@ -179,7 +181,7 @@ def test_clipping_limits_the_averaged_gradient(divisor: float) -> None:
     rank = Rank(OPTIMIZERS["sgd"], clip_norm=0.5)
     before = rank.weights()
     rank.reduce(3)
-    plain = [view.clone() / divisor for view in rank.buckets.layout.views(rank.buckets.result)]
+    plain = [view.clone() / divisor for view in rank.gradients.layout.views(rank.gradients.result)]
     parameters = [nn.Parameter(torch.zeros_like(gradient)) for gradient in plain]
     for parameter, gradient in zip(parameters, plain, strict=True):
         parameter.grad = gradient
@@ -205,13 +207,13 @@ def test_the_norm_has_the_same_bits_with_any_number_of_threads() -> None:
             torch.set_num_threads(count)
             torch.manual_seed(0)
             model = nn.Linear(701, 997)
-            buckets = GradientBuckets(model.named_parameters())
+            gradients = Gradients(model.named_parameters())
             committed = Committed(
-                model, torch.optim.SGD(model.parameters(), lr=0.1), buckets, clip_norm=1e-3
+                model, torch.optim.SGD(model.parameters(), lr=0.1), gradients, clip_norm=1e-3
             )
-            for flat in buckets.result:
+            for flat in gradients.result:
                 flat.copy_(torch.linspace(-1, 3, flat.numel()).sin())
-            committed.bank(buckets.result, first=True)
+            committed.accumulate(gradients.result, first=True)
             committed.apply(3.0, step=True)
             hashes.add(committed.hash())
     finally:
@@ -223,12 +225,12 @@ def test_an_abandoned_reduction_cannot_reach_the_update() -> None:
     one, other = Rank(), Rank()
     one.round(1)
     other.round(1)
-    old = one.buckets.result
-    one.buckets.renew_result()
+    old = one.gradients.result
+    one.gradients.renew_result()
     one.reduce(2)
     for flat in old:
         flat.fill_(1e9)
-    one.committed.bank(one.buckets.result, first=True)
+    one.committed.accumulate(one.gradients.result, first=True)
     one.committed.apply(1.0, step=True, scheduler_steps=1)
     other.round(2)
     assert one.committed.strong_hash() == other.committed.strong_hash()

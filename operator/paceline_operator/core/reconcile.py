@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 from paceline_api.reasons import ConditionType, Reason
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 from paceline_operator.core import (
     backoff,
@@ -311,7 +311,7 @@ def _targets(job: Job, seen: Observed) -> dict[str, Any] | None:
     targets: dict[str, Any] = {}
     if not told.told or told.replicas != job.settings.replicas:
         targets["replicas"] = job.settings.replicas
-    settings = msgspec.to_builtins(Settings.of(job.settings.collective))
+    settings = msgspec.to_builtins(RoundSettings.of(job.settings.collective))
     if settings_differ(settings, told.settings):
         targets["settings"] = settings
     return targets or None

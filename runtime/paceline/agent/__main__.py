@@ -22,7 +22,7 @@ from paceline_api.jobfile import JobFile, read_job_file
 
 from paceline.agent.coordinator_client import CoordinatorLink
 from paceline.agent.http import HttpServer
-from paceline.agent.launch import Plan, find_mpiexec, needs_mpi, plan_rank
+from paceline.agent.launch import LaunchPlan, find_mpiexec, needs_mpi, plan_rank
 from paceline.agent.logs import Output
 from paceline.agent.network import NetworkWatch, nccl_log
 from paceline.agent.supervisor import Supervisor
@@ -121,7 +121,7 @@ class Agent:
             # `paceline run` was killed: nobody is left whom a drain could spare anything.
             self._supervisor.obey(Shutdown("the run has ended"))
 
-    def _plan(self, member: MemberId, socket_name: str, key: str) -> Plan:
+    def _plan(self, member: MemberId, socket_name: str, key: str) -> LaunchPlan:
         return plan_rank(
             self._settings,
             self._spec,

@@ -28,7 +28,7 @@ from paceline.environment import PREFIX, AgentSettings, rank_environment
 _REFERENCE: Final = re.compile(r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
 
 
-class Order(msgspec.Struct, frozen=True):
+class ShimOrder(msgspec.Struct, frozen=True):
     """What the shim shall become."""
 
     argv: tuple[str, ...]
@@ -38,12 +38,12 @@ class Order(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LaunchPlan:
     argv: tuple[str, ...]
     env: dict[str, str]
     guarded: bool
     """There is a chain of launchers between agent and rank."""
-    order: Order
+    order: ShimOrder
 
 
 def find_mpiexec() -> str:
@@ -75,7 +75,7 @@ def plan_rank(
     socket_name: str,
     key: str,
     agent_pid: int,
-) -> Plan:
+) -> LaunchPlan:
     """`outside`: the agent's own environment. `mpiexec`: empty to start the rank directly."""
     inherited = {name: text for name, text in outside.items() if not name.startswith(PREFIX)}
     own: dict[str, str] = {}
@@ -90,7 +90,7 @@ def plan_rank(
     if spec.gpu_direct:
         own.update(nccl_environment(settings.run_dir, member))
     own.update(rank_environment(settings, member))
-    order = Order(tuple(expand(part, known) for part in spec.command), own, spec.working_dir)
+    order = ShimOrder(tuple(expand(part, known) for part in spec.command), own, spec.working_dir)
     env = {
         **inherited,
         shim.ENV_SOCKET: socket_name,
@@ -98,7 +98,7 @@ def plan_rank(
         shim.ENV_AGENT: str(agent_pid),
         shim.ENV_GUARD: "1" if mpiexec else "0",
     }
-    return Plan((*_launcher(mpiexec), *shim_argv()), env, bool(mpiexec), order)
+    return LaunchPlan((*_launcher(mpiexec), *shim_argv()), env, bool(mpiexec), order)
 
 
 def group_of_one(member: MemberId) -> dict[str, str]:

@@ -18,12 +18,12 @@ from typing import Final
 
 import msgspec
 
-from paceline.agent.launch import Plan
+from paceline.agent.launch import LaunchPlan
 from paceline.agent.logs import Output, Pump
-from paceline.agent.rank_pipe import Line, Message
+from paceline.agent.rank_pipe import Message, RankPipe
 from paceline.agent.system import Reaper
 from paceline.core.agent import supervise
-from paceline.core.agent.exits import Outcome, how_it_ended
+from paceline.core.agent.exits import RankOutcome, how_it_ended
 from paceline.core.protocol.ids import GenerationId, MemberId
 
 log = logging.getLogger("paceline.agent")
@@ -55,8 +55,8 @@ class RankProcess:
         self._launcher: int | None = None
         self._chain_ended = asyncio.Event()
         self._rank: int | None = None
-        self._line: Line | None = None
-        self._guard: Line | None = None
+        self._pipe: RankPipe | None = None
+        self._guard: RankPipe | None = None
         self._over = False
         self._pumps: dict[str, Pump] = {}
         self._order = b""
@@ -72,7 +72,7 @@ class RankProcess:
         """Of the rank; None before its shim has come and after its end."""
         return self._rank
 
-    def launch(self, plan: Plan) -> None:
+    def launch(self, plan: LaunchPlan) -> None:
         self._order = msgspec.json.encode(plan.order)
         self._guarded = plan.guarded
         read_end, write_end = os.pipe()
@@ -101,17 +101,17 @@ class RankProcess:
             os.close(write_end)
         self._reaper.watch(self._launcher, self._launcher_ended)
 
-    def connected(self, line: Line, role: str, *, wanted: bool) -> None:
+    def connected(self, pipe: RankPipe, role: str, *, wanted: bool) -> None:
         """A shim of this launch has introduced itself."""
         if self._over or not wanted:
-            line.close()
+            pipe.close()
             return
-        line.on_message = self._from_guard if role == "guard" else self._from_rank
+        pipe.on_message = self._from_guard if role == "guard" else self._from_rank
         if role == "guard":
-            self._guard = line
+            self._guard = pipe
             return
-        pid = line.peer_pid
-        self._rank, self._line = pid, line
+        pid = pipe.peer_pid
+        self._rank, self._pipe = pid, pipe
         if self._guarded:
             self._reaper.watch(pid, self._rank_ended)
         out_r, out_w = os.pipe()
@@ -121,14 +121,14 @@ class RankProcess:
         os.lseek(order, 0, os.SEEK_SET)
         self._pumps["stdout"] = self._pump(out_r, shown=True)
         self._pumps["stderr"] = self._pump(err_r, shown=True)
-        sent = line.send({"kind": "go"}, (out_w, err_w, self._record_fd, order))
+        sent = pipe.send({"kind": "go"}, (out_w, err_w, self._record_fd, order))
         for fd in (out_w, err_w, order):
             os.close(fd)
         if sent:
             self._post(self, supervise.Up(pid))
 
     def command(self, kind: str, why: str) -> None:
-        if self._line is None or not self._line.send({"kind": kind, "why": why}):
+        if self._pipe is None or not self._pipe.send({"kind": kind, "why": why}):
             # Its deadline is running; a rank that reads nothing is killed in the end.
             log.warning("rank %s does not take the request to %s", self.member, kind)
 
@@ -147,25 +147,25 @@ class RankProcess:
         """At the end of the agent."""
         for pump in self._pumps.values():
             pump.close()
-        for line in (self._line, self._guard):
-            if line is not None:
-                line.close()
+        for pipe in (self._pipe, self._guard):
+            if pipe is not None:
+                pipe.close()
 
     def _pump(self, fd: int, *, shown: bool) -> Pump:
         prefix = f"[rank {self.member}] "
         return Pump(self._loop, self._output, fd, prefix=prefix, name=self.log_name, shown=shown)
 
-    def _from_guard(self, _line: Line, message: Message | None) -> None:
+    def _from_guard(self, _line: RankPipe, message: Message | None) -> None:
         if message is None and not self._over:
             # The guard ends after its rank, or because the chain above it broke.
             self._reaper.collect()
             self._chain_broke("its guard or MPI proxy ended")
 
-    def _from_rank(self, _line: Line, message: Message | None) -> None:
+    def _from_rank(self, _line: RankPipe, message: Message | None) -> None:
         if message is None:
             return  # the process, or its script, closed it; only waitpid says that it is dead
         try:
-            outcome = Outcome(message.get("kind", ""))
+            outcome = RankOutcome(message.get("kind", ""))
         except ValueError:
             log.warning("rank %s said %r", self.member, message)
             return
@@ -175,7 +175,7 @@ class RankProcess:
             log.warning("rank %s said %r: %s", self.member, message, error)
             return
         text = str(message.get("message", ""))
-        self._post(self, supervise.Told(outcome, text, released))
+        self._post(self, supervise.ReportedOutcome(outcome, text, released))
 
     def _launcher_ended(self, code: int) -> None:
         pid, self._launcher = self._launcher, None
@@ -202,9 +202,9 @@ class RankProcess:
             self._post(self, supervise.Kill(f"{what}, so it could not be supervised"))
 
     def _rank_ended(self, code: int) -> None:
-        if self._line is not None:
-            self._line.drain()  # its last words, before the verdict
-            self._line.close()
+        if self._pipe is not None:
+            self._pipe.drain()  # its last words, before the verdict
+            self._pipe.close()
         for pump in self._pumps.values():
             pump.drain()
         tail = self._pumps["stderr"].tail

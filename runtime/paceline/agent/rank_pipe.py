@@ -26,14 +26,14 @@ BACKLOG: Final = 128
 Message = dict[str, Any]
 
 
-class Line:
+class RankPipe:
     """One connection. `on_message` gets None at its end, once."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
-        on_message: Callable[[Line, Message | None], None],
+        on_message: Callable[[RankPipe, Message | None], None],
     ) -> None:
         self._loop, self._socket = loop, sock
         self.on_message = on_message
@@ -88,13 +88,13 @@ class Line:
         return True
 
 
-class Listener:
+class RankPipeListener:
     """Where shims call. `on_message` is that of each new line, until somebody changes it."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        on_message: Callable[[Line, Message | None], None],
+        on_message: Callable[[RankPipe, Message | None], None],
     ) -> None:
         self._loop, self._on_message = loop, on_message
         self.name = f"paceline-agent-{secrets.token_hex(16)}"
@@ -115,7 +115,7 @@ class Listener:
                 log.warning("a process of another user called; it was sent away")
                 sock.close()
                 return
-            Line(self._loop, sock, self._on_message)
+            RankPipe(self._loop, sock, self._on_message)
 
 
 def _credentials(sock: socket.socket) -> tuple[int, int]:

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, assert_never
 
-from paceline.agent.launch import Plan
+from paceline.agent.launch import LaunchPlan
 from paceline.agent.logs import Output
 from paceline.agent.process import CHAIN_S, RankProcess
-from paceline.agent.rank_pipe import Line, Listener, Message
+from paceline.agent.rank_pipe import Message, RankPipe, RankPipeListener
 from paceline.agent.system import Reaper
 from paceline.clock import NS_PER_S, now_ns
 from paceline.core.agent import supervise
@@ -29,7 +29,7 @@ from paceline.telemetry.collector import PodRecords
 log = logging.getLogger("paceline.agent")
 
 Send = Callable[[supervise.Report], None]
-MakePlan = Callable[[MemberId, str, str], Plan]
+MakePlan = Callable[[MemberId, str, str], LaunchPlan]
 """(member, name of the agent's socket, key of the launch) -> how to start it."""
 
 
@@ -57,7 +57,7 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self._make_plan = make_plan
         self._records, self._output, self._reaper, self._send = records, output, reaper, send
-        self._listener = Listener(self._loop, self._introduced)
+        self._listener = RankPipeListener(self._loop, self._introduced)
         self._slots = [
             _Slot(supervise.Place(settings.slot, local, settings.attempt, limits))
             for local in range(settings.procs)
@@ -128,15 +128,15 @@ class Supervisor:
                 self._post(slot, supervise.Kill(message.why))
         # A member that is dead already is in every greeting; an unknown one is another pod's.
 
-    def _introduced(self, line: Line, message: Message | None) -> None:
+    def _introduced(self, pipe: RankPipe, message: Message | None) -> None:
         """First message of a shim."""
         key = message.get("key") if message else None
         for slot in self._slots:
             if slot.process is not None and slot.process.key == key and message is not None:
                 wanted = slot.place.phase is supervise.Phase.STARTING
-                slot.process.connected(line, str(message.get("kind")), wanted=wanted)
+                slot.process.connected(pipe, str(message.get("kind")), wanted=wanted)
                 return
-        line.close()
+        pipe.close()
 
     def _post(self, slot: _Slot, event: supervise.Event) -> None:
         for effect in slot.place.handle(now_ns(), event):

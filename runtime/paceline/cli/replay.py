@@ -13,7 +13,7 @@ from paceline_api.jobfile import JOB_FILE, JobFile, read_job_file
 
 from paceline.agent.launch import expand, group_of_one
 from paceline.core.protocol.ids import MemberId
-from paceline.core.replay.sequence import RESULT, Result
+from paceline.core.replay.sequence import RESULT, ReplayResult
 from paceline.environment import ENV_REPLAY, PREFIX
 
 
@@ -40,7 +40,7 @@ def replay(run_dir: Path) -> int:
     if code or not (run_dir / RESULT).exists():
         print(f"error: the replay of {run_dir} did not come to its end", file=sys.stderr)
         return EXIT_FAILURE
-    return _tell(msgspec.json.decode((run_dir / RESULT).read_bytes(), type=Result))
+    return _tell(msgspec.json.decode((run_dir / RESULT).read_bytes(), type=ReplayResult))
 
 
 def _environment(spec: JobFile) -> dict[str, str]:
@@ -55,7 +55,7 @@ def _environment(spec: JobFile) -> dict[str, str]:
     return env
 
 
-def _tell(result: Result) -> int:
+def _tell(result: ReplayResult) -> int:
     print(
         f"replayed {result.rounds} rounds with {result.contributions} contributions of "
         f"{result.ranks} ranks"

@@ -19,7 +19,7 @@ from paceline.core.faults import SEPARATOR, Fault, FaultError, FaultKind, check_
 from paceline.local import checkpoint_folder
 from paceline.local.report import summary, verdict
 from paceline.local.rundir import make_run_dir
-from paceline.local.runner import Result, Runner
+from paceline.local.runner import Runner, RunResult
 
 EXIT_INTERRUPTED: Final = 130
 """As a shell reports a program that Ctrl-C ended."""
@@ -63,7 +63,7 @@ async def _run(
     *,
     quiet: bool,
     record: bool,
-) -> Result:
+) -> RunResult:
     loop = asyncio.get_running_loop()
     screen = Screen(quiet=quiet)
     async with screen:
@@ -90,7 +90,7 @@ async def _run(
     return result
 
 
-def _tell(job: ResolvedJob, folder: Path, result: Result, screen: Screen) -> None:
+def _tell(job: ResolvedJob, folder: Path, result: RunResult, screen: Screen) -> None:
     outcome = result.outcome
     screen.say(verdict(job.name, outcome, interrupted=result.interrupted))
     for line in summary(result.status, result.timeline):
@@ -104,7 +104,7 @@ def _tell(job: ResolvedJob, folder: Path, result: Result, screen: Screen) -> Non
             screen.write(f"hint: {outcome.hint}")
 
 
-def _exit_code(result: Result) -> int:
+def _exit_code(result: RunResult) -> int:
     if result.interrupted:
         return EXIT_INTERRUPTED
     return 0 if result.outcome.complete else EXIT_FAILURE

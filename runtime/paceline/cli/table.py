@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.core.protocol.ids import NO_GENERATION
-from paceline.core.status import Fact, RankState, RankStatus, Status, place_of
+from paceline.core.status import Fact, RankPhase, RankStatus, Status, place_of
 from paceline.local.report import shadow_line, straggler
 
 
@@ -25,11 +25,11 @@ class Speed(Protocol):
 
 
 _COLOURS = {
-    RankState.ACTIVE: "green",
-    RankState.DEAD: "red",
-    RankState.SUSPECT: "red",
-    RankState.BENCHED: "yellow",
-    RankState.DRAINING: "yellow",
+    RankPhase.ACTIVE: "green",
+    RankPhase.DEAD: "red",
+    RankPhase.SUSPECT: "red",
+    RankPhase.BENCHED: "yellow",
+    RankPhase.DRAINING: "yellow",
 }
 
 
@@ -63,7 +63,7 @@ def line(status: Status | None, speed: Speed) -> str:
         place = place_of(rank.member, status.procs)
         figures = [_ms(rank, Fact.STEP_S), _ms(rank, Fact.LAG_S), _share(rank, status)]
         step, lag, share = (figure or "-" for figure in figures)
-        if rank.state is RankState.DEAD:
+        if rank.state is RankPhase.DEAD:
             continue
         slow = " SLOW" if rank.member in {s.member for s in status.stragglers} else ""
         ranks.append(f"{place}:{rank.state} step={step} lag={lag} share={share}{slow}")
@@ -71,7 +71,7 @@ def line(status: Status | None, speed: Speed) -> str:
 
 
 def _head(status: Status, speed: Speed) -> str:
-    active = sum(rank.state is RankState.ACTIVE for rank in status.ranks)
+    active = sum(rank.state is RankPhase.ACTIVE for rank in status.ranks)
     number = status.generation
     generation = f"{number.incarnation}.{number.counter}" if number != NO_GENERATION else "none"
     parts = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 from paceline_api.settings import ResolvedJob
 
 from paceline.core.coordinator.events import Config
@@ -14,7 +14,7 @@ def config_of(job: ResolvedJob) -> Config:
         replicas=job.replicas,
         procs=job.procs_per_replica,
         min_replicas=job.min_replicas,
-        settings=Settings.of(job.collective),
+        settings=RoundSettings.of(job.collective),
         settle_ns=job.elasticity.settle_ns,
         stabilization_ns=job.elasticity.stabilization_ns,
         allowed_sizes=job.elasticity.allowed_sizes,

@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from paceline.core.status import RankState, Status
+from paceline.core.status import RankPhase, Status
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -53,10 +53,10 @@ class _Families(Collector):
         states = Counter(rank.state for rank in status.ranks)
         ranks = GaugeMetricFamily(
             "paceline_ranks",
-            f"Ranks by state. state: {', '.join(RankState)}.",
+            f"Ranks by state. state: {', '.join(RankPhase)}.",
             labels=("state",),
         )
-        for state in RankState:
+        for state in RankPhase:
             ranks.add_metric((state,), states[state])
         yield ranks
         yield GaugeMetricFamily(

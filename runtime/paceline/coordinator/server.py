@@ -46,7 +46,7 @@ from paceline.core.messages import (
     pod_of,
 )
 from paceline.core.protocol.ids import MemberId
-from paceline.core.status import Outcome, RankState, Status
+from paceline.core.status import Outcome, RankPhase, Status
 
 log = logging.getLogger("paceline.coordinator")
 
@@ -176,7 +176,7 @@ class Server:
         start_ns = now_ns()
         while self._agents and not self._over.is_set():
             past_s = (now_ns() - start_ns) / NS_PER_S
-            leaves = any(r.state is RankState.DRAINING for r in self.status().ranks)
+            leaves = any(r.state is RankPhase.DRAINING for r in self.status().ranks)
             if past_s > SEE_OFF_S or (past_s > SIGNS_S and not leaves):
                 break
             try:

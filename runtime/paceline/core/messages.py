@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 from paceline_api.enums import Pacing
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.records import AnnounceKind, DataPlan, Gen, Go, Record, Request, Share
@@ -360,7 +360,7 @@ class Targets(Struct, frozen=True):
     """What the user wants now. Fields that are None stay as they are."""
 
     replicas: int | None = None
-    settings: Settings | None = None
+    settings: RoundSettings | None = None
     stop: bool = False
 
 

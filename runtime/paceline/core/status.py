@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 from paceline.core.messages import Network
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
@@ -82,7 +82,7 @@ class Fact(StrEnum):
     """+ name that the script gave to `pl.log`."""
 
 
-class RankState(StrEnum):
+class RankPhase(StrEnum):
     """What a rank is doing, in the order in which it usually happens."""
 
     STARTING = "starting"
@@ -105,7 +105,7 @@ class RankState(StrEnum):
 class RankStatus(Struct, frozen=True):
     member: MemberId
     """[slot, process in the slot, attempt]"""
-    state: RankState
+    state: RankPhase
     rank: int | None = None
     """Index in the current generation; None if it is no member."""
     pid: int = 0
@@ -204,7 +204,7 @@ class Change(Struct, frozen=True):
 
 
 class Happening(Struct, frozen=True):
-    """One line of the coordinator's diary."""
+    """One line of the coordinator's history."""
 
     seq: int
     wall_s: float
@@ -251,7 +251,7 @@ class Status(Struct, frozen=True):
     """Ranks per replica."""
     inventory: int = 0
     """Revision of the last inventory received."""
-    settings: Settings = Settings()
+    settings: RoundSettings = RoundSettings()
     """In force, or asked for if no round has carried it yet."""
     ranks: tuple[RankStatus, ...] = ()
     """Living ones by member id, then the last of the dead."""

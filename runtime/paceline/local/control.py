@@ -40,7 +40,7 @@ class Look(msgspec.Struct, frozen=True, tag="look"):
     """Asks for a View."""
 
 
-class Scale(msgspec.Struct, frozen=True, tag="scale"):
+class ScaleRequest(msgspec.Struct, frozen=True, tag="scale"):
     """Asks for another number of replicas."""
 
     replicas: int
@@ -62,13 +62,13 @@ class Scaled(msgspec.Struct, frozen=True, tag="scaled"):
     after: int
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class Refusal(msgspec.Struct, frozen=True, tag="refused"):
     message: str
     hint: str
 
 
-Request = Look | Scale
-Answer = View | Scaled | Refused
+Request = Look | ScaleRequest
+Answer = View | Scaled | Refusal
 
 
 # ---- the runner's side -----------------------------------------------------------------------
@@ -143,13 +143,13 @@ class Control:
         try:
             request = msgspec.json.decode(line, type=Request)
         except msgspec.MsgspecError as error:
-            return Refused(f"not understood: {error}", "use the same version of paceline")
+            return Refusal(f"not understood: {error}", "use the same version of paceline")
         if isinstance(request, Look):
             return self._view()
         refused = self._check(request.replicas)
         return refused or Scaled(self._scale(request.replicas), request.replicas)
 
-    def _check(self, replicas: int) -> Refused | None:
+    def _check(self, replicas: int) -> Refusal | None:
         low, high, sizes = (
             self._job.min_replicas,
             self._job.max_replicas,
@@ -157,19 +157,19 @@ class Control:
         )
         status = self._view().status
         if status is not None and (status.stopping or status.outcome is not None):
-            return Refused("the job is ending", "start another run")
+            return Refusal("the job is ending", "start another run")
         if replicas < low:
-            return Refused(
+            return Refusal(
                 f"{replicas} replicas are less than spec.minReplicas = {low}", f"use {low} or more"
             )
         if high is not None and replicas > high:
-            return Refused(
+            return Refusal(
                 f"{replicas} replicas are more than spec.maxReplicas = {high}",
                 f"use {high} or less, or start the job with a larger spec.maxReplicas",
             )
         if sizes and replicas not in sizes:
             listed = ", ".join(map(str, sizes))
-            return Refused(
+            return Refusal(
                 f"spec.elasticity.allowedSizes does not contain {replicas}", f"use one of {listed}"
             )
         return None
@@ -185,7 +185,7 @@ def look(entry: index.Entry) -> View:
 
 
 def scale(entry: index.Entry, replicas: int) -> Scaled:
-    answer = ask(entry, Scale(replicas))
+    answer = ask(entry, ScaleRequest(replicas))
     assert isinstance(answer, Scaled), answer
     return answer
 
@@ -209,7 +209,7 @@ def ask(entry: index.Entry, request: Request) -> View | Scaled:
     if not data:
         raise ControlError(f"job {entry.job} ended in this moment")
     answer: Answer = msgspec.json.decode(data, type=Answer)
-    if isinstance(answer, Refused):
+    if isinstance(answer, Refusal):
         raise ControlError(
             f"job {entry.job}: {answer.message}", hint=answer.hint, exit_code=EXIT_BAD_INPUT
         )

@@ -14,7 +14,7 @@ from typing import Protocol, assert_never
 
 from paceline.clock import NS_PER_S
 from paceline.core.faults import INSIDE_A_RANK, Fault, FaultKind, format_faults
-from paceline.core.status import RankState, RankStatus, Status, place_of
+from paceline.core.status import RankPhase, RankStatus, Status, place_of
 
 
 class Target(Protocol):
@@ -94,7 +94,7 @@ def _go_on(pid: int) -> None:
 
 def _living(status: Status, place: int | None) -> RankStatus | None:
     for rank in status.ranks:
-        ended = rank.state in (RankState.DEAD, RankState.FINISHED)
+        ended = rank.state in (RankPhase.DEAD, RankPhase.FINISHED)
         if not ended and rank.pid and place_of(rank.member, status.procs) == place:
             return rank
     return None

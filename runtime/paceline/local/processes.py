@@ -32,7 +32,7 @@ class Child:
     """One process that the runner has started. The kernel sends it SIGTERM if the runner ends."""
 
     def __init__(
-        self, name: str, process: subprocess.Popen[bytes], log: Path, output: Output | None
+        self, name: str, process: subprocess.Popen[bytes], log: Path, output: LineCopier | None
     ) -> None:
         self.name = name
         self.log = log
@@ -70,7 +70,7 @@ class Child:
         output = None
         if on_line is not None:
             assert process.stdout is not None
-            output = Output(process.stdout.fileno(), log, on_line)
+            output = LineCopier(process.stdout.fileno(), log, on_line)
         return cls(name, process, log, output)
 
     @property
@@ -124,7 +124,7 @@ def _open_log(path: Path) -> BinaryIO:
         return Path(os.devnull).open("ab")
 
 
-class Output:
+class LineCopier:
     """Copies the lines of a pipe to a file and to a function, as they come."""
 
     def __init__(self, fd: int, log: Path, on_line: Callable[[str], None]) -> None:

@@ -44,7 +44,7 @@ IDLE_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class RunResult:
     outcome: Outcome
     status: Status | None
     """The last one seen."""
@@ -102,7 +102,7 @@ class Runner:
     def _trains(self) -> bool:
         return self._timeline.started_ns is not None
 
-    async def run(self) -> Result:
+    async def run(self) -> RunResult:
         cluster = Cluster(
             self._job,
             run_dir=self._run_dir,
@@ -122,7 +122,7 @@ class Runner:
             await cluster.end(grace_s=0.0 if self._at_once.is_set() else END_S)
         if self._status is not None:
             self._keep(self._status)
-        return Result(
+        return RunResult(
             outcome=outcome,
             status=self._status,
             timeline=self._timeline,

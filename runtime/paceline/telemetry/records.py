@@ -47,7 +47,7 @@ READ_PAUSE_S: Final = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RecordLayout:
     """Where each child of each metric is."""
 
     slots: int
@@ -56,7 +56,7 @@ class Layout:
     digest: int
 
 
-def _make_layout() -> Layout:
+def _make_layout() -> RecordLayout:
     at = HEADER_SLOTS
     seq: dict[Writer, int] = {}
     first: dict[tuple[str, tuple[str, ...]], int] = {}
@@ -72,7 +72,7 @@ def _make_layout() -> Layout:
                 text.append(f"{at} {metric.name} {child} {metric.buckets}")
                 at += width(metric)
     digest = int.from_bytes(sha256("\n".join(text).encode()).digest()[:8], "little")
-    return Layout(at, seq, first, digest)
+    return RecordLayout(at, seq, first, digest)
 
 
 def width(metric: Metric) -> int:
@@ -148,7 +148,7 @@ class Histogram:
         words[seq] = count + 1
 
 
-class Memory:
+class SharedMemory:
     """The mapping of one record, as doubles and as words."""
 
     def __init__(self, fd: int) -> None:
@@ -158,7 +158,7 @@ class Memory:
         self.words = self._view.cast("Q")
 
     @classmethod
-    def checked(cls, fd: int) -> Memory:
+    def checked(cls, fd: int) -> SharedMemory:
         if os.fstat(fd).st_size != BYTES:
             raise RecordError(f"{os.fstat(fd).st_size} bytes instead of {BYTES}: another version")
         memory = cls(fd)
@@ -178,7 +178,7 @@ def allocate_record() -> int:
     """An empty record as a file descriptor, owned by the caller."""
     fd = os.memfd_create("paceline-record")
     os.ftruncate(fd, BYTES)
-    memory = Memory(fd)
+    memory = SharedMemory(fd)
     for slot in range(HEADER_SLOTS, LAYOUT.slots):
         memory.slots[slot] = nan
     for seq in LAYOUT.seq.values():
@@ -196,7 +196,7 @@ class RankRecord:
     A name or label value that is not in the catalogue raises KeyError: a mistake in the program.
     """
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: SharedMemory) -> None:
         self._memory = memory
         memory.slots[2] = _observation_cost_s()
 
@@ -209,7 +209,7 @@ class RankRecord:
     def open(cls, fd: int) -> RankRecord:
         """The record behind PACELINE_RECORD_FD, for writing; takes the descriptor."""
         try:
-            return cls(Memory.checked(fd))
+            return cls(SharedMemory.checked(fd))
         finally:
             os.close(fd)
 
@@ -268,7 +268,7 @@ class RecordReader:
     """The agent's view of a record; keeps it readable after the rank has died."""
 
     def __init__(self, fd: int) -> None:
-        self._memory = Memory.checked(fd)
+        self._memory = SharedMemory.checked(fd)
 
     def read(self) -> Reading:
         slots, words = self._memory.slots, self._memory.words

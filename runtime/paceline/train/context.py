@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.core.faults import Fault, parse_faults
-from paceline.core.protocol.records import Metric
+from paceline.core.protocol.records import LoggedMetric
 from paceline.environment import ENV_FAULTS, ENV_REPLAY, RankSettings
 from paceline.errors import UsageError
 from paceline.train.mistakes import explain_errors
@@ -38,9 +38,9 @@ class Context:
         total, weights = self._metrics.get(name, (0.0, 0.0))
         self._metrics[name] = (total + float(value) * weight, weights + weight)
 
-    def take_metrics(self) -> tuple[Metric, ...]:
+    def take_metrics(self) -> tuple[LoggedMetric, ...]:
         """What was logged since the last call; rides in the announcement (D11)."""
-        taken = tuple(Metric(name, *sums) for name, sums in self._metrics.items())
+        taken = tuple(LoggedMetric(name, *sums) for name, sums in self._metrics.items())
         self._metrics.clear()
         return taken
 

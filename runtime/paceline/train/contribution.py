@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.core.protocol.pending import Place
+from paceline.core.protocol.pending import BufferName
 from paceline.errors import UsageError
 from paceline.worker.session import Session
-from paceline.worker.state.gradients import GradientBuckets
+from paceline.worker.state.gradients import Gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Contribution:
     unit: int
 
 
-class Making:
+class ContributionBuilder:
     """The contribution in the making. Main thread only.
 
     parts     what a batch leaves in GRAD is this part of its gradient: in a DDP script the
@@ -65,14 +65,14 @@ class Making:
     def __init__(
         self,
         session: Session,
-        buckets: GradientBuckets,
+        gradients: Gradients,
         *,
         mean: bool,
         parts: int = 1,
         announce: Callable[[Contribution], None] | None = None,
     ) -> None:
         self._session = session
-        self._buckets = buckets
+        self._gradients = gradients
         self._mean = mean
         self._parts = parts
         self._announce = announce
@@ -97,11 +97,11 @@ class Making:
     def take(self, batch: Batch) -> None:
         """GRAD gets the unit of this batch before its gradient is computed (D3)."""
         assert self._batch is None, "settle the batch before"
-        buckets = self._buckets
+        gradients = self._gradients
         if batch.first:
-            self._samples, self._pending_unit = 0, buckets.unit
+            self._samples, self._pending_unit = 0, gradients.unit
         self._rescale(self._unit(batch))
-        buckets.mark_untouched()
+        gradients.mark_untouched()
         self._batch = self._lease = batch
 
     def complete(self) -> Contribution | None:
@@ -124,7 +124,7 @@ class Making:
         self._finish(batch)
         if not batch.last:
             return None
-        contribution = Contribution((batch.lease,), self._samples, self._buckets.unit)
+        contribution = Contribution((batch.lease,), self._samples, self._gradients.unit)
         self._lease, self._samples = None, 0
         return contribution
 
@@ -138,17 +138,17 @@ class Making:
                 'reduction="sum" and DistributedOptimizer(loss_reduction="sum")',
             )
         self._self_fed_samples = samples
-        self._buckets.attach()
-        self._buckets.unit = samples if self._mean else 1
-        return Contribution((), samples, self._buckets.unit)
+        self._gradients.attach()
+        self._gradients.unit = samples if self._mean else 1
+        return Contribution((), samples, self._gradients.unit)
 
     def settle(self) -> None:
         """The user goes on without `step()` for the batch in hand."""
         batch = self._batch
         if batch is None or self._session.stopped:
             return
-        touched = self._buckets.touched()
-        if touched and not self._buckets.detached():
+        touched = self._gradients.touched()
+        if touched and not self._gradients.detached():
             if not batch.last:
                 self._finish(batch)  # step() once per lease is as good as once per batch
                 return
@@ -168,50 +168,50 @@ class Making:
     def discard(self) -> None:
         """`zero_grad()`. After a backward pass: the batch, with its lease, shall not count."""
         self._forgotten = False
-        if self._batch is not None and self._buckets.touched():
+        if self._batch is not None and self._gradients.touched():
             self._skip(touched=True)
         else:
-            self._buckets.attach()
+            self._gradients.attach()
 
     def must_be_idle(self, why: str) -> None:
         """UsageError if a gradient has been computed and not announced."""
-        if self._samples or (self._batch is not None and self._buckets.touched()):
+        if self._samples or (self._batch is not None and self._gradients.touched()):
             raise UsageError(
                 f"{why} between backward() and step()", hint="call optimizer.step() first"
             )
 
     def poison(self) -> None:
         """Injected fault: the gradient in the making is not a number."""
-        parameter = self._buckets.parameters[0]
+        parameter = self._gradients.parameters[0]
         if parameter.grad is not None:
             parameter.grad.fill_(torch.nan)
 
     def _rescale(self, unit: int) -> None:
         """What is in GRAD becomes a sum / unit; equal units change no bit."""
-        if self._buckets.unit not in (0, unit):
-            self._buckets.scale(Place.GRAD, self._buckets.unit / unit)
-            self._buckets.unit = unit
+        if self._gradients.unit not in (0, unit):
+            self._gradients.scale(BufferName.GRAD, self._gradients.unit / unit)
+            self._gradients.unit = unit
 
     def _unit(self, batch: Batch) -> int:
         """Of the gradient that the script computes from this batch."""
         return (batch.samples if self._mean else 1) * self._parts
 
     def _finish(self, batch: Batch) -> None:
-        self._buckets.attach()
-        self._buckets.unit = self._unit(batch)
+        self._gradients.attach()
+        self._gradients.unit = self._unit(batch)
         self._samples += batch.samples
         self._batch = None
 
     def _skip(self, touched: bool) -> None:
         """The whole lease is dropped: one that is applied in part could not be counted."""
-        buckets, batch, mixed = self._buckets, self._lease, touched or self._samples > 0
+        gradients, batch, mixed = self._gradients, self._lease, touched or self._samples > 0
         assert batch is not None
         self._batch = self._lease = None
         self._samples = 0
-        buckets.attach()
+        gradients.attach()
         if not mixed or not self._pending_unit:
             if mixed:
-                buckets.zero(Place.GRAD)
+                gradients.zero(BufferName.GRAD)
             else:
                 self._rescale(self._pending_unit)  # as the session knows it
             self._session.skip(batch.lease, batch.lease_samples)
@@ -221,7 +221,7 @@ class Making:
         self._session.step(
             leases=(batch.lease,),
             samples=batch.lease_samples,
-            unit=buckets.unit,
+            unit=gradients.unit,
             finite=False,
             metrics=(),
         )

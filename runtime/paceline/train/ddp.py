@@ -26,7 +26,7 @@ from paceline.core.protocol.records import DataPlan
 from paceline.errors import UnsupportedError, UsageError
 from paceline.train import refusals
 from paceline.train.context import current, init
-from paceline.train.contribution import Making
+from paceline.train.contribution import ContributionBuilder
 from paceline.train.ddp_loader import ScriptLoader, adopt
 from paceline.train.optimizer import DistributedOptimizer
 from paceline.worker.state.optimizer_binding import SchedulerFactory, changed_later
@@ -147,12 +147,12 @@ class _DdpOptimizer(DistributedOptimizer):
             raise changed_later("the optimizer of pl.ddp()", "a scheduler was made for it")
         super().start(plan, lookahead)
 
-    def _make_making(self, plan: DataPlan) -> Making:
+    def _make_builder(self, plan: DataPlan) -> ContributionBuilder:
         # DDP averages what the ranks have in p.grad at step(), however many batches are in it and
         # whether or not the script has divided the loss by their number. So does this.
-        return Making(
+        return ContributionBuilder(
             self._context.session,
-            self._buckets,
+            self._gradients,
             mean=True,
             parts=plan.accumulate,
             announce=self._announce if plan.accumulate > 1 else None,

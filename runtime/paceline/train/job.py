@@ -43,7 +43,7 @@ def evaluating() -> Iterator[None]:
     if optimizer is None or not optimizer.started or optimizer.stopped or context.finished:
         yield
         return
-    optimizer.making.must_be_idle("evaluating()")
+    optimizer.builder.must_be_idle("evaluating()")
     context.session.rest()
     optimizer.after_parking()
     yield

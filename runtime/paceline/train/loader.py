@@ -119,9 +119,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
                 self._epoch = min(present, count - 1)
                 self._epoch_ended = False
                 yield self._epoch
-                optimizer.making.settle()
+                optimizer.builder.settle()
                 if not self._epoch_ended:
-                    optimizer.making.abandon()
+                    optimizer.builder.abandon()
                     self._leases.leave(self._epoch)
         finally:
             self._end_workers()
@@ -134,16 +134,16 @@ class DataLoader(torch.utils.data.DataLoader[T]):
                 "a loop over pl.DataLoader outside of epochs()",
                 hint="write: for epoch in loader.epochs(10): for batch in loader: ...",
             )
-        making = self._optimizer.making
+        builder = self._optimizer.builder
         while True:
-            making.settle()
+            builder.settle()
             batch = self._peek()
             if batch is None or epoch_of(self._plan, batch.lease) > self._epoch:
                 self._epoch_ended = True
                 return
             assert self._next is not None
             data, self._next = self._next[1], None
-            making.take(batch)
+            builder.take(batch)
             yield data
 
     def __len__(self) -> int:
@@ -206,14 +206,14 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         """
         assert self._context is not None
         assert self._optimizer is not None
-        session, making = self._context.session, self._optimizer.making
+        session, builder = self._context.session, self._optimizer.builder
         while not session.stopped:
             if self._next is None:
                 self._next = next(self._stream, None)
                 if self._next is None:
                     return None
             batch = self._next[0]
-            if making.accepts(batch):
+            if builder.accepts(batch):
                 if not (batch.first and self._leases.has_left(batch.lease)):
                     return batch
                 session.skip(batch.lease, batch.lease_samples)

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from paceline.core.protocol.pending import Place
+from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.records import DataPlan
 from paceline.errors import ChangedLaterError, JobStoppedError, UsageError
 from paceline.train import refusals
 from paceline.train.context import current
-from paceline.train.contribution import Contribution, Making
+from paceline.train.contribution import Contribution, ContributionBuilder
 from paceline.train.faults import Faults
 from paceline.worker.state.committed import Committed
-from paceline.worker.state.gradients import GradientBuckets
+from paceline.worker.state.gradients import Gradients
 from paceline.worker.state.optimizer_binding import SchedulerFactory, changed, changed_later
 
 SELF_FED_LOOKAHEAD = 2
@@ -64,10 +64,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._mean = loss_reduction == "mean"
         self._steps_after_stop = 0
         self._self_fed = False
-        self._buckets: GradientBuckets
+        self._gradients: Gradients
         self._committed: Committed
         self._trainables: refusals.Trainables
-        self._making: Making
+        self._making: ContributionBuilder
         self._faults: Faults
         self._shown: list[dict[str, Any]] = []
         # The groups are copies: before the start they may be changed, and are handed on then.
@@ -110,7 +110,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         elif not self._self_fed:
             self._making.discard()
         else:
-            self._buckets.attach()
+            self._gradients.attach()
 
     @property
     def stopped(self) -> bool:
@@ -158,7 +158,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._committed
 
     @property
-    def making(self) -> Making:
+    def builder(self) -> ContributionBuilder:
         return self._making
 
     def ensure_started(self) -> None:
@@ -177,36 +177,36 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise changed_later("DistributedOptimizer", "a scheduler was made for it")
         self._trainables = refusals.Trainables(self._model, self.param_groups)
         session = self._context.session
-        self._buckets = GradientBuckets(self._trainables.named)
+        self._gradients = Gradients(self._trainables.named)
         self._committed = Committed(
             self._model,
             self._inner,
-            self._buckets,
+            self._gradients,
             scheduler=self._make_scheduler if self._scheduler is not None else None,
             clip_norm=self._clip_norm,
             clip_value=self._clip_value,
         )
         self._started = True
-        self._making = self._make_making(plan)
+        self._making = self._make_builder(plan)
         own = self._committed.hash()
-        session.begin(self._buckets, self._committed, plan, lookahead)
+        session.begin(self._gradients, self._committed, plan, lookahead)
         if self._committed.hash() != own:
             # The first step of a script that feeds itself: computed on weights that are not the
             # job's, the gradient counts for nothing.
-            self._buckets.zero(Place.GRAD)
+            self._gradients.zero(BufferName.GRAD)
         self._faults = Faults(self._context.faults, session.place)
         self._show_groups()
 
     def after_parking(self) -> None:
         """A call into the session has returned: weights and learning rate may be newer."""
-        if self._committed.shadows.known is not self._shown:
+        if self._committed.binding.known is not self._shown:
             self._show_groups()
 
     # ---- inside -----------------------------------------------------------------------------
 
-    def _make_making(self, plan: DataPlan) -> Making:  # noqa: ARG002
+    def _make_builder(self, plan: DataPlan) -> ContributionBuilder:  # noqa: ARG002
         """`plan`: of the data; for scripts whose gradients mean something else (`pl.ddp`)."""
-        return Making(self._context.session, self._buckets, mean=self._mean)
+        return ContributionBuilder(self._context.session, self._gradients, mean=self._mean)
 
     def _complete(self, samples: int | None) -> Contribution | None:
         """The contribution that this step completes; None if its lease has more batches."""
@@ -220,7 +220,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._making.complete()
 
     def _announce(self, contribution: Contribution) -> None:
-        session, buckets = self._context.session, self._buckets
+        session, gradients = self._context.session, self._gradients
         self._faults.before_announcing(
             version=session.version,
             rank=session.place,
@@ -231,7 +231,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             leases=contribution.leases,
             samples=contribution.samples,
             unit=contribution.unit,
-            finite=buckets.finite(Place.GRAD),
+            finite=gradients.finite(BufferName.GRAD),
             metrics=self._context.take_metrics(),
         )
         self.after_parking()
@@ -253,7 +253,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _show_groups(self) -> None:
         """Let param_groups show what the job has set."""
-        self._shown = self._committed.shadows.known
+        self._shown = self._committed.binding.known
         for group, values in zip(self.param_groups, self._shown, strict=True):
             group.update(values)
 

@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from paceline.core.protocol.ids import MemberId
-from paceline.core.protocol.records import DataPlan, Metric
+from paceline.core.protocol.records import DataPlan, LoggedMetric
 from paceline.core.replay import sequence as core
 from paceline.core.replay.journal import Entry, Opened, unpack
 from paceline.errors import ReplayError
@@ -24,7 +24,7 @@ from paceline.transport.replayed_sums import SumAgain
 from paceline.worker.recorder import FOLDER
 from paceline.worker.session import StepResult
 from paceline.worker.state.committed import Committed
-from paceline.worker.state.gradients import GradientBuckets, Memory
+from paceline.worker.state.gradients import GradientMemory, Gradients
 
 
 class ReplaySession:
@@ -40,7 +40,7 @@ class ReplaySession:
         journals = read_journals(run_dir)
         try:
             self._score = core.compose(journals)
-        except core.ReplayError as error:
+        except core.SequenceError as error:
             raise ReplayError(f"{run_dir}: {error}") from None
         self.size = self._score.ranks
         self.version = 0
@@ -49,19 +49,19 @@ class ReplaySession:
         steps = [a.step for a in self._score.actions if isinstance(a, core.Compute)]
         self._leases = deque(lease for step in steps for lease in step.leases)
         self._now: core.Compute | None = None
-        self._memories: dict[MemberId, Memory] = {}
+        self._memories: dict[MemberId, GradientMemory] = {}
         self._given: dict[MemberId, list[torch.Tensor]] = {}
         self._sums = SumAgain()
         self._counts = [0, 0]
         self._differs_at: int | None = None
-        self._buckets: GradientBuckets
+        self._gradients: Gradients
         self._committed: Committed
 
     # ---- Session --------------------------------------------------------------------------
 
     def begin(
         self,
-        buckets: GradientBuckets,
+        gradients: Gradients,
         committed: Committed,
         plan: DataPlan,
         lookahead: int,  # noqa: ARG002
@@ -71,9 +71,9 @@ class ReplaySession:
                 f"the script has other data than in the run: {plan}, then {self._score.plan}",
                 hint="run it with the arguments, files and environment of the run",
             )
-        if any(kind.device.type != "cpu" for kind in buckets.layout.kinds):
+        if any(kind.device.type != "cpu" for kind in gradients.layout.kinds):
             raise ReplayError("only models on the CPU can be replayed")
-        self._buckets, self._committed = buckets, committed
+        self._gradients, self._committed = gradients, committed
         self._play()
 
     def step(
@@ -83,7 +83,7 @@ class ReplaySession:
         samples: int,
         unit: int,
         finite: bool,
-        metrics: tuple[Metric, ...],  # noqa: ARG002
+        metrics: tuple[LoggedMetric, ...],  # noqa: ARG002
     ) -> StepResult:
         assert self._now is not None
         then = self._now.step
@@ -124,7 +124,7 @@ class ReplaySession:
         if not self.stopped:
             raise ReplayError("the script left its loop before the run was over")
         self._committed.copy_to_model()
-        result = core.Result(
+        result = core.ReplayResult(
             version=self.version,
             rounds=self._counts[0],
             contributions=self._counts[1],
@@ -149,13 +149,13 @@ class ReplaySession:
                     return
                 case core.Operate(member=member, op=op):
                     self._become(member)
-                    self._buckets.carry_out(op)
+                    self._gradients.carry_out(op)
                     self._keep()
                 case core.Forget(member=member):
-                    self._memories[member] = self._buckets.new_memory()
-                case core.Give(member=member, place=place, factor=factor):
+                    self._memories[member] = self._gradients.new_memory()
+                case core.Give(member=member, source=source, factor=factor):
                     self._become(member)
-                    flats = self._buckets.load_result(place, factor)
+                    flats = self._gradients.load_result(source, factor)
                     self._given[member] = [flat.clone() for flat in flats]
                     self._keep()
                 case core.Round():
@@ -169,15 +169,15 @@ class ReplaySession:
 
     def _become(self, member: MemberId) -> None:
         self._player = member
-        memory = self._memories.pop(member, None) or self._buckets.new_memory()
-        self._before = self._buckets.exchange(memory)
+        memory = self._memories.pop(member, None) or self._gradients.new_memory()
+        self._before = self._gradients.exchange(memory)
 
     def _keep(self) -> None:
         """What the present rank has in its buffers waits for its next turn."""
-        self._memories[self._player] = self._buckets.exchange(self._before)
+        self._memories[self._player] = self._gradients.exchange(self._before)
 
     def _make_round(self, made: core.Round) -> None:
-        weighing, layout = made.weighing, self._buckets.layout
+        weighing, layout = made.weighing, self._gradients.layout
         named = set(weighing.contributors)
         parts = [
             self._given[m] if m in named and m in self._given else layout.zeros()
@@ -185,12 +185,12 @@ class ReplaySession:
         ]
         self._given.clear()
         try:
-            total = self._sums.sum(made.carrier or ("mpi:ring" if len(parts) > 1 else ""), parts)
+            total = self._sums.sum(made.method or ("mpi:ring" if len(parts) > 1 else ""), parts)
         except ValueError as error:
             raise ReplayError(f"round {made.round}: {error}; backends mpi and gloo can") from None
-        for result, flat in zip(self._buckets.result, total, strict=True):
+        for result, flat in zip(self._gradients.result, total, strict=True):
             result.copy_(flat)
-        self._committed.bank(self._buckets.result, first=weighing.first)
+        self._committed.accumulate(self._gradients.result, first=weighing.first)
         self._committed.apply(
             weighing.divisor, step=weighing.step, scheduler_steps=weighing.scheduler_steps
         )

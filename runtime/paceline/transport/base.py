@@ -23,7 +23,7 @@ from typing import ClassVar
 
 import torch
 
-from paceline.core.collectives.select import CLASS_NAMES, NATIVE, Carrier
+from paceline.core.collectives.select import CLASS_NAMES, NATIVE, Method
 
 
 class TransportError(Exception):
@@ -143,9 +143,9 @@ class Transport(ABC):
     def shutdown(self) -> None:
         """Give back ports and files; no collective call, no waiting (D6). Idempotent."""
 
-    def carriers(self) -> tuple[Carrier, ...]:
+    def methods(self) -> tuple[Method, ...]:
         """What moves the buffers of each size class (`core.collectives.select`)."""
-        return (Carrier(self.name),) * len(CLASS_NAMES)
+        return (Method(self.name),) * len(CLASS_NAMES)
 
     def regrets_s(self) -> tuple[float, ...]:
         """Seconds per reduction that this rank loses by the choice, for each size class."""

@@ -5,7 +5,7 @@ hold the lock of the whole library while they wait. So the pair meets over a pla
 lower rank dials, says which generation it is wiring, and both agree on what follows; an absent or
 stopped peer is noticed here, where every wait has an abort flag and a deadline.
 
-The socket then stays open as long as the group: it is the pair's *lifeline*. The kernel of a dead
+The socket then stays open as long as the group: it is the pair's *connection*. The kernel of a dead
 peer closes it, so a reduction learns of the death without asking anybody.
 
 There is no listening thread. Between two generations, callers wait in the kernel's backlog.
@@ -35,9 +35,9 @@ KEEPALIVE: Final = {
     socket.TCP_KEEPINTVL: 5,
     socket.TCP_KEEPCNT: 6,
 }
-"""A line to a machine that is gone closes after 45 s without an answer of its kernel."""
+"""A connection to a machine that is gone closes after 45 s without an answer of its kernel."""
 CLOSED: Final = select.POLLIN | select.POLLRDHUP
-"""What poll tells of a line whose other end has closed: nobody writes on it after the meeting."""
+"""What poll tells of a connection whose other end has closed: nobody writes on it after the meeting."""
 _HEADER: Final = struct.Struct("!I")
 
 
@@ -63,11 +63,11 @@ class Deadline:
         self.abort.wait(max(0.0, min(seconds, self.left_s())))
 
 
-class LineClosedError(Exception):
+class PeerClosedError(Exception):
     """The other end closed or broke the connection."""
 
 
-class Line:
+class PeerConnection:
     """One connection that carries short JSON messages."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -101,22 +101,22 @@ class Line:
             except BlockingIOError:
                 # The buffers of the socket are full, so the peer does not read; seldom and short.
                 if now_ns() > end_ns:
-                    raise LineClosedError("the peer does not read") from None
+                    raise PeerClosedError("the peer does not read") from None
                 select.select([], [self._sock], [], POLL_S)
             except OSError as error:
-                raise LineClosedError(str(error)) from error
+                raise PeerClosedError(str(error)) from error
 
     def poll(self) -> dict[str, Any] | None:
-        """The next message if it is all here. Raises LineClosedError when the peer has left."""
+        """The next message if it is all here. Raises PeerClosedError when the peer has left."""
         while (message := self._take()) is None:
             try:
                 data = self._sock.recv(1 << 16)
             except BlockingIOError:
                 return None
             except OSError as error:
-                raise LineClosedError(str(error)) from error
+                raise PeerClosedError(str(error)) from error
             if not data:
-                raise LineClosedError("connection closed")
+                raise PeerClosedError("connection closed")
             self._received += data
         return message
 
@@ -125,7 +125,7 @@ class Line:
             return None
         (size,) = _HEADER.unpack_from(self._received)
         if size > FRAME_BYTES_MAX:
-            raise LineClosedError(f"a frame of {size} bytes: not a Paceline peer")
+            raise PeerClosedError(f"a frame of {size} bytes: not a Paceline peer")
         end = _HEADER.size + size
         if len(self._received) < end:
             return None
@@ -134,9 +134,9 @@ class Line:
         try:
             message = json.loads(body)
         except ValueError as error:
-            raise LineClosedError(f"not a message: {error}") from error
+            raise PeerClosedError(f"not a message: {error}") from error
         if not isinstance(message, dict):
-            raise LineClosedError("not a message")
+            raise PeerClosedError("not a message")
         return message
 
     def receive(self, deadline: Deadline, what: str, rank: int) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class Line:
         return message
 
 
-class MeetingPoint:
+class Rendezvous:
     """This process's listening socket, and the callers that have come so far."""
 
     def __init__(self, host: str) -> None:
@@ -155,8 +155,8 @@ class MeetingPoint:
         except OSError as error:
             raise TransportError(f"cannot listen on {host}: {error}") from error
         self._listener.setblocking(False)
-        self._unread: list[Line] = []
-        self._waiting: dict[str, tuple[dict[str, Any], Line]] = {}
+        self._unread: list[PeerConnection] = []
+        self._waiting: dict[str, tuple[dict[str, Any], PeerConnection]] = {}
 
     @property
     def address(self) -> str:
@@ -165,33 +165,36 @@ class MeetingPoint:
 
     def close(self) -> None:
         self._listener.close()
-        for line in [*self._unread, *(line for _, line in self._waiting.values())]:
-            line.close()
+        for connection in [
+            *self._unread,
+            *(connection for _, connection in self._waiting.values()),
+        ]:
+            connection.close()
         self._unread.clear()
         self._waiting.clear()
 
     def dial(
         self, group: Group, rank: int, hello: dict[str, Any], deadline: Deadline
-    ) -> tuple[dict[str, Any], Line]:
-        """Call `rank` until it answers for this generation; returns its answer and the line."""
+    ) -> tuple[dict[str, Any], PeerConnection]:
+        """Call `rank` until it answers for this generation; returns its answer and the connection."""
         peer = group.peers[rank]
         what = f"waiting for rank {rank} ({peer.name}) at {peer.address}"
         own = group.peers[group.rank].name
         hello = {**hello, "key": group.key, "number": group.number, "from": own}
         while True:
-            line = self._call(peer, what, rank, deadline)
-            if line is not None:
+            connection = self._call(peer, what, rank, deadline)
+            if connection is not None:
                 try:
-                    line.send(hello)
-                    return line.receive(deadline, what, rank), line
-                except LineClosedError:
-                    line.close()  # it is in another generation, or restarting: try again
+                    connection.send(hello)
+                    return connection.receive(deadline, what, rank), connection
+                except PeerClosedError:
+                    connection.close()  # it is in another generation, or restarting: try again
                 except TransportError:
-                    line.close()
+                    connection.close()
                     raise
             deadline.pause(REDIAL_S, what, rank)
 
-    def _call(self, peer: Peer, what: str, rank: int, deadline: Deadline) -> Line | None:
+    def _call(self, peer: Peer, what: str, rank: int, deadline: Deadline) -> PeerConnection | None:
         host, _, port = peer.address.rpartition(":")
         sock = socket.socket()
         sock.setblocking(False)
@@ -200,7 +203,7 @@ class MeetingPoint:
             while not select.select([], [sock], [], POLL_S)[1]:
                 deadline.check(what, rank)
             if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
-                return Line(sock)
+                return PeerConnection(sock)
         except OSError:
             pass  # an unknown host or a refused call: the same as nobody there yet
         except TransportError:
@@ -209,8 +212,10 @@ class MeetingPoint:
         sock.close()
         return None
 
-    def answer(self, group: Group, rank: int, deadline: Deadline) -> tuple[dict[str, Any], Line]:
-        """Wait until `rank` calls for this generation; returns its hello and the line."""
+    def answer(
+        self, group: Group, rank: int, deadline: Deadline
+    ) -> tuple[dict[str, Any], PeerConnection]:
+        """Wait until `rank` calls for this generation; returns its hello and the connection."""
         name = group.peers[rank].name
         what = f"waiting for a call of rank {rank} ({name})"
         while True:
@@ -232,51 +237,54 @@ class MeetingPoint:
                 break
             except OSError:
                 continue  # the caller left again before we looked
-            self._unread.append(Line(sock))
+            self._unread.append(PeerConnection(sock))
         del self._unread[: max(0, len(self._unread) - BACKLOG)]
-        for line in list(self._unread):
+        for connection in list(self._unread):
             try:
-                hello = line.poll()
-            except LineClosedError:
+                hello = connection.poll()
+            except PeerClosedError:
                 hello = {}
             if hello is None:
                 continue
-            self._unread.remove(line)
+            self._unread.remove(connection)
             name = hello.get("from")
             if not isinstance(name, str) or not isinstance(hello.get("number"), int):
-                line.close()
+                connection.close()
                 continue
             if name in self._waiting:
                 self._waiting.pop(name)[1].close()
-            self._waiting[name] = (hello, line)
+            self._waiting[name] = (hello, connection)
 
 
-class Lifelines:
+class PeerConnections:
     """The open lines of one group; tells which peer has gone."""
 
     def __init__(self) -> None:
         self._rank_of: dict[int, int] = {}
-        self._lines: list[Line] = []
+        self._connections: list[PeerConnection] = []
         self._poll = select.poll()
 
-    def add(self, rank: int, line: Line) -> None:
-        self._rank_of[line.fileno()] = rank
-        self._lines.append(line)
-        self._poll.register(line.fileno(), CLOSED)
+    def add(self, rank: int, connection: PeerConnection) -> None:
+        self._rank_of[connection.fileno()] = rank
+        self._connections.append(connection)
+        self._poll.register(connection.fileno(), CLOSED)
 
     def watched(self) -> list[tuple[int, int, int]]:
-        """For each line: its file descriptor, the rank at its other end, the events to poll for."""
-        return [(line.fileno(), self._rank_of[line.fileno()], CLOSED) for line in self._lines]
+        """For each connection: its file descriptor, the rank at its other end, the events to poll for."""
+        return [
+            (connection.fileno(), self._rank_of[connection.fileno()], CLOSED)
+            for connection in self._connections
+        ]
 
     def lost(self) -> int | None:
-        """A rank whose line has closed, else None."""
+        """A rank whose connection has closed, else None."""
         events = self._poll.poll(0)
         return self._rank_of[events[0][0]] if events else None
 
     def say_goodbye(self) -> None:
         """Let the peers know that we have left, and go on listening for when they do."""
-        for line in self._lines:
-            line.end_sending()
+        for connection in self._connections:
+            connection.end_sending()
 
     def all_lost(self) -> bool:
         """Nobody at the other ends is in the group any more."""
@@ -286,11 +294,11 @@ class Lifelines:
                 del self._rank_of[fd]
         if not self._rank_of:
             self.close()
-        return not self._lines
+        return not self._connections
 
     def close(self) -> None:
-        for line in self._lines:
-            line.close()
-        self._lines.clear()
+        for connection in self._connections:
+            connection.close()
+        self._connections.clear()
         self._rank_of.clear()
         self._poll = select.poll()

@@ -16,30 +16,30 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from paceline.core.collectives.schedules import ALGORITHMS, bounds, fold, schedule
-from paceline.core.collectives.select import NATIVE, Carrier
-from paceline.transport.mpi.lanes import PIECE_BYTES
+from paceline.core.collectives.select import NATIVE, Method
+from paceline.transport.mpi.lanes import SEGMENT_BYTES
 
 Buffers = list[torch.Tensor]
 
 
 class SumAgain:
-    """Sums parts, one per rank of a group in rank order, as a carrier did."""
+    """Sums parts, one per rank of a group in rank order, as a method did."""
 
     def __init__(self) -> None:
         self._gloo: list[Any] = []
         self._device: Any = None
 
-    def sum(self, carrier: str, parts: Sequence[Buffers]) -> Buffers:
-        """The parts may be used up. ValueError for a carrier that cannot be repeated here."""
-        if len(parts) == 1 or not carrier:
+    def sum(self, method: str, parts: Sequence[Buffers]) -> Buffers:
+        """The parts may be used up. ValueError for a method that cannot be repeated here."""
+        if len(parts) == 1 or not method:
             assert len(parts) == 1, "a group of several ranks without a carrier"
             return parts[0]
-        did = Carrier.of(carrier)
+        did = Method.of(method)
         if did.transport == "mpi":
             if did.algorithm not in ALGORITHMS:
                 raise ValueError(f"no algorithm {did.algorithm!r} over MPI")
             return [_folded(did.algorithm, list(part)) for part in zip(*parts, strict=True)]
-        if did == Carrier("gloo", NATIVE):
+        if did == Method("gloo", NATIVE):
             return self._by_gloo(parts)
         raise ValueError(f"sums over {did.transport} cannot be repeated in one process")
 
@@ -75,14 +75,14 @@ class SumAgain:
 
 
 def _folded(algorithm: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Piece by piece and chunk by chunk, as `mpi.lanes` cuts a buffer."""
+    """Piece by segment and chunk by chunk, as `mpi.lanes` cuts a buffer."""
     total = torch.empty_like(parts[0])
     chunks = schedule(algorithm, len(parts), 0).chunks
-    length = PIECE_BYTES // total.element_size()
+    length = SEGMENT_BYTES // total.element_size()
     for low in range(0, total.numel(), length):
         at = bounds(min(length, total.numel() - low), chunks)
         for chunk in range(chunks):
             start, end = low + at[chunk], low + at[chunk + 1]
-            pieces = [part[start:end] for part in parts]
-            total[start:end] = fold(algorithm, pieces, chunk, torch.add)
+            segments = [part[start:end] for part in parts]
+            total[start:end] = fold(algorithm, segments, chunk, torch.add)
     return total

@@ -19,8 +19,8 @@ from paceline.clock import NS_PER_S, now_ns
 from paceline.core.collectives.select import (
     CLASS_BYTES,
     CLASS_NAMES,
-    Carrier,
     Choice,
+    Method,
     choose_all,
     size_class,
 )
@@ -41,8 +41,8 @@ class SelectedTransport(Transport):
         assert transports, left_out
         self._transports = {transport.name: transport for transport in transports}
         self._left_out = dict(left_out)
-        carriers = [Carrier(t.name, algorithm) for t in transports for algorithm in t.algorithms]
-        self._candidates = {carrier.candidate: carrier for carrier in carriers}
+        methods = [Method(t.name, algorithm) for t in transports for algorithm in t.algorithms]
+        self._candidates = {method.candidate: method for method in methods}
         self._measured: dict[int, Row] = {}
         """By class of group size: what this rank knows of the group's table."""
         self._own: dict[int, Row] = {}
@@ -89,7 +89,7 @@ class SelectedTransport(Transport):
         self, group: Group, usable: list[str], wire: Callable[[str], None], abort: Abort
     ) -> None:
         """Every rank leaves with the same table, hence with the same choices."""
-        candidates = [n for n, carrier in self._candidates.items() if carrier.transport in usable]
+        candidates = [n for n, method in self._candidates.items() if method.transport in usable]
         self._kind = kind = (group.size - 1).bit_length()
         if len(candidates) == 1 or group.size == 1:
             table: Row = {name: [0.0] * len(CLASS_BYTES) for name in candidates}
@@ -105,7 +105,7 @@ class SelectedTransport(Transport):
                 table = self._mean(self._own[kind], candidates, abort)
             self._measured[kind] = table
         self._choices = choose_all(table)
-        wanted = {carrier.transport for carrier in self.carriers()}
+        wanted = {method.transport for method in self.methods()}
         for name in usable:
             if name in wanted and name not in wired:
                 wire(name)
@@ -146,8 +146,8 @@ class SelectedTransport(Transport):
         self._reduce(self._choices[index].candidate, buffers, abort)
 
     def _reduce(self, candidate: str, buffers: Sequence[torch.Tensor], abort: Abort) -> None:
-        carrier = self._candidates[candidate]
-        self._transports[carrier.transport].allreduce(buffers, abort, carrier.algorithm)
+        method = self._candidates[candidate]
+        self._transports[method.transport].allreduce(buffers, abort, method.algorithm)
 
     def close(self) -> None:
         self._group = None
@@ -159,7 +159,7 @@ class SelectedTransport(Transport):
         for transport in self._transports.values():
             transport.shutdown()
 
-    def carriers(self) -> tuple[Carrier, ...]:
+    def methods(self) -> tuple[Method, ...]:
         return tuple(self._candidates[choice.candidate] for choice in self._choices)
 
     def regrets_s(self) -> tuple[float, ...]:

@@ -25,14 +25,14 @@ SEND_S: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class AgentOrder:
     """What the agent wants: `kind` is `drain` (R16) or `shutdown` (the job is over, leave)."""
 
     kind: str
     why: str
 
 
-class AgentLine:
+class AgentPipe:
     """Takes over the descriptor. `tell` may be called from any thread, `read` from one."""
 
     def __init__(self, fd: int) -> None:
@@ -58,7 +58,7 @@ class AgentLine:
                 return False
         return True
 
-    def read(self) -> Order | None:
+    def read(self) -> AgentOrder | None:
         """Block until the agent wants something; None = it is dead, and so must be the rank."""
         try:
             data = self._socket.recv(MESSAGE_BYTES_MAX)
@@ -67,7 +67,7 @@ class AgentLine:
         if not data:
             return None
         fields = json.loads(data)
-        return Order(str(fields["kind"]), str(fields.get("why", "")))
+        return AgentOrder(str(fields["kind"]), str(fields.get("why", "")))
 
     def close(self) -> None:
         """Wakes a blocked `read`, which then returns None."""

@@ -29,15 +29,15 @@ from paceline.core.rank.machine import Rank
 from paceline.transport.base import Transport
 from paceline.worker.coordinator_client import Interrupts
 from paceline.worker.data_channel import DataChannel
-from paceline.worker.metrics.rounds import Gauges
-from paceline.worker.peer_sockets import Mail, Mailbox
+from paceline.worker.metrics.rounds import RoundMetrics
+from paceline.worker.peer_sockets import PeerSockets, ReceivedMessage
 from paceline.worker.recorder import Recorder
 from paceline.worker.session import MainThread
 from paceline.worker.state.committed import Committed
-from paceline.worker.state.gradients import GradientBuckets
+from paceline.worker.state.gradients import Gradients
 
 if TYPE_CHECKING:  # it loads torch.distributed.checkpoint, which takes a second of CPU
-    from paceline.worker.checkpoint.service import Checkpoints
+    from paceline.worker.checkpoint.service import CheckpointService
 
 log = logging.getLogger("paceline.rank")
 
@@ -45,7 +45,7 @@ IDLE_MS: Final = 1_000
 """Longest wait of an idle thread, after which it looks at its timers again."""
 
 
-class Link(Protocol):
+class ControlChannel(Protocol):
     """How words reach the coordinator."""
 
     def start(self) -> None: ...
@@ -57,31 +57,31 @@ class Link(Protocol):
 class Tensors:
     """What the script has brought; None until it began."""
 
-    buckets: GradientBuckets
+    gradients: Gradients
     committed: Committed
-    checkpoints: Checkpoints | None
+    checkpoints: CheckpointService | None
     """None: the job has none."""
 
 
-class Driver:
-    """Owns the machine, the mailbox and the transport; everything runs on one thread."""
+class CommThread:
+    """Owns the machine, the peers and the transport; everything runs on one thread."""
 
     def __init__(
         self,
         machine: Rank,
-        mailbox: Mailbox,
+        peers: PeerSockets,
         transport: Transport,
         main: MainThread,
         interrupts: Interrupts,
-        gauges: Gauges,
+        metrics: RoundMetrics,
     ) -> None:
         self.machine = machine
         self.tensors: Tensors | None = None
-        self.link: Link | None = None
+        self.link: ControlChannel | None = None
         self.recorder: Recorder | None = None
-        self._mailbox = mailbox
-        self._channel = DataChannel(transport, interrupts, gauges)
-        self._main, self._interrupts, self._gauges = main, interrupts, gauges
+        self._peers = peers
+        self._channel = DataChannel(transport, interrupts, metrics)
+        self._main, self._interrupts, self._metrics = main, interrupts, metrics
         self._posted: deque[ev.Event] = deque()
         self._wake_ns: int | None = None
         self._queue: dict[int, list[torch.Tensor]] = {}
@@ -104,13 +104,13 @@ class Driver:
     def post(self, event: ev.Event) -> None:
         """Hand an event to the communication thread."""
         self._posted.append(event)
-        self._mailbox.wake()
+        self._peers.wake()
 
     def close(self, timeout_s: float) -> None:
         """End the thread; whatever it is blocked in is aborted."""
         self._closing = True
         self._interrupts.arrived()
-        self._mailbox.wake()
+        self._peers.wake()
         self._thread.join(timeout_s)
 
     # ---- the thread -----------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Driver:
             self._main.broken(error)
         finally:
             self._channel.shutdown()
-            self._mailbox.close()
+            self._peers.close()
             if self.recorder is not None:
                 self.recorder.close()
             if self.tensors is not None and self.tensors.checkpoints is not None:
@@ -135,7 +135,7 @@ class Driver:
     def _turn(self) -> None:
         while self._posted and not self._closing:
             self._take(self._posted.popleft())
-        while not self._posted and (mail := self._mailbox.read()) is not None:
+        while not self._posted and (mail := self._peers.read()) is not None:
             self._receive(mail)
         if self._posted:
             return
@@ -143,8 +143,8 @@ class Driver:
             self._wake_ns = None
             self._take(ev.Tick())
             return
-        self._gauges.facts.refresh(self.machine.state, now_ns())
-        self._mailbox.wait(self._timeout_ms())
+        self._metrics.facts.refresh(self.machine.state, now_ns())
+        self._peers.wait(self._timeout_ms())
 
     def _timeout_ms(self) -> int:
         if self._posted or self._closing:
@@ -154,7 +154,7 @@ class Driver:
         left_ns = self._wake_ns - now_ns()
         return max(0, min(IDLE_MS, -(-left_ns // NS_PER_MS)))
 
-    def _receive(self, mail: Mail) -> None:
+    def _receive(self, mail: ReceivedMessage) -> None:
         if isinstance(mail.message, Part):
             self._part = mail.payload
         elif isinstance(mail.message, State):
@@ -169,10 +169,10 @@ class Driver:
             self._interrupts.taken()
         now = now_ns()
         effects = self.machine.handle(now, event)
-        self._gauges.handled(self.machine.state, event, now)  # before an effect lets main go on
+        self._metrics.handled(self.machine.state, event, now)  # before an effect lets main go on
         if isinstance(event, ev.Written | ev.Published):
             facts = self._checkpoints.figures(self.machine.state.saving)
-            self._gauges.facts.checkpoints = facts
+            self._metrics.facts.checkpoints = facts
         if self.recorder is not None:
             self.recorder.handled(event, self.machine.state.log)
         blocking: list[ev.Reduce | ev.OpenChannel | ev.Restore] = []
@@ -200,17 +200,17 @@ class Driver:
     def _do(self, effect: ev.Effect) -> ev.Event | None:
         match effect:
             case ev.ToPeer(member=member, message=message):
-                self._mailbox.send(member, message)
+                self._peers.send(member, message)
             case ev.ToCoordinator(message=message):
                 self._say(message)
-            case ev.Buffers(op=op):
+            case ev.ChangeBuffers(op=op):
                 self._buffers(op)
             case ev.CloseChannel():
                 self._channel.close()
             case ev.Apply(go=go, weighing=weighing, hash=due):
                 return self._apply(go, weighing, hash_due=due)
             case ev.Queue(go=go):
-                self._queue[go.round] = [x.clone() for x in self._buckets.result]
+                self._queue[go.round] = [x.clone() for x in self._gradients.result]
             case ev.DropQueue(generation=generation):
                 self._queue.clear()
                 self._staged = {g: s for g, s in self._staged.items() if g == generation}
@@ -220,10 +220,10 @@ class Driver:
                 self._install(queued)
             case ev.SendPart(to=to, part=part, with_result=with_result):
                 result = [bytes(x) for x in self._committed.last_result()] if with_result else []
-                self._mailbox.send_bulk(to, part, result)
+                self._peers.send_bulk(to, part, result)
             case ev.SendState(to=to, state=state):
                 header, buffers = self._committed.snapshot()
-                self._mailbox.send_bulk(to, state, [json.dumps(header).encode(), *buffers])
+                self._peers.send_bulk(to, state, [json.dumps(header).encode(), *buffers])
             case ev.Save() | ev.Publish() | ev.Unsave():
                 self._checkpoints.obey(effect)
             case ev.Resume():
@@ -242,28 +242,28 @@ class Driver:
 
     def _open(self, commit: Commit) -> ev.Event:
         for member, where in commit.endpoints:
-            self._mailbox.know(member, where.trigger)
-        self._mailbox.keep_only((*commit.gen.members, commit.holder))
+            self._peers.know(member, where.trigger)
+        self._peers.keep_only((*commit.gen.members, commit.holder))
         return self._channel.open(commit, self.machine.state.me)
 
     def _reduce(self, effect: ev.Reduce) -> ev.Event:
-        buckets = self._buckets
-        self._gauges.reducing(effect.go, self.machine.state, now_ns())
-        with buckets.streams.own():
-            buffers = list(buckets.load_result(effect.place, effect.factor))
+        gradients = self._gradients
+        self._metrics.reducing(effect.go, self.machine.state, now_ns())
+        with gradients.streams.own():
+            buffers = list(gradients.load_result(effect.source, effect.factor))
             extra = (
-                self._float_buffers(contributing=effect.place is not None)
+                self._float_buffers(contributing=effect.source is not None)
                 if (effect.go.sync)
                 else None
             )
             if extra is not None and extra.numel():
                 buffers.append(extra)
-            if self.recorder is not None and effect.place is not None:
-                self.recorder.gives(effect, self._channel.carrier(buffers))
+            if self.recorder is not None and effect.source is not None:
+                self.recorder.gives(effect, self._channel.method(buffers))
             if (failed := self._channel.sum(buffers)) is not None:
-                buckets.renew_result()
+                gradients.renew_result()
                 return failed
-            self._gauges.reduced(now_ns())
+            self._metrics.reduced(now_ns())
             if extra is not None:
                 count = sum(1 for s in effect.go.shares if s.count)
                 self._synced = extra.div_(count) if count else None
@@ -277,10 +277,10 @@ class Driver:
 
     def _apply(self, go: Go, weighing: Weighing, *, hash_due: bool) -> ev.Event | None:
         begun_ns = now_ns()
-        with self._buckets.streams.own():
-            self._committed.bank(self._buckets.result, first=weighing.first)
+        with self._gradients.streams.own():
+            self._committed.accumulate(self._gradients.result, first=weighing.first)
             self._update(weighing)
-        self._gauges.applied(go, self.machine.state, now_ns(), now_ns() - begun_ns)
+        self._metrics.applied(go, self.machine.state, now_ns(), now_ns() - begun_ns)
         if hash_due:
             return ev.Hashed(self.machine.state.log.version, self._committed.hash())
         return None
@@ -292,18 +292,18 @@ class Driver:
 
     def _install_part(self, go: Go, weighing: Weighing) -> None:
         begun_ns = now_ns()
-        with self._buckets.streams.own():
+        with self._gradients.streams.own():
             self._committed.install_result(self._part)
             self._update(weighing)
-        self._gauges.applied(go, self.machine.state, now_ns(), now_ns() - begun_ns)
+        self._metrics.applied(go, self.machine.state, now_ns(), now_ns() - begun_ns)
 
     def _install(self, queued: tuple[tuple[Go, Weighing], ...]) -> None:
         header, *buffers = self._staged.pop(self.machine.state.gen_id)
         self._staged.clear()
-        with self._buckets.streams.own():
+        with self._gradients.streams.own():
             self._committed.load(json.loads(header), buffers)
             for go, weighing in queued:
-                self._committed.bank(self._queue[go.round], first=weighing.first)
+                self._committed.accumulate(self._queue[go.round], first=weighing.first)
                 self._update(weighing)
         self._queue.clear()
 
@@ -317,14 +317,14 @@ class Driver:
 
     def _restore(self, effect: ev.Restore) -> ev.Event | None:
         try:
-            with self._buckets.streams.own():
+            with self._gradients.streams.own():
                 return self._checkpoints.restore(effect)
         except PacelineError as error:
             self._say(Fatal(self.machine.state.me, "CheckpointUnusable", str(error)))
             return None
 
     @property
-    def _checkpoints(self) -> Checkpoints:
+    def _checkpoints(self) -> CheckpointService:
         assert self.tensors is not None
         assert self.tensors.checkpoints is not None
         return self.tensors.checkpoints
@@ -334,18 +334,18 @@ class Driver:
     def _buffers(self, op: BufferOp) -> None:
         if self.recorder is not None:
             self.recorder.did(op)
-        with self._buckets.streams.own():
-            self._buckets.carry_out(op)
+        with self._gradients.streams.own():
+            self._gradients.carry_out(op)
 
     def _resume(self, effect: ev.Resume) -> None:
-        with self._buckets.streams.own():
+        with self._gradients.streams.own():
             begun_ns = now_ns()
             self._committed.copy_to_model()
             if self._synced is not None:
                 self._committed.load_float_buffers(self._synced)
                 self._synced = None
-            self._buckets.streams.mark_commit()
-            self._gauges.copied(now_ns() - begun_ns)
+            self._gradients.streams.mark_commit()
+            self._metrics.copied(now_ns() - begun_ns)
         if self.recorder is not None:
             if self.recorder.wants_hash:
                 self.recorder.hashed(effect.version, self._committed.hash())
@@ -353,9 +353,9 @@ class Driver:
         self._main.resumed(effect)
 
     @property
-    def _buckets(self) -> GradientBuckets:
+    def _gradients(self) -> Gradients:
         assert self.tensors is not None, "before begin()"
-        return self.tensors.buckets
+        return self.tensors.gradients
 
     @property
     def _committed(self) -> Committed:
@@ -366,6 +366,6 @@ class Driver:
         if self.link is None:
             return
         if isinstance(message, Stopped | Saved):  # the last word about the rounds comes with it
-            self._gauges.facts.work_out(self.machine.state)
-            self.link.send(self._gauges.facts.heartbeat(self.machine.state))
+            self._metrics.facts.work_out(self.machine.state)
+            self.link.send(self._metrics.facts.heartbeat(self.machine.state))
         self.link.send(message)

@@ -11,23 +11,23 @@ import logging
 import torch
 
 from paceline.clock import NS_PER_S, now_ns
-from paceline.core.collectives.select import NATIVE, Carrier, size_class
+from paceline.core.collectives.select import NATIVE, Method, size_class
 from paceline.core.coordinator.events import CONNECT_NS
 from paceline.core.messages import Commit
 from paceline.core.protocol.ids import MemberId
 from paceline.core.rank import events as ev
 from paceline.transport.base import Group, Peer, Transport, TransportAborted, TransportError
 from paceline.worker.coordinator_client import Interrupts
-from paceline.worker.metrics.rounds import Gauges
+from paceline.worker.metrics.rounds import RoundMetrics
 
 log = logging.getLogger("paceline.rank")
 
 
 class DataChannel:
-    def __init__(self, transport: Transport, interrupts: Interrupts, gauges: Gauges) -> None:
-        self._transport, self._interrupts, self._gauges = transport, interrupts, gauges
+    def __init__(self, transport: Transport, interrupts: Interrupts, metrics: RoundMetrics) -> None:
+        self._transport, self._interrupts, self._metrics = transport, interrupts, metrics
         self._members: tuple[MemberId, ...] = ()
-        self._carriers: tuple[Carrier, ...] = ()
+        self._methods: tuple[Method, ...] = ()
 
     def open(self, commit: Commit, me: MemberId) -> ev.ChannelOpened | ev.ChannelFailed:
         self._members = members = commit.gen.members
@@ -44,33 +44,33 @@ class DataChannel:
             self._transport.open(group, self._interrupts.abort, CONNECT_NS / NS_PER_S)
         except TransportError as error:
             return self._failed(error)
-        self._carriers = self._transport.carriers()
-        self._gauges.opened(self._carriers, self._transport.regrets_s())
+        self._methods = self._transport.methods()
+        self._metrics.opened(self._methods, self._transport.regrets_s())
         return ev.ChannelOpened()
 
     @property
     def is_alone(self) -> bool:
         return len(self._members) < 2
 
-    def carrier(self, buffers: list[torch.Tensor]) -> Carrier | None:
+    def method(self, buffers: list[torch.Tensor]) -> Method | None:
         """What would sum these; None in a group of one."""
         if self.is_alone:
             return None
-        return self._carriers[size_class(sum(buffer.nbytes for buffer in buffers))]
+        return self._methods[size_class(sum(buffer.nbytes for buffer in buffers))]
 
     def sum(self, buffers: list[torch.Tensor]) -> ev.ChannelFailed | None:
         """In place, over the members."""
-        carrier = self.carrier(buffers)
-        if carrier is None:
+        method = self.method(buffers)
+        if method is None:
             return None
         begun_ns = now_ns()
         try:
             self._transport.allreduce(buffers, self._interrupts.abort, NATIVE)
         except TransportError as error:
-            self._gauges.failed(carrier)
+            self._metrics.failed(method)
             return self._failed(error)
         payload_bytes = sum(buffer.nbytes for buffer in buffers)
-        self._gauges.carried(carrier, payload_bytes, now_ns() - begun_ns)
+        self._metrics.carried(method, payload_bytes, now_ns() - begun_ns)
         return None
 
     def close(self) -> None:

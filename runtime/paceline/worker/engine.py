@@ -24,9 +24,9 @@ from paceline_api.jobfile import read_job_file
 from paceline.clock import now_ns
 from paceline.control.tls import pinned
 from paceline.core.messages import Dismiss, Endpoints, ToRank
-from paceline.core.protocol.hand import Hand
 from paceline.core.protocol.ids import MemberId
-from paceline.core.protocol.records import DataPlan, Metric
+from paceline.core.protocol.rank_leases import RankLeases
+from paceline.core.protocol.records import DataPlan, LoggedMetric
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.status import place_of
@@ -41,20 +41,20 @@ from paceline.telemetry.records import RankRecord, RecordError
 from paceline.transport.base import Transport, TransportError
 from paceline.transport.factory import make_transport
 from paceline.transport.solo import NoTransport
-from paceline.worker.agent_pipe import AgentLine
-from paceline.worker.comm_thread import Driver, Tensors
+from paceline.worker.agent_pipe import AgentPipe
+from paceline.worker.comm_thread import CommThread, Tensors
 from paceline.worker.coordinator_client import CoordinatorLink, Interrupts
-from paceline.worker.metrics.loop import LoopGauges
-from paceline.worker.metrics.rounds import Gauges
-from paceline.worker.peer_sockets import Mailbox
+from paceline.worker.metrics.loop import LoopMetrics
+from paceline.worker.metrics.rounds import RoundMetrics
+from paceline.worker.peer_sockets import PeerSockets
 from paceline.worker.recorder import Recorder
 from paceline.worker.session import Session, StepResult
-from paceline.worker.standalone import AloneLink
+from paceline.worker.standalone import StandaloneCoordinator
 from paceline.worker.state.committed import Committed
-from paceline.worker.state.gradients import GradientBuckets
+from paceline.worker.state.gradients import Gradients
 
 if TYPE_CHECKING:  # it loads torch.distributed.checkpoint, which takes a second of CPU
-    from paceline.worker.checkpoint.service import Checkpoints
+    from paceline.worker.checkpoint.service import CheckpointService
 
 log = logging.getLogger("paceline.rank")
 
@@ -97,51 +97,51 @@ class Engine:
         self._reply: ev.Resume | None = None
         self._end: ev.Exit | None = None
         self._error: BaseException | None = None
-        self._hand = Hand()
+        self._leases = RankLeases()
         self._version = 0
         self._stopped = False
-        self._buckets: GradientBuckets | None = None
+        self._gradients: Gradients | None = None
         self._committed: Committed | None = None
         self._interrupts = Interrupts()
-        self._line: AgentLine | None = None
+        self._agent: AgentPipe | None = None
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._spec = read_job_file(settings.spec_path) if settings else None
         member = settings.member if settings else MemberId(0, 0, 0)
         record = _open_record(settings)
         self._record = record
-        self._gauges, self._loop = Gauges(record, member), LoopGauges(record)
-        mailbox = self._make_mailbox(settings, member)
+        self._metrics, self._loop = RoundMetrics(record, member), LoopMetrics(record)
+        peers = self._make_peer_sockets(settings, member)
         transport = self._make_transport(settings)
-        endpoints = Endpoints(mailbox.address, transport.address)
+        endpoints = Endpoints(peers.address, transport.address)
         host = settings.host if settings else "localhost"
         saves = self._spec.checkpoint if self._spec else None
         every = saves.every_rounds if saves else 0
         machine = Rank(member, pid=os.getpid(), host=host, endpoints=endpoints, save_every=every)
         self._state = machine.state
-        self._driver = Driver(machine, mailbox, transport, self, self._interrupts, self._gauges)
+        self._comm = CommThread(machine, peers, transport, self, self._interrupts, self._metrics)
         if settings is None:
-            self._driver.link = AloneLink(self._obey)
+            self._comm.link = StandaloneCoordinator(self._obey)
         else:
-            self._driver.link = CoordinatorLink(
+            self._comm.link = CoordinatorLink(
                 settings.coordinators,
                 settings.token,
                 register=self._state.registration,
-                heartbeat=lambda: self._gauges.facts.heartbeat(self._state),
+                heartbeat=lambda: self._metrics.facts.heartbeat(self._state),
                 obey=self._obey,
-                connected=lambda: self._driver.post(ev.Connected()),
+                connected=lambda: self._comm.post(ev.Connected()),
                 tls=pinned(settings.tls_cert),
             )
-            self._line = AgentLine(settings.agent_fd)
-            self._line.tell("present")
+            self._agent = AgentPipe(settings.agent_fd)
+            self._agent.tell("present")
             if self._spec is not None and self._spec.record:
-                self._driver.recorder = Recorder(settings.run_dir, member)
+                self._comm.recorder = Recorder(settings.run_dir, member)
             threading.Thread(target=self._listen, name="paceline-agent", daemon=True).start()
-        self._driver.start()
-        self._driver.link.start()
+        self._comm.start()
+        self._comm.link.start()
 
-    def _make_mailbox(self, settings: RankSettings | None, member: MemberId) -> Mailbox:
+    def _make_peer_sockets(self, settings: RankSettings | None, member: MemberId) -> PeerSockets:
         if settings is not None and not settings.local:
-            return Mailbox(
+            return PeerSockets(
                 directory=None, name=str(member), host=settings.host, token=settings.token
             )
         directory = settings.run_dir / SOCKETS if settings else None
@@ -151,7 +151,7 @@ class Engine:
         directory.mkdir(mode=0o700, exist_ok=True)
         name = str(member).replace("#", "-") if settings else secrets.token_hex(4)
         token = settings.token if settings else ""
-        return Mailbox(directory=directory, name=name, host="", token=token)
+        return PeerSockets(directory=directory, name=name, host="", token=token)
 
     def _make_transport(self, settings: RankSettings | None) -> Transport:
         if settings is None or self._spec is None:
@@ -165,31 +165,31 @@ class Engine:
     # ---- Session --------------------------------------------------------------------------
 
     def begin(
-        self, buckets: GradientBuckets, committed: Committed, plan: DataPlan, lookahead: int
+        self, gradients: Gradients, committed: Committed, plan: DataPlan, lookahead: int
     ) -> None:
         linear, why = committed.linear()
         pacing = Pacing.ROUND if linear else Pacing.SAMPLES
         log.info("optimizer: %s; pacing, where the job leaves it open: %s", why, pacing)
         log.info("%s", committed.memory_report())
-        self._buckets, self._committed = buckets, committed
-        checkpoints = self._checkpoints(buckets, committed, plan)
-        self._driver.tensors = Tensors(buckets, committed, checkpoints)
+        self._gradients, self._committed = gradients, committed
+        checkpoints = self._checkpoints(gradients, committed, plan)
+        self._comm.tensors = Tensors(gradients, committed, checkpoints)
         if checkpoints is not None:
-            self._driver.post(checkpoints.look())
-        self._call(ev.Begin(buckets.fingerprint(), plan, lookahead, pacing))
+            self._comm.post(checkpoints.look())
+        self._call(ev.Begin(gradients.fingerprint(), plan, lookahead, pacing))
         self._loop.began(now_ns())
 
     def _checkpoints(
-        self, buckets: GradientBuckets, committed: Committed, plan: DataPlan
-    ) -> Checkpoints | None:
+        self, gradients: Gradients, committed: Committed, plan: DataPlan
+    ) -> CheckpointService | None:
         spec = self._spec.checkpoint if self._spec else None
         if spec is None or self._settings is None:
             return None
         from paceline.worker.checkpoint.format import Identity
-        from paceline.worker.checkpoint.service import Checkpoints
+        from paceline.worker.checkpoint.service import CheckpointService
 
-        identity = Identity(self._settings.job, buckets.fingerprint(), plan)
-        return Checkpoints(spec, identity, committed, self._driver.post, self._record)
+        identity = Identity(self._settings.job, gradients.fingerprint(), plan)
+        return CheckpointService(spec, identity, committed, self._comm.post, self._record)
 
     def step(
         self,
@@ -198,10 +198,10 @@ class Engine:
         samples: int,
         unit: int,
         finite: bool,
-        metrics: tuple[Metric, ...],
+        metrics: tuple[LoggedMetric, ...],
     ) -> StepResult:
-        assert self._buckets is not None
-        self._buckets.streams.await_gradients()
+        assert self._gradients is not None
+        self._gradients.streams.await_gradients()
         begun_ns = now_ns()
         resume = self._call(ev.Step(leases, samples, unit, finite, metrics))
         self._loop.stepped(begun_ns, now_ns(), fresh=resume.fresh)
@@ -209,11 +209,11 @@ class Engine:
 
     def pull(self) -> int | None:
         with self._lock:
-            return self._hand.draw()
+            return self._leases.draw()
 
     def wait_lease(self) -> bool:
         with self._lock:
-            if not self._hand.wait() and not self._stopped:
+            if not self._leases.wait() and not self._stopped:
                 return True
         begun_ns = now_ns()
         stopped = self._call(ev.Want()).stopped
@@ -222,22 +222,22 @@ class Engine:
 
     def holds(self, lease: int) -> bool:
         with self._lock:
-            return lease in self._hand.held
+            return lease in self._leases.held
 
     def skip(self, lease: int, samples: int) -> None:
         with self._lock:
-            self._hand.skip(lease)
-        self._driver.post(ev.Skip(lease, samples))
+            self._leases.skip(lease)
+        self._comm.post(ev.Skip(lease, samples))
 
     def rest(self) -> None:
-        self._driver.post(ev.Rest())
+        self._comm.post(ev.Rest())
 
     def resume(self) -> None:
         self._call(ev.Unrest())
         self._loop.began(now_ns())
 
     def finish(self) -> None:
-        self._driver.post(ev.Finish())
+        self._comm.post(ev.Finish())
         with self._lock:
             while self._end is None:
                 self._watch()
@@ -248,8 +248,8 @@ class Engine:
         self._committed.copy_to_model()
 
     def failed(self, why: str) -> None:
-        if self._line is not None and self._end is None:
-            self._line.tell("failed", why)
+        if self._agent is not None and self._end is None:
+            self._agent.tell("failed", why)
 
     @property
     def rank(self) -> int:
@@ -285,7 +285,7 @@ class Engine:
         with self._lock:
             self._reply = None
             if self._end is None:
-                self._driver.post(event)
+                self._comm.post(event)
             while self._reply is None:
                 self._watch()
                 if self._end is not None:
@@ -297,13 +297,13 @@ class Engine:
             reply = self._reply
         self._version = reply.version
         self._stopped = self._stopped or reply.stopped
-        assert self._buckets is not None
-        self._buckets.streams.adopt_commit()
+        assert self._gradients is not None
+        self._gradients.streams.adopt_commit()
         return reply
 
     def _watch(self) -> None:
         """No wait outlives the thread that would end it."""
-        if self._error is not None or (not self._driver.alive and self._end is None):
+        if self._error is not None or (not self._comm.alive and self._end is None):
             raise RuntimeBrokenError(
                 f"the communication thread of rank {self._state.me} has ended: {self._error!r}",
                 hint="please report this with the log of the rank",
@@ -312,23 +312,23 @@ class Engine:
     # ---- communication thread tells -------------------------------------------------------
 
     def resumed(self, resume: ev.Resume) -> None:
-        self._gauges.facts.resumed(now_ns())
+        self._metrics.facts.resumed(now_ns())
         with self._lock:
             self._reply = resume
             self._lock.notify_all()
 
     def held(self, leases: tuple[int, ...]) -> None:
         with self._lock:
-            self._hand.hold(leases)
+            self._leases.hold(leases)
 
     def exited(self, end: ev.Exit) -> None:
-        if self._line is not None:
+        if self._agent is not None:
             if end.finished:
                 # The agent keeps it as evidence: a coordinator that was restarted after RELEASE
                 # must not take the end of this rank for a failure (R17).
-                self._line.tell("finished", released=self._state.released)
+                self._agent.tell("finished", released=self._state.released)
             else:
-                self._line.tell("dismissed", end.why)
+                self._agent.tell("dismissed", end.why)
         with self._lock:
             self._end = end
             self._stopped = True
@@ -339,8 +339,8 @@ class Engine:
             timer.start()
 
     def broken(self, error: BaseException) -> None:
-        if self._line is not None:
-            self._line.tell("failed", f"{error!r}")
+        if self._agent is not None:
+            self._agent.tell("failed", f"{error!r}")
         with self._lock:
             self._error = error
             self._lock.notify_all()
@@ -350,23 +350,23 @@ class Engine:
     def _obey(self, order: ToRank) -> None:
         if Interrupts.interrupts(order):
             self._interrupts.arrived()
-        self._driver.post(order)
+        self._comm.post(order)
 
     def _listen(self) -> None:
-        assert self._line is not None
-        while (order := self._line.read()) is not None:
+        assert self._agent is not None
+        while (order := self._agent.read()) is not None:
             if order.kind == "drain":
-                self._driver.post(ev.Drain())
+                self._comm.post(ev.Drain())
             elif order.kind == "shutdown":
                 self._interrupts.arrived()
-                self._driver.post(Dismiss(order.why))
+                self._comm.post(Dismiss(order.why))
         if self._end is None or not self._end.finished:
             os._exit(1)  # the agent is gone: nobody would report this rank's death (D6)
 
     def close(self) -> None:
         """At the end of the process: no thread, socket or file is left; waits for nobody."""
-        self._driver.close(CLOSE_S)
-        if self._driver.link is not None:
-            self._driver.link.close()
+        self._comm.close(CLOSE_S)
+        if self._comm.link is not None:
+            self._comm.link.close()
         if self._directory is not None:
             self._directory.cleanup()

@@ -27,13 +27,13 @@ Bytes = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
-class Mail:
+class ReceivedMessage:
     message: PeerMessage
     payload: tuple[bytes, ...]
     """Frames behind the message: tensors of a state or of a missing part."""
 
 
-class Mailbox:
+class PeerSockets:
     """Both lanes of one rank. Used by the communication thread, but for `wake`."""
 
     def __init__(self, *, directory: Path | None, name: str, host: str, token: str) -> None:
@@ -118,14 +118,14 @@ class Mailbox:
             if source == self._event_fd:
                 os.eventfd_read(self._event_fd)
 
-    def read(self) -> Mail | None:
+    def read(self) -> ReceivedMessage | None:
         """The next message, if there is one now."""
         for socket in (self._fast, self._bulk):
             try:
                 frames = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 continue
-            return Mail(wire.unpack_peer(frames[0]), tuple(frames[1:]))
+            return ReceivedMessage(wire.unpack_peer(frames[0]), tuple(frames[1:]))
         return None
 
     def wake(self) -> None:

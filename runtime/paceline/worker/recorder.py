@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from paceline.core.collectives.select import Carrier
+from paceline.core.collectives.select import Method
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import Log, LogError
 from paceline.core.protocol.pending import BufferOp
@@ -76,12 +76,12 @@ class Recorder:
     def did(self, op: BufferOp) -> None:
         self._add(Did(op))
 
-    def gives(self, effect: ev.Reduce, carrier: Carrier | None) -> None:
+    def gives(self, effect: ev.Reduce, method: Method | None) -> None:
         """Before the first byte of it leaves this rank."""
-        assert effect.place is not None
-        name = "" if carrier is None else carrier.candidate
+        assert effect.source is not None
+        name = "" if method is None else method.candidate
         go = effect.go
-        self._add(Gave(go.generation, go.round, effect.place, effect.factor, name))
+        self._add(Gave(go.generation, go.round, effect.source, effect.factor, name))
         self._write()
 
     @property

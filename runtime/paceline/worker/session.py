@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.core.protocol.records import DataPlan, Metric
+from paceline.core.protocol.records import DataPlan, LoggedMetric
 from paceline.core.rank import events as ev
 from paceline.worker.state.committed import Committed
-from paceline.worker.state.gradients import GradientBuckets
+from paceline.worker.state.gradients import Gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Session(Protocol):
     """The rank's part in the job, as the training API needs it."""
 
     def begin(
-        self, buckets: GradientBuckets, committed: Committed, plan: DataPlan, lookahead: int
+        self, gradients: Gradients, committed: Committed, plan: DataPlan, lookahead: int
     ) -> None:
         """Register as ready; blocks until this rank is a member with state and the model holds the
         committed weights. Called once, at the first `epochs()` or `step()`."""
@@ -56,9 +56,9 @@ class Session(Protocol):
         samples: int,
         unit: int,
         finite: bool,
-        metrics: tuple[Metric, ...],
+        metrics: tuple[LoggedMetric, ...],
     ) -> StepResult:
-        """Announce the gradient in the buckets; returns when the next batch may start.
+        """Announce the gradient in the gradients; returns when the next batch may start.
 
         `unit`: the gradient buffer holds sum(per-sample gradients) / unit. When it returns, the
         gradient views are zero (or hold what could not be announced yet) and the model holds the

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline_api.enums import Mode, Pacing
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 from paceline.clock import now_ns
 from paceline.core import coordinator as core
 from paceline.core.messages import RankMessage, ToRank
 
 
-class AloneLink:
+class StandaloneCoordinator:
     """Stands in for `link.CoordinatorLink` on the communication thread."""
 
     def __init__(self, obey: Callable[[ToRank], None]) -> None:
-        settings = Settings(mode=Mode.FULL, pacing=Pacing.AUTO)
+        settings = RoundSettings(mode=Mode.FULL, pacing=Pacing.AUTO)
         config = core.Config(job="alone", replicas=1, settings=settings)
         self._coordinator = core.Coordinator(config, uid="alone", now_ns=now_ns())
         self._obey = obey

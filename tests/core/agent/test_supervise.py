@@ -12,7 +12,7 @@ from paceline.core.agent.exits import (
     Death,
     End,
     Ended,
-    Outcome,
+    RankOutcome,
     how_it_ended,
     last_end,
     why_it_ended,
@@ -37,10 +37,10 @@ from paceline.core.agent.supervise import (
     Phase,
     Place,
     Report,
+    ReportedOutcome,
     SendKill,
     Shutdown,
     Tick,
-    Told,
     Up,
     backoff_ns,
     pod_end,
@@ -65,7 +65,7 @@ REACH: dict[Phase, list[Event]] = {
 CUE_EVENTS: dict[Cue, list[Event]] = {
     Cue.UP: [Up(8)],
     Cue.DEAD_AGAIN: [Exited(1, "")],
-    Cue.DEAD_LAST: [Told(Outcome.FINISHED, ""), Exited(0, "")],
+    Cue.DEAD_LAST: [ReportedOutcome(RankOutcome.FINISHED, ""), Exited(0, "")],
     Cue.DRAIN: [Drain("SIGTERM")],
     Cue.KILL: [Kill("silent")],
     Cue.TIME: [Tick()],
@@ -121,7 +121,7 @@ def test_a_life_with_one_crash() -> None:
     assert place.wake_at_ns == 10 * S
     assert feed(place, 10 * S - 1, Tick()) == []
     assert feed(place, 10 * S, Tick()) == [Launch(second)]
-    feed(place, 11 * S, Up(42), Told(Outcome.FINISHED, ""))
+    feed(place, 11 * S, Up(42), ReportedOutcome(RankOutcome.FINISHED, ""))
     assert feed(place, 20 * S, Exited(0, "")) == [Report(RankDead(second, 0, "", restarts=False))]
     assert place.ended == Ended(End.FINISHED, "", 0)
     assert place.dead == [first, second]
@@ -192,7 +192,7 @@ def test_whatever_happens_each_process_is_launched_and_reported_once(events: lis
 
 def test_a_second_sigterm_neither_repeats_nor_shortens_the_drain() -> None:
     place = make_place(Phase.RUNNING)
-    feed(place, 0, Told(Outcome.PRESENT, ""))
+    feed(place, 0, ReportedOutcome(RankOutcome.PRESENT, ""))
     assert feed(place, 1 * S, Drain("SIGTERM")) == [Command(place.member, "drain", "SIGTERM")]
     assert feed(place, 2 * S, Drain("SIGTERM")) == []
     assert place.wake_at_ns == 31 * S
@@ -206,7 +206,7 @@ def test_a_second_sigterm_neither_repeats_nor_shortens_the_drain() -> None:
 
 def test_the_end_of_the_job_shortens_a_drain() -> None:
     place = make_place(Phase.DRAINING)
-    feed(place, 0, Told(Outcome.PRESENT, ""))
+    feed(place, 0, ReportedOutcome(RankOutcome.PRESENT, ""))
     assert feed(place, 1 * S, Shutdown("over")) == [Command(place.member, "shutdown", "over")]
     assert place.wake_at_ns == 1 * S + SHUTDOWN_NS
     feed(place, 1 * S + SHUTDOWN_NS, Tick(), Exited(-SIGKILL, ""))
@@ -229,10 +229,10 @@ def test_the_end_of_the_job_ends_a_rank_that_took_no_part_at_once() -> None:
 
 def test_a_released_rank_has_all_the_time_it_wants() -> None:
     place = make_place(Phase.RUNNING)
-    feed(place, 0, Told(Outcome.FINISHED, ""), Shutdown("over"))
+    feed(place, 0, ReportedOutcome(RankOutcome.FINISHED, ""), Shutdown("over"))
     assert place.wake_at_ns is None
     late = make_place(Phase.DRAINING)
-    feed(late, 0, Told(Outcome.FINISHED, ""))
+    feed(late, 0, ReportedOutcome(RankOutcome.FINISHED, ""))
     assert late.wake_at_ns is None
 
 
@@ -280,31 +280,35 @@ def death(**facts: object) -> Death:
 @pytest.mark.parametrize(
     ("facts", "end", "why"),
     [
-        ({"code": 0, "outcome": Outcome.FINISHED}, (End.FINISHED, 0), ""),
-        ({"code": 0, "outcome": Outcome.DISMISSED}, (End.DRAINED, 0), ""),
+        ({"code": 0, "outcome": RankOutcome.FINISHED}, (End.FINISHED, 0), ""),
+        ({"code": 0, "outcome": RankOutcome.DISMISSED}, (End.DRAINED, 0), ""),
         ({"code": 0}, (End.FAILED, 1), "ScriptTookNoPart"),
-        ({"code": 0, "outcome": Outcome.PRESENT}, (End.FAILED, 1), "ScriptEndedEarly"),
-        ({"code": 0, "outcome": Outcome.FAILED, "said": "lr"}, (End.FAILED, 1), "lr"),
+        ({"code": 0, "outcome": RankOutcome.PRESENT}, (End.FAILED, 1), "ScriptEndedEarly"),
+        ({"code": 0, "outcome": RankOutcome.FAILED, "said": "lr"}, (End.FAILED, 1), "lr"),
         ({"code": 2}, (End.FAILED, 2), "exit code 2"),
-        ({"code": 127, "outcome": Outcome.UNSTARTABLE, "said": "none"}, (End.FAILED, 2), "none"),
+        (
+            {"code": 127, "outcome": RankOutcome.UNSTARTABLE, "said": "none"},
+            (End.FAILED, 2),
+            "none",
+        ),
         ({"code": 1, "text": "KeyError"}, None, "exit code 1; last lines:\nKeyError"),
-        ({"code": 1, "outcome": Outcome.FAILED, "said": "raised"}, None, "raised"),
+        ({"code": 1, "outcome": RankOutcome.FAILED, "said": "raised"}, None, "raised"),
         ({"code": -15}, None, "signal 15 (SIGTERM)"),
         ({"code": None, "text": "no mpiexec"}, None, "it could not be started: no mpiexec"),
         ({"code": -9, "kill_why": "silent"}, None, "killed by its agent: silent"),
         ({"code": -9, "leaving": "over"}, (End.DRAINED, 0), "signal 9 (SIGKILL)"),
         (
-            {"code": -9, "outcome": Outcome.PRESENT, "leaving": "SIGTERM"},
+            {"code": -9, "outcome": RankOutcome.PRESENT, "leaving": "SIGTERM"},
             (End.DRAINED, 1),
             "signal 9 (SIGKILL)",
         ),
         (
-            {"code": -9, "outcome": Outcome.PRESENT, "leaving": "Complete", "over": True},
+            {"code": -9, "outcome": RankOutcome.PRESENT, "leaving": "Complete", "over": True},
             (End.DRAINED, 0),
             "signal 9 (SIGKILL)",
         ),
-        ({"code": 1, "outcome": Outcome.FINISHED}, (End.FAILED, 1), "after the job was over"),
-        ({"code": 1, "outcome": Outcome.DISMISSED, "leaving": "x"}, (End.DRAINED, 1), "code 1"),
+        ({"code": 1, "outcome": RankOutcome.FINISHED}, (End.FAILED, 1), "after the job was over"),
+        ({"code": 1, "outcome": RankOutcome.DISMISSED, "leaving": "x"}, (End.DRAINED, 1), "code 1"),
     ],
 )
 def test_what_an_end_means(facts: dict[str, object], end: tuple[End, int] | None, why: str) -> None:
@@ -322,12 +326,12 @@ def test_only_a_kill_is_suspected_to_be_the_memory() -> None:
 
 def test_the_first_failure_speaks_for_the_pod() -> None:
     places = [make_place(Phase.RUNNING) for _ in range(3)]
-    feed(places[0], 0, Told(Outcome.FINISHED, ""), Exited(0, ""))
+    feed(places[0], 0, ReportedOutcome(RankOutcome.FINISHED, ""), Exited(0, ""))
     assert pod_end(places) is None
     assert reason_to_leave(places) == ""
     feed(places[1], 0, Exited(2, ""))
     assert "exit code 2" in reason_to_leave(places)
-    feed(places[2], 0, Drain("x"), Told(Outcome.DISMISSED, ""), Exited(0, ""))
+    feed(places[2], 0, Drain("x"), ReportedOutcome(RankOutcome.DISMISSED, ""), Exited(0, ""))
     ended = pod_end(places)
     assert ended is not None
     assert (ended.end, ended.exit_code) == (End.FAILED, 2)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from paceline.core.collectives.select import (
     CLASS_BYTES,
     CLASS_NAMES,
-    Carrier,
+    Method,
     choose,
     choose_all,
     size_class,
@@ -25,8 +25,8 @@ def test_the_fastest_wins_and_says_why() -> None:
 
 @given(NAMES)
 def test_a_candidate_is_known_by_its_name(name: str) -> None:
-    assert Carrier.of(name).candidate == name
-    assert Carrier.of("gloo") == Carrier("gloo", "native") == Carrier("gloo")
+    assert Method.of(name).candidate == name
+    assert Method.of("gloo") == Method("gloo", "native") == Method("gloo")
 
 
 def test_ties_go_to_the_first_name() -> None:

@@ -8,7 +8,7 @@ from core.makers import PLAN, member
 from msgspec import Struct
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
-from paceline.core.coordinator.state import Phase, State
+from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.snapshot import Kept
 
@@ -43,7 +43,7 @@ class Desk:
         self.coordinator = coord.Coordinator(config, uid="a", now_ns=0)
 
     @property
-    def state(self) -> State:
+    def state(self) -> CoordinatorState:
         return self.coordinator.state
 
     def post(self, event: coord.Event, ms: int = 1) -> list[Struct]:

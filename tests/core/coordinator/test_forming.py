@@ -14,7 +14,7 @@ from paceline.core.coordinator.sizes import Sizes
 from paceline.core.messages import Commit, Endpoints, Prepared, Register
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline_api.enums import Pacing
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 NEW = GenerationId(2, "b", 1)
 CI = settings(max_examples=300, derandomize=True, deadline=None, database=None)
@@ -82,7 +82,7 @@ def decide(*reports: Prepared, unaccounted: str = "somebody is silent", **facts:
         "possible_ranks": 3,
         "had_state": True,
         "state_lost": "",
-        "settings": Settings(pacing=Pacing.AUTO),
+        "settings": RoundSettings(pacing=Pacing.AUTO),
         "sizes": Sizes(),
         "draining": (),
         **facts,

@@ -14,7 +14,7 @@ from paceline.core.coordinator.forming import Wait, beginners
 from paceline.core.coordinator.sizes import Sizes, pods_to_drain
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.snapshot import Kept
-from paceline.core.status import RankState
+from paceline.core.status import RankPhase
 
 D = MemberId(3, 0, 0)
 STABLE_MS = 100
@@ -132,7 +132,7 @@ def test_a_process_of_a_replica_that_trains_comes_back_whatever_the_size() -> No
     assert Sizes((4,), procs=2).join(inside, [back]) == {back}
 
 
-def states(desk: Desk) -> dict[MemberId, RankState]:
+def states(desk: Desk) -> dict[MemberId, RankPhase]:
     return {r.member: r.state for r in desk.coordinator.status(desk.now).ranks}
 
 
@@ -148,7 +148,7 @@ def test_more_than_a_size_stand_by_until_the_next_one_is_reached() -> None:
     assert desk.state.gen.members == (A, B)
     for who in (A, B):
         desk.say(m.Started(desk.state.proposal, who, True))
-    assert states(desk)[C] is RankState.STANDBY
+    assert states(desk)[C] is RankPhase.STANDBY
     assert not tick(desk, STABLE_MS + 1)
     assert kinds(comes(desk, D)).count("Prepare") == 4
 

@@ -28,7 +28,7 @@ from paceline.core.protocol.sampling import samples_of, total_leases
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline_api.enums import Mode, Normalisation, Pacing
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 CI = settings(max_examples=80, derandomize=True, deadline=None, database=None)
 
@@ -47,7 +47,7 @@ def all_leases(log: Log, gone: set[int]) -> list[int]:
 def test_a_lease_is_in_exactly_one_place(data: st.DataObject) -> None:
     """Random rounds, drops, returns, benches, joins and departures."""
     plan = DataPlan(samples=118, batch=4, epochs=2, seed=1)
-    log = make_log(3, Settings(mode=Mode.SOLO), plan)
+    log = make_log(3, RoundSettings(mode=Mode.SOLO), plan)
     gone: set[int] = set()
     seqs = dict.fromkeys(members(0, 1, 2, 3), 0)
     while not log.stopped and log.index < 120:
@@ -150,7 +150,7 @@ def test_nothing_follows_the_stop_round() -> None:
 def test_a_restored_log_goes_on_as_the_original(
     data: st.DataObject, normalisation: Normalisation, pacing: Pacing
 ) -> None:
-    rules = Settings(mode=Mode.SOLO, normalisation=normalisation, pacing=pacing)
+    rules = RoundSettings(mode=Mode.SOLO, normalisation=normalisation, pacing=pacing)
     log = make_log(3, rules)
     cut = data.draw(st.integers(0, 10))
     twin: Log | None = None
@@ -206,7 +206,7 @@ def test_an_update_is_linear_and_does_not_depend_on_the_order(
     parts: list[tuple[int, Fraction]], normalisation: Normalisation, dice: object
 ) -> None:
     """I11 and I12: sum over samples / divisor, whatever the units and the order are."""
-    log = make_log(len(parts), Settings(mode=Mode.SOLO, normalisation=normalisation))
+    log = make_log(len(parts), RoundSettings(mode=Mode.SOLO, normalisation=normalisation))
     shares = [replace(fresh(log, slot), samples=n, unit=n) for slot, (n, _) in enumerate(parts)]
     sums = {slot: total for slot, (_, total) in enumerate(parts)}
     record = go(log, *shares)
@@ -235,18 +235,18 @@ def test_equal_sample_counts_use_the_mean_of_means() -> None:
 
 
 def test_paced_by_samples_the_optimizer_steps_when_the_nominal_samples_are_in() -> None:
-    log = make_log(4, Settings(mode=Mode.SOLO, pacing=Pacing.SAMPLES))
+    log = make_log(4, RoundSettings(mode=Mode.SOLO, pacing=Pacing.SAMPLES))
     steps = []
     for seq in range(1, 9):
         record = go(log, fresh(log, 0, seq))
         steps.append(log.weigh(record).step)
         log.append(record)
     assert steps == [False, False, False, True] * 2
-    assert (log.updates, log.banked) == (2, 0)
+    assert (log.updates, log.accumulated) == (2, 0)
 
 
 def test_the_scheduler_counts_applied_over_nominal_samples() -> None:
-    log = make_log(4, Settings(mode=Mode.SOLO))
+    log = make_log(4, RoundSettings(mode=Mode.SOLO))
     ticks = []
     for seq in range(1, 9):
         record = go(log, fresh(log, 0, seq))
@@ -256,19 +256,19 @@ def test_the_scheduler_counts_applied_over_nominal_samples() -> None:
 
 
 def test_what_is_banked_is_applied_with_the_last_round() -> None:
-    log = make_log(2, Settings(mode=Mode.SOLO, pacing=Pacing.SAMPLES), DataPlan())
+    log = make_log(2, RoundSettings(mode=Mode.SOLO, pacing=Pacing.SAMPLES), DataPlan())
     one = Share(member(0), upto=1, count=1, fresh=True, samples=1, unit=1)
     log.append(go(log, one))
-    assert log.banked
+    assert log.accumulated
     done = [idle(s, resting=True, done=True) for s in range(2)]
     assert log.weigh(go(log, *done)).step
     log.append(go(log, *done))
     assert log.stopped
-    assert not log.banked
+    assert not log.accumulated
 
 
 def test_a_generation_never_ends_a_job_that_feeds_itself() -> None:
-    """What is banked needs a round; only ranks that all say so end it."""
+    """What is accumulated needs a round; only ranks that all say so end it."""
     log = make_log(2, plan=DataPlan())
     log.append(go(log, idle(0, resting=True, done=True), idle(1)))
     log.append(Gen(GenerationId(1, "a", 2), members(0), members(0), members(0), 1))
@@ -314,6 +314,8 @@ def test_counters_run_past_two_to_the_sixteen() -> None:
 
 def _first_generation(me: MemberId, plan: DataPlan) -> list[ev.Event]:
     """Of a job with this rank alone; the last one comes first."""
-    gen = Gen(GEN_1, (me,), (me,), (me,), 0, lookahead=((me, 2),), plan=plan, settings=Settings())
+    gen = Gen(
+        GEN_1, (me,), (me,), (me,), 0, lookahead=((me, 2),), plan=plan, settings=RoundSettings()
+    )
     commit = Commit(gen, me, (), me, (), ((me, Endpoints("t", "d")),))
     return [ev.ChannelOpened(), commit, Prepare(GEN_1), ev.Begin("same", plan, 2)]

@@ -8,38 +8,38 @@ from fractions import Fraction
 from core.makers import member
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paceline.core.protocol.pending import BufferOp, Merge, Pending, Place, Scale, Swap, Zero
+from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Pending, Scale, Swap, Zero
 from paceline.core.protocol.records import DropReason
 from paceline_api.enums import MaxAgePolicy
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 ME = member(0)
 
 
 @dataclass
 class Memory:
-    """GRAD and HELD as numbers: batch k adds 1 sample gradient of value 7^k per sample."""
+    """GRAD and LATE as numbers: batch k adds 1 sample gradient of value 7^k per sample."""
 
     grad: Fraction = Fraction(0)
-    held: Fraction = Fraction(0)
+    late: Fraction = Fraction(0)
 
     def do(self, ops: list[BufferOp]) -> None:
         for op in ops:
             match op:
                 case Swap():
-                    assert self.held == 0, "R22: HELD is in use"
-                    self.held, self.grad = self.grad, Fraction(0)
-                case Merge(held_factor=held, grad_factor=grad):
-                    self.held = self.held * Fraction(held) + self.grad * Fraction(grad)
+                    assert self.late == 0, "R22: LATE is in use"
+                    self.late, self.grad = self.grad, Fraction(0)
+                case Merge(late_factor=late, grad_factor=grad):
+                    self.late = self.late * Fraction(late) + self.grad * Fraction(grad)
                     self.grad = Fraction(0)
-                case Scale(place=Place.GRAD, factor=factor):
+                case Scale(which=BufferName.GRAD, factor=factor):
                     self.grad *= Fraction(factor)
                 case Scale(factor=factor):
-                    self.held *= Fraction(factor)
-                case Zero(place=Place.GRAD):
+                    self.late *= Fraction(factor)
+                case Zero(which=BufferName.GRAD):
                     self.grad = Fraction(0)
                 case Zero():
-                    self.held = Fraction(0)
+                    self.late = Fraction(0)
 
 
 @dataclass
@@ -56,17 +56,17 @@ class Run:
 
     def step(self, samples: int, same_unit: bool) -> None:
         grad = self.pending.grad
-        unit = grad.unit if grad.pieces and same_unit else samples
-        if grad.pieces and unit != grad.unit:  # the training layer brings GRAD to the new unit
+        unit = grad.unit if grad.steps and same_unit else samples
+        if grad.steps and unit != grad.unit:  # the training layer brings GRAD to the new unit
             self.memory.grad *= Fraction(grad.unit, unit)
-        piece = self.pending.add(
+        step = self.pending.add(
             version=self.version, leases=(), samples=samples, unit=unit, metrics=()
         )
-        value = Fraction(7**piece.seq * samples)
+        value = Fraction(7**step.seq * samples)
         self.memory.grad += value / unit
-        self.twin[piece.seq], self.samples[piece.seq] = value, samples
+        self.twin[step.seq], self.samples[step.seq] = value, samples
 
-    def round(self, rules: Settings, *, with_grad: bool, named: bool) -> None:
+    def round(self, rules: RoundSettings, *, with_grad: bool, named: bool) -> None:
         share, ops = self.pending.share(
             ME,
             round_=self.version,
@@ -77,17 +77,17 @@ class Run:
         )
         self.memory.do(ops)
         if named:
-            place, ops = self.pending.contribute(share.upto)
+            which, ops = self.pending.contribute(share.upto)
             self.memory.do(ops)
             value = Fraction(0)
-            if share.count and place is not None:
-                value = self.memory.grad if place is Place.GRAD else self.memory.held
+            if share.count and which is not None:
+                value = self.memory.grad if which is BufferName.GRAD else self.memory.late
             factor = Fraction(share.unit)
             self.applied += value * factor
             self.counted += share.samples + sum(d.samples for d in share.drops)
             self.memory.do(self.pending.applied(share))
         self.version += 1
-        if self.pending.grad.pieces and not with_grad:
+        if self.pending.grad.steps and not with_grad:
             self.memory.do(self.pending.merge())
 
 
@@ -105,7 +105,7 @@ moves = st.lists(
 @given(moves)
 def test_every_batch_is_applied_once_with_its_samples(what: list[tuple[str, int, bool]]) -> None:
     run = Run()
-    rules = Settings(max_age=0)
+    rules = RoundSettings(max_age=0)
     for kind, a, b in what:
         if kind == "step":
             run.step(a, b)
@@ -117,7 +117,7 @@ def test_every_batch_is_applied_once_with_its_samples(what: list[tuple[str, int,
     assert run.applied == sum(run.twin.values())
     assert run.counted == run.pending.produced == sum(run.samples.values())
     assert run.pending.empty
-    assert run.memory.grad == run.memory.held == 0
+    assert run.memory.grad == run.memory.late == 0
 
 
 @settings(max_examples=300, derandomize=True, deadline=None, database=None)
@@ -126,7 +126,7 @@ def test_what_is_too_old_is_dropped_or_weighed_and_counted(
     what: list[tuple[str, int, bool]], late: MaxAgePolicy, max_age: int
 ) -> None:
     run = Run()
-    rules = Settings(max_age=max_age, late=late)
+    rules = RoundSettings(max_age=max_age, late=late)
     for kind, a, b in what:
         if kind == "step":
             run.step(a, b)
@@ -143,7 +143,7 @@ def test_a_decayed_buffer_carries_its_discount_once() -> None:
     run = Run()
     run.step(4, True)
     run.version = 5
-    rules = Settings(max_age=2, late=MaxAgePolicy.DECAY, decay_factor=0.5)
+    rules = RoundSettings(max_age=2, late=MaxAgePolicy.DECAY, decay_factor=0.5)
     run.round(rules, with_grad=True, named=False)
     assert run.memory.grad == Fraction(7) / 8
     again, ops = run.pending.share(
@@ -161,7 +161,7 @@ def test_a_rank_that_was_left_out_brings_nothing_not_even_in_memory() -> None:
     assert run.memory.grad != 0
     run.step(4, True)
     assert run.pending.void
-    run.memory.do(run.pending.drop(Place.GRAD, DropReason.REVOKED, lambda _: False))
+    run.memory.do(run.pending.drop(BufferName.GRAD, DropReason.REVOKED, lambda _: False))
     assert run.memory.grad == 0
     assert run.pending.lost == run.pending.produced == 8
 
@@ -172,7 +172,7 @@ def test_revoked_work_is_dropped_with_what_shares_its_buffer() -> None:
         pending.add(version=0, leases=(lease,), samples=4, unit=4, metrics=())
     assert pending.drop_revoked(lambda x: x == 2, grad_in_use=True) == []
     ops = pending.drop_revoked(lambda x: x == 2, grad_in_use=False)
-    assert ops == [Zero(Place.GRAD)]
+    assert ops == [Zero(BufferName.GRAD)]
     assert [(d.reason, d.samples, d.leases) for d in pending.drops] == [
         (DropReason.REVOKED, 4, (2,))
     ]
@@ -184,12 +184,12 @@ def test_equal_drops_are_counted_one_by_one() -> None:
     shares = []
     for _ in range(2):
         pending.add(version=0, leases=(), samples=4, unit=4, metrics=())
-        pending.drop(Place.GRAD, DropReason.NONFINITE, lambda _: True)
+        pending.drop(BufferName.GRAD, DropReason.NONFINITE, lambda _: True)
         shares.append(
             pending.share(
                 ME,
                 round_=0,
-                settings=Settings(),
+                settings=RoundSettings(),
                 with_grad=True,
                 fresh=True,
                 holds=lambda _: True,

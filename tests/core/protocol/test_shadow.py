@@ -11,7 +11,7 @@ from paceline.core.protocol.records import AnnounceKind, DataPlan, Go, Share, Tr
 from paceline.core.protocol.shadow import PARTIAL, Hindsight
 from paceline.core.protocol.trigger import Arrival, decide
 from paceline_api.enums import Mode
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 US = 1000
 FREE = DataPlan()
@@ -22,9 +22,9 @@ OFFSETS = st.lists(
 """(microseconds after the first, idle) of each rank."""
 
 
-def settings(**fields: object) -> Settings:
+def settings(**fields: object) -> RoundSettings:
     return replace(
-        Settings(mode=Mode.SHADOW, quorum=3, grace_ns=0, deadline_ns=5_000 * US), **fields
+        RoundSettings(mode=Mode.SHADOW, quorum=3, grace_ns=0, deadline_ns=5_000 * US), **fields
     )
 
 
@@ -47,7 +47,7 @@ def round_of(log: Log, offsets: list[tuple[int, bool]]) -> Go:
     return go(log, *shares, trigger=Trigger.ALL)
 
 
-def after_one(ranks: int, s: Settings) -> Log:
+def after_one(ranks: int, s: RoundSettings) -> Log:
     log = make_log(ranks, s, FREE)
     log.append(round_of(log, [(0, False)] * ranks))
     return log

@@ -9,13 +9,13 @@ from paceline.core.protocol.records import AnnounceKind, DataPlan, Share, Trigge
 from paceline.core.protocol.trigger import Arrival, bench_after_ns, decide, initiator
 from paceline.core.protocol.waits import deadline_ns, grace_ns
 from paceline_api.enums import MaxAgePolicy, Mode
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 MS = 10**6
-QUORUM_2 = Settings(mode=Mode.QUORUM, quorum=2, grace_ns=0, bench_after_ns=100 * MS)
+QUORUM_2 = RoundSettings(mode=Mode.QUORUM, quorum=2, grace_ns=0, bench_after_ns=100 * MS)
 
 
-def after_first_round(settings: Settings, ranks: int = 4):
+def after_first_round(settings: RoundSettings, ranks: int = 4):
     """The first round is Full in every mode, so tables look at the second one."""
     log = make_log(ranks, settings)
     log.append(go(log, *(fresh(log, slot) for slot in range(ranks))))
@@ -76,7 +76,7 @@ def test_the_first_round_warm_up_and_every_nth_are_full(mode: Mode) -> None:
 def test_quorum_is_a_number_or_a_share_rounded_up(
     quorum: int, percent: int, active: int, k: int
 ) -> None:
-    settings = Settings(mode=Mode.QUORUM, quorum=quorum, quorum_percent=percent)
+    settings = RoundSettings(mode=Mode.QUORUM, quorum=quorum, quorum_percent=percent)
     assert after_first_round(settings, active).quorum == k
 
 

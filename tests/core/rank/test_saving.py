@@ -24,7 +24,7 @@ from paceline.core.protocol.snapshot import Kept, LogSnapshot
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.rank.state import Stage
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 ME = member(0)
 ENDS = Endpoints("t", "d")
@@ -38,7 +38,9 @@ class Lone:
     def __init__(self, every: int) -> None:
         self.rank = Rank(ME, pid=1, host="h", endpoints=ENDS, save_every=every)
         self.last: list[ev.Effect] = []
-        gen = Gen(GEN, (ME,), (ME,), (ME,), 0, lookahead=((ME, 2),), plan=PLAN, settings=Settings())
+        gen = Gen(
+            GEN, (ME,), (ME,), (ME,), 0, lookahead=((ME, 2),), plan=PLAN, settings=RoundSettings()
+        )
         commit = Commit(gen, ME, (), ME, (), ((ME, ENDS),))
         self.take(ev.Begin("same", PLAN, 2), Prepare(GEN), commit, ev.ChannelOpened())
 
@@ -184,7 +186,7 @@ def answer(*reports: Prepared, unaccounted: str = "", had_state: bool = True) ->
         dead={},
         unaccounted=unaccounted,
         possible_ranks=len(reports),
-        settings=Settings(),
+        settings=RoundSettings(),
         had_state=had_state,
         state_lost="lost" if had_state else "",
         sizes=Sizes(),
@@ -273,7 +275,9 @@ def test_a_restored_log_deals_again_what_was_held_and_may_go_on_after_a_stop() -
     snapshot: LogSnapshot = with_stop(save.log)
     again = Rank(ME, pid=1, host="h", endpoints=ENDS, save_every=3)
     kept = Kept(GEN, 3, snapshot.digest)
-    gen = Gen(NEW, (ME,), (ME,), (ME,), 3, lookahead=((ME, 2),), plan=PLAN, settings=Settings())
+    gen = Gen(
+        NEW, (ME,), (ME,), (ME,), 3, lookahead=((ME, 2),), plan=PLAN, settings=RoundSettings()
+    )
     commit = Commit(gen, ME, (), ME, (), ((ME, ENDS),), restore=kept)
     again.handle(0, ev.Begin("same", PLAN, 2))
     again.handle(0, Prepare(NEW))

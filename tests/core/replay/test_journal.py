@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import chain
-from paceline.core.protocol.pending import Place
+from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.records import DataPlan, Gen, Go, Record, Share, Trigger
 from paceline.core.replay.journal import (
     Ended,
@@ -21,19 +21,19 @@ from paceline.core.replay.journal import (
 from paceline.core.replay.sequence import (
     Compute,
     Give,
-    ReplayError,
     Round,
+    SequenceError,
     Stepped,
     compose,
     true_log,
 )
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 A, B = MemberId(0, 0, 0), MemberId(1, 0, 0)
 ONE, TWO = GenerationId(1, "c", 1), GenerationId(1, "c", 2)
 PLAN = DataPlan(samples=4, batch=1, epochs=1)
 FIRST = Gen(
-    ONE, (A, B), (A, B), (A, B), 0, lookahead=((A, 2), (B, 2)), plan=PLAN, settings=Settings()
+    ONE, (A, B), (A, B), (A, B), 0, lookahead=((A, 2), (B, 2)), plan=PLAN, settings=RoundSettings()
 )
 SECOND = Gen(TWO, (A,), (A,), (A,), 1, lookahead=((A, 2),))
 
@@ -59,7 +59,7 @@ def ended(log: list[Logged]) -> Ended:
 
 
 def gave(round_: int, generation: GenerationId = ONE) -> Gave:
-    return Gave(generation, round_, Place.GRAD, 1.0, "mpi:ring")
+    return Gave(generation, round_, BufferName.GRAD, 1.0, "mpi:ring")
 
 
 def step(lease: int) -> Stepped:
@@ -112,12 +112,12 @@ def test_an_attempt_that_was_given_up_gives_nothing() -> None:
 def test_what_cannot_be_replayed_is_said() -> None:
     log = logged(FIRST, go(ONE, 0, (A, 0), (B, 1)))
     whole: list[Entry] = [log[0], Let(0), step(0), gave(0), log[1], ended(log)]
-    with pytest.raises(ReplayError, match=r"the journal of rank 1\.0#0 lacks"):
+    with pytest.raises(SequenceError, match=r"the journal of rank 1\.0#0 lacks"):
         compose({A: whole, B: [log[0]]})
-    with pytest.raises(ReplayError, match="record 1 of 2 is in no journal"):
+    with pytest.raises(SequenceError, match="record 1 of 2 is in no journal"):
         compose({A: whole[1:]})
-    with pytest.raises(ReplayError, match="made no step of it"):
+    with pytest.raises(SequenceError, match="made no step of it"):
         compose({A: whole, B: [log[0], Let(0), Skipped(1)]})
     other = Ended(2, log[-1].digest, 1, "another state")
-    with pytest.raises(ReplayError, match="ended with different"):
+    with pytest.raises(SequenceError, match="ended with different"):
         compose({A: whole, B: [other]})

@@ -16,7 +16,7 @@ from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE
 from paceline.core.protocol.ids import MemberId
 
 
-class Outcome(StrEnum):
+class RankOutcome(StrEnum):
     """What a rank says about its own end, before it ends."""
 
     PRESENT = "present"
@@ -55,7 +55,7 @@ class Death:
     """Negative for a signal; None = the process never spoke."""
     text: str
     """Last lines of stderr, or why it never spoke."""
-    outcome: Outcome | None
+    outcome: RankOutcome | None
     said: str
     kill_why: str
     """Why the agent killed it; empty if it did not."""
@@ -69,29 +69,29 @@ def why_it_ended(death: Death) -> str:
     """For people; empty for an end in order without a word."""
     if in_order(death):
         return death.said
-    if death.outcome is Outcome.FINISHED:
+    if death.outcome is RankOutcome.FINISHED:
         return f"its script ended badly after the job was over: {_reason(death)}"
     return _reason(death)
 
 
 def in_order(death: Death) -> bool:
-    return death.code == 0 and death.outcome in (Outcome.FINISHED, Outcome.DISMISSED)
+    return death.code == 0 and death.outcome in (RankOutcome.FINISHED, RankOutcome.DISMISSED)
 
 
 def last_end(death: Death) -> Ended | None:
     """How the place ends with this process; None if another one may follow."""
     why = why_it_ended(death)
     if in_order(death):
-        end = End.FINISHED if death.outcome is Outcome.FINISHED else End.DRAINED
+        end = End.FINISHED if death.outcome is RankOutcome.FINISHED else End.DRAINED
         return Ended(end, why, 0)
-    if death.outcome is Outcome.FINISHED:
+    if death.outcome is RankOutcome.FINISHED:
         return failed(death.member, why)
     if death.leaving:
         # Before it takes part, and after the job is over, it holds no work that could be lost.
         holds_work = death.outcome is not None and not death.over
         lost = EXIT_FAILURE if holds_work else 0
         return Ended(End.DRAINED, f"rank {death.member}: {death.leaving}; {why}", lost)
-    if death.code == EXIT_BAD_INPUT or death.outcome is Outcome.UNSTARTABLE:
+    if death.code == EXIT_BAD_INPUT or death.outcome is RankOutcome.UNSTARTABLE:
         return failed(death.member, why, EXIT_BAD_INPUT)
     if death.code == 0:
         return failed(death.member, why)  # it would end early again

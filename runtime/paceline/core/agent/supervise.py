@@ -18,7 +18,7 @@ from typing import Final
 
 from paceline_api.errors import EXIT_FAILURE
 
-from paceline.core.agent.exits import Death, End, Ended, Outcome, failed, last_end, why_it_ended
+from paceline.core.agent.exits import Death, End, Ended, RankOutcome, failed, last_end, why_it_ended
 from paceline.core.messages import ATTEMPT_STRIDE, RankDead, RankStarted
 from paceline.core.protocol.ids import GenerationId, MemberId
 
@@ -98,8 +98,8 @@ class Up:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    outcome: Outcome | None
+class ReportedOutcome:
+    outcome: RankOutcome | None
     message: str
     released: tuple[GenerationId, int] | None = None
     """FINISHED: with which record and version (R17)."""
@@ -144,7 +144,7 @@ class Tick:
     pass
 
 
-Event = Up | Told | Exited | NeverStarted | Drain | Kill | Shutdown | Tick
+Event = Up | ReportedOutcome | Exited | NeverStarted | Drain | Kill | Shutdown | Tick
 
 # ---- effects -----------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class Place:
         self._started = False
         self._failures = 0
         self._up_ns: int | None = None
-        self._told: Told | None = None
+        self._told: ReportedOutcome | None = None
         self._kill_why = ""
         self._leaving = ""
         """Why no process will follow this one; empty if one may."""
@@ -233,9 +233,9 @@ class Place:
         match event:
             case Up():
                 return self._up(now_ns, event.pid)
-            case Told():
+            case ReportedOutcome():
                 self._told = event
-                if event.outcome is Outcome.FINISHED and self.phase is Phase.DRAINING:
+                if event.outcome is RankOutcome.FINISHED and self.phase is Phase.DRAINING:
                     self.wake_at_ns = None  # it is released; what follows is the script's own time
                 return []
             case Exited():
@@ -284,7 +284,7 @@ class Place:
         if self._over and self._told is None:
             # It took no part, so it has nothing to save or to say; it may import for minutes yet.
             return self._kill(why)
-        released = self._told is not None and self._told.outcome is Outcome.FINISHED
+        released = self._told is not None and self._told.outcome is RankOutcome.FINISHED
         # A second request shortens the deadline only if the job is over.
         if not released and (before is Phase.RUNNING or kind == "shutdown"):
             self.wake_at_ns = min(deadline_ns, self.wake_at_ns or deadline_ns)
@@ -314,7 +314,7 @@ class Place:
     def _dead(self, now_ns: int, code: int | None, text: str) -> list[Effect]:
         if self._up_ns is not None and now_ns - self._up_ns >= HEALTHY_NS:
             self._failures = 0
-        said = self._told or Told(None, "")
+        said = self._told or ReportedOutcome(None, "")
         death = Death(
             self.member,
             code,

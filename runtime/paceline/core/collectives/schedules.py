@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScheduleStep:
     """One exchange of one rank, of `width` neighbouring chunks; either half may be absent."""
 
     send_to: int | None = None
@@ -49,7 +49,7 @@ class Schedule:
     """All steps of one rank, and into how many chunks they cut a buffer."""
 
     chunks: int
-    steps: tuple[Step, ...]
+    steps: tuple[ScheduleStep, ...]
 
 
 def schedule(algorithm: str, size: int, rank: int) -> Schedule:
@@ -82,14 +82,16 @@ def bounds(numel: int, chunks: int) -> tuple[int, ...]:
     return tuple(c * share + min(c, extra) for c in range(chunks + 1))
 
 
-def _ring(size: int, rank: int) -> tuple[Step, ...]:
+def _ring(size: int, rank: int) -> tuple[ScheduleStep, ...]:
     right, left = (rank + 1) % size, (rank - 1) % size
     steps = [
-        Step(right, (rank - s) % size, left, (rank - s - 1) % size, reduce=True)
+        ScheduleStep(right, (rank - s) % size, left, (rank - s - 1) % size, reduce=True)
         for s in range(size - 1)
     ]
     # Now this rank holds the finished chunk rank + 1; the finished chunks go round once more.
-    steps += [Step(right, (rank + 1 - s) % size, left, (rank - s) % size) for s in range(size - 1)]
+    steps += [
+        ScheduleStep(right, (rank + 1 - s) % size, left, (rank - s) % size) for s in range(size - 1)
+    ]
     return tuple(steps)
 
 
@@ -97,8 +99,8 @@ def _folded(
     size: int,
     rank: int,
     chunks: int,
-    middle: Callable[[int, int, Callable[[int], int]], list[Step]],
-) -> tuple[Step, ...]:
+    middle: Callable[[int, int, Callable[[int], int]], list[ScheduleStep]],
+) -> tuple[ScheduleStep, ...]:
     """The steps `middle` of a power of two of ranks, and how the others hang on to them.
 
     The first 2 x spare ranks pair up: the even one hands its part to the odd one, waits, and gets
@@ -107,24 +109,29 @@ def _folded(
     power = _power(size)
     spare = size - power
     if rank < 2 * spare and rank % 2 == 0:
-        return (Step(send_to=rank + 1, width=chunks), Step(recv_from=rank + 1, width=chunks))
+        return (
+            ScheduleStep(send_to=rank + 1, width=chunks),
+            ScheduleStep(recv_from=rank + 1, width=chunks),
+        )
     odd = rank < 2 * spare
     place = rank // 2 if odd else rank - spare
     steps = middle(power, place, lambda at: 2 * at + 1 if at < spare else at + spare)
     if odd:
-        steps.insert(0, Step(recv_from=rank - 1, width=chunks, reduce=True))
-        steps.append(Step(send_to=rank - 1, width=chunks))
+        steps.insert(0, ScheduleStep(recv_from=rank - 1, width=chunks, reduce=True))
+        steps.append(ScheduleStep(send_to=rank - 1, width=chunks))
     return tuple(steps)
 
 
-def _recursive_doubling(power: int, place: int, rank_at: Callable[[int], int]) -> list[Step]:
+def _recursive_doubling(
+    power: int, place: int, rank_at: Callable[[int], int]
+) -> list[ScheduleStep]:
     others = [rank_at(place ^ (1 << level)) for level in range(power.bit_length() - 1)]
-    return [Step(send_to=other, recv_from=other, reduce=True) for other in others]
+    return [ScheduleStep(send_to=other, recv_from=other, reduce=True) for other in others]
 
 
-def _halving_doubling(power: int, place: int, rank_at: Callable[[int], int]) -> list[Step]:
-    halving: list[Step] = []
-    doubling: list[Step] = []
+def _halving_doubling(power: int, place: int, rank_at: Callable[[int], int]) -> list[ScheduleStep]:
+    halving: list[ScheduleStep] = []
+    doubling: list[ScheduleStep] = []
     low, width = 0, power
     for level in range(power.bit_length() - 1):
         other = rank_at(place ^ (1 << level))
@@ -132,8 +139,8 @@ def _halving_doubling(power: int, place: int, rank_at: Callable[[int], int]) -> 
         keep, give = low, low + width
         if place >> level & 1:
             keep, give = give, keep
-        halving.append(Step(other, give, other, keep, width, reduce=True))
-        doubling.append(Step(other, keep, other, give, width))
+        halving.append(ScheduleStep(other, give, other, keep, width, reduce=True))
+        doubling.append(ScheduleStep(other, keep, other, give, width))
         low = keep
     return halving + doubling[::-1]
 

@@ -24,7 +24,7 @@ Seconds = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Carrier:
+class Method:
     """What moves a buffer."""
 
     transport: str
@@ -36,7 +36,7 @@ class Carrier:
         return self.transport + (f":{self.algorithm}" if self.algorithm != NATIVE else "")
 
     @classmethod
-    def of(cls, candidate: str) -> Carrier:
+    def of(cls, candidate: str) -> Method:
         """Inverse of `candidate`."""
         transport, _, algorithm = candidate.partition(":")
         return cls(transport, algorithm or NATIVE)

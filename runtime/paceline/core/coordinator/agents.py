@@ -6,14 +6,14 @@ from paceline.core import messages as m
 from paceline.core.coordinator import ending
 from paceline.core.coordinator.events import ToAgent
 from paceline.core.coordinator.report import carrier
-from paceline.core.coordinator.roster import Pod
+from paceline.core.coordinator.roster import KnownPod
 from paceline.core.coordinator.sizes import pods_to_drain
-from paceline.core.coordinator.state import Phase, State
+from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.messages import Network
 from paceline.core.protocol.ids import MemberId
 
 
-def from_agent(c: State, message: m.AgentMessage) -> None:
+def from_agent(c: CoordinatorState, message: m.AgentMessage) -> None:
     match message:
         case m.AgentHello():
             pod = c.roster.pod(message.slot, message.attempt, c.now_ns)
@@ -42,7 +42,7 @@ def from_agent(c: State, message: m.AgentMessage) -> None:
     pod.heard_ns = c.now_ns
 
 
-def _hello(c: State, pod: Pod, hello: m.AgentHello) -> None:
+def _hello(c: CoordinatorState, pod: KnownPod, hello: m.AgentHello) -> None:
     pod.connected = True
     pod.connected_ns = c.now_ns
     pod.living = set(hello.living)
@@ -55,7 +55,7 @@ def _hello(c: State, pod: Pod, hello: m.AgentHello) -> None:
     ending.prove(c, hello.released)
 
 
-def _carried(c: State, pod: Pod, carriers: dict[MemberId, Network]) -> None:
+def _carried(c: CoordinatorState, pod: KnownPod, carriers: dict[MemberId, Network]) -> None:
     for member in pod.living:
         c.roster.rank(member).carrier = carriers.get(member, Network.UNKNOWN)
     now = carrier(c)
@@ -64,7 +64,7 @@ def _carried(c: State, pod: Pod, carriers: dict[MemberId, Network]) -> None:
         c.happened("Carrier", f"{now} carries the gradients between replicas", {"carrier": now})
 
 
-def _died(c: State, member: MemberId, why: str, exit_code: int) -> None:
+def _died(c: CoordinatorState, member: MemberId, why: str, exit_code: int) -> None:
     seen = c.roster.rank(member)
     if seen.dead:
         return
@@ -74,7 +74,7 @@ def _died(c: State, member: MemberId, why: str, exit_code: int) -> None:
         c.happened("RankDied", f"rank {member}: {why}", {"exit_code": str(exit_code)})
 
 
-def _count_failure(c: State, message: m.RankDead) -> None:
+def _count_failure(c: CoordinatorState, message: m.RankDead) -> None:
     seen = c.roster.rank(message.member)
     if message.exit_code == 0 or seen.kill_asked or c.phase is Phase.ENDED:
         return
@@ -97,7 +97,7 @@ def _count_failure(c: State, message: m.RankDead) -> None:
         )
 
 
-def set_inventory(c: State, inventory: m.Inventory) -> None:
+def set_inventory(c: CoordinatorState, inventory: m.Inventory) -> None:
     known = c.roster.inventory
     if known is not None and inventory.revision <= known.revision:
         return
@@ -109,7 +109,7 @@ def set_inventory(c: State, inventory: m.Inventory) -> None:
         c.roster.pod(slot, attempt, c.now_ns).listed = True
 
 
-def bury(c: State) -> None:
+def declare_dead(c: CoordinatorState) -> None:
     """Who is silent and not in the inventory any more is known dead (R25)."""
     inventory = c.roster.inventory
     if inventory is None:
@@ -119,7 +119,7 @@ def bury(c: State) -> None:
             _died(c, member, f"its pod is gone (inventory {inventory.revision})", 0)
 
 
-def drain_surplus(c: State) -> None:
+def drain_surplus(c: CoordinatorState) -> None:
     if not c.told:
         return
     for pod in pods_to_drain(c.roster, c.replicas, c.gen.members if c.gen else None):

@@ -11,8 +11,8 @@ from typing import Final
 
 from paceline.core import messages as m
 from paceline.core.coordinator import ending, forming, joining
-from paceline.core.coordinator.roster import Seen
-from paceline.core.coordinator.state import Phase, State
+from paceline.core.coordinator.roster import KnownRank
+from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.snapshot import Kept
 
@@ -23,7 +23,7 @@ DEAD_KEPT: Final = 64
 # ---- reasons -------------------------------------------------------------------------------------
 
 
-def find_reason(c: State) -> None:
+def find_reason(c: CoordinatorState) -> None:
     """A member died or leaves, somebody can join, or this coordinator is new (A9)."""
     c.joins_ns = None
     if c.gen is None or _nobody_left(c):
@@ -49,7 +49,7 @@ def find_reason(c: State) -> None:
             c.want_change(who, 0)
 
 
-def _nobody_left(c: State) -> bool:
+def _nobody_left(c: CoordinatorState) -> bool:
     """All who trained are dead: the group begins once more, from a checkpoint (R26)."""
     assert c.gen is not None
     return all(c.roster.is_dead(x) for x in c.gen.members) and not any(
@@ -57,14 +57,14 @@ def _nobody_left(c: State) -> bool:
     )
 
 
-def _has_successor(c: State, leaver: MemberId) -> bool:
+def _has_successor(c: CoordinatorState, leaver: MemberId) -> bool:
     """Somebody stays who has the state; without one a leaver could not be dismissed (R6, R16)."""
     assert c.gen is not None
     others = [c.roster.rank(x) for x in c.gen.members if x != leaver]
     return any(s.current and s.present and not s.leaving for s in others)
 
 
-def _find_first_reason(c: State) -> None:
+def _find_first_reason(c: CoordinatorState) -> None:
     """A new coordinator waits for the ranks of the last record, a beginning for all ranks."""
     ready = [s for s in c.roster.present() if s.ready]
     if not ready:
@@ -85,7 +85,7 @@ def _find_first_reason(c: State) -> None:
     c.want_change(why, within - (c.now_ns - since_ns))
 
 
-def _is_settled(c: State, member: MemberId) -> bool:
+def _is_settled(c: CoordinatorState, member: MemberId) -> bool:
     seen = c.roster.ranks.get(member)
     return seen is not None and (seen.present or c.roster.is_dead(member))
 
@@ -93,7 +93,7 @@ def _is_settled(c: State, member: MemberId) -> bool:
 # ---- asking --------------------------------------------------------------------------------------
 
 
-def change_when_due(c: State) -> None:
+def change_when_due(c: CoordinatorState) -> None:
     """PREPARE is only sent when its COMMIT could be (R6)."""
     if c.due_ns is None or c.now_ns < c.due_ns:
         return
@@ -111,7 +111,7 @@ def change_when_due(c: State) -> None:
     _prepare(c, {s.member for s in expected})
 
 
-def would_wait(c: State, expected: list[Seen]) -> str:
+def would_wait(c: CoordinatorState, expected: list[KnownRank]) -> str:
     """Why a COMMIT could not follow if exactly these answer as they are known; else empty."""
     if not expected:
         return "no rank is there"
@@ -129,7 +129,7 @@ def would_wait(c: State, expected: list[Seen]) -> str:
     return forming.may_commit(best.gen_active, [s.member for s in expected], leaving, unaccounted)
 
 
-def _prepare(c: State, asked: set[MemberId]) -> None:
+def _prepare(c: CoordinatorState, asked: set[MemberId]) -> None:
     c.counter += 1
     c.proposal = GenerationId(max(1, c.incarnation), c.uid, c.counter)
     c.incarnation = c.proposal.incarnation
@@ -137,12 +137,12 @@ def _prepare(c: State, asked: set[MemberId]) -> None:
     c.asked, c.asked_ns = asked, c.now_ns
     c.reports = {}
     c.due_ns = None
-    c.diary.prepared(c.now_ns)
+    c.history.prepared(c.now_ns)
     for member in sorted(asked):
         c.tell(member, m.Prepare(c.proposal))
 
 
-def ask_again(c: State, register: m.Register) -> None:
+def ask_again(c: CoordinatorState, register: m.Register) -> None:
     """What an older connection of this rank may have lost; both are idempotent."""
     member = register.member
     if c.phase is Phase.PREPARING:
@@ -158,7 +158,7 @@ def ask_again(c: State, register: m.Register) -> None:
 # ---- answering -----------------------------------------------------------------------------------
 
 
-def evaluate(c: State) -> None:
+def evaluate(c: CoordinatorState) -> None:
     """All who were asked have answered, or cannot: commit, or ask again."""
     lost = sorted(x for x in c.asked if not c.roster.rank(x).present)
     if lost or c.due_ns is not None:
@@ -195,14 +195,14 @@ def evaluate(c: State) -> None:
             _commit(c, answer)
 
 
-def _state_lost(c: State) -> str:
+def _state_lost(c: CoordinatorState) -> str:
     if not c.had_state:
         return ""
     lost = f"all ranks that had the weights of version {c.version} are lost"
     return f"{lost}, and no rank that is left sees a checkpoint"
 
 
-def _commit(c: State, commit: m.Commit) -> None:
+def _commit(c: CoordinatorState, commit: m.Commit) -> None:
     gen = commit.gen
     if commit.restore is not None:
         _resumed(c, commit.restore)
@@ -220,7 +220,7 @@ def _commit(c: State, commit: m.Commit) -> None:
         seen.current = False
         seen.dismissed = c.reports[member].leaving and member not in gen.members
         c.tell(member, commit)
-    c.diary.committed_generation(gen, c.now_ns, c.wall_s)
+    c.history.committed_generation(gen, c.now_ns, c.wall_s)
     c.happened(
         "GenerationFormed",
         f"generation {gen.id}: {len(gen.members)} ranks, {len(gen.active)} active",
@@ -230,7 +230,7 @@ def _commit(c: State, commit: m.Commit) -> None:
     c.roster.forget_dead(set(gen.members), DEAD_KEPT)
 
 
-def _resumed(c: State, kept: Kept) -> None:
+def _resumed(c: CoordinatorState, kept: Kept) -> None:
     """The released log goes on from the checkpoint; what came after it is made once more."""
     redone = max(0, c.version - kept.version)
     text = f"the job goes on from the checkpoint of version {kept.version}"
@@ -239,9 +239,9 @@ def _resumed(c: State, kept: Kept) -> None:
         "ResumedFromCheckpoint", f"{text}; {redone} rounds are lost" if redone else text, facts
     )
     c.version = kept.version
-    c.diary.began_at(kept.version)
+    c.history.began_at(kept.version)
 
 
-def all_started(c: State) -> None:
+def all_started(c: CoordinatorState) -> None:
     c.phase = Phase.RUNNING
-    c.diary.all_started(c.now_ns)
+    c.history.all_started(c.now_ns)

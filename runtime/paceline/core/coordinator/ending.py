@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from paceline.core import messages as m
 from paceline.core.coordinator.events import JobEnded, ToAgent
-from paceline.core.coordinator.roster import Pod, Seen
-from paceline.core.coordinator.state import Phase, State
+from paceline.core.coordinator.roster import KnownPod, KnownRank
+from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.snapshot import Kept
 from paceline.core.status import Outcome
 
 
-def some_stopped(c: State) -> bool:
+def some_stopped(c: CoordinatorState) -> bool:
     return any(s.stopped is not None for s in c.roster.ranks.values())
 
 
-def release_when_stopped(c: State) -> None:
+def release_when_stopped(c: CoordinatorState) -> None:
     """R17: all members with state have reported the stop round."""
     if c.gen is None or c.phase not in (Phase.STARTING, Phase.RUNNING):
         return
@@ -26,14 +26,14 @@ def release_when_stopped(c: State) -> None:
         release(c, c.gen.id, max(s.version for s in with_state))
 
 
-def prove(c: State, released: tuple[GenerationId, int] | None) -> None:
+def prove(c: CoordinatorState, released: tuple[GenerationId, int] | None) -> None:
     """One who was released before is evidence of success: the others are released too (R17)."""
     if released is not None:
         c.proven = True
         release(c, *released)
 
 
-def release(c: State, generation: GenerationId, version: int) -> None:
+def release(c: CoordinatorState, generation: GenerationId, version: int) -> None:
     if c.phase in (Phase.RELEASED, Phase.ENDED):
         return
     c.phase = Phase.RELEASED
@@ -44,7 +44,7 @@ def release(c: State, generation: GenerationId, version: int) -> None:
         c.tell(seen.member, m.Release(generation, version))
 
 
-def answer_late(c: State, register: m.Register) -> None:
+def answer_late(c: CoordinatorState, register: m.Register) -> None:
     """A rank comes back, or a new one comes, when it is all over."""
     seen = c.roster.rank(register.member)
     seen.register, seen.connected, seen.gone_ns = register, True, None
@@ -54,13 +54,13 @@ def answer_late(c: State, register: m.Register) -> None:
         c.tell(seen.member, m.Dismiss(c.outcome.reason))
 
 
-def answer_late_agent(c: State, message: m.AgentMessage) -> None:
+def answer_late_agent(c: CoordinatorState, message: m.AgentMessage) -> None:
     """A pod that was still starting when the job ended has nothing left to do."""
     if isinstance(message, m.AgentHello) and c.outcome is not None:
         c.effects.append(ToAgent(message.slot, message.attempt, m.Shutdown(c.outcome.reason)))
 
 
-def end_when_all_have_left(c: State) -> None:
+def end_when_all_have_left(c: CoordinatorState) -> None:
     """Complete once every rank that was released has ended; its script may still fail (I14)."""
     if any(_is_awaited(c, seen) for seen in c.roster.ranks.values()):
         return
@@ -75,7 +75,7 @@ def end_when_all_have_left(c: State) -> None:
         )
 
 
-def _is_awaited(c: State, seen: Seen) -> bool:
+def _is_awaited(c: CoordinatorState, seen: KnownRank) -> bool:
     """Whoever may hold the final weights, until one has taken them out; then who can be seen."""
     if seen.register is None or c.roster.is_dead(seen.member):
         return False
@@ -84,14 +84,14 @@ def _is_awaited(c: State, seen: Seen) -> bool:
     return (seen.connected and not seen.suspect) or c.roster.agent_of(seen.member) is not None
 
 
-def was_finished(c: State, kept: Kept) -> None:
+def was_finished(c: CoordinatorState, kept: Kept) -> None:
     """The checkpoint says that an earlier run came to the end (C1)."""
     c.version = kept.version
     text = f"the checkpoint of version {kept.version} is the end of the job; nothing is left to do"
     _end(c, Outcome(True, "Complete", text))
 
 
-def fail_when_everybody_left(c: State) -> None:
+def fail_when_everybody_left(c: CoordinatorState) -> None:
     """Nobody is left to hand over to: all ranks drain, or all scripts ended early (D7)."""
     if c.gen is None or c.phase in (Phase.RELEASED, Phase.ENDED):
         return
@@ -110,10 +110,10 @@ def fail_when_everybody_left(c: State) -> None:
         fail(c, "Interrupted", f"all ranks were drained at version {c.version}")
 
 
-def _somebody_can_come(c: State) -> bool:
+def _somebody_can_come(c: CoordinatorState) -> bool:
     """A process outside the group that lives, or starts, and can still take over the state."""
 
-    def can(pod: Pod) -> bool:
+    def can(pod: KnownPod) -> bool:
         ranks = [c.roster.rank(x) for x in pod.living]
         return not pod.done and not pod.draining and not any(s.leaving for s in ranks)
 
@@ -122,12 +122,12 @@ def _somebody_can_come(c: State) -> bool:
     return any(key not in c.roster.pods or can(c.roster.pods[key]) for key in pods)
 
 
-def fail(c: State, reason: str, message: str, hint: str = "") -> None:
+def fail(c: CoordinatorState, reason: str, message: str, hint: str = "") -> None:
     if c.phase is not Phase.ENDED:
         _end(c, Outcome(False, reason, message, hint))
 
 
-def _end(c: State, outcome: Outcome) -> None:
+def _end(c: CoordinatorState, outcome: Outcome) -> None:
     c.phase = Phase.ENDED
     c.outcome = outcome
     for seen in c.roster.present():

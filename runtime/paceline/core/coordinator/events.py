@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from msgspec import Struct
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 from paceline_api.settings import StragglerSettings
 
 from paceline.core import messages as m
@@ -26,7 +26,7 @@ class Config:
     replicas: int
     procs: int = 1
     min_replicas: int = 1
-    settings: Settings = Settings()  # noqa: RUF009 - frozen
+    settings: RoundSettings = RoundSettings()  # noqa: RUF009 - frozen
     settle_ns: int = 30 * NS_PER_S
     """How long the first generation waits for all wanted ranks."""
     stabilization_ns: int = NS_PER_S

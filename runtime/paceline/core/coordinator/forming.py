@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 from paceline_api.enums import Pacing
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 from paceline.core.coordinator.sizes import Sizes
 from paceline.core.messages import Commit, Prepared, Register, pod_of
@@ -158,7 +158,7 @@ def form(
     dead: Mapping[MemberId, str],
     unaccounted: str,
     possible_ranks: int,
-    settings: Settings,
+    settings: RoundSettings,
     had_state: bool,
     state_lost: str,
     sizes: Sizes,
@@ -292,7 +292,7 @@ def _first(
     *,
     unaccounted: str,
     possible: int,
-    settings: Settings,
+    settings: RoundSettings,
     had_state: bool,
     state_lost: str,
     sizes: Sizes,

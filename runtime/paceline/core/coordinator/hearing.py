@@ -10,8 +10,8 @@ from paceline_api.enums import Pacing
 from paceline.core import messages as m
 from paceline.core.coordinator import changing, ending, silence
 from paceline.core.coordinator.events import NS_PER_S, Retire
-from paceline.core.coordinator.roster import Seen
-from paceline.core.coordinator.state import Phase, State
+from paceline.core.coordinator.roster import KnownRank
+from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId
 from paceline.core.protocol.records import Request
 from paceline.core.protocol.snapshot import Kept
@@ -24,7 +24,7 @@ LATE_STARTS_MAX: Final = 3
 """So often a coordinator that has formed nothing overtakes a later one before it retires."""
 
 
-def from_rank(c: State, message: m.RankMessage) -> None:
+def from_rank(c: CoordinatorState, message: m.RankMessage) -> None:
     seen = c.roster.rank(message.member)
     if c.phase in (Phase.RELEASED, Phase.ENDED) and isinstance(message, m.Register):
         seen.heard_ns = c.now_ns
@@ -61,7 +61,7 @@ def from_rank(c: State, message: m.RankMessage) -> None:
             ending.fail(c, message.reason, f"rank {message.member}: {message.message}")
 
 
-def _register(c: State, seen: Seen, register: m.Register) -> None:
+def _register(c: CoordinatorState, seen: KnownRank, register: m.Register) -> None:
     if seen.dead:
         # What was evidence against it is a promise to all others: it does not come back (R25).
         c.dismiss(seen, f"the job goes on without this rank: {seen.dead}")
@@ -97,7 +97,7 @@ def _register(c: State, seen: Seen, register: m.Register) -> None:
     _dismiss_outsider(c, seen)
 
 
-def _dismiss_outsider(c: State, seen: Seen) -> None:
+def _dismiss_outsider(c: CoordinatorState, seen: KnownRank) -> None:
     """A draining rank is never admitted (R16). Before anything is formed here, one with state may
     be needed as the holder of it, so it has to wait for the first generation."""
     if not seen.leaving or seen.dismissed:
@@ -110,12 +110,12 @@ def _dismiss_outsider(c: State, seen: Seen) -> None:
         c.dismiss(seen, "drained, and not needed by the group")
 
 
-def _heartbeat(c: State, seen: Seen, beat: m.Heartbeat) -> None:
+def _heartbeat(c: CoordinatorState, seen: KnownRank, beat: m.Heartbeat) -> None:
     if beat.version > c.version:
         c.version = beat.version
         c.failures = 0  # progress ends the row of failures (C8)
     c.had_state = c.had_state or beat.version > 0
-    c.diary.committed(beat.version, c.now_ns)
+    c.history.committed(beat.version, c.now_ns)
     seen.version, seen.leaving, seen.facts = beat.version, beat.leaving, beat.facts
     if c.gen is not None and beat.last == c.gen.id:
         seen.last, seen.gen_active = c.gen.id, c.gen.active
@@ -124,7 +124,7 @@ def _heartbeat(c: State, seen: Seen, beat: m.Heartbeat) -> None:
         _dismiss_outsider(c, seen)
 
 
-def _started(c: State, seen: Seen, message: m.Started) -> None:
+def _started(c: CoordinatorState, seen: KnownRank, message: m.Started) -> None:
     if c.gen is None or message.id != c.gen.id:
         return
     seen.started = message.id
@@ -134,7 +134,7 @@ def _started(c: State, seen: Seen, message: m.Started) -> None:
         seen.last, seen.gen_active = c.gen.id, c.gen.active
 
 
-def _complain(c: State, message: m.Complain) -> None:
+def _complain(c: CoordinatorState, message: m.Complain) -> None:
     if c.gen is None or message.id != c.gen.id:
         return
     c.complained.add(message.member)
@@ -145,13 +145,13 @@ def _complain(c: State, message: m.Complain) -> None:
     c.want_change(why, within)
 
 
-def _refused(c: State, message: m.Refused) -> None:
+def _refused(c: CoordinatorState, message: m.Refused) -> None:
     _learn(c, message.promise)
     if message.id == c.proposal < message.promise and c.phase is not Phase.ENDED:
         c.want_change(f"rank {message.member} had promised {message.promise}", 0)
 
 
-def _learn(c: State, known: GenerationId) -> None:
+def _learn(c: CoordinatorState, known: GenerationId) -> None:
     """R1, R3: be above what is known; give way to a later incarnation."""
     if c.phase is Phase.ENDED:
         return
@@ -173,7 +173,7 @@ def _learn(c: State, known: GenerationId) -> None:
 # ---- checkpoints (R19, R26) ----------------------------------------------------------------------
 
 
-def _learn_checkpoint(c: State, seen: Seen, kept: Kept | None) -> None:
+def _learn_checkpoint(c: CoordinatorState, seen: KnownRank, kept: Kept | None) -> None:
     """Ranks of this job have trained, if only in an earlier run: be above their generations."""
     seen.checkpoint = kept
     if kept is not None:
@@ -182,7 +182,7 @@ def _learn_checkpoint(c: State, seen: Seen, kept: Kept | None) -> None:
             c.incarnation = max(c.incarnation, kept.generation.incarnation + 1)
 
 
-def _saved(c: State, message: m.Saved) -> None:
+def _saved(c: CoordinatorState, message: m.Saved) -> None:
     before, c.unsaved = c.unsaved, ""
     if message.problem:
         c.unsaved = (
@@ -198,7 +198,7 @@ def _saved(c: State, message: m.Saved) -> None:
 # ---- requests (R18) ------------------------------------------------------------------------------
 
 
-def set_targets(c: State, targets: m.Targets) -> None:
+def set_targets(c: CoordinatorState, targets: m.Targets) -> None:
     c.told = c.told or targets.replicas is not None
     if targets.replicas is not None and targets.replicas != c.replicas:
         c.happened("Scaled", f"replicas {c.replicas} -> {targets.replicas}")
@@ -212,13 +212,13 @@ def set_targets(c: State, targets: m.Targets) -> None:
         _ask(c, Request(c.request_number + 1, settings, targets.stop))
 
 
-def _ask(c: State, request: Request) -> None:
+def _ask(c: CoordinatorState, request: Request) -> None:
     c.request, c.request_number = request, request.number
     for seen in c.roster.present():
         c.tell(seen.member, m.Ask(request))
 
 
-def _learn_request(c: State, number: int) -> None:
+def _learn_request(c: CoordinatorState, number: int) -> None:
     """A request that came before the ranks did gets a number above the log's (R18)."""
     if c.gen is None and c.request is not None and number >= c.request.number:
         _ask(c, replace(c.request, number=number + 1))

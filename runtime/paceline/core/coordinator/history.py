@@ -12,7 +12,7 @@ from paceline.core.status import CHANGES_MAX, HAPPENINGS_MAX, Change, Happening
 
 
 @dataclass(slots=True)
-class Diary:
+class History:
     happenings: deque[Happening] = field(default_factory=lambda: deque(maxlen=HAPPENINGS_MAX))
     changes: deque[Change] = field(default_factory=lambda: deque(maxlen=CHANGES_MAX))
     seq: int = 0

@@ -7,12 +7,12 @@ waits for that: a change that is made for another reason takes along who is read
 
 from __future__ import annotations
 
-from paceline.core.coordinator.roster import Seen
-from paceline.core.coordinator.state import State
+from paceline.core.coordinator.roster import KnownRank
+from paceline.core.coordinator.state import CoordinatorState
 from paceline.core.protocol.ids import MemberId
 
 
-def waiting(c: State) -> list[Seen]:
+def waiting(c: CoordinatorState) -> list[KnownRank]:
     """Ready, and no member."""
     members = c.gen.members if c.gen else ()
     return [
@@ -22,27 +22,27 @@ def waiting(c: State) -> list[Seen]:
     ]
 
 
-def draining(c: State) -> set[MemberId]:
+def draining(c: CoordinatorState) -> set[MemberId]:
     """Ranks of replicas that drain: members until they ask to leave, and not counted in a size."""
     if not c.sizes.allowed:
         return set()
     return {x for pod in c.roster.pods.values() if pod.draining for x in pod.living}
 
 
-def admitted(c: State) -> set[MemberId]:
+def admitted(c: CoordinatorState) -> set[MemberId]:
     """Who would come in with a change now. `forming` judges by the reports in the same way."""
     outside = {s.member for s in waiting(c)} - draining(c)
     return c.sizes.join(_inside(c), outside) if c.gen is not None else outside
 
 
-def stand_by(c: State) -> set[MemberId]:
+def stand_by(c: CoordinatorState) -> set[MemberId]:
     """Ready, but more than the largest allowed size that is reached."""
     if c.gen is None or not c.sizes.allowed:
         return set()
     return {s.member for s in waiting(c)} - admitted(c)
 
 
-def due_ns(c: State, joiners: set[MemberId]) -> int:
+def due_ns(c: CoordinatorState, joiners: set[MemberId]) -> int:
     """When these are admitted if nothing changes the membership before."""
     assert c.gen is not None
     inside, ready = _inside(c), waiting(c)
@@ -54,7 +54,7 @@ def due_ns(c: State, joiners: set[MemberId]) -> int:
     return (max(since) if c.sizes.allowed else min(since)) + c.config.stabilization_ns
 
 
-def _inside(c: State) -> set[MemberId]:
+def _inside(c: CoordinatorState) -> set[MemberId]:
     """The members that stay."""
     assert c.gen is not None
     out = draining(c)

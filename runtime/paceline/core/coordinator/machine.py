@@ -28,7 +28,7 @@ from paceline.core.coordinator.events import (
     SetTargets,
     Tick,
 )
-from paceline.core.coordinator.state import Phase, State
+from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.status import Status
 
 
@@ -36,7 +36,7 @@ class Coordinator:
     """One job's membership. Pure: time comes with each event, nothing is waited for."""
 
     def __init__(self, config: Config, *, uid: str, now_ns: int, wall_s: float = 0.0) -> None:
-        self.state = State(
+        self.state = CoordinatorState(
             config=config,
             uid=uid,
             now_ns=now_ns,
@@ -86,7 +86,7 @@ class Coordinator:
     def _settle(self) -> None:
         c = self.state
         silence.suspect_the_silent(c)
-        agents.bury(c)
+        agents.declare_dead(c)
         agents.drain_surplus(c)
         stragglers.judge_now_and_then(c)
         ending.release_when_stopped(c)

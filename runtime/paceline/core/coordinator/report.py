@@ -1,23 +1,23 @@
-"""The status that a coordinator gives: made of what it knows and of its diary."""
+"""The status that a coordinator gives: made of what it knows and of its history."""
 
 from __future__ import annotations
 
 from paceline.core.agent.network import worst
 from paceline.core.coordinator import joining
-from paceline.core.coordinator.roster import Seen
-from paceline.core.coordinator.state import State
+from paceline.core.coordinator.roster import KnownRank
+from paceline.core.coordinator.state import CoordinatorState
 from paceline.core.messages import Network
 from paceline.core.protocol.ids import MemberId
-from paceline.core.status import Condition, Fact, RankState, RankStatus, Status, log_status
+from paceline.core.status import Condition, Fact, RankPhase, RankStatus, Status, log_status
 
 
-def status(c: State) -> Status:
+def status(c: CoordinatorState) -> Status:
     gen = c.gen
     members = gen.members if gen else ()
     surplus = joining.stand_by(c)
     ranks = [_rank(c, member, members, surplus) for member in sorted(c.roster.ranks)]
-    living = [r for r in ranks if r.state is not RankState.DEAD]
-    dead = [r for r in ranks if r.state is RankState.DEAD]
+    living = [r for r in ranks if r.state is not RankPhase.DEAD]
+    dead = [r for r in ranks if r.state is RankPhase.DEAD]
     furthest = max(
         (s for s in c.roster.ranks.values() if s.facts and s.member in members),
         key=lambda s: s.version,
@@ -38,8 +38,8 @@ def status(c: State) -> Status:
         transport=_transport(c, members),
         carrier=carrier(c),
         log=log_status(furthest.facts if furthest else {}),
-        changes=tuple(c.diary.changes),
-        happenings=tuple(c.diary.happenings),
+        changes=tuple(c.history.changes),
+        happenings=tuple(c.history.happenings),
         stragglers=c.stragglers,
         conditions=_conditions(c),
         stopping=any(s.stopped for s in c.roster.ranks.values()) or c.released is not None,
@@ -47,13 +47,13 @@ def status(c: State) -> Status:
     )
 
 
-def _transport(c: State, members: tuple[MemberId, ...]) -> str:
+def _transport(c: CoordinatorState, members: tuple[MemberId, ...]) -> str:
     prefix = Fact.CARRIED
     told = (name for member in members for name in c.roster.rank(member).facts)
     return "+".join(sorted({name.removeprefix(prefix) for name in told if name.startswith(prefix)}))
 
 
-def carrier(c: State) -> Network:
+def carrier(c: CoordinatorState) -> Network:
     """Of the job: the worst of its members'. Within one pod there is nothing to carry."""
     members = c.gen.members if c.gen else ()
     if len({member.slot for member in members}) < 2:
@@ -62,12 +62,12 @@ def carrier(c: State) -> Network:
 
 
 def _rank(
-    c: State, member: MemberId, members: tuple[MemberId, ...], surplus: set[MemberId]
+    c: CoordinatorState, member: MemberId, members: tuple[MemberId, ...], surplus: set[MemberId]
 ) -> RankStatus:
     seen = c.roster.rank(member)
     return RankStatus(
         member=member,
-        state=RankState.STANDBY if member in surplus else _state(c, member, seen),
+        state=RankPhase.STANDBY if member in surplus else _state(c, member, seen),
         rank=members.index(member) if member in members else None,
         pid=seen.pid,
         host=seen.register.host if seen.register else "",
@@ -79,25 +79,25 @@ def _rank(
     )
 
 
-def _state(c: State, member: MemberId, seen: Seen) -> RankState:
+def _state(c: CoordinatorState, member: MemberId, seen: KnownRank) -> RankPhase:
     if seen.dead or c.roster.is_dead(member):
-        return RankState.DEAD
+        return RankPhase.DEAD
     if seen.suspect:
-        return RankState.SUSPECT
+        return RankPhase.SUSPECT
     if seen.stopped is not None:
-        return RankState.FINISHED
+        return RankPhase.FINISHED
     if seen.leaving:
-        return RankState.DRAINING
+        return RankPhase.DRAINING
     if c.gen is not None and member in c.gen.members:
         if seen.facts.get("active", 0.0):
-            return RankState.ACTIVE
+            return RankPhase.ACTIVE
         if seen.facts.get("benched", 0.0):
-            return RankState.BENCHED
-        return RankState.JOINING
-    return RankState.JOINING if seen.ready else RankState.STARTING
+            return RankPhase.BENCHED
+        return RankPhase.JOINING
+    return RankPhase.JOINING if seen.ready else RankPhase.STARTING
 
 
-def _conditions(c: State) -> tuple[Condition, ...]:
+def _conditions(c: CoordinatorState) -> tuple[Condition, ...]:
     found = []
     now = c.wall_s
     if c.gen is not None and not c.unstarted and c.outcome is None and c.due_ns is None:

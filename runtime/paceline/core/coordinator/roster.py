@@ -10,7 +10,7 @@ from paceline.core.protocol.snapshot import Kept
 
 
 @dataclass(slots=True)
-class Seen:
+class KnownRank:
     """One rank process. Silence makes it suspect, only evidence makes it dead."""
 
     member: MemberId
@@ -64,7 +64,7 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Pod:
+class KnownPod:
     """One agent."""
 
     slot: int
@@ -89,22 +89,22 @@ class Pod:
 
 @dataclass(slots=True)
 class Roster:
-    ranks: dict[MemberId, Seen] = field(default_factory=dict)
-    pods: dict[tuple[int, int], Pod] = field(default_factory=dict)
+    ranks: dict[MemberId, KnownRank] = field(default_factory=dict)
+    pods: dict[tuple[int, int], KnownPod] = field(default_factory=dict)
     inventory: Inventory | None = None
 
-    def rank(self, member: MemberId) -> Seen:
+    def rank(self, member: MemberId) -> KnownRank:
         if member not in self.ranks:
-            self.ranks[member] = Seen(member)
+            self.ranks[member] = KnownRank(member)
         return self.ranks[member]
 
-    def pod(self, slot: int, attempt: int, now_ns: int) -> Pod:
+    def pod(self, slot: int, attempt: int, now_ns: int) -> KnownPod:
         key = (slot, attempt)
         if key not in self.pods:
-            self.pods[key] = Pod(slot, attempt, since_ns=now_ns)
+            self.pods[key] = KnownPod(slot, attempt, since_ns=now_ns)
         return self.pods[key]
 
-    def present(self) -> list[Seen]:
+    def present(self) -> list[KnownRank]:
         return [r for _, r in sorted(self.ranks.items()) if r.present]
 
     def is_dead(self, member: MemberId) -> bool:
@@ -141,7 +141,7 @@ class Roster:
             return f"rank {member} is silent and not known dead"
         return ""
 
-    def agent_of(self, member: MemberId) -> Pod | None:
+    def agent_of(self, member: MemberId) -> KnownPod | None:
         """The connected agent of a rank, which can kill it and give evidence."""
         pod = self.pods.get(pod_of(member))
         return pod if pod is not None and pod.connected else None

@@ -10,8 +10,8 @@ from typing import Final
 
 from paceline.core import messages as m
 from paceline.core.coordinator.events import NS_PER_S, ToAgent, WakeAt
-from paceline.core.coordinator.roster import Seen
-from paceline.core.coordinator.state import Phase, State
+from paceline.core.coordinator.roster import KnownRank
+from paceline.core.coordinator.state import CoordinatorState, Phase
 
 RESTORE_NS: Final = 600 * NS_PER_S
 """Reading a checkpoint may take so long."""
@@ -19,7 +19,7 @@ GONE_NS: Final = 500_000_000
 """A closed connection without an agent's word makes a rank suspect after this long."""
 
 
-def suspect_the_silent(c: State) -> None:
+def suspect_the_silent(c: CoordinatorState) -> None:
     for member, seen in sorted(c.roster.ranks.items()):
         if seen.register is None or c.roster.is_dead(member) or seen.suspect or seen.dismissed:
             continue
@@ -39,12 +39,12 @@ def suspect_the_silent(c: State) -> None:
             c.effects.append(ToAgent(agent.slot, agent.attempt, kill))
 
 
-def _is_leaving(c: State, seen: Seen) -> bool:
+def _is_leaving(c: CoordinatorState, seen: KnownRank) -> bool:
     """Released and gone: how long its script still takes is its own, and its agent sees the end."""
     return c.phase in (Phase.RELEASED, Phase.ENDED) and seen.gone_ns is not None
 
 
-def _patience(c: State, seen: Seen) -> tuple[int, int]:
+def _patience(c: CoordinatorState, seen: KnownRank) -> tuple[int, int]:
     """(bound, start) of the silence after which a rank is suspect, in nanoseconds."""
     freeze_ns = c.config.freeze_timeout_ns
     if seen.gone_ns is not None:
@@ -66,7 +66,7 @@ def _patience(c: State, seen: Seen) -> tuple[int, int]:
     return freeze_ns, seen.heard_ns
 
 
-def heard(c: State, seen: Seen, *, answers: bool) -> None:
+def heard(c: CoordinatorState, seen: KnownRank, *, answers: bool) -> None:
     """It is not silent; `answers`: with more than a heartbeat, which another thread may send."""
     seen.heard_ns = c.now_ns
     if seen.suspect and (answers or not seen.mute):
@@ -75,7 +75,7 @@ def heard(c: State, seen: Seen, *, answers: bool) -> None:
         c.want_change(f"rank {seen.member} answers again", 0)
 
 
-def forgive_own_sleep(c: State, now_ns: int) -> None:
+def forgive_own_sleep(c: CoordinatorState, now_ns: int) -> None:
     """Who was stopped itself has heard nobody, which says nothing about them."""
     late_ns = now_ns - c.wake_ns if c.wake_ns is not None else 0
     if late_ns > c.config.freeze_timeout_ns // 2:
@@ -86,7 +86,7 @@ def forgive_own_sleep(c: State, now_ns: int) -> None:
     c.wake_ns = None
 
 
-def wake(c: State) -> None:
+def wake(c: CoordinatorState) -> None:
     """The next moment at which something can follow from time alone."""
     times = []
     if c.due_ns is not None and c.phase is not Phase.PREPARING:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from paceline.core.coordinator.roster import Pod, Roster
+from paceline.core.coordinator.roster import KnownPod, Roster
 from paceline.core.messages import pod_of
 from paceline.core.protocol.ids import MemberId
 
@@ -67,7 +67,9 @@ class Sizes:
         }
 
 
-def pods_to_drain(roster: Roster, replicas: int, members: Collection[MemberId] | None) -> list[Pod]:
+def pods_to_drain(
+    roster: Roster, replicas: int, members: Collection[MemberId] | None
+) -> list[KnownPod]:
     """Pods to drain now that fewer replicas are wanted: those that do not train first, then the
     slowest, then the newest slot.
 
@@ -87,7 +89,7 @@ def pods_to_drain(roster: Roster, replicas: int, members: Collection[MemberId] |
     if surplus <= 0:
         return []
 
-    def order(pod: Pod) -> tuple[bool, float, int]:
+    def order(pod: KnownPod) -> tuple[bool, float, int]:
         ranks = [r for x, r in roster.ranks.items() if x in pod.living]
         running = bool(ranks) and all(
             r.has_state if members is None else r.member in members for r in ranks

@@ -1,4 +1,4 @@
-"""What the coordinator knows: phase, the change under way, the roster, its diary.
+"""What the coordinator knows: phase, the change under way, the roster, its history.
 
 It owns nothing that it could not lose: a new coordinator finds all of it again from registrations
 and the inventory (R1, R5, R6).
@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 from paceline.core import messages as m
 from paceline.core.coordinator.events import Config, Effect, Happened, ToRank
-from paceline.core.coordinator.history import Diary
-from paceline.core.coordinator.roster import Roster, Seen
+from paceline.core.coordinator.history import History
+from paceline.core.coordinator.roster import KnownRank, Roster
 from paceline.core.coordinator.sizes import Sizes
 from paceline.core.messages import Network
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
@@ -37,21 +37,21 @@ class Phase(StrEnum):
 
 
 @dataclass(slots=True)
-class State:
+class CoordinatorState:
     config: Config
     uid: str
     now_ns: int
     wall_offset_s: float
     replicas: int
     """Wanted; changes with the targets."""
-    settings: Settings
+    settings: RoundSettings
     told: bool = False
     """`replicas` was pushed to this coordinator. Until then it is what the job began with, which a
     scale-up may have overtaken, and nobody has to leave for it."""
 
     phase: Phase = Phase.RECOVER
     roster: Roster = field(default_factory=Roster)
-    diary: Diary = field(default_factory=Diary)
+    history: History = field(default_factory=History)
     incarnation: int = 0
     counter: int = 0
     proposal: GenerationId = NO_GENERATION
@@ -88,7 +88,7 @@ class State:
     """A released rank has ended well: its final weights are where its script puts them."""
     outcome: Outcome | None = None
     carrier: Network = Network.UNKNOWN
-    """The last one of the job that was told in the diary."""
+    """The last one of the job that was told in the history."""
     stragglers: tuple[StragglerStatus, ...] = ()
     slow_since: dict[str, float] = field(default_factory=dict)
     """Wall time by place; `paceline_api.slow` says what is remembered."""
@@ -143,15 +143,15 @@ class State:
         due = self.now_ns + within_ns
         if self.due_ns is None or due < self.due_ns:
             self.due_ns, self.why = due, why
-            self.diary.cause(why, self.now_ns)
+            self.history.cause(why, self.now_ns)
 
     def tell(self, member: MemberId, message: m.ToRank) -> None:
         self.effects.append(ToRank(member, message))
 
-    def dismiss(self, seen: Seen, why: str) -> None:
+    def dismiss(self, seen: KnownRank, why: str) -> None:
         seen.dismissed = True
         self.tell(seen.member, m.Dismiss(why))
 
     def happened(self, reason: str, message: str, facts: dict[str, str] | None = None) -> None:
-        self.diary.happened(reason, message, facts or {}, self.wall_s)
+        self.history.happened(reason, message, facts or {}, self.wall_s)
         self.effects.append(Happened(reason, message, facts or {}))

@@ -14,8 +14,8 @@ from paceline_api.enums import StragglerResponse
 
 from paceline.core import messages as m
 from paceline.core.coordinator.events import NS_PER_S, ToAgent
-from paceline.core.coordinator.roster import Seen
-from paceline.core.coordinator.state import Phase, State
+from paceline.core.coordinator.roster import KnownRank
+from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.protocol.ids import MemberId
 from paceline.core.status import Fact, StragglerStatus
 
@@ -23,7 +23,7 @@ JUDGE_NS: Final = NS_PER_S
 """Between two judgements; heartbeats are as frequent."""
 
 
-def judge_now_and_then(c: State) -> None:
+def judge_now_and_then(c: CoordinatorState) -> None:
     settings = c.config.straggler
     idle = c.phase is not Phase.RUNNING or any(s.stopped for s in c.roster.ranks.values())
     if settings is None or c.gen is None or idle or c.now_ns < c.judge_ns:
@@ -66,7 +66,7 @@ def _told(member: MemberId, found: slow.Slow) -> StragglerStatus:
     return StragglerStatus(member, found.percent, found.since_s, str(found.action))
 
 
-def _step(c: State, seen: Seen, found: slow.Slow) -> None:
+def _step(c: CoordinatorState, seen: KnownRank, found: slow.Slow) -> None:
     """It is slow, or the next step of the ladder has come."""
     text = f"rank {seen.member} takes {found.percent} % of the median step"
     c.happened("RankSlow", f"{text}; straggler.respond: {found.action}")

@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Final
 
 from paceline_api.enums import Mode, Normalisation, Pacing
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 from paceline.core.protocol.deal import Deal
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
@@ -82,7 +82,7 @@ class Log:
     done: frozenset[MemberId] = frozenset()
     """Active, and its loop has ended."""
     plan: DataPlan = field(default_factory=DataPlan)
-    settings: Settings = field(default_factory=Settings)
+    settings: RoundSettings = field(default_factory=RoundSettings)
     request: int = 0
     stopping: bool = False
     started: int = 0
@@ -91,9 +91,9 @@ class Log:
     ledger: Ledger = field(default_factory=Ledger)
     heard: dict[MemberId, int] = field(default_factory=dict)
     """Oldest version that the next batch of each active rank can be of (MaxAgePolicy.WAIT)."""
-    banked: int = 0
+    accumulated: int = 0
     """Samples reduced since the optimizer's last step (Pacing.SAMPLES)."""
-    banked_count: int = 0
+    accumulated_count: int = 0
     updates: int = 0
     progress: Fraction = Fraction(0)
     """Applied over nominal samples: what the scheduler is stepped by."""
@@ -171,21 +171,21 @@ class Log:
         samples = sum(s.samples for s in shares)
         units = {s.unit for s in shares}
         nominal = self.nominal
-        first = self.banked == 0
-        banked, count = self.banked + samples, self.banked_count + len(shares)
+        first = self.accumulated == 0
+        accumulated, count = self.accumulated + samples, self.accumulated_count + len(shares)
         # A synchronous round is a step, also where the last one of an epoch is short of samples.
         synchronous = self.settings.mode in (Mode.FULL, Mode.SHADOW)
         by_round = synchronous or self.settings.pacing is Pacing.ROUND
-        step = banked > 0 and (by_round or banked >= nominal or self.stops_with(go))
+        step = accumulated > 0 and (by_round or accumulated >= nominal or self.stops_with(go))
         # Sums that are kept over several rounds have to be in one unit; a round that steps at
         # once may use the mean of means, which differs in the last bits (D3).
-        equal = len(units) == 1 and first and (by_round or banked >= nominal)
+        equal = len(units) == 1 and first and (by_round or accumulated >= nominal)
         unit = units.pop() if equal else 1
         match self.settings.normalisation:
             case Normalisation.FIXED:
                 total = nominal
             case Normalisation.APPLIED:
-                total = banked
+                total = accumulated
             case Normalisation.CONTRIBUTORS:
                 total = count * self.step_samples
         after = self.progress + (Fraction(samples, nominal) if samples else 0)
@@ -261,7 +261,7 @@ class Log:
             conditions = (self.settings, len(self.active), self.median_round_us, self.offsets_us)
             full = self._is_full_in_any_mode
             self.shadow = follow(self.shadow, go, *conditions, full_anyhow=full)
-        # A round ends the job, never a GEN, so that what was banked is applied with the last one.
+        # A round ends the job, never a GEN, so that what was accumulated is applied with the last one.
         self.stopping = self.stopping or (not self.plan.samples and self.stops_with(go))
         for share in go.shares:
             self._append_share(share)
@@ -318,11 +318,11 @@ class Log:
         if weighing.samples:
             self.progress += Fraction(weighing.samples, nominal)
         if weighing.step:
-            self.banked = self.banked_count = 0
+            self.accumulated = self.accumulated_count = 0
             self.updates += 1
         else:
-            self.banked += weighing.samples
-            self.banked_count += len(weighing.contributors)
+            self.accumulated += weighing.samples
+            self.accumulated_count += len(weighing.contributors)
         self.ledger.round(go.trigger)
         self.round_us.append(go.round_us)
         self.offsets_us.extend(s.offset_us for s in go.shares if s.fresh)
@@ -361,8 +361,8 @@ class Log:
             held=self.deal.all_held(),
             lookahead=tuple(sorted(self.deal.lookahead.items())),
             heard=tuple(sorted(self.heard.items())),
-            banked=self.banked,
-            banked_count=self.banked_count,
+            accumulated=self.accumulated,
+            accumulated_count=self.accumulated_count,
             updates=self.updates,
             progress=(self.progress.numerator, self.progress.denominator),
             round_us=tuple(self.round_us),
@@ -396,8 +396,8 @@ class Log:
             ),
             ledger=Ledger.restore(s.ledger),
             heard=dict(s.heard),
-            banked=s.banked,
-            banked_count=s.banked_count,
+            accumulated=s.accumulated,
+            accumulated_count=s.accumulated_count,
             updates=s.updates,
             progress=Fraction(*s.progress),
             shadow=s.shadow,

@@ -1,6 +1,6 @@
 """A rank's own contributions between the batch that made them and the round that applies them.
 
-Two gradient buffers are enough (R22). GRAD is where the backward pass adds; HELD is where a
+Two gradient buffers are enough (R22). GRAD is where the backward pass adds; LATE is where a
 gradient waits that its round left behind. A fresh gradient is announced and reduced where it
 lies, in GRAD. The bookkeeping here says what is in which buffer and which operation the driver
 has to carry out; it never touches a number of a gradient.
@@ -13,81 +13,82 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from msgspec import Struct
+from msgspec import field as msgspec_field
 from paceline_api.enums import MaxAgePolicy
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 from paceline.core.protocol.ids import MemberId
-from paceline.core.protocol.records import Drop, DropReason, Metric, Share
+from paceline.core.protocol.records import Drop, DropReason, LoggedMetric, Share
 
 
-class Place(StrEnum):
+class BufferName(StrEnum):
     GRAD = "grad"
-    HELD = "held"
+    LATE = "held"
 
 
 # ---- operations on the buffers, carried out by the driver in the order given ---------------------
 
 
 class Swap(Struct, frozen=True, tag="swap"):
-    """HELD is empty: GRAD's memory becomes HELD, the views move to the other, which is zero."""
+    """LATE is empty: GRAD's memory becomes LATE, the views move to the other, which is zero."""
 
 
 class Merge(Struct, frozen=True, tag="merge"):
-    """HELD = HELD x held_factor + GRAD x grad_factor; GRAD is zero."""
+    """LATE = LATE x late_factor + GRAD x grad_factor; GRAD is zero."""
 
-    held_factor: float
+    late_factor: float = msgspec_field(name="held_factor")
     grad_factor: float
 
 
 class Scale(Struct, frozen=True, tag="scale"):
-    place: Place
+    which: BufferName = msgspec_field(name="place")
     factor: float
 
 
 class Zero(Struct, frozen=True, tag="zero"):
-    place: Place
+    which: BufferName = msgspec_field(name="place")
 
 
 BufferOp = Swap | Merge | Scale | Zero
 
 
-class Piece(Struct, frozen=True):
+class StepGradient(Struct, frozen=True):
     """One step's gradient."""
 
     seq: int
     version: int
     leases: tuple[int, ...]
     samples: int
-    metrics: tuple[Metric, ...] = ()
+    metrics: tuple[LoggedMetric, ...] = ()
 
 
 @dataclass(slots=True)
 class Buffer:
-    """What one place contains: the sum of its pieces' sample gradients, times discount / unit."""
+    """What one buffer contains: the sum of its steps' sample gradients, times discount / unit."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    steps: list[StepGradient] = field(default_factory=list)
     unit: int = 1
     discount: float = 1.0
 
     @property
     def samples(self) -> int:
-        return sum(p.samples for p in self.pieces)
+        return sum(p.samples for p in self.steps)
 
     def take_from(self, other: Buffer) -> None:
-        self.pieces += other.pieces
+        self.steps += other.steps
         self.unit, self.discount = other.unit, other.discount
-        other.pieces = []
+        other.steps = []
         other.discount = 1.0
 
 
 @dataclass(slots=True)
 class Pending:
     grad: Buffer = field(default_factory=Buffer)
-    held: Buffer = field(default_factory=Buffer)
+    late: Buffer = field(default_factory=Buffer)
     seq: int = 0
-    """Of the last piece; 0 before the first one."""
+    """Of the last step; 0 before the first one."""
     produced: int = 0
-    """Samples of all pieces ever made here."""
+    """Samples of all steps ever made here."""
     lost: int = 0
     """Samples made here that no log will count: this rank was left out or benched (R8)."""
     void: bool = False
@@ -95,22 +96,20 @@ class Pending:
     drops: list[Drop] = field(default_factory=list)
     """Decided here, not yet in the log."""
 
-    def buffer(self, place: Place) -> Buffer:
-        return self.grad if place is Place.GRAD else self.held
+    def buffer(self, which: BufferName) -> Buffer:
+        return self.grad if which is BufferName.GRAD else self.late
 
     @property
-    def pieces(self) -> list[Piece]:
-        return self.held.pieces + self.grad.pieces
+    def steps(self) -> list[StepGradient]:
+        return self.late.steps + self.grad.steps
 
     @property
     def empty(self) -> bool:
-        return not self.pieces and not self.drops
+        return not self.steps and not self.drops
 
     def leases(self) -> set[int]:
         """Leases that are worked off but not applied."""
-        return {x for p in self.pieces for x in p.leases} | {
-            x for d in self.drops for x in d.leases
-        }
+        return {x for p in self.steps for x in p.leases} | {x for d in self.drops for x in d.leases}
 
     def add(
         self,
@@ -119,45 +118,45 @@ class Pending:
         leases: tuple[int, ...],
         samples: int,
         unit: int,
-        metrics: tuple[Metric, ...],
-    ) -> Piece:
+        metrics: tuple[LoggedMetric, ...],
+    ) -> StepGradient:
         """A finished step; its gradient was added to what GRAD held, all of it in `unit`."""
         self.seq += 1
         self.produced += samples
-        piece = Piece(self.seq, version, leases, samples, metrics)
-        self.grad.pieces.append(piece)
+        step = StepGradient(self.seq, version, leases, samples, metrics)
+        self.grad.steps.append(step)
         self.grad.unit = unit
-        return piece
+        return step
 
     # ---- dropping -------------------------------------------------------------------------
 
     def drop(
-        self, place: Place, reason: DropReason, holds: Callable[[int], bool]
+        self, which: BufferName, reason: DropReason, holds: Callable[[int], bool]
     ) -> list[BufferOp]:
         """Give up all of a buffer. Leases that the log still gives to this rank are announced as
         drops; the others were dealt again, so their samples are only lost here (R9, R14)."""
-        buffer = self.buffer(place)
-        given_up = self.void and place is Place.GRAD
-        for piece in buffer.pieces:
-            mine = tuple(x for x in piece.leases if holds(x))
-            if (mine or not piece.leases) and not given_up:
-                self.drops.append(Drop(reason, piece.samples, mine))
+        buffer = self.buffer(which)
+        given_up = self.void and which is BufferName.GRAD
+        for step in buffer.steps:
+            mine = tuple(x for x in step.leases if holds(x))
+            if (mine or not step.leases) and not given_up:
+                self.drops.append(Drop(reason, step.samples, mine))
             else:
-                self.lost += piece.samples
-        had = bool(buffer.pieces)
-        buffer.pieces, buffer.discount = [], 1.0
-        if place is Place.GRAD:
+                self.lost += step.samples
+        had = bool(buffer.steps)
+        buffer.steps, buffer.discount = [], 1.0
+        if which is BufferName.GRAD:
             self.void = False
-        return [Zero(place)] if had else []
+        return [Zero(which)] if had else []
 
     def drop_revoked(self, holds: Callable[[int], bool], *, grad_in_use: bool) -> list[BufferOp]:
         """After a record: what the log no longer gives to this rank is dropped at once (R14).
         While the backward pass adds to GRAD, that buffer waits for the end of the step."""
         ops: list[BufferOp] = []
-        for place in (Place.HELD,) if grad_in_use else (Place.HELD, Place.GRAD):
-            pieces = self.buffer(place).pieces
-            if any(not holds(x) for p in pieces for x in p.leases):
-                ops += self.drop(place, DropReason.REVOKED, holds)
+        for which in (BufferName.LATE,) if grad_in_use else (BufferName.LATE, BufferName.GRAD):
+            steps = self.buffer(which).steps
+            if any(not holds(x) for p in steps for x in p.leases):
+                ops += self.drop(which, DropReason.REVOKED, holds)
         revoked = [d for d in self.drops if any(not holds(x) for x in d.leases)]
         self.drops = [d for d in self.drops if d not in revoked]
         self.lost += sum(d.samples for d in revoked)
@@ -165,8 +164,8 @@ class Pending:
 
     def lose_all(self, *, grad_in_use: bool) -> list[BufferOp]:
         """This rank was left out and returns as a joiner: it brings nothing (R8)."""
-        ops = self.drop(Place.HELD, DropReason.REVOKED, lambda _: False)
-        grad_ops = self.drop(Place.GRAD, DropReason.REVOKED, lambda _: False)
+        ops = self.drop(BufferName.LATE, DropReason.REVOKED, lambda _: False)
+        grad_ops = self.drop(BufferName.GRAD, DropReason.REVOKED, lambda _: False)
         # What the backward pass is still adding to is zeroed when its step is over.
         ops += [] if grad_in_use else grad_ops
         self.void = grad_in_use
@@ -181,90 +180,90 @@ class Pending:
         member: MemberId,
         *,
         round_: int,
-        settings: Settings,
+        settings: RoundSettings,
         with_grad: bool,
         fresh: bool,
         holds: Callable[[int], bool],
     ) -> tuple[Share, list[BufferOp]]:
-        """What may be named in this round: HELD, and GRAD where nobody is adding to it.
+        """What may be named in this round: LATE, and GRAD where nobody is adding to it.
 
         What is too old is weighed or dropped here, by its owner, and named as such (D4, I7)."""
         ops: list[BufferOp] = []
-        places = [Place.HELD, Place.GRAD] if with_grad else [Place.HELD]
+        buffers = [BufferName.LATE, BufferName.GRAD] if with_grad else [BufferName.LATE]
         if settings.max_age:
-            for place in places:
-                ops += self._age(place, round_, settings, holds)
-        pieces = [p for place in places for p in self.buffer(place).pieces]
-        filled = [b for b in (self.buffer(p) for p in places) if b.pieces]
+            for which in buffers:
+                ops += self._age(which, round_, settings, holds)
+        steps = [p for which in buffers for p in self.buffer(which).steps]
+        filled = [b for b in (self.buffer(p) for p in buffers) if b.steps]
         units = {b.unit for b in filled}
         kept = sum(b.samples * b.discount for b in filled)
-        samples = sum(p.samples for p in pieces)
+        samples = sum(p.samples for p in steps)
         return Share(
             member=member,
-            upto=self.seq if with_grad else max((p.seq for p in pieces), default=0),
-            count=len(pieces),
-            oldest=min((p.version for p in pieces), default=round_),
+            upto=self.seq if with_grad else max((p.seq for p in steps), default=0),
+            count=len(steps),
+            oldest=min((p.version for p in steps), default=round_),
             fresh=fresh,
             samples=samples,
             unit=units.pop() if len(units) == 1 else 1,
             discount=kept / samples if samples else 1.0,
-            leases=tuple(x for p in pieces for x in p.leases),
+            leases=tuple(x for p in steps for x in p.leases),
             drops=tuple(self.drops),
-            metrics=_sum_metrics(pieces),
+            metrics=_sum_metrics(steps),
         ), ops
 
     def _age(
-        self, place: Place, round_: int, s: Settings, holds: Callable[[int], bool]
+        self, which: BufferName, round_: int, s: RoundSettings, holds: Callable[[int], bool]
     ) -> list[BufferOp]:
-        buffer = self.buffer(place)
-        if not buffer.pieces:
+        buffer = self.buffer(which)
+        if not buffer.steps:
             return []
-        over = round_ - min(p.version for p in buffer.pieces) - s.max_age
+        over = round_ - min(p.version for p in buffer.steps) - s.max_age
         if over <= 0 or s.late is MaxAgePolicy.WAIT:
             return []
         if s.late is MaxAgePolicy.DROP:
-            return self.drop(place, DropReason.STALE, holds)
+            return self.drop(which, DropReason.STALE, holds)
         factor = s.decay_factor**over / buffer.discount
         if factor >= 1.0:
             return []
         buffer.discount *= factor
-        return [Scale(place, factor)]
+        return [Scale(which, factor)]
 
     # ---- a round with this rank in it -----------------------------------------------------
 
-    def contribute(self, upto: int) -> tuple[Place | None, list[BufferOp]]:
-        """Where the pieces up to `upto` lie, after both buffers were merged if both are named."""
-        if self.grad.pieces and self.grad.pieces[-1].seq <= upto:
-            if not self.held.pieces:
-                return Place.GRAD, []
-            return Place.HELD, self.merge()
-        return (Place.HELD if self.held.pieces else None), []
+    def contribute(self, upto: int) -> tuple[BufferName | None, list[BufferOp]]:
+        """Where the steps up to `upto` lie, after both buffers were merged if both are named."""
+        if self.grad.steps and self.grad.steps[-1].seq <= upto:
+            if not self.late.steps:
+                return BufferName.GRAD, []
+            return BufferName.LATE, self.merge()
+        return (BufferName.LATE if self.late.steps else None), []
 
     def merge(self) -> list[BufferOp]:
-        """Right after a commit, or when both are named: GRAD's sum goes into HELD (R22)."""
-        if not self.grad.pieces:
+        """Right after a commit, or when both are named: GRAD's sum goes into LATE (R22)."""
+        if not self.grad.steps:
             return []
-        if not self.held.pieces:
-            self.held.take_from(self.grad)
+        if not self.late.steps:
+            self.late.take_from(self.grad)
             return [Swap()]
-        held, grad = self.held, self.grad
-        same = held.unit == grad.unit
-        op = Merge(1.0, 1.0) if same else Merge(float(held.unit), float(grad.unit))
-        total = held.samples * held.discount + grad.samples * grad.discount
-        held.discount = total / (held.samples + grad.samples)
-        held.unit = held.unit if same else 1
-        held.pieces += grad.pieces
-        grad.pieces, grad.discount = [], 1.0
+        late, grad = self.late, self.grad
+        same = late.unit == grad.unit
+        op = Merge(1.0, 1.0) if same else Merge(float(late.unit), float(grad.unit))
+        total = late.samples * late.discount + grad.samples * grad.discount
+        late.discount = total / (late.samples + grad.samples)
+        late.unit = late.unit if same else 1
+        late.steps += grad.steps
+        grad.steps, grad.discount = [], 1.0
         return [op]
 
     def applied(self, share: Share) -> list[BufferOp]:
         """The round that named `share` is committed: forget what it took."""
         ops: list[BufferOp] = []
-        for place in (Place.HELD, Place.GRAD):
-            buffer = self.buffer(place)
-            if share.count and buffer.pieces and buffer.pieces[-1].seq <= share.upto:
-                buffer.pieces, buffer.discount = [], 1.0
-                ops.append(Zero(place))
+        for which in (BufferName.LATE, BufferName.GRAD):
+            buffer = self.buffer(which)
+            if share.count and buffer.steps and buffer.steps[-1].seq <= share.upto:
+                buffer.steps, buffer.discount = [], 1.0
+                ops.append(Zero(which))
         for drop in share.drops:
             self.drops.remove(drop)
         return ops
@@ -272,14 +271,14 @@ class Pending:
     def recount(self, counted: int) -> None:
         """The log of the group says `counted` of this rank's samples: what neither it nor this
         rank has was lost, be it applied in a round that the group abandoned (R8, V17)."""
-        pending = sum(p.samples for p in self.pieces) + sum(d.samples for d in self.drops)
+        pending = sum(p.samples for p in self.steps) + sum(d.samples for d in self.drops)
         self.lost = self.produced - counted - pending
 
 
-def _sum_metrics(pieces: list[Piece]) -> tuple[Metric, ...]:
+def _sum_metrics(steps: list[StepGradient]) -> tuple[LoggedMetric, ...]:
     sums: dict[str, tuple[float, float]] = {}
-    for piece in pieces:
-        for m in piece.metrics:
+    for step in steps:
+        for m in step.metrics:
             total, weight = sums.get(m.name, (0.0, 0.0))
             sums[m.name] = (total + m.total, weight + m.weight)
-    return tuple(Metric(name, *sums[name]) for name in sorted(sums))
+    return tuple(LoggedMetric(name, *sums[name]) for name in sorted(sums))

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import msgspec
 from msgspec import Struct
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 from paceline.core.protocol.ids import GenerationId, MemberId
 
@@ -19,7 +19,7 @@ class Request(Struct, frozen=True):
     """A change asked for through the coordinator; a starter writes it into a GO (R18)."""
 
     number: int
-    settings: Settings | None = None
+    settings: RoundSettings | None = None
     stop: bool = False
     """Stop with the round that carries this."""
 
@@ -58,7 +58,7 @@ class Drop(Struct, frozen=True):
     leases: tuple[int, ...] = ()
 
 
-class Metric(Struct, frozen=True):
+class LoggedMetric(Struct, frozen=True):
     """A user's figure, summed over the contributors of a round (D11)."""
 
     name: str
@@ -95,7 +95,7 @@ class Share(Struct, frozen=True):
     """PENDING: version of the batch in hand, which a later round will get (MaxAgePolicy.WAIT)."""
     offset_us: int = 0
     """Arrival after the first one of this round, on the starter's clock."""
-    metrics: tuple[Metric, ...] = ()
+    metrics: tuple[LoggedMetric, ...] = ()
 
 
 class Benched(Struct, frozen=True):
@@ -171,7 +171,7 @@ class Gen(Struct, frozen=True, tag="gen"):
     """Leases that each member may hold: D of R14 and D1."""
     plan: DataPlan | None = None
     """Set by the first generation of a job, None afterwards."""
-    settings: Settings | None = None
+    settings: RoundSettings | None = None
     """Likewise."""
 
 

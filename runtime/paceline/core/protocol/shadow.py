@@ -19,7 +19,7 @@ from typing import Final
 
 from msgspec import Struct
 from paceline_api.enums import Mode
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 from paceline.core.protocol.records import Go
 from paceline.core.protocol.waits import deadline_ns, grace_ns, quorum_of
@@ -54,7 +54,7 @@ class ShadowReport(Struct, frozen=True):
 def follow(
     report: ShadowReport,
     go: Go,
-    settings: Settings,
+    settings: RoundSettings,
     active: int,
     median_round_us: int,
     recent_offsets_us: Iterable[int],

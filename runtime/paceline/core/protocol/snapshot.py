@@ -6,8 +6,8 @@ can be compared and sent.
 
 from __future__ import annotations
 
-from msgspec import Struct
-from paceline_api.rounds import Settings
+from msgspec import Struct, field
+from paceline_api.rounds import RoundSettings
 
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.records import DataPlan, DropReason, Gen, Trigger
@@ -63,7 +63,7 @@ class LogSnapshot(Struct, frozen=True):
     resting: tuple[MemberId, ...]
     done: tuple[MemberId, ...]
     plan: DataPlan
-    settings: Settings
+    settings: RoundSettings
     request: int
     stopping: bool
     started: int
@@ -72,8 +72,8 @@ class LogSnapshot(Struct, frozen=True):
     held: tuple[tuple[MemberId, tuple[int, ...]], ...]
     lookahead: tuple[tuple[MemberId, int], ...]
     heard: tuple[tuple[MemberId, int], ...]
-    banked: int
-    banked_count: int
+    accumulated: int = field(name="banked")
+    accumulated_count: int = field(name="banked_count")
     updates: int
     progress: tuple[int, int]
     round_us: tuple[int, ...]

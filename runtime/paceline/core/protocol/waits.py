@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from typing import Final
 
 from paceline_api.enums import Mode
-from paceline_api.rounds import Settings
+from paceline_api.rounds import RoundSettings
 
 DEADLINE_UNKNOWN_NS: Final = 0
 """Auto deadline before any arrival offset was seen: start with the minimum."""
 
 
-def quorum_of(mode: Mode, settings: Settings, active: int) -> int:
+def quorum_of(mode: Mode, settings: RoundSettings, active: int) -> int:
     """k of R12 for a round that is not Full anyhow: never more than are active."""
     match mode:
         case Mode.FULL | Mode.SHADOW:
@@ -30,14 +30,14 @@ def quorum_of(mode: Mode, settings: Settings, active: int) -> int:
             return max(1, min(asked, active))
 
 
-def grace_ns(settings: Settings, median_round_us: int) -> int:
+def grace_ns(settings: RoundSettings, median_round_us: int) -> int:
     """The wait for near-simultaneous ranks once the condition holds."""
     if settings.grace_ns >= 0:
         return settings.grace_ns
     return int(settings.grace_share * median_round_us * 1000)
 
 
-def deadline_ns(settings: Settings, recent_offsets_us: Iterable[int]) -> int:
+def deadline_ns(settings: RoundSettings, recent_offsets_us: Iterable[int]) -> int:
     """Fixed, or median + c x MAD of the recent arrival offsets (hivemind's issue 676)."""
     if settings.deadline_ns:
         return settings.deadline_ns

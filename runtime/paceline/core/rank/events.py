@@ -30,8 +30,8 @@ from paceline.core.messages import (
 )
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Weighing
-from paceline.core.protocol.pending import BufferOp, Place
-from paceline.core.protocol.records import DataPlan, Go, Metric
+from paceline.core.protocol.pending import BufferName, BufferOp
+from paceline.core.protocol.records import DataPlan, Go, LoggedMetric
 from paceline.core.protocol.snapshot import Kept, LogSnapshot
 
 # ---- events: the main thread ---------------------------------------------------------------------
@@ -53,7 +53,7 @@ class Step(Struct, frozen=True):
     samples: int
     unit: int
     finite: bool = True
-    metrics: tuple[Metric, ...] = ()
+    metrics: tuple[LoggedMetric, ...] = ()
 
 
 class Want(Struct, frozen=True):
@@ -182,7 +182,7 @@ class ToCoordinator(Struct, frozen=True):
     message: Register | Prepared | Refused | Started | Stopped | Saved | Complain | Leaving | Fatal
 
 
-class Buffers(Struct, frozen=True):
+class ChangeBuffers(Struct, frozen=True):
     op: BufferOp
 
 
@@ -197,10 +197,10 @@ class CloseChannel(Struct, frozen=True):
 
 
 class Reduce(Struct, frozen=True):
-    """Sum over the members; own contribution: what lies in `place` times `factor`, or zeros."""
+    """Sum over the members; own contribution: what lies in `source` times `factor`, or zeros."""
 
     go: Go
-    place: Place | None
+    source: BufferName | None
     factor: float
 
 
@@ -304,7 +304,7 @@ class Exit(Struct, frozen=True):
 Effect = (
     ToPeer
     | ToCoordinator
-    | Buffers
+    | ChangeBuffers
     | OpenChannel
     | CloseChannel
     | Reduce

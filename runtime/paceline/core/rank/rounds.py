@@ -77,7 +77,7 @@ def _kind(rank: RankState) -> AnnounceKind | None:
         return AnnounceKind.ARRIVE
     if rank.main in (Main.WANT, Main.REST, Main.DONE) or (rank.draining and parked):
         return AnnounceKind.IDLE
-    if not rank.announced_pending and (rank.pending.held.pieces or rank.pending.drops):
+    if not rank.announced_pending and (rank.pending.late.steps or rank.pending.drops):
         return AnnounceKind.PENDING
     return None
 
@@ -197,20 +197,20 @@ def join(rank: RankState) -> None:
     go = rank.gos.get(rank.round)
     if go is None or rank.reducing is not None or not rank.in_rounds or rank.broken:
         return
-    place, factor = None, 1.0
+    source, factor = None, 1.0
     if not rank.passive:
         share = next((s for s in go.shares if s.member == rank.me), None)
         if share is not None and share.count:
             _check_share(rank, share)
-            place, ops = rank.pending.contribute(share.upto)
+            source, ops = rank.pending.contribute(share.upto)
             rank.do(ops)
             factor = rank.log.weigh(go).factor(share)
     rank.reducing = go
-    rank.emit(Reduce(go, place, factor))
+    rank.emit(Reduce(go, source, factor))
 
 
 def _check_share(rank: RankState, share: Share) -> None:
-    mine = [p for p in rank.pending.pieces if p.seq <= share.upto]
+    mine = [p for p in rank.pending.steps if p.seq <= share.upto]
     leases = tuple(x for p in mine for x in p.leases)
     if leases != share.leases or len(mine) != share.count:
         raise LogError(

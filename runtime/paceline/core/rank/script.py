@@ -7,7 +7,7 @@ permanently slow rank slows nobody (A1, I9).
 
 from __future__ import annotations
 
-from paceline.core.protocol.pending import Place
+from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.records import Drop, DropReason
 from paceline.core.rank.events import (
     Begin,
@@ -71,13 +71,13 @@ def _step(rank: RankState, step: Step) -> None:
         unit=step.unit,
         metrics=step.metrics,
     )
-    owned = all(rank.owns(x) for p in pending.grad.pieces for x in p.leases)
+    owned = all(rank.owns(x) for p in pending.grad.steps for x in p.leases)
     if pending.void or rank.passive or not rank.is_active or not owned:
         # Benched or left out meanwhile: the log deals these leases to others (R13, R8).
-        rank.do(pending.drop(Place.GRAD, DropReason.REVOKED, rank.owns))
+        rank.do(pending.drop(BufferName.GRAD, DropReason.REVOKED, rank.owns))
         rank.waits_for = NOTHING
     elif not step.finite:
-        rank.do(pending.drop(Place.GRAD, DropReason.NONFINITE, rank.holds))
+        rank.do(pending.drop(BufferName.GRAD, DropReason.NONFINITE, rank.holds))
 
 
 def _unrest(rank: RankState) -> None:
@@ -93,7 +93,7 @@ def _unrest(rank: RankState) -> None:
 
 def wake(rank: RankState) -> None:
     """Let the main thread go on if nothing speaks against it."""
-    publish(rank)
+    show_leases(rank)
     if rank.main not in (Main.PARKED, Main.WANT) or rank.passive or not rank.has_state:
         return
     if rank.log.stopped and not rank.needs_part:
@@ -111,7 +111,7 @@ def _wake_active(rank: RankState) -> None:
         return  # fresh: its round is not committed yet
     pending = rank.pending
     fresh = _was_fresh(rank)
-    if pending.grad.pieces and not (pending.held.pieces and rank.announced_pending):
+    if pending.grad.steps and not (pending.late.steps and rank.announced_pending):
         rank.do(pending.merge())
     rank.facts.jumps += rank.waits_for != NOTHING and not fresh
     _resume(rank, fresh=fresh)
@@ -129,9 +129,9 @@ def _resume(rank: RankState, *, fresh: bool) -> None:
     rank.emit(Resume(rank.log.version, fresh, rank.log.stopped))
 
 
-def publish(rank: RankState) -> None:
+def show_leases(rank: RankState) -> None:
     """Tell the loader which leases it may work on, when that has changed."""
     leases = rank.usable()
-    if leases != rank.published:
-        rank.published = leases
+    if leases != rank.shown_leases:
+        rank.shown_leases = leases
         rank.emit(Held(leases))

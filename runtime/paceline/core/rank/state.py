@@ -21,7 +21,15 @@ from paceline.core.protocol.pending import BufferOp, Pending
 from paceline.core.protocol.records import Go, Request, Share
 from paceline.core.protocol.tree import TREE_ABOVE
 from paceline.core.protocol.trigger import Arrival
-from paceline.core.rank.events import Begin, Buffers, Effect, Exit, Found, ToCoordinator, ToPeer
+from paceline.core.rank.events import (
+    Begin,
+    ChangeBuffers,
+    Effect,
+    Exit,
+    Found,
+    ToCoordinator,
+    ToPeer,
+)
 
 EARLY_MAX: Final = 4096
 """Messages kept of a generation that this rank has not started (R4)."""
@@ -133,7 +141,7 @@ class RankState:
     found: Found = Found(None)  # noqa: RUF009 - frozen
     saving: Saving = field(default_factory=Saving)
     pending: Pending = field(default_factory=Pending)
-    published: tuple[int, ...] = ()
+    shown_leases: tuple[int, ...] = ()
 
     announced_pending: bool = False
     announced: bool = False
@@ -264,7 +272,7 @@ class RankState:
 
     def do(self, ops: list[BufferOp]) -> None:
         for op in ops:
-            self.emit(Buffers(op))
+            self.emit(ChangeBuffers(op))
 
     def tell(self, message: object) -> None:
         self.emit(ToCoordinator(message))  # type: ignore[arg-type]

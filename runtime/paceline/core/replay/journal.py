@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from typing import Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from paceline.core.protocol.ids import GenerationId, MemberId
-from paceline.core.protocol.pending import BufferOp, Place
+from paceline.core.protocol.pending import BufferName, BufferOp
 from paceline.core.protocol.records import Record
 
 JOURNAL_VERSION: Final = 1
@@ -74,13 +74,13 @@ class Did(Struct, frozen=True, tag="did"):
 
 
 class Gave(Struct, frozen=True, tag="gave"):
-    """The contribution to an attempt at a round: what lay in `place`, times `factor`."""
+    """The contribution to an attempt at a round: what lay in `source`, times `factor`."""
 
     generation: GenerationId
     round: int
-    place: Place
+    source: BufferName = field(name="place")
     factor: float
-    carrier: str
+    method: str = field(name="carrier")
     """The candidate that summed it (`collectives.select`); empty in a group of one."""
 
 

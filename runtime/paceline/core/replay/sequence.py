@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log, LogError, Weighing, chain
-from paceline.core.protocol.pending import BufferOp, Place
+from paceline.core.protocol.pending import BufferName, BufferOp
 from paceline.core.protocol.records import DataPlan, Gen, Go, Record
 from paceline.core.replay.journal import (
     Did,
@@ -37,11 +37,11 @@ RESULT: Final = "replay.json"
 """In the run folder."""
 
 
-class ReplayError(Exception):
+class SequenceError(Exception):
     """These journals cannot be replayed, and why."""
 
 
-class Result(Struct, frozen=True):
+class ReplayResult(Struct, frozen=True):
     """What a replay has found."""
 
     version: int
@@ -78,7 +78,7 @@ class Forget(Struct, frozen=True):
 
 class Give(Struct, frozen=True):
     member: MemberId
-    place: Place
+    source: BufferName
     factor: float
 
 
@@ -87,7 +87,7 @@ class Round(Struct, frozen=True):
 
     round: int
     members: tuple[MemberId, ...]
-    carrier: str
+    method: str
     weighing: Weighing
 
 
@@ -120,10 +120,12 @@ def true_log(journals: Mapping[MemberId, Sequence[Entry]]) -> tuple[Ended, list[
     """The records of the released log, and the digest after each, joined from all journals."""
     ends = [e for journal in journals.values() for e in journal if isinstance(e, Ended)]
     if not ends:
-        raise ReplayError("no rank was released: only a run that ended as Complete can be replayed")
+        raise SequenceError(
+            "no rank was released: only a run that ended as Complete can be replayed"
+        )
     end = max(ends, key=lambda e: e.index)
     if any((e.digest, e.state) != (end.digest, end.state) for e in ends if e.index == end.index):
-        raise ReplayError("the ranks ended with different logs or states")
+        raise SequenceError("the ranks ended with different logs or states")
     known: dict[tuple[int, str], Record] = {}
     digests: dict[int, set[str]] = {0: {""}}
     for journal in journals.values():
@@ -137,11 +139,11 @@ def true_log(journals: Mapping[MemberId, Sequence[Entry]]) -> tuple[Ended, list[
     for index in range(end.index, 0, -1):
         record = known.get((index, digest))
         if record is None:
-            raise ReplayError(f"record {index} of {end.index} is in no journal")
+            raise SequenceError(f"record {index} of {end.index} is in no journal")
         path.append((record, digest))
         before = [d for d in digests.get(index - 1, ()) if chain(d, record) == digest]
         if not before:
-            raise ReplayError(f"record {index - 1} of {end.index} is in no journal")
+            raise SequenceError(f"record {index - 1} of {end.index} is in no journal")
         digest = before[0]
     path.reverse()
     return end, [record for record, _ in path], [d for _, d in path]
@@ -192,7 +194,7 @@ class _Part:
                 back, self._apart = self._apart, False
                 return Forget(self.member) if back else None
             case Skipped(lease=lease):
-                raise ReplayError(
+                raise SequenceError(
                     f"the script of rank {self.member} took a batch of lease {lease} and made no "
                     "step of it; what it does then can not be replayed"
                 )
@@ -202,13 +204,15 @@ class _Part:
                 step = self._step_after()
                 if step is not None and step.leases:
                     if version != log.version:
-                        raise ReplayError(f"rank {self.member} computes on version {version} late")
+                        raise SequenceError(
+                            f"rank {self.member} computes on version {version} late"
+                        )
                     return Compute(self.member, step)
             case Did(op=op):
                 return Operate(self.member, op)
-            case Gave(generation=generation, round=round_, place=place, factor=factor):
+            case Gave(generation=generation, round=round_, source=source, factor=factor):
                 if (generation, round_) == (attempt, log.version):
-                    return Give(self.member, place, factor)
+                    return Give(self.member, source, factor)
             case Hashed(version=version, value=value):
                 return Check(self.member, version, value) if version == log.version else None
         return None
@@ -232,17 +236,17 @@ class _Part:
 
 
 def compose(journals: Mapping[MemberId, Sequence[Entry]]) -> Score:
-    """Raises ReplayError if the journals are not those of one whole run that can be replayed."""
+    """Raises SequenceError if the journals are not those of one whole run that can be replayed."""
     end, records, digests = true_log(journals)
     first = records[0]
     if not isinstance(first, Gen) or first.plan is None:
-        raise ReplayError("the log does not begin with a first generation")
+        raise SequenceError("the log does not begin with a first generation")
     if not first.plan.samples:
-        raise ReplayError("the script feeds itself: only data from pl.DataLoader can be replayed")
+        raise SequenceError("the script feeds itself: only data from pl.DataLoader can be replayed")
     if first.version:
-        raise ReplayError(f"the run began with version {first.version}, from a checkpoint")
-    carriers = {
-        (entry.generation, entry.round): entry.carrier
+        raise SequenceError(f"the run began with version {first.version}, from a checkpoint")
+    methods = {
+        (entry.generation, entry.round): entry.method
         for journal in journals.values()
         for entry in journal
         if isinstance(entry, Gave)
@@ -255,8 +259,8 @@ def compose(journals: Mapping[MemberId, Sequence[Entry]]) -> Score:
         for part in parts:
             actions += part.walk(log, attempt)
         if isinstance(record, Go):
-            carrier = carriers.get((record.generation, record.round), "")
-            actions.append(_round(log, record, carrier))
+            method = methods.get((record.generation, record.round), "")
+            actions.append(_round(log, record, method))
         _append(log, record)
     for part in parts:
         actions += part.walk(log, NEVER)
@@ -264,18 +268,18 @@ def compose(journals: Mapping[MemberId, Sequence[Entry]]) -> Score:
     return Score(first.plan, len(first.members), tuple(actions), end)
 
 
-def _round(log: Log, go: Go, carrier: str) -> Round:
+def _round(log: Log, go: Go, method: str) -> Round:
     try:
-        return Round(go.round, log.members, carrier, log.weigh(go))
+        return Round(go.round, log.members, method, log.weigh(go))
     except LogError as error:
-        raise ReplayError(f"the log is broken: {error}") from None
+        raise SequenceError(f"the log is broken: {error}") from None
 
 
 def _append(log: Log, record: Record) -> None:
     try:
         log.append(record)
     except LogError as error:
-        raise ReplayError(f"the log is broken: {error}") from None
+        raise SequenceError(f"the log is broken: {error}") from None
 
 
 def _check_given(actions: Sequence[Action]) -> None:
@@ -287,7 +291,7 @@ def _check_given(actions: Sequence[Action]) -> None:
         elif isinstance(action, Round):
             missing = sorted(set(action.weighing.contributors) - given)
             if missing:
-                raise ReplayError(
+                raise SequenceError(
                     f"the journal of rank {missing[0]} lacks what it gave to round {action.round}"
                 )
             given.clear()

@@ -2,11 +2,11 @@
 
 A link is an intercommunicator made by Open_port, Accept and Connect. Measured with MPICH 5.0.2
 (ofi netmod, tcp provider): Accept and Connect hold the lock of the library while they wait, so
-they are called only when the pair has met (`meeting`), one at a time, in a throw-away thread, with
+they are called only when the pair has met (`rendezvous`), one at a time, in a throw-away thread, with
 the bounds that MPICH honours: the info key `timeout` (whole seconds) ends an Accept that nobody
 answers; a bound on tries (`patience`) ends a Connect to a dead port, which ignores `timeout`.
 
-A fresh link is trusted after both sides have said the same serial over it. Each meeting agrees on a
+A fresh link is trusted after both sides have said the same serial over it. Each rendezvous agrees on a
 new range of tags for its generation, so that nothing left over from an older one can match (I13).
 """
 
@@ -26,7 +26,13 @@ from paceline.clock import NS_PER_S, now_ns, pause
 from paceline.transport.base import Group, TransportError
 from paceline.transport.mpi.patience import Patience
 from paceline.transport.mpi.provider import check_provider
-from paceline.transport.rendezvous import POLL_S, Deadline, Line, LineClosedError, MeetingPoint
+from paceline.transport.rendezvous import (
+    POLL_S,
+    Deadline,
+    PeerClosedError,
+    PeerConnection,
+    Rendezvous,
+)
 
 LANES: Final = 4
 """Messages of one reduction run in this many independent lanes; each has its own tag."""
@@ -101,8 +107,8 @@ def _unlink_own_shared_memory() -> None:
     MPICH removes it in Finalize, which we never call, so each rank would leave 1 MiB in /dev/shm.
     The mapping stays valid.
     """
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.rpartition(" ")[2]
+    for connection in Path("/proc/self/maps").read_text().splitlines():
+        path = connection.rpartition(" ")[2]
         if path.startswith("/dev/shm/mpich_shm_"):
             Path(path).unlink(missing_ok=True)
 
@@ -146,7 +152,7 @@ class LinkTable:
     def __init__(self, host: str) -> None:
         self.mpi = start_mpi(local=host.startswith("127."))
         self._patience = Patience()
-        self.meeting = MeetingPoint(host)
+        self.rendezvous = Rendezvous(host)
         self.wired = 0
         self.wiring_failed = 0
         self._links: dict[str, Link] = {}
@@ -169,45 +175,45 @@ class LinkTable:
         if late is not None:
             late.Free()
 
-    def dial(self, group: Group, rank: int, deadline: Deadline) -> tuple[Link, Line]:
-        """The lower rank's side of a meeting: offers the link it has, else connects."""
+    def dial(self, group: Group, rank: int, deadline: Deadline) -> tuple[Link, PeerConnection]:
+        """The lower rank's side of a rendezvous: offers the link it has, else connects."""
         name = group.peers[rank].name
         while True:
             known = self._links.get(name)
             offer = {"serial": known.serial if known else ""}
-            answer, line = self.meeting.dial(group, rank, offer, deadline)
+            answer, connection = self.rendezvous.dial(group, rank, offer, deadline)
             try:
                 serial, tag = str(answer["serial"]), int(answer["generations"])
                 if known is not None and known.serial == serial:
                     known.generations = tag
-                    return known, line
+                    return known, connection
                 port = str(answer["port"])
                 connect = lambda port=port: self.mpi.COMM_SELF.Connect(port, self._bound)  # noqa: E731
                 link = self._wire(name, serial, connect, deadline)
             except BaseException:
-                line.close()
+                connection.close()
                 raise
             if link is not None:
                 link.generations = tag
-                return link, line
-            line.close()
+                return link, connection
+            connection.close()
 
-    def answer(self, group: Group, rank: int, deadline: Deadline) -> tuple[Link, Line]:
-        """The higher rank's side of a meeting: agrees to the link both have, else accepts."""
+    def answer(self, group: Group, rank: int, deadline: Deadline) -> tuple[Link, PeerConnection]:
+        """The higher rank's side of a rendezvous: agrees to the link both have, else accepts."""
         name = group.peers[rank].name
         while True:
-            hello, line = self.meeting.answer(group, rank, deadline)
+            hello, connection = self.rendezvous.answer(group, rank, deadline)
             try:
-                link = self._answer(name, hello, line, deadline)
+                link = self._answer(name, hello, connection, deadline)
             except BaseException:
-                line.close()
+                connection.close()
                 raise
             if link is not None:
-                return link, line
-            line.close()
+                return link, connection
+            connection.close()
 
     def _answer(
-        self, name: str, hello: dict[str, Any], line: Line, deadline: Deadline
+        self, name: str, hello: dict[str, Any], connection: PeerConnection, deadline: Deadline
     ) -> Link | None:
         known = self._links.get(name)
         if known is not None and known.serial == hello.get("serial"):
@@ -217,8 +223,8 @@ class LinkTable:
             port = self.mpi.Open_port()
             agreed = {"serial": uuid.uuid4().hex, "generations": 1, "port": port}
         try:
-            line.send(agreed)
-        except LineClosedError:
+            connection.send(agreed)
+        except PeerClosedError:
             return None
         if port is None:
             assert known is not None
@@ -229,7 +235,7 @@ class LinkTable:
         link = self._wire(name, serial, accept, deadline)
         if link is not None:
             link.generations = 1
-            # After a failure the port stays open: its tag must not be given to another meeting.
+            # After a failure the port stays open: its tag must not be given to another rendezvous.
             self.mpi.Close_port(port)
         return link
 

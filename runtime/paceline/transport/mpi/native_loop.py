@@ -15,12 +15,12 @@ from typing import Any, ClassVar, Final
 
 import torch
 
-from paceline.core.collectives.schedules import Schedule, Step
+from paceline.core.collectives.schedules import Schedule, ScheduleStep
 from paceline.transport.base import Abort, PeerLost, TransportAborted
-from paceline.transport.mpi.lanes import PIECE_BYTES, Cells
+from paceline.transport.mpi.lanes import SEGMENT_BYTES, Cells
 from paceline.transport.mpi.links import LANES, Link
 from paceline.transport.mpi.native import UnavailableError, load
-from paceline.transport.rendezvous import LAST_WORDS_NS, Lifelines
+from paceline.transport.rendezvous import LAST_WORDS_NS, PeerConnections
 
 ABORTED, LOST, FAILED = 1, 2, 3
 KINDS: Final = {
@@ -85,11 +85,11 @@ class _Call(ctypes.Structure):
         ("buffer_count", ctypes.c_int32),
         ("lane_count", ctypes.c_int32),
         ("scratch", ctypes.POINTER(ctypes.c_void_p)),
-        ("piece_bytes", ctypes.c_int64),
+        ("segment_bytes", ctypes.c_int64),
         ("requests", ctypes.POINTER(ctypes.c_int)),
         ("abort", ctypes.POINTER(ctypes.c_int32)),
-        ("lifelines", ctypes.POINTER(_PollFd)),
-        ("lifeline_count", ctypes.c_int32),
+        ("connections", ctypes.POINTER(_PollFd)),
+        ("connection_count", ctypes.c_int32),
         ("lost", ctypes.c_int32),
         ("last_words_ns", ctypes.c_int64),
     ]
@@ -124,14 +124,14 @@ class NativeLoop:
         self,
         schedules: Mapping[str, Schedule],
         link_to: Mapping[int, Link],
-        lifelines: Lifelines,
+        connections: PeerConnections,
     ) -> None:
         """Lay out the steps and links of a new group."""
         place = {rank: index for index, rank in enumerate(link_to)}
         self._links = (_Link * len(link_to))(
             *(_Link(link.comm.handle, link.tag(0)) for link in link_to.values())
         )
-        watched = lifelines.watched()
+        watched = connections.watched()
         self._rank_of = [rank for _, rank, _ in watched]
         self._fds = (_PollFd * len(watched))(*(_PollFd(fd, e, 0) for fd, _, e in watched))
         self._steps = {
@@ -155,8 +155,8 @@ class NativeLoop:
                 for c in cells
             )
         )
-        pieces = sum(-(-len(c.tensor) * c.itemsize // PIECE_BYTES) for c in cells)
-        lanes = min(LANES, pieces)
+        segments = sum(-(-len(c.tensor) * c.itemsize // SEGMENT_BYTES) for c in cells)
+        lanes = min(LANES, segments)
         null = self._mpi.request_null
         handles = (ctypes.c_int * (2 * lanes))(*[null] * (2 * lanes))
         call = _Call(
@@ -169,7 +169,7 @@ class NativeLoop:
             len(cells),
             lanes,
             (ctypes.c_void_p * LANES)(*(part.ctypes.data for part in scratch)),
-            PIECE_BYTES,
+            SEGMENT_BYTES,
             handles,
             ctypes.pointer(abort.flag),
             self._fds,
@@ -193,7 +193,7 @@ class NativeLoop:
         raise PeerLost(f"a call of MPI failed: {text}")
 
 
-def _step(step: Step, place: Mapping[int, int]) -> _Step:
+def _step(step: ScheduleStep, place: Mapping[int, int]) -> _Step:
     """One step with indices of links instead of ranks."""
     to = -1 if step.send_to is None else place[step.send_to]
     source = -1 if step.recv_from is None else place[step.recv_from]

@@ -1,10 +1,10 @@
 """The data channel over MPI: own algorithms over point-to-point messages on pair links.
 
 Nothing here is a collective of the library: a survivor of a death needs no call of MPI to go on
-over the links it has. A reduction cuts its buffers into pieces; every piece goes through the steps
-of a schedule (`core.collectives.schedules`), several pieces at a time in independent lanes, so that
+over the links it has. A reduction cuts its buffers into segments; every segment goes through the steps
+of a schedule (`core.collectives.schedules`), several segments at a time in independent lanes, so that
 one lane adds while another transfers. All waits are Testsome with a pause, an abort flag and the
-lifelines of the group. What an abandoned reduction may still write to is kept until its requests
+connections of the group. What an abandoned reduction may still write to is kept until its requests
 have ended.
 """
 
@@ -26,12 +26,12 @@ from paceline.core.collectives.schedules import (
     schedule,
 )
 from paceline.transport.base import Abort, Group, PeerLost, Transport, TransportAborted
-from paceline.transport.mpi.abandoned import Graves, Stretch
-from paceline.transport.mpi.lanes import PIECE_BYTES, Cells, Lane, Piece
+from paceline.transport.mpi.abandoned import AbandonedRequests, MemoryRange
+from paceline.transport.mpi.lanes import SEGMENT_BYTES, Cells, Lane, Segment
 from paceline.transport.mpi.links import LANES, Link, LinkTable
 from paceline.transport.mpi.native import UnavailableError
 from paceline.transport.mpi.native_loop import KINDS, NativeLoop
-from paceline.transport.rendezvous import LAST_WORDS_NS, Deadline, Lifelines
+from paceline.transport.rendezvous import LAST_WORDS_NS, Deadline, PeerConnections
 
 log = logging.getLogger("paceline.rank")
 
@@ -60,16 +60,16 @@ class MpiTransport(Transport):
             except UnavailableError as error:
                 self._why_python = str(error)
                 log.warning("mpi runs in Python, which a busy script slows down: %s", error)
-        self._lifelines = Lifelines()
+        self._connections = PeerConnections()
         self._group: Group | None = None
         self._link_to: dict[int, Link] = {}
         self._schedules: dict[str, Schedule] = {}
-        self._scratch = [np.empty(PIECE_BYTES, np.uint8) for _ in range(LANES)]
-        self._graves = Graves(self._mpi)
+        self._scratch = [np.empty(SEGMENT_BYTES, np.uint8) for _ in range(LANES)]
+        self._abandoned = AbandonedRequests(self._mpi)
 
     @property
     def address(self) -> str:
-        return self._links.meeting.address
+        return self._links.rendezvous.address
 
     def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
         self.close()
@@ -79,23 +79,23 @@ class MpiTransport(Transport):
             mine = partners(ALGORITHMS, group.size, group.rank)
             # Higher ranks first: the highest only answers, so no circle of ranks waits for itself.
             for rank in sorted((r for r in mine if r > group.rank), reverse=True):
-                self._meet(group, rank, deadline)
+                self._connect_to(group, rank, deadline)
             for rank in sorted((r for r in mine if r < group.rank), reverse=True):
-                self._meet(group, rank, deadline)
+                self._connect_to(group, rank, deadline)
         except BaseException:
             self.close()
             raise
         self._schedules = {a: schedule(a, group.size, group.rank) for a in ALGORITHMS}
         if self._native is not None:
-            self._native.enter(self._schedules, self._link_to, self._lifelines)
-        self._graves.clean()  # by now our peers have left the groups before
+            self._native.enter(self._schedules, self._link_to, self._connections)
+        self._abandoned.clean()  # by now our peers have left the groups before
         self._links.forget_spares({peer.name for peer in group.peers})
         self._group = group
 
-    def _meet(self, group: Group, rank: int, deadline: Deadline) -> None:
+    def _connect_to(self, group: Group, rank: int, deadline: Deadline) -> None:
         meet = self._links.dial if rank > group.rank else self._links.answer
-        link, line = meet(group, rank, deadline)
-        self._lifelines.add(rank, line)
+        link, connection = meet(group, rank, deadline)
+        self._connections.add(rank, connection)
         self._link_to[rank] = link
         self._discard_old(link)
 
@@ -106,7 +106,9 @@ class MpiTransport(Transport):
         while link.comm.Iprobe(0, self._mpi.ANY_TAG, status) and status.tag not in current:
             waste = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
             request = link.comm.Irecv([waste, self._mpi.BYTE], 0, status.tag)
-            self._graves.bury([request], [], [Stretch(waste.ctypes.data, waste.nbytes, waste)])
+            self._abandoned.keep(
+                [request], [], [MemoryRange(waste.ctypes.data, waste.nbytes, waste)]
+            )
 
     def allreduce(self, buffers: Sequence[torch.Tensor], abort: Abort, algorithm: str) -> None:
         assert self._group is not None, "allreduce outside a group"
@@ -121,7 +123,7 @@ class MpiTransport(Transport):
             else:
                 self._reduce(algorithm, cells, abort, requests)
         except BaseException as error:
-            self._bury(requests, cells)
+            self._abandon(requests, cells)
             if isinstance(error, self._mpi.Exception):
                 raise PeerLost(f"a call of MPI failed: {error}") from error
             raise
@@ -130,10 +132,10 @@ class MpiTransport(Transport):
         self, algorithm: str, cells: list[Cells], abort: Abort, requests: list[Any]
     ) -> None:
         plan = self._schedules[algorithm]
-        pieces = [piece for c in cells for piece in Piece.cut(c, plan.chunks)]
+        segments = [segment for c in cells for segment in Segment.cut(c, plan.chunks)]
         lanes = [
-            Lane(k, pieces[k::LANES], plan.steps, self._link_to, self._scratch[k], self._mpi)
-            for k in range(min(LANES, len(pieces)))
+            Lane(k, segments[k::LANES], plan.steps, self._link_to, self._scratch[k], self._mpi)
+            for k in range(min(LANES, len(segments)))
         ]
         requests += [self._mpi.REQUEST_NULL] * (2 * len(lanes))
         for lane in lanes:
@@ -160,35 +162,35 @@ class MpiTransport(Transport):
                 idle_since_ns = now
                 lost_since_ns = 0
             if idle % 16 == 0:
-                lost = self._lifelines.lost()
+                lost = self._connections.lost()
                 if lost is not None:
                     lost_since_ns = lost_since_ns or now
                     if now - lost_since_ns > LAST_WORDS_NS:
                         raise PeerLost(f"rank {lost} has gone", lost)
             pause(PAUSE_S if now - idle_since_ns < LONG_WAIT_NS else LONG_PAUSE_S)
 
-    def _bury(self, requests: list[Any], cells: list[Cells]) -> None:
+    def _abandon(self, requests: list[Any], cells: list[Cells]) -> None:
         """Give up requests; what they may still touch stays alive until they have completed."""
         null = self._mpi.REQUEST_NULL
         for request in requests[0::2]:  # receives: a cancelled one completes at once
             if request != null:
                 request.Cancel()
-        memory = [Stretch(c.tensor.data_ptr(), c.tensor.nbytes, c) for c in cells]
-        memory += [Stretch(part.ctypes.data, part.nbytes, part) for part in self._scratch]
-        self._graves.bury(requests[0::2], requests[1::2], memory)
-        self._scratch = [np.empty(PIECE_BYTES, np.uint8) for _ in range(LANES)]
+        memory = [MemoryRange(c.tensor.data_ptr(), c.tensor.nbytes, c) for c in cells]
+        memory += [MemoryRange(part.ctypes.data, part.nbytes, part) for part in self._scratch]
+        self._abandoned.keep(requests[0::2], requests[1::2], memory)
+        self._scratch = [np.empty(SEGMENT_BYTES, np.uint8) for _ in range(LANES)]
 
     def close(self) -> None:
         self._group = None
         self._link_to = {}
-        if self._graves.leave(self._lifelines):
-            self._lifelines = Lifelines()
-        self._lifelines.close()
-        self._graves.clean()
+        if self._abandoned.leave(self._connections):
+            self._connections = PeerConnections()
+        self._connections.close()
+        self._abandoned.clean()
 
     def shutdown(self) -> None:
         self.close()
-        self._links.meeting.close()
+        self._links.rendezvous.close()
 
     def describe(self) -> dict[str, str]:
         return {
@@ -196,5 +198,5 @@ class MpiTransport(Transport):
             "provider": f"ofi;{os.environ.get('FI_PROVIDER', 'default')}",
             "links.wired": str(self._links.wired),
             "links.failed": str(self._links.wiring_failed),
-            "abandoned": str(len(self._graves)),
+            "abandoned": str(len(self._abandoned)),
         }

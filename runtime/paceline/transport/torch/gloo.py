@@ -1,8 +1,8 @@
 """The data channel through gloo: host memory over TCP, bound to one address (D13).
 
-The ranks exchange gloo's addresses over `meeting`, not over torch's TCPStore: that one looks up the
+The ranks exchange gloo's addresses over `rendezvous`, not over torch's TCPStore: that one looks up the
 name of every address it connects to, and an unanswered DNS request held one in a hundred group
-changes for five seconds. A meeting has no name service, an abort flag and a deadline.
+changes for five seconds. A rendezvous has no name service, an abort flag and a deadline.
 """
 
 from __future__ import annotations
@@ -17,11 +17,17 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from paceline.clock import now_ns
 from paceline.transport.base import Abort, Group, PeerLost
-from paceline.transport.rendezvous import LAST_WORDS_NS, POLL_S, Deadline, Lifelines, MeetingPoint
+from paceline.transport.rendezvous import (
+    LAST_WORDS_NS,
+    POLL_S,
+    Deadline,
+    PeerConnections,
+    Rendezvous,
+)
 from paceline.transport.torch.process_groups import TorchDistTransport
 
 LOOK_S: Final = 0.05
-"""Between two looks at the lifelines while a reduction is under way; its end wakes at once."""
+"""Between two looks at the connections while a reduction is under way; its end wakes at once."""
 
 
 class _Exchange(Store):
@@ -32,14 +38,14 @@ class _Exchange(Store):
     """
 
     def __init__(
-        self, meeting: MeetingPoint, lock: threading.Lock, group: Group, deadline: Deadline
+        self, rendezvous: Rendezvous, lock: threading.Lock, group: Group, deadline: Deadline
     ) -> None:
         super().__init__()
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._lock = lock
         self._group = group
         self._deadline = deadline
-        self.lifelines = Lifelines()
+        self.connections = PeerConnections()
         self._values: dict[str, bytes] = {}
         self._complete = False
 
@@ -52,7 +58,7 @@ class _Exchange(Store):
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002
         if not self._complete and not all(key in self._values for key in keys):
-            # An attempt that was cancelled may still be on its way out of its meetings.
+            # An attempt that was cancelled may still be on its way out of its rendezvous.
             while not self._lock.acquire(timeout=POLL_S):
                 self._deadline.check("waiting for the last attempt to end")
             try:
@@ -65,22 +71,22 @@ class _Exchange(Store):
             raise RuntimeError(f"gloo asks for {missing}, which nobody has set")
 
     def _exchange(self) -> None:
-        # The lines stay as lifelines: gloo reports only the death of the peer it is waiting for.
+        # The connections stay as connections: gloo reports only the death of the peer it is waiting for.
         own = {key: b64encode(value).decode() for key, value in self._values.items()}
         group, deadline = self._group, self._deadline
         if group.rank != 0:
-            everything, line = self._meeting.dial(group, 0, {"values": own}, deadline)
-            self.lifelines.add(0, line)
+            everything, connection = self._rendezvous.dial(group, 0, {"values": own}, deadline)
+            self.connections.add(0, connection)
         else:
             everything = {"values": own}
-            lines = []
+            connections = []
             for rank in range(1, group.size):
-                hello, line = self._meeting.answer(group, rank, deadline)
-                self.lifelines.add(rank, line)
-                lines.append(line)
+                hello, connection = self._rendezvous.answer(group, rank, deadline)
+                self.connections.add(rank, connection)
+                connections.append(connection)
                 everything["values"] |= hello["values"]
-            for line in lines:
-                line.send(everything)
+            for connection in connections:
+                connection.send(everything)
         self._values |= {key: b64decode(value) for key, value in everything["values"].items()}
 
 
@@ -92,15 +98,15 @@ class GlooTransport(TorchDistTransport):
 
     def __init__(self, *, host: str) -> None:
         super().__init__()
-        self._meeting = MeetingPoint(host)
-        self._meeting_lock = threading.Lock()
-        self._lifelines = Lifelines()
+        self._rendezvous = Rendezvous(host)
+        self._rendezvous_lock = threading.Lock()
+        self._connections = PeerConnections()
         # A device is gloo's event thread and listener; one serves all groups of this process.
         self._device: Any = ProcessGroupGloo.create_device(hostname=host)
 
     @property
     def address(self) -> str:
-        return self._meeting.address
+        return self._rendezvous.address
 
     def _connect(self, group: Group, deadline: Deadline) -> Any:
         # Named with underscores, but the only way to say which address gloo binds to.
@@ -108,15 +114,15 @@ class GlooTransport(TorchDistTransport):
         options._devices = [self._device]  # noqa: SLF001
         options._threads = 1  # noqa: SLF001
         options._timeout = timedelta(seconds=deadline.timeout_s)  # noqa: SLF001
-        store = _Exchange(self._meeting, self._meeting_lock, group, deadline)
+        store = _Exchange(self._rendezvous, self._rendezvous_lock, group, deadline)
         try:
             # When a peer dies after the exchange, gloo goes on calling it until the time-out. The
             # thread of this attempt is left behind then, so it may not hold the lock here.
             process_group = ProcessGroupGloo(store, group.rank, group.size, options)
         except BaseException:
-            store.lifelines.close()
+            store.connections.close()
             raise
-        return process_group, store.lifelines
+        return process_group, store.connections
 
     def _await(self, works: list[Any], abort: Abort) -> None:
         # Ask the futures, not the works: a work says complete only after its callbacks have run.
@@ -127,21 +133,21 @@ class GlooTransport(TorchDistTransport):
         while not all(future.done() for future in futures):
             if abort.wait(LOOK_S):
                 return
-            lost = self._lifelines.lost()
+            lost = self._connections.lost()
             if lost is not None:
                 lost_since_ns = lost_since_ns or now_ns()
                 if now_ns() - lost_since_ns > LAST_WORDS_NS:
                     raise PeerLost(f"rank {lost} has gone", lost)
 
     def _adopt(self, made: Any) -> Any:
-        process_group, self._lifelines = made
+        process_group, self._connections = made
         return process_group
 
     def close(self) -> None:
         super().close()
-        self._lifelines.close()
+        self._connections.close()
 
     def shutdown(self) -> None:
         self.close()
-        self._meeting.close()
+        self._rendezvous.close()
         self._device = None

@@ -105,9 +105,9 @@ class NcclTransport(TorchDistTransport):
                 return
             pause(PAUSE_S)
 
-    def _bury(self, buffers: Any) -> None:
+    def _abandon(self, buffers: Any) -> None:
         abandoned = self._process_group
-        super()._bury(buffers)
+        super()._abandon(buffers)
         if abandoned is not None:
             # Its kernels occupy the device until they are told to stop; the call may block.
             threading.Thread(

@@ -63,7 +63,7 @@ class TorchDistTransport(Transport):
         self._group: Group | None = None
         self._process_group: Any = None
         self._works: list[Any] = []
-        self._graves: list[tuple[Any, list[Any], Any]] = []
+        self._kept: list[tuple[Any, list[Any], Any]] = []
         self._abandoned = 0
 
     @abstractmethod
@@ -83,7 +83,7 @@ class TorchDistTransport(Transport):
         if group.size > 1:
             self._process_group = self._adopt(self._make_group(group, abort, timeout_s))
         self._group = group
-        self._clean_graves()
+        self._forget_completed()
 
     def _make_group(self, group: Group, abort: Abort, timeout_s: float) -> Any:
         what = f"wiring {self.name} for {group.size} ranks"
@@ -115,7 +115,7 @@ class TorchDistTransport(Transport):
             for operation in ("allreduce",) if self.same_bits else ("reduce", "broadcast"):
                 self._finish([self._launch(operation, b) for b in full], full, abort)
         except PeerLost:
-            self._bury(full)
+            self._abandon(full)
             raise
         except RuntimeError as error:
             raise PeerLost(f"{self.name} failed: {error}") from error
@@ -130,35 +130,35 @@ class TorchDistTransport(Transport):
         self._works = works
         self._await(works, abort)
         if abort.is_raised() and not all(work.is_completed() for work in works):
-            self._bury(buffers)
+            self._abandon(buffers)
             raise TransportAborted("abandoned in a reduction")
         try:
             for work in works:
                 work.wait()
         except RuntimeError:
-            self._bury(buffers)
+            self._abandon(buffers)
             raise
         self._works = []
 
-    def _bury(self, buffers: Any) -> None:
+    def _abandon(self, buffers: Any) -> None:
         """Keep what the abandoned works may still write to; the group is spent."""
         if self._process_group is not None:
-            self._graves.append((self._process_group, self._works, buffers))
+            self._kept.append((self._process_group, self._works, buffers))
             self._abandoned += 1
         self._process_group, self._works = None, []
 
-    def _clean_graves(self) -> None:
-        self._graves = [g for g in self._graves if not all(w.is_completed() for w in g[1])]
+    def _forget_completed(self) -> None:
+        self._kept = [g for g in self._kept if not all(w.is_completed() for w in g[1])]
 
     def close(self) -> None:
         # The group ends only after the next one stands: a peer may still read what we sent.
         if self._process_group is not None:
-            self._graves.append((self._process_group, self._works, None))
+            self._kept.append((self._process_group, self._works, None))
         self._group, self._process_group, self._works = None, None, []
 
     def describe(self) -> dict[str, str]:
         return {
             "provider": self.name,
             "abandoned": str(self._abandoned),
-            "abandoned.alive": str(len(self._graves)),
+            "abandoned.alive": str(len(self._kept)),
         }

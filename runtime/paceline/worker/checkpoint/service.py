@@ -20,8 +20,8 @@ from paceline.core.rank.state import Saving
 from paceline.errors import CheckpointError
 from paceline.telemetry.records import RankRecord
 from paceline.worker.checkpoint import format as disk
-from paceline.worker.checkpoint.writer import Answer, Writer
-from paceline.worker.metrics.rounds import CheckpointGauges
+from paceline.worker.checkpoint.writer import Answer, CheckpointWriter
+from paceline.worker.metrics.rounds import CheckpointMetrics
 from paceline.worker.state.committed import Committed
 
 log = logging.getLogger("paceline.checkpoint")
@@ -31,7 +31,7 @@ CLOSE_S: Final = 2.0
 Order = ev.Save | ev.Publish | ev.Unsave
 
 
-class Checkpoints:
+class CheckpointService:
     """Of one rank; for the communication thread, but for `look`."""
 
     def __init__(
@@ -45,8 +45,8 @@ class Checkpoints:
         self._exposed_s = 0.0
         """In which the communication thread copied."""
         self._path, self._identity, self._committed = Path(spec.path), identity, committed
-        self._gauges = CheckpointGauges(record)
-        self._writer = Writer(self._path, identity, keep=spec.keep, post=post)
+        self._metrics = CheckpointMetrics(record)
+        self._writer = CheckpointWriter(self._path, identity, keep=spec.keep, post=post)
 
     def look(self) -> ev.Found:
         """The newest checkpoint, as this rank sees the folder now."""
@@ -69,7 +69,7 @@ class Checkpoints:
 
     def figures(self, saving: Saving) -> dict[str, float]:
         """After an answer of the writer: what checkpoints have cost so far, for `status`."""
-        return self._gauges.follow(saving, self._exposed_s, self._writer.hidden_s)
+        return self._metrics.follow(saving, self._exposed_s, self._writer.hidden_s)
 
     def restore(self, order: ev.Restore) -> ev.Restored:
         """Raises CheckpointError or StateError."""

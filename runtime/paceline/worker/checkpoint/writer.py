@@ -42,7 +42,7 @@ Answer = Written | Published
 Order = Callable[[], Answer | None]
 
 
-class Writer:
+class CheckpointWriter:
     """`post` gets the answers, on the writer's thread."""
 
     def __init__(

@@ -11,7 +11,7 @@ from paceline.clock import NS_PER_S
 from paceline.telemetry.records import RankRecord
 
 
-class LoopGauges:
+class LoopMetrics:
     """Main thread only."""
 
     def __init__(self, record: RankRecord) -> None:

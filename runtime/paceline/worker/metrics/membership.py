@@ -19,7 +19,7 @@ from paceline.telemetry.records import RankRecord
 PHASES: Final = ("detect", "prepare", "wire", "resume")
 
 
-class MembershipGauges:
+class MembershipMetrics:
     """Communication thread only."""
 
     def __init__(self, record: RankRecord) -> None:

@@ -13,7 +13,7 @@ from functools import cache
 from paceline_api.enums import Mode
 
 from paceline.clock import NS_PER_S
-from paceline.core.collectives.select import CLASS_NAMES, Carrier
+from paceline.core.collectives.select import CLASS_NAMES, Method
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import Go, Share, Trigger
 from paceline.core.protocol.shadow import PARTIAL, Hindsight, ShadowReport
@@ -23,18 +23,18 @@ from paceline.core.rank.state import RankState, Saving
 from paceline.core.status import Fact
 from paceline.telemetry.records import Counter, Gauge, RankRecord
 from paceline.worker.metrics.heartbeat import HeartbeatFacts
-from paceline.worker.metrics.membership import MembershipGauges
+from paceline.worker.metrics.membership import MembershipMetrics
 from paceline.worker.metrics.waits import AvoidedWaiting
 
 US_PER_S = 1e6
 
 
-class Gauges:
+class RoundMetrics:
     """One rank's figures of the communication thread."""
 
     def __init__(self, record: RankRecord, me: MemberId) -> None:
         self.facts = HeartbeatFacts()
-        self._membership = MembershipGauges(record)
+        self._membership = MembershipMetrics(record)
         self._avoided = AvoidedWaiting(me)
         self._stepped_ns = 0
         """Announced, and not in a round yet; 0 = nothing is."""
@@ -48,10 +48,10 @@ class Gauges:
         self._own_seen = Totals()
         self._choices: list[Gauge] = []
         self._record = record
-        self._shadow: ShadowGauges | None = None
+        self._shadow: ShadowMetrics | None = None
         self._last_kind: tuple[Mode, Trigger] | None = None
         """Mode and trigger of the last round, to which `_rounds` belongs."""
-        self._carrier: Carrier | None = None
+        self._carrier: Method | None = None
         """The one that `_carried` belongs to."""
         self._make_handles(record)
 
@@ -106,21 +106,21 @@ class Gauges:
         self._copies.add()
         self._copy_s.add(spent_ns / NS_PER_S)
 
-    def opened(self, carriers: Sequence[Carrier], regrets_s: Sequence[float]) -> None:
+    def opened(self, methods: Sequence[Method], regrets_s: Sequence[float]) -> None:
         """The data channel stands; what it has chosen for each size class, and at what loss."""
         for choice in self._choices:
             choice.clear()
-        self._choices = [self._selected(c, n) for c, n in zip(carriers, CLASS_NAMES, strict=False)]
+        self._choices = [self._selected(c, n) for c, n in zip(methods, CLASS_NAMES, strict=False)]
         for choice in self._choices:
             choice.set(1.0)
-        names = [Fact.CARRIED + carrier.transport for carrier in carriers]
+        names = [Fact.CARRIED + method.transport for method in methods]
         self.facts.carried = {name: float(names.count(name)) for name in names}
         for name, regret_s in zip(CLASS_NAMES, regrets_s, strict=False):
             self._regret_of(name).set(regret_s)
 
-    def failed(self, carrier: Carrier) -> None:
+    def failed(self, method: Method) -> None:
         """A reduction did."""
-        self._errors(carrier.transport).add()
+        self._errors(method.transport).add()
 
     def reducing(self, go: Go, rank: RankState, now_ns: int) -> None:
         """GO is here and the reduction begins; the log does not hold it yet."""
@@ -142,10 +142,10 @@ class Gauges:
         """The sum is complete."""
         self._transfer_s.observe((now_ns - self._go_ns) / NS_PER_S)
 
-    def carried(self, carrier: Carrier, payload_bytes: int, spent_ns: int) -> None:
+    def carried(self, method: Method, payload_bytes: int, spent_ns: int) -> None:
         """The data channel has moved so many bytes."""
-        if carrier is not self._carrier:
-            self._carrier, self._carried = carrier, self._carried_by(carrier)
+        if method is not self._carrier:
+            self._carrier, self._carried = method, self._carried_by(method)
         self._carried.payload_bytes.add(payload_bytes)
         self._carried.seconds.add(spent_ns / NS_PER_S)
 
@@ -156,7 +156,7 @@ class Gauges:
             self._rounds = self._rounds_of(*self._last_kind)
         self._rounds.add()
         if self._mode is Mode.SHADOW:
-            self._shadow = self._shadow or ShadowGauges(self._record)
+            self._shadow = self._shadow or ShadowMetrics(self._record)
             self._shadow.follow(rank.log.shadow)
         if self._applied_ns:
             self._round_s.observe((now_ns - self._applied_ns) / NS_PER_S)
@@ -212,8 +212,8 @@ class Gauges:
 class _Carried:
     """Handles of one transport with one algorithm."""
 
-    def __init__(self, record: RankRecord, carrier: Carrier) -> None:
-        labels = {"transport": carrier.transport, "algorithm": carrier.algorithm}
+    def __init__(self, record: RankRecord, method: Method) -> None:
+        labels = {"transport": method.transport, "algorithm": method.algorithm}
         self.payload_bytes: Counter = record.counter("paceline_payload_bytes_total", **labels)
         self.seconds: Counter = record.counter("paceline_transfer_seconds_total", **labels)
 
@@ -225,7 +225,7 @@ def _own(go: Go, rank: RankState) -> Share | None:
     return None
 
 
-class ShadowGauges:
+class ShadowMetrics:
     """What Shadow reports (`core.protocol.shadow`); made when a round has run in Shadow.
 
     The log's report is of the whole job; a record counts what its rank saw, so that a rank that is
@@ -251,7 +251,7 @@ class ShadowGauges:
             self._late[mode].add(now.late - before.late)
 
 
-class CheckpointGauges:
+class CheckpointMetrics:
     """What became of checkpoints, as `core.rank.saving` counts it, and the seconds they cost."""
 
     def __init__(self, record: RankRecord) -> None:

@@ -4,12 +4,12 @@ Equal bits on all members at equal version (I5), because it changes only by `app
 what the round log says and of the reduced sums. The model holds a copy of the weights, which is
 renewed while the main thread is parked.
 
-    banked    sum of the results since the optimizer's last step. It is never divided or clipped, so
+    accumulated    sum of the results since the optimizer's last step. It is never divided or clipped, so
               it can be given to a rank that is behind until the next commit (R7): the averaged
               gradient is made in the scratch of the reduction, which is free between two rounds.
     weights   the committed weights; the shadow parameters of the optimizer are views of them
 
-With HELD and the scratch of `GradientBuckets` these are the four parameter-size buffers that exist
+With LATE and the scratch of `Gradients` these are the four parameter-size buffers that exist
 beside the model, its gradients and the optimizer's state (D15).
 """
 
@@ -28,12 +28,12 @@ import torch
 from paceline.errors import StateError
 from paceline.worker.state.codec import Decoder, Encoder, Json, as_bytes, as_tensor
 from paceline.worker.state.flat import bytes_of, fill_from_bytes
-from paceline.worker.state.gradients import GradientBuckets
-from paceline.worker.state.optimizer_binding import SchedulerFactory, Shadows, clip
+from paceline.worker.state.gradients import Gradients
+from paceline.worker.state.optimizer_binding import OptimizerBinding, SchedulerFactory, clip
 
 T = TypeVar("T")
 Bytes = bytes | bytearray | memoryview
-BUFFERS = ("HELD", "result", "banked", "weights")
+BUFFERS = ("LATE", "result", "accumulated", "weights")
 """Parameter-size buffers beside the model, its gradients and the optimizer's state."""
 
 
@@ -72,7 +72,7 @@ class Committed:
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        buckets: GradientBuckets,
+        gradients: Gradients,
         *,
         scheduler: SchedulerFactory | None = None,
         clip_norm: float | None = None,
@@ -81,31 +81,31 @@ class Committed:
         self.clip_norm = clip_norm
         self.clip_value = clip_value
         self._model = model
-        self._buckets = buckets
-        self._layout = buckets.layout
+        self._gradients = gradients
+        self._layout = gradients.layout
         self._weights = self._layout.zeros()
-        self._banked = self._layout.zeros()
-        self._banking = False
-        self._gradients: list[torch.Tensor] = []
+        self._accumulated = self._layout.zeros()
+        self._accumulating = False
+        self._average_made: list[torch.Tensor] = []
         self._views = self._layout.views(self._weights)
         self._extras: list[torch.Tensor] | None = None
         # The main thread reads (state_dict) while the communication thread may apply a round.
         self._lock = threading.Lock()
         self.take_model()
-        self.shadows = Shadows(optimizer, buckets.parameters, self._views, scheduler)
+        self.binding = OptimizerBinding(optimizer, gradients.parameters, self._views, scheduler)
 
     # ---- model <-> committed, while the main thread is parked -------------------------------
 
     def take_model(self) -> None:
         """The model's present weights become the committed ones: the state before version 0."""
         with torch.no_grad():
-            for view, parameter in zip(self._views, self._buckets.parameters, strict=True):
+            for view, parameter in zip(self._views, self._gradients.parameters, strict=True):
                 view.copy_(parameter)
 
     def copy_to_model(self) -> None:
         """The one copy of the weights that each commit costs (D2); `load` brought extras too."""
         with torch.no_grad():
-            torch._foreach_copy_(list(self._buckets.parameters), self._views)
+            torch._foreach_copy_(list(self._gradients.parameters), self._views)
             if self._extras is not None:
                 for (_, target), source in zip(self._extra_tensors(), self._extras, strict=True):
                     target.copy_(source)
@@ -113,46 +113,46 @@ class Committed:
 
     # ---- one round --------------------------------------------------------------------------
 
-    def bank(self, results: Sequence[torch.Tensor], *, first: bool) -> None:
+    def accumulate(self, results: Sequence[torch.Tensor], *, first: bool) -> None:
         """Keep the result of a whole reduction (R21); `first` after a step of the optimizer."""
-        for banked, result in zip(self._banked, results, strict=True):
+        for accumulated, result in zip(self._accumulated, results, strict=True):
             if first:
-                banked.copy_(result)
+                accumulated.copy_(result)
             else:
-                banked.add_(result)
-        self._banking = True
+                accumulated.add_(result)
+        self._accumulating = True
 
     def last_result(self) -> list[memoryview]:
-        """Bytes of `banked` for a rank that is behind (R7); valid until the next `bank`."""
-        return [bytes_of(flat) for flat in self._banked]
+        """Bytes of `accumulated` for a rank that is behind (R7); valid until the next `accumulate`."""
+        return [bytes_of(flat) for flat in self._accumulated]
 
     def install_result(self, data: Sequence[Bytes]) -> None:
-        """Instead of `bank`, on the rank that is behind; `apply` follows as everywhere."""
-        self._fill(self._banked, data)
-        self._banking = True
+        """Instead of `accumulate`, on the rank that is behind; `apply` follows as everywhere."""
+        self._fill(self._accumulated, data)
+        self._accumulating = True
 
     def apply(self, divisor: float, *, step: bool, scheduler_steps: int = 0) -> None:
-        """Turn this version into the next: with `step`, average = banked / divisor, clipped, and
+        """Turn this version into the next: with `step`, average = accumulated / divisor, clipped, and
         one step of the optimizer; then the scheduler. Uses the reduction's scratch."""
         with self._lock:
-            self.shadows.check_unchanged()
+            self.binding.check_unchanged()
             if step:
                 average = self._average(divisor)
                 clip(average, self)
-                self.shadows.optimizer.step()
-                self._banking = False
-            self.shadows.step_scheduler(scheduler_steps)
+                self.binding.optimizer.step()
+                self._accumulating = False
+            self.binding.step_scheduler(scheduler_steps)
 
     def _average(self, divisor: float) -> list[torch.Tensor]:
-        average = self._buckets.result
-        if self._gradients is not average:  # also after `renew_result`
-            self.shadows.point_gradients(self._layout.views(average))
-            self._gradients = average
-        for target, banked in zip(average, self._banked, strict=True):
+        average = self._gradients.result
+        if self._average_made is not average:  # also after `renew_result`
+            self.binding.point_gradients(self._layout.views(average))
+            self._average_made = average
+        for target, accumulated in zip(average, self._accumulated, strict=True):
             if divisor == 1.0:
-                target.copy_(banked)
+                target.copy_(accumulated)
             else:
-                torch.div(banked, divisor, out=target)
+                torch.div(accumulated, divisor, out=target)
         return average
 
     # ---- evidence ---------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class Committed:
         """Whether the update is linear in the gradient, and why (docs/design/rounds.md)."""
         if self.clip_norm is not None or self.clip_value is not None:
             return False, "gradient clipping is not linear in the gradient"
-        return self.shadows.linear()
+        return self.binding.linear()
 
     # ---- state for joiners, checkpoints and the user ----------------------------------------
 
@@ -199,7 +199,7 @@ class Committed:
     def copy(self) -> StateCopy:
         """The same for a checkpoint: weights and the model's extras by name, on the host (D15)."""
         encoder = Encoder(as_tensor)
-        with self._lock, self._buckets.streams.own():
+        with self._lock, self._gradients.streams.own():
             flats = [as_tensor(flat) for flat in self._weights]
             header = {"layout": self._layout.fingerprint(), **self._encode(encoder)}
             extras = {name: as_tensor(tensor) for name, tensor in self._extra_tensors()}
@@ -211,8 +211,8 @@ class Committed:
     def _encode(self, encoder: Encoder[T]) -> dict[str, Json]:
         """All but weights and extras."""
         return {
-            "banked": encoder.encode(self._banked if self._banking else [], "banked"),
-            "groups": encoder.encode(self.shadows.hyperparameters(), "param_groups"),
+            "banked": encoder.encode(self._accumulated if self._accumulating else [], "banked"),
+            "groups": encoder.encode(self.binding.hyperparameters(), "param_groups"),
             "optimizer": encoder.encode(self._optimizer_state(), "the optimizer's state"),
             "scheduler": encoder.encode(self._scheduler_state(), "the scheduler's state"),
         }
@@ -247,8 +247,8 @@ class Committed:
 
     def _take(self, part: dict[str, Any]) -> None:
         extras = self._match_extras(part.get("extras"))
-        parameters = self.shadows.parameters
-        if len(part["groups"]) != len(self.shadows.optimizer.param_groups) or (
+        parameters = self.binding.parameters
+        if len(part["groups"]) != len(self.binding.optimizer.param_groups) or (
             any(index >= len(parameters) for index in part["optimizer"])
         ):
             raise StateError(
@@ -257,22 +257,22 @@ class Committed:
             )
         with self._lock:
             _copy(self._weights, part["weights"])
-            _copy(self._banked, part["banked"])
-            self._banking = bool(part["banked"])
-            state = self.shadows.optimizer.state
+            _copy(self._accumulated, part["banked"])
+            self._accumulating = bool(part["banked"])
+            state = self.binding.optimizer.state
             state.clear()
             for index, values in part["optimizer"].items():
                 state[parameters[index]] = values
-            self.shadows.set_hyperparameters(part["groups"])
-            if self.shadows.scheduler is not None and part["scheduler"] is not None:
-                self.shadows.scheduler.load_state_dict(part["scheduler"])
+            self.binding.set_hyperparameters(part["groups"])
+            if self.binding.scheduler is not None and part["scheduler"] is not None:
+                self.binding.scheduler.load_state_dict(part["scheduler"])
             if extras is not None:
                 self._extras = extras
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state as torch's own, copied: loads into the same optimizer elsewhere."""
         with self._lock:
-            return copy.deepcopy(self.shadows.optimizer.state_dict())
+            return copy.deepcopy(self.binding.optimizer.state_dict())
 
     # ---- buffers of the model (D10, R24) ----------------------------------------------------
 
@@ -298,7 +298,7 @@ class Committed:
         return (buffer for buffer in self._model.buffers() if buffer.is_floating_point())
 
     def _extra_tensors(self) -> list[tuple[str, torch.Tensor]]:
-        own = set(self._buckets.parameters)
+        own = set(self._gradients.parameters)
         frozen = [(n, p.detach()) for n, p in self._model.named_parameters() if p not in own]
         return frozen + list(self._model.named_buffers())
 
@@ -314,15 +314,15 @@ class Committed:
         return [extras[name] for name in mine]
 
     def _optimizer_state(self) -> dict[int, dict[str, Any]]:
-        state = self.shadows.optimizer.state
+        state = self.binding.optimizer.state
         return {
             index: dict(state[shadow])
-            for index, shadow in enumerate(self.shadows.parameters)
+            for index, shadow in enumerate(self.binding.parameters)
             if shadow in state
         }
 
     def _scheduler_state(self) -> dict[str, Any] | None:
-        scheduler = self.shadows.scheduler
+        scheduler = self.binding.scheduler
         return None if scheduler is None else scheduler.state_dict()
 
     @staticmethod
@@ -343,5 +343,5 @@ def hash_of(flats: Sequence[torch.Tensor]) -> int:
 
 
 def _copy(flats: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    for flat, value in zip(flats, values, strict=False):  # of `banked` there may be none
+    for flat, value in zip(flats, values, strict=False):  # of `accumulated` there may be none
         flat.copy_(value)

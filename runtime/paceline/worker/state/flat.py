@@ -1,6 +1,6 @@
 """Parameters laid out in flat memory: one flat tensor per data type and device.
 
-Gradients, results and committed weights share one `Layout`, so that an update is arithmetic between
+Gradients, results and committed weights share one `FlatLayout`, so that an update is arithmetic between
 equal flat tensors, a reduction moves a few large tensors instead of many small ones, and the bytes
 of a state are the same on every rank. This file knows where a parameter lies; it owns no tensor.
 """
@@ -19,7 +19,7 @@ ALIGNMENT_BYTES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class ParameterSpan:
     """Where one parameter lies."""
 
     name: str
@@ -43,7 +43,7 @@ class FlatKind:
         return self.numel * self.dtype.itemsize
 
 
-class Layout:
+class FlatLayout:
     """Places for named parameters, in their order."""
 
     def __init__(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -55,7 +55,7 @@ class Layout:
             start = -(-ends.get(key, 0) // step) * step
             ends[key] = start + parameter.numel()
             flat = list(ends).index(key)
-            slots.append(Slot(name, parameter.shape, flat, start, parameter.numel()))
+            slots.append(ParameterSpan(name, parameter.shape, flat, start, parameter.numel()))
         self.slots = tuple(slots)
         self.kinds = tuple(FlatKind(*key, numel) for key, numel in ends.items())
 

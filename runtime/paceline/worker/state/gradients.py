@@ -3,11 +3,11 @@
 Shape legend: every buffer is one flat tensor per data type and device (`flat.Layout`).
 
     GRAD     where backward() adds: each `p.grad` is a view of it, so that announcing copies nothing
-    HELD     what is announced, or waits to be, until its round is committed (R7, R22)
+    LATE     what is announced, or waits to be, until its round is committed (R7, R22)
     result   scratch of the reduction; an abandoned reduction may still write to it
              (docs/design/data-channel.md)
 
-A gradient changes its place by repointing the views (`swap`), and the two places are merged right
+A gradient changes its buffer by repointing the views (`swap`), and the two buffers are merged right
 after a commit. GRAD belongs to the main thread while it computes; everything else, and GRAD while
 the main thread is parked, belongs to the communication thread.
 """
@@ -19,28 +19,28 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.core.protocol.pending import BufferOp, Merge, Place, Scale, Swap, Zero
-from paceline.worker.state.flat import Layout
+from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Scale, Swap, Zero
+from paceline.worker.state.flat import FlatLayout
 from paceline.worker.state.streams import Streams
 
 
 @dataclass(slots=True)
-class Memory:
+class GradientMemory:
     """What one rank has in its buffers, for a process that plays several (`paceline replay`)."""
 
-    flats: dict[Place, list[torch.Tensor]]
-    views: dict[Place, list[torch.Tensor]]
+    flats: dict[BufferName, list[torch.Tensor]]
+    views: dict[BufferName, list[torch.Tensor]]
     occupied: bool = False
     unit: int = 0
 
 
-class GradientBuckets:
+class Gradients:
     """Gradients of the given parameters, in this order; the same on every rank (`fingerprint`)."""
 
     def __init__(self, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
         named = list(parameters)
-        assert named, "buckets without a parameter"
-        self.layout = Layout(named)
+        assert named, "gradients without a parameter"
+        self.layout = FlatLayout(named)
         self.parameters = tuple(parameter for _, parameter in named)
         self.streams = Streams(kind.device for kind in self.layout.kinds)
         self.result = self.layout.zeros()
@@ -49,8 +49,8 @@ class GradientBuckets:
         training layer, which rescales GRAD before a batch of another size is computed (D3)."""
         self.copied_in = 0
         """Gradients that arrived outside the buffers and had to be copied (D3)."""
-        self._flats = {place: self.layout.zeros() for place in Place}
-        self._views = {place: self.layout.views(flats) for place, flats in self._flats.items()}
+        self._flats = {which: self.layout.zeros() for which in BufferName}
+        self._views = {which: self.layout.views(flats) for which, flats in self._flats.items()}
         self._occupied = False
         self._untouched: list[int] = []
         self.attach()
@@ -60,8 +60,8 @@ class GradientBuckets:
         return self.layout.fingerprint()
 
     @property
-    def held(self) -> bool:
-        """Whether HELD is in use."""
+    def late_in_use(self) -> bool:
+        """Whether LATE is in use."""
         return self._occupied
 
     # ---- main thread ------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class GradientBuckets:
         """
         outside = 0
         with torch.no_grad():
-            for parameter, view in zip(self.parameters, self._views[Place.GRAD], strict=True):
+            for parameter, view in zip(self.parameters, self._views[BufferName.GRAD], strict=True):
                 gradient = parameter.grad
                 if gradient is view:
                     continue
@@ -97,16 +97,16 @@ class GradientBuckets:
         """True if a gradient has been added since `mark_untouched`, inside GRAD or beside it."""
         if self._untouched != self._versions():
             return True
-        views = self._views[Place.GRAD]
+        views = self._views[BufferName.GRAD]
         return any(
             parameter.grad is not None and parameter.grad is not view
             for parameter, view in zip(self.parameters, views, strict=True)
         )
 
-    def finite(self, place: Place) -> bool:
+    def finite(self, which: BufferName) -> bool:
         """False if there is a NaN or an Inf. One pass: a finite sum has finite terms only; a sum
         that is not finite may have overflowed, so then each element is looked at."""
-        for flat in self._flats[place]:
+        for flat in self._flats[which]:
             if not flat.is_floating_point():
                 continue
             wide = torch.float64 if flat.dtype is torch.float64 else torch.float32
@@ -119,39 +119,47 @@ class GradientBuckets:
     # ---- communication thread, while the main thread is parked ------------------------------
 
     def swap(self) -> None:
-        """What GRAD has becomes HELD; the new GRAD is zero. Only when HELD is empty."""
-        assert not self._occupied, "HELD is in use: merge instead"
+        """What GRAD has becomes LATE; the new GRAD is zero. Only when LATE is empty."""
+        assert not self._occupied, "LATE is in use: merge instead"
         flats, views = self._flats, self._views
-        flats[Place.GRAD], flats[Place.HELD] = flats[Place.HELD], flats[Place.GRAD]
-        views[Place.GRAD], views[Place.HELD] = views[Place.HELD], views[Place.GRAD]
-        for parameter, view in zip(self.parameters, views[Place.GRAD], strict=True):
+        flats[BufferName.GRAD], flats[BufferName.LATE] = (
+            flats[BufferName.LATE],
+            flats[BufferName.GRAD],
+        )
+        views[BufferName.GRAD], views[BufferName.LATE] = (
+            views[BufferName.LATE],
+            views[BufferName.GRAD],
+        )
+        for parameter, view in zip(self.parameters, views[BufferName.GRAD], strict=True):
             parameter.grad = view
         self._occupied = True
         self.unit = 0
         self.mark_untouched()
 
-    def merge(self, held_factor: float, grad_factor: float) -> None:
-        """HELD = HELD x held_factor + GRAD x grad_factor; GRAD is zero afterwards."""
-        self.scale(Place.HELD, held_factor)
-        for held, grad in zip(self._flats[Place.HELD], self._flats[Place.GRAD], strict=True):
+    def merge(self, late_factor: float, grad_factor: float) -> None:
+        """LATE = LATE x late_factor + GRAD x grad_factor; GRAD is zero afterwards."""
+        self.scale(BufferName.LATE, late_factor)
+        for late, grad in zip(
+            self._flats[BufferName.LATE], self._flats[BufferName.GRAD], strict=True
+        ):
             # alpha = 1 adds without multiplying: equal units leave the bits alone (D3).
-            held.add_(grad, alpha=grad_factor)
+            late.add_(grad, alpha=grad_factor)
         self._occupied = True
-        self.zero(Place.GRAD)
+        self.zero(BufferName.GRAD)
 
-    def scale(self, place: Place, factor: float) -> None:
+    def scale(self, which: BufferName, factor: float) -> None:
         """Multiply in place; 1.0 touches nothing."""
         if factor != 1.0:
-            for flat in self._flats[place]:
+            for flat in self._flats[which]:
                 flat.mul_(factor)
-        if place is Place.GRAD:
+        if which is BufferName.GRAD:
             self.mark_untouched()
 
-    def zero(self, place: Place) -> None:
-        """Empty this place."""
-        for flat in self._flats[place]:
+    def zero(self, which: BufferName) -> None:
+        """Empty this buffer."""
+        for flat in self._flats[which]:
             flat.zero_()
-        if place is Place.HELD:
+        if which is BufferName.LATE:
             self._occupied = False
         else:
             self.unit = 0
@@ -162,41 +170,43 @@ class GradientBuckets:
         match op:
             case Swap():
                 self.swap()
-            case Merge(held_factor=held, grad_factor=grad):
+            case Merge(late_factor=late, grad_factor=grad):
                 self.merge(held, grad)
-            case Scale(place=place, factor=factor):
-                self.scale(place, factor)
-            case Zero(place=place):
-                self.zero(place)
+            case Scale(which=which, factor=factor):
+                self.scale(which, factor)
+            case Zero(which=which):
+                self.zero(which)
 
     # ---- several ranks in one process --------------------------------------------------------
 
-    def new_memory(self) -> Memory:
+    def new_memory(self) -> GradientMemory:
         """That of a rank that has computed nothing yet."""
-        flats = {place: self.layout.zeros() for place in Place}
-        return Memory(flats, {place: self.layout.views(flats[place]) for place in Place})
+        flats = {which: self.layout.zeros() for which in BufferName}
+        return GradientMemory(
+            flats, {which: self.layout.views(flats[which]) for which in BufferName}
+        )
 
-    def exchange(self, memory: Memory) -> Memory:
+    def exchange(self, memory: GradientMemory) -> GradientMemory:
         """Go on as the rank that `memory` is of; returns that of the rank before."""
-        before = Memory(self._flats, self._views, self._occupied, self.unit)
+        before = GradientMemory(self._flats, self._views, self._occupied, self.unit)
         self._flats, self._views = memory.flats, memory.views
         self._occupied, self.unit = memory.occupied, memory.unit
-        for parameter, view in zip(self.parameters, self._views[Place.GRAD], strict=True):
+        for parameter, view in zip(self.parameters, self._views[BufferName.GRAD], strict=True):
             parameter.grad = view
         self.mark_untouched()
         return before
 
     # ---- communication thread ---------------------------------------------------------------
 
-    def load_result(self, place: Place | None, factor: float = 1.0) -> list[torch.Tensor]:
-        """Fill the scratch from `place` times `factor`, or with zeros; returns what to reduce."""
+    def load_result(self, source: BufferName | None, factor: float = 1.0) -> list[torch.Tensor]:
+        """Fill the scratch from `source` times `factor`, or with zeros; returns what to reduce."""
         for index, result in enumerate(self.result):
-            if place is None:
+            if source is None:
                 result.zero_()
             elif factor == 1.0:
-                result.copy_(self._flats[place][index])
+                result.copy_(self._flats[source][index])
             else:
-                torch.mul(self._flats[place][index], factor, out=result)
+                torch.mul(self._flats[source][index], factor, out=result)
         return self.result
 
     def renew_result(self) -> None:
@@ -206,4 +216,4 @@ class GradientBuckets:
     def _versions(self) -> list[int]:
         # The version counter that autograd keeps is shared by all views of a flat tensor and grows
         # with each addition in place; a hook per parameter would cost the hot path more.
-        return [flat._version for flat in self._flats[Place.GRAD]]  # noqa: SLF001
+        return [flat._version for flat in self._flats[BufferName.GRAD]]  # noqa: SLF001

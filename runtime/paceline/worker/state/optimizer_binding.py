@@ -30,7 +30,7 @@ class Clipping(Protocol):
     clip_value: float | None
 
 
-class Shadows:
+class OptimizerBinding:
     """Shadow parameters in the user's optimizer, one for each of the model's."""
 
     def __init__(

@@ -1,14 +1,14 @@
 """Processes that start fast: forked from one that has imported everything (D16).
 
-A rank spends its first six CPU-seconds on importing torch. Here one process, the nursery, imports
+A rank spends its first six CPU-seconds on importing torch. Here one process, the fork server, imports
 it once, before any thread, MPI or event loop; runners, coordinators, agents and ranks are forked
 from it or from each other. Only that replaces exec: every process is a real one with its own pid,
 parent, session, descriptors, environment and signals; a rank is a child of its agent, started below
 its own mpiexec with PMI's environment, and ends as any interpreter does.
 
-    nursery -> runner of a history -> its nursery -> coordinator, agents -> their nurseries -> ranks
+    fork_server -> runner of a history -> its fork server -> coordinator, agents -> their fork servers -> ranks
 
-A nursery forks whoever is asked for over its socket: twice, so that the new process becomes a child
+A fork server forks whoever is asked for over its socket: twice, so that the new process becomes a child
 of the nearest subreaper above (the runner, or the agent).
 """
 
@@ -93,14 +93,14 @@ def ask(
         socket.send_fds(line, [json.dumps(order).encode()], list(fds.values()))
         answer = line.recv(64)
     if not answer:
-        raise RuntimeError(f"the nursery did not start {call}")
+        raise RuntimeError(f"the fork server did not start {call}")
     return int(answer)
 
 
 def start_below(leader: bool = True) -> str:
-    """Fork a nursery below this process, which must have no threads; its name for `ask`. It ends
+    """Fork a fork server below this process, which must have no threads; its name for `ask`. It ends
     with this process."""
-    name = f"paceline-nursery-{secrets.token_hex(8)}"
+    name = f"paceline-fork-server-{secrets.token_hex(8)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(f"\0{name}")
     listener.listen(64)
@@ -194,7 +194,7 @@ def run(work: Callable[[], object]) -> NoReturn:
             result = 1
         break
     # As multiprocessing ends its processes: tearing the interpreter down would touch, and so copy,
-    # each page that is shared with the nursery.
+    # each page that is shared with the fork_server.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -203,7 +203,7 @@ def run(work: Callable[[], object]) -> NoReturn:
 
 
 def main() -> None:
-    """The first nursery: argument 1 is the descriptor of its listening socket, 2 the parent."""
+    """The first fork server: argument 1 is the descriptor of its listening socket, 2 the parent."""
     preload()
     die_with(int(sys.argv[2]))
     # What a runner leaves behind becomes a child of this process.
@@ -213,5 +213,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     # By its own name, so that whoever imports it later gets the same module.
-    this = importlib.import_module("local.nursery")
+    this = importlib.import_module("local.fork_server")
     this.run(this.main)

@@ -6,7 +6,7 @@ Shared by the communication thread, which says what is held, and the loader, whi
 from __future__ import annotations
 
 
-class Hand:
+class RankLeases:
     def __init__(self) -> None:
         self.held: tuple[int, ...] = ()
         """Held and not worked off, as the rank's state machine says."""

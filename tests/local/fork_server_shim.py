@@ -1,8 +1,8 @@
-"""The guard of `agent.shim`, for ranks that are forked by a nursery instead of executed.
+"""The guard of `agent.shim`, for ranks that are forked by a fork server instead of executed.
 
 Run by path with `python -I -S`, by mpiexec or by the agent itself. Like the product's guard it
 keeps the chain mpiexec - proxy - guard up and tells the agent when it breaks. Unlike it, it does
-not become the rank: it hands environment and PMI's connection to the nursery below the agent, which
+not become the rank: it hands environment and PMI's connection to the fork server below the agent, which
 forks the rank as a child of the agent. What the rank does first is `become_rank`.
 """
 
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ENV_NURSERY = "PACELINE_TEST_NURSERY"
+ENV_FORK_SERVER = "PACELINE_TEST_FORK_SERVER"
 HERE = Path(__file__).parent
 
 
@@ -31,7 +31,7 @@ def load(name: str, path: Path) -> Any:
 def main() -> None:
     """Argument 1: path of the product's shim."""
     shim = load("shim", Path(sys.argv[1]))
-    nursery = load("nursery", HERE / "nursery.py")
+    fork_server = load("fork_server", HERE / "fork_server.py")
     name, key = os.environ.pop(shim.ENV_SOCKET), os.environ.pop(shim.ENV_KEY)
     agent = int(os.environ.pop(shim.ENV_AGENT))
     del os.environ[shim.ENV_GUARD]
@@ -40,8 +40,8 @@ def main() -> None:
     fds = {1: 1, 2: 2}
     if "PMI_FD" in os.environ:
         fds[int(os.environ["PMI_FD"])] = int(os.environ["PMI_FD"])
-    pid = nursery.ask(
-        os.environ.pop(ENV_NURSERY),
+    pid = fork_server.ask(
+        os.environ.pop(ENV_FORK_SERVER),
         "local.history_run:become_rank",
         arguments=[name, key, agent],
         env=os.environ,

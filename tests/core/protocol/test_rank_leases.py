@@ -1,0 +1,50 @@
+"""The leases in a rank's leases."""
+
+from __future__ import annotations
+
+from paceline.core.protocol.rank_leases import RankLeases
+
+
+def drawn(leases: RankLeases) -> list[int]:
+    found = []
+    while (lease := leases.draw()) is not None:
+        found.append(lease)
+    return found
+
+
+def test_each_lease_is_drawn_once_while_it_is_held() -> None:
+    leases = RankLeases()
+    leases.hold((3, 5))
+    assert drawn(leases) == [3, 5]
+    leases.hold((5, 8))
+    assert drawn(leases) == [8]
+    assert leases.held == (5, 8)
+
+
+def test_one_that_was_given_back_may_come_again() -> None:
+    leases = RankLeases()
+    leases.hold((3,))
+    assert drawn(leases) == [3]
+    leases.hold(())
+    leases.hold((3,))
+    assert drawn(leases) == [3]
+
+
+def test_one_whose_gradient_came_to_nothing_is_worked_off_again() -> None:
+    """Else the loader asks, is told that it has a lease, finds none, and asks again without end."""
+    leases = RankLeases()
+    leases.hold((3,))
+    assert not leases.wait()
+    assert drawn(leases) == [3]
+    assert leases.wait()
+    assert drawn(leases) == [3]
+
+
+def test_a_skipped_one_is_no_longer_held() -> None:
+    leases = RankLeases()
+    leases.hold((3, 5))
+    leases.skip(3)
+    assert drawn(leases) == [5]
+    leases.skip(5)
+    assert leases.wait()
+    assert drawn(leases) == []

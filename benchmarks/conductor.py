@@ -1,7 +1,8 @@
 """What runs inside a benchmark's job, in the place of `paceline run`: the runner and the phases.
 
-Forked by the lab's fork server (`lab`). It waits until every rank is active, then leads the job from
-phase to phase by new targets, as the operator would, and ends it at an agreed round (R17, R18).
+Forked by the lab's fork server (`lab`). It waits until every rank is active, then leads the job
+from phase to phase by new targets, as the operator would, and ends it at an agreed round (R17,
+R18).
 """
 
 from __future__ import annotations

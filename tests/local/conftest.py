@@ -1,4 +1,4 @@
-"""One fork_server for all tests that need processes with torch."""
+"""One fork server for all tests that need processes with torch."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
 """Processes that start fast: forked from one that has imported everything (D16).
 
-A rank spends its first six CPU-seconds on importing torch. Here one process, the fork server, imports
-it once, before any thread, MPI or event loop; runners, coordinators, agents and ranks are forked
-from it or from each other. Only that replaces exec: every process is a real one with its own pid,
-parent, session, descriptors, environment and signals; a rank is a child of its agent, started below
-its own mpiexec with PMI's environment, and ends as any interpreter does.
+A rank spends its first six CPU-seconds on importing torch. Here one process, the fork server,
+imports it once, before any thread, MPI or event loop; runners, coordinators, agents and ranks are
+forked from it or from each other. Only that replaces exec: every process is a real one with its own
+pid, parent, session, descriptors, environment and signals; a rank is a child of its agent, started
+below its own mpiexec with PMI's environment, and ends as any interpreter does.
 
-    fork_server -> runner of a history -> its fork server -> coordinator, agents -> their fork servers -> ranks
+    fork server -> runner of a history -> its fork server -> coordinator, agents
+        -> their fork servers -> ranks
 
-A fork server forks whoever is asked for over its socket: twice, so that the new process becomes a child
-of the nearest subreaper above (the runner, or the agent).
+A fork server forks whoever is asked for over its socket: twice, so that the new process becomes a
+child of the nearest subreaper above (the runner, or the agent).
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ def ask(
 
 
 def start_below(leader: bool = True) -> str:
-    """Fork a fork server below this process, which must have no threads; its name for `ask`. It ends
-    with this process."""
+    """Fork a fork server below this process, which must have no threads; its name for `ask`. It
+    ends with this process."""
     name = f"paceline-fork-server-{secrets.token_hex(8)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(f"\0{name}")
@@ -194,7 +195,7 @@ def run(work: Callable[[], object]) -> NoReturn:
             result = 1
         break
     # As multiprocessing ends its processes: tearing the interpreter down would touch, and so copy,
-    # each page that is shared with the fork_server.
+    # each page that is shared with the fork server.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

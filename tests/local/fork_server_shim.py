@@ -2,8 +2,8 @@
 
 Run by path with `python -I -S`, by mpiexec or by the agent itself. Like the product's guard it
 keeps the chain mpiexec - proxy - guard up and tells the agent when it breaks. Unlike it, it does
-not become the rank: it hands environment and PMI's connection to the fork server below the agent, which
-forks the rank as a child of the agent. What the rank does first is `become_rank`.
+not become the rank: it hands environment and PMI's connection to the fork server below the agent,
+which forks the rank as a child of the agent. What the rank does first is `become_rank`.
 """
 
 from __future__ import annotations

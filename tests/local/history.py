@@ -1,8 +1,9 @@
 """Histories: jobs of real processes to which things happen, and what must hold after each (D16).
 
-A history is drawn from a seed and run by processes that a fork server forks (see `fork_server`). Afterwards
-the job is complete, all ranks have the same bits, the weights tell that every sample was applied as
-often as the ledger says, and nothing is left over: no process, no file, no shared memory.
+A history is drawn from a seed and run by processes that a fork server forks (see `fork_server`).
+Afterwards the job is complete, all ranks have the same bits, the weights tell that every sample was
+applied as often as the ledger says, and nothing is left over: no process, no file, no shared
+memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What runs inside the processes of a history: runner, coordinator, agent and rank.
 
-Each function is the life of one process that a fork server has forked; it calls the product's own entry
-point. Exchanged are only the two places that would execute a program: how the runner starts its
-children, and how a shim becomes a rank.
+Each function is the life of one process that a fork server has forked; it calls the product's own
+entry point. Exchanged are only the two places that would execute a program: how the runner starts
+its children, and how a shim becomes a rank.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ SHIM = Path(__file__).with_name("fork_server_shim.py")
 
 
 class Forked:
-    """A child of this process that a fork server has forked; the part of Popen that `Child` uses."""
+    """A child of this process that a fork server has forked; the part of Popen that `Child`
+    uses."""
 
     def __init__(self, pid: int, stdout: int | None) -> None:
         self.pid = pid

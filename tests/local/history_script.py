@@ -69,9 +69,9 @@ class Tally(torch.optim.Optimizer):
 def spy_on_weighing() -> None:
     update = CommThread._update
 
-    def and_tell(driver: CommThread, weighing: Any) -> None:
+    def and_tell(thread: CommThread, weighing: Any) -> None:
         Tally.total = weighing.divisor * weighing.unit
-        update(driver, weighing)
+        update(thread, weighing)
 
     setattr(CommThread, "_update", and_tell)  # noqa: B010
 

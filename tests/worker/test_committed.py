@@ -1,4 +1,4 @@
-"""The committed state: the user's optimizer on shadow parameters, and its way to other ranks."""
+"""The committed state: the user's optimizer rebound, and its way to other ranks."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_shadow_parameters_move_as_the_models_would(name: str) -> None:
+def test_rebound_parameters_move_as_the_models_would(name: str) -> None:
     rank = Rank(OPTIMIZERS[name])
     plain = make_model()
     optimizer = OPTIMIZERS[name](plain.parameters())

@@ -1,4 +1,4 @@
-"""Gradient gradients against an oracle of separate tensors, and what user code does to `p.grad`."""
+"""Gradient buffers against an oracle of separate tensors, and what user code does to `p.grad`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_gradient(gradients: Gradients, value: float) -> None:
         (parameter.sum() * value * (index + 1)).backward()
 
 
-def held(gradients: Gradients) -> list[torch.Tensor]:
+def late(gradients: Gradients) -> list[torch.Tensor]:
     return gradients.layout.views(gradients.load_result(BufferName.LATE))
 
 
@@ -85,7 +85,7 @@ def test_the_two_buffers_hold_what_separate_numbers_would(
                 gradients.scale(BufferName.GRAD, value)
                 grad *= value
         assert all_equal(grads(gradients), grad)
-        assert all_equal(held(gradients), waiting)
+        assert all_equal(late(gradients), waiting)
 
 
 def test_a_gradient_made_outside_is_copied_in_and_counted() -> None:
@@ -138,7 +138,7 @@ def test_the_result_of_an_abandoned_reduction_is_left_alone() -> None:
     new = gradients.load_result(None)
     old[0].fill_(9.0)
     assert not any(flat.any() for flat in new)
-    assert all_equal(held(gradients), 4.0)
+    assert all_equal(late(gradients), 4.0)
 
 
 def test_finite_is_exact() -> None:

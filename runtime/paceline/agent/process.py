@@ -1,4 +1,4 @@
-"""One launched process of a place: its launcher, its lines, its pipes, and its death.
+"""One launched process of a place: its launcher, its pipes, and its death.
 
 It begins with the launcher (mpiexec, or the shim itself), becomes a rank when the shim introduces
 itself with this launch's key, and ends with exactly one of `NeverStarted` or `Exited`, both from

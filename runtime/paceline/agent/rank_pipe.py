@@ -1,4 +1,4 @@
-"""The agent's end of its lines to shims and ranks: a socket of this user alone.
+"""The agent's end of the pipes to shims and ranks: a socket of this user alone.
 
 The socket lies in the abstract namespace: no file is left over however the agent dies, and no path
 can be too long. Each connection introduces itself with the key of a launch; whose it is, the kernel
@@ -89,7 +89,7 @@ class RankPipe:
 
 
 class RankPipeListener:
-    """Where shims call. `on_message` is that of each new line, until somebody changes it."""
+    """Where shims call. `on_message` is that of each new pipe, until somebody changes it."""
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ def run(
     faults = tuple(parse_faults(SEPARATOR.join(inject)))
     _check_faults(job, faults)
     working_dir = _working_dir(job, file)
-    with checkpoint_folder.held(Path(job.checkpoint.path) if job.checkpoint else None):
+    with checkpoint_folder.locked(Path(job.checkpoint.path) if job.checkpoint else None):
         folder = make_run_dir(job.name, run_dir)
         result = asyncio.run(_run(job, folder, working_dir, faults, quiet=quiet, record=record))
     return _exit_code(result)

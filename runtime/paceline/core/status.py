@@ -204,7 +204,7 @@ class Change(Struct, frozen=True):
 
 
 class Happening(Struct, frozen=True):
-    """One line of the coordinator's history."""
+    """One entry of the coordinator's history."""
 
     seq: int
     wall_s: float

@@ -19,7 +19,7 @@ LOCK: Final = ".run.lock"
 
 
 @contextlib.contextmanager
-def held(path: Path | None) -> Iterator[None]:
+def locked(path: Path | None) -> Iterator[None]:
     """For this run, or PacelineError if another one has it. None: no checkpoints."""
     with contextlib.ExitStack() as stack:
         try:

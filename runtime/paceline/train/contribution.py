@@ -1,9 +1,9 @@
-"""From batches to one contribution: what the main thread is making between two steps.
+"""From batches to one contribution: what the main thread builds between two steps.
 
 A contribution is the gradient of one lease, summed over its batches (D1, D3). Backward passes add
 into GRAD by themselves; here stands what the numbers in GRAD mean. GRAD may hold more than the
-contribution in the making: earlier ones that could not be announced yet (R11) stay in it, so it is
-never simply erased.
+contribution under construction: earlier ones that could not be announced yet (R11) stay in it, so
+it is never simply erased.
 
     take(batch)     the loader hands a batch to the user; GRAD is brought to its unit first
     complete()      the user called `step()`: the batch's gradient is in
@@ -54,7 +54,7 @@ class Contribution:
 
 
 class ContributionBuilder:
-    """The contribution in the making. Main thread only.
+    """The contribution under construction. Main thread only.
 
     parts     what a batch leaves in GRAD is this part of its gradient: in a DDP script the
               gradients of all batches of a step add up to that of the step
@@ -82,7 +82,7 @@ class ContributionBuilder:
         self._samples = 0
         """Of the lease's batches that are in GRAD."""
         self._pending_unit = 0
-        """Unit of the earlier contributions that GRAD held when the lease began; 0 = none."""
+        """Unit of the earlier contributions that were in GRAD when the lease began; 0 = none."""
         self._forgotten = False
         """A gradient was discarded because the next batch was taken; see `complete`."""
         self._self_fed_samples = 0
@@ -181,7 +181,7 @@ class ContributionBuilder:
             )
 
     def poison(self) -> None:
-        """Injected fault: the gradient in the making is not a number."""
+        """Injected fault: the gradient under construction is not a number."""
         parameter = self._gradients.parameters[0]
         if parameter.grad is not None:
             parameter.grad.fill_(torch.nan)

@@ -26,7 +26,7 @@ REFUSED_OPTIMIZERS = {
 
 
 def check_optimizer(optimizer: object) -> torch.optim.Optimizer:
-    """Refuse what cannot be rebound to shadow parameters."""
+    """Refuse what cannot be rebound to other parameters."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
             f"DistributedOptimizer got a {type(optimizer).__name__}, not a torch optimizer",

@@ -5,8 +5,8 @@ hold the lock of the whole library while they wait. So the pair meets over a pla
 lower rank dials, says which generation it is wiring, and both agree on what follows; an absent or
 stopped peer is noticed here, where every wait has an abort flag and a deadline.
 
-The socket then stays open as long as the group: it is the pair's *connection*. The kernel of a dead
-peer closes it, so a reduction learns of the death without asking anybody.
+The socket then stays open as long as the group. No data goes over it: the kernel of a dead peer
+closes it, so a reduction learns of the death without asking anybody.
 
 There is no listening thread. Between two generations, callers wait in the kernel's backlog.
 """
@@ -37,7 +37,7 @@ KEEPALIVE: Final = {
 }
 """A connection to a machine that is gone closes after 45 s without an answer of its kernel."""
 CLOSED: Final = select.POLLIN | select.POLLRDHUP
-"""What poll tells of a connection whose other end has closed: nobody writes on it after the meeting."""
+"""What poll tells of a closed connection: nobody writes on it after the rendezvous."""
 _HEADER: Final = struct.Struct("!I")
 
 
@@ -176,7 +176,7 @@ class Rendezvous:
     def dial(
         self, group: Group, rank: int, hello: dict[str, Any], deadline: Deadline
     ) -> tuple[dict[str, Any], PeerConnection]:
-        """Call `rank` until it answers for this generation; returns its answer and the connection."""
+        """Call `rank` until it answers for this generation; its answer, and the connection."""
         peer = group.peers[rank]
         what = f"waiting for rank {rank} ({peer.name}) at {peer.address}"
         own = group.peers[group.rank].name
@@ -257,7 +257,7 @@ class Rendezvous:
 
 
 class PeerConnections:
-    """The open lines of one group; tells which peer has gone."""
+    """The open connections of one group; tells which peer has gone."""
 
     def __init__(self) -> None:
         self._rank_of: dict[int, int] = {}
@@ -270,7 +270,7 @@ class PeerConnections:
         self._poll.register(connection.fileno(), CLOSED)
 
     def watched(self) -> list[tuple[int, int, int]]:
-        """For each connection: its file descriptor, the rank at its other end, the events to poll for."""
+        """For each: its file descriptor, the rank at its other end, the events to poll for."""
         return [
             (connection.fileno(), self._rank_of[connection.fileno()], CLOSED)
             for connection in self._connections

@@ -1,7 +1,7 @@
-"""The rank's end of its line to the agent.
+"""The rank's end of its pipe to the agent.
 
-The line is the socket that the shim left open as PACELINE_AGENT_FD. The rank says how it is going
-to end, the agent asks it to drain, and the end of the line means that the agent is dead: nobody
+The pipe is the socket that the shim left open as PACELINE_AGENT_FD. The rank says how it is going
+to end, the agent asks it to drain, and the end of the pipe means that the agent is dead: nobody
 would report this rank's death any more, so it must end at once, by `os._exit` (D6).
 """
 

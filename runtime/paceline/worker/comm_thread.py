@@ -19,15 +19,25 @@ import torch
 from paceline_api.errors import PacelineError
 
 from paceline.clock import NS_PER_MS, now_ns
-from paceline.core.messages import Commit, Fatal, Part, Prepare, RankMessage, Saved, State, Stopped
+from paceline.core.messages import (
+    Commit,
+    Dismiss,
+    Fatal,
+    Part,
+    Prepare,
+    RankMessage,
+    Release,
+    Saved,
+    State,
+    Stopped,
+)
 from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.log import Weighing
 from paceline.core.protocol.pending import BufferOp
 from paceline.core.protocol.records import Go
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
-from paceline.transport.base import Transport
-from paceline.worker.coordinator_client import Interrupts
+from paceline.transport.base import Abort, Transport
 from paceline.worker.data_channel import DataChannel
 from paceline.worker.metrics.rounds import RoundMetrics
 from paceline.worker.peer_sockets import PeerSockets, ReceivedMessage
@@ -43,6 +53,30 @@ log = logging.getLogger("paceline.rank")
 
 IDLE_MS: Final = 1_000
 """Longest wait of an idle thread, after which it looks at its timers again."""
+
+
+class Interrupts:
+    """Counts the orders that interrupt the communication thread and that it has not taken yet."""
+
+    def __init__(self) -> None:
+        self.abort = Abort()
+        self._lock = threading.Lock()
+        self._outstanding = 0
+
+    @staticmethod
+    def interrupts(order: object) -> bool:
+        return isinstance(order, Prepare | Release | Dismiss)
+
+    def arrived(self) -> None:
+        with self._lock:
+            self._outstanding += 1
+            self.abort.raise_()
+
+    def taken(self) -> None:
+        with self._lock:
+            self._outstanding -= 1
+            if not self._outstanding:
+                self.abort.clear()
 
 
 class ControlChannel(Protocol):
@@ -64,7 +98,7 @@ class Tensors:
 
 
 class CommThread:
-    """Owns the machine, the peers and the transport; everything runs on one thread."""
+    """Owns the machine, the sockets of the peers and the transport: all on one thread."""
 
     def __init__(
         self,
@@ -80,7 +114,7 @@ class CommThread:
         self.link: ControlChannel | None = None
         self.recorder: Recorder | None = None
         self._peers = peers
-        self._channel = DataChannel(transport, interrupts, metrics)
+        self._channel = DataChannel(transport, interrupts.abort, metrics)
         self._main, self._interrupts, self._metrics = main, interrupts, metrics
         self._posted: deque[ev.Event] = deque()
         self._wake_ns: int | None = None

@@ -16,41 +16,13 @@ from typing import Final
 from paceline.control.client import CONNECT_S, ControlClient, Pace
 from paceline.core import wire
 from paceline.core.messages import (
-    Dismiss,
     Heartbeat,
-    Prepare,
     RankMessage,
     Register,
-    Release,
     ToRank,
 )
-from paceline.transport.base import Abort
 
 PACE: Final = Pace(beat_s=0.2, ping_s=10.0, retry_s=0.05, retry_max_s=1.0)
-
-
-class Interrupts:
-    """Counts the orders that interrupt the communication thread and that it has not taken yet."""
-
-    def __init__(self) -> None:
-        self.abort = Abort()
-        self._lock = threading.Lock()
-        self._outstanding = 0
-
-    @staticmethod
-    def interrupts(order: object) -> bool:
-        return isinstance(order, Prepare | Release | Dismiss)
-
-    def arrived(self) -> None:
-        with self._lock:
-            self._outstanding += 1
-            self.abort.raise_()
-
-    def taken(self) -> None:
-        with self._lock:
-            self._outstanding -= 1
-            if not self._outstanding:
-                self.abort.clear()
 
 
 class CoordinatorLink:

@@ -16,16 +16,15 @@ from paceline.core.coordinator.events import CONNECT_NS
 from paceline.core.messages import Commit
 from paceline.core.protocol.ids import MemberId
 from paceline.core.rank import events as ev
-from paceline.transport.base import Group, Peer, Transport, TransportAborted, TransportError
-from paceline.worker.coordinator_client import Interrupts
+from paceline.transport.base import Abort, Group, Peer, Transport, TransportAborted, TransportError
 from paceline.worker.metrics.rounds import RoundMetrics
 
 log = logging.getLogger("paceline.rank")
 
 
 class DataChannel:
-    def __init__(self, transport: Transport, interrupts: Interrupts, metrics: RoundMetrics) -> None:
-        self._transport, self._interrupts, self._metrics = transport, interrupts, metrics
+    def __init__(self, transport: Transport, abort: Abort, metrics: RoundMetrics) -> None:
+        self._transport, self._abort, self._metrics = transport, abort, metrics
         self._members: tuple[MemberId, ...] = ()
         self._methods: tuple[Method, ...] = ()
 
@@ -41,7 +40,7 @@ class DataChannel:
             rank=members.index(me),
         )
         try:
-            self._transport.open(group, self._interrupts.abort, CONNECT_NS / NS_PER_S)
+            self._transport.open(group, self._abort, CONNECT_NS / NS_PER_S)
         except TransportError as error:
             return self._failed(error)
         self._methods = self._transport.methods()
@@ -65,7 +64,7 @@ class DataChannel:
             return None
         begun_ns = now_ns()
         try:
-            self._transport.allreduce(buffers, self._interrupts.abort, NATIVE)
+            self._transport.allreduce(buffers, self._abort, NATIVE)
         except TransportError as error:
             self._metrics.failed(method)
             return self._failed(error)

@@ -3,7 +3,7 @@
 main thread            the user's loop; blocks in a Session call while it is parked
 paceline-comm          `comm_thread`: rounds, committed state, data channel
 paceline-link          `coordinator_client`: control channel
-paceline-agent         reads the agent's line: drain, and the end of the agent (D6)
+paceline-agent         reads the agent's pipe: drain, and the end of the agent (D6)
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from paceline.transport.base import Transport, TransportError
 from paceline.transport.factory import make_transport
 from paceline.transport.solo import NoTransport
 from paceline.worker.agent_pipe import AgentPipe
-from paceline.worker.comm_thread import CommThread, Tensors
-from paceline.worker.coordinator_client import CoordinatorLink, Interrupts
+from paceline.worker.comm_thread import CommThread, Interrupts, Tensors
+from paceline.worker.coordinator_client import CoordinatorLink
 from paceline.worker.metrics.loop import LoopMetrics
 from paceline.worker.metrics.rounds import RoundMetrics
 from paceline.worker.peer_sockets import PeerSockets

@@ -58,7 +58,7 @@ class Session(Protocol):
         finite: bool,
         metrics: tuple[LoggedMetric, ...],
     ) -> StepResult:
-        """Announce the gradient in the gradients; returns when the next batch may start.
+        """Announce the gradient in GRAD; returns when the next batch may start.
 
         `unit`: the gradient buffer holds sum(per-sample gradients) / unit. When it returns, the
         gradient views are zero (or hold what could not be announced yet) and the model holds the

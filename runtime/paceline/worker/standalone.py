@@ -17,7 +17,7 @@ from paceline.core.messages import RankMessage, ToRank
 
 
 class StandaloneCoordinator:
-    """Stands in for `link.CoordinatorLink` on the communication thread."""
+    """Stands in for the connection to a coordinator, on the communication thread."""
 
     def __init__(self, obey: Callable[[ToRank], None]) -> None:
         settings = RoundSettings(mode=Mode.FULL, pacing=Pacing.AUTO)

@@ -60,7 +60,7 @@ def test_within_one_pod_nothing_is_carried() -> None:
     assert desk.told((B, Network.TCP), (C, Network.TCP)) is Network.UNKNOWN
 
 
-def test_the_diary_has_each_change_once() -> None:
+def test_the_history_has_each_change_once() -> None:
     desk = Desk(A, B)
     for network in (Network.RDMA, Network.UNKNOWN, Network.RDMA, Network.TCP, Network.RDMA):
         desk.told((A, Network.RDMA), (B, network))

@@ -1,4 +1,4 @@
-"""The leases in a rank's leases."""
+"""The leases that a rank holds, and what its loader draws of them."""
 
 from __future__ import annotations
 

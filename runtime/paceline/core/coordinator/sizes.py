@@ -41,11 +41,11 @@ class Sizes:
             return set(outside)
         if not inside:
             return self.begin(outside) or set(outside)
-        held = {pod_of(x) for x in inside}
-        again = {x for x in outside if pod_of(x) in held}
+        occupied = {pod_of(x) for x in inside}
+        again = {x for x in outside if pod_of(x) in occupied}
         """Processes of replicas that train, started again."""
         pods = self._whole(set(outside) - again)
-        room = self._largest(len(held) + len(pods)) - len(held)
+        room = self._largest(len(occupied) + len(pods)) - len(occupied)
         return again | {x for pod in sorted(pods)[: max(0, room)] for x in pods[pod]}
 
     def least(self, replicas: int) -> int:

@@ -88,7 +88,7 @@ class CoordinatorState:
     """A released rank has ended well: its final weights are where its script puts them."""
     outcome: Outcome | None = None
     carrier: Network = Network.UNKNOWN
-    """The last one of the job that was told in the history."""
+    """The last one of the job that the history has."""
     stragglers: tuple[StragglerStatus, ...] = ()
     slow_since: dict[str, float] = field(default_factory=dict)
     """Wall time by place; `paceline_api.slow` says what is remembered."""

@@ -78,13 +78,13 @@ class Deal:
         while dealt and (self.pool or self.next < total):
             dealt = False
             for member in takers:
-                hand = self.held.setdefault(member, [])
-                if len(hand) >= self.lookahead.get(member, DEPTH):
+                own = self.held.setdefault(member, [])
+                if len(own) >= self.lookahead.get(member, DEPTH):
                     continue
                 if self.pool:
-                    hand.append(self.pool.pop(0))
+                    own.append(self.pool.pop(0))
                 elif self.next < total:
-                    hand.append(self.next)
+                    own.append(self.next)
                     self.next += 1
                 else:
                     continue

@@ -261,7 +261,8 @@ class Log:
             conditions = (self.settings, len(self.active), self.median_round_us, self.offsets_us)
             full = self._is_full_in_any_mode
             self.shadow = follow(self.shadow, go, *conditions, full_anyhow=full)
-        # A round ends the job, never a GEN, so that what was accumulated is applied with the last one.
+        # A round ends the job, never a GEN, so that what was accumulated is applied with the last
+        # one.
         self.stopping = self.stopping or (not self.plan.samples and self.stops_with(go))
         for share in go.shares:
             self._append_share(share)

@@ -23,7 +23,9 @@ from paceline.core.protocol.records import Drop, DropReason, LoggedMetric, Share
 
 class BufferName(StrEnum):
     GRAD = "grad"
+    """Where the backward pass adds."""
     LATE = "held"
+    """Where a gradient waits that its round left behind. Written as in journals of old."""
 
 
 # ---- operations on the buffers, carried out by the driver in the order given ---------------------
@@ -120,7 +122,7 @@ class Pending:
         unit: int,
         metrics: tuple[LoggedMetric, ...],
     ) -> StepGradient:
-        """A finished step; its gradient was added to what GRAD held, all of it in `unit`."""
+        """A finished step; its gradient was added to what was in GRAD, all of it in `unit`."""
         self.seq += 1
         self.produced += samples
         step = StepGradient(self.seq, version, leases, samples, metrics)

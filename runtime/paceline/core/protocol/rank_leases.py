@@ -1,4 +1,4 @@
-"""The leases in a rank's hand: those that the log gives it, and which of them its loader has drawn.
+"""The leases that a rank holds by its log, and which of them its loader has drawn.
 
 Shared by the communication thread, which says what is held, and the loader, which draws (D1).
 """

@@ -1,11 +1,12 @@
 """What abandoned requests of MPI may still touch, kept as long as need be and no longer.
 
 A send to a process that has died never completes, and MPI may read from its buffer as long as it is
-open. But once the other ends of a group's connections are closed, by death or because those processes
-have left the group, nobody will use what was sent in it (I13). From then on a call keeps addresses
-only: its pages go back to the kernel. Beyond a few such graves the oldest sends are cancelled and
-freed: a death costs no memory in the end, however many there are. A receive that has begun cannot
-be cancelled and would write into what is freed, so a call with such a one keeps its addresses.
+open. But once the other ends of a group's connections are closed, by death or because those
+processes have left the group, nobody will use what was sent in it (I13). From then on an
+abandoned call keeps addresses only: its pages go back to the kernel. Beyond a few such calls the
+oldest sends are cancelled and freed: a death costs no memory in the end, however many there are. A
+receive that has begun cannot be cancelled and would write into what is freed, so a call with such a
+one keeps its addresses.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Final
 from paceline.transport.rendezvous import PeerConnections
 
 EMPTIED_MAX: Final = 4
-"""Graves whose memory is already given back; the connections of older ones are surely gone."""
+"""Abandoned calls whose memory is already given back; the peers of older ones are surely gone."""
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
@@ -35,6 +36,8 @@ class MemoryRange:
 
 @dataclass(slots=True)
 class _AbandonedCall:
+    """The requests of one call that was given up, and the memory that they may touch."""
+
     receives: list[Any]
     sends: list[Any]
     memory: Sequence[MemoryRange]
@@ -56,7 +59,7 @@ class AbandonedRequests:
     def keep(
         self, receives: Sequence[Any], sends: Sequence[Any], memory: Sequence[MemoryRange]
     ) -> None:
-        """Give up requests of the present group."""
+        """Take over requests of the present group that were given up."""
         call = _AbandonedCall(self._open(receives), self._open(sends), memory)
         if call.receives or call.sends:
             self._abandoned.append(call)

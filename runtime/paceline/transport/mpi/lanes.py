@@ -1,7 +1,7 @@
 """Segments of buffers on their way through the steps of a schedule.
 
-A lane works off its segments one after another, at most one receive and one send at a time. Lanes do
-not know each other, so they may advance in any order; within a lane both ends of a link post the
+A lane works off its segments one after another, at most one receive and one send at a time. Lanes
+do not know each other, so they may advance in any order; within a lane both ends of a link post the
 same messages in the same order, which is all that matching needs.
 """
 

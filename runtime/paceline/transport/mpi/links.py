@@ -2,12 +2,14 @@
 
 A link is an intercommunicator made by Open_port, Accept and Connect. Measured with MPICH 5.0.2
 (ofi netmod, tcp provider): Accept and Connect hold the lock of the library while they wait, so
-they are called only when the pair has met (`rendezvous`), one at a time, in a throw-away thread, with
-the bounds that MPICH honours: the info key `timeout` (whole seconds) ends an Accept that nobody
-answers; a bound on tries (`patience`) ends a Connect to a dead port, which ignores `timeout`.
+they are called only when the pair has met (`rendezvous`), one at a time, in a throw-away thread,
+with the bounds that MPICH honours: the info key `timeout` (whole seconds) ends an Accept that
+nobody answers; a bound on tries (`patience`) ends a Connect to a dead port, which ignores
+`timeout`.
 
-A fresh link is trusted after both sides have said the same serial over it. Each rendezvous agrees on a
-new range of tags for its generation, so that nothing left over from an older one can match (I13).
+A fresh link is trusted after both sides have said the same serial over it. Each rendezvous agrees
+on a new range of tags for its generation, so that nothing left over from an older one can match
+(I13).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Why it is needed: docs/design/data-channel.md.
 
 Everything the loop needs is laid out here as plain memory: the steps of each algorithm and the
 links once per group, the buffers once per call. What it leaves open when it ends early goes back
-as requests of mpi4py, to be buried like those of the loop in Python.
+as requests of mpi4py, to be kept like those of the loop in Python.
 """
 
 from __future__ import annotations

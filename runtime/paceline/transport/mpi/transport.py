@@ -1,11 +1,11 @@
 """The data channel over MPI: own algorithms over point-to-point messages on pair links.
 
 Nothing here is a collective of the library: a survivor of a death needs no call of MPI to go on
-over the links it has. A reduction cuts its buffers into segments; every segment goes through the steps
-of a schedule (`core.collectives.schedules`), several segments at a time in independent lanes, so that
-one lane adds while another transfers. All waits are Testsome with a pause, an abort flag and the
-connections of the group. What an abandoned reduction may still write to is kept until its requests
-have ended.
+over the links it has. A reduction cuts its buffers into segments; every segment goes through the
+steps of a schedule (`core.collectives.schedules`), several segments at a time in independent lanes,
+so that one lane adds while another transfers. All waits are Testsome with a pause, an abort flag
+and the connections of the group. What an abandoned reduction may still write to is kept until its
+requests have ended.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The data channel through gloo: host memory over TCP, bound to one address (D13).
 
-The ranks exchange gloo's addresses over `rendezvous`, not over torch's TCPStore: that one looks up the
-name of every address it connects to, and an unanswered DNS request held one in a hundred group
-changes for five seconds. A rendezvous has no name service, an abort flag and a deadline.
+The ranks exchange gloo's addresses over `rendezvous`, not over torch's TCPStore: that one looks up
+the name of every address it connects to, and an unanswered DNS request delayed one in a hundred
+group changes by five seconds. A rendezvous has no name service, an abort flag and a deadline.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Exchange(Store):
             raise RuntimeError(f"gloo asks for {missing}, which nobody has set")
 
     def _exchange(self) -> None:
-        # The connections stay as connections: gloo reports only the death of the peer it is waiting for.
+        # The connections stay open: gloo reports only the death of the peer it is waiting for.
         own = {key: b64encode(value).decode() for key, value in self._values.items()}
         group, deadline = self._group, self._deadline
         if group.rank != 0:

@@ -88,7 +88,7 @@ class RoundMetrics:
         self._late = counter("paceline_samples_total", kind="late")
         self._dropped = cache(lambda r: counter("paceline_samples_dropped_total", reason=r))
 
-    # ---- called by the driver -------------------------------------------------------------
+    # ---- called by the communication thread ---------------------------------------------
 
     def handled(self, rank: RankState, event: ev.Event, now_ns: int) -> None:
         """The state machine has taken an event; its effects are still to come."""

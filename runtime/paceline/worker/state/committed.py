@@ -4,10 +4,11 @@ Equal bits on all members at equal version (I5), because it changes only by `app
 what the round log says and of the reduced sums. The model holds a copy of the weights, which is
 renewed while the main thread is parked.
 
-    accumulated    sum of the results since the optimizer's last step. It is never divided or clipped, so
-              it can be given to a rank that is behind until the next commit (R7): the averaged
-              gradient is made in the scratch of the reduction, which is free between two rounds.
-    weights   the committed weights; the shadow parameters of the optimizer are views of them
+    accumulated  sum of the results since the optimizer's last step. It is never divided or clipped,
+                 so it can be given to a rank that is behind until the next commit (R7): the
+                 averaged gradient is made in the scratch of the reduction, which is free between
+                 two rounds.
+    weights      the committed weights; the parameters of the rebound optimizer are views of them
 
 With LATE and the scratch of `Gradients` these are the four parameter-size buffers that exist
 beside the model, its gradients and the optimizer's state (D15).
@@ -114,7 +115,7 @@ class Committed:
     # ---- one round --------------------------------------------------------------------------
 
     def accumulate(self, results: Sequence[torch.Tensor], *, first: bool) -> None:
-        """Keep the result of a whole reduction (R21); `first` after a step of the optimizer."""
+        """Add the result of a whole reduction (R21); `first` after a step of the optimizer."""
         for accumulated, result in zip(self._accumulated, results, strict=True):
             if first:
                 accumulated.copy_(result)
@@ -123,7 +124,7 @@ class Committed:
         self._accumulating = True
 
     def last_result(self) -> list[memoryview]:
-        """Bytes of `accumulated` for a rank that is behind (R7); valid until the next `accumulate`."""
+        """Bytes of the sum for a rank that is behind (R7); valid until the next `accumulate`."""
         return [bytes_of(flat) for flat in self._accumulated]
 
     def install_result(self, data: Sequence[Bytes]) -> None:
@@ -132,8 +133,8 @@ class Committed:
         self._accumulating = True
 
     def apply(self, divisor: float, *, step: bool, scheduler_steps: int = 0) -> None:
-        """Turn this version into the next: with `step`, average = accumulated / divisor, clipped, and
-        one step of the optimizer; then the scheduler. Uses the reduction's scratch."""
+        """Turn this version into the next: with `step`, average = accumulated / divisor, clipped,
+        and one step of the optimizer; then the scheduler. Uses the reduction's scratch."""
         with self._lock:
             self.binding.check_unchanged()
             if step:

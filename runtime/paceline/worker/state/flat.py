@@ -1,8 +1,9 @@
 """Parameters laid out in flat memory: one flat tensor per data type and device.
 
-Gradients, results and committed weights share one `FlatLayout`, so that an update is arithmetic between
-equal flat tensors, a reduction moves a few large tensors instead of many small ones, and the bytes
-of a state are the same on every rank. This file knows where a parameter lies; it owns no tensor.
+Gradients, results and committed weights share one `FlatLayout`, so that an update is arithmetic
+between equal flat tensors, a reduction moves a few large tensors instead of many small ones, and
+the bytes of a state are the same on every rank. This file knows where a parameter lies; it owns no
+tensor.
 """
 
 from __future__ import annotations

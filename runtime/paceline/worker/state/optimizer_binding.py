@@ -1,8 +1,9 @@
 """The user's optimizer, rebound to parameters that the communication thread owns (D2).
 
-The optimizer instance stays the user's own; only the tensors that it updates are exchanged: shadow
-parameters, views of the flat committed weights, take the place of the model's. Its hyper-parameters
-belong to the round log from the first round on: the scheduler changes them, and nobody else.
+The optimizer instance stays the user's own; only the tensors that it updates are exchanged:
+parameters of our own, views of the flat committed weights, stand where the model's were. Its
+hyper-parameters belong to the round log from the first round on: the scheduler changes them, and
+nobody else.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Clipping(Protocol):
 
 
 class OptimizerBinding:
-    """Shadow parameters in the user's optimizer, one for each of the model's."""
+    """Parameters of our own in the user's optimizer, one for each of the model's."""
 
     def __init__(
         self,
@@ -46,16 +47,16 @@ class OptimizerBinding:
         for group in optimizer.param_groups:
             # A frozen parameter stays as it is: without a gradient the optimizer skips it.
             group["params"] = [exchange.get(original, original) for original in group["params"]]
-        for original, shadow in exchange.items():
+        for original, own in exchange.items():
             if original in optimizer.state:
-                optimizer.state[shadow] = optimizer.state.pop(original)
+                optimizer.state[own] = optimizer.state.pop(original)
         self.scheduler = scheduler(optimizer) if scheduler is not None else None
         self._known: list[dict[str, Any]] = []
         self.remember()
 
     def point_gradients(self, views: Sequence[torch.Tensor]) -> None:
-        for shadow, view in zip(self.parameters, views, strict=True):
-            shadow.grad = view
+        for own, view in zip(self.parameters, views, strict=True):
+            own.grad = view
 
     def step_scheduler(self, times: int) -> None:
         if self.scheduler is not None and times:

@@ -1,7 +1,8 @@
 """The one job that this process takes part in, as the training API sees it.
 
 `init()` connects; the optimizer and the loader meet here, so that a script passes neither to the
-other. Everything is used by the main thread only.
+other. The optimizer puts itself here; what the others need of it is `JobOptimizer`, so that this
+file knows neither optimizer nor loader. Everything is used by the main thread only.
 """
 
 from __future__ import annotations
@@ -9,19 +10,31 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from paceline.core.faults import Fault, parse_faults
-from paceline.core.protocol.records import LoggedMetric
+from paceline.core.protocol.records import DataPlan, LoggedMetric
 from paceline.environment import ENV_FAULTS, ENV_REPLAY, RankSettings
 from paceline.errors import UsageError
+from paceline.train.contribution import ContributionBuilder
 from paceline.train.mistakes import explain_errors
 from paceline.worker.session import Session
 
-if TYPE_CHECKING:
-    from paceline.train.optimizer import DistributedOptimizer
+
+class JobOptimizer(Protocol):
+    """What the loader and the script's questions need of its `DistributedOptimizer`."""
+
+    @property
+    def started(self) -> bool: ...
+    @property
+    def stopped(self) -> bool: ...
+    @property
+    def builder(self) -> ContributionBuilder: ...
+    def start(self, plan: DataPlan, lookahead: int) -> None: ...
+    def ensure_started(self) -> None: ...
+    def after_parking(self) -> None: ...
 
 
 class Context:
@@ -30,7 +43,7 @@ class Context:
     def __init__(self, session: Session, faults: Sequence[Fault] = ()) -> None:
         self.session = session
         self.faults = faults
-        self.optimizer: DistributedOptimizer | None = None
+        self.optimizer: JobOptimizer | None = None
         self.finished = False
         self._metrics: dict[str, tuple[float, float]] = {}
 
@@ -44,7 +57,7 @@ class Context:
         self._metrics.clear()
         return taken
 
-    def need_optimizer(self, why: str) -> DistributedOptimizer:
+    def need_optimizer(self, why: str) -> JobOptimizer:
         if self.optimizer is None:
             raise UsageError(
                 f"{why} without a DistributedOptimizer",

@@ -17,10 +17,9 @@ from torch.utils.data import Dataset, IterableDataset
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.sampling import epoch_of, leases_per_epoch
 from paceline.errors import DataError, UnsupportedError, UsageError
-from paceline.train.context import Context, current
+from paceline.train.context import Context, JobOptimizer, current
 from paceline.train.contribution import Batch
 from paceline.train.leases import LeaseSampler
-from paceline.train.optimizer import DistributedOptimizer
 
 T = TypeVar("T")
 
@@ -85,7 +84,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             drop_last=drop_last,
         )
         self._context: Context | None = None
-        self._optimizer: DistributedOptimizer | None = None
+        self._optimizer: JobOptimizer | None = None
         self._stream: Iterator[tuple[Batch, T]] = iter(())
         self._next: tuple[Batch, T] | None = None
         self._epoch = -1
@@ -151,7 +150,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         steps = leases_per_epoch(self._plan)
         return -(-steps // max(1, current("len(loader)").session.size)) * self._plan.accumulate
 
-    def _start(self, count: int) -> tuple[DistributedOptimizer, Context]:
+    def _start(self, count: int) -> tuple[JobOptimizer, Context]:
         context = current("loader.epochs()")
         optimizer = context.need_optimizer("loader.epochs()")
         if optimizer.started:
@@ -177,9 +176,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             _check_size(plan, context.session.size)
         return optimizer, context
 
-    def _all_batches(
-        self, context: Context, optimizer: DistributedOptimizer
-    ) -> Iterator[tuple[Batch, T]]:
+    def _all_batches(self, context: Context, optimizer: JobOptimizer) -> Iterator[tuple[Batch, T]]:
         """Everything that torch's loader gives, for the whole job; waits for leases in between."""
         session = context.session
         while not session.stopped:

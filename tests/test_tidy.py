@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tokenize
 import tomllib
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -23,6 +24,22 @@ MAY_NAME_ENVIRONMENT = {
     "runtime/paceline/environment.py",
     "runtime/paceline/agent/shim.py",
 }
+RETIRED = {
+    "bank": "accumulate",
+    "banked": "accumulated",
+    "banking": "accumulating",
+    "buried": "abandoned",
+    "bury": "abandon, or declare dead",
+    "diary": "history",
+    "grave": "abandoned call",
+    "graves": "abandoned requests",
+    "lifeline": "peer connection",
+    "lifelines": "peer connections",
+    "mailbox": "peer sockets",
+    "meeting": "rendezvous",
+    "nursery": "fork server",
+}
+"""Private words of earlier versions, with what docs/glossary.md says instead."""
 PURE_TESTS = ("tests/api/", "tests/core/", "tests/sim/")
 GENERATED = ("charts/paceline/dashboards", "crds/manifests", "docs/pictures", "docs/reference")
 LEFTOVERS = re.compile(r"\b(TOD[O]|FIXM[E]|XX[X])\b|^(<{7}|>{7}) |\bbreakpoin[t]\(", re.M)
@@ -245,6 +262,48 @@ def test_design_pages_name_code_and_tests_that_exist() -> None:
         named = set(re.findall(r"`(test_\w+)`", text))
         wrong += [f"{name}: {test}" for test in sorted(named - tests)]
     none_of(wrong, "Name what implements the decision now, and what holds it:")
+
+
+def words_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Of names, comments and docstrings; what other strings say may be a name on the wire."""
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            told = token.type in (tokenize.NAME, tokenize.COMMENT) or token.string.startswith('"""')
+            for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", token.string) if told else ():
+                yield token.start[0], word.lower()
+
+
+def test_words_that_were_given_up_do_not_come_back() -> None:
+    none_of(
+        (
+            f"{name}:{line}: {word} (say: {RETIRED[word]})"
+            for name in product()
+            if not name.startswith("operator/")
+            for line, word in words_of(ROOT / name)
+            if word in RETIRED
+        ),
+        "Use the word of docs/glossary.md:",
+    )
+
+
+def test_the_glossary_explains_each_word_once() -> None:
+    rows = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs/glossary.md").read_text(), re.M)
+    words = [word for row in rows if row != "word" for word in row.split(", ")]
+    none_of((w for w in sorted(set(words)) if words.count(w) > 1), "One word, one meaning:")
+
+
+def test_the_glossary_names_what_exists() -> None:
+    """Its short paths lie below runtime/paceline/; whole ones are looked at with all documents."""
+    named = re.findall(r"`([a-z_]+(?:/[\w.]+)+)`", (ROOT / "docs/glossary.md").read_text())
+    assert named
+    none_of(
+        (
+            name
+            for name in named
+            if not (ROOT / "runtime/paceline" / name).exists() and not (ROOT / name).exists()
+        ),
+        "docs/glossary.md names what does not exist:",
+    )
 
 
 def test_every_part_of_the_runtime_has_its_layer() -> None:

@@ -6,7 +6,7 @@ can be compared and sent.
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, field
 from paceline_api.rounds import RoundSettings
 
 from paceline.core.protocol.ids import GenerationId, MemberId
@@ -72,8 +72,8 @@ class LogSnapshot(Struct, frozen=True):
     held: tuple[tuple[MemberId, tuple[int, ...]], ...]
     lookahead: tuple[tuple[MemberId, int], ...]
     heard: tuple[tuple[MemberId, int], ...]
-    accumulated: int
-    accumulated_count: int
+    accumulated: int = field(name="banked")
+    accumulated_count: int = field(name="banked_count")
     updates: int
     progress: tuple[int, int]
     round_us: tuple[int, ...]

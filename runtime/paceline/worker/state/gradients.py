@@ -171,7 +171,7 @@ class Gradients:
             case Swap():
                 self.swap()
             case Merge(late_factor=late, grad_factor=grad):
-                self.merge(held, grad)
+                self.merge(late, grad)
             case Scale(which=which, factor=factor):
                 self.scale(which, factor)
             case Zero(which=which):

@@ -34,10 +34,10 @@ from paceline_operator.cluster.services import Services
 from paceline_operator.cluster.store import Key, Store
 from paceline_operator.cluster.tls import pair_of, pinned
 from paceline_operator.controller import Controller
-from paceline_operator.core import children
+from paceline_operator.core.coordinator_status import Told
 from paceline_operator.core.job import Job
 from paceline_operator.core.keys import job_keys
-from paceline_operator.core.told import Told
+from paceline_operator.core.pods import children
 from paceline_operator.handlers import make_registry, make_settings
 from paceline_operator.metrics import CONTROLLER, Metrics
 from paceline_operator.options import Options

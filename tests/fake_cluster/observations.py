@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from fake_cluster.parts import START_S, job_body
+from paceline_operator.core.coordinator_status import Rank, Told
 from paceline_operator.core.job import Job, read_job, timestamp
 from paceline_operator.core.observed import Observed, Pod, Sent
-from paceline_operator.core.told import Rank, Told
 
 NOW = START_S + 1000
 UID = "job-uid"

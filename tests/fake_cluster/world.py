@@ -22,10 +22,10 @@ from paceline_operator.cluster.apply import Applier
 from paceline_operator.cluster.store import Key, Store
 from paceline_operator.cluster.wire import NodeObject, node_of, pod_from
 from paceline_operator.controller import Controller, Message
+from paceline_operator.core.coordinator_status import read_told
 from paceline_operator.core.job import Job, timestamp
 from paceline_operator.core.observed import Node
-from paceline_operator.core.service import service
-from paceline_operator.core.told import read_told
+from paceline_operator.core.pods.service import service
 
 
 class World:

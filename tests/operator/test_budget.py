@@ -9,7 +9,7 @@ import pytest
 from fake_cluster.world import NAMESPACE, World, job_body
 from paceline_api.crdgen import PLURAL
 from paceline_operator.cluster.api import ApiError
-from paceline_operator.core.companions import BUDGETS
+from paceline_operator.core.pods.companions import BUDGETS
 
 ON: dict[str, Any] = {"disruptionBudget": True}
 

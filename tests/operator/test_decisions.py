@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from fake_cluster.observations import NOW, POST, RUNNING, UID, job_of, training, worker
 from fake_cluster.world import job_body
-from paceline_operator.core import backoff, stragglers
-from paceline_operator.core.backoff import Cause
 from paceline_operator.core.changes import Changes
+from paceline_operator.core.coordinator_status import Happening, Outcome, Rank
+from paceline_operator.core.decide import backoff, stragglers
 from paceline_operator.core.job import Job, read_job, timestamp
 from paceline_operator.core.observed import (
     NOT_STARTED,
@@ -21,8 +21,8 @@ from paceline_operator.core.observed import (
     RefusalKind,
     Sent,
 )
+from paceline_operator.core.plan import Cause
 from paceline_operator.core.reconcile import reconcile
-from paceline_operator.core.told import Happening, Outcome, Rank
 
 
 def decided(job: Job, seen: Observed, now_s: float = NOW) -> Changes:

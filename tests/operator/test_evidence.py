@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 from fake_cluster.observations import NOW, POST, RUNNING, job_of, training, worker
-from paceline_operator.core import evidence
+from paceline_operator.core.coordinator_status import Rank, Told
+from paceline_operator.core.decide import evidence
 from paceline_operator.core.observed import End, Node, Observed, Pod, Sent
 from paceline_operator.core.reconcile import reconcile
-from paceline_operator.core.told import Rank, Told
 
 
 def lost(pod: Pod, seen: Observed, now_s: float = NOW) -> evidence.Loss:

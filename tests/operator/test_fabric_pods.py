@@ -11,10 +11,11 @@ from fake_cluster.fabrics import GPU, gpu_job, seen
 from fake_cluster.observations import job_of
 from paceline_api.enums import FabricRequirement
 from paceline_api.fabric import FabricPod, FabricSpec
-from paceline_operator.core import children
-from paceline_operator.core.fabric import Fabric, fabric_of
+from paceline_operator.core.decide.fabric import fabric_of
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Node
+from paceline_operator.core.pods import children
+from paceline_operator.core.pods.fabric import Fabric
 from paceline_operator.fabrics import built_in
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -17,10 +17,11 @@ from paceline.environment import AgentSettings
 from paceline_api.crdgen import PLURAL
 from paceline_api.enums import SchedulingProvider
 from paceline_operator.cluster.api import PATHS, ApiError
-from paceline_operator.core import children, gang, kueue
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.job import Job, read_job, timestamp
 from paceline_operator.core.observed import Observed, Pod, Refusal, RefusalKind, Sent
+from paceline_operator.core.pods import children
+from paceline_operator.core.providers import gang, kueue
 from paceline_operator.core.reconcile import reconcile
 
 GOLDEN = Path(__file__).parent / "golden/gangs.yaml"

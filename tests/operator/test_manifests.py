@@ -15,11 +15,11 @@ from fake_cluster.world import job_body
 from paceline import environment as runtime_settings
 from paceline.coordinator.config import job_spec, settings_of
 from paceline_api import names
-from paceline_operator.core import children
-from paceline_operator.core.frozen import job_file, round_settings, settings_differ
 from paceline_operator.core.job import Job, read_job
 from paceline_operator.core.keys import hkdf, job_keys, key_id
-from paceline_operator.core.service import service
+from paceline_operator.core.pods import children
+from paceline_operator.core.pods.frozen import job_file, round_settings, settings_differ
+from paceline_operator.core.pods.service import service
 
 GOLDEN = Path(__file__).parent / "golden"
 RICH: dict[str, Any] = {

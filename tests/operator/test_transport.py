@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from fake_cluster.observations import NOW, RUNNING, job_of, told, training, worker
-from paceline_operator.core import status, transport
 from paceline_operator.core.changes import Changes
-from paceline_operator.core.frozen import job_file
+from paceline_operator.core.coordinator_status import read_told
+from paceline_operator.core.decide import transport
 from paceline_operator.core.job import Job, timestamp
 from paceline_operator.core.observed import Observed
+from paceline_operator.core.pods.frozen import job_file
 from paceline_operator.core.reconcile import reconcile
-from paceline_operator.core.told import read_told
+from paceline_operator.core.report import status
 
 RDMA = {"required": "RDMA"}
 SHOWN = {**RDMA, "preflight": {"enabled": False}}

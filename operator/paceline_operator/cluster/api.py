@@ -12,8 +12,8 @@ from typing import Any, Final, Protocol
 from paceline_api.crdgen import PLURAL
 from paceline_api.types import API_VERSION
 
-from paceline_operator.core.companions import BUDGETS
-from paceline_operator.core.gang import FAMILIES
+from paceline_operator.core.pods.companions import BUDGETS
+from paceline_operator.core.providers.gang import FAMILIES
 
 MANAGER: Final = "paceline-operator"
 

@@ -22,10 +22,10 @@ from paceline_operator.cluster.memory import Memory
 from paceline_operator.cluster.store import Store
 from paceline_operator.cluster.wire import pod_from
 from paceline_operator.core.changes import Apply, Changes, Companions, Create, Delete, Event
-from paceline_operator.core.companions import BUDGETS
-from paceline_operator.core.fabric import POD_SECURITY
+from paceline_operator.core.decide.fabric import POD_SECURITY
 from paceline_operator.core.job import Job, timestamp
 from paceline_operator.core.observed import OF_GANG, Refusal, RefusalKind
+from paceline_operator.core.pods.companions import BUDGETS
 
 log = logging.getLogger("paceline.operator")
 

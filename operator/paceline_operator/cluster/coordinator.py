@@ -21,10 +21,10 @@ import msgspec
 from paceline_operator.cluster.kube import pause
 from paceline_operator.cluster.store import Key
 from paceline_operator.controller import Message
-from paceline_operator.core.evidence import POLL_S, REPLY_S
+from paceline_operator.core.coordinator_status import Told, read_told
+from paceline_operator.core.decide.evidence import POLL_S, REPLY_S
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Inventory
-from paceline_operator.core.told import Told, read_told
 
 log = logging.getLogger("paceline.operator")
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from paceline_api.fabric import FabricSpec
 
+from paceline_operator.core.coordinator_status import Told
 from paceline_operator.core.observed import Observed, Pod, Refusal, Sent
-from paceline_operator.core.told import Told
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 from paceline_api.fabric import PLAIN, PLAIN_SPEC, FabricSpec
 from paceline_api.names import ROLE_COORDINATOR, ROLE_WORKER
 
-from paceline_operator.core.told import Told
+from paceline_operator.core.coordinator_status import Told
 
 NO_SLOT = -1
 """Of a coordinator's pod."""

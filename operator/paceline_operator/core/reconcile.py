@@ -13,29 +13,28 @@ from typing import Any, Final
 
 from paceline_api.reasons import ConditionType, Reason
 
-from paceline_operator.core import (
+from paceline_operator.core.changes import Changes, Create, Event
+from paceline_operator.core.decide import (
     backoff,
-    children,
-    conditions,
     evidence,
     fabric,
     finish,
-    gang,
-    kueue,
     resize,
-    status,
     suspend,
     transport,
 )
-from paceline_operator.core import post as posts
-from paceline_operator.core.changes import Changes, Create, Event
-from paceline_operator.core.companions import companions
-from paceline_operator.core.conditions import Wanted
-from paceline_operator.core.events import events_of, suspended_event
-from paceline_operator.core.frozen import round_settings, settings_differ
+from paceline_operator.core.decide import coordinator_pod as posts
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed, RefusalKind
-from paceline_operator.core.resize import Plan
+from paceline_operator.core.plan import NewPod, Plan
+from paceline_operator.core.pods import children
+from paceline_operator.core.pods.companions import companions
+from paceline_operator.core.pods.fabric import Fabric
+from paceline_operator.core.pods.frozen import round_settings, settings_differ
+from paceline_operator.core.providers import gang, kueue
+from paceline_operator.core.report import conditions, status
+from paceline_operator.core.report.conditions import Wanted
+from paceline_operator.core.report.events import events_of, suspended_event
 
 TEMPLATE_RETRY_S: Final = 300.0
 HEAR_S: Final = 2.0
@@ -185,7 +184,7 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
     beside = companions(job, seen, plan, now_s, blocked=blocked)
     told = status.running(job, seen, plan, wanted, now_s)
     beside.put_into(told)
-    if isinstance(network, fabric.Fabric) and (plan.living or plan.new):
+    if isinstance(network, Fabric) and (plan.living or plan.new):
         told["fabric"] = network.status()
     write, look = status.due(job.status, told, seen, now_s)
     plan.look(look)
@@ -216,7 +215,7 @@ def _may_not(
     job: Job,
     seen: Observed,
     plan: Plan,
-    network: fabric.Fabric | fabric.NoFabric,
+    network: Fabric | fabric.NoFabric,
     now_s: float,
     *,
     resumed: bool,
@@ -264,11 +263,11 @@ def _post(job: Job, post: posts.Post) -> Create:
 
 def _create(
     job: Job,
-    new: resize.NewPod,
-    network: fabric.Fabric | fabric.NoFabric,
+    new: NewPod,
+    network: Fabric | fabric.NoFabric,
     note: Mapping[str, str],
 ) -> Create:
-    assert isinstance(network, fabric.Fabric), "nothing is made without one"
+    assert isinstance(network, Fabric), "nothing is made without one"
     manifest = children.worker(
         job, new.slot, new.attempt, notes={**new.notes, **note}, avoid=new.avoid, fabric=network
     )

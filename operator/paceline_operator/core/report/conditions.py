@@ -12,11 +12,12 @@ from typing import Any, Final
 
 from paceline_api.reasons import ConditionType, Reason
 
-from paceline_operator.core import gang, kueue, transport
+from paceline_operator.core.coordinator_status import ACTIVE, BENCHED
+from paceline_operator.core.decide import transport
 from paceline_operator.core.job import Job, timestamp
 from paceline_operator.core.observed import Observed, Pod, RefusalKind
-from paceline_operator.core.resize import Plan
-from paceline_operator.core.told import ACTIVE, BENCHED
+from paceline_operator.core.plan import Plan
+from paceline_operator.core.providers import gang, kueue
 
 MESSAGE_MAX: Final = 2000
 COORDINATOR_AWAY_S: Final = 30.0

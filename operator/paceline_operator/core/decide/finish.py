@@ -13,8 +13,8 @@ from typing import Final
 from paceline_api.enums import CleanPodPolicy, FailureAction
 from paceline_api.reasons import Reason
 
-from paceline_operator.core import backoff, transport
 from paceline_operator.core.changes import Changes, Delete
+from paceline_operator.core.decide import backoff, transport
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed, Pod
 

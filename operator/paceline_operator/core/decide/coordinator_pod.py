@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from paceline_operator.core import evidence
 from paceline_operator.core.changes import Delete
+from paceline_operator.core.decide import evidence
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import NO_SLOT, Observed, Pod
 

@@ -7,15 +7,15 @@ from typing import Any
 
 from paceline_api.reasons import ConditionType, Reason
 
-from paceline_operator.core import gang, transport
-from paceline_operator.core.backoff import Cause
 from paceline_operator.core.changes import Event
+from paceline_operator.core.coordinator_status import Told
+from paceline_operator.core.decide import transport
+from paceline_operator.core.decide.coordinator_pod import Post
+from paceline_operator.core.decide.suspend import Suspension
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed, RefusalKind
-from paceline_operator.core.post import Post
-from paceline_operator.core.resize import Plan
-from paceline_operator.core.suspend import Suspension
-from paceline_operator.core.told import Told
+from paceline_operator.core.plan import Cause, Plan
+from paceline_operator.core.providers import gang
 
 
 def events_of(
@@ -89,7 +89,7 @@ def _of_changes(job: Job, seen: Observed, status: Mapping[str, Any]) -> list[Eve
         text = f"rounds run in mode {now} instead of {before}"
         events.append(Event(f"mode:{now}:{job.generation}", Reason.MODE_CHANGED, text))
     found = transport.carried(job, seen)
-    if found is not None and transport.was_verified(job):
+    if found is not None and transport.verified_at(job):
         holds, _, text = transport.explained(job, seen, found)
         if not holds and job.holds(ConditionType.TRANSPORT_VERIFIED):
             key = f"transport:{status.get('membershipGeneration')}:{found.carrier}"

@@ -10,11 +10,13 @@ from typing import Any, Final
 
 from paceline_api import names
 
-from paceline_operator.core import backoff, children, gang
 from paceline_operator.core.changes import BUDGET_FIELD, Apply, Companions
+from paceline_operator.core.decide import backoff
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed
-from paceline_operator.core.resize import Plan
+from paceline_operator.core.plan import Plan
+from paceline_operator.core.pods import children
+from paceline_operator.core.providers import gang
 
 BUDGETS: Final = "poddisruptionbudgets"
 

@@ -2,7 +2,7 @@
 
 Volcano, scheduler-plugins (Coscheduling), KAI and Kubernetes itself (Native) each ask for a group
 object with the fewest members that may start, and for a mark on every pod that names it; Kueue
-asks for marks only (core/kueue.py). A group lasts as long as its job: a replacement, a worker of a
+asks for marks only (kueue.py). A group lasts as long as its job: a replacement, a worker of a
 larger size and one after a resumption join the same one.
 
 The coordinator is in no gang. Members are counted, not told apart, so it would take the place of a
@@ -17,9 +17,9 @@ from typing import Any, Final
 from paceline_api.enums import SchedulingProvider
 from paceline_api.names import group_name
 
-from paceline_operator.core import kueue
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Refusal, RefusalKind
+from paceline_operator.core.providers import kueue
 
 VOLCANO_GROUP: Final = "scheduling.k8s.io/group-name"
 VOLCANO_QUEUE: Final = "scheduling.volcano.sh/queue-name"

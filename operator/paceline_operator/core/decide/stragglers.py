@@ -13,22 +13,14 @@ from paceline_api import slow
 from paceline_api.enums import StragglerResponse
 from paceline_api.slow import Pace
 
-from paceline_operator.core.backoff import NOTE_CAUSE, Cause
+from paceline_operator.core.coordinator_status import ACTIVE, Rank
+from paceline_operator.core.decide.backoff import NOTE_CAUSE
 from paceline_operator.core.job import Job, seconds_of
 from paceline_operator.core.observed import Observed, Pod
-from paceline_operator.core.told import ACTIVE, Rank
+from paceline_operator.core.plan import Cause, Slow
 
 NODES_MAX: Final = 3
 """Slow nodes that a replacement keeps away from."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slow:
-    rank: Rank
-    pod: Pod
-    slowdown_percent: int
-    since_s: float
-    action: StragglerResponse
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,13 @@ from paceline_api.names import worker_selector
 from paceline_api.reasons import ConditionType
 from paceline_api.status import STRAGGLERS_MAX
 
-from paceline_operator.core import backoff, conditions, transport
+from paceline_operator.core.coordinator_status import ACTIVE
+from paceline_operator.core.decide import backoff
 from paceline_operator.core.job import Job, timestamp
 from paceline_operator.core.observed import Observed
-from paceline_operator.core.resize import Plan
-from paceline_operator.core.told import ACTIVE
+from paceline_operator.core.plan import Plan
+from paceline_operator.core.report import conditions
+from paceline_operator.core.report.transport_status import transport_status, without_carrier
 
 COALESCE_S: Final = 0.1
 WORDS_S: Final = 2.0
@@ -44,7 +46,7 @@ def running(
             status["membershipGeneration"] = told.generation
         status["round"] = max(told.version, int(job.status.get("round") or 0))
         status["collective"] = _collective(job, seen)
-        if moved := transport.transport_status(job, seen, now_s):
+        if moved := transport_status(job, seen, now_s):
             status["transport"] = moved
         if told.progress is not None:
             status["progress"] = {"percent": int(100 * min(1.0, told.progress))}
@@ -96,7 +98,7 @@ def ended(
     if seen.told is not None:
         status["round"] = max(seen.told.version, int(job.status.get("round") or 0))
         status["collective"] = _collective(job, seen)
-        if moved := transport.transport_status(job, seen, now_s):
+        if moved := transport_status(job, seen, now_s):
             status["transport"] = moved
         if seen.told.progress is not None:
             status["progress"] = {"percent": int(100 * min(1.0, seen.told.progress))}
@@ -152,7 +154,7 @@ def state_word(status: Mapping[str, Any]) -> str:
 
 def without_figures(status: Mapping[str, Any]) -> dict[str, Any]:
     """What is written at once when it changes."""
-    status = transport.without_carrier(dict(status))
+    status = without_carrier(dict(status))
     fast = {k: v for k, v in status.items() if k not in ("round", "progress")}
     collective = status.get("collective") or {}
     fast["collective"] = {"mode": collective.get("mode")} if collective else {}

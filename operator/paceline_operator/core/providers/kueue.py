@@ -20,7 +20,7 @@ from paceline_api.template import TRAINER
 
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed, Pod
-from paceline_operator.core.resize import Plan
+from paceline_operator.core.plan import Plan
 
 MARKS: Final = (
     *(QUEUE_LABEL, "kueue.x-k8s.io/priority-class"),

@@ -9,17 +9,16 @@ attempt at once; the old pod need not have disappeared, since generations fence 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 from paceline_api.names import worker_name
 
-from paceline_operator.core import backoff, evidence, stragglers
-from paceline_operator.core.backoff import Cause
 from paceline_operator.core.changes import Delete
+from paceline_operator.core.coordinator_status import DRAINING
+from paceline_operator.core.decide import backoff, evidence, stragglers
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed, Pod
-from paceline_operator.core.told import DRAINING
+from paceline_operator.core.plan import Cause, NewPod, Plan
 
 ASK_S: Final = 5.0
 """So long a pod that ended in order waits for the coordinator's word that the job goes on."""
@@ -28,60 +27,6 @@ STUCK_S: Final = 60.0
 """A replacement that finds no other node than the slow one gives up keeping away from it."""
 KEPT: Final = 3
 """Ended pods of earlier attempts that are kept for their logs."""
-
-
-@dataclass(frozen=True, slots=True)
-class NewPod:
-    slot: int
-    attempt: int
-    cause: Cause
-    why: str
-    notes: dict[str, str]
-    avoid: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class Plan:
-    living: list[Pod] = field(default_factory=list)
-    """Workers that count: neither ended, nor leaving, nor lost."""
-    new: list[NewPod] = field(default_factory=list)
-    delete: list[Delete] = field(default_factory=list)
-    losses: dict[str, str] = field(default_factory=dict)
-    """Pods gone with their node, by uid."""
-    waiting: list[str] = field(default_factory=list)
-    """Why slots stay empty for now."""
-    no_fabric: str = ""
-    """Why no pod can be made: there is no network for it."""
-    surplus: int = 0
-    """Workers that the coordinator has to choose and drain."""
-    slow: tuple[stragglers.Slow, ...] = ()
-    since: dict[str, float] = field(default_factory=dict)
-    replaced: int = 0
-    """Pods replaced so far, with those in `new`."""
-    looks: list[float] = field(default_factory=list)
-    hurry: bool = False
-
-    def look(self, at_s: float | None) -> None:
-        if at_s is not None:
-            self.looks.append(at_s)
-
-    def drop_new(self) -> None:
-        """None of the new pods is to be made now."""
-        self.keep_new(0)
-
-    def keep_new(self, count: int) -> None:
-        """Only so many of the new pods are to be made now."""
-        self.replaced -= sum(new.cause is not Cause.NEW for new in self.new[count:])
-        self.new = self.new[:count]
-
-    def drop_growth(self) -> None:
-        """Only replacements are to be made now."""
-        self.new = [new for new in self.new if new.cause is not Cause.NEW]
-
-    def last(self, key: str, seen: Observed, now_s: float) -> float:
-        """For how long something has been so."""
-        self.since[key] = seen.since.get(key, now_s)
-        return now_s - self.since[key]
 
 
 def plan(job: Job, seen: Observed, now_s: float) -> Plan:

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from paceline_api.names import PREFIX
 
 from paceline_operator.core.observed import NOT_STARTED, Pod, Refusal
+from paceline_operator.core.plan import Cause
 
 NOTE_CAUSE: Final = f"{PREFIX}cause"
 NOTE_WHY: Final = f"{PREFIX}replaces"
@@ -38,16 +38,6 @@ HEALTHY_S: Final = 600.0
 """A pod that lived so long ends the row of its slot's failures."""
 EVICTED: Final = ("Evicted", "Preempting", "Preempted", "NodeLost", "Terminated", "Shutdown")
 """Reasons for which the cluster itself has ended a pod."""
-
-
-class Cause(StrEnum):
-    NEW = "New"
-    LOST = "Lost"
-    FAILED = "Failed"
-    REFUSED = "Refused"
-    ENDED = "Ended"
-    """With exit code 0 while the job goes on: drained, by whatever asked for it."""
-    SLOW = "Slow"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,21 +4,18 @@ The coordinator tells what the agents have found out (`paceline.core.agent.netwo
 is required yet known to be missing may run for hours: with `fabric.preflight` the job fails before.
 Once it was seen to be as required, `status.transport.verifiedAt` says so, and a later loss of it is
 a matter of TransportVerified and an Event: the job has work to lose by then.
-
-A carrier that is not known for a while, as when a worker has just joined, is the last one known, so
-that the status does not flicker.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Final
 
 from paceline_api.enums import FabricRequirement
-from paceline_api.reasons import ConditionType, Reason
+from paceline_api.reasons import Reason
 
-from paceline_operator.core.job import Job, timestamp
+from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed
 
 OVER: Final = " over "
@@ -94,33 +91,9 @@ def _one_pod(job: Job) -> bool:
     return job.settings is not None and job.settings.replicas == 1
 
 
-def was_verified(job: Job) -> bool:
-    return "verifiedAt" in _stored(job)
-
-
-def transport_status(job: Job, seen: Observed, now_s: float) -> dict[str, Any] | None:
-    """status.transport; None: nothing new is known."""
-    found = carried(job, seen)
-    if found is None:
-        return None
-    since = _stored(job).get("verifiedAt")
-    if since is None and found.standing is Standing.MET and found.carrier:
-        since = timestamp(now_s)
-    return {"kind": found.kind} | ({"verifiedAt": since} if since else {})
-
-
-def without_carrier(status: dict[str, Any]) -> dict[str, Any]:
-    """A status as it is compared to decide whether it is written at once. The carrier of a job that
-    requires none is a figure: it comes with the next regular write."""
-    required = ((status.get("resolved") or {}).get("fabric") or {}).get("required")
-    if required != FabricRequirement.ANY or not status.get("transport"):
-        return status
-    kind = str(status["transport"].get("kind", "")).partition(OVER)[0]
-    wordless = [
-        {**c, "message": ""} if c.get("type") == ConditionType.TRANSPORT_VERIFIED else c
-        for c in status.get("conditions") or ()
-    ]
-    return {**status, "transport": {"kind": kind}, "conditions": wordless}
+def verified_at(job: Job) -> str | None:
+    """When the carrier was first seen to be as required."""
+    return _stored(job).get("verifiedAt")
 
 
 # ---- TransportVerified --------------------------------------------------------------------------
@@ -186,7 +159,7 @@ def _in_two_pods(seen: Observed) -> bool:
 def preflight(job: Job, seen: Observed, now_s: float) -> str | float | None:
     """Why the job must not go on; else when to look again, if time alone can decide."""
     checks = job.spec.fabric.preflight if job.spec and job.spec.fabric else None
-    if checks is None or not checks.enabled or was_verified(job):
+    if checks is None or not checks.enabled or verified_at(job):
         return None
     found = carried(job, seen)
     if found is None or seen.told is None or seen.told.stopping:

@@ -83,8 +83,8 @@ class Controller:
         now_s = self._clock()
         changes = reconcile(job, self._observed(key, memory), now_s)
         memory.since = changes.since
-        if changes.forget_told:
-            memory.told = None
+        if changes.forget_coordinator:
+            memory.coordinator = None
         self._send(key, changes, memory, now_s)
         self._follow(key, job, changes)
         try:

@@ -34,7 +34,7 @@ from paceline_operator.cluster.services import Services
 from paceline_operator.cluster.store import Key, Store
 from paceline_operator.cluster.tls import pair_of, pinned
 from paceline_operator.controller import Controller
-from paceline_operator.core.coordinator_status import Told
+from paceline_operator.core.coordinator_status import CoordinatorStatus
 from paceline_operator.core.job import Job
 from paceline_operator.core.keys import job_keys
 from paceline_operator.core.pods import children
@@ -267,10 +267,10 @@ class Operator:
         keys = job_keys(self._key, uid)
         return keys.token, pinned(pair_of(keys).certificate)
 
-    def _heard(self, key: Key, told: Told | None) -> None:
+    def _heard(self, key: Key, status: CoordinatorStatus | None) -> None:
         memory = self._controller.memories.get(key) if self._controller else None
         if memory is not None:
-            memory.told, memory.told_s = told, time.time()
+            memory.coordinator, memory.coordinator_heard_s = status, time.time()
             self._queue.add(key)
 
     def _arrived(self, key: Key, inventory: Any) -> None:

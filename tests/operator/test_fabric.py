@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from fake_cluster.fabrics import GPU, IB, NODES, gpu_job, name_of, seen
-from fake_cluster.observations import NOW, job_of, told, worker
+from fake_cluster.observations import NOW, coordinator_status, job_of, worker
 from paceline_api.enums import FabricRequirement
 from paceline_api.fabric import FabricPod, FabricProfile, FabricSpec
 from paceline_operator import fabrics
@@ -194,7 +194,13 @@ def test_a_running_job_goes_on_when_its_profile_is_deleted() -> None:
     status = {"startTime": "2027-01-15T08:00:00Z", "fabric": first.status()}
     job = replace(gpu_job("RDMA"), status=status)
     one = (worker(0),)
-    now = Observed(pods=one, told=told(one), told_s=NOW, sent=Sent(secret=True), fabrics={})
+    now = Observed(
+        pods=one,
+        coordinator=coordinator_status(one),
+        coordinator_heard_s=NOW,
+        sent=Sent(secret=True),
+        fabrics={},
+    )
     (made,) = reconcile(job, now, NOW).workers
     assert made.manifest["metadata"]["annotations"]["paceline.dev/fabric"] == first.profile
 

@@ -98,9 +98,9 @@ def test_a_profile_gives_a_pod_all_that_it_says() -> None:
     assert {"name": "gib", "mountPath": "/usr/local/gib"} in trainer["volumeMounts"]
     assert [c["name"] for c in spec["initContainers"]] == ["daemon"]
     # The coordinator trains nothing.
-    post = children.coordinator(gpu_job(), 1)["spec"]
-    assert "resourceClaims" not in post
-    assert "add" not in post["containers"][0]["securityContext"]["capabilities"]
+    pod = children.coordinator(gpu_job(), 1)["spec"]
+    assert "resourceClaims" not in pod
+    assert "add" not in pod["containers"][0]["securityContext"]["capabilities"]
 
 
 def test_what_the_template_says_stays() -> None:

@@ -266,11 +266,11 @@ def test_a_group_that_cannot_be_made_is_told_and_retried(
     world.settle(120)
     assert world.server.of_kind("pods") == []
     assert world.server.of_kind("secrets") == []
-    told = holds(world, "Degraded")
-    assert told is not None
-    assert told["reason"] == "SchedulerUnavailable"
+    degraded = holds(world, "Degraded")
+    assert degraded is not None
+    assert degraded["reason"] == "SchedulerUnavailable"
     for word in words:
-        assert word in told["message"]
+        assert word in degraded["message"]
     assert 5 <= len(writes(world)) <= 9, "with growing pauses"
     world.server.refusing.clear()
     world.settle(90)
@@ -360,7 +360,7 @@ def test_after_all_are_gone_there_is_a_new_group() -> None:
     job = queued(status, checkpoint={"path": "/c"})
     old = [member(n, deleting=True) for n in range(3)]
     since = {"nobody": NOW - 60}
-    changes = decided(job, in_queue(*old, since=since, told=None))
+    changes = decided(job, in_queue(*old, since=since, coordinator=None))
     labels = [c.manifest["metadata"]["labels"][kueue.GROUP] for c in changes.workers]
     assert labels == ["digits-job-uid-5"] * 3
 

@@ -103,8 +103,8 @@ def test_agents_and_coordinators_understand_their_environment() -> None:
     assert (agent.slot, agent.attempt, agent.procs) == (2, 3, 2)
     assert agent.drain_grace_s == 90
     assert agent.coordinators == ("https://digits-coordinator.paceline-jobs.team-a:7070",)
-    post = {n: v or "filled-in" for n, v in env_of(children.coordinator(job, 1)).items()}
-    coordinator = runtime_settings.CoordinatorSettings.from_environment(post)
+    filled = {n: v or "filled-in" for n, v in env_of(children.coordinator(job, 1)).items()}
+    coordinator = runtime_settings.CoordinatorSettings.from_environment(filled)
     assert coordinator.tls is not None
     assert coordinator.listen == ("0.0.0.0", names.COORDINATOR_PORT)
     assert coordinator.linger_s == children.LINGER_S

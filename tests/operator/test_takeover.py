@@ -13,7 +13,7 @@ from paceline_operator.core.reconcile import HEAR_S, reconcile
 def test_a_job_grows_only_when_its_coordinator_is_heard() -> None:
     """One that was told a smaller number by the operator before would drain the new workers."""
     job = job_of(RUNNING, replicas=4)
-    unheard = replace(training(2), told=None)
+    unheard = replace(training(2), coordinator=None)
     waiting = reconcile(job, unheard, NOW)
     assert waiting.workers == ()
     assert waiting.look_again_s is not None

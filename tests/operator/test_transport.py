@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_cluster.observations import NOW, RUNNING, job_of, told, training, worker
+from fake_cluster.observations import NOW, RUNNING, coordinator_status, job_of, training, worker
 from paceline_operator.core.changes import Changes
-from paceline_operator.core.coordinator_status import read_told
+from paceline_operator.core.coordinator_status import read_coordinator_status
 from paceline_operator.core.decide import transport
 from paceline_operator.core.job import Job, timestamp
 from paceline_operator.core.observed import Observed
@@ -26,11 +26,11 @@ LIMIT_S = 120
 def seen_over(carrier: str | None, *carriers: str, kind: str = "mpi", **fields: Any) -> Observed:
     """`carrier`: of the job; `carriers`: of its ranks."""
     seen = training(max(2, len(carriers)))
-    assert seen.told is not None
-    each = carriers or (carrier or "",) * len(seen.told.ranks)
-    ranks = tuple(replace(r, carrier=c) for r, c in zip(seen.told.ranks, each, strict=True))
-    spoken = replace(seen.told, ranks=ranks, transport=kind, carrier=carrier, **fields)
-    return replace(seen, told=spoken)
+    assert seen.coordinator is not None
+    each = carriers or (carrier or "",) * len(seen.coordinator.ranks)
+    ranks = tuple(replace(r, carrier=c) for r, c in zip(seen.coordinator.ranks, each, strict=True))
+    spoken = replace(seen.coordinator, ranks=ranks, transport=kind, carrier=carrier, **fields)
+    return replace(seen, coordinator=spoken)
 
 
 def job_with(fabric: dict[str, Any] | None = None, /, **moved: str) -> Job:
@@ -68,10 +68,10 @@ def failed(changes: Changes) -> str:
 
 def test_what_is_told_of_carriers() -> None:
     rank = {"member": [1, 0, 2000], "state": "active", "rank": 1, "carrier": "RDMA"}
-    found = read_told({"transport": "mpi", "carrier": "RDMA", "ranks": [rank]})
+    found = read_coordinator_status({"transport": "mpi", "carrier": "RDMA", "ranks": [rank]})
     assert (found.carrier, found.ranks[0].carrier) == ("RDMA", "RDMA")
-    assert read_told({"carrier": ""}).carrier == ""
-    older = read_told({"ranks": [{"member": [1, 0, 2000], "state": "active"}]})
+    assert read_coordinator_status({"carrier": ""}).carrier == ""
+    older = read_coordinator_status({"ranks": [{"member": [1, 0, 2000], "state": "active"}]})
     assert (older.carrier, older.ranks[0].carrier) == (None, "")
 
 
@@ -129,9 +129,9 @@ def test_the_message_names_the_rank_and_what_to_check() -> None:
 
 def test_a_job_of_one_pod_has_nothing_to_carry() -> None:
     pods = [worker(0)]
-    spoken = replace(told(pods), transport="mpi")
+    spoken = replace(coordinator_status(pods), transport="mpi")
     job = job_of({**RUNNING, "replicas": 1}, replicas=1, minReplicas=1, fabric=RDMA)
-    seen = replace(training(1), told=spoken)
+    seen = replace(training(1), coordinator=spoken)
     changes = decided(job, seen, NOW + 10 * LIMIT_S)
     assert not failed(changes)
     assert condition(changes)["status"] == "True"
@@ -258,7 +258,7 @@ def test_the_time_begins_when_rounds_run_in_two_pods_and_nothing_is_known() -> N
     kept = decided(job_with(RDMA), waiting("", 50, **BEGAN), NOW - 1)
     assert kept.since[transport.SINCE] == NOW - LIMIT_S
     assert kept.since[transport.SINCE_ROUND] == 9
-    away = replace(waiting("", 50, **BEGAN), told=None)
+    away = replace(waiting("", 50, **BEGAN), coordinator=None)
     assert decided(job_with(RDMA), away).since[transport.SINCE] == NOW - LIMIT_S
     for seen in (waiting("RDMA", 50, **BEGAN), waiting(None, 50, **BEGAN)):
         assert transport.SINCE not in decided(job_with(RDMA), seen).since

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline_api.fabric import FabricSpec
 
-from paceline_operator.core.coordinator_status import Told
+from paceline_operator.core.coordinator_status import CoordinatorStatus
 from paceline_operator.core.observed import Observed, Pod, Refusal, Sent
 
 
@@ -20,8 +20,8 @@ from paceline_operator.core.observed import Observed, Pod, Refusal, Sent
 class Memory:
     uid: str
     """Of the job; another one under the same name starts afresh."""
-    told: Told | None = None
-    told_s: float = 0.0
+    coordinator: CoordinatorStatus | None = None
+    coordinator_heard_s: float = 0.0
     refusal: Refusal | None = None
     budget_refusal: Refusal | None = None
     sent: Sent = field(default_factory=Sent)
@@ -42,8 +42,8 @@ class Memory:
     ) -> Observed:
         return Observed(
             pods=pods,
-            told=self.told,
-            told_s=self.told_s,
+            coordinator=self.coordinator,
+            coordinator_heard_s=self.coordinator_heard_s,
             nodes=nodes,
             fabrics=fabrics,
             nodes_fresh=nodes_fresh,

@@ -100,7 +100,7 @@ class Changes:
     """Pods replaced so far, with those of this decision."""
     look_again_s: float | None = None
     """When something can follow from time alone."""
-    forget_told: bool = False
+    forget_coordinator: bool = False
     """What the coordinator has said belongs to a time that is over."""
     hurry: bool = False
     """News of the coordinator are wanted at once rather than at leisure."""

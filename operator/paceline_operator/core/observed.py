@@ -14,7 +14,7 @@ from typing import Any
 from paceline_api.fabric import PLAIN, PLAIN_SPEC, FabricSpec
 from paceline_api.names import ROLE_COORDINATOR, ROLE_WORKER
 
-from paceline_operator.core.coordinator_status import Told
+from paceline_operator.core.coordinator_status import CoordinatorStatus
 
 NO_SLOT = -1
 """Of a coordinator's pod."""
@@ -162,9 +162,9 @@ class Observed:
 
     pods: tuple[Pod, ...] = ()
     """Those with the job's name on their label, whoever owns them."""
-    told: Told | None = None
+    coordinator: CoordinatorStatus | None = None
     """The coordinator's last status; None while nothing was heard of the present one."""
-    told_s: float = 0.0
+    coordinator_heard_s: float = 0.0
     """When it was received."""
     nodes: Mapping[str, Node] = field(default_factory=dict)
     fabrics: Mapping[str, FabricSpec] = field(default_factory=lambda: {PLAIN: PLAIN_SPEC})
@@ -187,6 +187,11 @@ class Observed:
     @property
     def refused_gang(self) -> Refusal | None:
         return self.refusal if self.refusal and self.refusal.kind in OF_GANG else None
+
+    @property
+    def version(self) -> int:
+        """Rounds that the coordinator knows to be committed; 0 while nothing was heard of it."""
+        return self.coordinator.version if self.coordinator is not None else 0
 
     def own(self, uid: str) -> tuple[Pod, ...]:
         return tuple(pod for pod in self.pods if pod.owner == uid)

@@ -89,10 +89,10 @@ def why_ended(pod: Pod) -> str:
         return f"{pod.name} was evicted: {pod.end.message or pod.end.reason}"
     if pod.end.exit_code == NOT_STARTED:
         return f"{pod.name} was refused by its node: {pod.end.message or pod.end.reason}"
-    told = f"{pod.name} ended with exit code {pod.end.exit_code}"
+    text = f"{pod.name} ended with exit code {pod.end.exit_code}"
     if pod.end.reason not in ("", "Completed", "Error"):
-        told += f" ({pod.end.reason})"
-    return told
+        text += f" ({pod.end.reason})"
+    return text
 
 
 def failures(workers: Iterable[Pod], version: int) -> int:

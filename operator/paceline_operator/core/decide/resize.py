@@ -54,7 +54,7 @@ def plan(job: Job, seen: Observed, now_s: float) -> Plan:
     replaced = _replace_slow(job, seen, living, made, now_s)
     replaced |= _replace_stuck(living, made, now_s)
     made.living = [pod for pod in living if pod.uid not in replaced]
-    if seen.told is None or not (seen.told.stopping or seen.told.outcome):
+    if seen.coordinator is None or not (seen.coordinator.stopping or seen.coordinator.outcome):
         _fill(job, seen, workers, made, replaced, now_s)
         _shrink(job, seen, made, now_s)
     _tidy(workers, made)
@@ -119,7 +119,7 @@ def _fill(
     assert job.settings is not None
     newest = backoff.newest_by_slot(workers)
     held = {pod.slot for pod in made.living}
-    version = max(seen.told.version if seen.told else 0, int(job.status.get("round") or 0))
+    version = max(seen.version, job.round)
     failed = backoff.failures(workers, version)
     held |= _asked(seen, newest, held, made, now_s)
     missing = job.settings.replicas - len(held)
@@ -176,7 +176,7 @@ def _asked(
 
 def _goes_on(seen: Observed, ended: Pod, now_s: float) -> bool:
     """A pod that ended in order may be the first sign of the job's end."""
-    if seen.told is not None and seen.told_s > ended.ended_seen_s:
+    if seen.coordinator is not None and seen.coordinator_heard_s > ended.ended_seen_s:
         return True  # and it is not stopping, or nothing would be filled
     return now_s - ended.ended_seen_s >= ASK_S
 
@@ -185,8 +185,8 @@ def next_attempt(job: Job, seen: Observed, slot: int) -> int:
     """Above everything that ever had a name in this slot (C3)."""
     known = [pod.attempt for pod in seen.pods if pod.is_worker and pod.slot == slot]
     known.append(seen.used.get(slot, 0))
-    if seen.told is not None:
-        known.append(seen.told.highest_attempts().get(slot, 0))
+    if seen.coordinator is not None:
+        known.append(seen.coordinator.highest_attempts().get(slot, 0))
     highest = max(known)
     if highest == 0 and (job.start_s is not None or job.highest_attempt > 1):
         highest = job.highest_attempt
@@ -200,8 +200,8 @@ def _shrink(job: Job, seen: Observed, made: Plan, now_s: float) -> None:
         return
     made.hurry = True
     lasted_s = made.last("surplus", seen, now_s)
-    told = seen.told
-    registered = told.registered_pods() if told is not None else None
+    coordinator = seen.coordinator
+    registered = coordinator.registered_pods() if coordinator is not None else None
     patience_s = job.settings.elasticity.drain_grace_ns / 1e9 + HANDSHAKE_MARGIN_S
     idle = sorted(
         (
@@ -214,7 +214,11 @@ def _shrink(job: Job, seen: Observed, made: Plan, now_s: float) -> None:
     )
     leaving = idle[:surplus]
     if lasted_s >= patience_s:
-        draining = {r.pod for r in told.ranks if r.state == DRAINING} if told is not None else set()
+        draining = (
+            {r.pod for r in coordinator.ranks if r.state == DRAINING}
+            if coordinator is not None
+            else set()
+        )
         rest = [pod for pod in made.living if pod not in leaving]
         rest.sort(key=lambda pod: ((pod.slot, pod.attempt) not in draining, -pod.slot))
         leaving += rest[: surplus - len(leaving)]

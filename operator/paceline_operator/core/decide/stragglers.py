@@ -33,11 +33,11 @@ class Verdict:
 
 
 def verdict(job: Job, seen: Observed, living: list[Pod], now_s: float) -> Verdict:
-    told, settings = seen.told, job.settings
-    if told is None or settings is None:
+    coordinator, settings = seen.coordinator, job.settings
+    if coordinator is None or settings is None:
         return Verdict()
     by_place = {(pod.slot, pod.attempt): pod for pod in living}
-    ranks = {_key(rank): rank for rank in told.ranks if rank.pod in by_place}
+    ranks = {_key(rank): rank for rank in coordinator.ranks if rank.pod in by_place}
     known = _known_since(job)
     before: dict[str, float] = {}
     confirmed = set()
@@ -49,9 +49,9 @@ def verdict(job: Job, seen: Observed, living: list[Pod], now_s: float) -> Verdic
         if key in seen.since:
             before[key] = seen.since[key]
     judged = slow.judge(
-        [Pace(_key(r), r.step_s if r.state == ACTIVE else 0.0) for r in told.living],
+        [Pace(_key(r), r.step_s if r.state == ACTIVE else 0.0) for r in coordinator.living],
         settings.straggler,
-        round_s=told.round_s,
+        round_s=coordinator.round_s,
         since=before,
         now_s=now_s,
         confirmed=confirmed,

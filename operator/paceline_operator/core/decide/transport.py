@@ -60,22 +60,22 @@ class Carried:
 
 
 def carried(job: Job, seen: Observed) -> Carried | None:
-    told = seen.told
-    if told is None or not told.transport:
+    coordinator = seen.coordinator
+    if coordinator is None or not coordinator.transport:
         return None
     required = FabricRequirement(job.frozen["fabric"]["required"])
-    carrier = told.carrier or _known(job, told.transport)
+    carrier = coordinator.carrier or _known(job, coordinator.transport)
     if required is FabricRequirement.ANY or carrier in ENOUGH[required]:
         standing = Standing.MET
     elif carrier:
         standing = Standing.MISSED
-    elif told.carrier is None:
+    elif coordinator.carrier is None:
         standing = Standing.UNTOLD
     elif _one_pod(job):
         standing = Standing.MET
     else:
         standing = Standing.LOOKING
-    return Carried(standing, told.transport, carrier, required)
+    return Carried(standing, coordinator.transport, carrier, required)
 
 
 def _known(job: Job, transport: str) -> str:
@@ -121,7 +121,7 @@ def explained(job: Job, seen: Observed, found: Carried) -> tuple[bool, Reason, s
 
 def _named(job: Job, seen: Observed, *, lacking: tuple[str, ...], unknown: bool = False) -> str:
     """The ranks on the wrong network, or those of which nothing is known."""
-    ranks = [r for r in seen.told.ranks if r.rank is not None] if seen.told else []
+    ranks = [r for r in seen.coordinator.ranks if r.rank is not None] if seen.coordinator else []
     found = [
         f"rank {rank.rank} in {job.name}-{rank.slot}-{rank.attempt}"
         + (f" uses {rank.carrier}" if rank.carrier else "")
@@ -140,20 +140,23 @@ def _named(job: Job, seen: Observed, *, lacking: tuple[str, ...], unknown: bool 
 def pending_since(job: Job, seen: Observed, now_s: float) -> dict[str, float]:
     """For Observed.since: kept while rounds run and nobody knows a carrier that is required."""
     found = carried(job, seen)
-    if seen.told is None:
+    if seen.coordinator is None:
         return {k: v for k, v in seen.since.items() if k in (SINCE, SINCE_ROUND)}
     if found is None or found.standing is not Standing.LOOKING or not _in_two_pods(seen):
         return {}
     return {
         SINCE: seen.since.get(SINCE, now_s),
-        SINCE_ROUND: seen.since.get(SINCE_ROUND, float(seen.told.version)),
+        SINCE_ROUND: seen.since.get(SINCE_ROUND, float(seen.coordinator.version)),
     }
 
 
 def _in_two_pods(seen: Observed) -> bool:
     """Something goes from pod to pod."""
-    told = seen.told
-    return told is not None and len({r.slot for r in told.ranks if r.rank is not None}) > 1
+    coordinator = seen.coordinator
+    return (
+        coordinator is not None
+        and len({r.slot for r in coordinator.ranks if r.rank is not None}) > 1
+    )
 
 
 def preflight(job: Job, seen: Observed, now_s: float) -> str | float | None:
@@ -162,7 +165,7 @@ def preflight(job: Job, seen: Observed, now_s: float) -> str | float | None:
     if checks is None or not checks.enabled or verified_at(job):
         return None
     found = carried(job, seen)
-    if found is None or seen.told is None or seen.told.stopping:
+    if found is None or seen.coordinator is None or seen.coordinator.stopping:
         return None
     if found.standing is Standing.MISSED:
         _, _, text = explained(job, seen, found)
@@ -173,7 +176,7 @@ def preflight(job: Job, seen: Observed, now_s: float) -> str | float | None:
     due_s = pending[SINCE] + checks.timeout_seconds
     if now_s < due_s:
         return due_s
-    if seen.told.version < pending[SINCE_ROUND] + MOVING_ROUNDS:
+    if seen.coordinator.version < pending[SINCE_ROUND] + MOVING_ROUNDS:
         return None  # the next round brings the next look
     where = _named(job, seen, lacking=(), unknown=True)
     return (

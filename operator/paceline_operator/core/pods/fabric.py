@@ -20,8 +20,8 @@ class Fabric:
     """Why it is less than the nodes offer, and what to do."""
 
     def status(self) -> dict[str, Any]:
-        told = {"profile": self.profile, "carries": self.carries, "pod": dict(self.pod)}
-        return told | ({"message": self.message} if self.message else {})
+        kept = {"profile": self.profile, "carries": self.carries, "pod": dict(self.pod)}
+        return kept | ({"message": self.message} if self.message else {})
 
 
 def equip(template: dict[str, Any], container: dict[str, Any], fabric: Fabric) -> None:

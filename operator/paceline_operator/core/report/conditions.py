@@ -85,19 +85,19 @@ def transport_verified(job: Job, seen: Observed) -> Wanted | None:
 
 def ring_ready(job: Job, seen: Observed, plan: Plan) -> Wanted | None:
     """None: nothing new is known, since the coordinator is away."""
-    told = seen.told
-    if told is None:
+    coordinator = seen.coordinator
+    if coordinator is None:
         if job.condition(ConditionType.RING_READY) is None:
             return Wanted(ConditionType.RING_READY, False, Reason.STARTING, "pods are being made")
         return None
-    members = [rank for rank in told.ranks if rank.rank is not None]
+    members = [rank for rank in coordinator.ranks if rank.rank is not None]
     computing = any(rank.state in (ACTIVE, BENCHED) for rank in members)
-    if told.generation and computing:
-        message = f"{len(members)} ranks in membership {told.generation}"
+    if coordinator.generation and computing:
+        message = f"{len(members)} ranks in membership {coordinator.generation}"
         return Wanted(ConditionType.RING_READY, True, Reason.RING_FORMED, message)
-    if told.generation and job.holds(ConditionType.RING_READY) and members:
+    if coordinator.generation and job.holds(ConditionType.RING_READY) and members:
         return None  # a change of the membership takes a moment
-    registered = len(told.registered_pods())
+    registered = len(coordinator.registered_pods())
     if registered and registered < len(plan.living):
         message = "some workers have come; the start waits for the others"
         return Wanted(ConditionType.RING_READY, False, Reason.SETTLING, message)
@@ -135,12 +135,16 @@ def _worst(job: Job, seen: Observed, plan: Plan, now_s: float) -> tuple[str, str
             Reason.SIZE_NOT_FIXED,
             "Kueue admits a fixed size: remove minReplicas and maxReplicas, or set them alike",
         )
-    told = seen.told
-    if told is not None and "Degraded" in told.conditions:
-        reason, message = told.conditions["Degraded"]
+    coordinator = seen.coordinator
+    if coordinator is not None and "Degraded" in coordinator.conditions:
+        reason, message = coordinator.conditions["Degraded"]
         return reason, message
     started = job.start_s is not None and not job.set_aside
-    if started and told is None and plan.since.get("away", now_s) <= now_s - COORDINATOR_AWAY_S:
+    if (
+        started
+        and coordinator is None
+        and plan.since.get("away", now_s) <= now_s - COORDINATOR_AWAY_S
+    ):
         return (
             Reason.COORDINATOR_AWAY,
             "the coordinator does not answer; rounds go on, membership changes wait",
@@ -148,8 +152,8 @@ def _worst(job: Job, seen: Observed, plan: Plan, now_s: float) -> tuple[str, str
     if started and len(plan.living) < job.settings.min_replicas:
         message = f"fewer than minReplicas = {job.settings.min_replicas} workers are there"
         return Reason.BELOW_MIN_REPLICAS, "; ".join([message, *plan.waiting])
-    if told is not None and any(rank.state == BENCHED for rank in told.ranks):
-        names = sorted(f"{r.slot}.{r.local}" for r in told.ranks if r.state == BENCHED)
+    if coordinator is not None and any(rank.state == BENCHED for rank in coordinator.ranks):
+        names = sorted(f"{r.slot}.{r.local}" for r in coordinator.ranks if r.state == BENCHED)
         return Reason.RANK_BENCHED, f"silent and without data: rank {', '.join(names)}"
     if plan.slow:
         slow = plan.slow[0]
@@ -186,12 +190,12 @@ def resizing(job: Job, seen: Observed, plan: Plan) -> Wanted:
     assert job.settings is not None
     if job.start_s is None:
         return Wanted(ConditionType.RESIZING, False, Reason.RESOLVED, "")
-    if seen.told is not None and seen.told.stopping:
+    if seen.coordinator is not None and seen.coordinator.stopping:
         # Ranks that have finished are no longer in, and nobody is to take their place.
         return Wanted(ConditionType.RESIZING, False, Reason.RESOLVED, "the job comes to its end")
     wanted = job.settings.replicas
     procs = job.settings.procs_per_replica
-    full = seen.told.full_pods(procs) if seen.told is not None else None
+    full = seen.coordinator.full_pods(procs) if seen.coordinator is not None else None
     replaced = [new for new in plan.new if new.notes]
     if replaced:
         return Wanted(ConditionType.RESIZING, True, Reason.RANK_REPLACED, replaced[0].why)
@@ -205,7 +209,7 @@ def resizing(job: Job, seen: Observed, plan: Plan) -> Wanted:
         holds = old.get("status") == "True"
         reason, message = str(old.get("reason") or Reason.RESOLVED), str(old.get("message") or "")
         return Wanted(ConditionType.RESIZING, holds, reason, message)
-    standby = seen.told.standby_pods() if seen.told is not None else set()
+    standby = seen.coordinator.standby_pods() if seen.coordinator is not None else set()
     out = [pod for pod in plan.living if (pod.slot, pod.attempt) not in full]
     joining = [pod for pod in out if (pod.slot, pod.attempt) not in standby]
     idle = len(out) - len(joining)

@@ -82,7 +82,7 @@ class Controller:
         memory = self._memory(key, job)
         now_s = self._clock()
         changes = reconcile(job, self._observed(key, memory), now_s)
-        memory.since = changes.since
+        memory.clocks = changes.clocks
         if changes.forget_coordinator:
             memory.coordinator = None
         self._send(key, changes, memory, now_s)

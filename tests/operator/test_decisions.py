@@ -9,6 +9,7 @@ import pytest
 from fake_cluster.observations import COORDINATOR, NOW, RUNNING, UID, job_of, training, worker
 from fake_cluster.world import job_body
 from paceline_operator.core.changes import Changes
+from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.coordinator_status import Happening, Outcome, Rank
 from paceline_operator.core.decide import backoff, stragglers
 from paceline_operator.core.job import Job, read_job, timestamp
@@ -145,7 +146,7 @@ def test_a_coordinator_that_was_told_nothing_is_told_the_size() -> None:
 
 
 def test_a_handshake_that_does_not_end_is_not_waited_for_for_ever() -> None:
-    seen = replace(training(3), since={"surplus": NOW - 100})
+    seen = replace(training(3), clocks=Clocks(surplus_s=NOW - 100))
     changes = decided(job_of(RUNNING, replicas=2), seen)
     assert [d.name for d in changes.delete] == ["digits-2-1"]
 
@@ -158,8 +159,8 @@ def slow_observed(**fields: Any) -> Observed:
     assert seen.coordinator is not None
     ranks = tuple(replace(r, step_s=0.3 if r.slot == 1 else 0.1) for r in seen.coordinator.ranks)
     slow = replace(seen.coordinator, ranks=ranks, round_s=0.1)
-    since = {"slow:1.0#1": NOW - 60}
-    return replace(seen, coordinator=slow, since=since, **fields)
+    clocks = Clocks(slow_s={"1.0#1": NOW - 60})
+    return replace(seen, coordinator=slow, clocks=clocks, **fields)
 
 
 def test_a_straggler_is_replaced_away_from_its_node_once_per_cooldown() -> None:
@@ -189,7 +190,7 @@ def test_tolerate_only_tells() -> None:
 
 
 def test_slow_for_a_moment_is_no_straggler() -> None:
-    seen = replace(slow_observed(), since={})
+    seen = replace(slow_observed(), clocks=Clocks())
     assert stragglers.verdict(job_of(RUNNING), seen, [worker(1)], NOW).slow == ()
 
 
@@ -301,7 +302,7 @@ def test_a_rule_of_the_failure_policy() -> None:
 
 
 def test_a_job_that_lost_everybody_never_starts_anew_in_silence() -> None:
-    nobody = Observed(pods=(COORDINATOR,), since={"nobody": NOW - 60}, sent=Sent(secret=True))
+    nobody = Observed(pods=(COORDINATOR,), clocks=Clocks(nobody_s=NOW - 60), sent=Sent(secret=True))
     failed = decided(job_of(RUNNING), nobody)
     assert condition(failed, "Failed")["reason"] == "StateLost"
     assert failed.workers == ()

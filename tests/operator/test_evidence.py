@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from fake_cluster.observations import COORDINATOR, NOW, RUNNING, job_of, training, worker
+from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.coordinator_status import CoordinatorStatus, Rank
 from paceline_operator.core.decide import evidence
 from paceline_operator.core.observed import End, Node, Observed, Pod, Sent
@@ -53,8 +54,8 @@ def test_a_node_that_is_gone_must_be_gone_for_a_while() -> None:
     seen = Observed(nodes=nodes)
     first = lost(worker(1), seen)
     assert not first.why
-    assert first.since is not None
-    later = replace(seen, since=dict([first.since]))
+    assert first.node_missing_s is not None
+    later = replace(seen, clocks=Clocks(node_missing_s={"node-1": first.node_missing_s}))
     assert lost(worker(1), later, NOW + evidence.GONE_S).why
 
 
@@ -69,7 +70,9 @@ def test_a_node_that_is_gone_must_be_gone_for_a_while() -> None:
 )
 def test_no_node_takes_along_a_pod_that_speaks(nodes: dict[str, Node]) -> None:
     """A kubelet that cannot reach the API server makes its node NotReady, and the pods live on."""
-    seen = Observed(nodes=nodes, since={"gone:node-1": NOW - 60}, coordinator=HEARD)
+    seen = Observed(
+        nodes=nodes, clocks=Clocks(node_missing_s={"node-1": NOW - 60}), coordinator=HEARD
+    )
     found = lost(worker(1), seen)
     assert not found.why
     assert found.look_again_s == NOW + evidence.SPEAKS_LOOK_S

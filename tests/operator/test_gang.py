@@ -18,6 +18,7 @@ from paceline_api.crdgen import PLURAL
 from paceline_api.enums import SchedulingProvider
 from paceline_operator.cluster.api import PATHS, ApiError
 from paceline_operator.core.changes import Changes
+from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.job import Job, read_job, timestamp
 from paceline_operator.core.observed import Observed, Pod, Refusal, RefusalKind, Sent
 from paceline_operator.core.pods import children
@@ -281,11 +282,13 @@ def test_a_group_that_cannot_be_made_is_told_and_retried(
 def test_waiting_for_long_is_no_reason_to_look_again_at_once() -> None:
     """A gang may wait for hours, and nobody hears its coordinator until then."""
     refusal = Refusal(RefusalKind.NO_GANG_API, "404 page not found", NOW, count=7)
-    seen = Observed(refusal=refusal, since={"away": NOW - 3600})
+    seen = Observed(refusal=refusal, clocks=Clocks(coordinator_away_s=NOW - 3600))
     changes = decided(gang_of("Volcano"), seen)
     assert changes.look_again_s == NOW + 60
     pods = tuple(replace(worker(n), node="", phase="Pending") for n in range(3))
-    later = decided(gang_of("Volcano"), Observed(pods=pods, since={"away": NOW - 3600}))
+    later = decided(
+        gang_of("Volcano"), Observed(pods=pods, clocks=Clocks(coordinator_away_s=NOW - 3600))
+    )
     assert later.look_again_s is None or later.look_again_s > NOW
 
 
@@ -359,8 +362,8 @@ def test_after_all_are_gone_there_is_a_new_group() -> None:
     status = {**RUNNING, "highestAttempt": 4}
     job = queued(status, checkpoint={"path": "/c"})
     old = [member(n, deleting=True) for n in range(3)]
-    since = {"nobody": NOW - 60}
-    changes = decided(job, in_queue(*old, since=since, coordinator=None))
+    clocks = Clocks(nobody_s=NOW - 60)
+    changes = decided(job, in_queue(*old, clocks=clocks, coordinator=None))
     labels = [c.manifest["metadata"]["labels"][kueue.GROUP] for c in changes.workers]
     assert labels == ["digits-job-uid-5"] * 3
 

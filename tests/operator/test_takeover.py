@@ -7,6 +7,7 @@ from dataclasses import replace
 from fake_cluster.observations import NOW, RUNNING, job_of, training
 from fake_cluster.world import NAMESPACE, World, job_body
 from paceline_api.crdgen import PLURAL
+from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.reconcile import HEAR_S, reconcile
 
 
@@ -20,7 +21,7 @@ def test_a_job_grows_only_when_its_coordinator_is_heard() -> None:
     assert waiting.look_again_s <= NOW + HEAR_S
     assert len(reconcile(job, training(2), NOW).workers) == 2
     # It may be away for long: then the job grows all the same.
-    silent = replace(unheard, since={"away": NOW - HEAR_S})
+    silent = replace(unheard, clocks=Clocks(coordinator_away_s=NOW - HEAR_S))
     assert len(reconcile(job, silent, NOW).workers) == 2
 
 

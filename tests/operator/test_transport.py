@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fake_cluster.observations import NOW, RUNNING, coordinator_status, job_of, training, worker
 from paceline_operator.core.changes import Changes
+from paceline_operator.core.clocks import CarrierUnknown, Clocks
 from paceline_operator.core.coordinator_status import read_coordinator_status
 from paceline_operator.core.decide import transport
 from paceline_operator.core.job import Job, timestamp
@@ -241,49 +242,46 @@ def test_tcp_ends_no_job_that_asks_for_no_check_or_nothing_or_is_at_its_end() ->
     assert not failed(decided(job_with(RDMA), seen_over("TCP", stopping=True)))
 
 
-def waiting(carrier: str | None, rounds: int, **since: float) -> Observed:
-    seen = seen_over(carrier, version=rounds)
-    return replace(seen, since={f"transport{k.replace('_', '.')}": v for k, v in since.items()})
+def waiting(carrier: str | None, rounds: int, unknown: CarrierUnknown | None = None) -> Observed:
+    return replace(seen_over(carrier, version=rounds), clocks=Clocks(carrier_unknown=unknown))
 
 
-BEGAN: dict[str, float] = {"": NOW - LIMIT_S, "_round": 9}
+BEGAN = CarrierUnknown(NOW - LIMIT_S, 9)
 
 
 def test_the_time_begins_when_rounds_run_in_two_pods_and_nothing_is_known() -> None:
     first = decided(job_with(RDMA), waiting("", 9))
-    assert first.since[transport.SINCE] == NOW
-    assert first.since[transport.SINCE_ROUND] == 9
+    assert first.clocks.carrier_unknown == CarrierUnknown(NOW, 9)
     assert first.look_again_s is not None
     assert first.look_again_s <= NOW + LIMIT_S
-    kept = decided(job_with(RDMA), waiting("", 50, **BEGAN), NOW - 1)
-    assert kept.since[transport.SINCE] == NOW - LIMIT_S
-    assert kept.since[transport.SINCE_ROUND] == 9
-    away = replace(waiting("", 50, **BEGAN), coordinator=None)
-    assert decided(job_with(RDMA), away).since[transport.SINCE] == NOW - LIMIT_S
-    for seen in (waiting("RDMA", 50, **BEGAN), waiting(None, 50, **BEGAN)):
-        assert transport.SINCE not in decided(job_with(RDMA), seen).since
-    assert transport.SINCE not in decided(job_with(), waiting("", 50, **BEGAN)).since
+    kept = decided(job_with(RDMA), waiting("", 50, BEGAN), NOW - 1)
+    assert kept.clocks.carrier_unknown == BEGAN
+    away = replace(waiting("", 50, BEGAN), coordinator=None)
+    assert decided(job_with(RDMA), away).clocks.carrier_unknown == BEGAN
+    for seen in (waiting("RDMA", 50, BEGAN), waiting(None, 50, BEGAN)):
+        assert decided(job_with(RDMA), seen).clocks.carrier_unknown is None
+    assert decided(job_with(), waiting("", 50, BEGAN)).clocks.carrier_unknown is None
 
 
 def test_a_carrier_that_nobody_finds_out_in_time_ends_the_job() -> None:
-    assert not failed(decided(job_with(RDMA), waiting("", 50, **BEGAN), NOW - 1))
-    message = failed(decided(job_with(RDMA), waiting("", 50, **BEGAN)))
+    assert not failed(decided(job_with(RDMA), waiting("", 50, BEGAN), NOW - 1))
+    message = failed(decided(job_with(RDMA), waiting("", 50, BEGAN)))
     assert "after 120 s (fabric.preflight.timeoutSeconds)" in message
     assert "rank 0 in digits-0-1, rank 1 in digits-1-1" in message
     patient = {**RDMA, "preflight": {"timeoutSeconds": 600}}
-    assert not failed(decided(job_with(patient), waiting("", 50, **BEGAN)))
-    assert not failed(decided(job_with(SHOWN), waiting("", 50, **BEGAN)))
+    assert not failed(decided(job_with(patient), waiting("", 50, BEGAN)))
+    assert not failed(decided(job_with(SHOWN), waiting("", 50, BEGAN)))
 
 
 def test_slow_rounds_are_waited_for() -> None:
     """Too little has moved for a verdict: a minute per round is no mistake."""
     few = 9 + transport.MOVING_ROUNDS
-    assert not failed(decided(job_with(RDMA), waiting("", few - 1, **BEGAN), NOW + 3600))
-    assert failed(decided(job_with(RDMA), waiting("", few, **BEGAN), NOW + 3600))
+    assert not failed(decided(job_with(RDMA), waiting("", few - 1, BEGAN), NOW + 3600))
+    assert failed(decided(job_with(RDMA), waiting("", few, BEGAN), NOW + 3600))
 
 
 def test_a_release_that_does_not_look_into_it_ends_no_job() -> None:
-    changes = decided(job_with(RDMA), waiting(None, 50, **BEGAN), NOW + 3600)
+    changes = decided(job_with(RDMA), waiting(None, 50, BEGAN), NOW + 3600)
     assert not failed(changes)
     assert "does not look into it" in condition(changes)["message"]
 
@@ -308,7 +306,7 @@ def test_a_later_loss_is_told_once_and_ends_nothing() -> None:
     again = decided(degraded, seen_over("TCP"))
     assert not [e for e in again.events if e.reason == "TransportDegraded"]
     assert not [e for e in decided(job, seen_over("RDMA")).events if "ransport" in e.reason]
-    assert not failed(decided(job, waiting("", 50, **BEGAN), NOW + 3600)), "it was RDMA before"
+    assert not failed(decided(job, waiting("", 50, BEGAN), NOW + 3600)), "it was RDMA before"
 
 
 def test_a_suspended_job_is_checked_anew() -> None:

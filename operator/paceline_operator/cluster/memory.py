@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline_api.fabric import FabricSpec
 
+from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.coordinator_status import CoordinatorStatus
 from paceline_operator.core.observed import Observed, Pod, Refusal, Sent
 
@@ -25,7 +26,7 @@ class Memory:
     refusal: Refusal | None = None
     budget_refusal: Refusal | None = None
     sent: Sent = field(default_factory=Sent)
-    since: Mapping[str, float] = field(default_factory=dict)
+    clocks: Clocks = field(default_factory=Clocks)
     replaced: int = 0
     errors: int = 0
     """Requests in a row that failed for no fault of the job."""
@@ -50,7 +51,7 @@ class Memory:
             refusal=self.refusal,
             budget_refusal=self.budget_refusal,
             sent=self.sent,
-            since=self.since,
+            clocks=self.clocks,
             used=used,
             replaced=self.replaced,
             epoch=epoch,

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from paceline_api.reasons import Reason
 
+from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.observed import Inventory
 
 
@@ -95,7 +96,7 @@ class Changes:
     targets: Mapping[str, Any] | None = None
     stop: bool = False
     """`targets` ask for a stop."""
-    since: Mapping[str, float] = field(default_factory=dict)
+    clocks: Clocks = field(default_factory=Clocks)
     replaced: int = 0
     """Pods replaced so far, with those of this decision."""
     look_again_s: float | None = None

@@ -14,6 +14,7 @@ from typing import Any
 from paceline_api.fabric import PLAIN, PLAIN_SPEC, FabricSpec
 from paceline_api.names import ROLE_COORDINATOR, ROLE_WORKER
 
+from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.coordinator_status import CoordinatorStatus
 
 NO_SLOT = -1
@@ -175,8 +176,8 @@ class Observed:
     budget_refusal: Refusal | None = None
     """Of the disruption budget, which holds up nothing else."""
     sent: Sent = Sent()
-    since: Mapping[str, float] = field(default_factory=dict)
-    """When something that must last for a while was first seen; kept from decision to decision."""
+    clocks: Clocks = field(default_factory=Clocks)
+    """As the last decision left them."""
     used: Mapping[int, int] = field(default_factory=dict)
     """Highest attempt of each slot that this operator has seen or made; NO_SLOT: coordinators."""
     replaced: int = 0

@@ -5,14 +5,16 @@ Drawn up by decide/resize.py; what speaks against a pod for now is then taken ou
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from paceline_api.enums import StragglerResponse
 
 from paceline_operator.core.changes import Delete
+from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.coordinator_status import Rank
-from paceline_operator.core.observed import Observed, Pod
+from paceline_operator.core.observed import Pod
 
 
 class Cause(StrEnum):
@@ -61,7 +63,7 @@ class Plan:
     surplus: int = 0
     """Workers that the coordinator has to choose and drain."""
     slow: tuple[Slow, ...] = ()
-    since: dict[str, float] = field(default_factory=dict)
+    clocks: Clocks = field(default_factory=Clocks)
     replaced: int = 0
     """Pods replaced so far, with those in `new`."""
     looks: list[float] = field(default_factory=list)
@@ -84,7 +86,6 @@ class Plan:
         """Only replacements are to be made now."""
         self.new = [new for new in self.new if new.cause is not Cause.NEW]
 
-    def last(self, key: str, seen: Observed, now_s: float) -> float:
-        """For how long something has been so."""
-        self.since[key] = seen.since.get(key, now_s)
-        return now_s - self.since[key]
+    def keep_running(self, **clocks: Any) -> None:
+        """Clocks, by the names of their fields."""
+        self.clocks = replace(self.clocks, **clocks)

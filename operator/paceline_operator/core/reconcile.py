@@ -14,6 +14,7 @@ from typing import Any, Final
 from paceline_api.reasons import ConditionType, Reason
 
 from paceline_operator.core.changes import Changes, Create, Event
+from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.decide import (
     backoff,
     evidence,
@@ -123,7 +124,7 @@ def _suspend(job: Job, seen: Observed, now_s: float) -> Changes:
         events=_unsent((suspended_event(job, found),), seen),
         targets={"stop": True} if found.stop and status_first else None,
         stop=found.stop and status_first,
-        since=found.since,
+        clocks=Clocks(stopping_s=found.stopping_s),
         look_again_s=min(looks, default=now_s if write and found.delete else None),
         hurry=found.stop,
         forget_coordinator=found.done,
@@ -151,15 +152,16 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
         seen = replace(seen, coordinator=None)  # of the time before the suspension
     plan = resize.plan(job, seen, now_s)
     living, overruled = evidence.may_live(job, seen, plan.losses)
-    since = dict(plan.since)
+    before, nobody_s = seen.clocks, now_s
     if not living:
-        since["nobody"] = seen.since.get("nobody", now_s)
+        nobody_s = before.nobody_s if before.nobody_s is not None else now_s
+        plan.keep_running(nobody_s=nobody_s)
     judged = finish.judge(
         job,
         seen,
         now_s,
         anybody=bool(living),
-        nobody_since_s=since.get("nobody", now_s),
+        nobody_since_s=nobody_s,
         suspending=resumed,
     )
     plan.look(judged.look_again_s)
@@ -167,13 +169,18 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
         return _end(job, seen, judged.end, now_s)
     over = ""
     if judged.resume and seen.coordinator is not None and seen.coordinator.outcome is not None:
-        over, seen = judged.resume, replace(seen, coordinator=None)
+        over, seen, clocks = judged.resume, replace(seen, coordinator=None), plan.clocks
         plan = resize.plan(job, seen, now_s)
+        plan.clocks = clocks
     coordinator = coordinator_pod(job, seen, now_s, over=over)
-    since |= {**coordinator.since, **transport.pending_since(job, seen, now_s)}
+    plan.keep_running(
+        node_missing_s={**plan.clocks.node_missing_s, **coordinator.node_missing_s},
+        carrier_unknown=transport.carrier_unknown(job, seen, now_s),
+    )
     if seen.coordinator is None:
-        since["away"] = plan.since["away"] = seen.since.get("away", now_s)
-        _unheard(job, plan, since["away"], now_s, has_pod=coordinator.present is not None)
+        away_s = before.coordinator_away_s if before.coordinator_away_s is not None else now_s
+        plan.keep_running(coordinator_away_s=away_s)
+        _unheard(job, plan, away_s, now_s, has_pod=coordinator.present is not None)
     plan.look(coordinator.look_again_s)
     if judged.hold:
         plan.drop_new()
@@ -210,7 +217,7 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
             seen, living, ((new.slot, new.attempt) for new in plan.new)
         ),
         targets=_targets(job, seen),
-        since=since,
+        clocks=plan.clocks,
         replaced=plan.replaced,
         look_again_s=min(plan.looks, default=None),
         hurry=plan.hurry or overruled or plan.surplus > 0 or _unsettled(job, seen, plan),

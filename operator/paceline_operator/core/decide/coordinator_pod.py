@@ -28,7 +28,8 @@ class CoordinatorPod:
     """Attempt of a new pod."""
     why: str = ""
     delete: list[Delete] = field(default_factory=list)
-    since: dict[str, float] = field(default_factory=dict)
+    node_missing_s: dict[str, float] = field(default_factory=dict)
+    """For the clock of that name."""
     look_again_s: float | None = None
 
 
@@ -42,8 +43,8 @@ def coordinator_pod(job: Job, seen: Observed, now_s: float, *, over: str = "") -
     for pod in sorted((p for p in pods if p.active), key=lambda p: p.attempt):
         speaks = evidence.answers(pod, seen, now_s)
         loss = evidence.lost(pod, seen, speaks=speaks, node_lost_s=node_lost_s, now_s=now_s)
-        if loss.since:
-            found.since[loss.since[0]] = loss.since[1]
+        if loss.node_missing_s is not None:
+            found.node_missing_s[pod.node] = loss.node_missing_s
         if loss.look_again_s is not None:
             found.look_again_s = min(loss.look_again_s, found.look_again_s or loss.look_again_s)
         why = loss.why or over

@@ -34,7 +34,8 @@ class Loss:
     why: str = ""
     """Why the pod counts as gone with its node; empty if it does not."""
     look_again_s: float | None = None
-    since: tuple[str, float] | None = None
+    node_missing_s: float | None = None
+    """Since when the watch of nodes does not show its node; None: it does, or is blind."""
 
 
 def speaking(seen: Observed) -> Places:
@@ -60,11 +61,10 @@ def lost(pod: Pod, seen: Observed, *, speaks: bool, node_lost_s: float, now_s: f
     if (node is None or node.troubled) and speaks:
         return Loss(look_again_s=now_s + SPEAKS_LOOK_S)  # only its kubelet is away
     if node is None:
-        key = f"gone:{pod.node}"
-        first_s = seen.since.get(key, now_s)
+        first_s = seen.clocks.node_missing_s.get(pod.node, now_s)
         if now_s - first_s >= GONE_S:
-            return Loss(f"node {pod.node} of {pod.name} is gone", since=(key, first_s))
-        return Loss(look_again_s=first_s + GONE_S, since=(key, first_s))
+            return Loss(f"node {pod.node} of {pod.name} is gone", node_missing_s=first_s)
+        return Loss(look_again_s=first_s + GONE_S, node_missing_s=first_s)
     if node.out_of_service:
         return Loss(f"node {pod.node} of {pod.name} is out of service")
     if node.ready:

@@ -37,18 +37,20 @@ def plan(job: Job, seen: Observed, now_s: float) -> Plan:
     made.replaced = backoff.replaced_so_far(workers, max(known, seen.replaced))
     node_lost_s = job.settings.elasticity.node_lost_ns / 1e9
     heard = evidence.speaking(seen)
+    missing_s: dict[str, float] = {}
     for pod in workers:
         if pod.ended:
             continue
         speaks = (pod.slot, pod.attempt) in heard
         loss = evidence.lost(pod, seen, speaks=speaks, node_lost_s=node_lost_s, now_s=now_s)
         made.look(loss.look_again_s)
-        if loss.since:
-            made.since[loss.since[0]] = loss.since[1]
+        if loss.node_missing_s is not None:
+            missing_s[pod.node] = loss.node_missing_s
         if loss.why:
             made.losses[pod.uid] = loss.why
             if not pod.deleting:
                 made.delete.append(Delete(pod.name, pod.uid, loss.why))
+    made.keep_running(node_missing_s=missing_s)
     living = [pod for pod in workers if pod.active and pod.uid not in made.losses]
     living = _without_doubles(living, made)
     replaced = _replace_slow(job, seen, living, made, now_s)
@@ -76,7 +78,7 @@ def _replace_slow(
 ) -> dict[str, tuple[str, tuple[str, ...], Cause]]:
     verdict = stragglers.verdict(job, seen, living, now_s)
     made.slow = verdict.slow
-    made.since |= dict(verdict.since)
+    made.keep_running(slow_s=verdict.slow_s)
     made.look(verdict.look_again_s)
     slow = verdict.replace
     if slow is None or len(living) > job.settings.replicas:  # type: ignore[union-attr]
@@ -199,7 +201,8 @@ def _shrink(job: Job, seen: Observed, made: Plan, now_s: float) -> None:
     if surplus <= 0:
         return
     made.hurry = True
-    lasted_s = made.last("surplus", seen, now_s)
+    since_s = seen.clocks.surplus_s if seen.clocks.surplus_s is not None else now_s
+    made.keep_running(surplus_s=since_s)
     coordinator = seen.coordinator
     registered = coordinator.registered_pods() if coordinator is not None else None
     patience_s = job.settings.elasticity.drain_grace_ns / 1e9 + HANDSHAKE_MARGIN_S
@@ -213,7 +216,7 @@ def _shrink(job: Job, seen: Observed, made: Plan, now_s: float) -> None:
         key=lambda pod: (bool(pod.node), -pod.slot),
     )
     leaving = idle[:surplus]
-    if lasted_s >= patience_s:
+    if now_s - since_s >= patience_s:
         draining = (
             {r.pod for r in coordinator.ranks if r.state == DRAINING}
             if coordinator is not None
@@ -223,7 +226,7 @@ def _shrink(job: Job, seen: Observed, made: Plan, now_s: float) -> None:
         rest.sort(key=lambda pod: ((pod.slot, pod.attempt) not in draining, -pod.slot))
         leaving += rest[: surplus - len(leaving)]
     else:
-        made.look(now_s - lasted_s + patience_s)
+        made.look(since_s + patience_s)
     for pod in leaving:
         why = f"{job.settings.replicas} replicas are wanted"
         made.delete.append(Delete(pod.name, pod.uid, why))

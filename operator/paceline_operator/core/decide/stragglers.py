@@ -6,7 +6,8 @@ away from the slow node. RestartInPlace is the coordinator's, which knows the ra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from paceline_api import slow
@@ -28,7 +29,8 @@ class Verdict:
     slow: tuple[Slow, ...] = ()
     """Confirmed, the slowest first."""
     replace: Slow | None = None
-    since: tuple[tuple[str, float], ...] = ()
+    slow_s: Mapping[str, float] = field(default_factory=dict)
+    """The clock of that name."""
     look_again_s: float | None = None
 
 
@@ -46,8 +48,8 @@ def verdict(job: Job, seen: Observed, living: list[Pod], now_s: float) -> Verdic
         if named in known:
             confirmed.add(key)
             before[key] = known[named]
-        if key in seen.since:
-            before[key] = seen.since[key]
+        if key in seen.clocks.slow_s:
+            before[key] = seen.clocks.slow_s[key]
     judged = slow.judge(
         [Pace(_key(r), r.step_s if r.state == ACTIVE else 0.0) for r in coordinator.living],
         settings.straggler,
@@ -63,12 +65,12 @@ def verdict(job: Job, seen: Observed, living: list[Pod], now_s: float) -> Verdic
     ]
     replace, free_s = _to_replace(job, seen, found, now_s)
     looks = [at_s for at_s in (judged.look_again_s, free_s) if at_s is not None]
-    since = tuple((key, at_s) for key, at_s in judged.since.items() if key in ranks)
-    return Verdict(tuple(found), replace, since, min(looks, default=None))
+    slow_s = {key: at_s for key, at_s in judged.since.items() if key in ranks}
+    return Verdict(tuple(found), replace, slow_s, min(looks, default=None))
 
 
 def _key(rank: Rank) -> str:
-    return f"slow:{rank.slot}.{rank.local}#{rank.attempt}"
+    return f"{rank.slot}.{rank.local}#{rank.attempt}"
 
 
 def _to_replace(

@@ -31,7 +31,8 @@ class Suspension:
     """No pod is left that is not ending."""
     loses_state: bool = False
     delete: list[Delete] = field(default_factory=list)
-    since: dict[str, float] = field(default_factory=dict)
+    stopping_s: float | None = None
+    """The clock of that name."""
     look_again_s: float | None = None
 
 
@@ -55,8 +56,8 @@ def suspend(job: Job, seen: Observed, now_s: float) -> Suspension:
     # With the coordinator gone nobody can be asked, and what the last checkpoint holds is kept.
     asked = any(not pod.is_worker and not pod.ended for pod in pods)
     if trained and keeps and working and asked and not _stopped(seen):
-        first_s = seen.since.get("suspend", now_s)
-        found.since["suspend"] = first_s
+        first_s = seen.clocks.stopping_s if seen.clocks.stopping_s is not None else now_s
+        found.stopping_s = first_s
         due_s = first_s + STOP_S + job.settings.elasticity.drain_grace_ns / 1e9
         if now_s < due_s:
             found.reason = Reason.SUSPENDING

@@ -15,6 +15,7 @@ from typing import Final
 from paceline_api.enums import FabricRequirement
 from paceline_api.reasons import Reason
 
+from paceline_operator.core.clocks import CarrierUnknown
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed
 
@@ -22,9 +23,6 @@ OVER: Final = " over "
 """In status.transport.kind, before the carrier."""
 MOVING_ROUNDS: Final = 10
 """Rounds after which a carrier that nobody knows is no longer for want of traffic."""
-SINCE: Final = "transport"
-SINCE_ROUND: Final = "transport.round"
-"""In Observed.since: when, and at which round, the ranks of two pods first had no known carrier."""
 NAMED_MAX: Final = 4
 ENOUGH: Final = {
     FabricRequirement.RDMA: ("RDMA", "GPUDirect"),
@@ -137,17 +135,14 @@ def _named(job: Job, seen: Observed, *, lacking: tuple[str, ...], unknown: bool 
 # ---- preflight ----------------------------------------------------------------------------------
 
 
-def pending_since(job: Job, seen: Observed, now_s: float) -> dict[str, float]:
-    """For Observed.since: kept while rounds run and nobody knows a carrier that is required."""
+def carrier_unknown(job: Job, seen: Observed, now_s: float) -> CarrierUnknown | None:
+    """The clock of that name, which runs where a carrier is required."""
     found = carried(job, seen)
     if seen.coordinator is None:
-        return {k: v for k, v in seen.since.items() if k in (SINCE, SINCE_ROUND)}
+        return seen.clocks.carrier_unknown
     if found is None or found.standing is not Standing.LOOKING or not _in_two_pods(seen):
-        return {}
-    return {
-        SINCE: seen.since.get(SINCE, now_s),
-        SINCE_ROUND: seen.since.get(SINCE_ROUND, float(seen.coordinator.version)),
-    }
+        return None
+    return seen.clocks.carrier_unknown or CarrierUnknown(now_s, seen.coordinator.version)
 
 
 def _in_two_pods(seen: Observed) -> bool:
@@ -170,13 +165,13 @@ def preflight(job: Job, seen: Observed, now_s: float) -> str | float | None:
     if found.standing is Standing.MISSED:
         _, _, text = explained(job, seen, found)
         return f"{text}; fabric.preflight.enabled: false lets the job go on"
-    pending = pending_since(job, seen, now_s)
-    if not pending or not checks.timeout_seconds:
+    unknown = carrier_unknown(job, seen, now_s)
+    if unknown is None or not checks.timeout_seconds:
         return None
-    due_s = pending[SINCE] + checks.timeout_seconds
+    due_s = unknown.since_s + checks.timeout_seconds
     if now_s < due_s:
         return due_s
-    if seen.coordinator.version < pending[SINCE_ROUND] + MOVING_ROUNDS:
+    if seen.coordinator.version < unknown.since_round + MOVING_ROUNDS:
         return None  # the next round brings the next look
     where = _named(job, seen, lacking=(), unknown=True)
     return (

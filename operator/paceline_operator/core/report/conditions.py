@@ -140,11 +140,7 @@ def _worst(job: Job, seen: Observed, plan: Plan, now_s: float) -> tuple[str, str
         reason, message = coordinator.conditions["Degraded"]
         return reason, message
     started = job.start_s is not None and not job.set_aside
-    if (
-        started
-        and coordinator is None
-        and plan.since.get("away", now_s) <= now_s - COORDINATOR_AWAY_S
-    ):
+    if started and coordinator is None and _is_away(plan, now_s):
         return (
             Reason.COORDINATOR_AWAY,
             "the coordinator does not answer; rounds go on, membership changes wait",
@@ -165,6 +161,11 @@ def _worst(job: Job, seen: Observed, plan: Plan, now_s: float) -> tuple[str, str
         text = f"the API server refuses the PodDisruptionBudget: {seen.budget_refusal.message}"
         return Reason.BUDGET_REFUSED, f"{text}; it is tried again"
     return None
+
+
+def _is_away(plan: Plan, now_s: float) -> bool:
+    since_s = plan.clocks.coordinator_away_s
+    return since_s is not None and since_s <= now_s - COORDINATOR_AWAY_S
 
 
 def _hopeless(pod: Pod) -> bool:

@@ -18,12 +18,11 @@ from paceline_operator.core.observed import (
     End,
     Observed,
     Pod,
-    Refusal,
-    RefusalKind,
     Sent,
 )
 from paceline_operator.core.plan import Cause
 from paceline_operator.core.reconcile import reconcile
+from paceline_operator.core.refusals import Refusal, RefusalKind
 
 
 def decided(job: Job, seen: Observed, now_s: float = NOW) -> Changes:

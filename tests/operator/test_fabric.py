@@ -17,9 +17,10 @@ from paceline_operator.cluster.wire import FabricObject, fabric_from
 from paceline_operator.core.decide import fabric
 from paceline_operator.core.decide.fabric import NoFabric, fabric_of
 from paceline_operator.core.devices import amount_of
-from paceline_operator.core.observed import Node, Observed, Refusal, RefusalKind, Sent
+from paceline_operator.core.observed import Node, Observed, Sent
 from paceline_operator.core.pods.fabric import Fabric
 from paceline_operator.core.reconcile import reconcile
+from paceline_operator.core.refusals import Refusal, RefusalKind
 from paceline_operator.fabrics import built_in
 
 # ---- which one ------------------------------------------------------------------------------

@@ -20,15 +20,18 @@ from paceline_operator.cluster.api import PATHS, ApiError
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.job import Job, read_job, timestamp
-from paceline_operator.core.observed import Observed, Pod, Refusal, RefusalKind, Sent
+from paceline_operator.core.observed import Observed, Pod, Sent
 from paceline_operator.core.pods import children
-from paceline_operator.core.providers import gang, kueue
+from paceline_operator.core.providers import gangs, kueue
+from paceline_operator.core.providers.choice import GANGS
 from paceline_operator.core.reconcile import reconcile
+from paceline_operator.core.refusals import Refusal, RefusalKind
+from paceline_operator.core.report.refused import as_condition
 
 GOLDEN = Path(__file__).parent / "golden/gangs.yaml"
 QUEUE = "kueue.x-k8s.io/queue-name"
-VOLCANO = gang.FAMILIES[SchedulingProvider.VOLCANO].resource
-WITH_GROUP = sorted(gang.FAMILIES)
+VOLCANO = GANGS[SchedulingProvider.VOLCANO].api.resource
+WITH_GROUP = sorted(GANGS)
 UNSERVED = ApiError(404, "Not Found", "404 page not found")
 
 
@@ -96,8 +99,8 @@ def test_groups_and_marks_are_as_recorded() -> None:
             spec |= {"minReplicas": 2}
         spec["template"] = copy.deepcopy(job_body()["spec"]["template"])
         spec["template"]["spec"]["priorityClassName"] = "high"
-        labels = {QUEUE: "team-a", gang.KAI_QUEUE: "team-b", "own": "x"}
-        job = job_of(None, labels, {gang.VOLCANO_QUEUE: "team-c"}, **spec)
+        labels = {QUEUE: "team-a", gangs.KAI_QUEUE: "team-b", "own": "x"}
+        job = job_of(None, labels, {gangs.VOLCANO_QUEUE: "team-c"}, **spec)
         assert not job.problems, job.problems
         changes = decided(job, Observed())
         made = changes.workers[0].manifest
@@ -124,10 +127,10 @@ def test_the_coordinator_is_no_member(provider: str) -> None:
 def test_the_template_s_own_scheduler_and_queue_stay() -> None:
     template = copy.deepcopy(job_body()["spec"]["template"])
     template["spec"]["schedulerName"] = "mine"
-    template["metadata"] = {"labels": {gang.KAI_QUEUE: "ours"}}
+    template["metadata"] = {"labels": {gangs.KAI_QUEUE: "ours"}}
     changes = decided(gang_of("KAI", template=template), Observed())
     assert changes.workers[0].manifest["spec"]["schedulerName"] == "mine"
-    assert changes.workers[0].manifest["metadata"]["labels"][gang.KAI_QUEUE] == "ours"
+    assert changes.workers[0].manifest["metadata"]["labels"][gangs.KAI_QUEUE] == "ours"
     assert changes.beside.group is not None
     assert changes.beside.group.manifest["spec"]["queue"] == "ours"
 
@@ -237,7 +240,7 @@ def test_pods_made_later_join_the_same_group(world: World) -> None:
     world.server.change(PLURAL, NAMESPACE, "digits", spec={"suspend": False, "replicas": 2})
     world.settle(30)
     assert holds(world, "RingReady")
-    groups = {pod["metadata"]["annotations"][gang.VOLCANO_GROUP] for pod in world.pods()}
+    groups = {pod["metadata"]["annotations"][gangs.VOLCANO_GROUP] for pod in world.pods()}
     (group,) = world.server.of_kind(VOLCANO)
     assert groups == {group["metadata"]["name"]}
     assert len(world.pods()) == 2
@@ -378,6 +381,6 @@ def test_a_kueue_that_does_not_look_is_told() -> None:
 def test_words_for_each_refusal() -> None:
     for provider in WITH_GROUP:
         refusal = Refusal(RefusalKind.NO_GANG_API, "404 page not found", NOW)
-        text = gang.unavailable(gang_of(provider), refusal)
-        assert gang.FAMILIES[SchedulingProvider(provider)].version in text
+        _, text = as_condition(gang_of(provider), refusal) or ("", "")
+        assert GANGS[SchedulingProvider(provider)].api.version in text
         assert "provider: None" in text

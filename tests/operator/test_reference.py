@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline_api.reasons import ConditionType, Reason
+from paceline_operator.core.refusals import RULES
 from paceline_operator.reference import CONDITIONS, EVENTS, OF_COORDINATOR, markdown, values_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -41,6 +42,7 @@ def test_conditions_are_written_with_the_reasons_told() -> None:
         if isinstance(node, ast.FunctionDef) and node.name == "_worst"
     )
     told = set(CONDITIONS[ConditionType.DEGRADED])
+    assert {rule.reason for rule in RULES.values() if rule.reason} <= told
     assert {Reason[reason] for reason in named(worst, "Reason")} <= told
     for call in calls("End"):
         ends = {Reason[reason] for reason in named(call, "Reason")}
@@ -49,6 +51,7 @@ def test_conditions_are_written_with_the_reasons_told() -> None:
 
 def test_events_have_the_reasons_told() -> None:
     written = {reason for call in calls("Event") for reason in named(call, "Reason")}
+    written |= {rule.reason.name for rule in RULES.values() if rule.reason}
     assert len(written) >= 10
     assert {Reason[reason] for reason in written} <= set(EVENTS)
 

@@ -14,7 +14,8 @@ from paceline_api.fabric import FabricSpec
 
 from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.coordinator_status import CoordinatorStatus
-from paceline_operator.core.observed import Observed, Pod, Refusal, Sent
+from paceline_operator.core.observed import Observed, Pod, Sent
+from paceline_operator.core.refusals import Refusal
 
 
 @dataclass(slots=True)

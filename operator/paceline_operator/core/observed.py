@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from paceline_api.fabric import PLAIN, PLAIN_SPEC, FabricSpec
@@ -16,6 +15,7 @@ from paceline_api.names import ROLE_COORDINATOR, ROLE_WORKER
 
 from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.coordinator_status import CoordinatorStatus
+from paceline_operator.core.refusals import OF_GANG, Refusal
 
 NO_SLOT = -1
 """Of a coordinator's pod."""
@@ -101,37 +101,6 @@ class Node:
     @property
     def troubled(self) -> bool:
         return self.out_of_service or not self.ready
-
-
-class RefusalKind(StrEnum):
-    TEMPLATE = "template"
-    """The pod itself is refused; another try would be too, until the job is changed."""
-    FORBIDDEN = "forbidden"
-    """Refused by something that can change by itself, such as a missing service account."""
-    QUOTA = "quota"
-    ENDING = "ending"
-    """The namespace is being deleted."""
-    TRANSIENT = "transient"
-    NO_GANG_API = "no-gang-api"
-    """The cluster does not know the group object of spec.scheduling.provider."""
-    GANG_FORBIDDEN = "gang-forbidden"
-    """The operator has no right to it."""
-    GANG_REFUSED = "gang-refused"
-
-
-OF_GANG = (RefusalKind.NO_GANG_API, RefusalKind.GANG_FORBIDDEN, RefusalKind.GANG_REFUSED)
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The last creation that the API server refused."""
-
-    kind: RefusalKind
-    message: str
-    at_s: float
-    count: int = 1
-    generation: int = 0
-    """metadata.generation of the job that was refused."""
 
 
 @dataclass(frozen=True, slots=True)

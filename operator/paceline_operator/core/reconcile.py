@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from paceline_api.reasons import ConditionType, Reason
 
+from paceline_operator.core import refusals
 from paceline_operator.core.changes import Changes, Create, Event
 from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.decide import (
-    backoff,
     evidence,
     fabric,
     finish,
@@ -26,18 +26,17 @@ from paceline_operator.core.decide import (
 )
 from paceline_operator.core.decide.coordinator_pod import CoordinatorPod, coordinator_pod
 from paceline_operator.core.job import Job
-from paceline_operator.core.observed import Observed, RefusalKind
+from paceline_operator.core.observed import Observed
 from paceline_operator.core.plan import NewPod, Plan
 from paceline_operator.core.pods import children
 from paceline_operator.core.pods.companions import companions
 from paceline_operator.core.pods.fabric import Fabric
 from paceline_operator.core.pods.frozen import round_settings, settings_differ
-from paceline_operator.core.providers import gang, kueue
+from paceline_operator.core.providers.choice import provider_of
 from paceline_operator.core.report import conditions, status
 from paceline_operator.core.report.conditions import Wanted
 from paceline_operator.core.report.events import events_of, suspended_event
 
-TEMPLATE_RETRY_S: Final = 300.0
 HEAR_S: Final = 2.0
 """A new operator waits so long to hear the coordinator before a job grows: one that has been told a
 smaller number would drain the new workers."""
@@ -189,8 +188,11 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
     if fabric.is_instead(job, seen, network):
         seen = replace(seen, refusal=None)  # what was refused is no longer asked for
     blocked = _may_not(job, seen, plan, network, now_s, resumed=resumed)
-    note = kueue.places(job, seen, plan)
-    makes_coordinator = coordinator.make is not None and not blocked and not kueue.waits(job, plan)
+    provider = provider_of(job)
+    notes = provider.hold_back(job, seen, plan)
+    makes_coordinator = (
+        coordinator.make is not None and not blocked and not provider.waits(job, plan)
+    )
     wanted = _conditions(job, seen, plan, now_s)
     if blocked:
         plan.drop_new()
@@ -202,7 +204,7 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
     write, look = status.due(job.status, new_status, seen, now_s)
     plan.look(look)
     plan.look(now_s + evidence.LOOK_S if overruled else None)
-    workers = tuple(_create(job, new, network, note) for new in plan.new)
+    workers = tuple(_create(job, new, network, notes) for new in plan.new)
     return Changes(
         beside=beside,
         needs_secret=bool(workers or makes_coordinator) and not seen.sent.secret,
@@ -234,8 +236,9 @@ def _may_not(
     resumed: bool,
 ) -> bool:
     """Whether no pod may be made now."""
-    blocked, retry_s = _blocked(job, seen, now_s)
-    plan.look(retry_s)
+    due_s = refusals.retry_at(seen.refusal, job.generation)  # few at first (C7)
+    blocked = now_s < due_s
+    plan.look(due_s if blocked else None)
     if isinstance(network, fabric.NoFabric):
         plan.no_fabric, blocked = network.why, True
         plan.look(now_s + fabric.SEARCH_S)
@@ -278,13 +281,13 @@ def _create(
     job: Job,
     new: NewPod,
     network: Fabric | fabric.NoFabric,
-    note: Mapping[str, str],
+    notes: Mapping[str, str],
 ) -> Create:
     assert isinstance(network, Fabric), "nothing is made without one"
     manifest = children.worker(
-        job, new.slot, new.attempt, notes={**new.notes, **note}, avoid=new.avoid, fabric=network
+        job, new.slot, new.attempt, notes={**new.notes, **notes}, avoid=new.avoid, fabric=network
     )
-    gang.join(job, manifest)
+    provider_of(job).join(job, manifest)
     return Create(manifest, new.why)
 
 
@@ -295,21 +298,6 @@ def _unsettled(job: Job, seen: Observed, plan: Plan) -> bool:
         return True
     full = seen.coordinator.full_pods(job.settings.procs_per_replica)
     return len(full) != job.settings.replicas or bool(seen.coordinator.stopping)
-
-
-def _blocked(job: Job, seen: Observed, now_s: float) -> tuple[bool, float | None]:
-    """Whether a refused creation forbids the next one for now (C7)."""
-    refusal = seen.refusal
-    if refusal is None:
-        return False, None
-    if refusal.kind is RefusalKind.TEMPLATE and refusal.generation != job.generation:
-        return False, None
-    if refusal.kind in (RefusalKind.TEMPLATE, RefusalKind.ENDING):
-        # What refused it may be an admission webhook that is mended meanwhile.
-        due_s = refusal.at_s + TEMPLATE_RETRY_S
-    else:
-        due_s = backoff.retry_at(refusal)
-    return now_s < due_s, due_s if now_s < due_s else None
 
 
 def _targets(job: Job, seen: Observed) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from typing import Final
 
 from paceline_api.names import PREFIX
 
-from paceline_operator.core.observed import NOT_STARTED, Pod, Refusal
+from paceline_operator.core.observed import NOT_STARTED, Pod
 from paceline_operator.core.plan import Cause
 
 NOTE_CAUSE: Final = f"{PREFIX}cause"
@@ -32,8 +32,6 @@ NOTE_AVOID: Final = f"{PREFIX}avoid-nodes"
 
 BASE_S: Final = 2.0
 MAX_S: Final = 300.0
-RETRY_S: Final = 1.0
-RETRY_MAX_S: Final = 60.0
 HEALTHY_S: Final = 600.0
 """A pod that lived so long ends the row of its slot's failures."""
 EVICTED: Final = ("Evicted", "Preempting", "Preempted", "NodeLost", "Terminated", "Shutdown")
@@ -147,10 +145,3 @@ def avoided(notes: Mapping[str, str]) -> tuple[str, ...]:
 def _count(pod: Pod, note: str) -> int:
     text = pod.notes.get(note, "")
     return int(text) if text.isdecimal() else 0
-
-
-def retry_at(refusal: Refusal | None) -> float:
-    """When what was refused is tried again; each time it is refused, later."""
-    if refusal is None:
-        return 0.0
-    return refusal.at_s + min(RETRY_MAX_S, RETRY_S * 2.0 ** min(refusal.count - 1, 10))

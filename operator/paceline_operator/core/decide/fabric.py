@@ -17,16 +17,15 @@ from paceline_api.names import NOTE_FABRIC
 
 from paceline_operator.core.devices import amount_of, is_device
 from paceline_operator.core.job import Job
-from paceline_operator.core.observed import Node, Observed, RefusalKind
+from paceline_operator.core.observed import Node, Observed
 from paceline_operator.core.pods.fabric import Fabric
 from paceline_operator.core.pods.frozen import trainer_of
+from paceline_operator.core.refusals import POD_SECURITY, RefusalKind
 
 AUTO: Final = "auto"
 RANK: Final = (FabricRequirement.ANY, FabricRequirement.RDMA, FabricRequirement.GPU_DIRECT)
 SEARCH_S: Final = 30.0
 """So often a job without its network looks for it, beside whenever nodes or profiles change."""
-POD_SECURITY: Final = "violates PodSecurity"
-"""Words of the API server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,10 @@ from paceline_api.reasons import ConditionType, Reason
 from paceline_operator.core.coordinator_status import ACTIVE, BENCHED
 from paceline_operator.core.decide import transport
 from paceline_operator.core.job import Job, timestamp
-from paceline_operator.core.observed import Observed, Pod, RefusalKind
+from paceline_operator.core.observed import Observed, Pod
 from paceline_operator.core.plan import Plan
-from paceline_operator.core.providers import gang, kueue
+from paceline_operator.core.providers.choice import provider_of
+from paceline_operator.core.report.refused import as_condition
 
 MESSAGE_MAX: Final = 2000
 COORDINATOR_AWAY_S: Final = 30.0
@@ -63,8 +64,8 @@ def scheduled(job: Job, plan: Plan) -> Wanted:
     if placed >= least:
         message = f"at least minReplicas = {least} workers have a node"
         return Wanted(ConditionType.SCHEDULED, True, Reason.PODS_PLACED, message)
-    if kueue.waits(job, plan) and plan.living:
-        message = f"Kueue has not yet admitted the job{kueue.queue_of(job)}"
+    message = provider_of(job).waits(job, plan)
+    if message and plan.living:
         return Wanted(ConditionType.SCHEDULED, False, Reason.QUEUED, message)
     stuck = next((pod for pod in plan.living if pod.unschedulable and not pod.node), None)
     if stuck is not None:
@@ -118,23 +119,13 @@ def _worst(job: Job, seen: Observed, plan: Plan, now_s: float) -> tuple[str, str
     assert job.settings is not None
     if plan.no_fabric:
         return Reason.FABRIC_UNAVAILABLE, plan.no_fabric
-    refusal = seen.refusal
-    if refusal is not None and refusal.kind in (RefusalKind.TEMPLATE, RefusalKind.FORBIDDEN):
-        return Reason.TEMPLATE_INVALID, f"the API server refuses the pod: {refusal.message}"
-    if seen.refused_gang is not None:
-        return Reason.SCHEDULER_UNAVAILABLE, gang.unavailable(job, seen.refused_gang)
-    if refusal is not None and refusal.kind is RefusalKind.QUOTA:
-        return Reason.QUOTA_EXCEEDED, f"{refusal.message}; it is tried again"
+    if refused := as_condition(job, seen.refusal):
+        return refused
     stuck = next((pod for pod in plan.living if pod.waiting and _hopeless(pod)), None)
     if stuck is not None:
         return Reason.POD_NOT_STARTING, f"{stuck.name}: {stuck.waiting}"
-    if unmanaged := kueue.unmanaged(job, plan):
-        return Reason.SCHEDULER_UNAVAILABLE, unmanaged
-    if job.fixed_size and not _is_fixed(job):
-        return (
-            Reason.SIZE_NOT_FIXED,
-            "Kueue admits a fixed size: remove minReplicas and maxReplicas, or set them alike",
-        )
+    if trouble := provider_of(job).trouble(job, plan):
+        return trouble
     coordinator = seen.coordinator
     if coordinator is not None and "Degraded" in coordinator.conditions:
         reason, message = coordinator.conditions["Degraded"]
@@ -157,10 +148,7 @@ def _worst(job: Job, seen: Observed, plan: Plan, now_s: float) -> tuple[str, str
             Reason.RANK_SLOW,
             f"rank {slow.rank.rank} on {slow.pod.name} ({slow.pod.node}) is slow",
         )
-    if seen.budget_refusal is not None:
-        text = f"the API server refuses the PodDisruptionBudget: {seen.budget_refusal.message}"
-        return Reason.BUDGET_REFUSED, f"{text}; it is tried again"
-    return None
+    return as_condition(job, seen.budget_refusal)
 
 
 def _is_away(plan: Plan, now_s: float) -> bool:
@@ -179,12 +167,6 @@ def _hopeless(pod: Pod) -> bool:
         "CrashLoop",
     )
     return pod.waiting.startswith(words)
-
-
-def _is_fixed(job: Job) -> bool:
-    assert job.settings is not None
-    s = job.settings
-    return s.min_replicas == s.replicas == (s.max_replicas or s.replicas)
 
 
 def resizing(job: Job, seen: Observed, plan: Plan) -> Wanted:

@@ -13,9 +13,9 @@ from paceline_operator.core.decide import transport
 from paceline_operator.core.decide.coordinator_pod import CoordinatorPod
 from paceline_operator.core.decide.suspend import Suspension
 from paceline_operator.core.job import Job
-from paceline_operator.core.observed import Observed, RefusalKind
+from paceline_operator.core.observed import Observed
 from paceline_operator.core.plan import Cause, Plan
-from paceline_operator.core.providers import gang
+from paceline_operator.core.report.refused import as_events
 
 
 def events_of(
@@ -44,22 +44,7 @@ def events_of(
     less = (status.get("fabric") or {}).get("message")
     if less and not (job.status.get("fabric") or {}):
         events.append(Event("fabric:less", Reason.FABRIC_UNAVAILABLE, less, warning=True))
-    refusal = seen.refusal
-    if refusal is not None and refusal.kind in (RefusalKind.TEMPLATE, RefusalKind.FORBIDDEN):
-        text = f"the API server refuses the pod: {refusal.message}; correct spec.template"
-        key = f"template:{refusal.generation}"
-        events.append(Event(key, Reason.TEMPLATE_INVALID, text, warning=True))
-    elif refusal is not None and refusal.kind is RefusalKind.QUOTA:
-        text = f"{refusal.message}; raise the quota or lower spec.replicas, it is tried again"
-        key = f"quota:{job.generation}:{job.settings.replicas}"
-        events.append(Event(key, Reason.QUOTA_EXCEEDED, text, warning=True))
-    if seen.refused_gang is not None:
-        key = f"gang:{seen.refused_gang.kind}"
-        text = gang.unavailable(job, seen.refused_gang)
-        events.append(Event(key, Reason.SCHEDULER_UNAVAILABLE, text, warning=True))
-    if seen.budget_refusal is not None:
-        text = f"the API server refuses the PodDisruptionBudget: {seen.budget_refusal.message}"
-        events.append(Event("budget", Reason.BUDGET_REFUSED, text, warning=True))
+    events += as_events(job, seen.refusal, seen.budget_refusal)
     for new in plan.new:
         if new.cause is not Cause.NEW:
             text = f"{job.name}-{new.slot}-{new.attempt} is made: {new.why}"

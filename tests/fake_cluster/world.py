@@ -21,7 +21,8 @@ from paceline_api.names import LABEL_JOB, LABEL_ROLE
 from paceline_operator.cluster.apply import Applier
 from paceline_operator.cluster.store import Key, Store
 from paceline_operator.cluster.wire import NodeObject, node_of, pod_from
-from paceline_operator.controller import Controller, Message
+from paceline_operator.controller import Controller
+from paceline_operator.core.changes import Message
 from paceline_operator.core.coordinator_status import read_coordinator_status
 from paceline_operator.core.job import Job, timestamp
 from paceline_operator.core.observed import Node

@@ -20,7 +20,7 @@ import msgspec
 
 from paceline_operator.cluster.kube import pause
 from paceline_operator.cluster.store import Key
-from paceline_operator.controller import Message
+from paceline_operator.core.changes import Message
 from paceline_operator.core.coordinator_status import CoordinatorStatus, read_coordinator_status
 from paceline_operator.core.decide.evidence import POLL_S, REPLY_S
 from paceline_operator.core.job import Job

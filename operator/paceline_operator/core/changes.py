@@ -78,6 +78,15 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Message:
+    """What a coordinator is to be told."""
+
+    inventory: Inventory | None
+    targets: Mapping[str, Any] | None
+    stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Changes:
     needs_secret: bool = False
     needs_service: bool = False

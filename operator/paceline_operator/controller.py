@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from paceline_api.names import COORDINATOR_PORT
@@ -17,7 +16,7 @@ from paceline_operator.cluster.api import ApiError
 from paceline_operator.cluster.apply import Applier, DeposedError, JobGoneError
 from paceline_operator.cluster.memory import Memory
 from paceline_operator.cluster.store import Key, Store
-from paceline_operator.core.changes import Changes
+from paceline_operator.core.changes import Changes, Message
 from paceline_operator.core.job import Job, manager_of, read_job
 from paceline_operator.core.observed import Inventory
 from paceline_operator.core.reconcile import reconcile
@@ -28,15 +27,6 @@ RETRY_S: Final = 0.2
 RETRY_MAX_S: Final = 30.0
 LAPSED_S: Final = 0.5
 """A Lease that was renewed too late may be had again; if another one has it, this process ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """What a coordinator is to be told."""
-
-    inventory: Inventory | None
-    targets: Mapping[str, Any] | None
-    stop: bool = False
 
 
 class Coordinators(Protocol):
@@ -82,9 +72,9 @@ class Controller:
         memory = self._memory(key, job)
         now_s = self._clock()
         changes = reconcile(job, self._observed(key, memory), now_s)
-        memory.since = changes.since
-        if changes.forget_told:
-            memory.told = None
+        memory.clocks = changes.clocks
+        if changes.forget_coordinator:
+            memory.coordinator = None
         self._send(key, changes, memory, now_s)
         self._follow(key, job, changes)
         try:

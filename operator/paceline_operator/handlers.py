@@ -8,7 +8,7 @@ and a lost or repeated event makes no difference.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import kopf
@@ -18,7 +18,7 @@ from paceline_api.types import GROUP, VERSION
 from paceline_operator.cluster.store import Store
 
 
-def make_registry(store: Store, heard: Callable[[], None]) -> kopf.OperatorRegistry:
+def make_registry(store: Store) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -27,7 +27,6 @@ def make_registry(store: Store, heard: Callable[[], None]) -> kopf.OperatorRegis
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def seen(type: str | None, body: Mapping[str, Any], **_: Any) -> None:  # noqa: A002
-        heard()
         plain = _plain(body)
         metadata = plain["metadata"]
         if type == "DELETED":

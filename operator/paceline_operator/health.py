@@ -7,30 +7,59 @@ sees nothing. A standby is healthy and ready: it is there to take over.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any, Final
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from paceline_operator.cluster.observe import SILENCE_S, Watch
+from paceline_operator.cluster.store import Store
+from paceline_operator.metrics import Metrics
 
-@dataclass(frozen=True, slots=True)
-class Checks:
-    """Each gives what is wrong, or nothing."""
-
-    alive: Callable[[], str]
-    ready: Callable[[], str]
-    page: Callable[[], bytes]
+DEAD_S: Final = SILENCE_S + 60
+"""A watch that gave no sign of life for so long."""
 
 
-async def serve(checks: Checks, host: str, port: int) -> web.AppRunner:
+class Health:
+    """`connected`: how many coordinators answer."""
+
+    def __init__(self, store: Store, metrics: Metrics, connected: Callable[[], int]) -> None:
+        self._store, self._metrics, self._connected = store, metrics, connected
+        self.watches: tuple[Watch[Any], ...] = ()
+
+    @property
+    def synced(self) -> bool:
+        """Everything was seen once."""
+        return all(watch.source.synced for watch in self.watches)
+
+    def alive(self) -> str:
+        """What is wrong, or nothing."""
+        dead = [watch.source.kind for watch in self.watches if watch.age_s > DEAD_S]
+        return f"no sign of life on the watch of {', '.join(dead)}" if dead else ""
+
+    def ready(self) -> str:
+        """What is wrong, or nothing."""
+        return "" if self.synced else "not yet synced"
+
+    def page(self) -> bytes:
+        metrics = self._metrics
+        for watch in self.watches:
+            metrics.watch_age.labels(watch.source.kind).set(watch.age_s)
+        metrics.set_jobs(self._store.jobs.values())
+        metrics.pods.set(self._store.pod_count())
+        metrics.coordinators.set(self._connected())
+        return metrics.page()
+
+
+async def serve(health: Health, host: str, port: int) -> web.AppRunner:
     async def healthz(_: web.Request) -> web.Response:
-        return _answer(checks.alive())
+        return _answer(health.alive())
 
     async def readyz(_: web.Request) -> web.Response:
-        return _answer(checks.ready())
+        return _answer(health.ready())
 
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=checks.page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(body=health.page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app = web.Application()
     app.add_routes(

@@ -21,33 +21,32 @@ from paceline_api.crdgen import PLURAL
 from paceline_api.errors import PacelineError
 from paceline_api.types import API_VERSION
 
-from paceline_operator import health
 from paceline_operator.cluster import observe
 from paceline_operator.cluster.api import ApiError
 from paceline_operator.cluster.apply import Applier
 from paceline_operator.cluster.coordinator import Links
 from paceline_operator.cluster.credentials import Credentials, credentials
-from paceline_operator.cluster.kube import Kube, path, pause
+from paceline_operator.cluster.kube import Kube, pause
 from paceline_operator.cluster.lease import Election, Terms
 from paceline_operator.cluster.own_key import operator_key
 from paceline_operator.cluster.services import Services
 from paceline_operator.cluster.store import Key, Store
 from paceline_operator.cluster.tls import pair_of, pinned
+from paceline_operator.cluster.wire import NodeObject
 from paceline_operator.controller import Controller
-from paceline_operator.core import children
+from paceline_operator.core.coordinator_status import CoordinatorStatus
 from paceline_operator.core.job import Job
 from paceline_operator.core.keys import job_keys
-from paceline_operator.core.told import Told
+from paceline_operator.core.pods import children
 from paceline_operator.handlers import make_registry, make_settings
+from paceline_operator.health import Health, serve
+from paceline_operator.listing import Listing
 from paceline_operator.metrics import CONTROLLER, Metrics
 from paceline_operator.options import Options
 from paceline_operator.queue import Queue
 
 log = logging.getLogger("paceline.operator")
 
-RESYNC_S: Final = 300.0
-"""So often all jobs are listed, in case kopf's watch missed the end of one."""
-LIST_RETRY_S: Final = 1.0
 START_S: Final = 60.0
 EXIT_DEPOSED: Final = 3
 
@@ -59,11 +58,12 @@ class Operator:
         self._queue = Queue(self._decide, self.metrics, time.monotonic)
         self._store = Store(self._queue.add)
         self._kube = Kube(access, self.metrics)
-        self._watches: list[observe.Watch[Any]] = []
+        self._listing = Listing(self._kube, self._store, options.scope)
+        self._nodes: observe.Watch[NodeObject] | None = None
+        """None: nodes are not looked at."""
         self._election: Election | None = None
         self._stopped = asyncio.Event()
         self._deposed = False
-        self._kopf_ready = asyncio.Event()
         self._started_epoch = int(time.time())
         self._key = b""
         self._controller: Controller | None = None
@@ -74,7 +74,8 @@ class Operator:
             clock=time.monotonic,
             leads=self._leads,
         )
-        self._services = Services(self._kube, time.monotonic, self._namespaces_in_use)
+        self._services = Services(self._kube, time.monotonic, self._listing.namespaces_in_use)
+        self._health = Health(self._store, self.metrics, lambda: self._links.connected)
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -86,8 +87,7 @@ class Operator:
             namespace = self._options.own_namespace or self._access.namespace
             self._key = await operator_key(self._kube, namespace)
             self._controller = self._make_controller()
-            checks = health.Checks(self._alive, self._ready, self._page)
-            server = await health.serve(checks, self._options.host, self._options.port)
+            server = await serve(self._health, self._options.host, self._options.port)
             stack.push_async_callback(server.cleanup)
             self._elect(namespace, loop)
             await self._serve()
@@ -116,17 +116,21 @@ class Operator:
 
     def _tasks(self) -> list[Any]:
         pods = observe.pod_source(self._store, time.time, self._options.scope)
-        self._watches = [observe.Watch(self._kube, pods, time.time, self.metrics)]
+        watches: list[observe.Watch[Any]] = [
+            observe.Watch(self._kube, pods, time.time, self.metrics)
+        ]
         if self._options.watch_nodes:
             nodes = observe.node_source(self._store, time.time)
-            self._watches.append(observe.Watch(self._kube, nodes, time.time, self.metrics))
+            self._nodes = observe.Watch(self._kube, nodes, time.time, self.metrics)
+            watches.append(self._nodes)
             fabrics = observe.fabric_source(self._store)
-            self._watches.append(observe.Watch(self._kube, fabrics, time.time, self.metrics))
+            watches.append(observe.Watch(self._kube, fabrics, time.time, self.metrics))
+        self._health.watches = tuple(watches)
         scope = {"namespaces": [self._options.scope]} if self._options.scope else {}
         return [
-            *(watch.run() for watch in self._watches),
+            *(watch.run() for watch in watches),
             kopf.operator(
-                registry=make_registry(self._store, self._kopf_ready.set),
+                registry=make_registry(self._store),
                 settings=make_settings(),
                 standalone=True,
                 clusterwide=not self._options.scope,
@@ -135,7 +139,7 @@ class Operator:
             ),
             self._queue.run(),
             self._services.run(self._leads),
-            self._resync(),
+            self._listing.run(),
             self._open_when_synced(),
         ]
 
@@ -190,48 +194,15 @@ class Operator:
 
     async def _open_when_synced(self) -> None:
         """No decision before everything was seen once; never returns."""
-        while not (self._leads() and all(watch.source.synced for watch in self._watches)):
+        while not (self._leads() and self._health.synced):
             await pause(0.05)
         self._handle_signals()  # kopf has put its own handlers in their place
-        await self._list_jobs_at_last()
+        await self._listing.first()
         log.info("acting for %d jobs with %d pods", len(self._store.jobs), self._store.pod_count())
         self._queue.open()
         await self._stopped.wait()
 
     # ---- jobs -------------------------------------------------------------------------------
-
-    async def _list_jobs_at_last(self) -> None:
-        """The API server refuses for a moment, such as just after the CRD was installed."""
-        while True:
-            try:
-                return await self._list_jobs()
-            except ApiError as error:
-                if not error.transient:
-                    raise
-                log.warning("the jobs could not be listed yet: %s", error)
-                await pause(error.retry_after_s or LIST_RETRY_S)
-
-    async def _resync(self) -> None:
-        while True:
-            await pause(RESYNC_S)
-            try:
-                await self._list_jobs()
-            except ApiError as error:
-                log.warning("the jobs could not be listed: %s", error)
-
-    async def _list_jobs(self) -> None:
-        """kopf tells of no deletion that happened while its watch was away."""
-        before = dict(self._store.jobs)
-        target = path(PLURAL, self._options.scope) if self._options.scope else ""
-        found = await self._kube.request("GET", target or f"/apis/{API_VERSION}/{PLURAL}")
-        uids = set()
-        for item in found.get("items", ()):
-            body = {"apiVersion": API_VERSION, "kind": "TrainingJob", **item}
-            uids.add(body["metadata"]["uid"])
-            self._store.put_job(body)
-        for key, known in before.items():
-            if known["metadata"]["uid"] not in uids:
-                self._store.drop_job(key, known["metadata"]["uid"])
 
     async def _decide(self, key: Key) -> float | None:
         assert self._controller is not None
@@ -253,7 +224,7 @@ class Operator:
             manager=self._options.manager,
             clock=time.time,
             epoch=lambda: self._election.epoch if self._election else self._started_epoch,
-            nodes_fresh=lambda: len(self._watches) > 1 and self._watches[1].fresh,
+            nodes_fresh=lambda: self._nodes is not None and self._nodes.fresh,
         )
 
     def _make_secret(self, job: Job) -> Mapping[str, Any]:
@@ -267,45 +238,15 @@ class Operator:
         keys = job_keys(self._key, uid)
         return keys.token, pinned(pair_of(keys).certificate)
 
-    def _heard(self, key: Key, told: Told | None) -> None:
+    def _heard(self, key: Key, status: CoordinatorStatus | None) -> None:
         memory = self._controller.memories.get(key) if self._controller else None
         if memory is not None:
-            memory.told, memory.told_s = told, time.time()
+            memory.coordinator, memory.coordinator_heard_s = status, time.time()
             self._queue.add(key)
 
     def _arrived(self, key: Key, inventory: Any) -> None:
         assert self._controller is not None
         self._controller.inventory_arrived(key, inventory)
-
-    def _namespaces_in_use(self) -> set[str]:
-        def runs(body: Mapping[str, Any]) -> bool:
-            held = (body.get("status") or {}).get("conditions") or ()
-            return not any(
-                c.get("type") in ("Complete", "Failed") and c.get("status") == "True" for c in held
-            )
-
-        return {key[0] for key, body in self._store.jobs.items() if runs(body)}
-
-    # ---- health -----------------------------------------------------------------------------
-
-    def _alive(self) -> str:
-        dead = [watch.source.kind for watch in self._watches if self._is_dead(watch)]
-        return f"no sign of life on the watch of {', '.join(dead)}" if dead else ""
-
-    @staticmethod
-    def _is_dead(watch: observe.Watch[Any]) -> bool:
-        return watch.age_s > observe.SILENCE_S + 60
-
-    def _ready(self) -> str:
-        return "" if all(watch.source.synced for watch in self._watches) else "not yet synced"
-
-    def _page(self) -> bytes:
-        for watch in self._watches:
-            self.metrics.watch_age.labels(watch.source.kind).set(watch.age_s)
-        self.metrics.set_jobs(self._store.jobs.values())
-        self.metrics.pods.set(self._store.pod_count())
-        self.metrics.coordinators.set(self._links.connected)
-        return self.metrics.page()
 
 
 def run(options: Options) -> int:

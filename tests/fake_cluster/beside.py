@@ -180,8 +180,8 @@ def own_key(plane: ControlPlane, namespace: str) -> bytes:
 
 
 def coordinator_uid(plane: ControlPlane, namespace: str) -> str:
-    posts = until(lambda: pods(plane, namespace, "coordinator"), "a coordinator")
-    return posts[-1]["metadata"]["uid"]
+    found = until(lambda: pods(plane, namespace, "coordinator"), "a coordinator")
+    return found[-1]["metadata"]["uid"]
 
 
 def holder(plane: ControlPlane, namespace: str) -> str:

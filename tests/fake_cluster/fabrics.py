@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fake_cluster.observations import job_of
-from paceline_operator.core.fabric import Fabric, NoFabric
+from paceline_operator.core.decide.fabric import NoFabric
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Node, Observed
+from paceline_operator.core.pods.fabric import Fabric
 from paceline_operator.fabrics import built_in
 
 GPU = {"nvidia.com/gpu": 8}

@@ -1,4 +1,4 @@
-"""Facts to decide from, written down in a line: jobs, pods, what a coordinator has told."""
+"""Facts to decide from, written down in a line: jobs, pods, what a coordinator says."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from fake_cluster.parts import START_S, job_body
+from paceline_operator.core.coordinator_status import CoordinatorStatus, Rank
 from paceline_operator.core.job import Job, read_job, timestamp
 from paceline_operator.core.observed import Observed, Pod, Sent
-from paceline_operator.core.told import Rank, Told
 
 NOW = START_S + 1000
 UID = "job-uid"
@@ -36,18 +36,35 @@ def worker(slot: int, attempt: int = 1, **fields: Any) -> Pod:
     return replace(base, **fields)
 
 
-POST = Pod("digits-coordinator-1", "post", "coordinator", -1, 1, UID, START_S, "node-9", "Running")
+COORDINATOR = Pod(
+    "digits-coordinator-1",
+    "coordinator-uid",
+    "coordinator",
+    -1,
+    1,
+    UID,
+    START_S,
+    "node-9",
+    "Running",
+)
 
 
-def told(pods: list[Pod], **fields: Any) -> Told:
+def coordinator_status(pods: list[Pod], **fields: Any) -> CoordinatorStatus:
     ranks = tuple(Rank(p.slot, 0, p.attempt, "active", i) for i, p in enumerate(pods))
-    base = Told(coordinator="post", generation="1.1", ranks=ranks, version=9, replicas=len(pods))
+    base = CoordinatorStatus(
+        pod_uid="coordinator-uid", generation="1.1", ranks=ranks, version=9, replicas=len(pods)
+    )
     return replace(base, **fields)
 
 
 def training(count: int = 3, **fields: Any) -> Observed:
     pods = [worker(slot) for slot in range(count)]
-    base = Observed(pods=(*pods, POST), told=told(pods), told_s=NOW, sent=Sent(secret=True))
+    base = Observed(
+        pods=(*pods, COORDINATOR),
+        coordinator=coordinator_status(pods),
+        coordinator_heard_s=NOW,
+        sent=Sent(secret=True),
+    )
     return replace(base, **fields)
 
 

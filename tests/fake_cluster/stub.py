@@ -40,7 +40,7 @@ LOOK_S = 0.01
 
 
 @dataclass
-class Post:
+class Coordinator:
     """One coordinator pod that serves."""
 
     ring: Ring
@@ -68,7 +68,7 @@ class Fleet:
         """The same by uid of the job, without coordinators."""
         self._due: set[str] = set()
         """Uids of jobs to look at: many pods at once are one piece of news."""
-        self._posts: dict[str, Post] = {}
+        self._coordinators: dict[str, Coordinator] = {}
         """By uid of the pod."""
         self._ended: set[str] = set()
         """Uids of the pods that the fake kubelet was asked to end."""
@@ -97,14 +97,18 @@ class Fleet:
             raise AssertionError("the stubs have failed") from self._failed
         assert not self._thread.is_alive(), "the stubs do not end"
 
-    def post(self, job: str = "digits") -> Post | None:
+    def coordinator(self, job: str = "digits") -> Coordinator | None:
         """The newest coordinator."""
-        found = [post for post in list(self._posts.values()) if post.ring.job == job]
+        found = [
+            coordinator
+            for coordinator in list(self._coordinators.values())
+            if coordinator.ring.job == job
+        ]
         return found[-1] if found else None
 
     def ring(self, job: str = "digits") -> Ring | None:
-        post = self.post(job)
-        return post.ring if post is not None else None
+        coordinator = self.coordinator(job)
+        return coordinator.ring if coordinator is not None else None
 
     def finish(self, job: str = "digits") -> None:
         """The job's data is applied: pods end in order, then the outcome stands."""
@@ -118,7 +122,7 @@ class Fleet:
 
     @property
     def serving(self) -> int:
-        return len(self._posts)
+        return len(self._coordinators)
 
     # ---- in the thread ------------------------------------------------------------------------
 
@@ -202,7 +206,7 @@ class Fleet:
         if LABEL_SLOT in pod["metadata"]["labels"]:
             self._workers.setdefault(owner_of(pod), {})[uid] = pod
         if pod["metadata"]["labels"].get(LABEL_ROLE) == ROLE_COORDINATOR:
-            if runs(pod) and uid not in self._posts:
+            if runs(pod) and uid not in self._coordinators:
                 await self._open(pod)
             elif not runs(pod):
                 await self._close(uid)
@@ -251,14 +255,14 @@ class Fleet:
 
     def _step(self, job_uid: str) -> None:
         self._due.discard(job_uid)
-        for post in self._posts.values():
-            if post.job_uid != job_uid:
+        for coordinator in self._coordinators.values():
+            if coordinator.job_uid != job_uid:
                 continue
-            before = post.ring.seq
+            before = coordinator.ring.seq
             alive = self._alive(job_uid)
-            self._end(job_uid, post.ring.step(alive))
-            if post.ring.seq != before:
-                post.news.set()
+            self._end(job_uid, coordinator.ring.step(alive))
+            if coordinator.ring.seq != before:
+                coordinator.news.set()
 
     def _end(self, job_uid: str, places: set[Place]) -> None:
         if not places:
@@ -289,11 +293,11 @@ class Fleet:
         self._loop.call_later(RETRY_S, self._look_at, owner_of(pod))
 
     def _finish(self, job: str) -> None:
-        post = self.post(job)
-        assert post is not None, f"no coordinator of {job} serves"
-        post.ring.finish()
-        self._end(post.job_uid, set(self._alive(post.job_uid)))
-        post.news.set()
+        coordinator = self.coordinator(job)
+        assert coordinator is not None, f"no coordinator of {job} serves"
+        coordinator.ring.finish()
+        self._end(coordinator.job_uid, set(self._alive(coordinator.job_uid)))
+        coordinator.news.set()
 
     # ---- one coordinator ------------------------------------------------------------------------
 
@@ -313,29 +317,32 @@ class Fleet:
         )
         self._key = self._key or await asyncio.to_thread(own_key, self._plane, self._operator)
         keys = job_keys(self._key, job_uid)
-        post = Post(ring, keys, job_uid)
+        coordinator = Coordinator(ring, keys, job_uid)
         app = web.Application()
         app.add_routes(
             [
-                web.get("/v1/status", partial(self._status, post)),
-                web.post("/v1/inventory", partial(self._inventory, post)),
-                web.post("/v1/targets", partial(self._targets, post)),
+                web.get("/v1/status", partial(self._status, coordinator)),
+                web.post("/v1/inventory", partial(self._inventory, coordinator)),
+                web.post("/v1/targets", partial(self._targets, coordinator)),
             ]
         )
-        post.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
-        self._runners.add(post.runner)
-        await post.runner.setup()
+        coordinator.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
+        self._runners.add(coordinator.runner)
+        await coordinator.runner.setup()
         site = web.TCPSite(
-            post.runner, pod["status"]["podIP"], COORDINATOR_PORT, ssl_context=server_context(keys)
+            coordinator.runner,
+            pod["status"]["podIP"],
+            COORDINATOR_PORT,
+            ssl_context=server_context(keys),
         )
         await asyncio.shield(self._whole(site.start()))
-        self._posts[metadata["uid"]] = post
+        self._coordinators[metadata["uid"]] = coordinator
 
     async def _close(self, uid: str) -> None:
-        post = self._posts.pop(uid, None)
-        if post is not None and post.runner is not None:
-            self._runners.discard(post.runner)
-            self._whole(post.runner.cleanup())
+        coordinator = self._coordinators.pop(uid, None)
+        if coordinator is not None and coordinator.runner is not None:
+            self._runners.discard(coordinator.runner)
+            self._whole(coordinator.runner.cleanup())
 
     def _whole(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -343,50 +350,50 @@ class Fleet:
         task.add_done_callback(self._wholes.discard)
         return task
 
-    async def _status(self, post: Post, request: web.Request) -> web.Response:
-        if not _trusted(post, request):
+    async def _status(self, coordinator: Coordinator, request: web.Request) -> web.Response:
+        if not _trusted(coordinator, request):
             return web.Response(status=401)
         try:
             async with asyncio.timeout(POLL_S):
-                while request.query.get("after") == str(post.ring.seq):
-                    post.news.clear()
-                    await post.news.wait()
+                while request.query.get("after") == str(coordinator.ring.seq):
+                    coordinator.news.clear()
+                    await coordinator.news.wait()
         except TimeoutError:
             pass  # no news is an answer
-        return web.json_response(post.ring.body())
+        return web.json_response(coordinator.ring.body())
 
-    async def _inventory(self, post: Post, request: web.Request) -> web.Response:
-        if not _trusted(post, request):
+    async def _inventory(self, coordinator: Coordinator, request: web.Request) -> web.Response:
+        if not _trusted(coordinator, request):
             return web.Response(status=401)
         inventory = await request.json()
         listed = {(slot, attempt) for slot, attempt in inventory["pods"]}
         alive = {
             place: uid
-            for place, uid in self._alive(post.job_uid).items()
+            for place, uid in self._alive(coordinator.job_uid).items()
             if place in listed or await self._lives(uid)
         }
-        post.ring.hear(inventory, alive)
-        self._wrong(post)
-        self._turn(post)
+        coordinator.ring.hear(inventory, alive)
+        self._wrong(coordinator)
+        self._turn(coordinator)
         return web.json_response({})
 
-    async def _targets(self, post: Post, request: web.Request) -> web.Response:
-        if not _trusted(post, request):
+    async def _targets(self, coordinator: Coordinator, request: web.Request) -> web.Response:
+        if not _trusted(coordinator, request):
             return web.Response(status=401)
-        post.ring.aim(await request.json())
-        self._turn(post)
+        coordinator.ring.aim(await request.json())
+        self._turn(coordinator)
         return web.json_response({})
 
-    def _turn(self, post: Post) -> None:
-        self._end(post.job_uid, post.ring.step(self._alive(post.job_uid)))
-        post.news.set()
+    def _turn(self, coordinator: Coordinator) -> None:
+        self._end(coordinator.job_uid, coordinator.ring.step(self._alive(coordinator.job_uid)))
+        coordinator.news.set()
 
-    def _wrong(self, post: Post) -> None:
-        self.wrong += post.ring.wrong
-        post.ring.wrong.clear()
+    def _wrong(self, coordinator: Coordinator) -> None:
+        self.wrong += coordinator.ring.wrong
+        coordinator.ring.wrong.clear()
 
 
-def _trusted(post: Post, request: web.Request) -> bool:
-    good = request.headers.get("Authorization") == f"Bearer {post.keys.token}"
-    post.refused += not good
+def _trusted(coordinator: Coordinator, request: web.Request) -> bool:
+    good = request.headers.get("Authorization") == f"Bearer {coordinator.keys.token}"
+    coordinator.refused += not good
     return good

@@ -21,11 +21,12 @@ from paceline_api.names import LABEL_JOB, LABEL_ROLE
 from paceline_operator.cluster.apply import Applier
 from paceline_operator.cluster.store import Key, Store
 from paceline_operator.cluster.wire import NodeObject, node_of, pod_from
-from paceline_operator.controller import Controller, Message
+from paceline_operator.controller import Controller
+from paceline_operator.core.changes import Message
+from paceline_operator.core.coordinator_status import read_coordinator_status
 from paceline_operator.core.job import Job, timestamp
 from paceline_operator.core.observed import Node
-from paceline_operator.core.service import service
-from paceline_operator.core.told import read_told
+from paceline_operator.core.pods.service import service
 
 
 class World:
@@ -252,19 +253,19 @@ class World:
     def coordinators(self) -> None:
         for body in self.server.of_kind(PLURAL):
             key = (NAMESPACE, body["metadata"]["name"])
-            posts = [
+            coordinators = [
                 pod
                 for pod in self.pods(key[1], "coordinator")
                 if pod["status"]["phase"] == "Running"
                 and "deletionTimestamp" not in pod["metadata"]
                 and pod["spec"]["nodeName"] not in self.cut_off
             ]
-            if not posts:
+            if not coordinators:
                 self.ranks.pop(key, None)
                 continue
-            post = posts[-1]["metadata"]["uid"]
-            if key not in self.ranks or self.ranks[key].uid != post:
-                self.ranks[key] = Ranks(post, body["spec"]["replicas"])
+            uid = coordinators[-1]["metadata"]["uid"]
+            if key not in self.ranks or self.ranks[key].uid != uid:
+                self.ranks[key] = Ranks(uid, body["spec"]["replicas"])
             self._train(key, body)
             self._report(key, body)
 
@@ -323,7 +324,7 @@ class World:
             for index, (slot, attempt) in enumerate(sorted(ranks.members))
         ]
         found += [{"member": [s, 0, a * 1000], "state": "dead"} for s, a in sorted(ranks.dead)]
-        memory.told = read_told(
+        memory.coordinator = read_coordinator_status(
             {
                 "coordinator": ranks.uid,
                 "seq": ranks.seq,
@@ -338,7 +339,7 @@ class World:
                 "outcome": ranks.outcome,
             }
         )
-        memory.told_s = self.now_s
+        memory.coordinator_heard_s = self.now_s
         self.dirty.setdefault(key, self.now_s)
 
     def finish(self, job: str = "digits") -> None:

@@ -9,7 +9,7 @@ import pytest
 from fake_cluster.world import NAMESPACE, World, job_body
 from paceline_api.crdgen import PLURAL
 from paceline_operator.cluster.api import ApiError
-from paceline_operator.core.companions import BUDGETS
+from paceline_operator.core.pods.companions import BUDGETS
 
 ON: dict[str, Any] = {"disruptionBudget": True}
 
@@ -95,9 +95,9 @@ def test_one_that_is_refused_holds_up_nothing(world: World) -> None:
     submit(world, elasticity=ON)
     world.settle(60)
     assert status(world)["ready"] == "3/3"
-    (told,) = (c for c in status(world)["conditions"] if c["type"] == "Degraded")
-    assert told["reason"] == "BudgetRefused"
-    assert "budgets is forbidden" in told["message"]
+    (condition,) = (c for c in status(world)["conditions"] if c["type"] == "Degraded")
+    assert condition["reason"] == "BudgetRefused"
+    assert "budgets is forbidden" in condition["message"]
     assert 3 <= len(asked(world)) <= 8, "with growing pauses"
     world.server.remove("pods", NAMESPACE, "digits-1-1")
     world.settle(5)
@@ -105,5 +105,5 @@ def test_one_that_is_refused_holds_up_nothing(world: World) -> None:
     world.server.refusing.clear()
     world.settle(70)
     assert status(world)["disruptionBudget"] == 2
-    (told,) = (c for c in status(world)["conditions"] if c["type"] == "Degraded")
-    assert told["status"] == "False"
+    (condition,) = (c for c in status(world)["conditions"] if c["type"] == "Degraded")
+    assert condition["status"] == "False"

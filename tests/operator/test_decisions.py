@@ -6,23 +6,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_cluster.observations import NOW, POST, RUNNING, UID, job_of, training, worker
+from fake_cluster.observations import COORDINATOR, NOW, RUNNING, UID, job_of, training, worker
 from fake_cluster.world import job_body
-from paceline_operator.core import backoff, stragglers
-from paceline_operator.core.backoff import Cause
 from paceline_operator.core.changes import Changes
+from paceline_operator.core.clocks import Clocks
+from paceline_operator.core.coordinator_status import Happening, Outcome, Rank
+from paceline_operator.core.decide import backoff, stragglers
 from paceline_operator.core.job import Job, read_job, timestamp
 from paceline_operator.core.observed import (
     NOT_STARTED,
     End,
     Observed,
     Pod,
-    Refusal,
-    RefusalKind,
     Sent,
 )
+from paceline_operator.core.plan import Cause
 from paceline_operator.core.reconcile import reconcile
-from paceline_operator.core.told import Happening, Outcome, Rank
+from paceline_operator.core.refusals import Refusal, RefusalKind
 
 
 def decided(job: Job, seen: Observed, now_s: float = NOW) -> Changes:
@@ -89,7 +89,9 @@ def test_attempts_are_above_everything_that_had_the_name() -> None:
     known = replace(
         seen,
         pods=(*seen.pods, foreign),
-        told=replace(seen.told, ranks=(*seen.told.ranks, ghost)) if seen.told else None,
+        coordinator=replace(seen.coordinator, ranks=(*seen.coordinator.ranks, ghost))
+        if seen.coordinator
+        else None,
     )
     changes = decided(job_of(RUNNING), known)
     assert [create.name for create in changes.workers] == ["digits-1-10"]
@@ -101,10 +103,10 @@ def test_a_pod_that_ended_in_order_is_replaced_only_when_the_job_goes_on() -> No
     seen = replace(seen, pods=(*seen.pods, ended))
     job = job_of(RUNNING, replicas=3)
     assert decided(job, seen).workers == ()
-    later = replace(seen, told_s=NOW + 1)
+    later = replace(seen, coordinator_heard_s=NOW + 1)
     assert [c.name for c in decided(job, later, NOW + 1).workers] == ["digits-2-2"]
-    assert seen.told is not None
-    stopping = replace(later, told=replace(seen.told, stopping=True))
+    assert seen.coordinator is not None
+    stopping = replace(later, coordinator=replace(seen.coordinator, stopping=True))
     assert decided(job, stopping, NOW + 60).workers == ()
 
 
@@ -116,7 +118,7 @@ def test_nobody_takes_the_place_of_one_that_ended_in_order_in_another_slot() -> 
     seen = replace(seen, pods=(*pods, ended))
     job = job_of(RUNNING, replicas=2)
     assert decided(job, seen).workers == ()
-    later = replace(seen, told_s=NOW + 1)
+    later = replace(seen, coordinator_heard_s=NOW + 1)
     assert [c.name for c in decided(job, later, NOW + 1).workers] != []
 
 
@@ -136,14 +138,14 @@ def test_pods_that_do_not_train_leave_first_and_the_coordinator_chooses_the_othe
 def test_a_coordinator_that_was_told_nothing_is_told_the_size() -> None:
     """Restarted, it has the number of its file, which may be right by chance: it waits for ours."""
     seen = training(3)
-    assert seen.told is not None
+    assert seen.coordinator is not None
     assert decided(job_of(RUNNING, replicas=3), seen).targets is None
-    restarted = replace(seen, told=replace(seen.told, told=False))
+    restarted = replace(seen, coordinator=replace(seen.coordinator, has_targets=False))
     assert decided(job_of(RUNNING, replicas=3), restarted).targets == {"replicas": 3}
 
 
 def test_a_handshake_that_does_not_end_is_not_waited_for_for_ever() -> None:
-    seen = replace(training(3), since={"surplus": NOW - 100})
+    seen = replace(training(3), clocks=Clocks(surplus_s=NOW - 100))
     changes = decided(job_of(RUNNING, replicas=2), seen)
     assert [d.name for d in changes.delete] == ["digits-2-1"]
 
@@ -153,11 +155,11 @@ def test_a_handshake_that_does_not_end_is_not_waited_for_for_ever() -> None:
 
 def slow_observed(**fields: Any) -> Observed:
     seen = training(3)
-    assert seen.told is not None
-    ranks = tuple(replace(r, step_s=0.3 if r.slot == 1 else 0.1) for r in seen.told.ranks)
-    slow = replace(seen.told, ranks=ranks, round_s=0.1)
-    since = {"slow:1.0#1": NOW - 60}
-    return replace(seen, told=slow, since=since, **fields)
+    assert seen.coordinator is not None
+    ranks = tuple(replace(r, step_s=0.3 if r.slot == 1 else 0.1) for r in seen.coordinator.ranks)
+    slow = replace(seen.coordinator, ranks=ranks, round_s=0.1)
+    clocks = Clocks(slow_s={"1.0#1": NOW - 60})
+    return replace(seen, coordinator=slow, clocks=clocks, **fields)
 
 
 def test_a_straggler_is_replaced_away_from_its_node_once_per_cooldown() -> None:
@@ -187,7 +189,7 @@ def test_tolerate_only_tells() -> None:
 
 
 def test_slow_for_a_moment_is_no_straggler() -> None:
-    seen = replace(slow_observed(), since={})
+    seen = replace(slow_observed(), clocks=Clocks())
     assert stragglers.verdict(job_of(RUNNING), seen, [worker(1)], NOW).slow == ()
 
 
@@ -218,14 +220,16 @@ def test_refusals_are_told_in_the_words_of_the_server(kind: RefusalKind, reason:
     ],
 )
 def test_pods_that_cannot_start(fields: dict[str, Any], reason: str) -> None:
-    pods = (worker(0, phase="Pending", **fields), worker(1), POST)
+    pods = (worker(0, phase="Pending", **fields), worker(1), COORDINATOR)
     changes = decided(job_of(), Observed(pods=pods, sent=Sent(secret=True)))
     assert condition(changes, "Degraded")["reason"] == reason
 
 
 def test_an_unschedulable_worker_is_told_in_the_scheduler_s_words() -> None:
     stuck = worker(0, node="", phase="Pending", unschedulable="0/3 nodes are available")
-    changes = decided(job_of(replicas=1), Observed(pods=(stuck, POST), sent=Sent(secret=True)))
+    changes = decided(
+        job_of(replicas=1), Observed(pods=(stuck, COORDINATOR), sent=Sent(secret=True))
+    )
     assert condition(changes, "Scheduled")["reason"] == "Unschedulable"
     assert "0/3 nodes are available" in condition(changes, "Scheduled")["message"]
 
@@ -233,12 +237,12 @@ def test_an_unschedulable_worker_is_told_in_the_scheduler_s_words() -> None:
 def with_states(count: int, **states: str) -> Observed:
     """`with_states(3, s2="standby")`: the rank in slot 2 stands by."""
     seen = training(count)
-    assert seen.told is not None
+    assert seen.coordinator is not None
     ranks = [
         replace(r, state=states[f"s{r.slot}"], rank=None) if f"s{r.slot}" in states else r
-        for r in seen.told.ranks
+        for r in seen.coordinator.ranks
     ]
-    return replace(seen, told=replace(seen.told, ranks=tuple(ranks)))
+    return replace(seen, coordinator=replace(seen.coordinator, ranks=tuple(ranks)))
 
 
 @pytest.mark.parametrize(
@@ -270,8 +274,11 @@ def test_who_stands_by_is_told_and_is_no_change_under_way(
 )
 def test_outcomes(outcome: Outcome, kind: str, reason: str) -> None:
     seen = training()
-    assert seen.told is not None
-    changes = decided(job_of(RUNNING), replace(seen, told=replace(seen.told, outcome=outcome)))
+    assert seen.coordinator is not None
+    changes = decided(
+        job_of(RUNNING),
+        replace(seen, coordinator=replace(seen.coordinator, outcome=outcome)),
+    )
     assert condition(changes, kind)["reason"] == reason
     assert changes.status is not None
     assert changes.status["state"] == kind
@@ -294,7 +301,7 @@ def test_a_rule_of_the_failure_policy() -> None:
 
 
 def test_a_job_that_lost_everybody_never_starts_anew_in_silence() -> None:
-    nobody = Observed(pods=(POST,), since={"nobody": NOW - 60}, sent=Sent(secret=True))
+    nobody = Observed(pods=(COORDINATOR,), clocks=Clocks(nobody_s=NOW - 60), sent=Sent(secret=True))
     failed = decided(job_of(RUNNING), nobody)
     assert condition(failed, "Failed")["reason"] == "StateLost"
     assert failed.workers == ()
@@ -306,9 +313,9 @@ def test_a_job_that_lost_everybody_never_starts_anew_in_silence() -> None:
 def test_the_user_is_told_from_which_checkpoint_the_job_goes_on() -> None:
     text = "the job goes on from the checkpoint of version 40; 3 rounds are lost"
     seen = training()
-    assert seen.told is not None
+    assert seen.coordinator is not None
     happening = Happening(5, "ResumedFromCheckpoint", text)
-    seen = replace(seen, told=replace(seen.told, happenings=(happening,)))
+    seen = replace(seen, coordinator=replace(seen.coordinator, happenings=(happening,)))
     (event,) = (e for e in decided(job_of(RUNNING), seen).events if e.message == text)
     assert event.reason == "ResumedFromCheckpoint"
     again = replace(seen, sent=replace(seen.sent, events=frozenset({event.key})))
@@ -317,7 +324,7 @@ def test_the_user_is_told_from_which_checkpoint_the_job_goes_on() -> None:
 
 def test_the_coordinator_is_asked_before_everybody_counts_as_lost() -> None:
     ended = worker(0, end=End(1))
-    seen = Observed(pods=(ended, POST), sent=Sent(secret=True))
+    seen = Observed(pods=(ended, COORDINATOR), sent=Sent(secret=True))
     changes = decided(job_of(RUNNING), seen)
     assert changes.workers == ()
     assert changes.status is None or not any(
@@ -350,8 +357,8 @@ def test_transitions_are_written_at_once_and_rounds_once_a_minute() -> None:
     sent = Sent(secret=True, status_s=NOW, figures_s=NOW)
     seen = training(sent=sent)
     assert decided(settled, seen, NOW + 1).status is None
-    assert seen.told is not None
-    later = replace(seen, told=replace(seen.told, version=99))
+    assert seen.coordinator is not None
+    later = replace(seen, coordinator=replace(seen.coordinator, version=99))
     quiet = decided(settled, later, NOW + 1)
     assert quiet.status is None
     assert quiet.look_again_s is not None

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_cluster.observations import NOW, POST, RUNNING, job_of, training, worker
-from paceline_operator.core import evidence
+from fake_cluster.observations import COORDINATOR, NOW, RUNNING, job_of, training, worker
+from paceline_operator.core.clocks import Clocks
+from paceline_operator.core.coordinator_status import CoordinatorStatus, Rank
+from paceline_operator.core.decide import evidence
 from paceline_operator.core.observed import End, Node, Observed, Pod, Sent
 from paceline_operator.core.reconcile import reconcile
-from paceline_operator.core.told import Rank, Told
 
 
 def lost(pod: Pod, seen: Observed, now_s: float = NOW) -> evidence.Loss:
@@ -39,11 +40,11 @@ def test_a_pod_is_lost_with_its_node(nodes: dict[str, Node], fresh: bool, gone: 
     assert bool(lost(worker(1), seen).why) is gone
 
 
-HEARD = Told(ranks=(Rank(1, 0, 1, "active"),))
+HEARD = CoordinatorStatus(ranks=(Rank(1, 0, 1, "active"),))
 
 
 def test_a_node_that_is_away_takes_along_nobody_who_has_just_come() -> None:
-    seen = Observed(nodes=NODES | {"node-1": AWAY}, told=HEARD)
+    seen = Observed(nodes=NODES | {"node-1": AWAY}, coordinator=HEARD)
     assert lost(worker(1, 2), seen).why, "another pod than the one that speaks"
     assert not lost(worker(1, 2, created_s=NOW - 9), seen).why
 
@@ -53,8 +54,8 @@ def test_a_node_that_is_gone_must_be_gone_for_a_while() -> None:
     seen = Observed(nodes=nodes)
     first = lost(worker(1), seen)
     assert not first.why
-    assert first.since is not None
-    later = replace(seen, since=dict([first.since]))
+    assert first.node_missing_s is not None
+    later = replace(seen, clocks=Clocks(node_missing_s={"node-1": first.node_missing_s}))
     assert lost(worker(1), later, NOW + evidence.GONE_S).why
 
 
@@ -69,23 +70,28 @@ def test_a_node_that_is_gone_must_be_gone_for_a_while() -> None:
 )
 def test_no_node_takes_along_a_pod_that_speaks(nodes: dict[str, Node]) -> None:
     """A kubelet that cannot reach the API server makes its node NotReady, and the pods live on."""
-    seen = Observed(nodes=nodes, since={"gone:node-1": NOW - 60}, told=HEARD)
+    seen = Observed(
+        nodes=nodes, clocks=Clocks(node_missing_s={"node-1": NOW - 60}), coordinator=HEARD
+    )
     found = lost(worker(1), seen)
     assert not found.why
     assert found.look_again_s == NOW + evidence.SPEAKS_LOOK_S
-    assert lost(worker(1), replace(seen, told=None)).why
+    assert lost(worker(1), replace(seen, coordinator=None)).why
 
 
 def test_a_coordinator_that_answers_is_not_lost_with_its_node() -> None:
     away = Node("node-9", ready=False, not_ready_since_s=NOW - 61)
-    seen = training(3, nodes=NODES | {"node-9": away}, told_s=NOW - 50)
+    seen = training(3, nodes=NODES | {"node-9": away}, coordinator_heard_s=NOW - 50)
     kept = reconcile(job_of(RUNNING, replicas=3), seen, NOW)
     assert kept.coordinator is None
     assert not kept.delete
     assert kept.look_again_s is not None
     assert kept.look_again_s <= NOW + evidence.SPEAKS_LOOK_S
     silence_s = evidence.POLL_S + evidence.REPLY_S
-    for silent in (replace(seen, told_s=NOW - silence_s), replace(seen, told=None)):
+    for silent in (
+        replace(seen, coordinator_heard_s=NOW - silence_s),
+        replace(seen, coordinator=None),
+    ):
         changes = reconcile(job_of(RUNNING, replicas=3), silent, NOW)
         assert changes.coordinator is not None
         assert [deletion.name for deletion in changes.delete] == ["digits-coordinator-1"]
@@ -93,8 +99,8 @@ def test_a_coordinator_that_answers_is_not_lost_with_its_node() -> None:
 
 def test_a_new_coordinator_has_time_to_hear_the_ranks() -> None:
     """Of a node that is away for its kubelet alone, and of a coordinator that was just lost."""
-    post = replace(POST, created_s=NOW - 5)
-    seen = Observed(pods=(worker(1), post), nodes=NODES | {"node-1": AWAY})
+    coordinator = replace(COORDINATOR, created_s=NOW - 5)
+    seen = Observed(pods=(worker(1), coordinator), nodes=NODES | {"node-1": AWAY})
     found = lost(worker(1), seen)
     assert not found.why
     assert found.look_again_s == NOW - 5 + evidence.FOUND_S
@@ -106,7 +112,7 @@ def test_a_heartbeat_overrules_every_evidence() -> None:
     silent = Rank(1, 0, 1, "suspect", silent_ms=60_000)
     job = job_of()
     for rank, lives in ((Rank(1, 0, 1, "active", 0), True), (silent, False)):
-        seen = Observed(pods=(ended,), told=Told(ranks=(rank,)))
+        seen = Observed(pods=(ended,), coordinator=CoordinatorStatus(ranks=(rank,)))
         found, overruled = evidence.may_live(job, seen, {})
         assert ((1, 1) in found) is lives
         assert overruled is lives

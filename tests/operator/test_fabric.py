@@ -8,15 +8,19 @@ from pathlib import Path
 import pytest
 import yaml
 from fake_cluster.fabrics import GPU, IB, NODES, gpu_job, name_of, seen
-from fake_cluster.observations import NOW, job_of, told, worker
+from fake_cluster.observations import NOW, coordinator_status, job_of, worker
 from paceline_api.enums import FabricRequirement
 from paceline_api.fabric import FabricPod, FabricProfile, FabricSpec
+from paceline_operator import fabrics
 from paceline_operator.cluster.store import Store
 from paceline_operator.cluster.wire import FabricObject, fabric_from
-from paceline_operator.core import fabric
-from paceline_operator.core.fabric import Fabric, NoFabric, fabric_of
-from paceline_operator.core.observed import Node, Observed, Refusal, RefusalKind, Sent
+from paceline_operator.core.decide import fabric
+from paceline_operator.core.decide.fabric import NoFabric, fabric_of
+from paceline_operator.core.devices import amount_of
+from paceline_operator.core.observed import Node, Observed, Sent
+from paceline_operator.core.pods.fabric import Fabric
 from paceline_operator.core.reconcile import reconcile
+from paceline_operator.core.refusals import Refusal, RefusalKind
 from paceline_operator.fabrics import built_in
 
 # ---- which one ------------------------------------------------------------------------------
@@ -88,7 +92,7 @@ def test_a_job_that_trains_without_one_goes_on_without_one() -> None:
     ("text", "amount"), [("8", 8), ("1k", 1000), ("2M", 2_000_000), ("1.5", 0), ("x", 0)]
 )
 def test_amounts_as_kubernetes_writes_them(text: str, amount: int) -> None:
-    assert fabric.amount_of(text) == amount
+    assert amount_of(text) == amount
 
 
 def test_the_highest_priority_wins_then_the_name() -> None:
@@ -191,7 +195,13 @@ def test_a_running_job_goes_on_when_its_profile_is_deleted() -> None:
     status = {"startTime": "2027-01-15T08:00:00Z", "fabric": first.status()}
     job = replace(gpu_job("RDMA"), status=status)
     one = (worker(0),)
-    now = Observed(pods=one, told=told(one), told_s=NOW, sent=Sent(secret=True), fabrics={})
+    now = Observed(
+        pods=one,
+        coordinator=coordinator_status(one),
+        coordinator_heard_s=NOW,
+        sent=Sent(secret=True),
+        fabrics={},
+    )
     (made,) = reconcile(job, now, NOW).workers
     assert made.manifest["metadata"]["annotations"]["paceline.dev/fabric"] == first.profile
 
@@ -244,7 +254,7 @@ def test_other_refusals_of_what_nobody_asked_for(
 
 
 def test_the_built_in_ones_have_the_form_of_an_object() -> None:
-    folder = Path(fabric.__file__).parent.parent / "fabrics"
+    folder = Path(fabrics.__file__).parent
     files = sorted(folder.glob("*.yaml"))
     assert len(files) >= 5
     for file in files:

@@ -11,10 +11,11 @@ from fake_cluster.fabrics import GPU, gpu_job, seen
 from fake_cluster.observations import job_of
 from paceline_api.enums import FabricRequirement
 from paceline_api.fabric import FabricPod, FabricSpec
-from paceline_operator.core import children
-from paceline_operator.core.fabric import Fabric, fabric_of
+from paceline_operator.core.decide.fabric import fabric_of
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Node
+from paceline_operator.core.pods import children
+from paceline_operator.core.pods.fabric import Fabric
 from paceline_operator.fabrics import built_in
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -97,9 +98,9 @@ def test_a_profile_gives_a_pod_all_that_it_says() -> None:
     assert {"name": "gib", "mountPath": "/usr/local/gib"} in trainer["volumeMounts"]
     assert [c["name"] for c in spec["initContainers"]] == ["daemon"]
     # The coordinator trains nothing.
-    post = children.coordinator(gpu_job(), 1)["spec"]
-    assert "resourceClaims" not in post
-    assert "add" not in post["containers"][0]["securityContext"]["capabilities"]
+    pod = children.coordinator(gpu_job(), 1)["spec"]
+    assert "resourceClaims" not in pod
+    assert "add" not in pod["containers"][0]["securityContext"]["capabilities"]
 
 
 def test_what_the_template_says_stays() -> None:

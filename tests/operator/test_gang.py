@@ -17,16 +17,21 @@ from paceline.environment import AgentSettings
 from paceline_api.crdgen import PLURAL
 from paceline_api.enums import SchedulingProvider
 from paceline_operator.cluster.api import PATHS, ApiError
-from paceline_operator.core import children, gang, kueue
 from paceline_operator.core.changes import Changes
+from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.job import Job, read_job, timestamp
-from paceline_operator.core.observed import Observed, Pod, Refusal, RefusalKind, Sent
+from paceline_operator.core.observed import Observed, Pod, Sent
+from paceline_operator.core.pods import children
+from paceline_operator.core.providers import gangs, kueue
+from paceline_operator.core.providers.choice import GANGS
 from paceline_operator.core.reconcile import reconcile
+from paceline_operator.core.refusals import Refusal, RefusalKind
+from paceline_operator.core.report.refused import as_condition
 
 GOLDEN = Path(__file__).parent / "golden/gangs.yaml"
 QUEUE = "kueue.x-k8s.io/queue-name"
-VOLCANO = gang.FAMILIES[SchedulingProvider.VOLCANO].resource
-WITH_GROUP = sorted(gang.FAMILIES)
+VOLCANO = GANGS[SchedulingProvider.VOLCANO].api.resource
+WITH_GROUP = sorted(GANGS)
 UNSERVED = ApiError(404, "Not Found", "404 page not found")
 
 
@@ -94,8 +99,8 @@ def test_groups_and_marks_are_as_recorded() -> None:
             spec |= {"minReplicas": 2}
         spec["template"] = copy.deepcopy(job_body()["spec"]["template"])
         spec["template"]["spec"]["priorityClassName"] = "high"
-        labels = {QUEUE: "team-a", gang.KAI_QUEUE: "team-b", "own": "x"}
-        job = job_of(None, labels, {gang.VOLCANO_QUEUE: "team-c"}, **spec)
+        labels = {QUEUE: "team-a", gangs.KAI_QUEUE: "team-b", "own": "x"}
+        job = job_of(None, labels, {gangs.VOLCANO_QUEUE: "team-c"}, **spec)
         assert not job.problems, job.problems
         changes = decided(job, Observed())
         made = changes.workers[0].manifest
@@ -122,10 +127,10 @@ def test_the_coordinator_is_no_member(provider: str) -> None:
 def test_the_template_s_own_scheduler_and_queue_stay() -> None:
     template = copy.deepcopy(job_body()["spec"]["template"])
     template["spec"]["schedulerName"] = "mine"
-    template["metadata"] = {"labels": {gang.KAI_QUEUE: "ours"}}
+    template["metadata"] = {"labels": {gangs.KAI_QUEUE: "ours"}}
     changes = decided(gang_of("KAI", template=template), Observed())
     assert changes.workers[0].manifest["spec"]["schedulerName"] == "mine"
-    assert changes.workers[0].manifest["metadata"]["labels"][gang.KAI_QUEUE] == "ours"
+    assert changes.workers[0].manifest["metadata"]["labels"][gangs.KAI_QUEUE] == "ours"
     assert changes.beside.group is not None
     assert changes.beside.group.manifest["spec"]["queue"] == "ours"
 
@@ -235,7 +240,7 @@ def test_pods_made_later_join_the_same_group(world: World) -> None:
     world.server.change(PLURAL, NAMESPACE, "digits", spec={"suspend": False, "replicas": 2})
     world.settle(30)
     assert holds(world, "RingReady")
-    groups = {pod["metadata"]["annotations"][gang.VOLCANO_GROUP] for pod in world.pods()}
+    groups = {pod["metadata"]["annotations"][gangs.VOLCANO_GROUP] for pod in world.pods()}
     (group,) = world.server.of_kind(VOLCANO)
     assert groups == {group["metadata"]["name"]}
     assert len(world.pods()) == 2
@@ -265,11 +270,11 @@ def test_a_group_that_cannot_be_made_is_told_and_retried(
     world.settle(120)
     assert world.server.of_kind("pods") == []
     assert world.server.of_kind("secrets") == []
-    told = holds(world, "Degraded")
-    assert told is not None
-    assert told["reason"] == "SchedulerUnavailable"
+    degraded = holds(world, "Degraded")
+    assert degraded is not None
+    assert degraded["reason"] == "SchedulerUnavailable"
     for word in words:
-        assert word in told["message"]
+        assert word in degraded["message"]
     assert 5 <= len(writes(world)) <= 9, "with growing pauses"
     world.server.refusing.clear()
     world.settle(90)
@@ -280,11 +285,13 @@ def test_a_group_that_cannot_be_made_is_told_and_retried(
 def test_waiting_for_long_is_no_reason_to_look_again_at_once() -> None:
     """A gang may wait for hours, and nobody hears its coordinator until then."""
     refusal = Refusal(RefusalKind.NO_GANG_API, "404 page not found", NOW, count=7)
-    seen = Observed(refusal=refusal, since={"away": NOW - 3600})
+    seen = Observed(refusal=refusal, clocks=Clocks(coordinator_away_s=NOW - 3600))
     changes = decided(gang_of("Volcano"), seen)
     assert changes.look_again_s == NOW + 60
     pods = tuple(replace(worker(n), node="", phase="Pending") for n in range(3))
-    later = decided(gang_of("Volcano"), Observed(pods=pods, since={"away": NOW - 3600}))
+    later = decided(
+        gang_of("Volcano"), Observed(pods=pods, clocks=Clocks(coordinator_away_s=NOW - 3600))
+    )
     assert later.look_again_s is None or later.look_again_s > NOW
 
 
@@ -358,8 +365,8 @@ def test_after_all_are_gone_there_is_a_new_group() -> None:
     status = {**RUNNING, "highestAttempt": 4}
     job = queued(status, checkpoint={"path": "/c"})
     old = [member(n, deleting=True) for n in range(3)]
-    since = {"nobody": NOW - 60}
-    changes = decided(job, in_queue(*old, since=since, told=None))
+    clocks = Clocks(nobody_s=NOW - 60)
+    changes = decided(job, in_queue(*old, clocks=clocks, coordinator=None))
     labels = [c.manifest["metadata"]["labels"][kueue.GROUP] for c in changes.workers]
     assert labels == ["digits-job-uid-5"] * 3
 
@@ -374,6 +381,6 @@ def test_a_kueue_that_does_not_look_is_told() -> None:
 def test_words_for_each_refusal() -> None:
     for provider in WITH_GROUP:
         refusal = Refusal(RefusalKind.NO_GANG_API, "404 page not found", NOW)
-        text = gang.unavailable(gang_of(provider), refusal)
-        assert gang.FAMILIES[SchedulingProvider(provider)].version in text
+        _, text = as_condition(gang_of(provider), refusal) or ("", "")
+        assert GANGS[SchedulingProvider(provider)].api.version in text
         assert "provider: None" in text

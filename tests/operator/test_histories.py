@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from paceline_api.crdgen import PLURAL
 from paceline_operator.cluster.api import ApiError
-from paceline_operator.core.resize import ASK_S
+from paceline_operator.core.decide.resize import ASK_S
 
 JOB = "digits"
 REPLICAS_MAX = 5

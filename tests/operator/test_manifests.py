@@ -16,11 +16,11 @@ from paceline import environment as runtime_settings
 from paceline_api import names
 from paceline_api.jobfile import read_job_file, read_resolved_job
 from paceline_api.rounds import RoundSettings
-from paceline_operator.core import children
-from paceline_operator.core.frozen import job_file, settings_differ
 from paceline_operator.core.job import Job, read_job
 from paceline_operator.core.keys import hkdf, job_keys, key_id
-from paceline_operator.core.service import service
+from paceline_operator.core.pods import children
+from paceline_operator.core.pods.frozen import job_file, settings_differ
+from paceline_operator.core.pods.service import service
 
 GOLDEN = Path(__file__).parent / "golden"
 RICH: dict[str, Any] = {
@@ -104,8 +104,8 @@ def test_agents_and_coordinators_understand_their_environment() -> None:
     assert (agent.slot, agent.attempt, agent.procs) == (2, 3, 2)
     assert agent.drain_grace_s == 90
     assert agent.coordinators == ("https://digits-coordinator.paceline-jobs.team-a:7070",)
-    post = {n: v or "filled-in" for n, v in env_of(children.coordinator(job, 1)).items()}
-    coordinator = runtime_settings.CoordinatorSettings.from_environment(post)
+    filled = {n: v or "filled-in" for n, v in env_of(children.coordinator(job, 1)).items()}
+    coordinator = runtime_settings.CoordinatorSettings.from_environment(filled)
     assert coordinator.tls is not None
     assert coordinator.listen == ("0.0.0.0", names.COORDINATOR_PORT)
     assert coordinator.linger_s == children.LINGER_S

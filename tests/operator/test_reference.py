@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline_api.reasons import ConditionType, Reason
+from paceline_operator.core.refusals import RULES
 from paceline_operator.reference import CONDITIONS, EVENTS, OF_COORDINATOR, markdown, values_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -15,7 +16,7 @@ VALUES = (ROOT / "charts/paceline/values.yaml").read_text()
 
 
 def calls(name: str) -> Iterator[ast.Call]:
-    for path in CORE.glob("*.py"):
+    for path in CORE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(name):
                 yield node
@@ -37,10 +38,11 @@ def test_conditions_are_written_with_the_reasons_told() -> None:
                 assert Reason[reason] in CONDITIONS[ConditionType[kind]], (kind, reason)
     worst = next(
         node
-        for node in ast.walk(ast.parse((CORE / "conditions.py").read_text()))
+        for node in ast.walk(ast.parse((CORE / "report/conditions.py").read_text()))
         if isinstance(node, ast.FunctionDef) and node.name == "_worst"
     )
     told = set(CONDITIONS[ConditionType.DEGRADED])
+    assert {rule.reason for rule in RULES.values() if rule.reason} <= told
     assert {Reason[reason] for reason in named(worst, "Reason")} <= told
     for call in calls("End"):
         ends = {Reason[reason] for reason in named(call, "Reason")}
@@ -49,13 +51,14 @@ def test_conditions_are_written_with_the_reasons_told() -> None:
 
 def test_events_have_the_reasons_told() -> None:
     written = {reason for call in calls("Event") for reason in named(call, "Reason")}
+    written |= {rule.reason.name for rule in RULES.values() if rule.reason}
     assert len(written) >= 10
     assert {Reason[reason] for reason in written} <= set(EVENTS)
 
 
 def test_what_is_told_exists() -> None:
     """Every reason of the page is written by the operator, or comes from a coordinator."""
-    sources = "".join(path.read_text() for path in CORE.glob("*.py"))
+    sources = "".join(path.read_text() for path in CORE.rglob("*.py"))
     runtime = "".join(path.read_text() for path in (ROOT / "runtime/paceline").rglob("*.py"))
     told = {*EVENTS, *(reason for reasons in CONDITIONS.values() for reason in reasons)}
     for reason in told - set(OF_COORDINATOR):

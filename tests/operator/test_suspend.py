@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fake_cluster.observations import NOW, RUNNING, job_of, training
+from paceline_operator.core.decide.suspend import suspend
 from paceline_operator.core.job import timestamp
 from paceline_operator.core.observed import Observed
 from paceline_operator.core.reconcile import reconcile
-from paceline_operator.core.suspend import suspend
 
 START = timestamp(NOW - 100)
 

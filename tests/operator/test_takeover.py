@@ -7,20 +7,21 @@ from dataclasses import replace
 from fake_cluster.observations import NOW, RUNNING, job_of, training
 from fake_cluster.world import NAMESPACE, World, job_body
 from paceline_api.crdgen import PLURAL
+from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.reconcile import HEAR_S, reconcile
 
 
 def test_a_job_grows_only_when_its_coordinator_is_heard() -> None:
     """One that was told a smaller number by the operator before would drain the new workers."""
     job = job_of(RUNNING, replicas=4)
-    unheard = replace(training(2), told=None)
+    unheard = replace(training(2), coordinator=None)
     waiting = reconcile(job, unheard, NOW)
     assert waiting.workers == ()
     assert waiting.look_again_s is not None
     assert waiting.look_again_s <= NOW + HEAR_S
     assert len(reconcile(job, training(2), NOW).workers) == 2
     # It may be away for long: then the job grows all the same.
-    silent = replace(unheard, since={"away": NOW - HEAR_S})
+    silent = replace(unheard, clocks=Clocks(coordinator_away_s=NOW - HEAR_S))
     assert len(reconcile(job, silent, NOW).workers) == 2
 
 

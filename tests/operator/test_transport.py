@@ -7,14 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_cluster.observations import NOW, RUNNING, job_of, told, training, worker
-from paceline_operator.core import status, transport
+from fake_cluster.observations import NOW, RUNNING, coordinator_status, job_of, training, worker
 from paceline_operator.core.changes import Changes
-from paceline_operator.core.frozen import job_file
+from paceline_operator.core.clocks import CarrierUnknown, Clocks
+from paceline_operator.core.coordinator_status import read_coordinator_status
+from paceline_operator.core.decide import transport
 from paceline_operator.core.job import Job, timestamp
 from paceline_operator.core.observed import Observed
+from paceline_operator.core.pods.frozen import job_file
 from paceline_operator.core.reconcile import reconcile
-from paceline_operator.core.told import read_told
+from paceline_operator.core.report import status
 
 RDMA = {"required": "RDMA"}
 SHOWN = {**RDMA, "preflight": {"enabled": False}}
@@ -25,11 +27,11 @@ LIMIT_S = 120
 def seen_over(carrier: str | None, *carriers: str, kind: str = "mpi", **fields: Any) -> Observed:
     """`carrier`: of the job; `carriers`: of its ranks."""
     seen = training(max(2, len(carriers)))
-    assert seen.told is not None
-    each = carriers or (carrier or "",) * len(seen.told.ranks)
-    ranks = tuple(replace(r, carrier=c) for r, c in zip(seen.told.ranks, each, strict=True))
-    spoken = replace(seen.told, ranks=ranks, transport=kind, carrier=carrier, **fields)
-    return replace(seen, told=spoken)
+    assert seen.coordinator is not None
+    each = carriers or (carrier or "",) * len(seen.coordinator.ranks)
+    ranks = tuple(replace(r, carrier=c) for r, c in zip(seen.coordinator.ranks, each, strict=True))
+    spoken = replace(seen.coordinator, ranks=ranks, transport=kind, carrier=carrier, **fields)
+    return replace(seen, coordinator=spoken)
 
 
 def job_with(fabric: dict[str, Any] | None = None, /, **moved: str) -> Job:
@@ -67,10 +69,10 @@ def failed(changes: Changes) -> str:
 
 def test_what_is_told_of_carriers() -> None:
     rank = {"member": [1, 0, 2000], "state": "active", "rank": 1, "carrier": "RDMA"}
-    found = read_told({"transport": "mpi", "carrier": "RDMA", "ranks": [rank]})
+    found = read_coordinator_status({"transport": "mpi", "carrier": "RDMA", "ranks": [rank]})
     assert (found.carrier, found.ranks[0].carrier) == ("RDMA", "RDMA")
-    assert read_told({"carrier": ""}).carrier == ""
-    older = read_told({"ranks": [{"member": [1, 0, 2000], "state": "active"}]})
+    assert read_coordinator_status({"carrier": ""}).carrier == ""
+    older = read_coordinator_status({"ranks": [{"member": [1, 0, 2000], "state": "active"}]})
     assert (older.carrier, older.ranks[0].carrier) == (None, "")
 
 
@@ -128,9 +130,9 @@ def test_the_message_names_the_rank_and_what_to_check() -> None:
 
 def test_a_job_of_one_pod_has_nothing_to_carry() -> None:
     pods = [worker(0)]
-    spoken = replace(told(pods), transport="mpi")
+    spoken = replace(coordinator_status(pods), transport="mpi")
     job = job_of({**RUNNING, "replicas": 1}, replicas=1, minReplicas=1, fabric=RDMA)
-    seen = replace(training(1), told=spoken)
+    seen = replace(training(1), coordinator=spoken)
     changes = decided(job, seen, NOW + 10 * LIMIT_S)
     assert not failed(changes)
     assert condition(changes)["status"] == "True"
@@ -240,49 +242,46 @@ def test_tcp_ends_no_job_that_asks_for_no_check_or_nothing_or_is_at_its_end() ->
     assert not failed(decided(job_with(RDMA), seen_over("TCP", stopping=True)))
 
 
-def waiting(carrier: str | None, rounds: int, **since: float) -> Observed:
-    seen = seen_over(carrier, version=rounds)
-    return replace(seen, since={f"transport{k.replace('_', '.')}": v for k, v in since.items()})
+def waiting(carrier: str | None, rounds: int, unknown: CarrierUnknown | None = None) -> Observed:
+    return replace(seen_over(carrier, version=rounds), clocks=Clocks(carrier_unknown=unknown))
 
 
-BEGAN: dict[str, float] = {"": NOW - LIMIT_S, "_round": 9}
+BEGAN = CarrierUnknown(NOW - LIMIT_S, 9)
 
 
 def test_the_time_begins_when_rounds_run_in_two_pods_and_nothing_is_known() -> None:
     first = decided(job_with(RDMA), waiting("", 9))
-    assert first.since[transport.SINCE] == NOW
-    assert first.since[transport.SINCE_ROUND] == 9
+    assert first.clocks.carrier_unknown == CarrierUnknown(NOW, 9)
     assert first.look_again_s is not None
     assert first.look_again_s <= NOW + LIMIT_S
-    kept = decided(job_with(RDMA), waiting("", 50, **BEGAN), NOW - 1)
-    assert kept.since[transport.SINCE] == NOW - LIMIT_S
-    assert kept.since[transport.SINCE_ROUND] == 9
-    away = replace(waiting("", 50, **BEGAN), told=None)
-    assert decided(job_with(RDMA), away).since[transport.SINCE] == NOW - LIMIT_S
-    for seen in (waiting("RDMA", 50, **BEGAN), waiting(None, 50, **BEGAN)):
-        assert transport.SINCE not in decided(job_with(RDMA), seen).since
-    assert transport.SINCE not in decided(job_with(), waiting("", 50, **BEGAN)).since
+    kept = decided(job_with(RDMA), waiting("", 50, BEGAN), NOW - 1)
+    assert kept.clocks.carrier_unknown == BEGAN
+    away = replace(waiting("", 50, BEGAN), coordinator=None)
+    assert decided(job_with(RDMA), away).clocks.carrier_unknown == BEGAN
+    for seen in (waiting("RDMA", 50, BEGAN), waiting(None, 50, BEGAN)):
+        assert decided(job_with(RDMA), seen).clocks.carrier_unknown is None
+    assert decided(job_with(), waiting("", 50, BEGAN)).clocks.carrier_unknown is None
 
 
 def test_a_carrier_that_nobody_finds_out_in_time_ends_the_job() -> None:
-    assert not failed(decided(job_with(RDMA), waiting("", 50, **BEGAN), NOW - 1))
-    message = failed(decided(job_with(RDMA), waiting("", 50, **BEGAN)))
+    assert not failed(decided(job_with(RDMA), waiting("", 50, BEGAN), NOW - 1))
+    message = failed(decided(job_with(RDMA), waiting("", 50, BEGAN)))
     assert "after 120 s (fabric.preflight.timeoutSeconds)" in message
     assert "rank 0 in digits-0-1, rank 1 in digits-1-1" in message
     patient = {**RDMA, "preflight": {"timeoutSeconds": 600}}
-    assert not failed(decided(job_with(patient), waiting("", 50, **BEGAN)))
-    assert not failed(decided(job_with(SHOWN), waiting("", 50, **BEGAN)))
+    assert not failed(decided(job_with(patient), waiting("", 50, BEGAN)))
+    assert not failed(decided(job_with(SHOWN), waiting("", 50, BEGAN)))
 
 
 def test_slow_rounds_are_waited_for() -> None:
     """Too little has moved for a verdict: a minute per round is no mistake."""
     few = 9 + transport.MOVING_ROUNDS
-    assert not failed(decided(job_with(RDMA), waiting("", few - 1, **BEGAN), NOW + 3600))
-    assert failed(decided(job_with(RDMA), waiting("", few, **BEGAN), NOW + 3600))
+    assert not failed(decided(job_with(RDMA), waiting("", few - 1, BEGAN), NOW + 3600))
+    assert failed(decided(job_with(RDMA), waiting("", few, BEGAN), NOW + 3600))
 
 
 def test_a_release_that_does_not_look_into_it_ends_no_job() -> None:
-    changes = decided(job_with(RDMA), waiting(None, 50, **BEGAN), NOW + 3600)
+    changes = decided(job_with(RDMA), waiting(None, 50, BEGAN), NOW + 3600)
     assert not failed(changes)
     assert "does not look into it" in condition(changes)["message"]
 
@@ -307,7 +306,7 @@ def test_a_later_loss_is_told_once_and_ends_nothing() -> None:
     again = decided(degraded, seen_over("TCP"))
     assert not [e for e in again.events if e.reason == "TransportDegraded"]
     assert not [e for e in decided(job, seen_over("RDMA")).events if "ransport" in e.reason]
-    assert not failed(decided(job, waiting("", 50, **BEGAN), NOW + 3600)), "it was RDMA before"
+    assert not failed(decided(job, waiting("", 50, BEGAN), NOW + 3600)), "it was RDMA before"
 
 
 def test_a_suspended_job_is_checked_anew() -> None:

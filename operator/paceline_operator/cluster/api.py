@@ -12,8 +12,8 @@ from typing import Any, Final, Protocol
 from paceline_api.crdgen import PLURAL
 from paceline_api.types import API_VERSION
 
-from paceline_operator.core.companions import BUDGETS
-from paceline_operator.core.gang import FAMILIES
+from paceline_operator.core.pods.companions import BUDGETS
+from paceline_operator.core.providers.choice import GROUP_APIS
 
 MANAGER: Final = "paceline-operator"
 
@@ -25,8 +25,8 @@ PATHS: Final = {
     "leases": "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases",
     BUDGETS: f"/apis/policy/v1/namespaces/{{namespace}}/{BUDGETS}",
     **{
-        family.resource: f"/apis/{family.version}/namespaces/{{namespace}}/podgroups"
-        for family in FAMILIES.values()
+        api.resource: f"/apis/{api.version}/namespaces/{{namespace}}/podgroups"
+        for api in GROUP_APIS
     },
     PLURAL: f"/apis/{API_VERSION}/namespaces/{{namespace}}/{PLURAL}",
 }

@@ -22,10 +22,15 @@ from paceline_operator.cluster.memory import Memory
 from paceline_operator.cluster.store import Store
 from paceline_operator.cluster.wire import pod_from
 from paceline_operator.core.changes import Apply, Changes, Companions, Create, Delete, Event
-from paceline_operator.core.companions import BUDGETS
-from paceline_operator.core.fabric import POD_SECURITY
 from paceline_operator.core.job import Job, timestamp
-from paceline_operator.core.observed import OF_GANG, Refusal, RefusalKind
+from paceline_operator.core.pods.companions import BUDGETS
+from paceline_operator.core.refusals import (
+    OF_GANG,
+    Refusal,
+    RefusalKind,
+    refused_group,
+    refused_pod,
+)
 
 log = logging.getLogger("paceline.operator")
 
@@ -153,7 +158,7 @@ class Applier:
         except ApiError as error:
             if error.transient:
                 raise
-            self._refused(job, error, memory, gang_refusal(error))
+            self._refused(job, error, memory, refused_group(error.code, error.message))
             return False
         memory.note(group=group.number)
         if memory.refusal is not None and memory.refusal.kind in OF_GANG:
@@ -171,7 +176,9 @@ class Applier:
             else:
                 await self._api.apply(BUDGETS, job.namespace, beside.budget.manifest)
         except ApiError as error:
-            memory.budget_refusal = self._counted(job, error, memory.budget_refusal)
+            memory.budget_refusal = self._counted(
+                job, error, memory.budget_refusal, RefusalKind.BUDGET
+            )
             log.warning("the disruption budget was refused: %s", error, extra=_of(job))
             return False
         memory.budget_refusal = None
@@ -243,7 +250,8 @@ class Applier:
         self, job: Job, error: ApiError, before: Refusal | None, kind: RefusalKind | None = None
     ) -> Refusal:
         """One more of its kind in a row, or the first."""
-        kind = kind or refusal_kind(error)
+        if kind is None:
+            kind = refused_pod(error.code, error.message, transient=error.transient)
         count = before.count + 1 if before is not None and before.kind is kind else 1
         return Refusal(kind, error.message, self._clock(), count, job.generation)
 
@@ -301,27 +309,6 @@ class Applier:
             # Told by an earlier operator, or not at all: an Event is no reason to stop.
             if error.code != 409:
                 log.warning("an Event was refused: %s", error, extra=_of(job))
-
-
-def refusal_kind(error: ApiError) -> RefusalKind:
-    """What a refused creation means for the next one."""
-    if error.transient:
-        return RefusalKind.TRANSIENT
-    if error.code in (400, 422):
-        return RefusalKind.TEMPLATE
-    if error.code == 403 and "exceeded quota" in error.message:
-        return RefusalKind.QUOTA
-    if error.code == 403 and POD_SECURITY in error.message:
-        return RefusalKind.TEMPLATE
-    if error.code == 404 or "being terminated" in error.message:
-        return RefusalKind.ENDING
-    return RefusalKind.FORBIDDEN
-
-
-def gang_refusal(error: ApiError) -> RefusalKind:
-    if error.code == 404 and "namespaces" not in error.message:
-        return RefusalKind.NO_GANG_API
-    return RefusalKind.GANG_FORBIDDEN if error.code == 403 else RefusalKind.GANG_REFUSED
 
 
 def _of(job: Job) -> dict[str, str]:

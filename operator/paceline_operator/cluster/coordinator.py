@@ -20,11 +20,11 @@ import msgspec
 
 from paceline_operator.cluster.kube import pause
 from paceline_operator.cluster.store import Key
-from paceline_operator.controller import Message
-from paceline_operator.core.evidence import POLL_S, REPLY_S
+from paceline_operator.core.changes import Message
+from paceline_operator.core.coordinator_status import CoordinatorStatus, read_coordinator_status
+from paceline_operator.core.decide.evidence import POLL_S, REPLY_S
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Inventory
-from paceline_operator.core.told import Told, read_told
 
 log = logging.getLogger("paceline.operator")
 
@@ -64,7 +64,7 @@ class Links:
         self,
         *,
         secrets_of: Callable[[str], tuple[str, ssl.SSLContext]],
-        heard: Callable[[Key, Told | None], None],
+        heard: Callable[[Key, CoordinatorStatus | None], None],
         arrived: Callable[[Key, Inventory], None],
         clock: Callable[[], float],
         leads: Callable[[], bool],
@@ -137,7 +137,7 @@ class Links:
         delay_s = RETRY_S
         while True:
             try:
-                told = await self._ask(link)
+                status = await self._ask(link)
             except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as error:
                 self._unanswered(link, error)
                 await pause(delay_s)
@@ -146,8 +146,8 @@ class Links:
             delay_s = RETRY_S
             if link.away:
                 log.info("connected to the coordinator at %s", link.url, extra=_of(link))
-            link.away, link.answered_s, link.seq = False, self._clock(), told.seq
-            self._heard(link.key, told)
+            link.away, link.answered_s, link.seq = False, self._clock(), status.seq
+            self._heard(link.key, status)
             await self._rest(link)
 
     async def _rest(self, link: Link) -> None:
@@ -159,11 +159,11 @@ class Links:
         except TimeoutError:
             return
 
-    async def _ask(self, link: Link) -> Told:
+    async def _ask(self, link: Link) -> CoordinatorStatus:
         query = {"timeout": f"{POLL_S}s"}
         if link.seq is not None:
             query["after"] = str(link.seq)
-        return read_told(await self._call(link, "GET", "/v1/status", query=query))
+        return read_coordinator_status(await self._call(link, "GET", "/v1/status", query=query))
 
     async def _speak(self, link: Link) -> None:
         delay_s = RETRY_S

@@ -12,20 +12,22 @@ from typing import Any
 
 from paceline_api.fabric import FabricSpec
 
-from paceline_operator.core.observed import Observed, Pod, Refusal, Sent
-from paceline_operator.core.told import Told
+from paceline_operator.core.clocks import Clocks
+from paceline_operator.core.coordinator_status import CoordinatorStatus
+from paceline_operator.core.observed import Observed, Pod, Sent
+from paceline_operator.core.refusals import Refusal
 
 
 @dataclass(slots=True)
 class Memory:
     uid: str
     """Of the job; another one under the same name starts afresh."""
-    told: Told | None = None
-    told_s: float = 0.0
+    coordinator: CoordinatorStatus | None = None
+    coordinator_heard_s: float = 0.0
     refusal: Refusal | None = None
     budget_refusal: Refusal | None = None
     sent: Sent = field(default_factory=Sent)
-    since: Mapping[str, float] = field(default_factory=dict)
+    clocks: Clocks = field(default_factory=Clocks)
     replaced: int = 0
     errors: int = 0
     """Requests in a row that failed for no fault of the job."""
@@ -42,15 +44,15 @@ class Memory:
     ) -> Observed:
         return Observed(
             pods=pods,
-            told=self.told,
-            told_s=self.told_s,
+            coordinator=self.coordinator,
+            coordinator_heard_s=self.coordinator_heard_s,
             nodes=nodes,
             fabrics=fabrics,
             nodes_fresh=nodes_fresh,
             refusal=self.refusal,
             budget_refusal=self.budget_refusal,
             sent=self.sent,
-            since=self.since,
+            clocks=self.clocks,
             used=used,
             replaced=self.replaced,
             epoch=epoch,

@@ -10,7 +10,7 @@ from paceline_api.names import COORDINATOR_SERVICE
 
 from paceline_operator.cluster.api import Api, ApiError
 from paceline_operator.cluster.kube import pause
-from paceline_operator.core.service import KEEP_S, REFRESH_S, service
+from paceline_operator.core.pods.service import KEEP_S, REFRESH_S, service
 
 log = logging.getLogger("paceline.operator")
 

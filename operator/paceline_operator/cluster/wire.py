@@ -18,10 +18,10 @@ from paceline_api.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_ROLE, LABEL_SLOT,
 from paceline_api.template import TRAINER
 from pydantic import ValidationError
 
-from paceline_operator.core.fabric import amount_of, is_device
+from paceline_operator.core.devices import amount_of, is_device
 from paceline_operator.core.job import seconds_of
-from paceline_operator.core.kueue import MANAGED
 from paceline_operator.core.observed import NO_SLOT, NOT_STARTED, End, Node, Pod
+from paceline_operator.core.providers.kueue import MANAGED
 
 UNREACHABLE: Final = "node.kubernetes.io/out-of-service"
 COORDINATOR: Final = "coordinator"

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from paceline_api.reasons import Reason
 
+from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.observed import Inventory
 
 
@@ -77,6 +78,15 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Message:
+    """What a coordinator is to be told."""
+
+    inventory: Inventory | None
+    targets: Mapping[str, Any] | None
+    stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Changes:
     needs_secret: bool = False
     needs_service: bool = False
@@ -95,12 +105,12 @@ class Changes:
     targets: Mapping[str, Any] | None = None
     stop: bool = False
     """`targets` ask for a stop."""
-    since: Mapping[str, float] = field(default_factory=dict)
+    clocks: Clocks = field(default_factory=Clocks)
     replaced: int = 0
     """Pods replaced so far, with those of this decision."""
     look_again_s: float | None = None
     """When something can follow from time alone."""
-    forget_told: bool = False
+    forget_coordinator: bool = False
     """What the coordinator has said belongs to a time that is over."""
     hurry: bool = False
     """News of the coordinator are wanted at once rather than at leisure."""

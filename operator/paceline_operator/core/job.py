@@ -84,6 +84,11 @@ class Job:
         return seconds_of(self.status.get("completionTime"))
 
     @property
+    def round(self) -> int:
+        """The last that the status tells of."""
+        return int(self.status.get("round") or 0)
+
+    @property
     def highest_attempt(self) -> int:
         return int(self.status.get("highestAttempt") or 0)
 

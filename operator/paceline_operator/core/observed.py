@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from paceline_api.fabric import PLAIN, PLAIN_SPEC, FabricSpec
 from paceline_api.names import ROLE_COORDINATOR, ROLE_WORKER
 
-from paceline_operator.core.told import Told
+from paceline_operator.core.clocks import Clocks
+from paceline_operator.core.coordinator_status import CoordinatorStatus
+from paceline_operator.core.refusals import OF_GANG, Refusal
 
 NO_SLOT = -1
 """Of a coordinator's pod."""
@@ -102,37 +103,6 @@ class Node:
         return self.out_of_service or not self.ready
 
 
-class RefusalKind(StrEnum):
-    TEMPLATE = "template"
-    """The pod itself is refused; another try would be too, until the job is changed."""
-    FORBIDDEN = "forbidden"
-    """Refused by something that can change by itself, such as a missing service account."""
-    QUOTA = "quota"
-    ENDING = "ending"
-    """The namespace is being deleted."""
-    TRANSIENT = "transient"
-    NO_GANG_API = "no-gang-api"
-    """The cluster does not know the group object of spec.scheduling.provider."""
-    GANG_FORBIDDEN = "gang-forbidden"
-    """The operator has no right to it."""
-    GANG_REFUSED = "gang-refused"
-
-
-OF_GANG = (RefusalKind.NO_GANG_API, RefusalKind.GANG_FORBIDDEN, RefusalKind.GANG_REFUSED)
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The last creation that the API server refused."""
-
-    kind: RefusalKind
-    message: str
-    at_s: float
-    count: int = 1
-    generation: int = 0
-    """metadata.generation of the job that was refused."""
-
-
 @dataclass(frozen=True, slots=True)
 class Sent:
     """What this operator has told the present coordinator and written to the API server."""
@@ -162,9 +132,9 @@ class Observed:
 
     pods: tuple[Pod, ...] = ()
     """Those with the job's name on their label, whoever owns them."""
-    told: Told | None = None
+    coordinator: CoordinatorStatus | None = None
     """The coordinator's last status; None while nothing was heard of the present one."""
-    told_s: float = 0.0
+    coordinator_heard_s: float = 0.0
     """When it was received."""
     nodes: Mapping[str, Node] = field(default_factory=dict)
     fabrics: Mapping[str, FabricSpec] = field(default_factory=lambda: {PLAIN: PLAIN_SPEC})
@@ -175,8 +145,8 @@ class Observed:
     budget_refusal: Refusal | None = None
     """Of the disruption budget, which holds up nothing else."""
     sent: Sent = Sent()
-    since: Mapping[str, float] = field(default_factory=dict)
-    """When something that must last for a while was first seen; kept from decision to decision."""
+    clocks: Clocks = field(default_factory=Clocks)
+    """As the last decision left them."""
     used: Mapping[int, int] = field(default_factory=dict)
     """Highest attempt of each slot that this operator has seen or made; NO_SLOT: coordinators."""
     replaced: int = 0
@@ -187,6 +157,11 @@ class Observed:
     @property
     def refused_gang(self) -> Refusal | None:
         return self.refusal if self.refusal and self.refusal.kind in OF_GANG else None
+
+    @property
+    def version(self) -> int:
+        """Rounds that the coordinator knows to be committed; 0 while nothing was heard of it."""
+        return self.coordinator.version if self.coordinator is not None else 0
 
     def own(self, uid: str) -> tuple[Pod, ...]:
         return tuple(pod for pod in self.pods if pod.owner == uid)

@@ -15,31 +15,30 @@ import msgspec
 from paceline_api.reasons import ConditionType, Reason
 from paceline_api.rounds import RoundSettings
 
-from paceline_operator.core import (
-    backoff,
-    children,
-    conditions,
+from paceline_operator.core import refusals
+from paceline_operator.core.changes import Changes, Create, Event
+from paceline_operator.core.clocks import Clocks
+from paceline_operator.core.decide import (
     evidence,
     fabric,
     finish,
-    gang,
-    kueue,
     resize,
-    status,
     suspend,
     transport,
 )
-from paceline_operator.core import post as posts
-from paceline_operator.core.changes import Changes, Create, Event
-from paceline_operator.core.companions import companions
-from paceline_operator.core.conditions import Wanted
-from paceline_operator.core.events import events_of, suspended_event
-from paceline_operator.core.frozen import settings_differ
+from paceline_operator.core.decide.coordinator_pod import CoordinatorPod, coordinator_pod
 from paceline_operator.core.job import Job
-from paceline_operator.core.observed import Observed, RefusalKind
-from paceline_operator.core.resize import Plan
+from paceline_operator.core.observed import Observed
+from paceline_operator.core.plan import NewPod, Plan
+from paceline_operator.core.pods import children
+from paceline_operator.core.pods.companions import companions
+from paceline_operator.core.pods.fabric import Fabric
+from paceline_operator.core.pods.frozen import settings_differ
+from paceline_operator.core.providers.choice import provider_of
+from paceline_operator.core.report import conditions, status
+from paceline_operator.core.report.conditions import Wanted
+from paceline_operator.core.report.events import events_of, suspended_event
 
-TEMPLATE_RETRY_S: Final = 300.0
 HEAR_S: Final = 2.0
 """A new operator waits so long to hear the coordinator before a job grows: one that has been told a
 smaller number would drain the new workers."""
@@ -61,23 +60,23 @@ def reconcile(job: Job, seen: Observed, now_s: float) -> Changes:
 def _of_the_present_coordinator(job: Job, seen: Observed) -> Observed:
     """What an earlier coordinator has said is over, be it of before a suspension or a crash."""
     uids = {pod.uid for pod in seen.own(job.uid) if pod.is_coordinator and pod.active}
-    if seen.told is None or seen.told.coordinator in uids:
+    if seen.coordinator is None or seen.coordinator.pod_uid in uids:
         return seen
-    return replace(seen, told=None)
+    return replace(seen, coordinator=None)
 
 
 def _invalid(job: Job, seen: Observed, now_s: float) -> Changes:
-    """What the schema could not catch: told, and nothing touched."""
+    """What the schema could not catch: the user is told, and nothing is touched."""
     text = f"{job.problems}; change it with kubectl edit or apply"
     wanted = [
         Wanted(ConditionType.DEGRADED, True, Reason.SPEC_INVALID, text),
     ]
-    told = status.carried(job, wanted, now_s)
-    told["state"] = status.state_word(told)
-    write, look = status.due(job.status, told, seen, now_s)
+    new_status = status.carried(job, wanted, now_s)
+    new_status["state"] = status.state_word(new_status)
+    write, look = status.due(job.status, new_status, seen, now_s)
     event = Event(f"invalid:{job.generation}", Reason.SPEC_INVALID, text, warning=True)
     return Changes(
-        status=told if write else None, events=_unsent((event,), seen), look_again_s=look
+        status=new_status if write else None, events=_unsent((event,), seen), look_again_s=look
     )
 
 
@@ -87,7 +86,11 @@ def _suspend(job: Job, seen: Observed, now_s: float) -> Changes:
     judged = finish.judge(
         job, seen, now_s, anybody=True, nobody_since_s=now_s, suspending=_asked_to_stop(job)
     )
-    if judged.end is not None and seen.told is not None and seen.told.outcome is not None:
+    if (
+        judged.end is not None
+        and seen.coordinator is not None
+        and seen.coordinator.outcome is not None
+    ):
         return _end(job, seen, judged.end, now_s)
     wanted = [
         Wanted(ConditionType.SUSPENDED, True, found.reason, found.message),
@@ -97,33 +100,35 @@ def _suspend(job: Job, seen: Observed, now_s: float) -> Changes:
     ]
     if found.reason is Reason.SUSPENDING:
         wanted = wanted[:1]
-    told = status.carried(job, wanted, now_s)
+    new_status = status.carried(job, wanted, now_s)
     if found.reason is not Reason.SUSPENDING:
-        told |= {"replicas": 0, "readyReplicas": 0, "activeRanks": 0}
-        told["ready"] = f"0/{job.settings.replicas}"
-        told.pop("transport", None)  # the next pods may be on other nodes
+        new_status |= {"replicas": 0, "readyReplicas": 0, "activeRanks": 0}
+        new_status["ready"] = f"0/{job.settings.replicas}"
+        new_status.pop("transport", None)  # the next pods may be on other nodes
         attempts = [pod.attempt for pod in seen.own(job.uid)]
         if attempts or job.highest_attempt:
             # Above 1, so that the pods after the resumption get names of their own.
-            told["highestAttempt"] = max(job.highest_attempt, 2, *attempts, *seen.used.values())
+            new_status["highestAttempt"] = max(
+                job.highest_attempt, 2, *attempts, *seen.used.values()
+            )
         if found.loses_state:
-            told.pop("startTime", None)
-            told["round"] = 0
-    told["state"] = status.state_word(told)
-    write, look = status.due(job.status, told, seen, now_s)
+            new_status.pop("startTime", None)
+            new_status["round"] = 0
+    new_status["state"] = status.state_word(new_status)
+    write, look = status.due(job.status, new_status, seen, now_s)
     looks = [at for at in (found.look_again_s, look) if at is not None]
     # Pods go only after the status says so: until then a crash must not look like a loss.
-    told_first = not write and look is None
+    status_first = not write and look is None
     return Changes(
-        status=told if write else None,
-        delete=tuple(found.delete) if told_first else (),
+        status=new_status if write else None,
+        delete=tuple(found.delete) if status_first else (),
         events=_unsent((suspended_event(job, found),), seen),
-        targets={"stop": True} if found.stop and told_first else None,
-        stop=found.stop and told_first,
-        since=found.since,
+        targets={"stop": True} if found.stop and status_first else None,
+        stop=found.stop and status_first,
+        clocks=Clocks(stopping_s=found.stopping_s),
         look_again_s=min(looks, default=now_s if write and found.delete else None),
         hurry=found.stop,
-        forget_told=found.done,
+        forget_coordinator=found.done,
     )
 
 
@@ -145,33 +150,39 @@ def _half_suspended(job: Job, seen: Observed) -> bool:
 def _run(job: Job, seen: Observed, now_s: float) -> Changes:
     resumed = job.holds(ConditionType.SUSPENDED)
     if resumed:
-        seen = replace(seen, told=None)  # of the time before the suspension
+        seen = replace(seen, coordinator=None)  # of the time before the suspension
     plan = resize.plan(job, seen, now_s)
     living, overruled = evidence.may_live(job, seen, plan.losses)
-    since = dict(plan.since)
+    before, nobody_s = seen.clocks, now_s
     if not living:
-        since["nobody"] = seen.since.get("nobody", now_s)
+        nobody_s = before.nobody_s if before.nobody_s is not None else now_s
+        plan.keep_running(nobody_s=nobody_s)
     judged = finish.judge(
         job,
         seen,
         now_s,
         anybody=bool(living),
-        nobody_since_s=since.get("nobody", now_s),
+        nobody_since_s=nobody_s,
         suspending=resumed,
     )
     plan.look(judged.look_again_s)
     if judged.end is not None:
         return _end(job, seen, judged.end, now_s)
     over = ""
-    if judged.resume and seen.told is not None and seen.told.outcome is not None:
-        over, seen = judged.resume, replace(seen, told=None)
+    if judged.resume and seen.coordinator is not None and seen.coordinator.outcome is not None:
+        over, seen, clocks = judged.resume, replace(seen, coordinator=None), plan.clocks
         plan = resize.plan(job, seen, now_s)
-    post = posts.coordinator(job, seen, now_s, over=over)
-    since |= {**post.since, **transport.pending_since(job, seen, now_s)}
-    if seen.told is None:
-        since["away"] = plan.since["away"] = seen.since.get("away", now_s)
-        _unheard(job, plan, since["away"], now_s, posted=post.holder is not None)
-    plan.look(post.look_again_s)
+        plan.clocks = clocks
+    coordinator = coordinator_pod(job, seen, now_s, over=over)
+    plan.keep_running(
+        node_missing_s={**plan.clocks.node_missing_s, **coordinator.node_missing_s},
+        carrier_unknown=transport.carrier_unknown(job, seen, now_s),
+    )
+    if seen.coordinator is None:
+        away_s = before.coordinator_away_s if before.coordinator_away_s is not None else now_s
+        plan.keep_running(coordinator_away_s=away_s)
+        _unheard(job, plan, away_s, now_s, has_pod=coordinator.present is not None)
+    plan.look(coordinator.look_again_s)
     if judged.hold:
         plan.drop_new()
         plan.hurry = True
@@ -179,35 +190,38 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
     if fabric.is_instead(job, seen, network):
         seen = replace(seen, refusal=None)  # what was refused is no longer asked for
     blocked = _may_not(job, seen, plan, network, now_s, resumed=resumed)
-    note = kueue.places(job, seen, plan)
-    makes_post = post.make is not None and not blocked and not kueue.waits(job, plan)
+    provider = provider_of(job)
+    notes = provider.hold_back(job, seen, plan)
+    makes_coordinator = (
+        coordinator.make is not None and not blocked and not provider.waits(job, plan)
+    )
     wanted = _conditions(job, seen, plan, now_s)
     if blocked:
         plan.drop_new()
     beside = companions(job, seen, plan, now_s, blocked=blocked)
-    told = status.running(job, seen, plan, wanted, now_s)
-    beside.put_into(told)
-    if isinstance(network, fabric.Fabric) and (plan.living or plan.new):
-        told["fabric"] = network.status()
-    write, look = status.due(job.status, told, seen, now_s)
+    new_status = status.running(job, seen, plan, wanted, now_s)
+    beside.put_into(new_status)
+    if isinstance(network, Fabric) and (plan.living or plan.new):
+        new_status["fabric"] = network.status()
+    write, look = status.due(job.status, new_status, seen, now_s)
     plan.look(look)
     plan.look(now_s + evidence.LOOK_S if overruled else None)
-    workers = tuple(_create(job, new, network, note) for new in plan.new)
+    workers = tuple(_create(job, new, network, notes) for new in plan.new)
     return Changes(
         beside=beside,
-        needs_secret=bool(workers or makes_post) and not seen.sent.secret,
-        needs_service=makes_post,
-        coordinator=_post(job, post) if makes_post else None,
+        needs_secret=bool(workers or makes_coordinator) and not seen.sent.secret,
+        needs_service=makes_coordinator,
+        coordinator=_create_coordinator(job, coordinator) if makes_coordinator else None,
         workers=workers,
         verify_job=bool(workers) and not plan.living and job.start_s is not None,
-        delete=(*plan.delete, *post.delete),
-        status=told if write else None,
-        events=_unsent(events_of(job, seen, plan, told, post, judged.resume), seen),
+        delete=(*plan.delete, *coordinator.delete),
+        status=new_status if write else None,
+        events=_unsent(events_of(job, seen, plan, new_status, coordinator, judged.resume), seen),
         inventory=evidence.next_inventory(
             seen, living, ((new.slot, new.attempt) for new in plan.new)
         ),
         targets=_targets(job, seen),
-        since=since,
+        clocks=plan.clocks,
         replaced=plan.replaced,
         look_again_s=min(plan.looks, default=None),
         hurry=plan.hurry or overruled or plan.surplus > 0 or _unsettled(job, seen, plan),
@@ -218,14 +232,15 @@ def _may_not(
     job: Job,
     seen: Observed,
     plan: Plan,
-    network: fabric.Fabric | fabric.NoFabric,
+    network: Fabric | fabric.NoFabric,
     now_s: float,
     *,
     resumed: bool,
 ) -> bool:
     """Whether no pod may be made now."""
-    blocked, retry_s = _blocked(job, seen, now_s)
-    plan.look(retry_s)
+    due_s = refusals.retry_at(seen.refusal, job.generation)  # few at first (C7)
+    blocked = now_s < due_s
+    plan.look(due_s if blocked else None)
     if isinstance(network, fabric.NoFabric):
         plan.no_fabric, blocked = network.why, True
         plan.look(now_s + fabric.SEARCH_S)
@@ -236,11 +251,11 @@ def _may_not(
     return blocked
 
 
-def _unheard(job: Job, plan: Plan, since_s: float, now_s: float, *, posted: bool) -> None:
-    """The coordinator has not spoken since then. `posted`: its pod is there."""
+def _unheard(job: Job, plan: Plan, since_s: float, now_s: float, *, has_pod: bool) -> None:
+    """The coordinator has not spoken since then. `has_pod`: its pod is there."""
     if now_s - since_s < conditions.COORDINATOR_AWAY_S:
         plan.look(since_s + conditions.COORDINATOR_AWAY_S)
-    if plan.living and posted and job.holds(ConditionType.RING_READY) and now_s - since_s < HEAR_S:
+    if plan.living and has_pod and job.holds(ConditionType.RING_READY) and now_s - since_s < HEAR_S:
         plan.drop_growth()
         plan.look(since_s + HEAR_S)
 
@@ -259,60 +274,45 @@ def _conditions(job: Job, seen: Observed, plan: Plan, now_s: float) -> list[Want
     return wanted
 
 
-def _post(job: Job, post: posts.Post) -> Create:
-    assert post.make is not None
-    return Create(children.coordinator(job, post.make), post.why)
+def _create_coordinator(job: Job, pod: CoordinatorPod) -> Create:
+    assert pod.make is not None
+    return Create(children.coordinator(job, pod.make), pod.why)
 
 
 def _create(
     job: Job,
-    new: resize.NewPod,
-    network: fabric.Fabric | fabric.NoFabric,
-    note: Mapping[str, str],
+    new: NewPod,
+    network: Fabric | fabric.NoFabric,
+    notes: Mapping[str, str],
 ) -> Create:
-    assert isinstance(network, fabric.Fabric), "nothing is made without one"
+    assert isinstance(network, Fabric), "nothing is made without one"
     manifest = children.worker(
-        job, new.slot, new.attempt, notes={**new.notes, **note}, avoid=new.avoid, fabric=network
+        job, new.slot, new.attempt, notes={**new.notes, **notes}, avoid=new.avoid, fabric=network
     )
-    gang.join(job, manifest)
+    provider_of(job).join(job, manifest)
     return Create(manifest, new.why)
 
 
 def _unsettled(job: Job, seen: Observed, plan: Plan) -> bool:
     """A membership change is expected soon."""
     assert job.settings is not None
-    if seen.told is None or not job.holds(ConditionType.RING_READY) or plan.new:
+    if seen.coordinator is None or not job.holds(ConditionType.RING_READY) or plan.new:
         return True
-    full = seen.told.full_pods(job.settings.procs_per_replica)
-    return len(full) != job.settings.replicas or bool(seen.told.stopping)
-
-
-def _blocked(job: Job, seen: Observed, now_s: float) -> tuple[bool, float | None]:
-    """Whether a refused creation forbids the next one for now (C7)."""
-    refusal = seen.refusal
-    if refusal is None:
-        return False, None
-    if refusal.kind is RefusalKind.TEMPLATE and refusal.generation != job.generation:
-        return False, None
-    if refusal.kind in (RefusalKind.TEMPLATE, RefusalKind.ENDING):
-        # What refused it may be an admission webhook that is mended meanwhile.
-        due_s = refusal.at_s + TEMPLATE_RETRY_S
-    else:
-        due_s = backoff.retry_at(refusal)
-    return now_s < due_s, due_s if now_s < due_s else None
+    full = seen.coordinator.full_pods(job.settings.procs_per_replica)
+    return len(full) != job.settings.replicas or bool(seen.coordinator.stopping)
 
 
 def _targets(job: Job, seen: Observed) -> dict[str, Any] | None:
     """What the coordinator does not yet know of the user's wishes."""
     assert job.settings is not None
-    told = seen.told
-    if told is None or told.outcome is not None:
+    coordinator = seen.coordinator
+    if coordinator is None or coordinator.outcome is not None:
         return None
     targets: dict[str, Any] = {}
-    if not told.told or told.replicas != job.settings.replicas:
+    if not coordinator.has_targets or coordinator.replicas != job.settings.replicas:
         targets["replicas"] = job.settings.replicas
     settings = msgspec.to_builtins(RoundSettings.of(job.settings.collective))
-    if settings_differ(settings, told.settings):
+    if settings_differ(settings, coordinator.settings):
         targets["settings"] = settings
     return targets or None
 
@@ -326,10 +326,10 @@ def _end(job: Job, seen: Observed, end: finish.End, now_s: float) -> Changes:
         Wanted(ConditionType.RESIZING, False, Reason.RESOLVED, "the job has ended"),
         Wanted(ConditionType.SUSPENDED, False, Reason.RESOLVED, "the job has ended"),
     ]
-    told = status.ended(job, seen, wanted, now_s)
+    new_status = status.ended(job, seen, wanted, now_s)
     reason = Reason.JOB_FINISHED if end.complete else _known_reason(end.reason)
     event = Event(f"end:{kind}", reason, end.message, warning=not end.complete)
-    return Changes(status=told, events=_unsent((event,), seen))
+    return Changes(status=new_status, events=_unsent((event,), seen))
 
 
 def _known_reason(reason: str) -> Reason:

@@ -194,9 +194,9 @@ def test_uninstalling_and_installing_again_keeps_everything(release: Release) ->
         assert plane.api.get(CRD)["metadata"]["uid"] == definition["metadata"]["uid"]
         replaced(release)
         assert own_key(plane, namespace) == key
-        post = fleet.post()
-        assert post is not None
-        assert post.refused == 0, "the new operator has another key"
+        coordinator = fleet.coordinator()
+        assert coordinator is not None
+        assert coordinator.refused == 0, "the new operator has another key"
         kept = {name: uid for name, uid in uids(release).items() if name in before}
         assert kept == {name: uid for name, uid in before.items() if name != "digits-1-1"}
 

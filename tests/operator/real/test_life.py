@@ -56,8 +56,8 @@ def test_a_job_from_creation_to_its_end(
         fleet.finish()
         until(lambda: holds(job(plane, namespace), "Complete"), "Complete")
         assert fleet.wrong == []
-        post = fleet.post()
-        assert post is None or post.refused == 0
+        coordinator = fleet.coordinator()
+        assert coordinator is None or coordinator.refused == 0
     assert running.process is not None
     assert running.process.poll() is None
 

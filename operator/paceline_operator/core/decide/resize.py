@@ -9,17 +9,16 @@ attempt at once; the old pod need not have disappeared, since generations fence 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 from paceline_api.names import worker_name
 
-from paceline_operator.core import backoff, evidence, stragglers
-from paceline_operator.core.backoff import Cause
 from paceline_operator.core.changes import Delete
+from paceline_operator.core.coordinator_status import DRAINING
+from paceline_operator.core.decide import backoff, evidence, stragglers
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed, Pod
-from paceline_operator.core.told import DRAINING
+from paceline_operator.core.plan import Cause, NewPod, Plan
 
 ASK_S: Final = 5.0
 """So long a pod that ended in order waits for the coordinator's word that the job goes on."""
@@ -30,60 +29,6 @@ KEPT: Final = 3
 """Ended pods of earlier attempts that are kept for their logs."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewPod:
-    slot: int
-    attempt: int
-    cause: Cause
-    why: str
-    notes: dict[str, str]
-    avoid: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class Plan:
-    living: list[Pod] = field(default_factory=list)
-    """Workers that count: neither ended, nor leaving, nor lost."""
-    new: list[NewPod] = field(default_factory=list)
-    delete: list[Delete] = field(default_factory=list)
-    losses: dict[str, str] = field(default_factory=dict)
-    """Pods gone with their node, by uid."""
-    waiting: list[str] = field(default_factory=list)
-    """Why slots stay empty for now."""
-    no_fabric: str = ""
-    """Why no pod can be made: there is no network for it."""
-    surplus: int = 0
-    """Workers that the coordinator has to choose and drain."""
-    slow: tuple[stragglers.Slow, ...] = ()
-    since: dict[str, float] = field(default_factory=dict)
-    replaced: int = 0
-    """Pods replaced so far, with those in `new`."""
-    looks: list[float] = field(default_factory=list)
-    hurry: bool = False
-
-    def look(self, at_s: float | None) -> None:
-        if at_s is not None:
-            self.looks.append(at_s)
-
-    def drop_new(self) -> None:
-        """None of the new pods is to be made now."""
-        self.keep_new(0)
-
-    def keep_new(self, count: int) -> None:
-        """Only so many of the new pods are to be made now."""
-        self.replaced -= sum(new.cause is not Cause.NEW for new in self.new[count:])
-        self.new = self.new[:count]
-
-    def drop_growth(self) -> None:
-        """Only replacements are to be made now."""
-        self.new = [new for new in self.new if new.cause is not Cause.NEW]
-
-    def last(self, key: str, seen: Observed, now_s: float) -> float:
-        """For how long something has been so."""
-        self.since[key] = seen.since.get(key, now_s)
-        return now_s - self.since[key]
-
-
 def plan(job: Job, seen: Observed, now_s: float) -> Plan:
     assert job.settings is not None
     made = Plan()
@@ -92,24 +37,26 @@ def plan(job: Job, seen: Observed, now_s: float) -> Plan:
     made.replaced = backoff.replaced_so_far(workers, max(known, seen.replaced))
     node_lost_s = job.settings.elasticity.node_lost_ns / 1e9
     heard = evidence.speaking(seen)
+    missing_s: dict[str, float] = {}
     for pod in workers:
         if pod.ended:
             continue
         speaks = (pod.slot, pod.attempt) in heard
         loss = evidence.lost(pod, seen, speaks=speaks, node_lost_s=node_lost_s, now_s=now_s)
         made.look(loss.look_again_s)
-        if loss.since:
-            made.since[loss.since[0]] = loss.since[1]
+        if loss.node_missing_s is not None:
+            missing_s[pod.node] = loss.node_missing_s
         if loss.why:
             made.losses[pod.uid] = loss.why
             if not pod.deleting:
                 made.delete.append(Delete(pod.name, pod.uid, loss.why))
+    made.keep_running(node_missing_s=missing_s)
     living = [pod for pod in workers if pod.active and pod.uid not in made.losses]
     living = _without_doubles(living, made)
     replaced = _replace_slow(job, seen, living, made, now_s)
     replaced |= _replace_stuck(living, made, now_s)
     made.living = [pod for pod in living if pod.uid not in replaced]
-    if seen.told is None or not (seen.told.stopping or seen.told.outcome):
+    if seen.coordinator is None or not (seen.coordinator.stopping or seen.coordinator.outcome):
         _fill(job, seen, workers, made, replaced, now_s)
         _shrink(job, seen, made, now_s)
     _tidy(workers, made)
@@ -131,7 +78,7 @@ def _replace_slow(
 ) -> dict[str, tuple[str, tuple[str, ...], Cause]]:
     verdict = stragglers.verdict(job, seen, living, now_s)
     made.slow = verdict.slow
-    made.since |= dict(verdict.since)
+    made.keep_running(slow_s=verdict.slow_s)
     made.look(verdict.look_again_s)
     slow = verdict.replace
     if slow is None or len(living) > job.settings.replicas:  # type: ignore[union-attr]
@@ -174,7 +121,7 @@ def _fill(
     assert job.settings is not None
     newest = backoff.newest_by_slot(workers)
     held = {pod.slot for pod in made.living}
-    version = max(seen.told.version if seen.told else 0, int(job.status.get("round") or 0))
+    version = max(seen.version, job.round)
     failed = backoff.failures(workers, version)
     held |= _asked(seen, newest, held, made, now_s)
     missing = job.settings.replicas - len(held)
@@ -231,7 +178,7 @@ def _asked(
 
 def _goes_on(seen: Observed, ended: Pod, now_s: float) -> bool:
     """A pod that ended in order may be the first sign of the job's end."""
-    if seen.told is not None and seen.told_s > ended.ended_seen_s:
+    if seen.coordinator is not None and seen.coordinator_heard_s > ended.ended_seen_s:
         return True  # and it is not stopping, or nothing would be filled
     return now_s - ended.ended_seen_s >= ASK_S
 
@@ -240,8 +187,8 @@ def next_attempt(job: Job, seen: Observed, slot: int) -> int:
     """Above everything that ever had a name in this slot (C3)."""
     known = [pod.attempt for pod in seen.pods if pod.is_worker and pod.slot == slot]
     known.append(seen.used.get(slot, 0))
-    if seen.told is not None:
-        known.append(seen.told.highest_attempts().get(slot, 0))
+    if seen.coordinator is not None:
+        known.append(seen.coordinator.highest_attempts().get(slot, 0))
     highest = max(known)
     if highest == 0 and (job.start_s is not None or job.highest_attempt > 1):
         highest = job.highest_attempt
@@ -254,9 +201,10 @@ def _shrink(job: Job, seen: Observed, made: Plan, now_s: float) -> None:
     if surplus <= 0:
         return
     made.hurry = True
-    lasted_s = made.last("surplus", seen, now_s)
-    told = seen.told
-    registered = told.registered_pods() if told is not None else None
+    since_s = seen.clocks.surplus_s if seen.clocks.surplus_s is not None else now_s
+    made.keep_running(surplus_s=since_s)
+    coordinator = seen.coordinator
+    registered = coordinator.registered_pods() if coordinator is not None else None
     patience_s = job.settings.elasticity.drain_grace_ns / 1e9 + HANDSHAKE_MARGIN_S
     idle = sorted(
         (
@@ -268,13 +216,17 @@ def _shrink(job: Job, seen: Observed, made: Plan, now_s: float) -> None:
         key=lambda pod: (bool(pod.node), -pod.slot),
     )
     leaving = idle[:surplus]
-    if lasted_s >= patience_s:
-        draining = {r.pod for r in told.ranks if r.state == DRAINING} if told is not None else set()
+    if now_s - since_s >= patience_s:
+        draining = (
+            {r.pod for r in coordinator.ranks if r.state == DRAINING}
+            if coordinator is not None
+            else set()
+        )
         rest = [pod for pod in made.living if pod not in leaving]
         rest.sort(key=lambda pod: ((pod.slot, pod.attempt) not in draining, -pod.slot))
         leaving += rest[: surplus - len(leaving)]
     else:
-        made.look(now_s - lasted_s + patience_s)
+        made.look(since_s + patience_s)
     for pod in leaving:
         why = f"{job.settings.replicas} replicas are wanted"
         made.delete.append(Delete(pod.name, pod.uid, why))

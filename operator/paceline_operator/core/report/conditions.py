@@ -12,11 +12,13 @@ from typing import Any, Final
 
 from paceline_api.reasons import ConditionType, Reason
 
-from paceline_operator.core import gang, kueue, transport
+from paceline_operator.core.coordinator_status import ACTIVE, BENCHED
+from paceline_operator.core.decide import transport
 from paceline_operator.core.job import Job, timestamp
-from paceline_operator.core.observed import Observed, Pod, RefusalKind
-from paceline_operator.core.resize import Plan
-from paceline_operator.core.told import ACTIVE, BENCHED
+from paceline_operator.core.observed import Observed, Pod
+from paceline_operator.core.plan import Plan
+from paceline_operator.core.providers.choice import provider_of
+from paceline_operator.core.report.refused import as_condition
 
 MESSAGE_MAX: Final = 2000
 COORDINATOR_AWAY_S: Final = 30.0
@@ -62,8 +64,8 @@ def scheduled(job: Job, plan: Plan) -> Wanted:
     if placed >= least:
         message = f"at least minReplicas = {least} workers have a node"
         return Wanted(ConditionType.SCHEDULED, True, Reason.PODS_PLACED, message)
-    if kueue.waits(job, plan) and plan.living:
-        message = f"Kueue has not yet admitted the job{kueue.queue_of(job)}"
+    message = provider_of(job).waits(job, plan)
+    if message and plan.living:
         return Wanted(ConditionType.SCHEDULED, False, Reason.QUEUED, message)
     stuck = next((pod for pod in plan.living if pod.unschedulable and not pod.node), None)
     if stuck is not None:
@@ -84,19 +86,19 @@ def transport_verified(job: Job, seen: Observed) -> Wanted | None:
 
 def ring_ready(job: Job, seen: Observed, plan: Plan) -> Wanted | None:
     """None: nothing new is known, since the coordinator is away."""
-    told = seen.told
-    if told is None:
+    coordinator = seen.coordinator
+    if coordinator is None:
         if job.condition(ConditionType.RING_READY) is None:
             return Wanted(ConditionType.RING_READY, False, Reason.STARTING, "pods are being made")
         return None
-    members = [rank for rank in told.ranks if rank.rank is not None]
+    members = [rank for rank in coordinator.ranks if rank.rank is not None]
     computing = any(rank.state in (ACTIVE, BENCHED) for rank in members)
-    if told.generation and computing:
-        message = f"{len(members)} ranks in membership {told.generation}"
+    if coordinator.generation and computing:
+        message = f"{len(members)} ranks in membership {coordinator.generation}"
         return Wanted(ConditionType.RING_READY, True, Reason.RING_FORMED, message)
-    if told.generation and job.holds(ConditionType.RING_READY) and members:
+    if coordinator.generation and job.holds(ConditionType.RING_READY) and members:
         return None  # a change of the membership takes a moment
-    registered = len(told.registered_pods())
+    registered = len(coordinator.registered_pods())
     if registered and registered < len(plan.living):
         message = "some workers have come; the start waits for the others"
         return Wanted(ConditionType.RING_READY, False, Reason.SETTLING, message)
@@ -117,29 +119,19 @@ def _worst(job: Job, seen: Observed, plan: Plan, now_s: float) -> tuple[str, str
     assert job.settings is not None
     if plan.no_fabric:
         return Reason.FABRIC_UNAVAILABLE, plan.no_fabric
-    refusal = seen.refusal
-    if refusal is not None and refusal.kind in (RefusalKind.TEMPLATE, RefusalKind.FORBIDDEN):
-        return Reason.TEMPLATE_INVALID, f"the API server refuses the pod: {refusal.message}"
-    if seen.refused_gang is not None:
-        return Reason.SCHEDULER_UNAVAILABLE, gang.unavailable(job, seen.refused_gang)
-    if refusal is not None and refusal.kind is RefusalKind.QUOTA:
-        return Reason.QUOTA_EXCEEDED, f"{refusal.message}; it is tried again"
+    if refused := as_condition(job, seen.refusal):
+        return refused
     stuck = next((pod for pod in plan.living if pod.waiting and _hopeless(pod)), None)
     if stuck is not None:
         return Reason.POD_NOT_STARTING, f"{stuck.name}: {stuck.waiting}"
-    if unmanaged := kueue.unmanaged(job, plan):
-        return Reason.SCHEDULER_UNAVAILABLE, unmanaged
-    if job.fixed_size and not _is_fixed(job):
-        return (
-            Reason.SIZE_NOT_FIXED,
-            "Kueue admits a fixed size: remove minReplicas and maxReplicas, or set them alike",
-        )
-    told = seen.told
-    if told is not None and "Degraded" in told.conditions:
-        reason, message = told.conditions["Degraded"]
+    if trouble := provider_of(job).trouble(job, plan):
+        return trouble
+    coordinator = seen.coordinator
+    if coordinator is not None and "Degraded" in coordinator.conditions:
+        reason, message = coordinator.conditions["Degraded"]
         return reason, message
     started = job.start_s is not None and not job.set_aside
-    if started and told is None and plan.since.get("away", now_s) <= now_s - COORDINATOR_AWAY_S:
+    if started and coordinator is None and _is_away(plan, now_s):
         return (
             Reason.COORDINATOR_AWAY,
             "the coordinator does not answer; rounds go on, membership changes wait",
@@ -147,8 +139,8 @@ def _worst(job: Job, seen: Observed, plan: Plan, now_s: float) -> tuple[str, str
     if started and len(plan.living) < job.settings.min_replicas:
         message = f"fewer than minReplicas = {job.settings.min_replicas} workers are there"
         return Reason.BELOW_MIN_REPLICAS, "; ".join([message, *plan.waiting])
-    if told is not None and any(rank.state == BENCHED for rank in told.ranks):
-        names = sorted(f"{r.slot}.{r.local}" for r in told.ranks if r.state == BENCHED)
+    if coordinator is not None and any(rank.state == BENCHED for rank in coordinator.ranks):
+        names = sorted(f"{r.slot}.{r.local}" for r in coordinator.ranks if r.state == BENCHED)
         return Reason.RANK_BENCHED, f"silent and without data: rank {', '.join(names)}"
     if plan.slow:
         slow = plan.slow[0]
@@ -156,10 +148,12 @@ def _worst(job: Job, seen: Observed, plan: Plan, now_s: float) -> tuple[str, str
             Reason.RANK_SLOW,
             f"rank {slow.rank.rank} on {slow.pod.name} ({slow.pod.node}) is slow",
         )
-    if seen.budget_refusal is not None:
-        text = f"the API server refuses the PodDisruptionBudget: {seen.budget_refusal.message}"
-        return Reason.BUDGET_REFUSED, f"{text}; it is tried again"
-    return None
+    return as_condition(job, seen.budget_refusal)
+
+
+def _is_away(plan: Plan, now_s: float) -> bool:
+    since_s = plan.clocks.coordinator_away_s
+    return since_s is not None and since_s <= now_s - COORDINATOR_AWAY_S
 
 
 def _hopeless(pod: Pod) -> bool:
@@ -175,22 +169,16 @@ def _hopeless(pod: Pod) -> bool:
     return pod.waiting.startswith(words)
 
 
-def _is_fixed(job: Job) -> bool:
-    assert job.settings is not None
-    s = job.settings
-    return s.min_replicas == s.replicas == (s.max_replicas or s.replicas)
-
-
 def resizing(job: Job, seen: Observed, plan: Plan) -> Wanted:
     assert job.settings is not None
     if job.start_s is None:
         return Wanted(ConditionType.RESIZING, False, Reason.RESOLVED, "")
-    if seen.told is not None and seen.told.stopping:
+    if seen.coordinator is not None and seen.coordinator.stopping:
         # Ranks that have finished are no longer in, and nobody is to take their place.
         return Wanted(ConditionType.RESIZING, False, Reason.RESOLVED, "the job comes to its end")
     wanted = job.settings.replicas
     procs = job.settings.procs_per_replica
-    full = seen.told.full_pods(procs) if seen.told is not None else None
+    full = seen.coordinator.full_pods(procs) if seen.coordinator is not None else None
     replaced = [new for new in plan.new if new.notes]
     if replaced:
         return Wanted(ConditionType.RESIZING, True, Reason.RANK_REPLACED, replaced[0].why)
@@ -204,7 +192,7 @@ def resizing(job: Job, seen: Observed, plan: Plan) -> Wanted:
         holds = old.get("status") == "True"
         reason, message = str(old.get("reason") or Reason.RESOLVED), str(old.get("message") or "")
         return Wanted(ConditionType.RESIZING, holds, reason, message)
-    standby = seen.told.standby_pods() if seen.told is not None else set()
+    standby = seen.coordinator.standby_pods() if seen.coordinator is not None else set()
     out = [pod for pod in plan.living if (pod.slot, pod.attempt) not in full]
     joining = [pod for pod in out if (pod.slot, pod.attempt) not in standby]
     idle = len(out) - len(joining)

@@ -10,18 +10,20 @@ from typing import Any, Final
 
 from paceline_api import names
 
-from paceline_operator.core import backoff, children, gang
+from paceline_operator.core import refusals
 from paceline_operator.core.changes import BUDGET_FIELD, Apply, Companions
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed
-from paceline_operator.core.resize import Plan
+from paceline_operator.core.plan import Plan
+from paceline_operator.core.pods import children
+from paceline_operator.core.providers.choice import provider_of
 
 BUDGETS: Final = "poddisruptionbudgets"
 
 
 def companions(job: Job, seen: Observed, plan: Plan, now_s: float, *, blocked: bool) -> Companions:
     """`blocked`: nothing is made now; the budget of pods that are there may change all the same."""
-    wanted = gang.fewest(job)
+    wanted = provider_of(job).fewest(job)
     pods = bool(plan.living or plan.new)
     # Somebody may have deleted it, as with the Secret.
     again = (bool(plan.new) and not seen.sent.secret) or seen.refused_gang is not None
@@ -32,7 +34,7 @@ def companions(job: Job, seen: Observed, plan: Plan, now_s: float, *, blocked: b
     if before is None:
         before = int(job.status.get(BUDGET_FIELD) or 0)
     least = _least_available(job) if pods else before
-    due_s = backoff.retry_at(seen.budget_refusal)
+    due_s = refusals.retry_at(seen.budget_refusal, job.generation)
     if least != before and now_s < due_s:
         plan.look(due_s)
         least = before
@@ -50,10 +52,10 @@ def _least_available(job: Job) -> int:
 
 
 def _group(job: Job, fewest: int) -> Apply:
-    family = gang.family_of(job)
-    assert family is not None
-    spec = gang.group_spec(job)
-    return Apply(family.resource, _manifest(job, family.version, "PodGroup", spec), fewest)
+    provider = provider_of(job)
+    assert provider.api is not None
+    manifest = _manifest(job, provider.api.version, "PodGroup", provider.group(job))
+    return Apply(provider.api.resource, manifest, fewest)
 
 
 def _budget(job: Job, least: int) -> Apply:

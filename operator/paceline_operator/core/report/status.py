@@ -13,11 +13,13 @@ from paceline_api.names import worker_selector
 from paceline_api.reasons import ConditionType
 from paceline_api.status import STRAGGLERS_MAX
 
-from paceline_operator.core import backoff, conditions, transport
+from paceline_operator.core.coordinator_status import ACTIVE
+from paceline_operator.core.decide import backoff
 from paceline_operator.core.job import Job, timestamp
 from paceline_operator.core.observed import Observed
-from paceline_operator.core.resize import Plan
-from paceline_operator.core.told import ACTIVE
+from paceline_operator.core.plan import Plan
+from paceline_operator.core.report import conditions
+from paceline_operator.core.report.transport_status import transport_status, without_carrier
 
 COALESCE_S: Final = 0.1
 WORDS_S: Final = 2.0
@@ -33,21 +35,21 @@ def running(
     """Status of a job with a valid spec."""
     assert job.settings is not None
     status = carried(job, wanted, now_s)
-    told = seen.told
+    coordinator = seen.coordinator
     status["replicas"] = len(plan.living) + len(plan.new)
-    if told is not None:
-        full = told.full_pods(job.settings.procs_per_replica)
+    if coordinator is not None:
+        full = coordinator.full_pods(job.settings.procs_per_replica)
         ready = sum((pod.slot, pod.attempt) in full for pod in plan.living)
         status["readyReplicas"] = ready
-        status["activeRanks"] = sum(rank.state == ACTIVE for rank in told.ranks)
-        if told.generation:
-            status["membershipGeneration"] = told.generation
-        status["round"] = max(told.version, int(job.status.get("round") or 0))
+        status["activeRanks"] = sum(rank.state == ACTIVE for rank in coordinator.ranks)
+        if coordinator.generation:
+            status["membershipGeneration"] = coordinator.generation
+        status["round"] = max(coordinator.version, job.round)
         status["collective"] = _collective(job, seen)
-        if moved := transport.transport_status(job, seen, now_s):
+        if moved := transport_status(job, seen, now_s):
             status["transport"] = moved
-        if told.progress is not None:
-            status["progress"] = {"percent": int(100 * min(1.0, told.progress))}
+        if coordinator.progress is not None:
+            status["progress"] = {"percent": int(100 * min(1.0, coordinator.progress))}
     # As the first answer of a coordinator will be, so that it is no news.
     status.setdefault("readyReplicas", 0)
     status.setdefault("activeRanks", 0)
@@ -93,13 +95,13 @@ def ended(
 ) -> dict[str, Any]:
     """The last status: written once and then left alone."""
     status = carried(job, wanted, now_s)
-    if seen.told is not None:
-        status["round"] = max(seen.told.version, int(job.status.get("round") or 0))
+    if seen.coordinator is not None:
+        status["round"] = max(seen.coordinator.version, job.round)
         status["collective"] = _collective(job, seen)
-        if moved := transport.transport_status(job, seen, now_s):
+        if moved := transport_status(job, seen, now_s):
             status["transport"] = moved
-        if seen.told.progress is not None:
-            status["progress"] = {"percent": int(100 * min(1.0, seen.told.progress))}
+        if seen.coordinator.progress is not None:
+            status["progress"] = {"percent": int(100 * min(1.0, seen.coordinator.progress))}
     replicas = job.settings.replicas if job.settings else 0
     status |= {"replicas": 0, "readyReplicas": 0, "activeRanks": 0, "ready": f"0/{replicas}"}
     status["completionTime"] = timestamp(now_s)
@@ -109,21 +111,23 @@ def ended(
 
 
 def _collective(job: Job, seen: Observed) -> dict[str, Any]:
-    assert seen.told is not None
-    told = seen.told
-    mode = told.settings.get("mode") or (job.settings.collective.mode if job.settings else "")
+    assert seen.coordinator is not None
+    coordinator = seen.coordinator
+    mode = coordinator.settings.get("mode") or (
+        job.settings.collective.mode if job.settings else ""
+    )
     found: dict[str, Any] = {"mode": str(mode)}
-    total = sum(told.rounds.values())
+    total = sum(coordinator.rounds.values())
     if total:
-        partial = sum(told.rounds.get(name, 0) for name in PARTIAL)
+        partial = sum(coordinator.rounds.get(name, 0) for name in PARTIAL)
         found["partialPercent"] = round(100 * partial / total)
-    found["waitAvoidedSeconds"] = int(told.avoided_s)
+    found["waitAvoidedSeconds"] = int(coordinator.avoided_s)
     return found
 
 
 def _restarts(job: Job, seen: Observed, plan: Plan) -> dict[str, int]:
     before = job.status.get("restarts") or {}
-    version = seen.told.version if seen.told is not None else int(job.status.get("round") or 0)
+    version = seen.coordinator.version if seen.coordinator is not None else job.round
     workers = [pod for pod in seen.own(job.uid) if pod.is_worker]
     return {
         "ranks": int(before.get("ranks") or 0),
@@ -152,7 +156,7 @@ def state_word(status: Mapping[str, Any]) -> str:
 
 def without_figures(status: Mapping[str, Any]) -> dict[str, Any]:
     """What is written at once when it changes."""
-    status = transport.without_carrier(dict(status))
+    status = without_carrier(dict(status))
     fast = {k: v for k, v in status.items() if k not in ("round", "progress")}
     collective = status.get("collective") or {}
     fast["collective"] = {"mode": collective.get("mode")} if collective else {}

@@ -4,30 +4,25 @@ The coordinator tells what the agents have found out (`paceline.core.agent.netwo
 is required yet known to be missing may run for hours: with `fabric.preflight` the job fails before.
 Once it was seen to be as required, `status.transport.verifiedAt` says so, and a later loss of it is
 a matter of TransportVerified and an Event: the job has work to lose by then.
-
-A carrier that is not known for a while, as when a worker has just joined, is the last one known, so
-that the status does not flicker.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Final
 
 from paceline_api.enums import FabricRequirement
-from paceline_api.reasons import ConditionType, Reason
+from paceline_api.reasons import Reason
 
-from paceline_operator.core.job import Job, timestamp
+from paceline_operator.core.clocks import CarrierUnknown
+from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed
 
 OVER: Final = " over "
 """In status.transport.kind, before the carrier."""
 MOVING_ROUNDS: Final = 10
 """Rounds after which a carrier that nobody knows is no longer for want of traffic."""
-SINCE: Final = "transport"
-SINCE_ROUND: Final = "transport.round"
-"""In Observed.since: when, and at which round, the ranks of two pods first had no known carrier."""
 NAMED_MAX: Final = 4
 ENOUGH: Final = {
     FabricRequirement.RDMA: ("RDMA", "GPUDirect"),
@@ -63,22 +58,22 @@ class Carried:
 
 
 def carried(job: Job, seen: Observed) -> Carried | None:
-    told = seen.told
-    if told is None or not told.transport:
+    coordinator = seen.coordinator
+    if coordinator is None or not coordinator.transport:
         return None
     required = FabricRequirement(job.frozen["fabric"]["required"])
-    carrier = told.carrier or _known(job, told.transport)
+    carrier = coordinator.carrier or _known(job, coordinator.transport)
     if required is FabricRequirement.ANY or carrier in ENOUGH[required]:
         standing = Standing.MET
     elif carrier:
         standing = Standing.MISSED
-    elif told.carrier is None:
+    elif coordinator.carrier is None:
         standing = Standing.UNTOLD
     elif _one_pod(job):
         standing = Standing.MET
     else:
         standing = Standing.LOOKING
-    return Carried(standing, told.transport, carrier, required)
+    return Carried(standing, coordinator.transport, carrier, required)
 
 
 def _known(job: Job, transport: str) -> str:
@@ -94,33 +89,9 @@ def _one_pod(job: Job) -> bool:
     return job.settings is not None and job.settings.replicas == 1
 
 
-def was_verified(job: Job) -> bool:
-    return "verifiedAt" in _stored(job)
-
-
-def transport_status(job: Job, seen: Observed, now_s: float) -> dict[str, Any] | None:
-    """status.transport; None: nothing new is known."""
-    found = carried(job, seen)
-    if found is None:
-        return None
-    since = _stored(job).get("verifiedAt")
-    if since is None and found.standing is Standing.MET and found.carrier:
-        since = timestamp(now_s)
-    return {"kind": found.kind} | ({"verifiedAt": since} if since else {})
-
-
-def without_carrier(status: dict[str, Any]) -> dict[str, Any]:
-    """A status as it is compared to decide whether it is written at once. The carrier of a job that
-    requires none is a figure: it comes with the next regular write."""
-    required = ((status.get("resolved") or {}).get("fabric") or {}).get("required")
-    if required != FabricRequirement.ANY or not status.get("transport"):
-        return status
-    kind = str(status["transport"].get("kind", "")).partition(OVER)[0]
-    wordless = [
-        {**c, "message": ""} if c.get("type") == ConditionType.TRANSPORT_VERIFIED else c
-        for c in status.get("conditions") or ()
-    ]
-    return {**status, "transport": {"kind": kind}, "conditions": wordless}
+def verified_at(job: Job) -> str | None:
+    """When the carrier was first seen to be as required."""
+    return _stored(job).get("verifiedAt")
 
 
 # ---- TransportVerified --------------------------------------------------------------------------
@@ -148,7 +119,7 @@ def explained(job: Job, seen: Observed, found: Carried) -> tuple[bool, Reason, s
 
 def _named(job: Job, seen: Observed, *, lacking: tuple[str, ...], unknown: bool = False) -> str:
     """The ranks on the wrong network, or those of which nothing is known."""
-    ranks = [r for r in seen.told.ranks if r.rank is not None] if seen.told else []
+    ranks = [r for r in seen.coordinator.ranks if r.rank is not None] if seen.coordinator else []
     found = [
         f"rank {rank.rank} in {job.name}-{rank.slot}-{rank.attempt}"
         + (f" uses {rank.carrier}" if rank.carrier else "")
@@ -164,43 +135,43 @@ def _named(job: Job, seen: Observed, *, lacking: tuple[str, ...], unknown: bool 
 # ---- preflight ----------------------------------------------------------------------------------
 
 
-def pending_since(job: Job, seen: Observed, now_s: float) -> dict[str, float]:
-    """For Observed.since: kept while rounds run and nobody knows a carrier that is required."""
+def carrier_unknown(job: Job, seen: Observed, now_s: float) -> CarrierUnknown | None:
+    """The clock of that name, which runs where a carrier is required."""
     found = carried(job, seen)
-    if seen.told is None:
-        return {k: v for k, v in seen.since.items() if k in (SINCE, SINCE_ROUND)}
+    if seen.coordinator is None:
+        return seen.clocks.carrier_unknown
     if found is None or found.standing is not Standing.LOOKING or not _in_two_pods(seen):
-        return {}
-    return {
-        SINCE: seen.since.get(SINCE, now_s),
-        SINCE_ROUND: seen.since.get(SINCE_ROUND, float(seen.told.version)),
-    }
+        return None
+    return seen.clocks.carrier_unknown or CarrierUnknown(now_s, seen.coordinator.version)
 
 
 def _in_two_pods(seen: Observed) -> bool:
     """Something goes from pod to pod."""
-    told = seen.told
-    return told is not None and len({r.slot for r in told.ranks if r.rank is not None}) > 1
+    coordinator = seen.coordinator
+    return (
+        coordinator is not None
+        and len({r.slot for r in coordinator.ranks if r.rank is not None}) > 1
+    )
 
 
 def preflight(job: Job, seen: Observed, now_s: float) -> str | float | None:
     """Why the job must not go on; else when to look again, if time alone can decide."""
     checks = job.spec.fabric.preflight if job.spec and job.spec.fabric else None
-    if checks is None or not checks.enabled or was_verified(job):
+    if checks is None or not checks.enabled or verified_at(job):
         return None
     found = carried(job, seen)
-    if found is None or seen.told is None or seen.told.stopping:
+    if found is None or seen.coordinator is None or seen.coordinator.stopping:
         return None
     if found.standing is Standing.MISSED:
         _, _, text = explained(job, seen, found)
         return f"{text}; fabric.preflight.enabled: false lets the job go on"
-    pending = pending_since(job, seen, now_s)
-    if not pending or not checks.timeout_seconds:
+    unknown = carrier_unknown(job, seen, now_s)
+    if unknown is None or not checks.timeout_seconds:
         return None
-    due_s = pending[SINCE] + checks.timeout_seconds
+    due_s = unknown.since_s + checks.timeout_seconds
     if now_s < due_s:
         return due_s
-    if seen.told.version < pending[SINCE_ROUND] + MOVING_ROUNDS:
+    if seen.coordinator.version < unknown.since_round + MOVING_ROUNDS:
         return None  # the next round brings the next look
     where = _named(job, seen, lacking=(), unknown=True)
     return (

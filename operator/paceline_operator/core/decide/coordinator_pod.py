@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from paceline_operator.core import evidence
 from paceline_operator.core.changes import Delete
+from paceline_operator.core.decide import evidence
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import NO_SLOT, Observed, Pod
 
@@ -20,54 +20,55 @@ CRASHING_S: Final = 60.0
 
 
 @dataclass(slots=True)
-class Post:
-    """The coordinator's post: who holds it, and who has to go."""
+class CoordinatorPod:
+    """Which pod the coordinator has, which one is to be made, and which have to go."""
 
-    holder: Pod | None = None
+    present: Pod | None = None
     make: int | None = None
     """Attempt of a new pod."""
     why: str = ""
     delete: list[Delete] = field(default_factory=list)
-    since: dict[str, float] = field(default_factory=dict)
+    node_missing_s: dict[str, float] = field(default_factory=dict)
+    """For the clock of that name."""
     look_again_s: float | None = None
 
 
-def coordinator(job: Job, seen: Observed, now_s: float, *, over: str = "") -> Post:
+def coordinator_pod(job: Job, seen: Observed, now_s: float, *, over: str = "") -> CoordinatorPod:
     """`over`: why the present coordinator cannot serve any longer."""
     assert job.settings is not None
-    post = Post()
+    found = CoordinatorPod()
     pods = [pod for pod in seen.own(job.uid) if pod.is_coordinator]
     usable: list[Pod] = []
     node_lost_s = job.settings.elasticity.node_lost_ns / 1e9
     for pod in sorted((p for p in pods if p.active), key=lambda p: p.attempt):
         speaks = evidence.answers(pod, seen, now_s)
         loss = evidence.lost(pod, seen, speaks=speaks, node_lost_s=node_lost_s, now_s=now_s)
-        if loss.since:
-            post.since[loss.since[0]] = loss.since[1]
+        if loss.node_missing_s is not None:
+            found.node_missing_s[pod.node] = loss.node_missing_s
         if loss.look_again_s is not None:
-            post.look_again_s = min(loss.look_again_s, post.look_again_s or loss.look_again_s)
+            found.look_again_s = min(loss.look_again_s, found.look_again_s or loss.look_again_s)
         why = loss.why or over
         if not why and pod.waiting.startswith(CRASHING):
             if now_s - pod.created_s >= CRASHING_S:
                 why = f"{pod.name} crashes again and again: {pod.waiting}"
             else:
-                post.look_again_s = pod.created_s + CRASHING_S
+                found.look_again_s = pod.created_s + CRASHING_S
         if why:
-            post.delete.append(Delete(pod.name, pod.uid, why))
-            post.why = why
+            found.delete.append(Delete(pod.name, pod.uid, why))
+            found.why = why
         else:
             usable.append(pod)
     for pod in usable[:-1]:
-        post.delete.append(Delete(pod.name, pod.uid, f"{usable[-1].name} has taken its place"))
+        found.delete.append(Delete(pod.name, pod.uid, f"{usable[-1].name} has taken its place"))
     if usable:
-        post.holder = usable[-1]
-        return post
+        found.present = usable[-1]
+        return found
     known = [pod.attempt for pod in seen.pods if pod.is_coordinator]
-    post.make = max([*known, seen.used.get(NO_SLOT, 0)], default=0) + 1
-    if post.make == 1 and (job.start_s is not None or job.highest_attempt > 1):
-        post.make = job.highest_attempt + 1
-    post.why = post.why or ("it is gone" if pods else "the job starts")
+    found.make = max([*known, seen.used.get(NO_SLOT, 0)], default=0) + 1
+    if found.make == 1 and (job.start_s is not None or job.highest_attempt > 1):
+        found.make = job.highest_attempt + 1
+    found.why = found.why or ("it is gone" if pods else "the job starts")
     for pod in pods:
-        if pod.ended and not pod.deleting and not post.why:
-            post.why = f"{pod.name} has ended"
-    return post
+        if pod.ended and not pod.deleting and not found.why:
+            found.why = f"{pod.name} has ended"
+    return found

@@ -18,11 +18,11 @@ from paceline_api.jobfile import JOB_FILE
 from paceline_api.template import TRAINER
 from paceline_api.types import API_VERSION, KIND
 
-from paceline_operator.core import placement
-from paceline_operator.core.fabric import Fabric, equip
-from paceline_operator.core.frozen import job_file, trainer_of
 from paceline_operator.core.job import Job
 from paceline_operator.core.keys import JobKeys
+from paceline_operator.core.pods import placement
+from paceline_operator.core.pods.fabric import Fabric, equip
+from paceline_operator.core.pods.frozen import job_file, trainer_of
 
 ENV_VERSION_NOW: Final = "1"
 FILES: Final = "/etc/paceline"

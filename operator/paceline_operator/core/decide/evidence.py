@@ -34,19 +34,22 @@ class Loss:
     why: str = ""
     """Why the pod counts as gone with its node; empty if it does not."""
     look_again_s: float | None = None
-    since: tuple[str, float] | None = None
+    node_missing_s: float | None = None
+    """Since when the watch of nodes does not show its node; None: it does, or is blind."""
 
 
 def speaking(seen: Observed) -> Places:
     """Pods with a rank that the coordinator hears."""
-    return seen.told.speaking_pods() if seen.told is not None else set()
+    return seen.coordinator.speaking_pods() if seen.coordinator is not None else set()
 
 
 def answers(pod: Pod, seen: Observed, now_s: float) -> bool:
     """Whether the operator itself hears this coordinator."""
-    told = seen.told
+    coordinator = seen.coordinator
     return (
-        told is not None and told.coordinator == pod.uid and now_s - seen.told_s < POLL_S + REPLY_S
+        coordinator is not None
+        and coordinator.pod_uid == pod.uid
+        and now_s - seen.coordinator_heard_s < POLL_S + REPLY_S
     )
 
 
@@ -58,11 +61,10 @@ def lost(pod: Pod, seen: Observed, *, speaks: bool, node_lost_s: float, now_s: f
     if (node is None or node.troubled) and speaks:
         return Loss(look_again_s=now_s + SPEAKS_LOOK_S)  # only its kubelet is away
     if node is None:
-        key = f"gone:{pod.node}"
-        first_s = seen.since.get(key, now_s)
+        first_s = seen.clocks.node_missing_s.get(pod.node, now_s)
         if now_s - first_s >= GONE_S:
-            return Loss(f"node {pod.node} of {pod.name} is gone", since=(key, first_s))
-        return Loss(look_again_s=first_s + GONE_S, since=(key, first_s))
+            return Loss(f"node {pod.node} of {pod.name} is gone", node_missing_s=first_s)
+        return Loss(look_again_s=first_s + GONE_S, node_missing_s=first_s)
     if node.out_of_service:
         return Loss(f"node {pod.node} of {pod.name} is out of service")
     if node.ready:
@@ -75,13 +77,13 @@ def lost(pod: Pod, seen: Observed, *, speaks: bool, node_lost_s: float, now_s: f
     due_s = max(node.not_ready_since_s, pod.created_s) + node_lost_s
     if pod.is_worker:
         # It may live and not have found its new coordinator yet.
-        due_s = max([due_s, *(post_s + FOUND_S for post_s in _posts(pod, seen))])
+        due_s = max([due_s, *(made_s + FOUND_S for made_s in _coordinators_made(pod, seen))])
     if now_s < due_s:
         return Loss(look_again_s=due_s)
     return Loss(f"node {pod.node} of {pod.name} has been NotReady for {node_lost_s:.0f} s")
 
 
-def _posts(pod: Pod, seen: Observed) -> Iterable[float]:
+def _coordinators_made(pod: Pod, seen: Observed) -> Iterable[float]:
     """When the present coordinators of a pod's job were made."""
     return (p.created_s for p in seen.own(pod.owner) if p.is_coordinator and p.active)
 
@@ -117,14 +119,16 @@ def next_inventory(
 
     Planned pods are in it: no process may start before the revision that names its pod exists.
     """
-    if seen.told is None:
+    if seen.coordinator is None:
         return None
     pods = living | frozenset(planned)
-    sent, told = seen.sent, seen.told
+    sent, coordinator = seen.sent, seen.coordinator
     if pods == sent.inventory and sent.revision:
-        forgotten = told.inventory < sent.revision and seen.told_s > sent.inventory_s
+        forgotten = (
+            coordinator.inventory < sent.revision and seen.coordinator_heard_s > sent.inventory_s
+        )
         if not forgotten:
             return None
     floor = seen.epoch << 32
-    revision = max(sent.revision, told.inventory, floor) + 1
+    revision = max(sent.revision, coordinator.inventory, floor) + 1
     return Inventory(revision, tuple(sorted(pods)))

@@ -31,7 +31,8 @@ class Suspension:
     """No pod is left that is not ending."""
     loses_state: bool = False
     delete: list[Delete] = field(default_factory=list)
-    since: dict[str, float] = field(default_factory=dict)
+    stopping_s: float | None = None
+    """The clock of that name."""
     look_again_s: float | None = None
 
 
@@ -41,7 +42,7 @@ def suspend(job: Job, seen: Observed, now_s: float) -> Suspension:
     # Ended ones too: what they ended with must not be taken for the end of the resumed job.
     pods = [pod for pod in seen.own(job.uid) if not pod.deleting]
     found.done = not pods
-    rounds = max(seen.told.version if seen.told else 0, int(job.status.get("round") or 0))
+    rounds = max(seen.version, job.round)
     trained = job.start_s is not None
     keeps = job.settings.checkpoint is not None
     found.loses_state = trained and not keeps
@@ -55,13 +56,13 @@ def suspend(job: Job, seen: Observed, now_s: float) -> Suspension:
     # With the coordinator gone nobody can be asked, and what the last checkpoint holds is kept.
     asked = any(not pod.is_worker and not pod.ended for pod in pods)
     if trained and keeps and working and asked and not _stopped(seen):
-        first_s = seen.since.get("suspend", now_s)
-        found.since["suspend"] = first_s
+        first_s = seen.clocks.stopping_s if seen.clocks.stopping_s is not None else now_s
+        found.stopping_s = first_s
         due_s = first_s + STOP_S + job.settings.elasticity.drain_grace_ns / 1e9
         if now_s < due_s:
             found.reason = Reason.SUSPENDING
             found.message = "the job stops at an agreed round and writes a checkpoint"
-            found.stop = now_s - seen.sent.stop_s >= AGAIN_S and seen.told is not None
+            found.stop = now_s - seen.sent.stop_s >= AGAIN_S and seen.coordinator is not None
             found.look_again_s = min(due_s, max(now_s, seen.sent.stop_s) + AGAIN_S)
             return found
     found.delete = [Delete(pod.name, pod.uid, "the job is suspended") for pod in pods]
@@ -69,4 +70,4 @@ def suspend(job: Job, seen: Observed, now_s: float) -> Suspension:
 
 
 def _stopped(seen: Observed) -> bool:
-    return seen.told is not None and seen.told.outcome is not None
+    return seen.coordinator is not None and seen.coordinator.outcome is not None

@@ -1,4 +1,4 @@
-"""Which fabric profile a job's workers get, and what it adds to their pods (C13).
+"""Which fabric profile a job's workers get (C13).
 
 Chosen once, before the first pod, and kept in `status.fabric` with its content: a profile that is
 changed later does not split a running job in two. A job that names its profile gets that one; for
@@ -7,8 +7,6 @@ changed later does not split a running job in two. A job that names its profile 
 
 from __future__ import annotations
 
-import copy
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,34 +15,17 @@ from paceline_api.enums import FabricRequirement
 from paceline_api.fabric import ALL, PLAIN, FabricSpec
 from paceline_api.names import NOTE_FABRIC
 
-from paceline_operator.core.frozen import trainer_of
+from paceline_operator.core.devices import amount_of, is_device
 from paceline_operator.core.job import Job
-from paceline_operator.core.observed import Node, Observed, RefusalKind
+from paceline_operator.core.observed import Node, Observed
+from paceline_operator.core.pods.fabric import Fabric
+from paceline_operator.core.pods.frozen import trainer_of
+from paceline_operator.core.refusals import POD_SECURITY, RefusalKind
 
 AUTO: Final = "auto"
 RANK: Final = (FabricRequirement.ANY, FabricRequirement.RDMA, FabricRequirement.GPU_DIRECT)
 SEARCH_S: Final = 30.0
 """So often a job without its network looks for it, beside whenever nodes or profiles change."""
-POD_SECURITY: Final = "violates PodSecurity"
-"""Words of the API server."""
-UNITS: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
-OWN_RESOURCES: Final = ("kubernetes.io/", "hugepages-", "attachable-volumes-")
-
-
-@dataclass(frozen=True, slots=True)
-class Fabric:
-    """What `status.fabric` keeps."""
-
-    profile: str
-    carries: str
-    pod: Mapping[str, Any]
-    """`FabricPod` as in YAML, amounts filled in."""
-    message: str = ""
-    """Why it is less than the nodes offer, and what to do."""
-
-    def status(self) -> dict[str, Any]:
-        told = {"profile": self.profile, "carries": self.carries, "pod": dict(self.pod)}
-        return told | ({"message": self.message} if self.message else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +148,6 @@ def _devices_of(job: Job) -> dict[str, int]:
     return {name: amount for name, amount in amounts.items() if amount}
 
 
-def amount_of(quantity: str) -> int:
-    """Of a device: whole, as Kubernetes writes it, such as 8 or 1k; 0 for anything else."""
-    found = re.fullmatch(r"(\d+)([kMG]?)", quantity)
-    return int(found[1]) * UNITS[found[2]] if found else 0
-
-
-def is_device(resource: str) -> bool:
-    return "/" in resource and not resource.startswith(OWN_RESOURCES)
-
-
 def _says_where(profile: FabricSpec) -> bool:
     labels = profile.match.node_labels if profile.match else None
     return bool(labels or (profile.pod and profile.pod.resources))
@@ -239,65 +210,3 @@ def _filled(name: str, profile: FabricSpec, nodes: list[Node]) -> Fabric | NoFab
     if amounts:
         pod["resources"] = amounts
     return Fabric(name, str(profile.carries), pod)
-
-
-# ---- what it adds to a pod ------------------------------------------------------------------
-
-
-def equip(template: dict[str, Any], container: dict[str, Any], fabric: Fabric) -> None:
-    """Changes a worker's template and its trainer. What they say already stays."""
-    added: Mapping[str, Any] = copy.deepcopy(dict(fabric.pod))
-    spec = template["spec"]
-    metadata = template.setdefault("metadata", {})
-    metadata["annotations"] = {
-        **added.get("annotations", {}),
-        **(metadata.get("annotations") or {}),
-    }
-    if added.get("nodeSelector"):
-        spec["nodeSelector"] = {**added["nodeSelector"], **(spec.get("nodeSelector") or {})}
-    spec.setdefault("tolerations", []).extend(added.get("tolerations", ()))
-    if not spec["tolerations"]:
-        del spec["tolerations"]
-    _append(spec, "volumes", added.get("volumes", ()), "name")
-    _append(spec, "initContainers", added.get("initContainers", ()), "name")
-    _append(spec, "resourceClaims", added.get("resourceClaims", ()), "name")
-    _append(container, "volumeMounts", added.get("volumeMounts", ()), "mountPath")
-    _append(container, "env", added.get("env", ()), "name")
-    _ask(container, added)
-    _permit(spec, container, added)
-
-
-def _append(into: dict[str, Any], field: str, items: Iterable[Mapping[str, Any]], key: str) -> None:
-    """Those whose `key` nobody has."""
-    held = {item.get(key) for item in into.get(field) or ()}
-    more = [item for item in items if item.get(key) not in held]
-    if more:
-        into[field] = [*(into.get(field) or ()), *more]
-
-
-def _ask(container: dict[str, Any], added: Mapping[str, Any]) -> None:
-    amounts = added.get("resources") or {}
-    claims = [{"name": claim["name"]} for claim in added.get("resourceClaims", ())]
-    if not amounts and not claims:
-        return
-    resources = container.setdefault("resources", {})
-    for name, amount in amounts.items():
-        if not any(name in (resources.get(part) or {}) for part in ("requests", "limits")):
-            # Of a device as many are requested as are the limit.
-            resources.setdefault("limits", {})[name] = str(amount)
-    _append(resources, "claims", claims, "name")
-
-
-def _permit(spec: dict[str, Any], container: dict[str, Any], added: Mapping[str, Any]) -> None:
-    context = container.setdefault("securityContext", {})
-    user = added.get("runAsUser")
-    pod = spec.get("securityContext") or {}
-    chosen = any(key in part for part in (context, pod) for key in ("runAsUser", "runAsNonRoot"))
-    if user is not None and not chosen:
-        context |= {"runAsUser": user, "runAsNonRoot": user != 0}
-    capabilities = added.get("capabilities") or []
-    if capabilities and not context.get("privileged"):
-        held = context.setdefault("capabilities", {"drop": ["ALL"]})
-        held["add"] = list(dict.fromkeys([*(held.get("add") or ()), *capabilities]))
-    if not context:
-        del container["securityContext"]

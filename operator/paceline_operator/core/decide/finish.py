@@ -13,8 +13,8 @@ from typing import Final
 from paceline_api.enums import CleanPodPolicy, FailureAction
 from paceline_api.reasons import Reason
 
-from paceline_operator.core import backoff, transport
 from paceline_operator.core.changes import Changes, Delete
+from paceline_operator.core.decide import backoff, transport
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed, Pod
 
@@ -54,9 +54,9 @@ def judge(
 ) -> Judgement:
     """`anybody`: a process of the job may live. `nobody_since_s`: since when none does."""
     assert job.settings is not None
-    told = seen.told
-    if told is not None and told.outcome is not None and not suspending:
-        outcome = told.outcome
+    coordinator = seen.coordinator
+    if coordinator is not None and coordinator.outcome is not None and not suspending:
+        outcome = coordinator.outcome
         if outcome.complete:
             return Judgement(End(True, Reason.JOB_FINISHED, outcome.message))
         message = outcome.message + (f"; {outcome.hint}" if outcome.hint else "")
@@ -64,7 +64,7 @@ def judge(
             return Judgement(resume=message)
         return Judgement(End(False, _one_word(outcome.reason), message))
     done = next((pod for pod in seen.own(job.uid) if _was_released(pod)), None)
-    if done is not None and told is None and not suspending and job.start_s is not None:
+    if done is not None and coordinator is None and not suspending and job.start_s is not None:
         return Judgement(End(True, Reason.JOB_FINISHED, f"{done.name} was released as finished"))
     ruled = _by_rule(job, seen)
     if ruled is not None:
@@ -107,10 +107,10 @@ def _by_rule(job: Job, seen: Observed) -> End | None:
         for rule in job.settings.failure_rules:
             if code in rule.on_exit_codes or reason in rule.on_reasons:
                 if rule.action is FailureAction.FAIL_JOB:
-                    told = f"exit code {code}" + (f" ({reason})" if reason else "")
-                    return End(False, Reason.FAILURE_POLICY, f"{who} ended with {told}")
+                    ending = f"exit code {code}" + (f" ({reason})" if reason else "")
+                    return End(False, Reason.FAILURE_POLICY, f"{who} ended with {ending}")
                 break
-    version = max(seen.told.version if seen.told else 0, int(job.status.get("round") or 0))
+    version = max(seen.version, job.round)
     failures = backoff.failures(workers, version)
     if failures > job.settings.backoff_limit:
         last = max((p for p in workers if p.end), key=lambda p: p.ended_seen_s, default=None)
@@ -130,7 +130,7 @@ def _deaths(workers: list[Pod], seen: Observed) -> list[tuple[int, str, str]]:
         for pod in workers
         if pod.end is not None and not pod.end.in_order and not pod.deleting
     ]
-    for happening in seen.told.happenings if seen.told else ():
+    for happening in seen.coordinator.happenings if seen.coordinator else ():
         code = happening.facts.get("exit_code", "0").lstrip("-")
         if happening.reason == "RankDied" and code.isdecimal() and code != "0":
             signal = happening.facts["exit_code"].startswith("-")
@@ -145,8 +145,8 @@ def _state(
     """A job that has trained and has lost everybody: never a silent fresh start."""
     assert job.settings is not None
     resumable = job.settings.checkpoint is not None
-    told = seen.told
-    before = int(job.status.get("round") or 0)
+    coordinator = seen.coordinator
+    before = job.round
     if not anybody and not job.set_aside:
         due_s = nobody_since_s + NOBODY_S
         if now_s < due_s:
@@ -159,8 +159,13 @@ def _state(
             return Judgement(resume=why)
         return Judgement(End(False, Reason.STATE_LOST, f"{why}, and there is no checkpoint"))
     # A rank that was left out may have been one round ahead of the others (R8).
-    if told is not None and told.generation and told.version + 1 < before and not resumable:
-        why = f"a new membership has begun at round {told.version} after {before} rounds"
+    if (
+        coordinator is not None
+        and coordinator.generation
+        and coordinator.version + 1 < before
+        and not resumable
+    ):
+        why = f"a new membership has begun at round {coordinator.version} after {before} rounds"
         return Judgement(End(False, Reason.STATE_LOST, f"{why}: all ranks with weights are gone"))
     return Judgement()
 
@@ -187,9 +192,9 @@ def after_the_end(job: Job, seen: Observed, now_s: float) -> Changes:
     spec, settings = job.spec, job.settings
     policy = spec.clean_pod_policy if spec and spec.clean_pod_policy else CleanPodPolicy.RUNNING
     grace_s = (settings.elasticity.drain_grace_ns / 1e9 if settings else 60.0) + END_MARGIN_S
-    told_off = seen.told is not None and seen.told.outcome is not None
+    outcome_known = seen.coordinator is not None and seen.coordinator.outcome is not None
     # Workers that were released end by themselves, with their logs; others do not know of the end.
-    due_s = ended_s + grace_s if told_off else ended_s
+    due_s = ended_s + grace_s if outcome_known else ended_s
     pods = [pod for pod in seen.own(job.uid) if not pod.deleting]
     delete: list[Delete] = []
     looks: list[float] = []
@@ -204,8 +209,8 @@ def after_the_end(job: Job, seen: Observed, now_s: float) -> Changes:
         delete += [Delete(p.name, p.uid, "cleanPodPolicy is All") for p in done]
     if not running or now_s >= due_s:
         # It would be restarted for ever, and nobody asks it any more.
-        posts = [pod for pod in pods if pod.is_coordinator]
-        delete += [Delete(p.name, p.uid, "its outcome stands in the status") for p in posts]
+        coordinators = [pod for pod in pods if pod.is_coordinator]
+        delete += [Delete(p.name, p.uid, "its outcome stands in the status") for p in coordinators]
     ttl_s = spec.ttl_seconds_after_finished if spec else None
     delete_job = False
     if ttl_s is not None:

@@ -64,13 +64,13 @@ class Happening:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    coordinator: str = ""
+class CoordinatorStatus:
+    pod_uid: str = ""
     seq: int = 0
     generation: str = ""
     """incarnation.counter of the present membership; empty before the first."""
     replicas: int = 0
-    told: bool = True
+    has_targets: bool = True
     """Somebody has pushed `replicas` to this coordinator. One that says nothing needs no push."""
     inventory: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -122,17 +122,17 @@ class Told:
         return found
 
 
-def read_told(data: Any) -> Told:
+def read_coordinator_status(data: Any) -> CoordinatorStatus:
     """From the JSON of /v1/status. Never raises."""
     body = _mapping(data)
     log = _mapping(body.get("log"))
     progress = log.get("progress")
-    return Told(
-        coordinator=str(body.get("coordinator", "")),
+    return CoordinatorStatus(
+        pod_uid=str(body.get("coordinator", "")),
         seq=_whole(body.get("seq")),
         generation=_generation(body),
         replicas=_whole(body.get("replicas")),
-        told=bool(body.get("told", True)),
+        has_targets=bool(body.get("told", True)),
         inventory=_whole(body.get("inventory")),
         settings=_mapping(body.get("settings")),
         ranks=tuple(_ranks(_items(body.get("ranks")))),

@@ -7,31 +7,36 @@ from typing import Any
 
 from paceline_api.reasons import ConditionType, Reason
 
-from paceline_operator.core import gang, transport
-from paceline_operator.core.backoff import Cause
 from paceline_operator.core.changes import Event
+from paceline_operator.core.coordinator_status import CoordinatorStatus
+from paceline_operator.core.decide import transport
+from paceline_operator.core.decide.coordinator_pod import CoordinatorPod
+from paceline_operator.core.decide.suspend import Suspension
 from paceline_operator.core.job import Job
-from paceline_operator.core.observed import Observed, RefusalKind
-from paceline_operator.core.post import Post
-from paceline_operator.core.resize import Plan
-from paceline_operator.core.suspend import Suspension
-from paceline_operator.core.told import Told
+from paceline_operator.core.observed import Observed
+from paceline_operator.core.plan import Cause, Plan
+from paceline_operator.core.report.refused import as_events
 
 
 def events_of(
-    job: Job, seen: Observed, plan: Plan, status: Mapping[str, Any], post: Post, resume: str
+    job: Job,
+    seen: Observed,
+    plan: Plan,
+    status: Mapping[str, Any],
+    pod: CoordinatorPod,
+    resume: str,
 ) -> tuple[Event, ...]:
     """Of a running job. Keys name the transition, so the same one gives the same Event."""
     assert job.settings is not None
     events: list[Event] = []
     if resume:
         text = f"{resume}; the job goes on from its last checkpoint"
-        key = f"resume:{post.make}"
+        key = f"resume:{pod.make}"
         events.append(Event(key, Reason.RESUMED_FROM_CHECKPOINT, text, warning=True))
-    told = seen.told or Told()
-    for happened in told.happenings:
+    coordinator = seen.coordinator or CoordinatorStatus()
+    for happened in coordinator.happenings:
         if happened.reason == Reason.RESUMED_FROM_CHECKPOINT:
-            key = f"resumed:{told.coordinator}:{happened.seq}"
+            key = f"resumed:{coordinator.pod_uid}:{happened.seq}"
             events.append(Event(key, Reason.RESUMED_FROM_CHECKPOINT, happened.message))
     if plan.no_fabric:
         key = f"fabric:{job.generation}"
@@ -39,35 +44,18 @@ def events_of(
     less = (status.get("fabric") or {}).get("message")
     if less and not (job.status.get("fabric") or {}):
         events.append(Event("fabric:less", Reason.FABRIC_UNAVAILABLE, less, warning=True))
-    refusal = seen.refusal
-    if refusal is not None and refusal.kind in (RefusalKind.TEMPLATE, RefusalKind.FORBIDDEN):
-        text = f"the API server refuses the pod: {refusal.message}; correct spec.template"
-        key = f"template:{refusal.generation}"
-        events.append(Event(key, Reason.TEMPLATE_INVALID, text, warning=True))
-    elif refusal is not None and refusal.kind is RefusalKind.QUOTA:
-        text = f"{refusal.message}; raise the quota or lower spec.replicas, it is tried again"
-        key = f"quota:{job.generation}:{job.settings.replicas}"
-        events.append(Event(key, Reason.QUOTA_EXCEEDED, text, warning=True))
-    if seen.refused_gang is not None:
-        key = f"gang:{seen.refused_gang.kind}"
-        text = gang.unavailable(job, seen.refused_gang)
-        events.append(Event(key, Reason.SCHEDULER_UNAVAILABLE, text, warning=True))
-    if seen.budget_refusal is not None:
-        text = f"the API server refuses the PodDisruptionBudget: {seen.budget_refusal.message}"
-        events.append(Event("budget", Reason.BUDGET_REFUSED, text, warning=True))
+    events += as_events(job, seen.refusal, seen.budget_refusal)
     for new in plan.new:
         if new.cause is not Cause.NEW:
             text = f"{job.name}-{new.slot}-{new.attempt} is made: {new.why}"
             failed = new.cause in (Cause.FAILED, Cause.REFUSED)
             key = f"replace:{new.slot}:{new.attempt}"
             events.append(Event(key, Reason.RANK_REPLACED, text, warning=failed))
-    if job.start_s is not None and post.make is not None and seen.used and not job.set_aside:
-        text = f"the coordinator is made anew: {post.why}; rounds go on meanwhile"
-        events.append(
-            Event(f"coordinator:{post.make}", Reason.COORDINATOR_AWAY, text, warning=True)
-        )
+    if job.start_s is not None and pod.make is not None and seen.used and not job.set_aside:
+        text = f"the coordinator is made anew: {pod.why}; rounds go on meanwhile"
+        events.append(Event(f"coordinator:{pod.make}", Reason.COORDINATOR_AWAY, text, warning=True))
     if not job.holds(ConditionType.RING_READY) and _holds(status, ConditionType.RING_READY):
-        text = f"{len(told.living)} ranks form the first membership; training runs"
+        text = f"{len(coordinator.living)} ranks form the first membership; training runs"
         events.append(Event(f"ring:{job.highest_attempt}", Reason.RING_FORMED, text))
     events += _of_changes(job, seen, status)
     for slow in plan.slow:
@@ -89,15 +77,19 @@ def _of_changes(job: Job, seen: Observed, status: Mapping[str, Any]) -> list[Eve
         text = f"rounds run in mode {now} instead of {before}"
         events.append(Event(f"mode:{now}:{job.generation}", Reason.MODE_CHANGED, text))
     found = transport.carried(job, seen)
-    if found is not None and transport.was_verified(job):
+    if found is not None and transport.verified_at(job):
         holds, _, text = transport.explained(job, seen, found)
         if not holds and job.holds(ConditionType.TRANSPORT_VERIFIED):
             key = f"transport:{status.get('membershipGeneration')}:{found.carrier}"
             events.append(Event(key, Reason.TRANSPORT_DEGRADED, text, warning=True))
     wanted = job.settings.replicas
-    told = seen.told
-    if told is not None and job.start_s is not None and told.replicas not in (0, wanted):
-        text = f"{told.replicas} -> {wanted} replicas"
+    coordinator = seen.coordinator
+    if (
+        coordinator is not None
+        and job.start_s is not None
+        and coordinator.replicas not in (0, wanted)
+    ):
+        text = f"{coordinator.replicas} -> {wanted} replicas"
         events.append(Event(f"scale:{job.generation}", Reason.SCALING, text))
     return events
 

@@ -6,29 +6,22 @@ away from the slow node. RestartInPlace is the coordinator's, which knows the ra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from paceline_api import slow
 from paceline_api.enums import StragglerResponse
 from paceline_api.slow import Pace
 
-from paceline_operator.core.backoff import NOTE_CAUSE, Cause
+from paceline_operator.core.coordinator_status import ACTIVE, Rank
+from paceline_operator.core.decide.backoff import NOTE_CAUSE
 from paceline_operator.core.job import Job, seconds_of
 from paceline_operator.core.observed import Observed, Pod
-from paceline_operator.core.told import ACTIVE, Rank
+from paceline_operator.core.plan import Cause, Slow
 
 NODES_MAX: Final = 3
 """Slow nodes that a replacement keeps away from."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slow:
-    rank: Rank
-    pod: Pod
-    slowdown_percent: int
-    since_s: float
-    action: StragglerResponse
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +29,17 @@ class Verdict:
     slow: tuple[Slow, ...] = ()
     """Confirmed, the slowest first."""
     replace: Slow | None = None
-    since: tuple[tuple[str, float], ...] = ()
+    slow_s: Mapping[str, float] = field(default_factory=dict)
+    """The clock of that name."""
     look_again_s: float | None = None
 
 
 def verdict(job: Job, seen: Observed, living: list[Pod], now_s: float) -> Verdict:
-    told, settings = seen.told, job.settings
-    if told is None or settings is None:
+    coordinator, settings = seen.coordinator, job.settings
+    if coordinator is None or settings is None:
         return Verdict()
     by_place = {(pod.slot, pod.attempt): pod for pod in living}
-    ranks = {_key(rank): rank for rank in told.ranks if rank.pod in by_place}
+    ranks = {_key(rank): rank for rank in coordinator.ranks if rank.pod in by_place}
     known = _known_since(job)
     before: dict[str, float] = {}
     confirmed = set()
@@ -54,12 +48,12 @@ def verdict(job: Job, seen: Observed, living: list[Pod], now_s: float) -> Verdic
         if named in known:
             confirmed.add(key)
             before[key] = known[named]
-        if key in seen.since:
-            before[key] = seen.since[key]
+        if key in seen.clocks.slow_s:
+            before[key] = seen.clocks.slow_s[key]
     judged = slow.judge(
-        [Pace(_key(r), r.step_s if r.state == ACTIVE else 0.0) for r in told.living],
+        [Pace(_key(r), r.step_s if r.state == ACTIVE else 0.0) for r in coordinator.living],
         settings.straggler,
-        round_s=told.round_s,
+        round_s=coordinator.round_s,
         since=before,
         now_s=now_s,
         confirmed=confirmed,
@@ -71,12 +65,12 @@ def verdict(job: Job, seen: Observed, living: list[Pod], now_s: float) -> Verdic
     ]
     replace, free_s = _to_replace(job, seen, found, now_s)
     looks = [at_s for at_s in (judged.look_again_s, free_s) if at_s is not None]
-    since = tuple((key, at_s) for key, at_s in judged.since.items() if key in ranks)
-    return Verdict(tuple(found), replace, since, min(looks, default=None))
+    slow_s = {key: at_s for key, at_s in judged.since.items() if key in ranks}
+    return Verdict(tuple(found), replace, slow_s, min(looks, default=None))
 
 
 def _key(rank: Rank) -> str:
-    return f"slow:{rank.slot}.{rank.local}#{rank.attempt}"
+    return f"{rank.slot}.{rank.local}#{rank.attempt}"
 
 
 def _to_replace(

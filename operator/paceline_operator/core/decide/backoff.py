@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from paceline_api.names import PREFIX
 
-from paceline_operator.core.observed import NOT_STARTED, Pod, Refusal
+from paceline_operator.core.observed import NOT_STARTED, Pod
+from paceline_operator.core.plan import Cause
 
 NOTE_CAUSE: Final = f"{PREFIX}cause"
 NOTE_WHY: Final = f"{PREFIX}replaces"
@@ -32,22 +32,10 @@ NOTE_AVOID: Final = f"{PREFIX}avoid-nodes"
 
 BASE_S: Final = 2.0
 MAX_S: Final = 300.0
-RETRY_S: Final = 1.0
-RETRY_MAX_S: Final = 60.0
 HEALTHY_S: Final = 600.0
 """A pod that lived so long ends the row of its slot's failures."""
 EVICTED: Final = ("Evicted", "Preempting", "Preempted", "NodeLost", "Terminated", "Shutdown")
 """Reasons for which the cluster itself has ended a pod."""
-
-
-class Cause(StrEnum):
-    NEW = "New"
-    LOST = "Lost"
-    FAILED = "Failed"
-    REFUSED = "Refused"
-    ENDED = "Ended"
-    """With exit code 0 while the job goes on: drained, by whatever asked for it."""
-    SLOW = "Slow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +87,10 @@ def why_ended(pod: Pod) -> str:
         return f"{pod.name} was evicted: {pod.end.message or pod.end.reason}"
     if pod.end.exit_code == NOT_STARTED:
         return f"{pod.name} was refused by its node: {pod.end.message or pod.end.reason}"
-    told = f"{pod.name} ended with exit code {pod.end.exit_code}"
+    text = f"{pod.name} ended with exit code {pod.end.exit_code}"
     if pod.end.reason not in ("", "Completed", "Error"):
-        told += f" ({pod.end.reason})"
-    return told
+        text += f" ({pod.end.reason})"
+    return text
 
 
 def failures(workers: Iterable[Pod], version: int) -> int:
@@ -157,10 +145,3 @@ def avoided(notes: Mapping[str, str]) -> tuple[str, ...]:
 def _count(pod: Pod, note: str) -> int:
     text = pod.notes.get(note, "")
     return int(text) if text.isdecimal() else 0
-
-
-def retry_at(refusal: Refusal | None) -> float:
-    """When what was refused is tried again; each time it is refused, later."""
-    if refusal is None:
-        return 0.0
-    return refusal.at_s + min(RETRY_MAX_S, RETRY_S * 2.0 ** min(refusal.count - 1, 10))

@@ -12,15 +12,19 @@ back. Pods made after that form a new group, which waits in the queue anew.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from paceline_api.defaults import QUEUE_LABEL
+from paceline_api.enums import SchedulingProvider
 from paceline_api.names import ENV_DRAINED_EXIT, group_name
+from paceline_api.reasons import Reason
 from paceline_api.template import TRAINER
 
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed, Pod
-from paceline_operator.core.resize import Plan
+from paceline_operator.core.plan import Plan
+from paceline_operator.core.providers.base import Provider
 
 MARKS: Final = (
     *(QUEUE_LABEL, "kueue.x-k8s.io/priority-class"),
@@ -43,32 +47,54 @@ NOTE: Final = "paceline.dev/queue-group"
 """Name and count of the group that a pod was made for, as `name/count`."""
 
 
-def mark(job: Job, pod: dict[str, Any]) -> None:
-    """Its annotations have the note."""
-    labels, annotations = pod["metadata"]["labels"], pod["metadata"]["annotations"]
-    if NOTE not in annotations:
-        return  # of a job that began without a queue
-    name, _, count = annotations[NOTE].rpartition("/")
-    labels |= {key: job.labels[key] for key in MARKS if key in job.labels}
-    labels[GROUP] = name
-    annotations |= {COUNT: count, ROLE: "worker", RETRIABLE: "false"}
-    trainer = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER)
-    trainer["env"].append({"name": ENV_DRAINED_EXIT, "value": str(DRAINED_EXIT)})
+class Kueue(Provider):
+    name = SchedulingProvider.KUEUE
 
+    def join(self, job: Job, pod: dict[str, Any]) -> None:
+        """Its annotations have the note."""
+        labels, annotations = pod["metadata"]["labels"], pod["metadata"]["annotations"]
+        if NOTE not in annotations:
+            return  # of a job that began without a queue
+        name, _, count = annotations[NOTE].rpartition("/")
+        labels |= {key: job.labels[key] for key in MARKS if key in job.labels}
+        labels[GROUP] = name
+        annotations |= {COUNT: count, ROLE: "worker", RETRIABLE: "false"}
+        trainer = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER)
+        trainer["env"].append({"name": ENV_DRAINED_EXIT, "value": str(DRAINED_EXIT)})
 
-def places(job: Job, seen: Observed, plan: Plan) -> dict[str, str]:
-    """The note for new pods, of which no more are left in the plan than their group has places."""
-    note = _note(job, seen, plan)
-    if note:
-        _hold_back(job, seen, plan, note)
-    return note
+    def hold_back(self, job: Job, seen: Observed, plan: Plan) -> Mapping[str, str]:
+        """No more new pods are left in the plan than their group has places."""
+        note = _note(job, seen, plan)
+        if note:
+            _hold_back(job, seen, plan, note)
+        return note
+
+    def waits(self, job: Job, plan: Plan) -> str:
+        """No worker has been admitted; a coordinator has no part in the quota."""
+        if any(pod.node for pod in plan.living):
+            return ""
+        queue = job.labels.get(QUEUE_LABEL)
+        return "Kueue has not yet admitted the job" + (f" of queue {queue}" if queue else "")
+
+    def trouble(self, job: Job, plan: Plan) -> tuple[Reason, str] | None:
+        if not all(pod.queued for pod in plan.living):
+            text = (
+                "Kueue does not look after the pods of this job, which run without its quota: "
+                "enable its integration `pod`, see that it manages this namespace, and that the "
+                f"job has the label {QUEUE_LABEL}; then suspend the job and resume it"
+            )
+            return Reason.SCHEDULER_UNAVAILABLE, text
+        if not _has_fixed_size(job):
+            text = (
+                "Kueue admits a fixed size: remove minReplicas and maxReplicas, or set them alike"
+            )
+            return Reason.SIZE_NOT_FIXED, text
+        return None
 
 
 def _note(job: Job, seen: Observed, plan: Plan) -> dict[str, str]:
     """The group for new pods: that of the pods that live, or else a new one."""
     assert job.settings is not None
-    if not job.fixed_size:
-        return {}
     found = [pod.notes[NOTE] for pod in plan.living if NOTE in pod.notes]
     if found:
         return {NOTE: found[-1]}
@@ -96,25 +122,10 @@ def _hold_back(job: Job, seen: Observed, plan: Plan, note: dict[str, str]) -> No
     )
 
 
-def waits(job: Job, plan: Plan) -> bool:
-    """No worker has been admitted: nobody needs a coordinator, which has no part in the quota."""
-    return job.fixed_size and not any(pod.node for pod in plan.living)
-
-
-def queue_of(job: Job) -> str:
-    queue = job.labels.get(QUEUE_LABEL)
-    return f" of queue {queue}" if queue else ""
-
-
-def unmanaged(job: Job, plan: Plan) -> str:
-    """What is wrong if Kueue does not look after the job's pods."""
-    if not job.fixed_size or all(pod.queued for pod in plan.living):
-        return ""
-    return (
-        "Kueue does not look after the pods of this job, which run without its quota: enable its "
-        "integration `pod`, see that it manages this namespace, and that the job has the label "
-        f"{QUEUE_LABEL}; then suspend the job and resume it"
-    )
+def _has_fixed_size(job: Job) -> bool:
+    assert job.settings is not None
+    s = job.settings
+    return s.min_replicas == s.replicas == (s.max_replicas or s.replicas)
 
 
 def _counts(pod: Pod) -> bool:

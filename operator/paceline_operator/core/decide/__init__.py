@@ -1,0 +1,1 @@
+"""Single decisions: who lives, what is made and deleted, when a job ends or is suspended."""

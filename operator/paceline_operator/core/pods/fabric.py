@@ -1,0 +1,83 @@
+"""What the fabric profile of a job adds to its workers' pods (C13). What they say already stays."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """What `status.fabric` keeps."""
+
+    profile: str
+    carries: str
+    pod: Mapping[str, Any]
+    """`FabricPod` as in YAML, amounts filled in."""
+    message: str = ""
+    """Why it is less than the nodes offer, and what to do."""
+
+    def status(self) -> dict[str, Any]:
+        kept = {"profile": self.profile, "carries": self.carries, "pod": dict(self.pod)}
+        return kept | ({"message": self.message} if self.message else {})
+
+
+def equip(template: dict[str, Any], container: dict[str, Any], fabric: Fabric) -> None:
+    """Changes a worker's template and its trainer."""
+    added: Mapping[str, Any] = copy.deepcopy(dict(fabric.pod))
+    spec = template["spec"]
+    metadata = template.setdefault("metadata", {})
+    metadata["annotations"] = {
+        **added.get("annotations", {}),
+        **(metadata.get("annotations") or {}),
+    }
+    if added.get("nodeSelector"):
+        spec["nodeSelector"] = {**added["nodeSelector"], **(spec.get("nodeSelector") or {})}
+    spec.setdefault("tolerations", []).extend(added.get("tolerations", ()))
+    if not spec["tolerations"]:
+        del spec["tolerations"]
+    _append(spec, "volumes", added.get("volumes", ()), "name")
+    _append(spec, "initContainers", added.get("initContainers", ()), "name")
+    _append(spec, "resourceClaims", added.get("resourceClaims", ()), "name")
+    _append(container, "volumeMounts", added.get("volumeMounts", ()), "mountPath")
+    _append(container, "env", added.get("env", ()), "name")
+    _ask(container, added)
+    _permit(spec, container, added)
+
+
+def _append(into: dict[str, Any], field: str, items: Iterable[Mapping[str, Any]], key: str) -> None:
+    """Those whose `key` nobody has."""
+    held = {item.get(key) for item in into.get(field) or ()}
+    more = [item for item in items if item.get(key) not in held]
+    if more:
+        into[field] = [*(into.get(field) or ()), *more]
+
+
+def _ask(container: dict[str, Any], added: Mapping[str, Any]) -> None:
+    amounts = added.get("resources") or {}
+    claims = [{"name": claim["name"]} for claim in added.get("resourceClaims", ())]
+    if not amounts and not claims:
+        return
+    resources = container.setdefault("resources", {})
+    for name, amount in amounts.items():
+        if not any(name in (resources.get(part) or {}) for part in ("requests", "limits")):
+            # Of a device as many are requested as are the limit.
+            resources.setdefault("limits", {})[name] = str(amount)
+    _append(resources, "claims", claims, "name")
+
+
+def _permit(spec: dict[str, Any], container: dict[str, Any], added: Mapping[str, Any]) -> None:
+    context = container.setdefault("securityContext", {})
+    user = added.get("runAsUser")
+    pod = spec.get("securityContext") or {}
+    chosen = any(key in part for part in (context, pod) for key in ("runAsUser", "runAsNonRoot"))
+    if user is not None and not chosen:
+        context |= {"runAsUser": user, "runAsNonRoot": user != 0}
+    capabilities = added.get("capabilities") or []
+    if capabilities and not context.get("privileged"):
+        held = context.setdefault("capabilities", {"drop": ["ALL"]})
+        held["add"] = list(dict.fromkeys([*(held.get("add") or ()), *capabilities]))
+    if not context:
+        del container["securityContext"]

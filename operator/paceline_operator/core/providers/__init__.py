@@ -1,0 +1,1 @@
+"""Who starts the workers of a job: gang schedulers and Kueue, one object each."""

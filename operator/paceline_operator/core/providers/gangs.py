@@ -1,0 +1,143 @@
+"""All or nothing at the start: what the worker pods of a gang carry, and the group they form.
+
+Volcano, scheduler-plugins (Coscheduling), KAI and Kubernetes itself (Native) each ask for a group
+object with the fewest members that may start, and for a mark on every pod that names it. A group
+lasts as long as its job: a replacement, a worker of a larger size and one after a resumption join
+the same one.
+
+The coordinator is in no gang. Members are counted, not told apart, so it would take the place of a
+worker; it is needed before all workers have come, and it must be replaced on its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+from paceline_api.enums import SchedulingProvider
+from paceline_api.names import group_name
+
+from paceline_operator.core.job import Job
+from paceline_operator.core.providers.base import GroupApi, Provider
+
+VOLCANO_GROUP: Final = "scheduling.k8s.io/group-name"
+VOLCANO_QUEUE: Final = "scheduling.volcano.sh/queue-name"
+COSCHEDULING_GROUP: Final = "scheduling.x-k8s.io/pod-group"
+KAI_GROUP: Final = "pod-group-name"
+KAI_QUEUE: Final = "kai.scheduler/queue"
+KAI_DEFAULT_QUEUE: Final = "default-queue"
+"""Where KAI's own grouper puts a pod that names no queue; a group must name one."""
+KAI_NO_GROUPER: Final = "kai.scheduler/skip-podgrouper"
+"""Without it KAI makes a group of its own for a kind it does not know, with one member."""
+
+
+class Gang(Provider):
+    """What all of them have in common."""
+
+    api: ClassVar[GroupApi]
+    scheduler = ""
+    """Name under which it is installed by default; empty: that of the cluster."""
+
+    def fewest(self, job: Job) -> int:
+        assert job.settings is not None
+        gang = job.spec.scheduling.gang if job.spec and job.spec.scheduling else None
+        return gang.min_count or job.settings.min_replicas if gang is not None else 0
+
+    def group(self, job: Job) -> dict[str, Any]:
+        spec: dict[str, Any] = {"minMember": self.fewest(job)}
+        return spec | _priority(job)
+
+    def join(self, job: Job, pod: dict[str, Any]) -> None:
+        if self.scheduler:
+            pod["spec"].setdefault("schedulerName", self.scheduler)
+        self._queue(job, pod)
+        if self.fewest(job):
+            self._mark(pod, group_name(job.name, job.uid))
+
+    def _queue(self, job: Job, pod: dict[str, Any]) -> None:
+        """Puts the pod into the queue that the job names."""
+
+    def _mark(self, pod: dict[str, Any], group: str) -> None:
+        """Makes the pod a member."""
+        raise NotImplementedError
+
+
+class Native(Gang):
+    name = SchedulingProvider.NATIVE
+    api = GroupApi(
+        "podgroups.scheduling.k8s.io",
+        "scheduling.k8s.io/v1beta1",
+        "use Kubernetes 1.37 or later with the feature gate GenericWorkload and this API on",
+    )
+
+    def group(self, job: Job) -> dict[str, Any]:
+        spec: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": self.fewest(job)}}}
+        return spec | _priority(job)
+
+    def _mark(self, pod: dict[str, Any], group: str) -> None:
+        pod["spec"]["schedulingGroup"] = {"podGroupName": group}
+
+
+class Volcano(Gang):
+    name = SchedulingProvider.VOLCANO
+    api = GroupApi(
+        "podgroups.scheduling.volcano.sh", "scheduling.volcano.sh/v1beta1", "install Volcano"
+    )
+    scheduler = "volcano"
+
+    def group(self, job: Job) -> dict[str, Any]:
+        queue = {**_template(job, "annotations"), **job.annotations}.get(VOLCANO_QUEUE)
+        return super().group(job) | ({"queue": queue} if queue else {})
+
+    def _queue(self, job: Job, pod: dict[str, Any]) -> None:
+        if VOLCANO_QUEUE in job.annotations:
+            pod["metadata"]["annotations"][VOLCANO_QUEUE] = job.annotations[VOLCANO_QUEUE]
+
+    def _mark(self, pod: dict[str, Any], group: str) -> None:
+        pod["metadata"]["annotations"][VOLCANO_GROUP] = group
+
+
+class Coscheduling(Gang):
+    name = SchedulingProvider.COSCHEDULING
+    api = GroupApi(
+        "podgroups.scheduling.x-k8s.io",
+        "scheduling.x-k8s.io/v1alpha1",
+        "install scheduler-plugins with Coscheduling",
+    )
+    scheduler = "scheduler-plugins-scheduler"
+
+    def group(self, job: Job) -> dict[str, Any]:
+        return {"minMember": self.fewest(job)}  # its groups know no priority
+
+    def _mark(self, pod: dict[str, Any], group: str) -> None:
+        pod["metadata"]["labels"][COSCHEDULING_GROUP] = group
+
+
+class Kai(Gang):
+    name = SchedulingProvider.KAI
+    api = GroupApi(
+        "podgroups.scheduling.run.ai",
+        "scheduling.run.ai/v2alpha2",
+        "install the KAI scheduler, 0.15 or later",
+    )
+    scheduler = "kai-scheduler"
+
+    def group(self, job: Job) -> dict[str, Any]:
+        queues = {KAI_QUEUE: KAI_DEFAULT_QUEUE, **_template(job, "labels"), **job.labels}
+        return super().group(job) | {"queue": queues[KAI_QUEUE]}
+
+    def _queue(self, job: Job, pod: dict[str, Any]) -> None:
+        if KAI_QUEUE in job.labels:
+            pod["metadata"]["labels"][KAI_QUEUE] = job.labels[KAI_QUEUE]
+
+    def _mark(self, pod: dict[str, Any], group: str) -> None:
+        pod["metadata"]["annotations"] |= {KAI_GROUP: group, KAI_NO_GROUPER: "true"}
+
+
+def _priority(job: Job) -> dict[str, Any]:
+    priority = (job.template.get("spec") or {}).get("priorityClassName")
+    return {"priorityClassName": priority} if priority else {}
+
+
+def _template(job: Job, part: str) -> dict[str, str]:
+    metadata = job.template.get("metadata") or {}
+    return dict(metadata.get(part) or {})

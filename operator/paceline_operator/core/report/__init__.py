@@ -1,0 +1,1 @@
+"""What the user reads of it: status, conditions and Events."""

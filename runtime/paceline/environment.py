@@ -153,7 +153,7 @@ class RankSettings:
     faults: str
     host: str
     agent_fd: int
-    """Socket to the agent; for `worker.agent_pipe.AgentLine`."""
+    """Socket to the agent; for `worker.agent_pipe.AgentPipe`."""
     record_fd: int
     """Memory of the rank's metrics; for `telemetry.records.RankRecord.open`."""
     tls_cert: Path | None = None

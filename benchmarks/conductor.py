@@ -22,7 +22,7 @@ from paceline.local import processes
 from paceline.local.client import CoordinatorAwayError
 from paceline.local.runner import Runner
 from paceline.local.timeline import Timeline
-from paceline_api.load import job_from_mapping
+from paceline_api.reading.load import job_from_mapping
 from paceline_api.resolve import resolve
 from paceline_api.rounds import RoundSettings
 

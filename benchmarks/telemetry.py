@@ -23,8 +23,8 @@ from paceline.core.rank.state import RankState
 from paceline.telemetry.records import RankRecord
 from paceline.worker.metrics.loop import LoopMetrics
 from paceline.worker.metrics.rounds import RoundMetrics
-from paceline_api.enums import Mode
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import Mode
 
 BAR_US = 20.0
 STEP_NS = 20_000_000

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
-from paceline_api.enums import Mode
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import Mode
 
 from scripts.timeline import MS, Play, Step, Timeline
 

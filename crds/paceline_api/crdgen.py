@@ -16,11 +16,11 @@ from typing import Any, Final
 
 import yaml
 
-from paceline_api.fabric import FABRIC_KIND, FABRIC_PLURAL, FabricProfile
-from paceline_api.model import DEFAULT_KEY, FIXED_KEY
-from paceline_api.rules import Rule
-from paceline_api.types import GROUP, KIND, VERSION, TrainingJob
-from paceline_api.validate import RULES
+from paceline_api.rules.rule import Rule
+from paceline_api.rules.validate import RULES
+from paceline_api.types.fabric import FABRIC_KIND, FABRIC_PLURAL, FabricProfile
+from paceline_api.types.job import GROUP, KIND, VERSION, TrainingJob
+from paceline_api.types.model import DEFAULT_KEY, FIXED_KEY
 
 PLURAL: Final = "trainingjobs"
 HEADER: Final = """\

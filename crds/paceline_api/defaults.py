@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from pydantic.fields import FieldInfo
 
-from paceline_api.enums import SchedulingProvider
-from paceline_api.model import DEFAULT_KEY, Model
-from paceline_api.types import TrainingJob
+from paceline_api.types.enums import SchedulingProvider
+from paceline_api.types.job import TrainingJob
+from paceline_api.types.model import DEFAULT_KEY, Model
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 

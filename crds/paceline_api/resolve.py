@@ -6,11 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, TypeVar
 
-from paceline_api.collective import Collective
 from paceline_api.defaults import with_defaults
-from paceline_api.durations import parse_duration, parse_percent
-from paceline_api.enums import BufferPolicy
-from paceline_api.policies import Elasticity, Straggler
 from paceline_api.settings import (
     CheckpointSettings,
     CollectiveSettings,
@@ -20,8 +16,12 @@ from paceline_api.settings import (
     StragglerSettings,
     Trainer,
 )
-from paceline_api.template import Container
-from paceline_api.types import TrainingJob, TrainingJobSpec
+from paceline_api.types.collective import Collective
+from paceline_api.types.durations import parse_duration, parse_percent
+from paceline_api.types.enums import BufferPolicy
+from paceline_api.types.job import TrainingJob, TrainingJobSpec
+from paceline_api.types.policies import Elasticity, Straggler
+from paceline_api.types.template import Container
 
 NS_PER_S: Final = 1_000_000_000
 _REFERENCE: Final = re.compile(r"\$\$|\$\(([^)]+)\)")

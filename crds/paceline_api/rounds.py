@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from paceline_api.enums import MaxAgePolicy, Mode, Normalisation, Pacing
 from paceline_api.settings import CollectiveSettings
+from paceline_api.types.enums import MaxAgePolicy, Mode, Normalisation, Pacing
 
 
 class RoundSettings(Struct, frozen=True):

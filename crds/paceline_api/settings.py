@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline_api.enums import (
+from paceline_api.types.enums import (
     Backend,
     FailureAction,
     MaxAgePolicy,

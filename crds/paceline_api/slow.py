@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from paceline_api.enums import StragglerResponse
 from paceline_api.settings import StragglerSettings
+from paceline_api.types.enums import StragglerResponse
 
 MIN_S: Final = 1.0
 """Shortest time for which a rank must be slow, and between two steps against it."""

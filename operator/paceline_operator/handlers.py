@@ -13,7 +13,7 @@ from typing import Any
 
 import kopf
 from paceline_api.crdgen import PLURAL
-from paceline_api.types import GROUP, VERSION
+from paceline_api.types.job import GROUP, VERSION
 
 from paceline_operator.cluster.store import Store
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from paceline_api.crdgen import PLURAL
-from paceline_api.types import API_VERSION, KIND
+from paceline_api.types.job import API_VERSION, KIND
 
 from paceline_operator.cluster.api import ApiError
 from paceline_operator.cluster.kube import Kube, path, pause

@@ -19,7 +19,7 @@ from typing import Any, Final
 import kopf
 from paceline_api.crdgen import PLURAL
 from paceline_api.errors import PacelineError
-from paceline_api.types import API_VERSION
+from paceline_api.types.job import API_VERSION
 
 from paceline_operator.cluster import observe
 from paceline_operator.cluster.api import ApiError

@@ -29,7 +29,7 @@ from paceline.environment import AgentSettings
 from paceline.telemetry.collector import PodRecords
 from paceline.telemetry.records import RankRecord
 from paceline_api.jobfile import JobFile
-from paceline_api.load import parse_job
+from paceline_api.reading.load import parse_job
 from paceline_api.resolve import resolve
 
 ME, PEER = MemberId(0, 0, 1000), MemberId(0, 1, 1000)

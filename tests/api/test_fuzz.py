@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paceline_api.defaults import with_defaults
 from paceline_api.errors import InvalidJobError, PacelineError
-from paceline_api.load import job_from_mapping, parse_job, with_overrides
+from paceline_api.reading.load import job_from_mapping, parse_job, with_overrides
 from paceline_api.resolve import resolve
 
 FULL = with_defaults(

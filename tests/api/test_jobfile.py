@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from paceline_api.errors import EXIT_BAD_INPUT, JobFileError
 from paceline_api.jobfile import CheckpointSpec, JobFile, read_job_file, read_resolved_job
-from paceline_api.load import parse_job
+from paceline_api.reading.load import parse_job
 from paceline_api.resolve import resolve
 
 GOLDEN = Path(__file__).parent / "golden/job.json"

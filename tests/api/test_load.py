@@ -8,10 +8,16 @@ import pytest
 import yaml
 from api.bad_specs import BAD, GOOD, Bad
 from paceline_api.defaults import with_defaults
-from paceline_api.enums import Mode
 from paceline_api.errors import InvalidJobError, JobFileError, SpecError
-from paceline_api.load import job_from_mapping, load_job, parse_job, split_path, with_overrides
-from paceline_api.yamltext import show_path
+from paceline_api.reading.load import (
+    job_from_mapping,
+    load_job,
+    parse_job,
+    split_path,
+    with_overrides,
+)
+from paceline_api.reading.yaml_text import show_path
+from paceline_api.types.enums import Mode
 
 
 def errors_of(text: str, *overrides: str) -> tuple[SpecError, ...]:

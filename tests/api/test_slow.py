@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from paceline_api.enums import StragglerResponse as Do
 from paceline_api.settings import StragglerSettings
 from paceline_api.slow import Pace, Verdict, judge
+from paceline_api.types.enums import StragglerResponse as Do
 
 LADDER = (Do.TOLERATE, Do.RESTART_IN_PLACE, Do.REPLACE)
 SETTINGS = StragglerSettings(50, 1.5, LADDER, 100 * 10**9)

@@ -8,10 +8,7 @@ from api.bad_specs import GOOD
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline_api.defaults import QUEUE_LABEL, with_defaults
-from paceline_api.durations import format_duration, parse_duration, parse_percent
-from paceline_api.enums import Backend, MaxAgePolicy, Mode, Normalisation, Pacing
 from paceline_api.errors import MISSING, InvalidJobError, show_value
-from paceline_api.load import job_from_mapping, parse_job
 from paceline_api.names import (
     JOB_NAME_MAX,
     coordinator_host,
@@ -21,10 +18,13 @@ from paceline_api.names import (
     worker_name,
     worker_selector,
 )
+from paceline_api.reading.load import job_from_mapping, parse_job
 from paceline_api.reasons import ConditionType, Reason
 from paceline_api.resolve import expand, resolve
 from paceline_api.settings import ResolvedJob
-from paceline_api.types import TrainingJob
+from paceline_api.types.durations import format_duration, parse_duration, parse_percent
+from paceline_api.types.enums import Backend, MaxAgePolicy, Mode, Normalisation, Pacing
+from paceline_api.types.job import TrainingJob
 
 
 def job(*overrides: str) -> TrainingJob:

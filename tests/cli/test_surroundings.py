@@ -18,7 +18,7 @@ from agent.harness import JOB
 from cli.runs import LIMIT_S, Run, may_mount
 from msgspec.structs import replace
 from paceline_api.jobfile import JobFile
-from paceline_api.load import parse_job
+from paceline_api.reading.load import parse_job
 from paceline_api.resolve import resolve
 
 pytestmark = pytest.mark.processes

@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from paceline_api.enums import MaxAgePolicy, Mode, Pacing
 from paceline_api.jobfile import JobFile
-from paceline_api.load import parse_job
+from paceline_api.reading.load import parse_job
 from paceline_api.resolve import resolve
 from paceline_api.rounds import RoundSettings
 from paceline_api.settings import ResolvedJob
+from paceline_api.types.enums import MaxAgePolicy, Mode, Pacing
 
 pytestmark = pytest.mark.processes
 

@@ -36,8 +36,8 @@ from paceline.core.coordinator import AgentGone
 from paceline.core.protocol.ids import parse_member
 from paceline.core.protocol.log import Weighing
 from paceline.core.protocol.records import Go
-from paceline_api.enums import MaxAgePolicy, Mode
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import MaxAgePolicy, Mode
 from sim.ranks import SimRank
 from sim.simulation import BrokenPromiseError, Simulation
 from sim.world import MS, World

@@ -25,8 +25,8 @@ from paceline.core.protocol.records import (
     Trigger,
     pack_record,
 )
-from paceline_api.enums import MaxAgePolicy, Mode, Normalisation, Pacing
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import MaxAgePolicy, Mode, Normalisation, Pacing
 
 CI = settings(
     max_examples=40,

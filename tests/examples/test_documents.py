@@ -21,8 +21,8 @@ from paceline.agent.launch import group_of_one
 from paceline.cli.main import app
 from paceline.core.faults import parse_faults
 from paceline.core.protocol.ids import MemberId
-from paceline_api.load import load_job
-from paceline_api.overrides import with_overrides
+from paceline_api.reading.load import load_job
+from paceline_api.reading.overrides import with_overrides
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("examples/*/*.md")])

@@ -31,7 +31,7 @@ from paceline.core.faults import parse_faults
 from paceline.local.processes import Child, LineCopier
 from paceline.local.runner import Runner
 from paceline.worker.checkpoint import format as checkpoint
-from paceline_api.load import job_from_mapping
+from paceline_api.reading.load import job_from_mapping
 from paceline_api.resolve import resolve
 
 FILLING = "filling the disk"

@@ -18,7 +18,7 @@ from paceline.core.status import RankPhase, Status
 from paceline.local.client import Client, CoordinatorAwayError
 from paceline.local.cluster import Cluster
 from paceline.local.processes import children_of
-from paceline_api.load import parse_job
+from paceline_api.reading.load import parse_job
 from paceline_api.resolve import resolve
 
 pytestmark = pytest.mark.processes

@@ -28,9 +28,9 @@ from paceline.local.report import summary, verdict
 from paceline.local.rundir import RunDirError, make_run_dir
 from paceline.local.slow import Replacer
 from paceline.local.timeline import Timeline
-from paceline_api.enums import Mode, StragglerResponse
 from paceline_api.rounds import RoundSettings
 from paceline_api.settings import StragglerSettings
+from paceline_api.types.enums import Mode, StragglerResponse
 from rich.console import Console
 
 S = 10**9

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from fake_cluster.fabrics import GPU, IB, NODES, gpu_job, name_of, seen
 from fake_cluster.observations import NOW, coordinator_status, job_of, worker
-from paceline_api.enums import FabricRequirement
-from paceline_api.fabric import FabricPod, FabricProfile, FabricSpec
+from paceline_api.types.enums import FabricRequirement
+from paceline_api.types.fabric import FabricPod, FabricProfile, FabricSpec
 from paceline_operator import fabrics
 from paceline_operator.cluster.store import Store
 from paceline_operator.cluster.wire import FabricObject, fabric_from

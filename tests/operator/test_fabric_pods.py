@@ -9,8 +9,8 @@ import pytest
 import yaml
 from fake_cluster.fabrics import GPU, gpu_job, seen
 from fake_cluster.observations import job_of
-from paceline_api.enums import FabricRequirement
-from paceline_api.fabric import FabricPod, FabricSpec
+from paceline_api.types.enums import FabricRequirement
+from paceline_api.types.fabric import FabricPod, FabricSpec
 from paceline_operator.core.decide.fabric import fabric_of
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Node

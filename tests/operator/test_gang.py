@@ -15,7 +15,7 @@ from fake_cluster.parts import START_S
 from fake_cluster.world import NAMESPACE, World, job_body
 from paceline.environment import AgentSettings
 from paceline_api.crdgen import PLURAL
-from paceline_api.enums import SchedulingProvider
+from paceline_api.types.enums import SchedulingProvider
 from paceline_operator.cluster.api import PATHS, ApiError
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.clocks import Clocks

@@ -16,7 +16,7 @@ from paceline.core.protocol.records import Gen, Go, Record, Trigger
 from paceline.core.protocol.sampling import samples_of, total_leases
 from paceline.core.protocol.snapshot import Totals
 from paceline.core.rank import events as ev
-from paceline_api.enums import MaxAgePolicy, Mode
+from paceline_api.types.enums import MaxAgePolicy, Mode
 from sim.disk import Copy
 from sim.sums import Label, Sum, add, scaled
 

@@ -8,8 +8,8 @@ from enum import StrEnum
 from msgspec.structs import replace
 from paceline.core import messages as m
 from paceline.core.coordinator import AgentGone
-from paceline_api.enums import Mode
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import Mode
 from sim.ranks import SimRank
 from sim.simulation import Simulation
 

@@ -7,8 +7,8 @@ import os
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from paceline.core.protocol.tree import TREE_ABOVE
-from paceline_api.enums import MaxAgePolicy, Mode, Normalisation, Pacing
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import MaxAgePolicy, Mode, Normalisation, Pacing
 from sim.faults import Fault, Kind, plant
 from sim.simulation import Simulation
 from sim.world import MS, World

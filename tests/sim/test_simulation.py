@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from paceline.core import messages as m
 from paceline.core.protocol.records import Gen, Go, Trigger
-from paceline_api.enums import MaxAgePolicy, Mode, Normalisation, Pacing
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import MaxAgePolicy, Mode, Normalisation, Pacing
 from sim.faults import Fault, Kind, plant
 from sim.histories import bounded, faults, run, seeds, worlds
 from sim.ranks import SimRank

@@ -11,8 +11,8 @@ from paceline.core import messages as m
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import Go
 from paceline.core.protocol.tree import TREE_ABOVE
-from paceline_api.enums import Mode
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import Mode
 from sim.faults import Fault, Kind
 from sim.histories import run
 from sim.simulation import Simulation

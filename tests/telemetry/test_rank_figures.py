@@ -31,8 +31,8 @@ from paceline.telemetry.records import RankRecord
 from paceline.worker.metrics.loop import LoopMetrics
 from paceline.worker.metrics.rounds import CheckpointMetrics, RoundMetrics
 from paceline.worker.metrics.waits import AvoidedWaiting
-from paceline_api.enums import Mode
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import Mode
 
 MS = 1_000_000
 A, B, C, D = (MemberId(slot, 0, 0) for slot in range(4))

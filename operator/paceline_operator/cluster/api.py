@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from paceline_api.crdgen import PLURAL
-from paceline_api.types import API_VERSION
+from paceline_api.types.job import API_VERSION
 
 from paceline_operator.core.pods.companions import BUDGETS
 from paceline_operator.core.providers.choice import GROUP_APIS

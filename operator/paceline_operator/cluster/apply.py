@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from paceline_api.crdgen import PLURAL
 from paceline_api.names import group_name
-from paceline_api.types import API_VERSION, KIND
+from paceline_api.types.job import API_VERSION, KIND
 
 from paceline_operator.cluster.api import Api, ApiError
 from paceline_operator.cluster.memory import Memory

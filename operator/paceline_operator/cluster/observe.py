@@ -17,9 +17,9 @@ from typing import Any, Final, Generic, TypeVar
 import aiohttp
 import msgspec
 from msgspec import Struct
-from paceline_api.fabric import FABRIC_PLURAL
 from paceline_api.names import LABEL_JOB
-from paceline_api.types import API_VERSION
+from paceline_api.types.fabric import FABRIC_PLURAL
+from paceline_api.types.job import API_VERSION
 
 from paceline_operator.cluster.api import ApiError
 from paceline_operator.cluster.kube import Kube, pause

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from paceline_api.fabric import FabricSpec
 from paceline_api.names import LABEL_ATTEMPT, LABEL_SLOT
+from paceline_api.types.fabric import FabricSpec
 
 from paceline_operator.cluster.wire import kept
 from paceline_operator.core.observed import NO_SLOT, Node, Pod

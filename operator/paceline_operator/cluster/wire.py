@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
-from paceline_api.fabric import FabricSpec
-from paceline_api.load import without_nulls
 from paceline_api.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_ROLE, LABEL_SLOT, PREFIX
-from paceline_api.template import TRAINER
+from paceline_api.reading.load import without_nulls
+from paceline_api.types.fabric import FabricSpec
+from paceline_api.types.template import TRAINER
 from pydantic import ValidationError
 
 from paceline_operator.core.devices import amount_of, is_device

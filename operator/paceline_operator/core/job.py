@@ -12,14 +12,14 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from paceline_api.defaults import fixed_by_queue, with_defaults
-from paceline_api.enums import ABLE_BACKENDS, Backend
 from paceline_api.errors import InvalidJobError
-from paceline_api.load import job_from_mapping, without_nulls
 from paceline_api.names import DEFAULT_MANAGER
+from paceline_api.reading.load import job_from_mapping, without_nulls
 from paceline_api.reasons import ConditionType, Reason
 from paceline_api.resolve import resolve
 from paceline_api.settings import ResolvedJob
-from paceline_api.types import TrainingJob, TrainingJobSpec
+from paceline_api.types.enums import ABLE_BACKENDS, Backend
+from paceline_api.types.job import TrainingJob, TrainingJobSpec
 
 _NOT_KEPT: Final = ("template", "replicas", "minReplicas", "maxReplicas", "suspend")
 """Not part of `status.resolved`: large, or the user's wish of the moment."""

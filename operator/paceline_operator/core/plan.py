@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from paceline_api.enums import StragglerResponse
+from paceline_api.types.enums import StragglerResponse
 
 from paceline_operator.core.changes import Delete
 from paceline_operator.core.clocks import Clocks

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 
 import yaml
-from paceline_api.fabric import PLAIN, PLAIN_SPEC, FabricProfile, FabricSpec
+from paceline_api.types.fabric import PLAIN, PLAIN_SPEC, FabricProfile, FabricSpec
 
 
 @cache

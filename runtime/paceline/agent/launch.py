@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from paceline_api.enums import Backend
 from paceline_api.errors import PacelineError
 from paceline_api.jobfile import JobFile
+from paceline_api.types.enums import Backend
 
 from paceline.agent import shim
 from paceline.agent.network import nccl_environment

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 from paceline_api.errors import PacelineError
-from paceline_api.load import load_job
+from paceline_api.reading.load import load_job
 
 app = typer.Typer(
     add_completion=False,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from paceline_api.errors import EXIT_FAILURE, SpecError
-from paceline_api.load import load_job
+from paceline_api.reading.load import load_job
 from paceline_api.resolve import resolve
 from paceline_api.settings import ResolvedJob
 

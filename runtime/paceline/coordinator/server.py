@@ -24,7 +24,7 @@ from typing import Final, Generic, TypeVar, assert_never
 
 import msgspec
 from aiohttp import web
-from paceline_api.durations import parse_duration
+from paceline_api.types.durations import parse_duration
 
 from paceline.clock import NS_PER_S, now_ns
 from paceline.coordinator.connection import Connection

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from paceline_api.durations import format_duration, parse_duration
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
+from paceline_api.types.durations import format_duration, parse_duration
 
 SEPARATOR: Final = ";"
 """Between the faults of one text."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 from msgspec import Struct
-from paceline_api.enums import Pacing
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import Pacing
 
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.records import AnnounceKind, DataPlan, Gen, Go, Record, Request, Share

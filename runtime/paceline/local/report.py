@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from paceline_api.enums import StragglerResponse
+from paceline_api.types.enums import StragglerResponse
 
 from paceline.core.status import (
     Change,

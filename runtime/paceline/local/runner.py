@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from paceline_api.durations import format_duration
 from paceline_api.settings import ResolvedJob
+from paceline_api.types.durations import format_duration
 
 from paceline.clock import NS_PER_S, now_ns
 from paceline.core.faults import Fault

@@ -8,9 +8,9 @@ replicas share the machine, so there is no slow node to keep away from.
 
 from __future__ import annotations
 
-from paceline_api.enums import StragglerResponse
 from paceline_api.settings import StragglerSettings
 from paceline_api.slow import cooldown_s
+from paceline_api.types.enums import StragglerResponse
 
 from paceline.clock import NS_PER_S
 from paceline.core.messages import pod_of

@@ -17,7 +17,7 @@ from enum import StrEnum
 from itertools import product
 from typing import Final
 
-from paceline_api.enums import Mode
+from paceline_api.types.enums import Mode
 
 from paceline.core.agent.supervise import Phase
 from paceline.core.collectives.schedules import ALGORITHMS

@@ -18,8 +18,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from paceline_api.enums import Pacing
 from paceline_api.jobfile import read_job_file
+from paceline_api.types.enums import Pacing
 
 from paceline.clock import now_ns
 from paceline.control.tls import pinned

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline_api.enums import Mode, Pacing
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import Mode, Pacing
 
 from paceline.clock import now_ns
 from paceline.core import coordinator as core

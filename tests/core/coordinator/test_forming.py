@@ -13,8 +13,8 @@ from paceline.core.coordinator.forming import Broken, Wait, form, may_begin, may
 from paceline.core.coordinator.sizes import Sizes
 from paceline.core.messages import Commit, Endpoints, Prepared, Register
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
-from paceline_api.enums import Pacing
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import Pacing
 
 NEW = GenerationId(2, "b", 1)
 CI = settings(max_examples=300, derandomize=True, deadline=None, database=None)

@@ -9,8 +9,8 @@ from paceline.core import messages as m
 from paceline.core.coordinator.state import Phase
 from paceline.core.protocol.ids import NO_GENERATION, MemberId
 from paceline.core.status import Status
-from paceline_api.enums import StragglerResponse as Do
 from paceline_api.settings import StragglerSettings
+from paceline_api.types.enums import StragglerResponse as Do
 
 S = 10**9
 A, B, C = (member(slot) for slot in range(3))

@@ -27,8 +27,8 @@ from paceline.core.protocol.records import (
 from paceline.core.protocol.sampling import samples_of, total_leases
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
-from paceline_api.enums import Mode, Normalisation, Pacing
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import Mode, Normalisation, Pacing
 
 CI = settings(max_examples=80, derandomize=True, deadline=None, database=None)
 

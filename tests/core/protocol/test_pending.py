@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Pending, Scale, Swap, Zero
 from paceline.core.protocol.records import DropReason
-from paceline_api.enums import MaxAgePolicy
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import MaxAgePolicy
 
 ME = member(0)
 

@@ -10,8 +10,8 @@ from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind, DataPlan, Go, Share, Trigger
 from paceline.core.protocol.shadow import PARTIAL, Hindsight
 from paceline.core.protocol.trigger import Arrival, decide
-from paceline_api.enums import Mode
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import Mode
 
 US = 1000
 FREE = DataPlan()

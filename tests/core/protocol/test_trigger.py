@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from paceline.core.protocol.records import AnnounceKind, DataPlan, Share, Trigger
 from paceline.core.protocol.trigger import Arrival, bench_after_ns, decide, initiator
 from paceline.core.protocol.waits import deadline_ns, grace_ns
-from paceline_api.enums import MaxAgePolicy, Mode
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import MaxAgePolicy, Mode
 
 MS = 10**6
 QUORUM_2 = RoundSettings(mode=Mode.QUORUM, quorum=2, grace_ns=0, bench_after_ns=100 * MS)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from paceline_api.enums import FabricRequirement
-from paceline_api.fabric import ALL, PLAIN, FabricSpec
 from paceline_api.names import NOTE_FABRIC
+from paceline_api.types.enums import FabricRequirement
+from paceline_api.types.fabric import ALL, PLAIN, FabricSpec
 
 from paceline_operator.core.devices import amount_of, is_device
 from paceline_operator.core.job import Job

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from paceline_api.enums import CleanPodPolicy, FailureAction
 from paceline_api.reasons import Reason
+from paceline_api.types.enums import CleanPodPolicy, FailureAction
 
 from paceline_operator.core.changes import Changes, Delete
 from paceline_operator.core.decide import backoff, transport

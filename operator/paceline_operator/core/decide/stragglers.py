@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from paceline_api import slow
-from paceline_api.enums import StragglerResponse
 from paceline_api.slow import Pace
+from paceline_api.types.enums import StragglerResponse
 
 from paceline_operator.core.coordinator_status import ACTIVE, Rank
 from paceline_operator.core.decide.backoff import NOTE_CAUSE

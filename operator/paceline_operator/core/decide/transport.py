@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from paceline_api.enums import FabricRequirement
 from paceline_api.reasons import Reason
+from paceline_api.types.enums import FabricRequirement
 
 from paceline_operator.core.clocks import CarrierUnknown
 from paceline_operator.core.job import Job

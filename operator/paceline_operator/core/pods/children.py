@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from paceline_api import names
-from paceline_api.enums import Autoscaler
 from paceline_api.jobfile import JOB_FILE
-from paceline_api.template import TRAINER
-from paceline_api.types import API_VERSION, KIND
+from paceline_api.types.enums import Autoscaler
+from paceline_api.types.job import API_VERSION, KIND
+from paceline_api.types.template import TRAINER
 
 from paceline_operator.core.job import Job
 from paceline_operator.core.keys import JobKeys

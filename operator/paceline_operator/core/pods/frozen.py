@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline_api.enums import FabricRequirement
 from paceline_api.jobfile import JobFile
-from paceline_api.template import TRAINER
+from paceline_api.types.enums import FabricRequirement
+from paceline_api.types.template import TRAINER
 
 from paceline_operator.core.job import Job
 

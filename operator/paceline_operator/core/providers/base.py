@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from paceline_api.enums import SchedulingProvider
 from paceline_api.reasons import Reason
+from paceline_api.types.enums import SchedulingProvider
 
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from paceline_api.enums import SchedulingProvider
+from paceline_api.types.enums import SchedulingProvider
 
 from paceline_operator.core.job import Job
 from paceline_operator.core.providers.base import GroupApi, Provider

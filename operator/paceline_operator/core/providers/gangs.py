@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
-from paceline_api.enums import SchedulingProvider
 from paceline_api.names import group_name
+from paceline_api.types.enums import SchedulingProvider
 
 from paceline_operator.core.job import Job
 from paceline_operator.core.providers.base import GroupApi, Provider

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from paceline_api.defaults import QUEUE_LABEL
-from paceline_api.enums import SchedulingProvider
 from paceline_api.names import ENV_DRAINED_EXIT, group_name
 from paceline_api.reasons import Reason
-from paceline_api.template import TRAINER
+from paceline_api.types.enums import SchedulingProvider
+from paceline_api.types.template import TRAINER
 
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed, Pod

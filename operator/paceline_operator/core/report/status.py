@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from paceline_api.names import worker_selector
 from paceline_api.reasons import ConditionType
-from paceline_api.status import STRAGGLERS_MAX
+from paceline_api.types.status import STRAGGLERS_MAX
 
 from paceline_operator.core.coordinator_status import ACTIVE
 from paceline_operator.core.decide import backoff

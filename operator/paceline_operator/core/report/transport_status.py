@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline_api.enums import FabricRequirement
 from paceline_api.reasons import ConditionType
+from paceline_api.types.enums import FabricRequirement
 
 from paceline_operator.core.decide.transport import OVER, Standing, carried, verified_at
 from paceline_operator.core.job import Job, timestamp

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
-from paceline_api.enums import Pacing
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import Pacing
 
 from paceline.core.coordinator.sizes import Sizes
 from paceline.core.messages import Commit, Prepared, Register, pod_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from msgspec.structs import replace
-from paceline_api.enums import Pacing
+from paceline_api.types.enums import Pacing
 
 from paceline.core import messages as m
 from paceline.core.coordinator import changing, ending, silence

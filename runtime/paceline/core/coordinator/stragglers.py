@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from paceline_api import slow
-from paceline_api.enums import StragglerResponse
+from paceline_api.types.enums import StragglerResponse
 
 from paceline.core import messages as m
 from paceline.core.coordinator.events import NS_PER_S, ToAgent

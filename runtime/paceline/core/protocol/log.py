@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final
 
-from paceline_api.enums import Mode, Normalisation, Pacing
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import Mode, Normalisation, Pacing
 
 from paceline.core.protocol.deal import Deal
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId

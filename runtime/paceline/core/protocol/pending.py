@@ -14,8 +14,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 from msgspec import field as msgspec_field
-from paceline_api.enums import MaxAgePolicy
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import MaxAgePolicy
 
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import Drop, DropReason, LoggedMetric, Share

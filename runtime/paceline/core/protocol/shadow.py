@@ -18,8 +18,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msgspec import Struct
-from paceline_api.enums import Mode
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import Mode
 
 from paceline.core.protocol.records import Go
 from paceline.core.protocol.waits import deadline_ns, grace_ns, quorum_of

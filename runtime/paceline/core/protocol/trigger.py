@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from paceline_api.enums import MaxAgePolicy, Mode
+from paceline_api.types.enums import MaxAgePolicy, Mode
 
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import Log

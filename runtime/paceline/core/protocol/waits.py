@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from paceline_api.enums import Mode
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import Mode
 
 DEADLINE_UNKNOWN_NS: Final = 0
 """Auto deadline before any arrival offset was seen: start with the minimum."""

@@ -7,7 +7,7 @@ carried out by the driver in the order given, each to its end, before the next e
 from __future__ import annotations
 
 from msgspec import Struct
-from paceline_api.enums import Pacing
+from paceline_api.types.enums import Pacing
 
 from paceline.core.messages import (
     Ask,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from paceline_api.enums import Pacing
+from paceline_api.types.enums import Pacing
 
 from paceline.core.messages import (
     Commit,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from paceline_api.enums import Mode
+from paceline_api.types.enums import Mode
 
 from paceline.clock import NS_PER_S
 from paceline.core.collectives.select import CLASS_NAMES, Method

@@ -15,9 +15,9 @@ from pydantic_core import ErrorDetails
 
 from paceline_api.defaults import model_of
 from paceline_api.errors import MISSING, SpecError
-from paceline_api.model import COUNT_MAX, SPEC_PROBLEM, Model, OpenModel
-from paceline_api.types import TrainingJob
-from paceline_api.yamltext import Path, show_path
+from paceline_api.reading.yaml_text import Path, show_path
+from paceline_api.types.job import TrainingJob
+from paceline_api.types.model import COUNT_MAX, SPEC_PROBLEM, Model, OpenModel
 
 ELSEWHERE: Final = {
     "completions": "replicas",

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from paceline_api.collective import Collective
-from paceline_api.enums import CleanPodPolicy
-from paceline_api.model import (
+from paceline_api.names import DEFAULT_MANAGER
+from paceline_api.types.collective import Collective
+from paceline_api.types.enums import CleanPodPolicy
+from paceline_api.types.model import (
     FIXED,
     Count,
     Flag,
@@ -24,8 +25,7 @@ from paceline_api.model import (
     Text,
     behaviour,
 )
-from paceline_api.names import DEFAULT_MANAGER
-from paceline_api.policies import (
+from paceline_api.types.policies import (
     Checkpoint,
     CoordinatorPod,
     Elasticity,
@@ -35,8 +35,8 @@ from paceline_api.policies import (
     Scheduling,
     Straggler,
 )
-from paceline_api.status import TrainingJobStatus
-from paceline_api.template import PodTemplate
+from paceline_api.types.status import TrainingJobStatus
+from paceline_api.types.template import PodTemplate
 
 GROUP: Final = "paceline.dev"
 VERSION: Final = "v1alpha1"

@@ -12,18 +12,18 @@ from collections.abc import Iterator
 from typing import Final
 
 from paceline_api.defaults import fixed_by_queue
-from paceline_api.enums import (
+from paceline_api.errors import SpecError
+from paceline_api.names import JOB_NAME_MAX, JOB_NAME_PATTERN
+from paceline_api.rules.rule import Rule, Violation
+from paceline_api.rules.template import TEMPLATE_RULES
+from paceline_api.types.enums import (
     ABLE_BACKENDS,
     Backend,
     FabricRequirement,
     Mode,
     SchedulingProvider,
 )
-from paceline_api.errors import SpecError
-from paceline_api.names import JOB_NAME_MAX, JOB_NAME_PATTERN
-from paceline_api.rules import Rule, Violation
-from paceline_api.template_rules import TEMPLATE_RULES
-from paceline_api.types import TrainingJob
+from paceline_api.types.job import TrainingJob
 
 
 def validate(job: TrainingJob) -> list[SpecError]:

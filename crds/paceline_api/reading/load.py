@@ -14,11 +14,11 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from paceline_api.errors import MISSING, InvalidJobError, JobFileError, SpecError
-from paceline_api.overrides import parse_override, with_overrides
-from paceline_api.problems import spec_errors
-from paceline_api.types import API_VERSION, GROUP, KIND, TrainingJob
-from paceline_api.validate import validate
-from paceline_api.yamltext import Document, Path, read_document
+from paceline_api.reading.overrides import parse_override, with_overrides
+from paceline_api.reading.problems import spec_errors
+from paceline_api.reading.yaml_text import Document, Path, read_document
+from paceline_api.rules.validate import validate
+from paceline_api.types.job import API_VERSION, GROUP, KIND, TrainingJob
 
 __all__ = ["job_from_mapping", "load_job", "parse_job", "with_overrides"]
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from paceline_api.model import Model
+from paceline_api.types.model import Model
 
 STRAGGLERS_MAX = 16
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from paceline_api.names import PREFIX, RESERVED_ENV, RESERVED_ENV_PREFIXES, is_reserved_env
-from paceline_api.rules import Rule, Violation
-from paceline_api.template import TRAINER
-from paceline_api.types import TrainingJob
+from paceline_api.rules.rule import Rule, Violation
+from paceline_api.types.job import TrainingJob
+from paceline_api.types.template import TRAINER
 
 _POD: Final = "spec.template.spec"
 _CONTAINERS: Final = f"{_POD}.containers"

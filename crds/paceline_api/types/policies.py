@@ -6,14 +6,14 @@ from typing import Annotated, Any
 
 from pydantic import Field, Strict
 
-from paceline_api.enums import (
+from paceline_api.types.enums import (
     Autoscaler,
     FabricRequirement,
     FailureAction,
     SchedulingProvider,
     StragglerResponse,
 )
-from paceline_api.model import (
+from paceline_api.types.model import (
     FIXED,
     Count,
     Flag,

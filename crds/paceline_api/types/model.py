@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from paceline_api.durations import (
+from paceline_api.types.durations import (
     DURATION_CHARS_MAX,
     DURATION_PATTERN,
     PERCENT_PATTERN,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline_api.errors import MISSING, SpecError
-from paceline_api.types import TrainingJob
+from paceline_api.types.job import TrainingJob
 
 
 @dataclass(frozen=True, slots=True)

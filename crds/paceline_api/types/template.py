@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from paceline_api.model import OpenModel
+from paceline_api.types.model import OpenModel
 
 TRAINER: Final = "trainer"
 CONTAINERS_MAX: Final = 16

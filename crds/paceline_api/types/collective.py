@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from paceline_api.enums import (
+from paceline_api.types.enums import (
     Backend,
     BufferPolicy,
     MaxAgePolicy,
@@ -14,7 +14,7 @@ from paceline_api.enums import (
     Normalisation,
     Pacing,
 )
-from paceline_api.model import (
+from paceline_api.types.model import (
     AutoDuration,
     Count,
     Duration,

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from paceline_api.enums import FabricRequirement
-from paceline_api.model import Count, Model, OpenModel, Text
-from paceline_api.template import EnvVar
+from paceline_api.types.enums import FabricRequirement
+from paceline_api.types.model import Count, Model, OpenModel, Text
+from paceline_api.types.template import EnvVar
 
 FABRIC_KIND: Final = "FabricProfile"
 FABRIC_PLURAL: Final = "fabricprofiles"

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from paceline_api.errors import MISSING, InvalidJobError, SpecError
-from paceline_api.model import OpenModel
-from paceline_api.problems import closest_name, field_names, model_at
-from paceline_api.yamltext import Path, read_value, show_path
+from paceline_api.reading.problems import closest_name, field_names, model_at
+from paceline_api.reading.yaml_text import Path, read_value, show_path
+from paceline_api.types.model import OpenModel
 
 _PART: Final = re.compile(r"([^.\[\]]+)((?:\[\d{1,4}\])*)(?:\.|$)")
 _EXAMPLE: Final = "such as --set spec.collective.mode=Full"

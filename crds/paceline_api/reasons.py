@@ -126,6 +126,10 @@ class Reason(_Told):
         "BackoffLimitExceeded",
         "Ranks failed more than backoffLimit times without progress in between.",
     )
+    DATA_CHANNEL_FAILED = (
+        "DataChannelFailed",
+        "The ranks could not reduce, in one membership after the other; the message says why.",
+    )
     DEADLINE_EXCEEDED = "DeadlineExceeded", "The job ran for longer than activeDeadlineSeconds."
     FAILURE_POLICY = "FailurePolicy", "A rule of spec.failurePolicy says that the job has failed."
     SCRIPT_ENDED_EARLY = (

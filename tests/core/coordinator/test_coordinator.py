@@ -8,6 +8,7 @@ from core.makers import PLAN, member
 from msgspec import Struct
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
+from paceline.core.coordinator.hearing import COMPLAINTS_MAX
 from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.snapshot import Kept
@@ -291,6 +292,75 @@ def test_complaints_back_off_as_long_as_no_round_is_committed() -> None:
         for who in (A, B):
             desk.say(m.Started(desk.state.proposal, who, True))
     assert waits == [200, 400, 800, 1600, 3200]
+
+
+def complaints(desk: Desk, at: GenerationId, count: int, round_: int = 0) -> None:
+    """So many generations of A and B, each of which fails with this many rounds behind it."""
+    for _ in range(count):
+        desk.say(m.Complain(desk.state.proposal, A, round_, "no link"))
+        while desk.state.phase is Phase.RUNNING:
+            for who in (A, B):
+                desk.say(beat(who, at, version=round_), 100)
+        for who in (A, B):
+            facts = {"last": at, "gen_active": (A, B), "has_state": True, "version": round_}
+            desk.say(prepared(who, desk.state.proposal, **facts))
+        for who in (A, B):
+            desk.say(m.Started(desk.state.proposal, who, True))
+
+
+def test_the_same_ranks_do_not_fail_to_reduce_for_ever() -> None:
+    """As with a backend that cannot reach the memory of the gradients."""
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    at = desk.form(A, B)
+    complaints(desk, at, COMPLAINTS_MAX - 1)
+    assert desk.state.outcome is None
+    assert desk.now < 10 * 60_000 * MS
+    desk.say(m.Complain(desk.state.proposal, A, 0, "no link"))
+    assert desk.state.outcome is not None
+    assert (desk.state.outcome.complete, desk.state.outcome.reason) == (False, "DataChannelFailed")
+    assert "rank 0.0#0 lost its data channel: no link; in 20 memberships" in (
+        desk.state.outcome.message
+    )
+
+
+def test_a_round_in_between_makes_complaints_harmless() -> None:
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    at = desk.form(A, B)
+    for version in range(3):
+        complaints(desk, at, COMPLAINTS_MAX - 1, version)
+    assert desk.state.outcome is None
+
+
+def test_another_membership_is_another_chance() -> None:
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    at = desk.form(A, B)
+    complaints(desk, at, COMPLAINTS_MAX - 1)
+    desk.agent(C)
+    desk.say(register(C))
+    desk.post(coord.Tick(), 60_000)
+    for who in (A, B):
+        facts = {"last": at, "gen_active": (A, B), "has_state": True, "with_state": (A, B)}
+        desk.say(prepared(who, desk.state.proposal, **facts))
+    desk.say(prepared(C, desk.state.proposal))
+    assert desk.state.gen is not None
+    assert desk.state.gen.members == (A, B, C)
+    desk.say(m.Complain(desk.state.proposal, A, 0, "no link"))
+    assert desk.state.outcome is None
+
+
+def test_what_is_released_stays_complete_whoever_complains() -> None:
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    at = desk.form(A, B)
+    complaints(desk, at, COMPLAINTS_MAX - 1)
+    for who in (A, B):
+        desk.say(m.Stopped(desk.state.proposal, who, 3))
+    assert desk.state.phase is Phase.RELEASED
+    desk.say(m.Complain(desk.state.proposal, A, 0, "the peer has ended"))
+    assert desk.state.outcome is None
 
 
 def test_a_leaver_waits_for_somebody_with_the_state() -> None:

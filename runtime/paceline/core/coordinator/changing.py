@@ -209,7 +209,10 @@ def _commit(c: CoordinatorState, commit: m.Commit) -> None:
     elif gen.plan is not None and c.commit is not None:
         # Never silently from zero (R26): rounds of less than a heartbeat may be gone.
         c.happened("BeganAnew", "no rank has weights and no committed round was ever reported")
-    c.futile = c.futile + 1 if c.commit and c.commit.gen.version == gen.version else 0
+    same_version = c.commit is not None and c.commit.gen.version == gen.version
+    c.futile = c.futile + 1 if same_version else 0
+    if not same_version or c.commit is None or c.commit.gen.members != gen.members:
+        c.complaints = 0
     c.commit = commit
     c.settings = gen.settings or c.settings
     c.phase = Phase.STARTING

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from msgspec.structs import replace
+from paceline_api.reasons import Reason
 from paceline_api.types.enums import Pacing
 
 from paceline.core import messages as m
@@ -20,6 +21,10 @@ COMPLAINT_NS: Final = NS_PER_S // 5
 """A complaint waits so long for the evidence that usually follows it."""
 COMPLAINT_MAX_NS: Final = 30 * NS_PER_S
 """Bound of that wait when generation after generation fails without a round."""
+COMPLAINTS_MAX: Final = 20
+"""So many generations of the same members may fail without a round: with the waits in between
+seven minutes, which a network that comes back does not need."""
+CHANNEL_HINT: Final = "check the network between the ranks, or use another collective.backend"
 LATE_STARTS_MAX: Final = 3
 """So often a coordinator that has formed nothing overtakes a later one before it retires."""
 
@@ -135,13 +140,20 @@ def _started(c: CoordinatorState, seen: KnownRank, message: m.Started) -> None:
 
 
 def _complain(c: CoordinatorState, message: m.Complain) -> None:
-    if c.gen is None or message.id != c.gen.id:
+    over = c.phase in (Phase.RELEASED, Phase.ENDED)  # what is complete stays complete (C1)
+    if over or c.gen is None or message.id != c.gen.id:
         return
+    if not c.complained:
+        c.complaints = 0 if message.round > c.gen.version else c.complaints + 1
     c.complained.add(message.member)
     lost = f" (rank {message.lost})" if message.lost else ""
     # A link that fails in every generation must not turn into a storm of generations.
     within = min(COMPLAINT_MAX_NS, COMPLAINT_NS << min(c.futile, 10))
     why = f"rank {message.member} lost its data channel{lost}: {message.why}"
+    if c.complaints >= COMPLAINTS_MAX:
+        told = f"{why}; in {c.complaints} memberships of the same ranks no round was committed"
+        ending.fail(c, Reason.DATA_CHANNEL_FAILED, told, hint=CHANNEL_HINT)
+        return
     c.want_change(why, within)
 
 

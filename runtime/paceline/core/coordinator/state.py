@@ -77,6 +77,9 @@ class CoordinatorState:
     """Processes that failed since the last committed round (C8)."""
     futile: int = 0
     """Generations formed since the last committed round."""
+    complaints: int = 0
+    """Generations of the same members, one after the other, whose data channel failed before a
+    round was committed."""
     late_starts: int = 0
     version: int = 0
     unsaved: str = ""

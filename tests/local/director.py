@@ -32,9 +32,12 @@ class Director:
 
     runner: Runner
 
-    def __init__(self, steps: list[list[Any]], folder: Path, slow_log: str) -> None:
+    def __init__(
+        self, steps: list[list[Any]], at_the_end: list[list[Any]], folder: Path, slow_log: str
+    ) -> None:
         self.said: list[str] = []
         self.undone = [list(step) for step in steps]
+        self._at_the_end = at_the_end
         self._folder = folder
         self._brake = folder / "brake"
         self._brake.touch()
@@ -71,6 +74,14 @@ class Director:
             self.undone.pop(0)
         await self._seen(self._goes_well)
         self._brake.unlink()
+        if self._at_the_end:
+            await self._seen(lambda status: status.stopping)
+        for action, number, milliseconds, moment_ms in self._at_the_end:
+            await asyncio.sleep(moment_ms / 1000)
+            await getattr(self, f"_late_{action}")(number, milliseconds)
+            assert self._status is not None
+            released = any(h.reason == "Released" for h in self._status.happenings)
+            self.said.append(f"{action} {number} {milliseconds} at the end, {released=}")
 
     def _goes_well(self, status: Status) -> bool:
         """Rounds are made, by as many ranks as are wanted."""
@@ -117,6 +128,33 @@ class Director:
         os.kill(coordinator.pid, signal.SIGSTOP)
         await asyncio.sleep(milliseconds / 1000)
         _go_on(coordinator.pid)
+
+    # Late, so that who is meant may be gone already.
+
+    async def _late_kill(self, place: int, _: int) -> None:
+        ranks = self._status.ranks if self._status else ()
+        procs = self._status.procs if self._status else 1
+        for rank in ranks:
+            alive = rank.state is not RankPhase.DEAD and rank.pid
+            if alive and place_of(rank.member, procs) == place:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank.pid, signal.SIGKILL)
+
+    async def _late_agent(self, slot: int, number: int) -> None:
+        """`number`: the signal. It goes to a replacement too, should there be one."""
+        for agent in self._cluster.agents:
+            if agent.name.startswith(f"agent-{slot}-"):
+                agent.signal(signal.Signals(number))
+
+    async def _late_scale(self, replicas: int, _: int) -> None:
+        self._cluster.scale(replicas)
+
+    async def _late_coordinator(self, _: int, milliseconds: int) -> None:
+        """It is stopped for so long, or killed."""
+        if milliseconds:
+            await self._coordinator_stop(0, milliseconds)
+        else:
+            self._cluster.kill_coordinator()
 
     async def _self(self, place: int, _: int) -> None:
         """A rank kills itself at a place in the code (see the script); wait until it has."""

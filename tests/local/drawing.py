@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from itertools import combinations, product
+from signal import SIGKILL, SIGSTOP, SIGTERM
 from typing import Any
 
 from local.history import History
@@ -107,6 +108,24 @@ def _slow_disk(draw: random.Random, ranks: int) -> dict[str, Any]:
     return _steps(*steps, slow_log=slot, writes_bytes=WRITES_BYTES)
 
 
+def _at_the_end(draw: random.Random, ranks: int) -> dict[str, Any]:
+    """One replica, and the coordinator, before, in and after the release."""
+    slot = draw.randrange(ranks)
+    late: list[list[tuple[str, int, int]]] = [
+        [("kill", slot, 0)],
+        [("agent", slot, SIGSTOP), ("agent", slot, SIGKILL)],
+        [("agent", slot, SIGKILL)],
+        [("agent", slot, SIGTERM)],
+        [("coordinator", 0, 0)],
+        [("coordinator", 0, draw.randrange(100, 4000))],
+        [("scale", ranks + 1, 0)],
+    ]
+    chosen = [step for steps in draw.sample(late, draw.randrange(1, 4)) for step in steps]
+    moments = (draw.choice((0, draw.randrange(50), draw.randrange(800))) for _ in chosen)
+    steps = tuple((*step, moment) for step, moment in zip(chosen, moments, strict=True))
+    return {"at_the_end": steps, "linger_ms": draw.randrange(500, 2500), "rounds": 20}
+
+
 SINGLE: dict[str, Draw] = {
     "kill": lambda d, n: _steps(("kill", d.randrange(n), 0, _moment(d))),
     "kill in a reduction": lambda d, n: _dies(
@@ -130,6 +149,7 @@ SINGLE: dict[str, Draw] = {
     "slow disk": _slow_disk,
     "full disk while checkpointing": _full_checkpoints,
     "kill while checkpointing": _kill_and_checkpoints,
+    "at the end": _at_the_end,
     "full disk": lambda _, __: {"steps": (), "full_logs": True, "writes_bytes": WRITES_BYTES // 20},
 }
 

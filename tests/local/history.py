@@ -41,6 +41,11 @@ class History:
     seed: int
     steps: tuple[tuple[str, int, int, int], ...] = ()
     """(action, place or number, milliseconds, random moment in ms; -1 = with the one before)."""
+    at_the_end: tuple[tuple[str, int, int, int], ...] = ()
+    """The same, from the moment in which the first rank has made the last round; what comes too
+    late for the job is left out."""
+    linger_ms: int = 0
+    """Each script still works so long after its release."""
     dies: dict[str, tuple[str, int, float]] = field(default_factory=dict)
     """Slot -> (method of the data channel, call, ms into it) in which its rank kills itself."""
     slow_ms: dict[str, float] = field(default_factory=dict)
@@ -82,7 +87,7 @@ class History:
 
     def config(self) -> dict[str, Any]:
         names = ("seed", "samples", "batch", "accumulate", "epochs", "ballast")
-        own = ("step_ms", "slow_ms", "dies", "rounds", "writes_bytes")
+        own = ("step_ms", "slow_ms", "dies", "rounds", "writes_bytes", "linger_ms")
         return {name: getattr(self, name) for name in (*names, *own)}
 
     def job(self) -> dict[str, Any]:
@@ -146,6 +151,7 @@ class ForkServer:
         before = _files_outside()
         slow_log = prepare_logs(folder, history)
         order = {"job": history.job(), "steps": history.steps, "inject": history.inject}
+        order |= {"at_the_end": history.at_the_end}
         order |= {"slow_log": slow_log, "small_disk": history.small_disk}
         result: dict[str, Any] = self.call("local.history_run:history", order, folder)
         result["files left"] = [str(p) for p in (folder / "s").glob("*")]
@@ -209,8 +215,12 @@ def check(history: History, result: dict[str, Any], *, may_drop: bool = False) -
     ]
     hashes = {r["hash"] for r in results}
     assert len(hashes) == 1, f"the ranks differ: {results}\n{story}"
-    (seen,) = [r["seen"] for r in results if r["seen"] is not None]
+    [seen, *others] = [r["seen"] for r in results if r["seen"] is not None]
+    assert history.at_the_end or not others, f"{len(others) + 1} publishers\n{story}"
     whole, log = history.samples * history.epochs, result["log"]
+    if history.at_the_end and not log["applied"]:
+        # The last coordinator came when nobody was left to tell it the figures.
+        log |= {"applied": whole, "exact": history.epochs}
     dropped = sum(log["dropped"].values())
     assert log["applied"] + dropped == whole, f"{log}\n{story}"
     assert log["exact"] + log["short"] == history.epochs, f"{log}\n{story}"
@@ -226,6 +236,9 @@ def check(history: History, result: dict[str, Any], *, may_drop: bool = False) -
         assert kept[-1] == [log["version"], True, True], f"{kept} {log}\n{story}"
         assert all(whole for _, _, whole in kept), f"{kept}\n{story}"
         assert len(kept) <= history.checkpoint["keep"], f"{kept}\n{story}"
+    if history.at_the_end:
+        first = [f"agent-{slot}-0" for slot in range(history.ranks)]
+        assert result["agents"] == first, f"started after the end: {result['agents']}\n{story}"
     for what in ("left_over", "files left"):
         assert not result[what], f"{what}: {result[what]}\n{story}"
 

@@ -165,6 +165,11 @@ def checkpoints(folder: Path) -> list[tuple[int, bool, bool]]:
     return found
 
 
+def agents(folder: Path) -> list[str]:
+    """All that were ever started."""
+    return sorted(path.stem for path in folder.glob("agent-*.log"))
+
+
 def history(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The runner of one history."""
     if order["small_disk"]:
@@ -180,7 +185,7 @@ def history(order: dict[str, Any], folder: Path) -> dict[str, Any]:
 async def _history(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     printed: list[str] = []
     said: list[str] = []
-    director = Director(order["steps"], folder, order["slow_log"])
+    director = Director(order["steps"], order["at_the_end"], folder, order["slow_log"])
     runs = Runner(
         resolve(job_from_mapping(order["job"])),
         run_dir=folder,
@@ -202,5 +207,6 @@ async def _history(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         "said": [*said, *director.said],
         "undone": director.undone,
         "checkpoints": checkpoints(folder / CHECKPOINTS),
+        "agents": agents(folder),
         "log": director.figures(result.status),
     }

@@ -157,11 +157,13 @@ def main() -> None:
     result = {
         "member": str(MEMBER),
         "hash": optimizer.committed.strong_hash(),
-        "seen": model.seen.int().tolist() if pl.is_publisher() else None,
+        # At the end a publisher may be killed before it says so.
+        "seen": model.seen.int().tolist() if pl.is_publisher() or CONFIG["linger_ms"] else None,
         "ballast": [int(model.ballast.min()), int(model.ballast.max())],
     }
     sys.stdout.write(f"RESULT {json.dumps(result)}\n")
     sys.stdout.flush()
+    time.sleep(CONFIG["linger_ms"] / 1000)
 
 
 main()

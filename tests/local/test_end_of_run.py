@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from signal import SIGKILL
 
 import pytest
 from cli.runs import Run
+from local.history import ForkServer, History, check
 
 pytestmark = pytest.mark.processes
 
@@ -41,6 +43,24 @@ def test_a_rank_that_is_still_importing_does_not_hold_up_the_end(tmp_path: Path)
     assert status["outcome"]["complete"]
     # Else the agent would have given it 10 s to end by itself.
     log = (tmp_path / "run" / "agent-2-0.log").read_text()
-    assert "killing rank 2.0#0: Complete" in log
+    assert "killing rank 2.0#0: all ranks are released" in log
     assert "did not leave in time" not in log
     assert not [h for h in status["happenings"] if h["reason"] == "RankDied"]
+
+
+def test_deaths_after_the_release_change_nothing_and_start_nothing(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    """An agent dies while the coordinator, which knows that the ranks are released, is stopped."""
+    history = History(
+        *("gloo", 2, "Deadline", "at the end", 1),
+        at_the_end=(
+            ("agent", 1, SIGKILL, 100),
+            ("coordinator", 0, 5000, 0),
+            ("agent", 1, SIGKILL, 0),
+        ),
+        linger_ms=6000,
+        collective={"deadline": "auto"},
+        rounds=20,
+    )
+    check(history, fork_server.run(history, tmp_path / "run"))

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from paceline.core.status import RankPhase, Status
 from paceline.local.client import Client, CoordinatorAwayError
-from paceline.local.cluster import Cluster
+from paceline.local.cluster import ASK_S, Cluster
 from paceline.local.processes import children_of
 from paceline_api.reading.load import parse_job
 from paceline_api.resolve import resolve
@@ -156,5 +157,31 @@ def test_scaling_up_starts_agents_and_scaling_down_lets_the_coordinator_choose(
 def test_everything_ends_with_the_block_even_in_the_first_moment(tmp_path: Path) -> None:
     async def act(cluster: Cluster, client: Client) -> None:
         assert len(cluster.agents) == 2
+
+    with_cluster(tmp_path, act)
+
+
+@pytest.mark.parametrize("away", ["killed", "stopped"])
+def test_nothing_is_started_after_the_release(tmp_path: Path, away: str) -> None:
+    """R17: neither a coordinator that is new nor one that does not answer knows that it is over."""
+
+    async def act(cluster: Cluster, client: Client) -> None:
+        status = await seen(client, lambda s: set(living(s)) == {(0, 0), (1, 0)})
+        cluster.heard(replace(status, stopping=True))
+        coordinator = cluster._coordinator
+        assert coordinator is not None
+        if away == "killed":
+            cluster.kill_coordinator()
+            await seen(client, lambda s: s.coordinator != status.coordinator)
+        else:
+            coordinator.signal(signal.SIGSTOP)
+        agent = next(child for child in cluster.agents if child.name == "agent-1-0")
+        agent.signal(signal.SIGKILL)
+        await agent.ended()
+        await asyncio.sleep(1.5 * ASK_S)
+        cluster.grow(1)
+        assert [child.name for child in cluster.agents] == ["agent-0-0"]
+        assert not (tmp_path / "agent-1-1.log").exists()
+        coordinator.signal(signal.SIGCONT)
 
     with_cluster(tmp_path, act)

@@ -126,6 +126,10 @@ class Checkers:
         if before is not None:
             assert _fingerprint(rank) == before, "I13: a message of an old generation was heard"
         self.remember_records(rank.state.log)
+        if rank.state.log.stopped and self.sim.at_the_end:
+            todo, self.sim.at_the_end = self.sim.at_the_end, []
+            for action in todo:
+                action()
         if rank.state.has_state and not rank.state.passive and rank.state.log.gen is not None:
             self.check_same_state(rank)
             self.check_conservation(rank)
@@ -229,8 +233,10 @@ class Checkers:
 
     # ---- at the end -----------------------------------------------------------------------
 
-    def job_failed(self, reason: str) -> None:
-        """A verdict must be true: nobody who could go on may be given up."""
+    def job_ended(self, state: CoordinatorState, reason: str) -> None:
+        """A verdict must be true: nobody who could go on may be given up, and what is complete
+        stays complete (R17)."""
+        assert reason == "Complete" or not state.proven, f"{reason}, but a rank has finished"
         if reason != "StateLost":
             return
         released = any("Released" in c.reasons for c in self.sim.all_coordinators)

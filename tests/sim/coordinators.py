@@ -71,7 +71,7 @@ class SimCoordinator:
                 sim.at(at_ns, lambda: self._tick(at_ns))
             case coord.JobEnded(outcome=outcome):
                 self.outcome = outcome
-                sim.checkers.job_failed(outcome.reason)
+                sim.checkers.job_ended(self.state, outcome.reason)
             case coord.Retire(why=why):
                 self.retired, self.alive = why, False
                 sim.tell(f"coordinator {self.name} retires: {why}")

@@ -63,9 +63,16 @@ def plant(sim: Simulation, faults: list[Fault]) -> None:
         sim.after(fault.at_ms, lambda f=fault: happen(sim, f))  # type: ignore[misc]
 
 
+def plant_at_the_end(sim: Simulation, faults: list[Fault]) -> None:
+    """`at_ms` counts from the moment in which the first rank has made the last round."""
+    sim.at_the_end.append(lambda: plant(sim, faults))
+
+
 def happen(sim: Simulation, fault: Fault) -> None:
-    live = [r for r in sim.ranks.values() if r.running and r.me not in sim.links.cut]
-    if not live or sim.finished:
+    after = bool(sim.world.after_ms)
+    there = (r for r in sim.ranks.values() if r.running or (after and r.released))
+    live = [r for r in there if r.me not in sim.links.cut]
+    if not live or (sim.finished and not after):
         return
     rank = live[fault.pick % len(live)]
     match fault.kind:
@@ -140,10 +147,10 @@ def _to_processes(sim: Simulation, fault: Fault, rank: SimRank, live: int) -> No
             sim.kill(rank.me, restart=True)
         case Kind.LOSE:
             sim.remove_pod(pod)
-            sim.after(fault.ms, lambda: sim.start_pod(pod.key[0]))
+            sim.after(fault.ms, lambda: sim.replace_pod(pod.key[0]))
         case Kind.DRAIN if live > 1:
             sim.drain(pod.key)
-            sim.after(fault.ms, lambda: None if sim.finished else sim.start_pod(pod.key[0]))
+            sim.after(fault.ms, lambda: sim.replace_pod(pod.key[0]))
         case Kind.JOIN | Kind.SHRINK:
             _scale(sim, 1 if fault.kind is Kind.JOIN else -1)
 
@@ -157,7 +164,7 @@ def _scale(sim: Simulation, step: int) -> None:
         return
     wanted = min(further, key=lambda n: abs(n - before))
     for _ in range(wanted - before):
-        sim.start_pod(1 + max(slot for slot, _ in sim.pods))
+        sim.replace_pod(1 + max(slot for slot, _ in sim.pods))
     sim.set_targets(m.Targets(replicas=wanted))
 
 

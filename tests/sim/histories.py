@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from paceline.core.protocol.tree import TREE_ABOVE
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode, Normalisation, Pacing
-from sim.faults import Fault, Kind, plant
+from sim.faults import Fault, Kind, plant, plant_at_the_end
 from sim.simulation import Simulation
 from sim.world import MS, World
 
@@ -88,11 +88,26 @@ def faults(*kinds: Kind, most: int = 6) -> st.SearchStrategy[list[Fault]]:
     return st.lists(one, max_size=most)
 
 
-def run(world: World, seed: int, what: list[Fault]) -> Simulation:
+def faults_at_the_end(most: int = 5) -> st.SearchStrategy[list[Fault]]:
+    """Times count from the last round: before, in and after the release."""
+    one = st.builds(
+        Fault,
+        at_ms=st.floats(0, 200),
+        kind=st.sampled_from(tuple(Kind)),
+        ms=st.floats(1, 300),
+        pick=st.integers(0, 99),
+    )
+    return st.lists(one, min_size=1, max_size=most)
+
+
+def run(
+    world: World, seed: int, what: list[Fault], at_the_end: list[Fault] | None = None
+) -> Simulation:
     """One history to its end; raises with its story if a promise breaks."""
     sim = Simulation(world, seed)
     sim.start()
     plant(sim, what)
+    plant_at_the_end(sim, at_the_end or [])
     sim.run()
     if sim.finished:
         sim.checkers.at_end()

@@ -89,6 +89,10 @@ class Links:
             self.sim.count += 1
             self.open[rank.me, name] = self.sim.count
             rank.post(ev.Connected())
+        elif name in self.sim.coordinators and rank.released and rank.me not in self.cut:
+            self.sim.count += 1
+            self.open[rank.me, name] = self.sim.count
+            self.to_coordinators(rank.me, rank.state.registration())
 
     def disconnect(self, member: MemberId, *, noticed: bool = True) -> None:
         for key in [k for k in self.open if k[0] == member]:

@@ -76,6 +76,11 @@ class SimRank:
     def running(self) -> bool:
         return self.alive and self.exit is None
 
+    @property
+    def released(self) -> bool:
+        """Its script still works, on its own account."""
+        return self.alive and self.exit is not None and self.exit.finished
+
     # ---- events in, effects out -----------------------------------------------------------
 
     def post(self, event: ev.Event) -> None:

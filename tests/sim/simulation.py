@@ -24,6 +24,8 @@ from sim.ranks import SimRank
 from sim.world import MS, World
 
 BEAT_MS = 100
+OUTCOME_MS = 1000
+"""So long a coordinator may take to say how a job ended of which nothing lives any more."""
 _DRAIN = ev.Drain()
 
 
@@ -38,6 +40,7 @@ class SimPod:
         self.key = (slot, attempt)
         self.alive = True
         self.draining = False
+        self.closing = False
         self.living: list[MemberId] = []
         self.dead: list[MemberId] = []
         self.released: tuple[object, int] | None = None
@@ -64,6 +67,9 @@ class Simulation:
         self.inventory = m.Inventory(0, ())
         self.targets: m.Targets | None = None
         self.broken_until = 0
+        self.at_the_end: list[Callable[[], object]] = []
+        """What happens when the first rank has made the last round."""
+        self.all_dead_ns: int | None = None
         self.lines: deque[str] = deque(maxlen=300)
 
     # ---- time -----------------------------------------------------------------------------
@@ -156,8 +162,17 @@ class Simulation:
         for name in list(self.coordinators):
             self.connect(pod, name)
 
+    def replace_pod(self, slot: int) -> None:
+        """As the runner does it: nothing is started once it has heard that the last round is made,
+        by this coordinator or by one before it (R17)."""
+        if not any(c.state.released or c.outcome for c in self.all_coordinators):
+            self.start_pod(slot)
+
     def start_rank(self, pod: SimPod, local: int) -> None:
         if not pod.alive:
+            return
+        if pod.closing:
+            self._pod_done(pod)
             return
         slot, attempt = pod.key
         restarts = pod.restarts.get(local, -1) + 1
@@ -207,6 +222,11 @@ class Simulation:
                 self.kill(member, why="killed by its agent", restart=not pod.draining)
             case m.DrainPod():
                 self.drain(key)
+            case m.Closing():
+                pod.closing = True
+                for each in list(pod.living):
+                    if self.ranks[each].state.begun is None:
+                        self.kill(each, why="it took no part")
             case m.Shutdown():
                 self.after(50, lambda: self._shut(pod))
 
@@ -215,7 +235,7 @@ class Simulation:
             self.kill(member, why="shut down")
 
     def _beat(self, rank: SimRank) -> None:
-        if not rank.running:
+        if not (rank.running or (rank.alive and self.world.after_ms)):
             return
         s = rank.state
         if not rank.stopped:
@@ -235,17 +255,19 @@ class Simulation:
 
     # ---- deaths ---------------------------------------------------------------------------
 
-    def kill(self, member: MemberId, *, why: str = "killed", restart: bool = False) -> None:
-        """kill -9 of one rank; its agent reaps it and tells."""
+    def kill(
+        self, member: MemberId, *, why: str = "killed", restart: bool = False, code: int = -9
+    ) -> None:
+        """kill -9 of one rank, or its end; its agent reaps it and tells."""
         rank = self.ranks[member]
         if not rank.alive:
             return
         self.tell(f"rank {member} dies: {why}")
         pod = self.pods[m.pod_of(member)]
         self._dead(rank)
-        finished = rank.exit is not None
-        restart = restart and not finished and not pod.draining
-        dead = m.RankDead(member, 0 if finished else -9, why, restart, rank.state.released)
+        restart = restart and rank.exit is None and not (pod.draining or pod.closing)
+        released = rank.state.released if rank.exit is not None else None
+        dead = m.RankDead(member, code, why, restart, released)
         self.after(self.rng.uniform(0.5, 20), lambda: self._reaped(pod, rank, dead))
 
     def _dead(self, rank: SimRank) -> None:
@@ -259,13 +281,17 @@ class Simulation:
         self.from_agent(pod, dead)
         pod.living.remove(rank.me)
         pod.dead.append(rank.me)
-        pod.released = pod.released or rank.state.released
+        pod.released = pod.released or dead.released
         if dead.restarts:
             self.after(20, lambda: self.start_rank(pod, rank.me.local))
-        elif not pod.living:
-            finished = rank.exit is not None and rank.exit.finished
-            self.from_agent(pod, m.AgentDone(*pod.key, "finished" if finished else "drained"))
-            self.after(30, lambda: self.remove_pod(pod))
+        else:
+            self._pod_done(pod)
+
+    def _pod_done(self, pod: SimPod) -> None:
+        if pod.living:
+            return
+        self.from_agent(pod, m.AgentDone(*pod.key, "finished" if pod.released else "drained"))
+        self.after(30, lambda: self.remove_pod(pod))
 
     def remove_pod(self, pod: SimPod) -> None:
         """The pod is gone as a whole: its agent says nothing, only the inventory does."""
@@ -292,7 +318,15 @@ class Simulation:
     def exited(self, rank: SimRank) -> None:
         assert rank.exit is not None
         self.tell(f"rank {rank.me} exits: finished={rank.exit.finished} {rank.exit.why}")
-        self.after(4, lambda: self.kill(rank.me, why="exit 0"))
+        own_ms = self.rng.uniform(0, self.world.after_ms) if self.world.after_ms else 0.0
+
+        def end() -> None:
+            if rank.stopped:
+                self.after(20, end)
+            else:
+                self.kill(rank.me, why="exit 0", code=0)
+
+        self.after(4 + own_ms, end)
 
     def breaks_channel(self) -> bool:
         return self.now < self.broken_until and self.rng.random() < 0.5
@@ -319,7 +353,18 @@ class Simulation:
 
     def over(self) -> bool:
         ended = self.outcomes or self.finished
-        return bool(ended) and not any(r.running for r in self.ranks.values())
+        if not ended or any(r.running for r in self.ranks.values()):
+            return False
+        if not self.world.after_ms:
+            return True
+        if any(r.alive for r in self.ranks.values()):
+            self.all_dead_ns = None
+            return False
+        if self.all_dead_ns is None:
+            self.all_dead_ns = self.now
+            self.after(OUTCOME_MS, lambda: None)
+        said = all(c.outcome is not None for c in self.coordinators.values())
+        return said or self.now >= self.all_dead_ns + OUTCOME_MS * MS
 
     @property
     def finished(self) -> list[SimRank]:

@@ -17,7 +17,7 @@ from paceline.core.protocol.records import Gen, Go, Trigger
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode, Normalisation, Pacing
 from sim.faults import Fault, Kind, plant
-from sim.histories import bounded, faults, run, seeds, worlds
+from sim.histories import bounded, faults, faults_at_the_end, run, seeds, worlds
 from sim.ranks import SimRank
 from sim.simulation import Simulation
 from sim.world import MS, World
@@ -46,9 +46,21 @@ def test_a_job_without_faults_completes_on_all_ranks(world: World, seed: int) ->
 @given(worlds(), seeds, faults())
 def test_whatever_happens_the_promises_hold(world: World, seed: int, what: list[Fault]) -> None:
     sim = run(world, seed, what)
-    assert sim.finished or sim.outcomes & TRUE_VERDICTS or sim.outcomes == {"ScriptFailed"}
+    assert sim.finished or sim.outcomes & TRUE_VERDICTS
     proposals = sum(c.state.counter for c in sim.all_coordinators)
     assert proposals <= 12 + 10 * len(what), f"a storm of {proposals} proposals\n{sim.story()}"
+
+
+@bounded(150)
+@given(worlds(), seeds, faults(most=2), faults_at_the_end())
+def test_what_is_complete_stays_complete(
+    world: World, seed: int, what: list[Fault], at_the_end: list[Fault]
+) -> None:
+    """R17, C1: whatever happens while the ranks are released and afterwards. That no verdict speaks
+    against a rank that has finished is looked at when it is given."""
+    sim = run(dataclasses.replace(world, after_ms=150.0), seed, what, at_the_end)
+    assert sim.finished or sim.outcomes & TRUE_VERDICTS, sim.story()
+    assert sim.outcomes <= {"Complete", *TRUE_VERDICTS}, sim.story()
 
 
 @pytest.mark.parametrize("kind", Kind)

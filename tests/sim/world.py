@@ -50,6 +50,9 @@ class World:
     stabilization_ms: int = 0
     allowed: tuple[int, ...] = ()
     """Numbers of replicas that may train; empty: any."""
+    after_ms: float = 0.0
+    """Longest time that a script still works after its release. Only then is there time for faults
+    after the release, and a run is over when its coordinator has said how the job ended."""
     until_ms: int = 60_000
     """I8: bound of the whole history."""
 

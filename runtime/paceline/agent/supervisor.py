@@ -21,7 +21,15 @@ from paceline.agent.system import Reaper
 from paceline.clock import NS_PER_S, now_ns
 from paceline.core.agent import supervise
 from paceline.core.agent.exits import Ended
-from paceline.core.messages import DrainPod, KillRank, RankDead, RankStarted, Shutdown, ToAgent
+from paceline.core.messages import (
+    Closing,
+    DrainPod,
+    KillRank,
+    RankDead,
+    RankStarted,
+    Shutdown,
+    ToAgent,
+)
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.environment import AgentSettings
 from paceline.telemetry.collector import PodRecords
@@ -114,6 +122,10 @@ class Supervisor:
             case DrainPod():
                 log.info("draining: %s", message.why)
                 self.drain(message.why)
+            case Closing():
+                self._leaving = True
+                for slot in self._slots:
+                    self._post(slot, supervise.Closing())
             case Shutdown():
                 log.info("the job is over: %s", message.why)
                 self._leaving = True

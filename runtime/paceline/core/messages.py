@@ -336,6 +336,10 @@ class DrainPod(Struct, frozen=True, tag="drain-pod"):
     why: str
 
 
+class Closing(Struct, frozen=True, tag="closing"):
+    """RELEASE is out: ranks that take part end by themselves, and none is started any more."""
+
+
 class Shutdown(Struct, frozen=True, tag="shutdown"):
     """The job is over: end what is left."""
 
@@ -379,7 +383,7 @@ RankMessage = (
 )
 AgentMessage = AgentHello | AgentBeat | RankStarted | RankDead | AgentDone
 ToRank = Prepare | Commit | Release | Dismiss | Ask
-ToAgent = KillRank | DrainPod | Shutdown
+ToAgent = KillRank | DrainPod | Closing | Shutdown
 
 ATTEMPT_STRIDE = 1000
 """Rank attempt = pod attempt x ATTEMPT_STRIDE + restarts inside the pod."""

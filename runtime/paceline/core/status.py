@@ -272,6 +272,9 @@ class Status(Struct, frozen=True):
     conditions: tuple[Condition, ...] = ()
     stopping: bool = False
     """A rank has committed the stop round: a pod that ends from now on is not replaced."""
+    released: bool = False
+    """A rank was released with the final weights and has ended: the job is complete, whatever
+    becomes of the others and of this coordinator (R17)."""
     outcome: Outcome | None = None
     """Set once the job has ended."""
 

@@ -118,6 +118,8 @@ class Cluster:
         self._revision = 0
         self._coordinator: Child | None = None
         self._ending = False
+        self._over = False
+        """The last round is made. A coordinator that is restarted, or stopped, does not know it."""
         self._stale = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         # Bound here and handed down: no other program can take the port while the coordinator is
@@ -184,6 +186,7 @@ class Cluster:
 
     def heard(self, status: Status) -> None:
         """Called with each status: a new coordinator knows nothing of what the runner said."""
+        self._over = self._over or status.stopping or status.outcome is not None
         if status.coordinator != self._informed:
             self._informed = status.coordinator
             self._stop_to_tell = self._stopping
@@ -258,7 +261,7 @@ class Cluster:
 
     def _start_missing(self) -> None:
         """Start agents in the lowest free slots until as many live as are wanted."""
-        while not self._ending and len(self.agents) < self._wanted:
+        while not (self._ending or self._over) and len(self.agents) < self._wanted:
             number = next(n for n in range(self._wanted) if not self._is_taken(n))
             slot = self._slots.setdefault(number, _Slot())
             slot.attempt += 1
@@ -314,14 +317,14 @@ class Cluster:
     async def _is_over(self) -> bool:
         """Whether pods end because the job does. A coordinator that is away is asked again."""
         deadline_ns = now_ns() + round(ASK_S * NS_PER_S)
-        while now_ns() < deadline_ns:
+        while not self._over and now_ns() < deadline_ns:
             try:
-                status = await self._client.status()
+                self.heard(await self._client.status())
             except CoordinatorAwayError:
                 await asyncio.sleep(RETRY_S)
                 continue
-            return status.stopping or status.outcome is not None
-        return False
+            break
+        return self._over
 
     # ---- helpers --------------------------------------------------------------------------
 

@@ -79,6 +79,8 @@ class Runner:
         self._timeline = Timeline()
         self._replacer = Replacer(job.straggler)
         self._status: Status | None = None
+        self._released = False
+        """A coordinator has said so; a later one may find nobody left who knows."""
         self._interrupts = 0
         self._at_once = asyncio.Event()
         self._cluster: Cluster | None = None
@@ -117,7 +119,7 @@ class Runner:
         self._cluster = cluster
         async with cluster, Client(cluster.url, cluster.token) as client, control:
             outcome = await self._outcome(cluster, client)
-            if self._status is not None and outcome is self._status.outcome:
+            if outcome.complete or (self._status and outcome is self._status.outcome):
                 outcome = await self._finish(cluster, client, outcome)
             await cluster.end(grace_s=0.0 if self._at_once.is_set() else END_S)
         if self._status is not None:
@@ -202,6 +204,7 @@ class Runner:
 
     def _take(self, status: Status, cluster: Cluster) -> None:
         self._status = status
+        self._released = self._released or status.released
         for happening in self._timeline.add(status, now_ns()):
             first, _, more = happening.message.partition("\n")
             self._say(f"{happening.reason}: {first}{' ...' if more else ''}")
@@ -240,13 +243,8 @@ class Runner:
         await cluster.end(grace_s=0.0 if self._at_once.is_set() else END_S)
         for agent in agents:
             if outcome.complete and agent.exit_code != 0:
-                return Outcome(
-                    complete=False,
-                    reason="ScriptFailed",
-                    message=f"training is complete, but {agent.name} ended with code "
-                    f"{agent.exit_code}:\n" + "\n".join(agent.tail(10)),
-                    hint=f"the logs are in {self._run_dir}",
-                )
+                # A script that fails after its release has been heard of by the coordinator.
+                self._say(f"{agent.name} ended with code {agent.exit_code} after the job's end")
         return outcome
 
     async def _last_look(self, cluster: Cluster, client: Client) -> None:
@@ -258,6 +256,8 @@ class Runner:
             self._say(f"the coordinator did not answer at the end: {error}")
 
     def _silent(self) -> Outcome:
+        if self._released:
+            return self._complete()
         log = self._run_dir / "coordinator.log"
         said = "\n".join(tail(log, 15))
         return Outcome(
@@ -268,12 +268,19 @@ class Runner:
         )
 
     def _nobody(self) -> Outcome:
+        if self._released:
+            return self._complete()
         return Outcome(
             complete=False,
             reason="NoWorkers",
             message=f"all workers have ended, and the job has no outcome after {IDLE_S:g} s",
             hint=f"the logs are in {self._run_dir}",
         )
+
+    def _complete(self) -> Outcome:
+        """What is complete stays so, also if the coordinator that knew it is gone (C1)."""
+        version = self._status.version if self._status else 0
+        return Outcome(complete=True, reason="Complete", message=f"{version} rounds, released")
 
 
 async def _all_ended(agents: list[Child]) -> None:

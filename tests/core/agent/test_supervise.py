@@ -24,6 +24,7 @@ from paceline.core.agent.supervise import (
     NEXT,
     SHUTDOWN_NS,
     START_NS,
+    Closing,
     Command,
     Cue,
     Drain,
@@ -155,7 +156,10 @@ def test_only_failures_in_a_row_count(lives: list[int], limit: int) -> None:
 @given(
     st.lists(
         st.sampled_from(
-            [Tick(), Drain("SIGTERM"), Shutdown("over"), Kill("silent"), "up", "exit", "die"]
+            [
+                *(Tick(), Drain("SIGTERM"), Shutdown("over"), Closing(), Kill("silent")),
+                *("up", "exit", "die"),
+            ]
         ),
         max_size=30,
     )
@@ -264,6 +268,30 @@ def test_attempts_of_one_pod_never_reach_those_of_the_next() -> None:
     assert place.member.attempt == 4 * ATTEMPT_STRIDE - 1
 
 
+@pytest.mark.parametrize("phase", [Phase.WAITING, Phase.STARTING, Phase.RUNNING])
+def test_nothing_is_started_after_the_release(phase: Phase) -> None:
+    """R17: what waits for its start, or has just begun, is of no use any more."""
+    place = make_place(phase)
+    effects = feed(place, 0, Closing())
+    if phase is not Phase.WAITING:
+        assert [type(e) for e in effects] == [SendKill]
+        feed(place, 0, Exited(-9, ""))
+    assert place.ended is not None
+    assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 0)
+
+
+def test_who_takes_part_in_the_release_ends_by_itself_and_has_no_successor() -> None:
+    place = make_place(Phase.RUNNING)
+    assert feed(place, 0, ReportedOutcome(RankOutcome.PRESENT, ""), Closing()) == []
+    assert place.wake_at_ns is None
+    [report] = feed(place, 0, Exited(-9, ""))
+    assert isinstance(report, Report)
+    assert isinstance(report.message, RankDead)
+    assert not report.message.restarts
+    assert place.ended is not None
+    assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 0)
+
+
 def death(**facts: object) -> Death:
     given_facts = {
         "member": MemberId(0, 0, 0),
@@ -308,6 +336,11 @@ def death(**facts: object) -> Death:
             "signal 9 (SIGKILL)",
         ),
         ({"code": 1, "outcome": RankOutcome.FINISHED}, (End.FAILED, 1), "after the job was over"),
+        (
+            {"code": -9, "outcome": RankOutcome.FINISHED},
+            (End.FINISHED, 0),
+            "its script was cut short after the job was over: signal 9",
+        ),
         ({"code": 1, "outcome": RankOutcome.DISMISSED, "leaving": "x"}, (End.DRAINED, 1), "code 1"),
     ],
 )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from core.makers import PLAN, member
+import pytest
+from core.makers import GEN_1, PLAN, member
 from msgspec import Struct
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
+from paceline.core.coordinator.events import Event
 from paceline.core.coordinator.hearing import COMPLAINTS_MAX
 from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
@@ -412,6 +414,54 @@ def test_a_released_rank_that_ended_well_is_a_success() -> None:
     desk.post(coord.FromAgent(m.RankDead(A, 0, "", False, (at, 9))))
     assert desk.state.outcome is not None
     assert desk.state.outcome.complete
+
+
+def released() -> tuple[Desk, GenerationId]:
+    """Two ranks were released with version 9; neither has ended."""
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    at = desk.form(A, B)
+    desk.say(m.Stopped(at, A, 9))
+    assert "Release" in kinds(desk.say(m.Stopped(at, B, 9)))
+    return desk, at
+
+
+AFTER_THE_RELEASE: dict[str, Event] = {
+    "killed": coord.FromAgent(m.RankDead(B, -9, "signal 9 (SIGKILL)", False, (GEN_1, 9))),
+    "killed before it heard of it": coord.FromAgent(m.RankDead(B, -9, "signal 9", True)),
+    "started too late, and failed": coord.FromAgent(m.RankDead(B, 1, "ImportError", True)),
+    "its pod failed": coord.FromAgent(m.AgentDone(1, 0, "failed", "rank 1.0: exit code 2")),
+    "its engine broke": coord.FromRank(m.Fatal(B, "RuntimeBroken", "no space")),
+}
+
+
+@pytest.mark.parametrize("event", AFTER_THE_RELEASE.values(), ids=AFTER_THE_RELEASE)
+def test_no_death_after_the_release_changes_the_outcome(event: Event) -> None:
+    """R17, C1: what is complete stays complete."""
+    desk, at = released()
+    desk.post(event)
+    assert desk.state.outcome is None
+    for each in (A, B):
+        desk.post(coord.FromAgent(m.RankDead(each, 0, "", False, (at, 9))))
+    assert desk.state.outcome is not None
+    assert desk.state.outcome.complete, desk.state.outcome
+
+
+def test_a_script_that_fails_after_its_release_is_told() -> None:
+    """Its own mistake, in what it does with the model: nobody else could tell the user."""
+    desk, at = released()
+    desk.post(coord.FromAgent(m.RankDead(B, 1, "KeyError", False, (at, 9))))
+    assert desk.state.outcome is not None
+    assert desk.state.outcome.reason == "ScriptFailed"
+
+
+def test_nothing_is_started_after_the_release() -> None:
+    """R17: agents are told at the release, and whoever says hello later."""
+    desk, _ = released()
+    told = [e for e in desk.state.effects if isinstance(e, coord.ToAgent)]
+    assert [(e.slot, e.message) for e in told] == [(s, m.Closing()) for s in (0, 1)]
+    late = coord.FromAgent(m.AgentHello(1, 1, "h", "", (member(1)._replace(attempt=1000),), ()))
+    assert desk.post(late) == [m.Closing()]
 
 
 def test_a_retired_coordinator_says_nothing_more() -> None:

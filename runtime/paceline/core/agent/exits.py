@@ -70,12 +70,18 @@ def why_it_ended(death: Death) -> str:
     if in_order(death):
         return death.said
     if death.outcome is RankOutcome.FINISHED:
-        return f"its script ended badly after the job was over: {_reason(death)}"
+        how = "was cut short" if _cut_short(death) else "ended badly"
+        return f"its script {how} after the job was over: {_reason(death)}"
     return _reason(death)
 
 
 def in_order(death: Death) -> bool:
     return death.code == 0 and death.outcome in (RankOutcome.FINISHED, RankOutcome.DISMISSED)
+
+
+def _cut_short(death: Death) -> bool:
+    """By a signal, which tells nothing about the script."""
+    return death.code is not None and death.code < 0
 
 
 def last_end(death: Death) -> Ended | None:
@@ -84,6 +90,8 @@ def last_end(death: Death) -> Ended | None:
     if in_order(death):
         end = End.FINISHED if death.outcome is RankOutcome.FINISHED else End.DRAINED
         return Ended(end, why, 0)
+    if death.outcome is RankOutcome.FINISHED and _cut_short(death):
+        return Ended(End.FINISHED, why, 0)  # R17: what is complete stays complete
     if death.outcome is RankOutcome.FINISHED:
         return failed(death.member, why)
     if death.leaving:

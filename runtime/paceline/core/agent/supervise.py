@@ -32,6 +32,7 @@ START_NS: Final = 60 * NS_PER_S
 """From launch to the first word of the process. Measured over MPI: 0.1 s on an idle machine."""
 SHUTDOWN_NS: Final = 10 * NS_PER_S
 """For a rank without an outcome to end by itself when the job is over."""
+RELEASED: Final = "all ranks are released"
 
 
 class Phase(StrEnum):
@@ -133,6 +134,11 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
+class Closing:
+    """The ranks of the job are released."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """The job is over."""
 
@@ -144,7 +150,7 @@ class Tick:
     pass
 
 
-Event = Up | ReportedOutcome | Exited | NeverStarted | Drain | Kill | Shutdown | Tick
+Event = Up | ReportedOutcome | Exited | NeverStarted | Drain | Kill | Closing | Shutdown | Tick
 
 # ---- effects -----------------------------------------------------------------------------------
 
@@ -244,6 +250,8 @@ class Place:
                 return self._dead(now_ns, None, event.why)
             case Drain():
                 return self._leave(now_ns + self._limits.drain_ns, "drain", event.why)
+            case Closing():
+                return self._close(now_ns)
             case Shutdown():
                 return self._leave(now_ns + SHUTDOWN_NS, "shutdown", event.why)
             case Kill():
@@ -290,6 +298,13 @@ class Place:
             self.wake_at_ns = min(deadline_ns, self.wake_at_ns or deadline_ns)
         repeated = before is Phase.DRAINING and kind == "drain"
         return [] if repeated else [Command(self.member, kind, why)]
+
+    def _close(self, now_ns: int) -> list[Effect]:
+        """R17: nothing follows; who may have the final weights gets its RELEASE, and its time."""
+        if self._told is None:
+            return self._leave(now_ns, "shutdown", RELEASED)
+        self._leaving, self._over = self._leaving or RELEASED, True
+        return []
 
     def _kill(self, why: str) -> list[Effect]:
         before = self.phase

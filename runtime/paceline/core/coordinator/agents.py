@@ -37,7 +37,7 @@ def from_agent(c: CoordinatorState, message: m.AgentMessage) -> None:
             pod = c.roster.pod(message.slot, message.attempt, c.now_ns)
             pod.done = message.outcome
             pod.living.clear()
-            if message.outcome == "failed":
+            if message.outcome == "failed" and c.phase is not Phase.RELEASED:
                 ending.fail(c, "RankFailed", message.message)
     pod.heard_ns = c.now_ns
 
@@ -52,6 +52,8 @@ def _hello(c: CoordinatorState, pod: KnownPod, hello: m.AgentHello) -> None:
     pod.known, pod.newborn = True, False
     for member in hello.dead:
         _died(c, member, "reaped by its agent", 0)
+    if c.phase is Phase.RELEASED:
+        ending.close(c, pod)
     ending.prove(c, hello.released)
 
 
@@ -79,7 +81,7 @@ def _count_failure(c: CoordinatorState, message: m.RankDead) -> None:
     if message.exit_code == 0 or seen.kill_asked or c.phase is Phase.ENDED:
         return
     if c.phase is Phase.RELEASED:
-        ending.fail(c, "ScriptFailed", f"rank {message.member} after the end: {message.why}")
+        _after_the_release(c, message)
         return
     if message.exit_code > 0 and not c.had_state and (c.gen is not None or not seen.ready):
         # No rank has ever trained: a mistake in the script or the image, not bad luck.
@@ -95,6 +97,17 @@ def _count_failure(c: CoordinatorState, message: m.RankDead) -> None:
             f"{c.failures} processes failed without a committed round in between; "
             f"the last one was rank {message.member}: {message.why}",
         )
+
+
+def _after_the_release(c: CoordinatorState, message: m.RankDead) -> None:
+    """R17: no death takes anything away from a job that is complete. Only what a script itself says
+    is told as a failure: that it could not do what it wanted with the final weights."""
+    if message.released is None:
+        return
+    if message.exit_code > 0:
+        ending.fail(c, "ScriptFailed", f"rank {message.member} after the end: {message.why}")
+    else:
+        c.happened("ScriptCutShort", f"rank {message.member}: {message.why}")
 
 
 def set_inventory(c: CoordinatorState, inventory: m.Inventory) -> None:

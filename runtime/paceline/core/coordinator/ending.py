@@ -42,6 +42,14 @@ def release(c: CoordinatorState, generation: GenerationId, version: int) -> None
     c.happened("Released", f"all ranks have version {version}; the job is complete")
     for seen in c.roster.present():
         c.tell(seen.member, m.Release(generation, version))
+    for pod in c.roster.pods.values():
+        if pod.connected:
+            close(c, pod)
+
+
+def close(c: CoordinatorState, pod: KnownPod) -> None:
+    """Nothing is started after the release."""
+    c.effects.append(ToAgent(pod.slot, pod.attempt, m.Closing()))
 
 
 def answer_late(c: CoordinatorState, register: m.Register) -> None:

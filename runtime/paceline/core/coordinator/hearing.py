@@ -62,7 +62,7 @@ def from_rank(c: CoordinatorState, message: m.RankMessage) -> None:
         case m.Leaving():
             seen.leaving, seen.left_early = True, message.early
             _dismiss_outsider(c, seen)
-        case m.Fatal():
+        case m.Fatal() if c.phase is not Phase.RELEASED:
             ending.fail(c, message.reason, f"rank {message.member}: {message.message}")
 
 

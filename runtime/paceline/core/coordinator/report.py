@@ -18,8 +18,9 @@ def status(c: CoordinatorState) -> Status:
     ranks = [_rank(c, member, members, surplus) for member in sorted(c.roster.ranks)]
     living = [r for r in ranks if r.state is not RankPhase.DEAD]
     dead = [r for r in ranks if r.state is RankPhase.DEAD]
+    # One that came after the release has formed nothing, and hears the last figures all the same.
     furthest = max(
-        (s for s in c.roster.ranks.values() if s.facts and s.member in members),
+        (s for s in c.roster.ranks.values() if s.facts and (gen is None or s.member in members)),
         key=lambda s: s.version,
         default=None,
     )
@@ -43,6 +44,7 @@ def status(c: CoordinatorState) -> Status:
         stragglers=c.stragglers,
         conditions=_conditions(c),
         stopping=any(s.stopped for s in c.roster.ranks.values()) or c.released is not None,
+        released=c.proven,
         outcome=c.outcome,
     )
 

@@ -88,7 +88,7 @@ class CoordinatorState:
     """Ranks of this job have trained: weights may exist that only a living rank holds (R26)."""
     released: tuple[GenerationId, int] | None = None
     proven: bool = False
-    """A released rank has ended well: its final weights are where its script puts them."""
+    """A released rank has ended, after it had its final weights."""
     outcome: Outcome | None = None
     carrier: Network = Network.UNKNOWN
     """The last one of the job that the history has."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import shutil
 import signal
@@ -15,7 +16,6 @@ from queue import Queue
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import DataPlan, Gen
@@ -23,10 +23,12 @@ from paceline.core.protocol.snapshot import Kept, LogSnapshot
 from paceline.core.rank.events import Published, Written
 from paceline.errors import CheckpointError
 from paceline.worker.checkpoint import format as disk
+from paceline.worker.checkpoint import writer as writing
 from paceline.worker.checkpoint.writer import WRITING, Answer, CheckpointWriter
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
 from paceline_api.rounds import RoundSettings
+from safetensors.torch import load_file
 from small_disk import small_disk
 from torch import nn
 
@@ -148,10 +150,7 @@ def test_any_reader_gets_the_model_by_name(saver: Saver, tmp_path: Path) -> None
     saver.save(3)
     saver.rank.committed.copy_to_model()
     model = Rank(seed=7).model
-    state = {"model": model.state_dict()}
-    with pytest.warns(UserWarning, match="single process"):
-        dcp.load(state, checkpoint_id=tmp_path / "saved" / "v3", no_dist=True)
-    model.load_state_dict(state["model"])
+    model.load_state_dict(load_file(tmp_path / "saved" / "v3" / "model.safetensors"))
     for name, tensor in saver.rank.model.state_dict().items():
         assert torch.equal(model.state_dict()[name], tensor), name
 
@@ -194,7 +193,7 @@ def read_newest(path: Path, identity: disk.Identity) -> disk.Loaded:
     return disk.load(path, kept, identity)
 
 
-FILES = (".metadata", "__0_0.distcp", disk.LOG, disk.HEADER, disk.MANIFEST)
+FILES = ("model.safetensors", "state.safetensors", disk.LOG, disk.HEADER, disk.MANIFEST)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -212,6 +211,88 @@ def test_a_torn_checkpoint_is_an_error_and_never_a_start_from_zero(
     assert caught.value.hint
     shutil.rmtree(path / "v4")
     assert read_newest(path, identity).log.version == 3
+
+
+def test_everybody_who_may_read_the_folder_may_read_the_files(saver: Saver, tmp_path: Path) -> None:
+    saver.save(3)
+    modes = {p.stat().st_mode & 0o777 for p in (tmp_path / "saved" / "v3").iterdir()}
+    assert modes == {(tmp_path / "saved" / "v3").stat().st_mode & 0o666}
+
+
+class Program:
+    """What a pickle can hold: unpickling it creates a file."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.touch, (self.target,)
+
+
+MALICIOUS = {
+    "model.safetensors": "model.safetensors is no safetensors file",
+    "state.safetensors": "state.safetensors is no safetensors file",
+    "state.json": "it cannot be loaded",
+    "log.msgpack": "it cannot be loaded",
+    ".metadata": "",
+}
+
+
+@pytest.mark.parametrize("name", MALICIOUS)
+def test_a_checkpoint_is_data_and_never_a_program(saver: Saver, tmp_path: Path, name: str) -> None:
+    """Somebody else who may write to the folder leaves a pickle there, sizes and checksums right.
+
+    It is not run: refused by name, or, as torch's `.metadata`, of no use to anybody."""
+    saver.save(3)
+    folder, ran = tmp_path / "saved" / "v3", tmp_path / "it-ran"
+    (folder / name).write_bytes(pickle.dumps(Program(ran)))
+    manifest = json.loads((folder / disk.MANIFEST).read_text())
+    files = {file["name"]: file for file in manifest["files"]}
+    forged = disk.file_of(folder / name)
+    files[name] = {"name": name, "size": forged.size, "crc32": forged.crc32}
+    text = json.dumps(manifest | {"files": list(files.values())})
+    (folder / disk.MANIFEST).write_text(text)
+    if words := MALICIOUS[name]:
+        with pytest.raises(CheckpointError, match=words) as caught:
+            read_newest(tmp_path / "saved", saver.rank.identity)
+        assert f"remove {folder}" in caught.value.hint
+    else:
+        read_newest(tmp_path / "saved", saver.rank.identity)
+    assert not ran.exists()
+
+
+def test_a_manifest_that_names_too_little_is_refused(saver: Saver, tmp_path: Path) -> None:
+    saver.save(3)
+    path = tmp_path / "saved" / "v3" / disk.MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"files": []}))
+    with pytest.raises(CheckpointError, match=r"does not list log.msgpack, model.safetensors"):
+        disk.find(tmp_path / "saved", saver.rank.identity)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (KeyError("torch.complex128"), "KeyError: 'torch.complex128'"),
+        (MemoryError(), "MemoryError"),
+    ],
+)
+def test_an_error_that_nobody_expected_is_told_and_the_writer_goes_on(
+    saver: Saver, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+) -> None:
+    """The thread ended, and every save after it was skipped in silence."""
+
+    def fails(*_: object) -> tuple[disk.File, ...]:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "_write_files", fails)
+        assert saver.write(3) == Written(3, words)
+    saver.save(4)
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointWriter, "_clean", fails)
+        saver.write(5)
+        assert saver.publish(5) == Published(5, words)
+    saver.save(6)
 
 
 def test_a_foreign_checkpoint_is_named(saver: Saver, tmp_path: Path) -> None:

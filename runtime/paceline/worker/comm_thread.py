@@ -46,7 +46,7 @@ from paceline.worker.session import MainThread
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
 
-if TYPE_CHECKING:  # it loads torch.distributed.checkpoint, which takes a second of CPU
+if TYPE_CHECKING:  # only a job that has checkpoints loads what writes them
     from paceline.worker.checkpoint.service import CheckpointService
 
 log = logging.getLogger("paceline.rank")

@@ -53,7 +53,7 @@ from paceline.worker.standalone import StandaloneCoordinator
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
 
-if TYPE_CHECKING:  # it loads torch.distributed.checkpoint, which takes a second of CPU
+if TYPE_CHECKING:  # only a job that has checkpoints loads what writes them
     from paceline.worker.checkpoint.service import CheckpointService
 
 log = logging.getLogger("paceline.rank")

@@ -3,43 +3,42 @@
     <path>/v<version>/            one checkpoint; it has this name only when it is complete
         manifest.json             whose it is, of which version, size and checksum of each file
         log.msgpack               the round log as plain data: leases, counters, settings
+        model.safetensors         weights and buffers by the model's own names, for any reader
         state.json                optimizer and scheduler without their tensors
-        .metadata, __0_0.distcp   torch.distributed.checkpoint: `model.*` by the model's own names,
-                                  for any reader, and `state.*`, the tensors that state.json names
+        state.safetensors         the tensors that state.json names by number
     <path>/.writing-*             under way, or left by a process that was killed
 
-Nothing here writes (`worker.checkpoint.writer`). A checkpoint that is damaged, or of another job,
-model or data set, is an error with a way out, never a reason to begin from zero.
+A checkpoint is data: nothing of it is ever unpickled, since a pickle is a program and many may
+write to a shared folder. Nothing here writes (`worker.checkpoint.writer`). A checkpoint that is
+damaged, or of another job, model or data set, is an error with a way out, never a reason to begin
+from zero.
 """
 
 from __future__ import annotations
 
 import json
-import warnings
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.snapshot import Kept, LogSnapshot
 from paceline.errors import CheckpointError
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 MANIFEST: Final = "manifest.json"
 LOG: Final = "log.msgpack"
 HEADER: Final = "state.json"
-MODEL: Final = "model."
-STATE: Final = "state."
+MODEL: Final = "model.safetensors"
+STATE: Final = "state.safetensors"
+NEEDED: Final = (LOG, MODEL, HEADER, STATE)
 CHUNK_BYTES: Final = 1 << 20
 LOOKS: Final = 5
 """The newest one may be replaced by a newer one while it is looked at."""
@@ -148,6 +147,8 @@ def check(folder: Path, wanted: Identity) -> Manifest:
             f"{_plan(wanted.plan)}",
             hint=f"use the same data set, batch size, seed and number of epochs; {START_AFRESH}",
         )
+    if lacking := set(NEEDED).difference(file.name for file in manifest.files):
+        raise _damaged(folder, f"{MANIFEST} does not list {', '.join(sorted(lacking))}")
     for file in manifest.files:
         path = folder / file.name
         size = path.stat().st_size if path.is_file() else -1
@@ -188,34 +189,22 @@ def load(path: Path, kept: Kept, wanted: Identity) -> Loaded:
     try:
         log = msgspec.msgpack.decode((folder / LOG).read_bytes(), type=LogSnapshot)
         header = json.loads((folder / HEADER).read_bytes())
-        tensors = _read_tensors(folder)
-    except (OSError, ValueError, msgspec.MsgspecError, CheckpointException) as error:
+        model, state = _tensors(folder / MODEL), _tensors(folder / STATE)
+        buffers = [state[str(number)] for number in range(len(state))]
+    except KeyError as error:
+        raise _damaged(folder, f"{STATE} lacks tensor {error}") from None
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise _damaged(folder, f"it cannot be loaded: {error}") from None
-    return Loaded(
-        log=log,
-        header=header,
-        model={n.removeprefix(MODEL): t for n, t in tensors.items() if n.startswith(MODEL)},
-        buffers=[tensors[name] for name in state_names(tensors)],
-    )
+    return Loaded(log=log, header=header, model=model, buffers=buffers)
 
 
-def state_names(tensors: Sequence[str] | dict[str, torch.Tensor]) -> list[str]:
-    count = sum(1 for name in tensors if name.startswith(STATE))
-    return [f"{STATE}{number}" for number in range(count)]
-
-
-def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    entries = FileSystemReader(folder).read_metadata().state_dict_metadata
-    tensors = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in entries.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
-    with warnings.catch_warnings():
-        # One process reads: that torch.distributed is not used is the intent.
-        warnings.simplefilter("ignore", UserWarning)
-        dcp_load(tensors, storage_reader=FileSystemReader(folder), no_dist=True)
-    return tensors
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
+    """ValueError if the file is something else, such as a pickle under this name."""
+    try:
+        # Read, not mapped: a file that is cut later must not kill the process.
+        return load_file(path, backend="pread")
+    except SafetensorError as error:
+        raise ValueError(f"{path.name} is no safetensors file: {error}") from None
 
 
 def file_of(path: Path) -> File:

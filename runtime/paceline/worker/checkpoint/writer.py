@@ -2,7 +2,8 @@
 
 A checkpoint is written under a name that nobody reads, brought to the disk, and gets its name by
 one rename (R19); the folder is ours alone until then. A kill at any moment leaves the one before.
-An error of the disk is an answer like any other: training does not depend on it.
+An error, of the disk or our own, is an answer like any other: training does not depend on it, and
+the thread takes the next order.
 """
 
 from __future__ import annotations
@@ -14,16 +15,14 @@ import os
 import shutil
 import socket
 import threading
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
 import msgspec
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from paceline.clock import NS_PER_S, now_ns
 from paceline.core.protocol.snapshot import LogSnapshot
@@ -36,7 +35,10 @@ log = logging.getLogger("paceline.checkpoint")
 
 WRITING: Final = ".writing-"
 ROOM_BYTES: Final = 1 << 20
-"""Beside the tensors: manifest, log, metadata."""
+"""Beside the tensors: manifest, log, headers."""
+
+EXPECTED: Final = (OSError, SafetensorError, CheckpointError)
+"""What a disk does; anything else is a mistake of this program."""
 
 Answer = Written | Published
 Order = Callable[[], Answer | None]
@@ -120,8 +122,8 @@ class CheckpointWriter:
                 files=files,
             )
             _write(folder / disk.MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
-            _sync_folder(folder)
-        except (OSError, RuntimeError, CheckpointException) as error:
+            _sync(folder)
+        except Exception as error:
             problem = self._failed(version, error)
         return Written(version, problem)
 
@@ -143,9 +145,9 @@ class CheckpointWriter:
                 self._replace(target, folder)
             else:
                 folder.rename(target)
-            _sync_folder(self._path)
+            _sync(self._path)
             self._clean(version)
-        except (OSError, CheckpointError) as error:
+        except Exception as error:
             self._folder = folder
             problem = self._failed(version, error)
         return Published(version, problem)
@@ -159,9 +161,11 @@ class CheckpointWriter:
         shutil.rmtree(target)
         folder.rename(target)
 
-    def _failed(self, version: int, error: BaseException) -> str:
+    def _failed(self, version: int, error: Exception) -> str:
         """In words; empty if a newer one is published, whose publisher has removed this one."""
         why = _reason(error)
+        if not isinstance(error, EXPECTED):
+            log.error("checkpoint of version %d: unexpected", version, exc_info=error)
         self._drop()
         try:
             newest = max(disk.versions(self._path), default=-1)
@@ -188,12 +192,12 @@ class CheckpointWriter:
 
 
 def _write_files(folder: Path, copy: StateCopy, snapshot: LogSnapshot) -> tuple[disk.File, ...]:
-    tensors = {disk.MODEL + name: tensor for name, tensor in copy.model.items()}
-    tensors |= {f"{disk.STATE}{n}": tensor for n, tensor in enumerate(copy.buffers)}
-    with warnings.catch_warnings():
-        # One process writes: that torch.distributed is not used is the intent.
-        warnings.simplefilter("ignore", UserWarning)
-        dcp_save(tensors, storage_writer=FileSystemWriter(folder), no_dist=True)
+    save_file(copy.model, folder / disk.MODEL)
+    save_file({str(n): tensor for n, tensor in enumerate(copy.buffers)}, folder / disk.STATE)
+    readable = folder.stat().st_mode & 0o666
+    for path in (folder / disk.MODEL, folder / disk.STATE):
+        path.chmod(readable)  # the library leaves them to their owner alone
+        _sync(path)
     _write(folder / disk.LOG, msgspec.msgpack.encode(snapshot))
     _write(folder / disk.HEADER, json.dumps(copy.header).encode())
     return tuple(disk.file_of(path) for path in sorted(folder.iterdir()))
@@ -206,8 +210,8 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(stream.fileno())
 
 
-def _sync_folder(path: Path) -> None:
-    """A rename or a new file is durable only when its folder is."""
+def _sync(path: Path) -> None:
+    """Of a folder too: a rename or a new file is durable only when its folder is."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -215,15 +219,11 @@ def _sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _reason(error: BaseException) -> str:
-    """The words of the system call that failed, wherever torch has put them."""
-    inner: BaseException | None = error
-    if isinstance(error, CheckpointException) and error.failures:
-        inner = next(iter(error.failures.values()))[0]
-    seen: list[BaseException] = []
-    while inner is not None and inner not in seen:
-        if isinstance(inner, OSError):
-            return inner.strerror or str(inner)
-        seen.append(inner)
-        inner = inner.__cause__ or inner.__context__
-    return str(seen[0] if seen else error).partition("\n")[0]
+def _reason(error: Exception) -> str:
+    """Never empty: no words would say that it went well."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    words = str(error).partition("\n")[0]
+    if isinstance(error, EXPECTED) and words:
+        return words
+    return f"{type(error).__name__}: {words}".removesuffix(": ")

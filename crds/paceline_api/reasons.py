@@ -56,6 +56,10 @@ class Reason(_Told):
         "BelowMinReplicas",
         "Fewer than minReplicas workers are there; training goes on, a start waits.",
     )
+    SCRIPT_STARTS_OVER = (
+        "ScriptStartsOver",
+        "The script feeds itself and says no number of steps, so a late worker began at step 0.",
+    )
     RANK_BENCHED = "RankBenched", "A silent rank gets no data until it reports back."
     RANK_SLOW = "RankSlow", "A rank is slower than the others for long."
     RANK_REPLACED = (

@@ -50,7 +50,8 @@ CONDITIONS: Final[dict[ConditionType, tuple[Reason, ...]]] = {
         *(Reason.FABRIC_UNAVAILABLE, Reason.SCHEDULER_UNAVAILABLE),
         *(Reason.POD_NOT_STARTING, Reason.SIZE_NOT_FIXED, Reason.WAITING_FOR_EVIDENCE),
         *(Reason.QUORUM_REDUCED, Reason.COORDINATOR_AWAY, Reason.BELOW_MIN_REPLICAS),
-        *(Reason.RANK_BENCHED, Reason.RANK_SLOW, Reason.BUDGET_REFUSED, Reason.RESOLVED),
+        *(Reason.RANK_BENCHED, Reason.RANK_SLOW, Reason.SCRIPT_STARTS_OVER),
+        *(Reason.BUDGET_REFUSED, Reason.RESOLVED),
     ),
     T.RESIZING: (Reason.SCALING, Reason.RANK_REPLACED, Reason.RESOLVED),
     T.SUSPENDED: (*(Reason.SUSPENDED_BY_SPEC, Reason.SUSPENDING, Reason.RESUMED, Reason.RESOLVED),),
@@ -86,7 +87,7 @@ EVENTS: Final[dict[Reason, str]] = {
 """Type of each Event; a failed job's has the reason of its condition Failed where it is known."""
 
 OF_COORDINATOR: Final = (
-    *(Reason.WAITING_FOR_EVIDENCE, Reason.QUORUM_REDUCED),
+    *(Reason.WAITING_FOR_EVIDENCE, Reason.QUORUM_REDUCED, Reason.SCRIPT_STARTS_OVER),
     Reason.SCRIPT_ENDED_EARLY,
 )
 """Reasons that the operator passes on and never gives itself."""

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.train.context import init
     from paceline.train.ddp import ddp
-    from paceline.train.job import evaluating, finish, is_publisher, log, rank, size
+    from paceline.train.job import evaluating, finish, is_publisher, log, progress, rank, size
     from paceline.train.loader import DataLoader
     from paceline.train.optimizer import DistributedOptimizer
+    from paceline.train.steps import steps
 
 __version__ = version("paceline")
 
@@ -39,8 +40,10 @@ __all__ = [
     "init",
     "is_publisher",
     "log",
+    "progress",
     "rank",
     "size",
+    "steps",
 ]
 
 _HOME = {
@@ -52,8 +55,10 @@ _HOME = {
     "init": "context",
     "is_publisher": "job",
     "log": "job",
+    "progress": "job",
     "rank": "job",
     "size": "job",
+    "steps": "steps",
 }
 
 

@@ -320,19 +320,42 @@ class Checkers:
             log.append(record)
         return weights
 
+    def _check_steps(self, rank: SimRank, quota: int) -> None:
+        """The job ends with the round that makes its last step; in Full each round is one."""
+        records = self.history(rank.state.log.digest)
+        if any(isinstance(r, Gen) and r.plan and r.version for r in records):
+            return  # the records before the checkpoint are another run's
+        steps = _count_steps(records)
+        assert steps[-1] == rank.state.log.steps, f"R2: {steps[-1]} steps were made"
+        assert steps[-2] < quota <= steps[-1], f"R17: {steps[-2:]} of {quota}"
+
     def check_totals(self, rank: SimRank) -> None:
         """I1 in total: every sample of every epoch was applied once, or counted as dropped."""
         log, plan = rank.state.log, self.sim.world.plan
         total = log.ledger.total()
         applied = sum(self.samples[x] for x in rank.weights)
         assert total.applied == applied, f"I1: {total.applied} counted, {applied} in the weights"
-        if log.stopping or not plan.samples:
+        if log.stopping or not plan.ends:
+            return
+        if plan.steps:
+            self._check_steps(rank, plan.steps)
             return
         wanted = sum(samples_of(plan, x) for x in range(total_leases(plan)))
         assert total.applied + total.dropped == wanted, f"I1: {total} of {wanted}"
         assert log.ledger.epochs_exact + log.ledger.epochs_short == plan.epochs
         if log.settings.late is not MaxAgePolicy.DECAY and not self.settings_changed:
             assert total.discounted == 0
+
+
+def _count_steps(records: list[Record]) -> list[Fraction]:
+    """Steps of the job after each round: what its ranks made, over those that were active."""
+    log, steps = Log(), [Fraction(0)]
+    for record in records:
+        if isinstance(record, Go):
+            made = sum(share.count + len(share.drops) for share in record.shares)
+            steps.append(steps[-1] + Fraction(made, len(log.active)))
+        log.append(record)
+    return steps
 
 
 def _needed(log: Log) -> int:

@@ -61,6 +61,7 @@ def worlds(draw: st.DrawFn, replicas: int | None = None, procs: int | None = Non
         procs=per_pod,
         settings=draw(modes(n * per_pod)),
         leases=draw(st.sampled_from([0, 6, 20, 40])),
+        quota=draw(st.sampled_from([0, 10])),
         accumulate=draw(st.sampled_from([1, 1, 3])),
         uneven=draw(st.booleans()),
         epochs=draw(st.sampled_from([1, 2])),

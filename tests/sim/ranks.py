@@ -268,7 +268,8 @@ class SimRank:
 
     def _resume(self, effect: ev.Resume) -> None:
         self.resumed.append(effect)
-        done = effect.stopped or (not self.sim.world.leases and self.steps >= self.sim.world.steps)
+        world = self.sim.world
+        done = effect.stopped or (not world.plan.ends and self.steps >= world.steps)
         if done:
             self.sim.after(0.1, lambda: self.post(ev.Finish()))
         else:

@@ -287,6 +287,45 @@ def test_nobody_evaluating_ends_a_job_that_feeds_itself() -> None:
         assert [r.steps for r in sim.finished] == [12, 12]
 
 
+@pytest.mark.parametrize("mode", Mode)
+def test_the_job_counts_the_steps_of_a_script_that_feeds_itself(mode: Mode) -> None:
+    """Whoever dies and comes back: the end is where so many steps are made, whatever the mode."""
+    settings = RoundSettings(mode=mode, quorum=2, deadline_ns=5 * MS, bench_after_ns=10**9)
+    world = World(replicas=3, leases=0, quota=40, settings=settings)
+    for seed in range(4):
+        sim = run(world, seed, [Fault(200, Kind.KILL, 50, 1), Fault(250, Kind.JOIN, 50, 0)])
+        assert sim.finished
+        assert {r.state.log.steps for r in sim.finished} == {sim.finished[0].state.log.steps}
+        told = [(r.resumed[-1], r.state.log) for r in sim.finished]
+        assert all(last.progress.step == int(log.steps) for last, log in told if last.stopped)
+        if mode in (Mode.FULL, Mode.SHADOW):
+            assert sim.finished[0].state.log.updates == 40
+        late = [r for r in sim.ranks.values() if r.me.attempt or r.me.slot == 3]
+        assert any(r.resumed and r.resumed[0].progress.step for r in late), "they go on from there"
+
+
+def test_nobody_publishes_whose_loop_has_ended() -> None:
+    """A quick rank that feeds itself waits for the others with old weights in its model."""
+    world = World(
+        replicas=3, leases=0, steps=20, settings=RoundSettings(mode=Mode.SOLO), slow={2: 6.0}
+    )
+    sim = Simulation(world, 1)
+    sim.start()
+    seen = set()
+    before = sim.checkers.after_event
+
+    def watch(rank: SimRank, state: tuple[object, ...] | None) -> None:
+        before(rank, state)
+        log = rank.state.log
+        if log.active and not log.stopped:
+            seen.add((len(log.done), log.publisher in log.done))
+
+    sim.checkers.after_event = watch  # type: ignore[method-assign]
+    sim.run()
+    assert (2, False) in seen
+    assert not any(idle for _, idle in seen)
+
+
 def test_a_stop_request_ends_the_job_at_one_round() -> None:
     world = World(replicas=3, leases=400)
     sim = Simulation(world, 2)

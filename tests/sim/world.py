@@ -21,6 +21,8 @@ class World:
     leases: int = 24
     """Of one epoch; 0 = the script feeds itself for `steps` steps."""
     steps: int = 10
+    quota: int = 0
+    """Without leases: the job counts the steps, up to so many (`DataPlan.steps`)."""
     batch: int = 4
     uneven: bool = False
     """The last lease of an epoch is smaller."""
@@ -59,7 +61,7 @@ class World:
     @property
     def plan(self) -> DataPlan:
         if not self.leases:
-            return DataPlan()
+            return DataPlan(steps=self.quota)
         size = self.batch * self.accumulate
         samples = self.leases * size - (size // 2 if self.uneven else 0)
         return DataPlan(

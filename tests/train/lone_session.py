@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from paceline.core.faults import parse_faults
 from paceline.core.protocol.pending import BufferName
+from paceline.core.protocol.progress import Progress
 from paceline.core.protocol.records import DataPlan, LoggedMetric
 from paceline.core.protocol.sampling import samples_of, total_leases
 from paceline.train import context
@@ -46,6 +47,7 @@ class LoneSession:
         self.scheduler_steps = scheduler_steps
         self.stop_at = stop_at
         self.version = 0
+        self.progress = Progress()
         self.stopped = False
         self.released = False
         self.plan = DataPlan()
@@ -170,7 +172,9 @@ class LoneSession:
             for lease in self.revoke(self.version, list(self.held)):
                 self.lose(lease)
         self._deal()
+        self.progress = Progress(self.version, 0, self.applied_samples)
         over = self.plan.samples > 0 and not self.pool and not self.held and not self.waiting
+        over = over or 0 < self.plan.steps <= self.version
         self.stopped = over or (self.stop_at is not None and self.version >= self.stop_at)
 
     def _deal(self) -> None:

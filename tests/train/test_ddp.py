@@ -192,6 +192,22 @@ def test_leaving_an_epoch_early_drops_the_rest_of_it() -> None:
     assert sorted(session.dropped) == list(range(1, each))
 
 
+def test_without_a_loader_the_job_counts_the_steps() -> None:
+    session = started(LoneSession())
+    model = DistributedDataParallel(Net(), find_unused_parameters=True)
+    optimizer = sgd(model)
+    seen = []
+    for step in pl.ddp(model, optimizer, steps=3):
+        seen.append(step)
+        assert not optimizer.stopped  # type: ignore[attr-defined]
+        loss_of(model, *data()[:4]).backward()
+        optimizer.step()
+    assert seen == [0, 1, 2]
+    assert optimizer.stopped  # type: ignore[attr-defined]
+    assert session.plan == DataPlan(steps=3)
+    assert session.released
+
+
 def test_without_a_loader_the_script_feeds_itself() -> None:
     session = started(LoneSession(stop_at=3))
     net, samples = Net(), data()

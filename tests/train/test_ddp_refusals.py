@@ -79,6 +79,14 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: pl.ddp(m := DistributedDataParallel(Net()), sgd(m), epochs=3),
         "without a loader",
     ),
+    "steps and loader": (
+        lambda: with_loader(script_loader(), steps=3),
+        "a loader and a number of steps",
+    ),
+    "half a step": (
+        lambda: pl.ddp(m := DistributedDataParallel(Net()), sgd(m), steps=0.5),  # type: ignore[call-overload]
+        "steps=0.5",
+    ),
     "weighted": (
         lambda: with_loader(
             DataLoader(data(), BATCH, sampler=WeightedRandomSampler([1.0] * SAMPLES, SAMPLES)),

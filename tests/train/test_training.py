@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import paceline as pl
 import pytest
 import torch
+from paceline.core.protocol.progress import Progress
 from paceline.core.protocol.records import DataPlan, LoggedMetric
 from paceline.core.protocol.sampling import batches_of, total_leases
 from paceline.errors import JobStoppedError, UsageError
@@ -196,6 +197,42 @@ def test_a_script_that_feeds_itself() -> None:
     pl.finish()
     assert session.released
     assert session.applied_samples == 64
+
+
+def test_the_loop_over_steps_follows_the_job() -> None:
+    session = started(LoneSession())
+    session.version, session.progress = 3, Progress(step=3)  # it comes late
+    model = make_model()
+    optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pytest.raises(UsageError, match="before training has started"):
+        pl.progress()
+    seen = []
+    for step in pl.steps(6):
+        seen.append((step, pl.progress().step))
+        loss_of(model, *make_data()[:4]).backward()
+        optimizer.step()
+    assert seen == [(3, 3), (4, 4), (5, 5)]
+    assert session.released
+
+
+@pytest.mark.parametrize("count", [0, 2.5, True])
+def test_a_number_of_steps_is_a_whole_one(count: int) -> None:
+    started(LoneSession())
+    with pytest.raises(UsageError, match="steps="):
+        next(pl.steps(count))
+
+
+def test_a_loop_that_begins_anew_in_a_running_job_is_warned_about(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    session = started(LoneSession())
+    session.version, session.progress = 7, Progress(step=7)
+    model = make_model()
+    optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    loss_of(model, *make_data()[:4]).backward()
+    optimizer.step()
+    assert "the job has made 7" in caplog.text
+    assert "pl.steps(N)" in caplog.text
 
 
 def test_steps_after_the_stop_have_no_effect_and_the_second_is_an_error() -> None:

@@ -170,7 +170,7 @@ class LogStatus(Struct, frozen=True):
     epochs_short: int = 0
     """Finished epochs with dropped samples."""
     progress: float | None = None
-    """0 to 1, by samples of all epochs; None if the script feeds itself."""
+    """0 to 1, by samples of all epochs or by `pl.steps`; None if nothing says where the end is."""
     round_s: float = 0.0
     """Median of the recent rounds."""
     avoided_s: float = 0.0

@@ -15,7 +15,7 @@ DDP had copied it, and DDP would copy it back: two passes over the gradients tha
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast, overload
 
 import torch
@@ -29,6 +29,8 @@ from paceline.train.context import current, init
 from paceline.train.contribution import ContributionBuilder
 from paceline.train.ddp_loader import ScriptLoader, adopt
 from paceline.train.optimizer import DistributedOptimizer
+from paceline.train.steps import check_count
+from paceline.train.steps import steps as count_steps
 from paceline.worker.state.optimizer_binding import SchedulerFactory, changed_later
 
 T = TypeVar("T")
@@ -67,6 +69,18 @@ def ddp(
 def ddp(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
+    *,
+    steps: int,
+    scheduler: SchedulerFactory | None = None,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+) -> Iterator[int]: ...
+
+
+@overload
+def ddp(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
     loader: torch.utils.data.DataLoader[T],
     *,
     epochs: int,
@@ -83,21 +97,24 @@ def ddp(
     loader: torch.utils.data.DataLoader[T] | None = None,
     *,
     epochs: int | None = None,
+    steps: int | None = None,
     accumulate: int = 1,
     scheduler: SchedulerFactory | None = None,
     clip_norm: float | None = None,
     clip_value: float | None = None,
-) -> ScriptLoader[T] | None:
+) -> ScriptLoader[T] | Iterator[int] | None:
     """Let a script with a DDP model train in a job: call it once, before the first batch.
 
     model       the DistributedDataParallel; the script goes on using it
     optimizer   of its parameters; from now on `optimizer.step()` makes a round
     loader      the training DataLoader, with any DistributedSampler: what is returned takes its
                 place and gives each sample to one rank, whoever comes, goes or is slow. Without
-                one, each rank feeds itself, every step counts alike, and the script ends with
-                `pl.finish()`.
+                one, each rank feeds itself and every step counts alike.
     epochs      how often the script loops over the loader. When the last loop ends, the model holds
                 the final weights and the job is over.
+    steps       without a loader: how many steps the job makes. What is returned is the loop over
+                them (`pl.steps`); without it the script ends with `pl.finish()`, and a rank that
+                comes late begins at its first step.
     accumulate  batches per `step()`, for scripts with `no_sync()`
     scheduler, clip_norm, clip_value   as for `DistributedOptimizer`
     """
@@ -110,6 +127,14 @@ def ddp(
             hint="hand the training DataLoader over: "
             "loader = pl.ddp(model, optimizer, loader, epochs=10)",
         )
+    if loader is not None and steps is not None:
+        raise UsageError(
+            "pl.ddp() got a loader and a number of steps",
+            hint="say how often the script loops over the loader: epochs=...; or leave the loader "
+            "out, if each rank draws its own batches",
+        )
+    if steps is not None:
+        check_count(steps)
     if loader is not None and epochs is None:
         raise UsageError(
             "pl.ddp() got a loader and no number of epochs",
@@ -130,7 +155,7 @@ def ddp(
                 "pl.ddp() without a loader: each rank feeds itself. A DistributedSampler sees one "
                 "rank and gives every rank all samples; hand the loader over to deal them"
             )
-    return elastic
+    return elastic if steps is None else count_steps(steps)
 
 
 class _DdpOptimizer(DistributedOptimizer):
@@ -270,6 +295,10 @@ class _HandedOver:
     @property
     def state(self) -> Any:
         return self.paced.state
+
+    @property
+    def stopped(self) -> bool:
+        return self.paced.stopped
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from paceline.core.protocol.progress import Progress
+from paceline.errors import UsageError
 from paceline.train.context import current
 
 
@@ -18,6 +20,17 @@ def rank() -> int:
 def size() -> int:
     """Number of ranks in the present membership."""
     return current("size()").session.size
+
+
+def progress() -> Progress:
+    """How far the job is: `step`, `epoch`, `samples`. For the loop of a rank that comes late."""
+    context = current("progress()")
+    if context.optimizer is None or not context.optimizer.started:
+        raise UsageError(
+            "progress() before training has started: this rank does not know the job yet",
+            hint="call it inside the loop over loader.epochs() or pl.steps()",
+        )
+    return context.session.progress
 
 
 def is_publisher() -> bool:

@@ -8,6 +8,7 @@ rate, but they are there to be read.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,8 @@ from paceline.worker.state.gradients import Gradients
 from paceline.worker.state.optimizer_binding import SchedulerFactory, changed, changed_later
 
 SELF_FED_LOOKAHEAD = 2
+
+log = logging.getLogger("paceline.rank")
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -194,6 +197,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             # The first step of a script that feeds itself: computed on weights that are not the
             # job's, the gradient counts for nothing.
             self._gradients.zero(BufferName.GRAD)
+        if session.version and not plan.ends:
+            log.warning(
+                "this rank begins its loop at the first step, and the job has made %d: the script "
+                "feeds itself and says no number of steps. Say `for step in pl.steps(N)` (or "
+                "pl.ddp(..., steps=N)), and the job counts",
+                session.progress.step,
+            )
         self._faults = Faults(self._context.faults, session.place)
         self._show_groups()
 

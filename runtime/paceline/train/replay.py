@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.progress import Progress
 from paceline.core.protocol.records import DataPlan, LoggedMetric
 from paceline.core.replay import sequence as core
 from paceline.core.replay.journal import Entry, Opened, unpack
@@ -44,6 +45,7 @@ class ReplaySession:
             raise ReplayError(f"{run_dir}: {error}") from None
         self.size = self._score.ranks
         self.version = 0
+        self.progress = Progress()
         self.stopped = False
         self._actions = deque(self._score.actions)
         steps = [a.step for a in self._score.actions if isinstance(a, core.Compute)]
@@ -195,6 +197,7 @@ class ReplaySession:
             weighing.divisor, step=weighing.step, scheduler_steps=weighing.scheduler_steps
         )
         self.version = made.round + 1
+        self.progress = made.progress
         self._counts[0] += 1
         self._counts[1] += len(weighing.contributors)
 

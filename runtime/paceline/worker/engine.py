@@ -25,6 +25,7 @@ from paceline.clock import now_ns
 from paceline.control.tls import pinned
 from paceline.core.messages import Dismiss, Endpoints, ToRank
 from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.progress import Progress, progress_of
 from paceline.core.protocol.rank_leases import RankLeases
 from paceline.core.protocol.records import DataPlan, LoggedMetric
 from paceline.core.rank import events as ev
@@ -99,6 +100,7 @@ class Engine:
         self._error: BaseException | None = None
         self._leases = RankLeases()
         self._version = 0
+        self._progress = Progress()
         self._stopped = False
         self._gradients: Gradients | None = None
         self._committed: Committed | None = None
@@ -246,6 +248,7 @@ class Engine:
             raise DismissedError(0)
         assert self._committed is not None
         self._committed.copy_to_model()
+        self._progress = progress_of(self._state.log)
 
     def failed(self, why: str) -> None:
         if self._agent is not None and self._end is None:
@@ -270,13 +273,17 @@ class Engine:
         return self._version
 
     @property
+    def progress(self) -> Progress:
+        return self._progress
+
+    @property
     def stopped(self) -> bool:
         return self._stopped
 
     @property
     def is_publisher(self) -> bool:
-        members = self._state.log.members
-        return not members or members[0] == self._state.me
+        log = self._state.log
+        return not log.members or log.publisher == self._state.me
 
     # ---- main thread waits ----------------------------------------------------------------
 
@@ -291,11 +298,11 @@ class Engine:
                 if self._end is not None:
                     if not self._end.finished:
                         raise DismissedError(0)
-                    self._reply = ev.Resume(self._version, False, True)
+                    self._reply = ev.Resume(self._version, False, True, self._progress)
                     break
                 self._lock.wait(WATCH_S)
             reply = self._reply
-        self._version = reply.version
+        self._version, self._progress = reply.version, reply.progress
         self._stopped = self._stopped or reply.stopped
         assert self._gradients is not None
         self._gradients.streams.adopt_commit()

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from paceline.core.protocol.progress import Progress
 from paceline.core.protocol.records import DataPlan, LoggedMetric
 from paceline.core.rank import events as ev
 from paceline.worker.state.committed import Committed
@@ -106,8 +107,12 @@ class Session(Protocol):
         """Of the weights in the model."""
 
     @property
+    def progress(self) -> Progress:
+        """Of the job, with the weights in the model."""
+
+    @property
     def stopped(self) -> bool: ...
 
     @property
     def is_publisher(self) -> bool:
-        """True on exactly one rank: the lowest member of the current generation."""
+        """True on exactly one rank (`Log.publisher`)."""

@@ -11,8 +11,10 @@ from paceline.core import coordinator as coord
 from paceline.core import messages as m
 from paceline.core.coordinator.events import Event
 from paceline.core.coordinator.hearing import COMPLAINTS_MAX
+from paceline.core.coordinator.report import status
 from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
+from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.snapshot import Kept
 
 MS = 10**6
@@ -67,12 +69,12 @@ class Desk:
     def agent(self, who: MemberId) -> None:
         self.post(coord.FromAgent(m.AgentHello(who.slot, 0, "h", "", (who,), ())))
 
-    def form(self, *who: MemberId) -> GenerationId:
+    def form(self, *who: MemberId, plan: DataPlan = PLAN) -> GenerationId:
         """A first generation of these, running."""
         for each in who:
             self.agent(each)
         for each in who:
-            self.say(register(each))
+            self.say(register(each, plan=plan))
         for each in who:
             self.say(prepared(each, self.state.proposal))
         for each in who:
@@ -83,7 +85,13 @@ class Desk:
 
 
 def register(who: MemberId, last: GenerationId = NO_GENERATION, **facts: object) -> m.Register:
-    given = {"promise": last, "version": 0, "has_state": last != NO_GENERATION, **facts}
+    given = {
+        "promise": last,
+        "version": 0,
+        "has_state": last != NO_GENERATION,
+        "plan": PLAN,
+        **facts,
+    }
     return m.Register(
         member=who,
         pid=1,
@@ -91,7 +99,6 @@ def register(who: MemberId, last: GenerationId = NO_GENERATION, **facts: object)
         endpoints=m.Endpoints("t", "d"),
         last=last,
         ready=True,
-        plan=PLAN,
         **given,  # type: ignore[arg-type]
     )
 
@@ -140,6 +147,32 @@ def test_a_new_coordinator_begins_nothing_anew_while_a_pod_has_not_reported() ->
     desk.agent(A)
     told = desk.say(register(A, old, members=(A,), gen_active=(A,), version=7))
     assert kinds(told).count("Prepare") == 2
+
+
+def test_who_begins_a_loop_anew_that_nobody_counts_is_named() -> None:
+    """A script that feeds itself and says no number of steps is not elastic: not in silence."""
+    for plan, starts_over in ((DataPlan(), True), (DataPlan(steps=9), False), (PLAN, False)):
+        desk = Desk(replicas=1)
+        desk.pods(0)
+        at = desk.form(A, plan=plan)
+        desk.say(beat(A, at))
+        desk.pods(0, 1)
+        desk.agent(B)
+        desk.say(register(B, plan=plan))
+        desk.post(coord.Tick(), 200)
+        old = {"last": at, "version": 3, "members": (A,), "with_state": (A,), "active": (A,)}
+        facts = {"gen_active": (A,), "has_state": True, **old}
+        desk.say(prepared(A, desk.state.proposal, **facts))
+        desk.say(prepared(B, desk.state.proposal))
+        assert desk.state.gen is not None
+        assert desk.state.gen.members == (A, B)
+        told = status(desk.state)
+        found = [x.reason for x in (*told.happenings, *told.conditions)]
+        assert found.count("ScriptStartsOver") == 2 * starts_over, plan
+        if starts_over:
+            [condition] = [x for x in told.conditions if x.reason == "ScriptStartsOver"]
+            assert str(B) in condition.message
+            assert "pl.steps(N)" in condition.message
 
 
 def test_weights_are_lost_only_when_nobody_is_left_who_may_have_them() -> None:

@@ -182,6 +182,17 @@ def test_who_stands_by_leaves_before_those_that_train_whoever_asks() -> None:
     assert [pod.slot for pod in pods_to_drain(roster, 1, (A,))] == [1]
 
 
+def test_who_waits_for_the_end_leaves_before_those_that_train() -> None:
+    """A script that feeds itself may be through on one rank, a quick one, while others train."""
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    at = desk.form(A, B)
+    for who, done, step_s in ((A, 1.0, 0.1), (B, 0.0, 0.2)):
+        facts = {"done": done, "step_seconds": step_s}
+        desk.say(m.Heartbeat(who, at, at, 3, leaving=False, stopped=False, facts=facts))
+    assert [pod.slot for pod in pods_to_drain(desk.state.roster, 1, (A, B))] == [0]
+
+
 def test_a_checkpoint_that_only_a_part_of_a_replica_sees_is_waited_for_in_peace() -> None:
     """Not by asking everybody again at each heartbeat."""
     kept = Kept(GEN_1, 5, "digest")

@@ -13,6 +13,7 @@ from paceline.core.messages import Commit, Endpoints, Prepare
 from paceline.core.protocol.deal import Deal, DealError
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log, LogError
+from paceline.core.protocol.progress import progress_of
 from paceline.core.protocol.records import (
     Benched,
     DataPlan,
@@ -265,6 +266,30 @@ def test_what_is_banked_is_applied_with_the_last_round() -> None:
     log.append(go(log, *done))
     assert log.stopped
     assert not log.accumulated
+
+
+def test_the_log_counts_the_steps_of_a_script_that_feeds_itself() -> None:
+    """As many steps of single ranks as are active make one; what was dropped was a step too."""
+    log = make_log(2, RoundSettings(mode=Mode.SOLO), DataPlan(steps=2))
+    one = Share(member(0), upto=1, count=1, fresh=True, samples=1, unit=1)
+    dropped = replace(one, count=0, samples=0, drops=(Drop(DropReason.NONFINITE, 1),))
+    counted = []
+    for share in (one, dropped, one, one):
+        assert not log.stopped
+        last = go(log, share)
+        assert log.stops_with(last) == (log.steps == Fraction(3, 2))
+        log.append(last)
+        counted.append((log.steps, progress_of(log).step))
+    assert counted == [(Fraction(n, 2), n // 2) for n in (1, 2, 3, 4)]
+    assert log.stopped
+    assert log.is_worked_off
+    assert Log.restore(log.snapshot()).snapshot() == log.snapshot()
+
+
+def test_loops_that_have_ended_do_not_end_a_job_with_steps_left() -> None:
+    log = make_log(2, plan=DataPlan(steps=2))
+    log.append(go(log, *(idle(s, resting=True, done=True) for s in range(2))))
+    assert not log.stopped
 
 
 def test_a_generation_never_ends_a_job_that_feeds_itself() -> None:

@@ -223,6 +223,7 @@ def _commit(c: CoordinatorState, commit: m.Commit) -> None:
         seen.current = False
         seen.dismissed = c.reports[member].leaving and member not in gen.members
         c.tell(member, commit)
+    _who_starts_over(c, commit)
     c.history.committed_generation(gen, c.now_ns, c.wall_s)
     c.happened(
         "GenerationFormed",
@@ -231,6 +232,27 @@ def _commit(c: CoordinatorState, commit: m.Commit) -> None:
     )
     c.why = c.waits = ""
     c.roster.forget_dead(set(gen.members), DEAD_KEPT)
+
+
+def _who_starts_over(c: CoordinatorState, commit: m.Commit) -> None:
+    """Whoever joins a script that feeds itself, and says no number of steps, begins its loop at the
+    first step while the others are in the middle of theirs."""
+    gen = commit.gen
+    new = [x for x in gen.members if not c.reports[x].has_state]
+    if not new or not gen.version or any(_plan_ends(c, x) for x in new):
+        return
+    names = ", ".join(map(str, new))
+    c.starts_over = (
+        f"the script feeds itself and says no number of steps: it began at its first step on "
+        f"{names}, with the weights of version {gen.version}; say `for step in pl.steps(N)` (with "
+        "DDP: pl.ddp(..., steps=N)) and the job counts, or hand the loader over"
+    )
+    c.happened("ScriptStartsOver", c.starts_over)
+
+
+def _plan_ends(c: CoordinatorState, member: MemberId) -> bool:
+    register = c.roster.rank(member).register
+    return register is None or register.plan is None or register.plan.ends
 
 
 def _resumed(c: CoordinatorState, kept: Kept) -> None:

@@ -105,6 +105,8 @@ def _conditions(c: CoordinatorState) -> tuple[Condition, ...]:
     if c.gen is not None and not c.unstarted and c.outcome is None and c.due_ns is None:
         text = f"{len(c.gen.members)} ranks in generation {c.gen.id}"
         found.append(Condition("RingReady", "GenerationStarted", text, now))
+    if c.starts_over and c.outcome is None:
+        found.append(Condition("Degraded", "ScriptStartsOver", c.starts_over, now))
     if c.waits:
         found.append(Condition("Degraded", "WaitingForEvidence", c.waits, now))
     if c.unsaved:

@@ -70,8 +70,8 @@ class Sizes:
 def pods_to_drain(
     roster: Roster, replicas: int, members: Collection[MemberId] | None
 ) -> list[KnownPod]:
-    """Pods to drain now that fewer replicas are wanted: those that do not train first, then the
-    slowest, then the newest slot.
+    """Pods to drain now that fewer replicas are wanted: those that do not train first, then those
+    whose loops have ended, then the slowest, then the newest slot.
 
     `members`: None before this coordinator has formed a generation; who has state trains."""
     inventory = roster.inventory.pods if roster.inventory else None
@@ -89,12 +89,13 @@ def pods_to_drain(
     if surplus <= 0:
         return []
 
-    def order(pod: KnownPod) -> tuple[bool, float, int]:
+    def order(pod: KnownPod) -> tuple[bool, bool, float, int]:
         ranks = [r for x, r in roster.ranks.items() if x in pod.living]
         running = bool(ranks) and all(
             r.has_state if members is None else r.member in members for r in ranks
         )
+        busy = not all(r.facts.get("done") for r in ranks)
         step_s = max((r.facts.get("step_seconds", 0.0) for r in ranks), default=0.0)
-        return (running, -step_s, -pod.slot)
+        return (running, busy, -step_s, -pod.slot)
 
     return sorted(living, key=order)[:surplus]

@@ -84,6 +84,8 @@ class CoordinatorState:
     version: int = 0
     unsaved: str = ""
     """Why the last checkpoint was not written; empty if it was."""
+    starts_over: str = ""
+    """Which ranks of a script that feeds itself have begun it anew; empty if none has."""
     had_state: bool = False
     """Ranks of this job have trained: weights may exist that only a living rank holds (R26)."""
     released: tuple[GenerationId, int] | None = None

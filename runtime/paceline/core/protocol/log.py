@@ -97,6 +97,10 @@ class Log:
     updates: int = 0
     progress: Fraction = Fraction(0)
     """Applied over nominal samples: what the scheduler is stepped by."""
+    steps: Fraction = Fraction(0)
+    """Steps of single ranks, applied or dropped, over the ranks that were active: what a plan with
+    `steps` counts. So much training is done whatever the mode, and gradients that come to nothing
+    do not keep a job from its end."""
     round_us: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
     offsets_us: deque[int] = field(default_factory=lambda: deque(maxlen=4 * WINDOW))
     shadow: ShadowReport = ShadowReport()  # noqa: RUF009 - frozen
@@ -124,9 +128,23 @@ class Log:
     @property
     def stopped(self) -> bool:
         """This version is the final one (R17)."""
-        if self.stopping:
-            return True
-        return bool(self.plan.samples) and self.deal.exhausted(self.plan)
+        return self.stopping or (self.plan.ends and self.is_worked_off)
+
+    @property
+    def is_worked_off(self) -> bool:
+        """Nothing is left to do; without an end in the plan, because all loops have ended."""
+        if self.plan.samples:
+            return self.deal.exhausted(self.plan)
+        if self.plan.steps:
+            return self.steps >= self.plan.steps
+        return self.done.issuperset(self.active)
+
+    @property
+    def publisher(self) -> MemberId:
+        """Writes for all: the lowest rank that trains, since one whose loop has ended may have old
+        weights in its model; at the end the lowest of those that have trained."""
+        trains = (m for m in self.active if m not in self.done)
+        return next(trains, (self.active or self.members)[0])
 
     @property
     def is_full_round(self) -> bool:
@@ -204,12 +222,18 @@ class Log:
         """Whether the version that `go` makes is the final one (R17)."""
         if go.request and go.request.stop:
             return True
+        if self.plan.steps:
+            return self.steps + self._steps_of(go) >= self.plan.steps
         if not self.plan.samples:
             done = self.done | {s.member for s in go.shares if s.done}
             return done.issuperset(self.active) and not go.admitted
         gone = {x for s in go.shares for x in (*s.leases, *(d for r in s.drops for d in r.leases))}
         returned = any(benched.leases for benched in go.benched)
         return self.deal.exhausted(self.plan, but_for=gone) and not returned
+
+    def _steps_of(self, go: Go) -> Fraction:
+        made = sum(share.count + len(share.drops) for share in go.shares)
+        return Fraction(made, len(self.active))
 
     # ---- appending ------------------------------------------------------------------------
 
@@ -256,14 +280,14 @@ class Log:
             raise LogError(f"GO of round {go.round} after the stop round")
         if not self.active:
             raise LogError("GO without an active rank")
-        weighing, nominal = self.weigh(go), self.nominal
+        weighing, nominal, steps = self.weigh(go), self.nominal, self._steps_of(go)
         if self.settings.mode is Mode.SHADOW:
             conditions = (self.settings, len(self.active), self.median_round_us, self.offsets_us)
             full = self._is_full_in_any_mode
             self.shadow = follow(self.shadow, go, *conditions, full_anyhow=full)
         # A round ends the job, never a GEN, so that what was accumulated is applied with the last
         # one.
-        self.stopping = self.stopping or (not self.plan.samples and self.stops_with(go))
+        self.stopping = self.stopping or (not self.plan.ends and self.stops_with(go))
         for share in go.shares:
             self._append_share(share)
         active = set(self.active)
@@ -292,6 +316,7 @@ class Log:
             self.settings = go.request.settings or self.settings
             self.stopping = self.stopping or go.request.stop
         self._account(go, weighing, nominal)
+        self.steps += steps
         self._forget_before_last_go()
 
     def _forget_before_last_go(self) -> None:
@@ -366,6 +391,7 @@ class Log:
             accumulated_count=self.accumulated_count,
             updates=self.updates,
             progress=(self.progress.numerator, self.progress.denominator),
+            steps=(self.steps.numerator, self.steps.denominator),
             round_us=tuple(self.round_us),
             offsets_us=tuple(self.offsets_us),
             shadow=self.shadow,
@@ -401,6 +427,7 @@ class Log:
             accumulated_count=s.accumulated_count,
             updates=s.updates,
             progress=Fraction(*s.progress),
+            steps=Fraction(*s.steps),
             shadow=s.shadow,
             tail=[(s.index, s.digest)],
         )

@@ -37,6 +37,14 @@ class DataPlan(Struct, frozen=True):
     seed: int = 0
     drop_last: bool = False
     """Leave out the last, smaller batch of an epoch."""
+    steps: int = 0
+    """Of a script that feeds itself: the job ends when so many steps are made (`Log.steps`)."""
+
+    @property
+    def ends(self) -> bool:
+        """The job ends when this is worked off; else it does when all ranks have left their loops,
+        and nothing can tell a rank that comes late where they are."""
+        return bool(self.samples or self.steps)
 
 
 class DropReason(StrEnum):

@@ -76,6 +76,7 @@ class LogSnapshot(Struct, frozen=True):
     accumulated_count: int = field(name="banked_count")
     updates: int
     progress: tuple[int, int]
+    steps: tuple[int, int]
     round_us: tuple[int, ...]
     offsets_us: tuple[int, ...]
     shadow: ShadowReport

@@ -83,7 +83,7 @@ def decide(
 
 def _something(log: Log, arrivals: Mapping[MemberId, Arrival]) -> bool:
     """There is something to apply, to admit or to record."""
-    if not log.plan.samples and all(m in arrivals and arrivals[m].share.done for m in log.active):
+    if not log.plan.ends and all(m in arrivals and arrivals[m].share.done for m in log.active):
         return True  # the round that ends the job
     for member, arrival in arrivals.items():
         share = arrival.share

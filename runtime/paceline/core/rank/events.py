@@ -31,6 +31,7 @@ from paceline.core.messages import (
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Weighing
 from paceline.core.protocol.pending import BufferName, BufferOp
+from paceline.core.protocol.progress import Progress
 from paceline.core.protocol.records import DataPlan, Go, LoggedMetric
 from paceline.core.protocol.snapshot import Kept, LogSnapshot
 
@@ -280,6 +281,7 @@ class Resume(Struct, frozen=True):
     version: int
     fresh: bool
     stopped: bool
+    progress: Progress
 
 
 class Held(Struct, frozen=True):

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Final
 
 from paceline.core.messages import Saved
-from paceline.core.protocol.log import Log
 from paceline.core.rank.events import Publish, Published, Save, Unsave, WakeAt, Written
 from paceline.core.rank.state import RankState, Stage
 
@@ -40,7 +39,8 @@ def _save_when_due(rank: RankState) -> None:
         # The last one is never skipped: until the release nothing changes any more.
         if not s.final and s.stage is Stage.NONE:
             s.final = True
-            _begin(rank, finished=is_complete(log))
+            # Not complete: a stop was asked for.
+            _begin(rank, finished=log.is_worked_off)
     elif log.version != s.considered:
         s.considered = log.version
         if log.version % s.every == 0:
@@ -48,13 +48,6 @@ def _save_when_due(rank: RankState) -> None:
                 _begin(rank, finished=False)
             else:
                 s.skipped += 1
-
-
-def is_complete(log: Log) -> bool:
-    """The stopped log ends because nothing is left to do, and not because a stop was asked for."""
-    if log.plan.samples:
-        return log.deal.exhausted(log.plan)
-    return log.done.issuperset(log.active)
 
 
 def _begin(rank: RankState, *, finished: bool) -> None:

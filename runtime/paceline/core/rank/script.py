@@ -8,6 +8,7 @@ permanently slow rank slows nobody (A1, I9).
 from __future__ import annotations
 
 from paceline.core.protocol.pending import BufferName
+from paceline.core.protocol.progress import progress_of
 from paceline.core.protocol.records import Drop, DropReason
 from paceline.core.rank.events import (
     Begin,
@@ -47,7 +48,7 @@ def on_script(rank: RankState, event: ScriptEvent) -> None:
         case Finish():
             _put_down(rank, Main.DONE)
             # Leaving the loop before the end is a drain of this rank alone (A4, D7).
-            if rank.log.plan.samples and not rank.log.stopped:
+            if rank.log.plan.ends and not rank.log.stopped:
                 rank.draining = rank.ended_early = True
         case Drain():
             rank.draining = True
@@ -126,7 +127,7 @@ def _resume(rank: RankState, *, fresh: bool) -> None:
     rank.main = Main.RUN
     rank.main_version = rank.log.version
     rank.waits_for = NOTHING
-    rank.emit(Resume(rank.log.version, fresh, rank.log.stopped))
+    rank.emit(Resume(rank.log.version, fresh, rank.log.stopped, progress_of(rank.log)))
 
 
 def show_leases(rank: RankState) -> None:

@@ -18,6 +18,7 @@ from msgspec import Struct
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log, LogError, Weighing, chain
 from paceline.core.protocol.pending import BufferName, BufferOp
+from paceline.core.protocol.progress import Progress, progress_of
 from paceline.core.protocol.records import DataPlan, Gen, Go, Record
 from paceline.core.replay.journal import (
     Did,
@@ -89,6 +90,8 @@ class Round(Struct, frozen=True):
     members: tuple[MemberId, ...]
     method: str
     weighing: Weighing
+    progress: Progress
+    """With this round."""
 
 
 class Check(Struct, frozen=True):
@@ -261,7 +264,8 @@ def compose(journals: Mapping[MemberId, Sequence[Entry]]) -> Score:
         if isinstance(record, Go):
             method = methods.get((record.generation, record.round), "")
             actions.append(_round(log, record, method))
-        _append(log, record)
+        else:
+            _append(log, record)
     for part in parts:
         actions += part.walk(log, NEVER)
     _check_given(actions)
@@ -269,10 +273,14 @@ def compose(journals: Mapping[MemberId, Sequence[Entry]]) -> Score:
 
 
 def _round(log: Log, go: Go, method: str) -> Round:
+    """The round of `go`, which is then in the log."""
     try:
-        return Round(go.round, log.members, method, log.weigh(go))
+        weighing = log.weigh(go)
     except LogError as error:
         raise SequenceError(f"the log is broken: {error}") from None
+    members = log.members
+    _append(log, go)
+    return Round(go.round, members, method, weighing, progress_of(log))
 
 
 def _append(log: Log, record: Record) -> None:

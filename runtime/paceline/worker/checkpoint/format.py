@@ -226,7 +226,7 @@ def _damaged(folder: Path, why: str) -> CheckpointError:
 
 def _plan(plan: DataPlan) -> str:
     if not plan.samples:
-        return "no data plan"
+        return f"{plan.steps} steps of a script that feeds itself" if plan.steps else "no data plan"
     return (
         f"{plan.samples} samples, {plan.epochs} epochs, batch {plan.batch} x {plan.accumulate}, "
         f"seed {plan.seed}" + (", drop_last" if plan.drop_last else "")

@@ -135,6 +135,7 @@ class HeartbeatFacts:
             "active": float(rank.has_state and not rank.passive and rank.is_active),
             "benched": float(rank.has_state and not rank.passive and not rank.is_active),
             "running": float(rank.main is Main.RUN),
+            "done": float(rank.main is Main.DONE),
         }
 
     def _logged(self, rank: RankState) -> dict[str, float]:
@@ -159,6 +160,8 @@ class HeartbeatFacts:
         if whole:
             facts[Fact.PROGRESS] = min(1.0, (total.applied + total.dropped) / whole)
             facts[Fact.EPOCH] = (total.applied + total.dropped) / log.plan.samples
+        elif log.plan.steps:
+            facts[Fact.PROGRESS] = min(1.0, float(log.steps / log.plan.steps))
         self._count_shares()
         for member in log.members:
             if self._active.get(member):

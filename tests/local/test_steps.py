@@ -1,0 +1,75 @@
+"""A script that draws its own batches (nanoGPT does), in real runs: the job counts its steps."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.runs import Run, joined
+
+pytestmark = pytest.mark.processes
+
+STEPS = 300
+SCRIPT = """\
+import time
+import torch
+import paceline as pl
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+pl.init()
+model = torch.nn.Linear(8, 1)
+optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
+made = 0
+{loop}
+    x = torch.randn(4, 8)
+    (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+    optimizer.step()
+    made += 1
+    while made > 60 and pl.size() < 3:
+        time.sleep(0.05)  # the job shall not end before all are there
+pl.finish()
+print("THROUGH", made, pl.progress().step, pl.is_publisher(), flush=True)
+"""
+COUNTED = f"for step in pl.steps({STEPS}):\n    made == 0 and print('FIRST', step, flush=True)"
+UNCOUNTED = "for step in range(90):"
+KILL_AND_JOIN = ("--inject=kill:rank=1,at=round:50", "--inject=join:at=round:50")
+
+
+def run(folder: Path, loop: str, mode: str) -> tuple[int, str, dict[str, Any]]:
+    (folder / "train.py").write_text(SCRIPT.format(loop=loop))
+    words = (f"--set=spec.collective.mode={mode}", "--run-dir=run", *KILL_AND_JOIN)
+    code, said = Run(folder, "[python, train.py]", *words).wait()
+    status: dict[str, Any] = json.loads((folder / "run" / "status.json").read_text())
+    return code, said, status
+
+
+@pytest.mark.parametrize("mode", ["Full", "Solo"])
+def test_whoever_dies_and_comes_the_job_makes_so_many_steps(tmp_path: Path, mode: str) -> None:
+    code, said, status = run(tmp_path, COUNTED, mode)
+    assert code == 0, said
+    assert joined(said) == {"1.0#1", "2.0#0"}
+    through = re.findall(r"THROUGH (\d+) (\d+) (\w+)", said)
+    assert len(through) == 3, said
+    [end] = {int(step) for _, step, _ in through}
+    assert end == STEPS or (mode == "Solo" and end > STEPS)
+    assert [publishes for *_, publishes in through].count("True") == 1
+    assert status["log"]["progress"] == 1.0
+    if mode == "Full":
+        assert status["log"]["updates"] == STEPS
+        # The rank that was killed, its successor and the one that joined; two from the beginning.
+        first = sorted(int(step) for step in re.findall(r"FIRST (\d+)", said))
+        assert first[:2] == [0, 0]
+        assert all(50 <= step < STEPS for step in first[2:])
+        assert len(first) == 4
+
+
+def test_a_loop_that_nobody_counts_begins_anew_and_is_named(tmp_path: Path) -> None:
+    code, said, _ = run(tmp_path, UNCOUNTED, "Full")
+    assert code == 0, said
+    assert "ScriptStartsOver: the script feeds itself and says no number of steps" in said
+    assert "pl.steps(N)" in said
+    assert "this rank begins its loop at the first step, and the job has made" in said

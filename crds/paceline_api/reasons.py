@@ -60,6 +60,10 @@ class Reason(_Told):
         "ScriptStartsOver",
         "The script feeds itself and says no number of steps, so a late worker began at step 0.",
     )
+    SAMPLES_SKIPPED = (
+        "SamplesSkipped",
+        "The script took samples from the loader and made no step of them.",
+    )
     RANK_BENCHED = "RankBenched", "A silent rank gets no data until it reports back."
     RANK_SLOW = "RankSlow", "A rank is slower than the others for long."
     RANK_REPLACED = (

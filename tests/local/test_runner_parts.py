@@ -202,6 +202,10 @@ def test_the_summary() -> None:
     ):
         assert part in text, text
     assert "all 0" not in text
+    assert "WARNING" not in text
+    log = replace(last.log, samples_dropped={"skipped": 4096})
+    text = "\n".join(summary(replace(last, log=log), timeline))
+    assert "WARNING              4,096 samples were taken from the loader and no step" in text
 
 
 def test_shadow_and_stragglers_are_in_table_line_and_summary() -> None:

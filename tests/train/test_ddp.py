@@ -176,6 +176,21 @@ def test_a_rank_that_joins_late_finds_the_loops_of_past_epochs_empty() -> None:
     assert session.released
 
 
+def test_a_look_at_one_batch_is_no_epoch() -> None:
+    """As in the official tutorial: `b_sz = len(next(iter(self.train_data))[0])` in each epoch."""
+    session = started(LoneSession())
+    model = DistributedDataParallel(Net(), find_unused_parameters=True)
+    optimizer = sgd(model)
+    loader = pl.ddp(model, optimizer, script_loader(), epochs=EPOCHS)
+    for _ in range(EPOCHS):
+        assert len(next(iter(loader))[0]) == BATCH
+        for x, y in loader:
+            loss_of(model, x, y).backward()
+            optimizer.step()
+    assert session.ledger() == session.applied == list(range(EPOCHS * SAMPLES // BATCH))
+    assert session.released
+
+
 def test_leaving_an_epoch_early_drops_the_rest_of_it() -> None:
     session = started(LoneSession())
     model = DistributedDataParallel(Net(), find_unused_parameters=True)

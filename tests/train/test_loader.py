@@ -216,6 +216,55 @@ def test_leaving_an_epoch_early_drops_its_rest(workers: int) -> None:
     assert sorted(job.session.dropped) == [7, 8, 9, 10, 11]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_look_at_one_batch_costs_nothing(workers: int, accumulate: int) -> None:
+    """The official DDP tutorial looks up the batch size so, in each epoch."""
+    job = make_job(LoneSession(), 4, num_workers=workers, accumulate=accumulate)
+    for _ in job.loader.epochs(2):
+        looks = [next(iter(job.loader)).tolist() for _ in range(2)]
+        seen, numbers = [], list[int]()
+        for index, batch in enumerate(job.loader):
+            seen.append(batch.tolist())
+            numbers += seen[-1]
+            job.backward(batch)
+            job.step(numbers)
+            if index % accumulate == accumulate - 1:
+                numbers = []
+        assert looks == [seen[0], seen[0]]
+        assert len(seen) == SAMPLES // 4
+    job.check()
+    assert not job.session.dropped
+
+
+def test_a_look_leaves_waiting_work_in_its_unit() -> None:
+    job = make_job(LoneSession(announce_every=2), 20)  # batches of 20, 20 and 4
+    for _ in job.loader.epochs(1):
+        for index, batch in enumerate(job.loader):
+            job.backward(batch)
+            job.optimizer.step()
+            if index == 1:
+                break
+        before = job.session.gradients.unit
+        next(iter(job.loader))
+        assert job.session.gradients.unit == before
+        for batch in job.loader:
+            job.backward(batch)
+            job.optimizer.step()
+    assert job.session.applied == [0, 1, 2]
+    assert job.session.dropped == []
+
+
+@pytest.mark.parametrize("what", ["step", "backward"])
+def test_training_on_a_batch_that_was_only_looked_at_is_an_error(what: str) -> None:
+    job = make_job(LoneSession(), 4)
+    for _ in job.loader.epochs(1):
+        job.backward(next(iter(job.loader)))
+        with pytest.raises(UsageError, match="whose loop over the loader was dropped"):
+            job.optimizer.step() if what == "step" else next(iter(job.loader))
+        break
+
+
 def test_a_skipped_batch_that_is_one_sum_with_waiting_work_drops_both() -> None:
     """What waits in GRAD cannot be taken apart; it is announced as unusable and counted."""
     job = make_job(LoneSession(announce_every=2), 11)

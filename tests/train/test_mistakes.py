@@ -64,6 +64,13 @@ def test_an_error_that_passed_through(end) -> None:
     assert told[0].startswith(f"KeyError: 'no lease 7' ({__file__}, line ")
 
 
+def test_a_look_at_a_batch_where_there_is_none(end) -> None:
+    code, shown, told = end(lambda: next(iter([])))
+    assert code == 1
+    assert "\nhint: next(iter(loader)) finds no batch" in shown
+    assert "next(iter(loader), None)" in told[0]
+
+
 def test_a_fault_of_our_own_is_shown_as_it_is(end) -> None:
     def broken() -> None:
         raise RuntimeBrokenError("a thread has ended", hint="report it")

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from paceline_api.types.enums import StragglerResponse
 
+from paceline.core.protocol.records import DropReason
 from paceline.core.status import (
     Change,
     Fact,
@@ -31,6 +32,7 @@ def summary(status: Status | None, timeline: Timeline) -> list[str]:
         ("rounds started by", _counts(log.rounds)),
         ("samples applied", f"{log.samples_applied:,}, of these {log.samples_late:,} late"),
         ("samples dropped", _counts(log.samples_dropped)),
+        ("WARNING", _skipped(log.samples_dropped)),
         ("samples dealt again", f"{log.samples_redealt:,}"),
         ("epochs", _epochs(log.epochs_exact, log.epochs_short)),
         ("waiting avoided", f"{log.avoided_s:.1f} s, summed over ranks"),
@@ -111,6 +113,16 @@ def verdict(job: str, outcome: Outcome, *, interrupted: bool) -> str:
 
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {n:,}" for name, n in sorted(counts.items()) if n) or "0"
+
+
+def _skipped(dropped: dict[str, int]) -> str:
+    count = dropped.get(DropReason.SKIPPED, 0)
+    if not count:
+        return ""
+    return (
+        f"{count:,} samples were taken from the loader and no step was made of them: look for a "
+        "continue, a break or a second loop over the loader in the script"
+    )
 
 
 def _epochs(exact: int, short: int) -> str:

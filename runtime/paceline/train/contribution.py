@@ -8,6 +8,7 @@ it is never simply erased.
     take(batch)     the loader hands a batch to the user; GRAD is brought to its unit first
     complete()      the user called `step()`: the batch's gradient is in
     settle()        the user takes the next batch instead, or leaves the loop
+    put_back()      the user has dropped the loop after one look: the batch is handed out again
     discard()       the user's `zero_grad()` after a backward pass: the batch shall not count
 """
 
@@ -53,6 +54,14 @@ class Contribution:
     unit: int
 
 
+def _looked(what: str) -> UsageError:
+    return UsageError(
+        f"{what} for a batch whose loop over the loader was dropped",
+        hint="next(iter(loader)) gives a batch to look at, and the loop after it gives it again; "
+        "take the batches to train on in one loop: for batch in loader",
+    )
+
+
 class ContributionBuilder:
     """The contribution under construction. Main thread only.
 
@@ -85,6 +94,8 @@ class ContributionBuilder:
         """Unit of the earlier contributions that were in GRAD when the lease began; 0 = none."""
         self._forgotten = False
         """A gradient was discarded because the next batch was taken; see `complete`."""
+        self._put_back = False
+        """The last batch was put back; what is computed of it now would count for another one."""
         self._self_fed_samples = 0
 
     def accepts(self, batch: Batch) -> bool:
@@ -98,6 +109,9 @@ class ContributionBuilder:
         """GRAD gets the unit of this batch before its gradient is computed (D3)."""
         assert self._batch is None, "settle the batch before"
         gradients = self._gradients
+        if self._put_back and gradients.touched():
+            raise _looked("backward()")
+        self._put_back = False
         if batch.first:
             self._samples, self._pending_unit = 0, gradients.unit
         self._rescale(self._unit(batch))
@@ -108,11 +122,14 @@ class ContributionBuilder:
         """The gradient of the batch is in GRAD; returns the contribution if it was the last one."""
         batch = self._batch
         if batch is None:
+            if self._put_back:
+                raise _looked("step()")
             if self._announce is not None:
                 return None  # what it would announce went out at the end of its lease
             raise UsageError(
                 "step() without a batch",
-                hint="call step() once for each batch that the loader gives, inside its loop",
+                hint="call step() once for each batch that the loader gives, before the next one "
+                "is taken: to load ahead, say num_workers=1 or more",
             )
         if self._forgotten:
             raise UsageError(
@@ -159,6 +176,18 @@ class ContributionBuilder:
                 return
         self._forgotten |= touched
         self._skip(touched)
+
+    def put_back(self) -> bool:
+        """Undo `take`, unless something was computed of the batch."""
+        batch = self._batch
+        if batch is None or self._gradients.touched() or self._session.stopped:
+            return False
+        self._batch = None
+        if batch.first:
+            self._lease = None
+            self._rescale(self._pending_unit)  # as the session knows it
+        self._put_back = True
+        return True
 
     def abandon(self) -> None:
         """The user leaves the epoch's loop, perhaps in the middle of a lease."""

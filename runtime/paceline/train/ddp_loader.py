@@ -2,7 +2,7 @@
 
 The script counts its epochs itself. The n-th loop over the loader is epoch n: on a rank that joins
 late, the loops of the epochs that are over give nothing, and the end of the last loop is the end of
-the job.
+the job. A loop that is dropped after a look at one batch (`next(iter(loader))`) is none of them.
 """
 
 from __future__ import annotations
@@ -116,7 +116,12 @@ class ScriptLoader(DataLoader[T]):
             self._steps = self.epochs(self._count)
         self._go_on_to(epoch)
         if self._present == epoch:
-            yield from super().__iter__()
+            try:
+                yield from super().__iter__()
+            except GeneratorExit:
+                if self._looked:
+                    self._loops = epoch  # not one of the script's epochs
+                raise
             # Also past the last epoch: the script saves and evaluates the final weights.
             self._go_on_to(epoch + 1)
 

@@ -87,6 +87,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self._optimizer: JobOptimizer | None = None
         self._stream: Iterator[tuple[Batch, T]] = iter(())
         self._next: tuple[Batch, T] | None = None
+        self._looked = False
+        """The last loop was dropped after one batch, of which nothing was computed."""
         self._epoch = -1
         self._epoch_ended = True
         super().__init__(
@@ -127,13 +129,17 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         context.finish()
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]
-        """The batches of this rank in the present epoch."""
+        """The batches of this rank in the present epoch.
+
+        `next(iter(loader))` only looks: the next loop begins with the same batch, which counts
+        once, if a step is made of it then."""
         if self._optimizer is None or self._epoch < 0:
             raise UsageError(
                 "a loop over pl.DataLoader outside of epochs()",
                 hint="write: for epoch in loader.epochs(10): for batch in loader: ...",
             )
         builder = self._optimizer.builder
+        self._looked, looks = False, True
         while True:
             builder.settle()
             batch = self._peek()
@@ -141,9 +147,15 @@ class DataLoader(torch.utils.data.DataLoader[T]):
                 self._epoch_ended = True
                 return
             assert self._next is not None
-            data, self._next = self._next[1], None
+            taken, self._next = self._next, None
             builder.take(batch)
-            yield data
+            try:
+                yield taken[1]
+            except GeneratorExit:
+                if looks and builder.put_back():
+                    self._next, self._looked = taken, True
+                raise
+            looks = False
 
     def __len__(self) -> int:
         """Nominal: batches per epoch and rank if all ranks were equally fast."""

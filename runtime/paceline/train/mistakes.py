@@ -24,6 +24,11 @@ INSTALLED: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "purel
 LINES: Final = 15
 """Of a traceback that are passed on; all of it is in the log."""
 
+NO_BATCH: Final = (
+    "next(iter(loader)) finds no batch where this rank has none left in the epoch: it came late, "
+    "or others took the rest. Write next(iter(loader), None), or ask the data set"
+)
+
 Tell = Callable[[str], None]
 
 
@@ -39,6 +44,8 @@ def explain_errors(tell: Tell) -> None:
             sys.stderr.write(f"error: {text}\n")
         else:
             text = without_own_frames(kind, error, at)
+            if isinstance(error, StopIteration):
+                text += f"hint: {NO_BATCH}\n"
             if issubclass(kind, Exception):
                 last = "".join(text.splitlines(keepends=True)[-LINES:]).rstrip()
                 tell(f"{headline(error)}{_where(at)}; last lines:\n{last}")

@@ -175,6 +175,18 @@ def test_who_begins_a_loop_anew_that_nobody_counts_is_named() -> None:
             assert "pl.steps(N)" in condition.message
 
 
+def test_samples_that_the_script_skipped_are_a_condition() -> None:
+    desk = Desk(replicas=1)
+    desk.pods(0)
+    at = desk.form(A)
+    for skipped, holds in ((0.0, False), (96.0, True)):
+        facts = {"log.samples_dropped.skipped": skipped}
+        desk.say(m.Heartbeat(A, at, at, 3, leaving=False, stopped=False, facts=facts))
+        found = [x for x in status(desk.state).conditions if x.reason == "SamplesSkipped"]
+        assert bool(found) == holds
+        assert all("96 samples" in x.message for x in found)
+
+
 def test_weights_are_lost_only_when_nobody_is_left_who_may_have_them() -> None:
     desk = Desk(replicas=3)
     desk.pods(0, 1, 2)

@@ -8,6 +8,7 @@ from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState
 from paceline.core.messages import Network
 from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.records import DropReason
 from paceline.core.status import Condition, Fact, RankPhase, RankStatus, Status, log_status
 
 
@@ -99,6 +100,12 @@ def _state(c: CoordinatorState, member: MemberId, seen: KnownRank) -> RankPhase:
     return RankPhase.JOINING if seen.ready else RankPhase.STARTING
 
 
+def _skipped(c: CoordinatorState) -> int:
+    """Samples, as far as heartbeats tell; equal on all ranks but for their age."""
+    name = Fact.DROPPED + DropReason.SKIPPED
+    return int(max((s.facts.get(name, 0.0) for s in c.roster.ranks.values()), default=0.0))
+
+
 def _conditions(c: CoordinatorState) -> tuple[Condition, ...]:
     found = []
     now = c.wall_s
@@ -107,6 +114,9 @@ def _conditions(c: CoordinatorState) -> tuple[Condition, ...]:
         found.append(Condition("RingReady", "GenerationStarted", text, now))
     if c.starts_over and c.outcome is None:
         found.append(Condition("Degraded", "ScriptStartsOver", c.starts_over, now))
+    if (skipped := _skipped(c)) and c.outcome is None:
+        text = f"{skipped:,} samples were taken from the loader and no step was made of them"
+        found.append(Condition("Degraded", "SamplesSkipped", text, now))
     if c.waits:
         found.append(Condition("Degraded", "WaitingForEvidence", c.waits, now))
     if c.unsaved:

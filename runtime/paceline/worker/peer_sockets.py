@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import zmq
 from zmq.utils import z85
 
@@ -24,6 +25,13 @@ from paceline.core.protocol.ids import MemberId
 from paceline.environment import SUN_PATH_MAX
 
 Bytes = bytes | bytearray | memoryview
+
+
+class Lanes(msgspec.Struct, frozen=True):
+    """Both sockets of a rank. Paths may have any character in them."""
+
+    fast: str
+    bulk: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +53,7 @@ class PeerSockets:
         self._files: list[Path] = []
         self._fast, fast = self._bind(directory, f"{name}.f", host)
         self._bulk, bulk = self._bind(directory, f"{name}.b", host)
-        self.address = f"{fast} {bulk}"
+        self.address = msgspec.json.encode(Lanes(fast, bulk)).decode()
         self._out: dict[tuple[str, int], zmq.Socket[bytes]] = {}
         self._addresses: dict[MemberId, str] = {}
         self._lock = threading.Lock()
@@ -106,7 +114,8 @@ class PeerSockets:
                 socket.set(zmq.CURVE_SERVERKEY, public)
                 socket.set(zmq.CURVE_PUBLICKEY, public)
                 socket.set(zmq.CURVE_SECRETKEY, secret)
-            socket.connect(address.split(" ")[lane])
+            lanes = msgspec.json.decode(address, type=Lanes)
+            socket.connect(lanes.bulk if lane else lanes.fast)
             self._out[key] = socket
         return self._out[key]
 

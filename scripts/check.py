@@ -18,7 +18,14 @@ from paceline_api import crdgen
 from paceline_operator import reference
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-from scripts import citations, cli_reference, dashboards, field_reference, pictures
+from scripts import (
+    citations,
+    cli_reference,
+    dashboards,
+    field_reference,
+    pictures,
+    python_reference,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -58,6 +65,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     },
     "docs/reference/cli.md": cli_reference.markdown,
     "docs/reference/metrics.md": metrics.markdown,
+    "docs/reference/python.md": python_reference.markdown,
     "docs/reference/operator.md": lambda: reference.markdown(VALUES.read_text()),
     "docs/reference/trainingjob.md": field_reference.markdown,
     **dashboards.dashboards(),

@@ -51,7 +51,8 @@ between faults.
 |---|---|
 | `PACELINE_RUN_DIR` | folder of the run, for results; not set outside of a job |
 | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT` | a process group of one rank, \
-for scripts written for DDP; `LOCAL_RANK` is the index of the rank in its replica |
+for scripts written for DDP: 0 and 1 on each rank; `pl.rank()` and `pl.size()` are the job's. \
+`LOCAL_RANK` is the index of the rank in its replica |
 """
 
 

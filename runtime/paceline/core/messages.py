@@ -120,6 +120,8 @@ class Register(Struct, frozen=True, tag="register"):
     lookahead: int = 2
     pacing: Pacing = Pacing.ROUND
     """What its optimizer needs where the job leaves the choice open (docs/design/rounds.md)."""
+    seed: int | None = None
+    """Of a script that feeds itself: equal ones are likely to draw equal batches."""
     members: tuple[MemberId, ...] = ()
     """Of its last GEN record, with the active ones of that record (R6)."""
     gen_active: tuple[MemberId, ...] = ()

@@ -13,12 +13,15 @@ from paceline.train.context import current
 
 
 def rank() -> int:
-    """Index of this process in the present membership; changes when ranks come and go (D12)."""
+    """Index of this process in the present membership; changes when ranks come and go (D12).
+
+    Before training starts: replica x procsPerReplica + process. Seed with it what ranks shall draw
+    differently."""
     return current("rank()").session.rank
 
 
 def size() -> int:
-    """Number of ranks in the present membership."""
+    """Number of ranks in the present membership; before training starts, of those wanted."""
     return current("size()").session.size
 
 
@@ -34,7 +37,10 @@ def progress() -> Progress:
 
 
 def is_publisher() -> bool:
-    """True on exactly one rank, the one that writes results and files for all."""
+    """True on exactly one rank, the one that writes results and files for all.
+
+    Which one it is may change when ranks come and go; a rank whose loop has ended is it only when
+    all are. Before training starts it is rank 0, and a rank that is started again is not."""
     return current("is_publisher()").session.is_publisher
 
 

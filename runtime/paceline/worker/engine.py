@@ -18,6 +18,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import torch
 from paceline_api.jobfile import read_job_file
 from paceline_api.types.enums import Pacing
 
@@ -67,6 +68,9 @@ WATCH_S: Final = 1.0
 DISMISSED_GRACE_S: Final = 10.0
 """A dismissed rank whose script does not come back ends by force after this (D7)."""
 CLOSE_S: Final = 5.0
+FIRST: Final = MemberId(0, 0, 0)
+"""Publishes before it is known who trains. One that is started again in its place does not: others
+may have gone on, and one of them publishes."""
 
 
 def connect(settings: RankSettings | None) -> Session:
@@ -178,7 +182,8 @@ class Engine:
         self._comm.tensors = Tensors(gradients, committed, checkpoints)
         if checkpoints is not None:
             self._comm.post(checkpoints.look())
-        self._call(ev.Begin(gradients.fingerprint(), plan, lookahead, pacing))
+        seed = None if plan.samples else torch.initial_seed()
+        self._call(ev.Begin(gradients.fingerprint(), plan, lookahead, pacing, seed))
         self._loop.began(now_ns())
 
     def _checkpoints(
@@ -282,8 +287,8 @@ class Engine:
 
     @property
     def is_publisher(self) -> bool:
-        log = self._state.log
-        return not log.members or log.publisher == self._state.me
+        log, me = self._state.log, self._state.me
+        return (log.publisher if log.members else FIRST) == me
 
     # ---- main thread waits ----------------------------------------------------------------
 

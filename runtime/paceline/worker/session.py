@@ -115,4 +115,5 @@ class Session(Protocol):
 
     @property
     def is_publisher(self) -> bool:
-        """True on exactly one rank (`Log.publisher`)."""
+        """True on exactly one rank (`Log.publisher`); before training on rank 0 of the first start,
+        so never on two."""

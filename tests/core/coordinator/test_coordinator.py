@@ -175,6 +175,20 @@ def test_who_begins_a_loop_anew_that_nobody_counts_is_named() -> None:
             assert "pl.steps(N)" in condition.message
 
 
+def test_ranks_that_feed_themselves_from_equal_seeds_are_named() -> None:
+    for seeds, named in (((7, 7), True), ((7, 8), False), ((None, None), False)):
+        desk = Desk(replicas=2)
+        desk.pods(0, 1)
+        for who, seed in zip((A, B), seeds, strict=True):
+            desk.agent(who)
+            desk.say(register(who, plan=DataPlan(), seed=seed))
+        for who in (A, B):
+            desk.say(prepared(who, desk.state.proposal))
+        told = [x for x in status(desk.state).happenings if x.reason == "SeedsEqual"]
+        assert bool(told) == named, seeds
+        assert all("pl.rank()" in x.message for x in told)
+
+
 def test_samples_that_the_script_skipped_are_a_condition() -> None:
     desk = Desk(replicas=1)
     desk.pods(0)

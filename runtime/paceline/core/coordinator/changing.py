@@ -224,6 +224,7 @@ def _commit(c: CoordinatorState, commit: m.Commit) -> None:
         seen.dismissed = c.reports[member].leaving and member not in gen.members
         c.tell(member, commit)
     _who_starts_over(c, commit)
+    _who_draws_alike(c, commit)
     c.history.committed_generation(gen, c.now_ns, c.wall_s)
     c.happened(
         "GenerationFormed",
@@ -248,6 +249,25 @@ def _who_starts_over(c: CoordinatorState, commit: m.Commit) -> None:
         "DDP: pl.ddp(..., steps=N)) and the job counts, or hand the loader over"
     )
     c.happened("ScriptStartsOver", c.starts_over)
+
+
+def _who_draws_alike(c: CoordinatorState, commit: m.Commit) -> None:
+    """Ranks that feed themselves from equal seeds: each gradient would be there several times."""
+    if commit.gen.plan is None:
+        return
+    found: dict[int, list[MemberId]] = {}
+    for member in commit.gen.members:
+        register = c.roster.rank(member).register
+        if register is not None and register.seed is not None:
+            found.setdefault(register.seed, []).append(member)
+    for seed, members in found.items():
+        if len(members) > 1:
+            text = (
+                f"torch's seed is {seed} on {', '.join(map(str, members))}, and the script feeds "
+                "itself: do they draw the same batches? Say torch.manual_seed(seed + pl.rank()) "
+                "after pl.init(); RANK in the environment is 0 on each rank"
+            )
+            c.happened("SeedsEqual", text)
 
 
 def _plan_ends(c: CoordinatorState, member: MemberId) -> bool:

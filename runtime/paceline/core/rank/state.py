@@ -255,6 +255,7 @@ class RankState:
             plan=begun.plan if begun else None,
             lookahead=begun.lookahead if begun else 2,
             pacing=begun.pacing if begun else Pacing.ROUND,
+            seed=begun.seed if begun else None,
             members=self.log.members,
             gen_active=self.log.gen.active if self.log.gen else (),
             released=self.released,

@@ -286,6 +286,27 @@ def test_the_log_counts_the_steps_of_a_script_that_feeds_itself() -> None:
     assert Log.restore(log.snapshot()).snapshot() == log.snapshot()
 
 
+@pytest.mark.parametrize("normalisation", Normalisation)
+@pytest.mark.parametrize("pacing", [Pacing.ROUND, Pacing.SAMPLES])
+def test_a_script_that_feeds_itself_may_say_how_many_samples_a_step_has(
+    normalisation: Normalisation, pacing: Pacing
+) -> None:
+    """`step(samples=16)` weighed 16 times as much, and the scheduler ran 16 times as fast."""
+    settings = RoundSettings(mode=Mode.SOLO, normalisation=normalisation, pacing=pacing)
+    log = make_log(2, settings, DataPlan(steps=9))
+    both = [Share(member(s), 1, count=1, fresh=True, samples=16, unit=16) for s in range(2)]
+    weighing = log.weigh(go(log, *both))
+    assert (weighing.divisor, weighing.step, weighing.scheduler_steps) == (2.0, True, 1)
+    log.append(go(log, both[0]))
+    last = go(log, both[1])
+    weighing = log.weigh(last)
+    assert weighing.scheduler_steps == 1
+    if pacing is Pacing.SAMPLES:
+        assert (weighing.step, weighing.divisor, weighing.unit) == (True, 32.0, 1)
+    log.append(last)
+    assert (log.progress, log.accumulated, log.banked_steps) == (1, 0, 0)
+
+
 def test_loops_that_have_ended_do_not_end_a_job_with_steps_left() -> None:
     log = make_log(2, plan=DataPlan(steps=2))
     log.append(go(log, *(idle(s, resting=True, done=True) for s in range(2))))

@@ -60,6 +60,8 @@ class Weighing:
     divisor: float
     """Of the accumulated sum, in units of `unit`."""
     scheduler_steps: int
+    progress: Fraction
+    """That the round adds to the log's."""
 
     def factor(self, share: Share) -> float:
         """What the contributor of `share` multiplies its buffer with before the reduction."""
@@ -94,6 +96,8 @@ class Log:
     accumulated: int = 0
     """Samples reduced since the optimizer's last step (Pacing.SAMPLES)."""
     accumulated_count: int = 0
+    """Contributions of them, with what several steps of one rank have made as one."""
+    banked_steps: int = 0
     updates: int = 0
     progress: Fraction = Fraction(0)
     """Applied over nominal samples: what the scheduler is stepped by."""
@@ -166,14 +170,12 @@ class Log:
             return active
         return quorum_of(self.settings.mode, self.settings, active)
 
-    @property
-    def nominal(self) -> int:
-        """Samples of a round to which every active rank contributes one step."""
-        return len(self.active) * self.step_samples
-
-    @property
-    def step_samples(self) -> int:
-        return self.plan.batch * self.plan.accumulate if self.plan.samples else 1
+    def _step_samples(self, samples: int, count: int) -> int | Fraction:
+        """Of one step of one rank. Those of a script that feeds itself are known from what came:
+        `samples` in `count` steps."""
+        if self.plan.samples:
+            return self.plan.batch * self.plan.accumulate
+        return Fraction(samples, count) if samples not in (0, count) else 1
 
     @property
     def median_round_us(self) -> int:
@@ -188,9 +190,12 @@ class Log:
         shares = [s for s in go.shares if s.count]
         samples = sum(s.samples for s in shares)
         units = {s.unit for s in shares}
-        nominal = self.nominal
         first = self.accumulated == 0
-        accumulated, count = self.accumulated + samples, self.accumulated_count + len(shares)
+        accumulated = self.accumulated + samples
+        count = self.accumulated_count + len(shares)
+        steps = sum(s.count for s in shares)
+        step_samples = self._step_samples(accumulated, self.banked_steps + steps)
+        nominal = len(self.active) * step_samples
         # A synchronous round is a step, also where the last one of an epoch is short of samples.
         synchronous = self.settings.mode in (Mode.FULL, Mode.SHADOW)
         by_round = synchronous or self.settings.pacing is Pacing.ROUND
@@ -201,12 +206,12 @@ class Log:
         unit = units.pop() if equal else 1
         match self.settings.normalisation:
             case Normalisation.FIXED:
-                total = nominal
+                total = float(nominal)
             case Normalisation.APPLIED:
                 total = accumulated
             case Normalisation.CONTRIBUTORS:
-                total = count * self.step_samples
-        after = self.progress + (Fraction(samples, nominal) if samples else 0)
+                total = float(count * step_samples)
+        gain = Fraction(samples) / (len(self.active) * self._step_samples(samples, steps))
         return Weighing(
             contributors=tuple(s.member for s in shares),
             unit=unit,
@@ -215,7 +220,8 @@ class Log:
             first=first,
             step=step,
             divisor=total / unit,
-            scheduler_steps=int(after) - int(self.progress),
+            scheduler_steps=int(self.progress + gain) - int(self.progress),
+            progress=gain,
         )
 
     def stops_with(self, go: Go) -> bool:
@@ -280,7 +286,7 @@ class Log:
             raise LogError(f"GO of round {go.round} after the stop round")
         if not self.active:
             raise LogError("GO without an active rank")
-        weighing, nominal, steps = self.weigh(go), self.nominal, self._steps_of(go)
+        weighing, steps = self.weigh(go), self._steps_of(go)
         if self.settings.mode is Mode.SHADOW:
             conditions = (self.settings, len(self.active), self.median_round_us, self.offsets_us)
             full = self._is_full_in_any_mode
@@ -315,7 +321,7 @@ class Log:
             self.request = go.request.number
             self.settings = go.request.settings or self.settings
             self.stopping = self.stopping or go.request.stop
-        self._account(go, weighing, nominal)
+        self._account(go, weighing)
         self.steps += steps
         self._forget_before_last_go()
 
@@ -340,15 +346,15 @@ class Log:
         base = self.version + share.fresh if share.fresh or share.idle else share.base
         self.heard[member] = max(base, self.heard[member])
 
-    def _account(self, go: Go, weighing: Weighing, nominal: int) -> None:
-        if weighing.samples:
-            self.progress += Fraction(weighing.samples, nominal)
+    def _account(self, go: Go, weighing: Weighing) -> None:
+        self.progress += weighing.progress
         if weighing.step:
-            self.accumulated = self.accumulated_count = 0
+            self.accumulated = self.accumulated_count = self.banked_steps = 0
             self.updates += 1
         else:
             self.accumulated += weighing.samples
             self.accumulated_count += len(weighing.contributors)
+            self.banked_steps += sum(share.count for share in go.shares)
         self.ledger.round(go.trigger)
         self.round_us.append(go.round_us)
         self.offsets_us.extend(s.offset_us for s in go.shares if s.fresh)
@@ -389,6 +395,7 @@ class Log:
             heard=tuple(sorted(self.heard.items())),
             accumulated=self.accumulated,
             accumulated_count=self.accumulated_count,
+            banked_steps=self.banked_steps,
             updates=self.updates,
             progress=(self.progress.numerator, self.progress.denominator),
             steps=(self.steps.numerator, self.steps.denominator),
@@ -425,6 +432,7 @@ class Log:
             heard=dict(s.heard),
             accumulated=s.accumulated,
             accumulated_count=s.accumulated_count,
+            banked_steps=s.banked_steps,
             updates=s.updates,
             progress=Fraction(*s.progress),
             steps=Fraction(*s.steps),

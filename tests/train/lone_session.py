@@ -61,6 +61,7 @@ class LoneSession:
         self.applied: list[int] = []
         self.applied_samples = 0
         self.dropped: list[int] = []
+        self.foreign = 0
         self.elsewhere: list[int] = []
         self.metrics: list[LoggedMetric] = []
         self.resting = False
@@ -83,6 +84,7 @@ class LoneSession:
         unit: int,
         finite: bool,
         metrics: tuple[LoggedMetric, ...],
+        foreign: bool = False,
     ) -> StepResult:
         assert not self.stopped
         assert unit == self.gradients.unit
@@ -92,7 +94,8 @@ class LoneSession:
         mine = [lease for lease in leases if lease in self.held]
         for lease in mine:
             self._forget(lease)
-        if not finite or len(mine) < len(leases):
+        self.foreign += foreign
+        if foreign or not finite or len(mine) < len(leases):
             self.gradients.zero(BufferName.GRAD)
             self.dropped += mine + self.waiting
             self.waiting, self.waiting_samples = [], 0

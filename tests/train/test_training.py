@@ -11,6 +11,8 @@ from paceline.core.protocol.progress import Progress
 from paceline.core.protocol.records import DataPlan, LoggedMetric
 from paceline.core.protocol.sampling import batches_of, total_leases
 from paceline.errors import JobStoppedError, UsageError
+from paceline.worker.state.committed import Committed
+from paceline.worker.state.gradients import Gradients
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 from torch.utils.data import TensorDataset
@@ -233,6 +235,44 @@ def test_a_loop_that_begins_anew_in_a_running_job_is_warned_about(
     optimizer.step()
     assert "the job has made 7" in caplog.text
     assert "pl.steps(N)" in caplog.text
+
+
+def test_a_first_gradient_on_other_weights_is_dropped_and_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """I1: it was zeroed and counted as applied."""
+
+    class Elsewhere(LoneSession):
+        def begin(
+            self, gradients: Gradients, committed: Committed, plan: DataPlan, lookahead: int
+        ) -> None:
+            committed.load(*others)
+            super().begin(gradients, committed, plan, lookahead)
+
+    def job(session: LoneSession) -> tuple[nn.Module, pl.DistributedOptimizer]:
+        started(session)
+        model = make_model()
+        return model, pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+    model, optimizer = job(LoneSession())
+    for _ in range(2):
+        loss_of(model, *make_data()[:4]).backward()
+        optimizer.step()
+    header, buffers = optimizer.committed.snapshot()
+    others = (header, [bytes(x) for x in buffers])
+    wanted = [parameter.detach().clone() for parameter in model.parameters()]
+
+    session = Elsewhere()
+    model, optimizer = job(session)
+    loss_of(model, *make_data()[:4]).backward()
+    optimizer.step()
+    assert (session.foreign, session.applied_samples) == (1, 0)
+    assert same(wanted, model)
+    assert "its first gradient is dropped" in caplog.text
+    loss_of(model, *make_data()[:4]).backward()
+    optimizer.step()
+    assert (session.foreign, session.applied_samples) == (1, 1)
+    assert not same(wanted, model)
 
 
 def test_steps_after_the_stop_have_no_effect_and_the_second_is_an_error() -> None:

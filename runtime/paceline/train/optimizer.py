@@ -67,6 +67,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._mean = loss_reduction == "mean"
         self._steps_after_stop = 0
         self._self_fed = False
+        self._differed = False
+        """The weights of this rank were not the job's when it started."""
         self._gradients: Gradients
         self._committed: Committed
         self._trainables: refusals.Trainables
@@ -95,11 +97,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.stopped:
             self._after_stop()
             return
-        self.ensure_started()
+        foreign = not self._started and self._starts_with_others_weights()
         self._check_unchanged()
         contribution = self._complete(samples)
         if contribution is not None:
-            self._announce(contribution)
+            self._announce(contribution, foreign=foreign)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Needed by nobody, allowed everywhere: after a step the gradients are zero already.
@@ -193,10 +195,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._making = self._make_builder(plan)
         own = self._committed.hash()
         session.begin(self._gradients, self._committed, plan, lookahead)
-        if self._committed.hash() != own:
-            # The first step of a script that feeds itself: computed on weights that are not the
-            # job's, the gradient counts for nothing.
-            self._gradients.zero(BufferName.GRAD)
+        self._differed = self._committed.hash() != own
         if session.version and not plan.ends:
             log.warning(
                 "this rank begins its loop at the first step, and the job has made %d: the script "
@@ -229,7 +228,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         return self._making.complete()
 
-    def _announce(self, contribution: Contribution) -> None:
+    def _starts_with_others_weights(self) -> bool:
+        """The start of a script that feeds itself, by its first step: whether the gradient of that
+        was computed on weights that are not the job's. It is dropped and counted."""
+        self.ensure_started()
+        if self._differed:
+            log.warning(
+                "the weights of this rank were not the job's, so its first gradient is dropped: "
+                "begin with `for step in pl.steps(N)`, which fetches them before"
+            )
+        return self._differed
+
+    def _announce(self, contribution: Contribution, *, foreign: bool = False) -> None:
         session, gradients = self._context.session, self._gradients
         self._faults.before_announcing(
             version=session.version,
@@ -243,6 +253,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             unit=contribution.unit,
             finite=gradients.finite(BufferName.GRAD),
             metrics=self._context.take_metrics(),
+            foreign=foreign,
         )
         self.after_parking()
         self._faults.step_ended()

@@ -86,6 +86,7 @@ class ReplaySession:
         unit: int,
         finite: bool,
         metrics: tuple[LoggedMetric, ...],  # noqa: ARG002
+        foreign: bool = False,  # noqa: ARG002
     ) -> StepResult:
         assert self._now is not None
         then = self._now.step

@@ -206,11 +206,12 @@ class Engine:
         unit: int,
         finite: bool,
         metrics: tuple[LoggedMetric, ...],
+        foreign: bool = False,
     ) -> StepResult:
         assert self._gradients is not None
         self._gradients.streams.await_gradients()
         begun_ns = now_ns()
-        resume = self._call(ev.Step(leases, samples, unit, finite, metrics))
+        resume = self._call(ev.Step(leases, samples, unit, finite, metrics, foreign))
         self._loop.stepped(begun_ns, now_ns(), fresh=resume.fresh)
         return StepResult(resume.version, resume.fresh, resume.stopped)
 

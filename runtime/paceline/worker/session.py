@@ -58,8 +58,10 @@ class Session(Protocol):
         unit: int,
         finite: bool,
         metrics: tuple[LoggedMetric, ...],
+        foreign: bool = False,
     ) -> StepResult:
-        """Announce the gradient in GRAD; returns when the next batch may start.
+        """Announce the gradient in GRAD; returns when the next batch may start. One that is
+        not finite, or foreign, is dropped and counted.
 
         `unit`: the gradient buffer holds sum(per-sample gradients) / unit. When it returns, the
         gradient views are zero (or hold what could not be announced yet) and the model holds the

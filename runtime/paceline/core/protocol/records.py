@@ -52,6 +52,8 @@ class DropReason(StrEnum):
     """Older than `max_age` when it could have been announced (D4)."""
     NONFINITE = "nonfinite"
     """NaN or Inf in the gradient (I17, D9)."""
+    FOREIGN = "foreign"
+    """The first of a script that feeds itself, computed on weights that are not the job's."""
     REVOKED = "revoked"
     """Shares a buffer with work whose lease was dealt again (R13)."""
     SKIPPED = "skipped"

@@ -57,6 +57,8 @@ class Step(Struct, frozen=True):
     unit: int
     finite: bool = True
     metrics: tuple[LoggedMetric, ...] = ()
+    foreign: bool = False
+    """Computed before this rank had the job's weights, which were others."""
 
 
 class Want(Struct, frozen=True):

@@ -77,6 +77,8 @@ def _step(rank: RankState, step: Step) -> None:
         # Benched or left out meanwhile: the log deals these leases to others (R13, R8).
         rank.do(pending.drop(BufferName.GRAD, DropReason.REVOKED, rank.owns))
         rank.waits_for = NOTHING
+    elif step.foreign:
+        rank.do(pending.drop(BufferName.GRAD, DropReason.FOREIGN, rank.holds))
     elif not step.finite:
         rank.do(pending.drop(BufferName.GRAD, DropReason.NONFINITE, rank.holds))
 

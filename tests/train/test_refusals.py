@@ -9,6 +9,7 @@ import pytest
 import torch
 from paceline.errors import ChangedLaterError, UnsupportedError, UsageError
 from torch import nn
+from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import ConstantLR, ReduceLROnPlateau, StepLR
 from train.lone_session import LoneSession, started
 
@@ -235,6 +236,27 @@ def test_bfloat16_autocast_needs_no_scaler() -> None:
         loss.backward()
         optimizer.step()
     assert session.version == 2
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_clipping_left_in_place_is_refused(by_name: bool) -> None:
+    """It clipped what one rank has, without a word."""
+    started(LoneSession())
+    model, other = net(), net()
+    optimizer = wrap(model)
+    backward(model)
+    optimizer.step()
+    backward(model)
+    backward(other)
+    clip = clip_grad_norm_ if by_name else nn.utils.clip_grad_norm_
+    with pytest.raises(UnsupportedError, match=r"clip_grad_norm_\(\) in a job") as refused:
+        clip(model.parameters(), 1.5)
+    assert "clip_norm=1.5" in refused.value.hint
+    with pytest.raises(UnsupportedError, match=r"clip_grad_value_\(\) in a job"):
+        nn.utils.clip_grad_value_(model.parameters(), clip_value=0.5)
+    assert clip(model.parameters(), float("inf")) > 0, "scripts read the norm that way"
+    assert clip(other.parameters(), 1e-3) > 0, "no business of the job"
+    assert sum(float(p.grad.square().sum()) for p in other.parameters()) < 1e-5  # type: ignore[union-attr]
 
 
 def test_unequal_means_without_our_loader_are_refused() -> None:

@@ -17,7 +17,7 @@ import torch
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.records import DataPlan
 from paceline.errors import ChangedLaterError, JobStoppedError, UsageError
-from paceline.train import refusals
+from paceline.train import clipping, refusals
 from paceline.train.context import current
 from paceline.train.contribution import Contribution, ContributionBuilder
 from paceline.train.faults import Faults
@@ -191,6 +191,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             clip_norm=self._clip_norm,
             clip_value=self._clip_value,
         )
+        clipping.refuse_for(parameter for _, parameter in self._trainables.named)
         self._started = True
         self._making = self._make_builder(plan)
         own = self._committed.hash()

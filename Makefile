@@ -3,6 +3,9 @@ SHELL := /bin/sh
 BIN := .venv/bin
 INSTALLED := .venv/.paceline
 PYTEST := $(BIN)/pytest
+# Of tests that run side by side: one is the Kubernetes's, see tests/conftest.py. Two cores are busy
+# with three.
+LANES ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-cluster soak soak-cluster bench-smoke bench-operator test-fast check format generate verify clean
@@ -20,7 +23,7 @@ demo: install ## train on handwritten digits: one worker slow, one killed, one j
 	@$(BIN)/python examples/digits/check.py
 
 test: install check programs-for-tests ## all checks and all tests, with the time of each stage
-	@$(PYTEST)
+	@$(PYTEST) --numprocesses $(LANES) --dist loadgroup --no-loadscope-reorder
 
 test-cluster: cluster-programs ## of these the ones on a real Kubernetes
 	@$(PYTEST) tests/cluster tests/operator tests/nodes

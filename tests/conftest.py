@@ -1,9 +1,13 @@
 """What holds for the whole test run: order and time of its stages, and what a skip means.
 
 A stage is a folder of tests/. Cheap and pure stages come first, so that a broken decision is not
-first seen as a hanging process. Under CI=true a skip is a failure, since it would mean that CI has
-lost a prerequisite without anybody seeing it. Only what CI need not be is exempt: a machine with a
-GPU, a user other than root, one who may mount.
+first seen as a hanging process. Side by side (`pytest --numprocesses`) what needs a Kubernetes is
+one lane, which shares its clusters and lasts as long as all the rest; it begins at once, and the
+other lanes take the rest in order, test by test.
+
+Under CI=true a skip is a failure, since it would mean that CI has lost a prerequisite without
+anybody seeing it. Only what CI need not be is exempt: a machine with a GPU, a user other than root,
+one who may mount.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ STAGES = (
     ),
     *("cluster", "operator/real", "nodes"),
 )
+KUBERNETES = ("cluster", "operator/real", "nodes")
 MAY_SKIP = ("GPU", "root may write everywhere", "no right to mount")
 
 # Smoke sizes of the benchmarks start dozens of processes: `make bench-smoke`.
@@ -62,21 +67,27 @@ def _place(item: pytest.Item) -> int:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=_place)
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: stage_of(item.path) not in KUBERNETES)
+    for item in items:
+        if stage_of(item.path) in KUBERNETES:
+            item.add_marker(pytest.mark.xdist_group("kubernetes"))
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    stage = stage_of(item.path)
-    _seconds[stage] += report.duration
-    _tests[stage] += report.when == "call" or (report.when == "setup" and not report.passed)
     if report.skipped and not hasattr(report, "wasxfail"):
         _refuse_skip(report)
     return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    stage = stage_of(HERE.parent / report.fspath)
+    _seconds[stage] += report.duration
+    _tests[stage] += report.when == "call" or (report.when == "setup" and not report.passed)
 
 
 @pytest.hookimpl(wrapper=True)

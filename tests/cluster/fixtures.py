@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from cluster import running
@@ -19,6 +20,7 @@ from cluster.nodes import Cluster
 from cluster.prerequisites import MissingPrerequisiteError
 
 KEPT = pytest.StashKey[list[str]]()
+KEPT_BY_WORKER = "paceline_kept_logs"
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +64,18 @@ def cluster_namespace(cluster: Cluster) -> Iterator[str]:
     """A namespace of this test's own on the nodes."""
     with cluster.control_plane.namespace() as name:
         yield name
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """One of several processes: who began the run has the summary."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput[KEPT_BY_WORKER] = session.config.stash.get(KEPT, [])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    told = getattr(node, "workeroutput", {})  # a worker that crashed has told nothing
+    node.config.stash.setdefault(KEPT, []).extend(told.get(KEPT_BY_WORKER, []))
 
 
 def pytest_terminal_summary(

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import left_files
 from local import fork_server
 
 SCRIPT = Path(__file__).with_name("history_script.py")
@@ -29,7 +30,6 @@ TESTS = Path(__file__).parent.parent
 LIMIT_S = 240.0
 START_S = 120.0
 ENDS_S = 5.0
-OF_MPI = ("mpich_shm_", "hydra_")
 
 
 @dataclass(frozen=True)
@@ -148,17 +148,14 @@ class ForkServer:
     def run(self, history: History, folder: Path) -> dict[str, Any]:
         """What came of it. Whatever happens, no process of it lives afterwards."""
         folder.mkdir(parents=True)
-        before = _files_outside()
+        before = left_files.files()
         slow_log = prepare_logs(folder, history)
         order = {"job": history.job(), "steps": history.steps, "inject": history.inject}
         order |= {"at_the_end": history.at_the_end}
         order |= {"slow_log": slow_log, "small_disk": history.small_disk}
         result: dict[str, Any] = self.call("local.history_run:history", order, folder)
         result["files left"] = [str(p) for p in (folder / "s").glob("*")]
-        new = _files_outside() - before
-        if history.backend != "mpi":  # then these are some other program's
-            new = {name for name in new if not Path(name).name.startswith(OF_MPI)}
-        result["files left"] += [name for name in new if _stays(name)]
+        result["files left"] += left_files.left_since(before)
         return result
 
     def call(self, function: str, order: object, folder: Path) -> Any:
@@ -276,31 +273,6 @@ def descendants(root: int) -> list[int]:
         found += children
         todo += children
     return found
-
-
-def _files_outside() -> set[str]:
-    """Shared memory of MPI, and what its process manager puts into /tmp."""
-    return {str(p) for p in (*Path("/dev/shm").iterdir(), *Path("/tmp").glob("hydra_*"))}
-
-
-def _stays(name: str) -> bool:
-    """False for files of other programs: MPI's are there as long as a process manager lives."""
-    until = time.monotonic() + ENDS_S
-    while Path(name).exists() and time.monotonic() < until:
-        time.sleep(0.1)
-    others = any(comm(pid).startswith(("mpiexec", "hydra")) for pid in processes())
-    return Path(name).exists() and not others
-
-
-def processes() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-
-
-def comm(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text()
-    except OSError:
-        return ""
 
 
 def _command(pid: int) -> str:

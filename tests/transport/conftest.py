@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from pathlib import Path
 
+import left_files
 import pytest
 from transport.harness import FAILED, ProcessPool
 
@@ -19,14 +19,10 @@ def pytest_runtest_makereport(
     return report
 
 
-def shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
-
-
 @pytest.fixture(scope="session")
 def pool() -> Iterator[ProcessPool]:
-    before = shared_memory()
+    before = left_files.files()
     pool = ProcessPool()
     yield pool
     pool.end()
-    assert shared_memory() <= before, "a rank has left files in /dev/shm"
+    assert left_files.left_since(before) == []

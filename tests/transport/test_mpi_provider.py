@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import left_files
 import pytest
 from agent.harness import pod
 from paceline.agent.launch import find_mpiexec
@@ -32,10 +33,10 @@ def environment(provider: str) -> dict[str, str]:
 
 
 def test_a_provider_that_works_is_left_alone() -> None:
-    before = set(Path("/dev/shm").glob("mpich_shm_*"))
+    before = left_files.files()
     check_provider(environment("tcp"))
     check_provider(environment("tcp;ofi_rxm"))
-    assert set(Path("/dev/shm").glob("mpich_shm_*")) <= before
+    assert left_files.left_since(before) == []
 
 
 def test_one_that_does_not_is_named_with_mpi_s_own_words_and_a_way_out() -> None:

@@ -1,0 +1,42 @@
+"""What tests look for after a program: files that it left, not those that others use."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import left_files
+import pytest
+
+
+@pytest.fixture
+def before() -> set[str]:
+    return left_files.files()
+
+
+@pytest.fixture
+def made(before: set[str]) -> Iterator[Path]:
+    with NamedTemporaryFile(dir="/dev/shm", prefix="paceline-test-", delete=False) as file:
+        file.write(b"x")
+    path = Path(file.name)
+    yield path
+    path.unlink()
+
+
+def test_a_file_that_nobody_uses_was_left(before: set[str], made: Path) -> None:
+    assert str(made) in left_files.left_since(before, patience_s=0)
+
+
+def test_an_open_or_mapped_one_was_not(before: set[str], made: Path) -> None:
+    with made.open("r+b") as file:
+        assert str(made) not in left_files.left_since(before, patience_s=0)
+        mapping = mmap.mmap(file.fileno(), 0)
+    assert str(made) not in left_files.left_since(before, patience_s=0)
+    mapping.close()
+    assert str(made) in left_files.left_since(before, patience_s=0)
+
+
+def test_one_that_was_there_before_does_not_count(made: Path) -> None:
+    assert str(made) not in left_files.left_since(left_files.files(), patience_s=0)

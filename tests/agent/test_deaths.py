@@ -107,6 +107,7 @@ def test_agent_death_ends_all_below_it(tmp_path: Path, backend: str) -> None:
         async with pod(tmp_path, ["sleep", "60"], backend=backend) as (agent, coordinator):
             await started(coordinator)
             below = descendants(agent.process.pid)
+            assert below
             agent.signal(signal.SIGKILL)
             await agent.ended()
             await gone(*below)

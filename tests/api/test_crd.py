@@ -53,7 +53,6 @@ VALIDATIONS = "x-kubernetes-validations"
 @pytest.mark.parametrize("plural", DEFINITIONS)
 def test_committed_file_is_the_generated_one(plural: str) -> None:
     text = (MANIFESTS / f"{plural}.yaml").read_text()
-    assert DEFINITIONS[plural]() == DEFINITIONS[plural]()
     assert text == DEFINITIONS[plural](), "run: python -m paceline_api.crdgen"
     assert text.startswith("# Generated from crds/paceline_api; do not edit.\n")
 

@@ -38,13 +38,6 @@ def test_a_script_that_ends_early(tmp_path: Path) -> None:
     assert "Traceback" not in said
 
 
-def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
-    code, said = Run(tmp_path, "[no-such-program, '1']").wait()
-    assert code == 1
-    assert 'command not found: there is no "no-such-program"' in said
-    assert "Traceback" not in said
-
-
 def test_ctrl_c_while_the_ranks_are_starting(tmp_path: Path) -> None:
     run = Run(tmp_path, "[sleep, '1000']")
     run.until("with pid")

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 from coordinator.served import TOKEN, hello, register, served, text
 from paceline.coordinator.server import LOOK_S, SIGNS_S
-from paceline.core.messages import Fatal, Heartbeat, Inventory, KillRank, Targets
+from paceline.core.messages import Fatal, Heartbeat, Inventory, KillRank, RankDead, Targets
 from paceline.core.protocol.ids import MemberId
 from paceline.core.status import RankPhase
 from prometheus_client.parser import text_string_to_metric_families
 
 TIMEOUT_S = 60.0
-RANK = MemberId(0, 0, 0)
+RANK, NEIGHBOUR = MemberId(0, 0, 0), MemberId(1, 0, 0)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -97,8 +97,8 @@ def test_a_rank_that_registers_is_in_the_status_and_one_whose_connection_ends_st
         ["{}"],
         [text(Fatal(RANK, "TooEarly", "before it has registered"))],
         [text(register(RANK)), "nonsense"],
-        [text(register(RANK)), text(register(MemberId(1, 0, 0)))],
-        [text(register(RANK)), text(Fatal(MemberId(1, 0, 0), "Mine", "in another's name"))],
+        [text(register(RANK)), text(register(NEIGHBOUR))],
+        [text(register(RANK)), text(Fatal(NEIGHBOUR, "Mine", "in another's name"))],
     ],
 )
 def test_who_breaks_the_protocol_is_cut_off_and_changes_nothing(words: list[str]) -> None:
@@ -116,11 +116,18 @@ def test_who_breaks_the_protocol_is_cut_off_and_changes_nothing(words: list[str]
 
 
 def test_an_agent_may_speak_for_its_own_pod_only() -> None:
+    """Whoever says that another pod's rank is dead is cut off, and the rank lives."""
+
     async def go() -> None:
         async with served() as at:
+            await at.socket("/v1/ranks", register(NEIGHBOUR))
+            before = await at.status(after="0", timeout="5s")
             ws = await at.socket("/v1/agents", hello(0))
-            await ws.send_str(text(hello(1)))
+            await ws.send_str(text(RankDead(NEIGHBOUR, -9, "in another's name", False)))
             await until_closed(ws)
+            after = await at.status()
+            assert [rank.state for rank in after.ranks] == [rank.state for rank in before.ranks]
+            assert [(rank.member, rank.why) for rank in after.ranks] == [(NEIGHBOUR, "")]
 
     run(go())
 

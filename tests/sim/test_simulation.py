@@ -164,9 +164,11 @@ def test_a_death_at_every_step_of_a_generation_change(kind: Kind) -> None:
     settings = RoundSettings(mode=Mode.QUORUM, quorum=2, bench_after_ns=300 * MS)
     world = World(replicas=3, settings=settings, leases=30)
     what = [Fault(150, kind, 30, 2)]
-    for at_ns in event_times(world, 5, what, 150, 215)[::2]:
+    times = event_times(world, 5, what, 150, 215)[::2]
+    assert len(times) > 20
+    for at_ns in times:
         for slot in range(3):
-            kill_at(world, 5, what, at_ns, slot)
+            assert kill_at(world, 5, what, at_ns, slot).finished
 
 
 # ---- single promises -----------------------------------------------------------------------------

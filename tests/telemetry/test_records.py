@@ -193,20 +193,29 @@ def test_wrong_names_are_mistakes_in_the_program() -> None:
     record.close()
 
 
-def test_every_handle_works() -> None:
-    record = RankRecord.create()
+def test_every_figure_is_shown_as_it_was_written_and_under_its_own_name(pod: PodRecords) -> None:
+    record = open_for(pod, FIRST)
+    written: dict[str, float] = {}
     for metric in CATALOG:
         if metric.writer == "agent":
             continue
         for child in metric.children():
             labels = dict(zip(metric.labels, child, strict=True))
+            value = len(written) + 0.5  # another one for each, so that a mix-up is seen
+            name = metric.name
             match metric.kind:
                 case Kind.COUNTER:
-                    record.counter(metric.name, **labels).add(1.5)
+                    record.counter(name, **labels).add(value)
                 case Kind.GAUGE:
-                    record.gauge(metric.name, **labels).set(2)
+                    record.gauge(name, **labels).set(value)
                 case Kind.HISTOGRAM:
-                    record.histogram(metric.name, **labels).observe(0.1)
+                    record.histogram(name, **labels).observe(value)
+                    name += "_sum"
+            told = ",".join(f"{k}={v}" for k, v in sorted({**labels, "worker": "3.0"}.items()))
+            written[f"{name}{{{told}}}"] = value
+    shown = page(pod)
+    assert len(written) > 100
+    assert {name: shown.get(name) for name in written} == written
 
 
 def test_the_figures_of_a_step_are_cheap() -> None:

@@ -283,6 +283,9 @@ def test_pods_are_admitted_where_security_is_restricted(plane: ControlPlane) -> 
             pod["spec"].pop("serviceAccountName", None)
             pod["spec"].pop("priorityClassName", None)
             plane.api.create(f"{path}/pods?dryRun=All&fieldValidation=Strict", pod)
+        pod["spec"]["hostNetwork"] = True
+        with pytest.raises(ApiError, match="hostNetwork"):  # the namespace does check
+            plane.api.create(f"{path}/pods?dryRun=All", pod)
 
 
 def security_candidates() -> Iterator[dict[str, Any]]:

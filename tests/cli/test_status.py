@@ -17,7 +17,7 @@ from cli.runs import PACELINE
 
 pytestmark = pytest.mark.processes
 
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 JOB = """\
 apiVersion: paceline.dev/v1alpha1
 kind: TrainingJob
@@ -100,6 +100,14 @@ class Terminal:
             assert time.monotonic() < end, status
             time.sleep(0.2)
 
+    def shown(self, *words: str) -> str:
+        """What people see; asked again where the machine is too busy for an answer in time."""
+        end = time.monotonic() + LIMIT_S
+        while (done := self.call("status", *words)).returncode != 0:
+            assert "does not answer" in done.stderr, done
+            assert time.monotonic() < end, done
+        return done.stdout
+
     def end(self) -> tuple[int, str]:
         assert self.runner is not None
         self.runner.send_signal(signal.SIGINT)
@@ -133,7 +141,7 @@ def test_scale_2_4_2_from_another_terminal(terminal: Terminal) -> None:
     assert status["replicas"] == 4
     pids = {rank["pid"] for rank in status["ranks"]}
 
-    shown = terminal.call("status").stdout
+    shown = terminal.shown()
     assert "mode Full" in shown
     assert "active 4/4" in shown
     assert f"logs in {terminal.folder}/runs/elastic-1" in shown
@@ -234,8 +242,10 @@ def test_it_says_what_carries_the_gradients_from_replica_to_replica(terminal: Te
     script = SCRIPT.replace("Linear(2, 1)", "Linear(2, 200_000)")
     (terminal.folder / "train.py").write_text(script)
     terminal.run_job()
-    status = terminal.until("elastic", lambda s: s["carrier"])
+    # Nothing is said in the first rounds of a membership, of which a busy machine may need several.
+    status = terminal.until("elastic", lambda s: s["carrier"] and active(2)(s))
     assert status["carrier"] == "TCP"
-    assert [rank["carrier"] for rank in status["ranks"]] == ["TCP", "TCP"]
-    assert "gloo over TCP" in terminal.call("status", "elastic").stdout
+    active_ones = [rank for rank in status["ranks"] if rank["state"] == "active"]
+    assert [rank["carrier"] for rank in active_ones] == ["TCP", "TCP"]
+    assert "gloo over TCP" in terminal.shown("elastic")
     terminal.end()

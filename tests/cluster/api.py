@@ -106,16 +106,19 @@ class Api:
         return _until(asked, timeout_s, lambda: f"{path} not {what} after {timeout_s} s: {last}")
 
     def wait_gone(self, path: str, timeout_s: float) -> None:
+        last: Json = {}
+
         def gone() -> bool | None:
+            nonlocal last
             try:
-                self.get(path)
+                last = self.get(path)
             except ApiError as error:
                 if error.status != http.HTTPStatus.NOT_FOUND:
                     raise
                 return True
             return None
 
-        _until(gone, timeout_s, lambda: f"{path} still there after {timeout_s} s")
+        _until(gone, timeout_s, lambda: f"{path} still there after {timeout_s} s: {last}")
 
     def request(
         self,

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.processes
 
 def finished(folder: Path, *options: str) -> dict[str, Any]:
     """The last status of a run with three replicas."""
-    (folder / "train.py").write_text(even_steps(4800))
+    (folder / "train.py").write_text(even_steps(2400, together=3))
     words = ("--set=spec.replicas=3", "--run-dir=run", *options)
     code, said = Run(folder, "[python, train.py]", *words).wait()
     assert code == 0, said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.processes
 
 
 def test_it_is_named_started_again_once_and_shadow_says_what_it_cost(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(even_steps(1600))
+    (tmp_path / "train.py").write_text(even_steps(1600, together=2))
     options = [
         "--inject=slow:rank=1,ms=150",
         "--set=spec.collective.mode=Shadow",
@@ -25,13 +26,16 @@ def test_it_is_named_started_again_once_and_shadow_says_what_it_cost(tmp_path: P
     code, said = Run(tmp_path, "[python, train.py]", *options).wait()
     assert code == 0, said
     status = json.loads((tmp_path / "run" / "status.json").read_text())
+    happened = {h["reason"]: h["message"] for h in status["happenings"]}
+    assert "1.0#0" in happened["RankSlow"]
     # A restarted process is a new member, whose ladder goes on: it is restarted once only.
-    kills = [h for h in status["happenings"] if "RestartInPlace)" in h["message"]]
-    assert len(kills) == 1, status["happenings"]
-    assert "RankDied: rank 1.0#0: killed by its agent: rank 1.0#0 takes" in said
-    assert "its process was started again (straggler.respond: RestartInPlace)" in said
+    ends = {tuple(rank["member"]): rank["state"] for rank in status["ranks"]}
+    assert ends == {(0, 0, 0): "finished", (1, 0, 0): "dead", (1, 0, 1): "finished"}
+    summary = said[said.index("stragglers") :]
+    assert re.search(r"rank 1 .*RestartInPlace", summary), summary
     shadow = status["log"]["shadow"]
-    assert shadow["saved_s"]["Quorum"] == shadow["saved_s"]["Solo"] > 0.5 * shadow["waited_s"] > 0
+    saved_s = shadow["saved_s"]["Solo"]
+    assert shadow["saved_s"]["Quorum"] == saved_s > 0.5 * shadow["waited_s"] > 0
     assert shadow["late"]["Solo"] > 0
-    assert "of waiting saved" in said
+    assert f"{saved_s:.1f} s" in said
     assert status["log"]["epochs_exact"] == 1

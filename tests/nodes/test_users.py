@@ -87,13 +87,16 @@ def owner(pod: dict[str, dict[str, list[dict[str, str]]]]) -> str:
 
 
 def test_its_namespace_is_deleted(platform: Platform, new_job: NewJob) -> None:
-    """Nothing holds it up, and the operator does not fight it."""
+    """Nothing holds it up but the time that its pods may take to end, and the operator does not
+    fight it."""
     job = new_job()
     job.apply(2)
     job.wait_trains(2)
+    pods = [*job.pods(), *job.pods("coordinator")]
+    grace_s = max(pod["spec"]["terminationGracePeriodSeconds"] for pod in pods)
     path = f"/api/v1/namespaces/{job.namespace}"
     platform.api.delete(path)
-    platform.api.wait_gone(path, CHANGE_S)
+    platform.api.wait_gone(path, grace_s + CHANGE_S)
     assert len(platform.operator_pods()) == 1
 
 

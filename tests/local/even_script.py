@@ -14,13 +14,13 @@ optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01)
 loader = pl.DataLoader(data, batch_size=8, seed=0)
 for epoch in loader.epochs(1):
     for x, y in loader:
-        time.sleep(0.02 if pl.size() >= {together} else 0.5)
+        time.sleep(0.02 if pl.size() >= {together} else {alone_s})
         torch.nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
 """
 
 
-def even_steps(samples: int, *, together: int = 1) -> str:
+def even_steps(samples: int, *, together: int = 1, alone_s: float = 0.5) -> str:
     """One epoch of so many samples, eight to a batch and 20 ms to a step. Fewer than `together`
-    ranks take their time: those who come shall find the job, however slow the machine is."""
-    return _SCRIPT.format(samples=samples, together=together)
+    ranks take `alone_s`: those who come shall find the job, however slow the machine is."""
+    return _SCRIPT.format(samples=samples, together=together, alone_s=alone_s)

@@ -98,7 +98,8 @@ def test_a_slow_rank_a_kill_and_joins_replay_to_the_same_state(
 
 
 def test_what_replay_notices(tmp_path: Path) -> None:
-    record(tmp_path)
+    # All begin together: who joins later does not have the log from its beginning.
+    record(tmp_path, "--set", "spec.elasticity.settleSeconds=120")
     run = tmp_path / "run"
     code, said = call(tmp_path, "replay", "run")
     assert (code, "same: " in said) == (0, True), said

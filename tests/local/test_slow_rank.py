@@ -14,7 +14,7 @@ pytestmark = pytest.mark.processes
 
 
 def test_it_is_named_started_again_once_and_shadow_says_what_it_cost(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(even_steps(1600, together=2))
+    (tmp_path / "train.py").write_text(even_steps(1600, together=2, alone_s=0.1))
     options = [
         "--inject=slow:rank=1,ms=150",
         "--set=spec.collective.mode=Shadow",
@@ -26,11 +26,12 @@ def test_it_is_named_started_again_once_and_shadow_says_what_it_cost(tmp_path: P
     code, said = Run(tmp_path, "[python, train.py]", *options).wait()
     assert code == 0, said
     status = json.loads((tmp_path / "run" / "status.json").read_text())
-    happened = {h["reason"]: h["message"] for h in status["happenings"]}
-    assert "1.0#0" in happened["RankSlow"]
+    named = [h["message"] for h in status["happenings"] if h["reason"] == "RankSlow"]
+    assert "1.0#0" in named[0]
     # A restarted process is a new member, whose ladder goes on: it is restarted once only.
-    ends = {tuple(rank["member"]): rank["state"] for rank in status["ranks"]}
-    assert ends == {(0, 0, 0): "finished", (1, 0, 0): "dead", (1, 0, 1): "finished"}
+    ranks = {tuple(rank["member"]): rank["state"] for rank in status["ranks"]}
+    assert set(ranks) == {(0, 0, 0), (1, 0, 0), (1, 0, 1)}
+    assert [member for member, state in ranks.items() if state == "dead"] == [(1, 0, 0)]
     summary = said[said.index("stragglers") :]
     assert re.search(r"rank 1 .*RestartInPlace", summary), summary
     shadow = status["log"]["shadow"]

@@ -27,10 +27,11 @@ def test_it_is_named_started_again_once_and_shadow_says_what_it_cost(tmp_path: P
     assert code == 0, said
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     named = [h["message"] for h in status["happenings"] if h["reason"] == "RankSlow"]
-    assert "1.0#0" in named[0]
-    # A restarted process is a new member, whose ladder goes on: it is restarted once only.
-    ranks = {tuple(rank["member"]): rank["state"] for rank in status["ranks"]}
-    assert set(ranks) == {(0, 0, 0), (1, 0, 0), (1, 0, 1)}
+    assert any("1.0#0" in message for message in named), named
+    # A restarted process is a new member, whose ladder goes on: it is restarted once only. (The
+    # other rank may be slow too, on a machine that is busy with something else.)
+    ranks = {tuple(rank["member"]): rank["state"] for rank in status["ranks"] if rank["member"][0]}
+    assert set(ranks) == {(1, 0, 0), (1, 0, 1)}
     assert [member for member, state in ranks.items() if state == "dead"] == [(1, 0, 0)]
     summary = said[said.index("stragglers") :]
     assert re.search(r"rank 1 .*RestartInPlace", summary), summary

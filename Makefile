@@ -23,7 +23,7 @@ demo: install ## train on handwritten digits: one worker slow, one killed, one j
 	@$(BIN)/python examples/digits/check.py
 
 test: install check programs-for-tests ## all checks and all tests, with the time of each stage
-	@$(PYTEST) --numprocesses $(LANES) --dist loadgroup --no-loadscope-reorder
+	@$(PYTEST) --numprocesses $(LANES)
 
 test-cluster: cluster-programs ## of these the ones on a real Kubernetes
 	@$(PYTEST) tests/cluster tests/operator tests/nodes

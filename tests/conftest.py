@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 HERE = Path(__file__).parent
 ROOT_STAGE = "repository"
@@ -71,9 +73,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=_place)
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: stage_of(item.path) not in KUBERNETES)
-    for item in items:
-        if stage_of(item.path) in KUBERNETES:
-            item.add_marker(pytest.mark.xdist_group("kubernetes"))
+
+
+class Lanes(LoadScopeScheduling):
+    """Hands out what needs a Kubernetes as one piece, and all other tests one by one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        stage = stage_of(HERE.parent / nodeid.partition("::")[0])
+        return "kubernetes" if stage in KUBERNETES else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes:
+    config.option.loadscopereorder = False
+    return Lanes(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

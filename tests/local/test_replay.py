@@ -97,6 +97,7 @@ def test_a_slow_rank_a_kill_and_joins_replay_to_the_same_state(
     assert "same: the state of version" in said
 
 
+@pytest.mark.timeout(900)  # six programs one after the other, each of which imports torch
 def test_what_replay_notices(tmp_path: Path) -> None:
     # All begin together: who joins later does not have the log from its beginning.
     record(tmp_path, "--set", "spec.elasticity.settleSeconds=120")

@@ -256,7 +256,7 @@ def test_the_scheduler_counts_applied_over_nominal_samples() -> None:
     assert sum(ticks) == 2
 
 
-def test_what_is_banked_is_applied_with_the_last_round() -> None:
+def test_what_is_accumulated_is_applied_with_the_last_round() -> None:
     log = make_log(2, RoundSettings(mode=Mode.SOLO, pacing=Pacing.SAMPLES), DataPlan())
     one = Share(member(0), upto=1, count=1, fresh=True, samples=1, unit=1)
     log.append(go(log, one))
@@ -304,7 +304,7 @@ def test_a_script_that_feeds_itself_may_say_how_many_samples_a_step_has(
     if pacing is Pacing.SAMPLES:
         assert (weighing.step, weighing.divisor, weighing.unit) == (True, 32.0, 1)
     log.append(last)
-    assert (log.progress, log.accumulated, log.banked_steps) == (1, 0, 0)
+    assert (log.progress, log.accumulated, log.accumulated_steps) == (1, 0, 0)
 
 
 def test_loops_that_have_ended_do_not_end_a_job_with_steps_left() -> None:

@@ -97,7 +97,7 @@ class Log:
     """Samples reduced since the optimizer's last step (Pacing.SAMPLES)."""
     accumulated_count: int = 0
     """Contributions of them, with what several steps of one rank have made as one."""
-    banked_steps: int = 0
+    accumulated_steps: int = 0
     updates: int = 0
     progress: Fraction = Fraction(0)
     """Applied over nominal samples: what the scheduler is stepped by."""
@@ -194,7 +194,7 @@ class Log:
         accumulated = self.accumulated + samples
         count = self.accumulated_count + len(shares)
         steps = sum(s.count for s in shares)
-        step_samples = self._step_samples(accumulated, self.banked_steps + steps)
+        step_samples = self._step_samples(accumulated, self.accumulated_steps + steps)
         nominal = len(self.active) * step_samples
         # A synchronous round is a step, also where the last one of an epoch is short of samples.
         synchronous = self.settings.mode in (Mode.FULL, Mode.SHADOW)
@@ -349,12 +349,12 @@ class Log:
     def _account(self, go: Go, weighing: Weighing) -> None:
         self.progress += weighing.progress
         if weighing.step:
-            self.accumulated = self.accumulated_count = self.banked_steps = 0
+            self.accumulated = self.accumulated_count = self.accumulated_steps = 0
             self.updates += 1
         else:
             self.accumulated += weighing.samples
             self.accumulated_count += len(weighing.contributors)
-            self.banked_steps += sum(share.count for share in go.shares)
+            self.accumulated_steps += sum(share.count for share in go.shares)
         self.ledger.round(go.trigger)
         self.round_us.append(go.round_us)
         self.offsets_us.extend(s.offset_us for s in go.shares if s.fresh)
@@ -395,7 +395,7 @@ class Log:
             heard=tuple(sorted(self.heard.items())),
             accumulated=self.accumulated,
             accumulated_count=self.accumulated_count,
-            banked_steps=self.banked_steps,
+            accumulated_steps=self.accumulated_steps,
             updates=self.updates,
             progress=(self.progress.numerator, self.progress.denominator),
             steps=(self.steps.numerator, self.steps.denominator),
@@ -432,7 +432,7 @@ class Log:
             heard=dict(s.heard),
             accumulated=s.accumulated,
             accumulated_count=s.accumulated_count,
-            banked_steps=s.banked_steps,
+            accumulated_steps=s.accumulated_steps,
             updates=s.updates,
             progress=Fraction(*s.progress),
             steps=Fraction(*s.steps),

@@ -74,7 +74,7 @@ class LogSnapshot(Struct, frozen=True):
     heard: tuple[tuple[MemberId, int], ...]
     accumulated: int = field(name="banked")
     accumulated_count: int = field(name="banked_count")
-    banked_steps: int
+    accumulated_steps: int = field(name="banked_steps")
     updates: int
     progress: tuple[int, int]
     steps: tuple[int, int]

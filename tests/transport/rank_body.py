@@ -50,7 +50,7 @@ def digest(buffers: Sequence[torch.Tensor]) -> str:
     """The bits of some buffers, in short."""
     sha = hashlib.sha256()
     for buffer in buffers:
-        sha.update(buffer.view(torch.uint8).numpy().tobytes() if buffer.numel() else b"")
+        sha.update(buffer.cpu().view(torch.uint8).numpy().tobytes() if buffer.numel() else b"")
         sha.update(b"|")
     return sha.hexdigest()
 
@@ -73,6 +73,8 @@ class RankBody:
     make: Callable[[str], Transport]
     abort: Abort = field(default_factory=Abort)
     transports: dict[str, Transport] = field(default_factory=dict)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """Where its buffers lie."""
 
     def run(self, command: str, *arguments: Any) -> Outcome:
         start = time.monotonic()
@@ -98,6 +100,11 @@ class RankBody:
     def do_pid(self) -> int:
         return os.getpid()
 
+    def do_use(self, device: str) -> None:
+        self.device = torch.device(device)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
     def do_address(self, kind: str) -> str:
         return self._of(kind).address
 
@@ -117,7 +124,7 @@ class RankBody:
         """The digests of the sums, one per call."""
         digests = []
         for call in range(payload.calls):
-            buffers = payload.parts(rank, call)
+            buffers = [part.to(self.device) for part in payload.parts(rank, call)]
             self._of(kind).allreduce(buffers, self.abort, Method.of(kind).algorithm)
             digests.append(digest(buffers))
         return digests

@@ -18,7 +18,8 @@ from transport.rank_body import Outcome, Payload, digest
 
 MPI = ["mpi:ring", "mpi:recursive_doubling", "mpi:halving_doubling", "mpi-mixed:ring"]
 REAL = ["gloo", *MPI, "auto"]
-KINDS = ["sim", *REAL]
+ON_GPUS = ["nccl"]
+KINDS = ["sim", *REAL, *ON_GPUS]
 RANKS = 5
 SOON_S = 8.0
 """A call that must end because of an abort or a death has ended by then, on a busy machine too."""
@@ -41,16 +42,22 @@ def crew(kind: str, pool: ProcessPool, request: pytest.FixtureRequest) -> Iterat
         for thread in threads:
             thread.end()
         return
+    if kind in ON_GPUS and torch.cuda.device_count() < RANKS:
+        pytest.skip(f"needs a GPU for each of {RANKS} ranks, {torch.cuda.device_count()} are here")
     taken = pool.take(RANKS)
     crew = Crew(kind, list(taken))
+    for place, rank in enumerate(taken):
+        rank.call("use", f"cuda:{place}" if kind in ON_GPUS else "cpu")
     yield crew
     if request.node.stash.get(FAILED, False):
         for rank in taken:
             rank.kill()
         return
     alive = [rank for rank in taken if rank.connection is not None]
-    crew.all(list(alive), "close", kind)
+    # The next test may give a rank another GPU, on which its transport is made anew.
+    crew.all(list(alive), "shutdown" if kind in ON_GPUS else "close", kind)
     crew.all(list(alive), "clear_abort")
+    crew.all(list(alive), "use", "cpu")
     pool.give_back(alive)
 
 
@@ -234,11 +241,11 @@ def test_ports_are_local_and_given_back(crew: Crew) -> None:
 
 
 def test_nccl(pool: ProcessPool) -> None:
-    """The same promises hold for nccl where there are two GPUs; here: it refuses clearly."""
+    """Where there are GPUs the suite runs on them; here: it refuses clearly."""
     from paceline.transport.base import TransportError
     from paceline.transport.torch.nccl import NcclTransport
 
     if torch.cuda.is_available():
-        pytest.skip("needs one GPU per rank: run the suite with kind nccl on such a machine")
+        pytest.skip("needs a machine without a GPU")
     with pytest.raises(TransportError, match=r"nccl needs a CUDA device.*hint: request"):
         NcclTransport(host="127.0.0.1")

@@ -244,7 +244,8 @@ class CommThread:
             case ev.Apply(go=go, weighing=weighing, hash=due):
                 return self._apply(go, weighing, hash_due=due)
             case ev.Queue(go=go):
-                self._queue[go.round] = [x.clone() for x in self._gradients.result]
+                with self._gradients.streams.own():
+                    self._queue[go.round] = [x.clone() for x in self._gradients.result]
             case ev.DropQueue(generation=generation):
                 self._queue.clear()
                 self._staged = {g: s for g, s in self._staged.items() if g == generation}
@@ -269,6 +270,9 @@ class CommThread:
             case ev.Exit():
                 if self.recorder is not None and effect.finished:
                     self.recorder.ended(self.machine.state.log, self._committed.strong_hash())
+                if self.tensors is not None:
+                    with self._gradients.streams.own():
+                        self._gradients.streams.mark_commit()
                 self._main.exited(effect)
         return None
 
@@ -294,6 +298,7 @@ class CommThread:
                 buffers.append(extra)
             if self.recorder is not None and effect.source is not None:
                 self.recorder.gives(effect, self._channel.method(buffers))
+            gradients.streams.complete()  # transports read with streams of their own, or none
             if (failed := self._channel.sum(buffers)) is not None:
                 gradients.renew_result()
                 return failed

@@ -223,6 +223,8 @@ class Engine:
         with self._lock:
             if not self._leases.wait() and not self._stopped:
                 return True
+        assert self._gradients is not None
+        self._gradients.streams.await_gradients()
         begun_ns = now_ns()
         stopped = self._call(ev.Want()).stopped
         self._loop.waited(begun_ns, now_ns())
@@ -241,6 +243,8 @@ class Engine:
         self._comm.post(ev.Rest())
 
     def resume(self) -> None:
+        assert self._gradients is not None
+        self._gradients.streams.await_gradients()
         self._call(ev.Unrest())
         self._loop.began(now_ns())
 
@@ -253,6 +257,8 @@ class Engine:
         if not self._end.finished:
             raise DismissedError(0)
         assert self._committed is not None
+        assert self._gradients is not None
+        self._gradients.streams.adopt_commit()
         self._committed.copy_to_model()
         self._progress = progress_of(self._state.log)
 

@@ -102,6 +102,7 @@ class Committed:
         with torch.no_grad():
             for view, parameter in zip(self._views, self._gradients.parameters, strict=True):
                 view.copy_(parameter)
+        self._gradients.streams.await_gradients()  # the communication thread has another stream
 
     def copy_to_model(self) -> None:
         """The one copy of the weights that each commit costs (D2); `load` brought extras too."""
@@ -125,7 +126,8 @@ class Committed:
 
     def last_result(self) -> list[memoryview]:
         """Bytes of the sum for a rank that is behind (R7); valid until the next `accumulate`."""
-        return [bytes_of(flat) for flat in self._accumulated]
+        with self._gradients.streams.settled():
+            return [bytes_of(flat) for flat in self._accumulated]
 
     def install_result(self, data: Sequence[Bytes]) -> None:
         """Instead of `accumulate`, on the rank that is behind; `apply` follows as everywhere."""
@@ -160,7 +162,8 @@ class Committed:
 
     def hash(self) -> int:
         """Of the weights; compared between ranks now and then (I5, R23)."""
-        return hash_of(self._weights)
+        with self._gradients.streams.settled():
+            return hash_of(self._weights)
 
     def strong_hash(self) -> str:
         """Of weights, optimizer and scheduler: the whole state without the model's extras."""
@@ -187,24 +190,25 @@ class Committed:
 
         `extras`: with the model's tensors that no optimizer owns (frozen parameters, buffers)."""
         encoder = Encoder(as_bytes)
-        with self._lock:
+        with self._lock, self._gradients.streams.settled():
             header = {
                 "layout": self._layout.fingerprint(),
                 "weights": encoder.encode(self._weights, "weights"),
                 **self._encode(encoder),
             }
-        if extras:
-            header["extras"] = encoder.encode(dict(self._extra_tensors()), "the model's buffers")
+            if extras:
+                own = dict(self._extra_tensors())
+                header["extras"] = encoder.encode(own, "the model's buffers")
         return header, encoder.buffers
 
     def copy(self) -> StateCopy:
         """The same for a checkpoint: weights and the model's extras by name, on the host (D15)."""
         encoder = Encoder(as_tensor)
-        with self._lock, self._gradients.streams.own():
+        with self._lock, self._gradients.streams.settled():
             flats = [as_tensor(flat) for flat in self._weights]
             header = {"layout": self._layout.fingerprint(), **self._encode(encoder)}
             extras = {name: as_tensor(tensor) for name, tensor in self._extra_tensors()}
-        views = zip(self._layout.slots, self._layout.views(flats), strict=True)
+            views = zip(self._layout.slots, self._layout.views(flats), strict=True)
         return StateCopy(
             header, {s.name: view for s, view in views} | extras, encoder.buffers, flats
         )
@@ -272,8 +276,10 @@ class Committed:
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state as torch's own, copied: loads into the same optimizer elsewhere."""
-        with self._lock:
-            return copy.deepcopy(self.binding.optimizer.state_dict())
+        with self._lock, self._gradients.streams.settled():
+            copied = copy.deepcopy(self.binding.optimizer.state_dict())
+            self._gradients.streams.complete()  # the main thread goes on with it
+            return copied
 
     # ---- buffers of the model (D10, R24) ----------------------------------------------------
 

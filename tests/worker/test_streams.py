@@ -1,0 +1,322 @@
+"""Order on a device that works through queues, shown without one (D5).
+
+A stand-in for torch's streams keeps a record of what is entered, marked and awaited, next to every
+operation on a tensor. What would be a race on a GPU is a wrong order in that record.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.protocol.pending import BufferName, Scale, Zero
+from paceline.core.protocol.records import DataPlan
+from paceline.core.rank import events as ev
+from paceline.transport.solo import NoTransport
+from paceline.worker import comm_thread, engine
+from paceline.worker.comm_thread import CommThread, Tensors
+from paceline.worker.coordinator_client import Interrupts
+from paceline.worker.state import codec, committed
+from paceline.worker.state.committed import Committed
+from paceline.worker.state.gradients import Gradients
+from paceline.worker.state.streams import Streams
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+CPU = torch.device("cpu")
+GEN = GenerationId(1, "c", 1)
+MAIN, OWN = "main", "own"
+
+
+class Record:
+    """(thread, what, on which stream), in order."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[str, str, str]] = []
+        self._here = threading.local()
+
+    @property
+    def stack(self) -> list[str]:
+        if not hasattr(self._here, "stack"):
+            self._here.stack = [MAIN]
+        stack: list[str] = self._here.stack
+        return stack
+
+    def note(self, what: str, on: str = "") -> None:
+        thread = threading.current_thread().name
+        self.entries.append((thread, what, on or self.stack[-1]))
+
+    def operations(self) -> list[tuple[str, str]]:
+        """Those on tensors, with the stream that they were queued in."""
+        return [(what, on) for _, what, on in self.entries if what.startswith("aten.")]
+
+    def before(self, what: str) -> str:
+        """The last thing that happened before `what` was first done."""
+        names = [entry[1] for entry in self.entries]
+        return names[names.index(what) - 1]
+
+
+class RecordedStream:
+    def __init__(self, record: Record, name: str) -> None:
+        self.record, self.name = record, name
+
+    def wait_event(self, event: RecordedEvent) -> None:
+        self.record.note(f"wait for {event.marks}", self.name)
+
+    def synchronize(self) -> None:
+        self.record.note("synchronize", self.name)
+
+
+class RecordedEvent:
+    def __init__(self, record: Record) -> None:
+        self.record_, self.marks = record, ""
+
+    def record(self, stream: RecordedStream) -> None:
+        self.marks = stream.name
+        self.record_.note("mark", stream.name)
+
+    def synchronize(self) -> None:
+        self.record_.note(f"await {self.marks}", self.marks)
+
+
+class RecordedQueues:
+    """Pretends that the CPU works through queues."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+
+    def has(self, _: torch.device) -> bool:
+        return True
+
+    def stream(self, _: torch.device) -> RecordedStream:
+        return RecordedStream(self.record, OWN)
+
+    def event(self, _: torch.device) -> RecordedEvent:
+        return RecordedEvent(self.record)
+
+    def current(self, _: torch.device) -> RecordedStream:
+        return RecordedStream(self.record, self.record.stack[-1])
+
+    @contextmanager
+    def _use(self, stream: RecordedStream) -> Iterator[None]:
+        self.record.stack.append(stream.name)
+        yield
+        self.record.stack.pop()
+
+    def use(self, stream: RecordedStream) -> AbstractContextManager[None]:
+        return self._use(stream)
+
+
+class Watch(TorchDispatchMode):
+    """Notes each operation of this thread on tensors."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__()
+        self.record = record
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.record.note(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Deaf:
+    """Takes every call."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+class Rank:
+    """The communication thread's work, done by the test's own thread."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+        self.gradients = Gradients(model.named_parameters())
+        self.gradients.streams = Streams([CPU], RecordedQueues(record))  # type: ignore[arg-type]
+        optimizer = torch.optim.Adam(model.parameters())
+        self.committed = Committed(model, optimizer, self.gradients)
+        told = SimpleNamespace(resumed=lambda _: record.note("go on"), exited=lambda _: None)
+        machine: Any = SimpleNamespace(
+            state=SimpleNamespace(log=SimpleNamespace(version=1), gen_id=GEN)
+        )
+        deaf: Any = Deaf()
+        main: Any = told
+        self.driver = CommThread(machine, deaf, NoTransport(), main, Interrupts(), deaf)
+        self.driver.tensors = Tensors(self.gradients, self.committed, None)
+        channel: Any = SimpleNamespace(sum=lambda _: record.note("sum"), carrier=lambda _: None)
+        self.driver._channel = channel
+
+    def do(self, effect: Any) -> None:
+        with Watch(self.record):
+            if isinstance(effect, ev.Reduce):
+                self.driver._block(effect)
+            else:
+                self.driver._do(effect)
+
+
+@pytest.fixture
+def record(monkeypatch: pytest.MonkeyPatch) -> Record:
+    made = Record()
+
+    def noted(of: Callable[[torch.Tensor], memoryview]) -> Callable[[torch.Tensor], memoryview]:
+        def bytes_of(tensor: torch.Tensor) -> memoryview:
+            made.note("bytes leave")
+            return of(tensor)
+
+        return bytes_of
+
+    for module in (committed, codec):
+        monkeypatch.setattr(module, "bytes_of", noted(module.bytes_of))
+    return made
+
+
+GO: Any = SimpleNamespace(round=1, sync=True, shares=(SimpleNamespace(count=1),))
+WEIGHING: Any = SimpleNamespace(first=True, divisor=2.0, step=True, scheduler_steps=0)
+TO: Any = MemberId(0, 1, 0)
+ANY: Any = None
+READING = {
+    "the hash": ev.Apply(GO, WEIGHING, hash=True),
+    "the sum for a rank that is behind": ev.SendPart(TO, ANY, with_result=True),
+    "the state for a joiner": ev.SendState(TO, ANY),
+}
+WRITING = {
+    "contribute": ev.Reduce(GO, BufferName.LATE, 0.5),
+    "contribute nothing": ev.Reduce(GO, None, 1.0),
+    "apply": ev.Apply(GO, WEIGHING, hash=False),
+    "keep": ev.Queue(GO),
+    "scale": ev.ChangeBuffers(Scale(BufferName.LATE, 0.5)),
+    "zero": ev.ChangeBuffers(Zero(BufferName.GRAD)),
+    "let go on": ev.Resume(1, True, False),
+}
+
+
+@pytest.mark.parametrize("name", READING | WRITING)
+def test_the_communication_thread_works_on_its_own_stream(record: Record, name: str) -> None:
+    """Beside it, a sum is read before it is there, or a weight while it is written."""
+    rank = Rank(record)
+    rank.do((READING | WRITING)[name])
+    assert record.operations()
+    assert {on for _, on in record.operations()} == {OWN}, record.entries
+
+
+@pytest.mark.parametrize("name", READING)
+def test_bytes_leave_the_device_when_all_updates_are_in_memory(record: Record, name: str) -> None:
+    """Else two ranks with the same weights tell two hashes, and a joiner gets a torn state."""
+    rank = Rank(record)
+    rank.do(READING[name])
+    assert record.before("bytes leave") == "synchronize"
+
+
+def test_the_parts_of_a_state_are_installed_on_the_own_stream(record: Record) -> None:
+    donor, joiner = Rank(Record()), Rank(record)
+    header, buffers = donor.committed.snapshot()
+    joiner.driver._staged[GEN] = (json.dumps(header).encode(), *buffers)
+    joiner.do(ev.Queue(GO))
+    joiner.do(ev.InstallState(((GO, WEIGHING),)))
+    joiner.driver._part = tuple(bytes(part) for part in donor.committed.last_result())
+    joiner.do(ev.InstallPart(GO, WEIGHING))
+    assert {on for _, on in record.operations()} == {OWN}
+
+
+def test_the_evidence_of_a_journal_and_a_copy_of_the_state_are_whole(record: Record) -> None:
+    for read in (Committed.strong_hash, Committed.copy, Committed.state_dict, Committed.hash):
+        rank = Rank(record)
+        rank.do(ev.Apply(GO, WEIGHING, hash=False))
+        record.entries.clear()
+        with Watch(record):
+            read(rank.committed)
+        assert record.entries[0][1:] == ("synchronize", OWN), read
+        assert {on for _, on in record.operations()} <= {OWN}, read
+
+
+def test_a_transport_gets_memory_in_which_all_is_done(record: Record) -> None:
+    """It reads with streams of its own, or from the host."""
+    rank = Rank(record)
+    rank.do(ev.Reduce(GO, BufferName.LATE, 1.0))
+    assert record.before("sum") == "synchronize"
+
+
+def test_the_main_thread_goes_on_after_everything_was_marked(record: Record) -> None:
+    rank = Rank(record)
+    record.entries.clear()
+    rank.do(ev.Resume(1, True, False))
+    assert record.before("go on") == "mark"
+    rank.gradients.streams.adopt_commit()
+    assert record.entries[-1][1:] == (f"wait for {OWN}", MAIN)
+
+
+def test_a_main_thread_parks_when_its_kernels_have_run_and_adopts_what_it_gets(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole job of one rank: weights are overwritten while it is parked, whatever it waits for,
+    and its end is a change like any other."""
+    queues: Any = RecordedQueues(record)
+    monkeypatch.setattr(
+        "paceline.worker.state.gradients.Streams", lambda devices: Streams(devices, queues)
+    )
+    take = CommThread._take
+
+    def watched(driver: CommThread, event: Any) -> None:
+        with Watch(record):
+            take(driver, event)
+
+    monkeypatch.setattr(comm_thread.Driver, "_take", watched)
+    session = engine.Engine(None)
+    try:
+        call = session._call
+
+        def parks(event: Any) -> ev.Resume:
+            record.note(f"park: {type(event).__name__}")
+            resumed = call(event)
+            record.note("goes on")
+            return resumed
+
+        monkeypatch.setattr(session, "_call", parks)
+        model = nn.Linear(2, 1)
+        gradients = Gradients(model.named_parameters())
+        whole = Committed(model, torch.optim.SGD(model.parameters(), lr=0.1), gradients)
+        copy_to_model = whole.copy_to_model
+
+        def copies() -> None:
+            record.note("copy to model")
+            copy_to_model()
+
+        monkeypatch.setattr(whole, "copy_to_model", copies)
+        session.begin(gradients, whole, DataPlan(samples=4, batch=2, epochs=1, seed=1), 2)
+        for _ in range(2):
+            session.rest()
+            session.resume()
+            while (lease := session.pull()) is None:
+                assert session.wait_lease()
+            model(torch.ones(2, 2)).sum().backward()
+            session.step(leases=(lease,), samples=2, unit=1, finite=True, metrics=())
+        while session.wait_lease():
+            assert session.pull() is None
+        session.finish()
+    finally:
+        session.close()
+    mine = threading.current_thread().name
+    seen = [(what, on) for thread, what, on in record.entries if thread == mine]
+    parked = [i for i, (what, _) in enumerate(seen) if what.startswith("park")]
+    assert {seen[i][0] for i in parked} == {
+        "park: Begin",
+        "park: Step",
+        "park: Want",
+        "park: Unrest",
+    }
+    for i in parked:
+        assert seen[i - 1] == (f"await {MAIN}", MAIN), seen[i - 2 : i + 1]
+        assert seen[i + 1] == (f"wait for {OWN}", MAIN), seen[i : i + 3]
+    assert seen[-2:] == [(f"wait for {OWN}", MAIN), ("copy to model", MAIN)]
+    theirs = [(t, what, on) for t, what, on in record.entries if t != mine]
+    assert {on for _, what, on in theirs if what.startswith("aten.")} == {OWN}
+    assert any(what == "aten.sub_.Tensor" or "foreach" in what for _, what, _ in theirs)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 import paceline as pl
 import pytest
 import torch
 from paceline.errors import ChangedLaterError, UnsupportedError, UsageError
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import ConstantLR, ReduceLROnPlateau, StepLR
 from train.lone_session import LoneSession, started
@@ -222,8 +229,10 @@ def test_grad_scaler_is_refused(unscale_first: bool) -> None:
     scaler.scale(model(torch.ones(4, 3)).mean()).backward()
     if unscale_first:
         scaler.unscale_(optimizer)
-    with pytest.raises(UnsupportedError, match="GradScaler is not supported"):
+    with pytest.raises(UnsupportedError, match="GradScaler is not supported") as caught:
         scaler.step(optimizer)
+    for line in ("autocast(..., dtype=torch.bfloat16)", "loss.backward()", "optimizer.step()"):
+        assert line in caught.value.hint
 
 
 def test_bfloat16_autocast_needs_no_scaler() -> None:
@@ -257,6 +266,79 @@ def test_clipping_left_in_place_is_refused(by_name: bool) -> None:
     assert clip(model.parameters(), float("inf")) > 0, "scripts read the norm that way"
     assert clip(other.parameters(), 1e-3) > 0, "no business of the job"
     assert sum(float(p.grad.square().sum()) for p in other.parameters()) < 1e-5  # type: ignore[union-attr]
+
+
+def sharded_in_the_old_way() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch: world size 1, and deprecated
+        model = FullyShardedDataParallel(net(), device_id=torch.device("cpu"))
+    wrap(model)
+
+
+def sharded() -> None:
+    model = net()
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    wrap(model)
+
+
+def tensor_parallel() -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    wrap(parallelize_module(net(), mesh, {"0": ColwiseParallel()}))
+
+
+def one_part_sharded() -> None:
+    model = net()
+    weight = distribute_tensor(model[1].weight.detach(), init_device_mesh("cpu", (1,)), [Shard(0)])
+    model[1].weight = nn.Parameter(weight)
+    wrap(model)
+
+
+def zero() -> None:
+    model = net()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    pl.DistributedOptimizer(optimizer, model)
+
+
+SHARDED: dict[Callable[[], None], tuple[str, str]] = {
+    sharded_in_the_old_way: (
+        r"the model is sharded \(FullyShardedDataParallel\)",
+        "leave out FullyShardedDataParallel",
+    ),
+    sharded: (r"the model is sharded \(FSDPModule\)", "leave out fully_shard"),
+    tensor_parallel: ("parameter 0.weight is a DTensor", "leave out parallelize_module"),
+    one_part_sharded: ("parameter 1.weight is a DTensor", "distribute_tensor"),
+    zero: ("ZeroRedundancyOptimizer is not supported", "AdamW"),
+}
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("make", SHARDED)
+def test_what_is_spread_over_ranks_is_refused_by_name(make: Callable[[], None]) -> None:
+    started(LoneSession())
+    words, hint = SHARDED[make]
+    with pytest.raises(UnsupportedError, match=words) as caught:
+        make()
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("compiled_first", [True, False])
+def test_a_compiled_model_trains_like_a_plain_one(compiled_first: bool) -> None:
+    """Under the plain names, so that ranks and checkpoints do not care who compiles."""
+    ends, prints = [], []
+    for compiles in (False, True):
+        session = started(LoneSession(stop_at=3))
+        torch.manual_seed(2)
+        plain = net()
+        model: Any = torch.compile(plain, backend="eager") if compiles else plain
+        optimizer = wrap(model if compiled_first else plain)
+        while not optimizer.stopped:
+            model(torch.ones(4, 3)).mean().backward()
+            optimizer.step()
+        assert session.version == 3
+        ends.append([parameter.detach().clone() for parameter in plain.parameters()])
+        prints.append(session.gradients.fingerprint())
+    assert all(torch.equal(*pair) for pair in zip(*ends, strict=True))
+    assert prints[0] == prints[1]
 
 
 def test_unequal_means_without_our_loader_are_refused() -> None:

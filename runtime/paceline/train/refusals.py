@@ -7,7 +7,7 @@ first step after something was changed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final, cast
 
 import torch
 
@@ -24,6 +24,22 @@ REFUSED_OPTIMIZERS = {
     ),
 }
 
+PLAIN: Final = "pass the plain model with the plain optimizer: each rank holds all of it"
+SHARDED_MODULES: Final = {
+    "FullyShardedDataParallel": f"leave out FullyShardedDataParallel(...), {PLAIN}",
+    "FSDPModule": f"leave out fully_shard(...), {PLAIN}",
+}
+"""By the names of their classes: a script that has none of them shall not load them."""
+SHARDED_OPTIMIZERS: Final = {
+    "ZeroRedundancyOptimizer": "create the optimizer_class that it was given, such as "
+    "AdamW(model.parameters()), and pass that",
+}
+
+
+def _kinds(thing: object) -> set[str]:
+    """The names of the classes of torch.distributed that it is of."""
+    return {k.__name__ for k in type(thing).__mro__ if k.__module__.startswith("torch.distributed")}
+
 
 def check_optimizer(optimizer: object) -> torch.optim.Optimizer:
     """Refuse what cannot be rebound to other parameters."""
@@ -32,6 +48,13 @@ def check_optimizer(optimizer: object) -> torch.optim.Optimizer:
             f"DistributedOptimizer got a {type(optimizer).__name__}, not a torch optimizer",
             hint="pass the optimizer first, then the model: DistributedOptimizer(optimizer, model)",
         )
+    for name, hint in SHARDED_OPTIMIZERS.items():
+        if name in _kinds(optimizer):
+            raise UnsupportedError(
+                f"{name} is not supported: its state is spread over a fixed group of ranks, and "
+                "here ranks come and go, each with all of it",
+                hint=hint,
+            )
     for kind, (why, hint) in REFUSED_OPTIMIZERS.items():
         if isinstance(optimizer, kind):
             raise UnsupportedError(f"{kind.__name__} is not supported: {why}", hint=hint)
@@ -62,6 +85,9 @@ def check_model(model: object, optimizer: torch.optim.Optimizer) -> torch.nn.Mod
             hint="pass the plain model; Paceline does the reduction. A script that is written for "
             "DDP calls pl.ddp(model, optimizer, loader, epochs=...) instead",
         )
+    # torch.compile: the same parameters, under the names that they have without it.
+    model = cast("torch.nn.Module", getattr(model, "_orig_mod", model))
+    _check_whole(model)
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse:
             raise UnsupportedError(
@@ -78,6 +104,25 @@ def check_model(model: object, optimizer: torch.optim.Optimizer) -> torch.nn.Mod
                 hint="create the optimizer from the parameters of the model that you pass",
             )
     return model
+
+
+def _check_whole(model: torch.nn.Module) -> None:
+    """Refuse a model of which this rank has a part: a joiner gets its state from any other rank."""
+    for name, module in model.named_modules():
+        for kind, hint in SHARDED_MODULES.items():
+            if kind in _kinds(module):
+                raise UnsupportedError(
+                    f"{name or 'the model'} is sharded ({kind}): a rank that is lost would take "
+                    "its part of the weights along",
+                    hint=hint,
+                )
+    for name, parameter in model.named_parameters():
+        if "DTensor" in _kinds(parameter):
+            raise UnsupportedError(
+                f"parameter {name} is a DTensor, spread over a fixed mesh of ranks (tensor "
+                "parallelism), and here ranks come and go, each with all of it",
+                hint=f"leave out parallelize_module(...) and distribute_tensor(...), {PLAIN}",
+            )
 
 
 def check_scheduler(scheduler: object) -> None:
@@ -126,8 +171,10 @@ def refuse_closure() -> UnsupportedError:
 def refuse_grad_scaler() -> UnsupportedError:
     return UnsupportedError(
         "GradScaler is not supported: it skips step() on one rank when its gradient overflows",
-        hint="use bfloat16 autocast, which needs no scaling; a gradient that is not finite is "
-        "dropped and counted",
+        hint="use bfloat16 autocast, which needs no scaling, and change three lines: "
+        "torch.autocast(..., dtype=torch.bfloat16) around the forward pass; loss.backward() for "
+        "scaler.scale(loss).backward(); optimizer.step() for scaler.step(optimizer) and "
+        "scaler.update(). A gradient that is not finite is dropped and counted",
     )
 
 

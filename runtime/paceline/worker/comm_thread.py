@@ -43,7 +43,7 @@ from paceline.worker.metrics.rounds import RoundMetrics
 from paceline.worker.peer_sockets import PeerSockets, ReceivedMessage
 from paceline.worker.recorder import Recorder
 from paceline.worker.session import MainThread
-from paceline.worker.state.committed import Committed
+from paceline.worker.state.committed import Bytes, Committed
 from paceline.worker.state.gradients import Gradients
 
 if TYPE_CHECKING:  # only a job that has checkpoints loads what writes them
@@ -121,6 +121,8 @@ class CommThread:
         self._queue: dict[int, list[torch.Tensor]] = {}
         self._staged: dict[GenerationId, tuple[bytes, ...]] = {}
         self._part: tuple[bytes, ...] = ()
+        self._shared: tuple[tuple[GenerationId, int], list[Bytes]] | None = None
+        """The state of a version, for those that join at it."""
         self._synced: torch.Tensor | None = None
         """Averaged float buffers that wait for the main thread to be parked (D10)."""
         self._closing = False
@@ -257,8 +259,7 @@ class CommThread:
                 result = [bytes(x) for x in self._committed.last_result()] if with_result else []
                 self._peers.send_bulk(to, part, result)
             case ev.SendState(to=to, state=state):
-                header, buffers = self._committed.snapshot()
-                self._peers.send_bulk(to, state, [json.dumps(header).encode(), *buffers])
+                self._peers.send_bulk(to, state, self._state_for_joiners(state))
             case ev.Save() | ev.Publish() | ev.Unsave():
                 self._checkpoints.obey(effect)
             case ev.Resume():
@@ -324,7 +325,17 @@ class CommThread:
             return ev.Hashed(self.machine.state.log.version, self._committed.hash())
         return None
 
+    def _state_for_joiners(self, state: State) -> list[Bytes]:
+        """One copy for all that join at this version, and each is sent what lies there (D15). It is
+        given back with the next version, as soon as the last of them has it."""
+        version = state.generation, state.log.version
+        if self._shared is None or self._shared[0] != version:
+            header, buffers = self._committed.snapshot()
+            self._shared = version, [json.dumps(header).encode(), *buffers]
+        return self._shared[1]
+
     def _update(self, weighing: Weighing) -> None:
+        self._shared = None
         self._committed.apply(
             weighing.divisor, step=weighing.step, scheduler_steps=weighing.scheduler_steps
         )

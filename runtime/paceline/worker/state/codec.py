@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from paceline.errors import StateError, UnsupportedError
-from paceline.worker.state.flat import bytes_of, fill_from_bytes
+from paceline.worker.state.flat import fill_from_bytes
 
 Json = Any
 """What `json.dumps` takes; written as Any because the recursion helps no reader."""
@@ -23,12 +23,8 @@ Json = Any
 T = TypeVar("T")
 
 
-def as_bytes(tensor: torch.Tensor) -> bytes:
-    return bytes(bytes_of(tensor))
-
-
 def as_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """On the host. Other than bytes, copied without holding up the threads of the interpreter."""
+    """On the host; copied without holding up the threads of the interpreter, as bytes would."""
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 

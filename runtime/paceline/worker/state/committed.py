@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 import torch
 
 from paceline.errors import StateError
-from paceline.worker.state.codec import Decoder, Encoder, Json, as_bytes, as_tensor
+from paceline.worker.state.codec import Decoder, Encoder, Json, as_tensor
 from paceline.worker.state.flat import bytes_of, fill_from_bytes
 from paceline.worker.state.gradients import Gradients
 from paceline.worker.state.optimizer_binding import OptimizerBinding, SchedulerFactory, clip
@@ -185,11 +185,12 @@ class Committed:
 
     # ---- state for joiners, checkpoints and the user ----------------------------------------
 
-    def snapshot(self, *, extras: bool = True) -> tuple[dict[str, Json], list[bytes]]:
-        """A copy of everything that makes this version: a JSON header and byte buffers.
+    def snapshot(self, *, extras: bool = True) -> tuple[dict[str, Json], list[memoryview]]:
+        """A copy of everything that makes this version: a JSON header and byte buffers. Copied by
+        torch, which holds up no thread of the interpreter.
 
         `extras`: with the model's tensors that no optimizer owns (frozen parameters, buffers)."""
-        encoder = Encoder(as_bytes)
+        encoder = Encoder(as_tensor)
         with self._lock, self._gradients.streams.settled():
             header = {
                 "layout": self._layout.fingerprint(),
@@ -199,7 +200,7 @@ class Committed:
             if extras:
                 own = dict(self._extra_tensors())
                 header["extras"] = encoder.encode(own, "the model's buffers")
-        return header, encoder.buffers
+            return header, [bytes_of(tensor) for tensor in encoder.buffers]
 
     def copy(self) -> StateCopy:
         """The same for a checkpoint: weights and the model's extras by name, on the host (D15)."""

@@ -81,6 +81,13 @@ def _freeze(draw: random.Random, ranks: int) -> dict[str, Any]:
     return _steps(step, freeze_ms=_freeze_ms(ranks))
 
 
+def _hang(draw: random.Random, ranks: int) -> dict[str, Any]:
+    place = draw.randrange(ranks)
+    step = "self", place, 0, -1
+    hangs = {str(place): draw.randrange(8, 20)}
+    return _steps(step, hangs=hangs, freeze_ms=_freeze_ms(ranks))
+
+
 def _long_cut(draw: random.Random, ranks: int) -> dict[str, Any]:
     milliseconds = round(_freeze_ms(ranks) * draw.uniform(1.5, 2))
     step = "cut", draw.randrange(ranks), milliseconds, _moment(draw)
@@ -137,6 +144,7 @@ SINGLE: dict[str, Draw] = {
     "kill in a change": _kill_in_a_change,
     "short stop": lambda d, n: _steps(("stop", d.randrange(n), d.randrange(50, 900), _moment(d))),
     "freeze": _freeze,
+    "hang in a reduction": _hang,
     "sigterm": lambda d, n: _steps(("sigterm", d.randrange(n), 0, _moment(d))),
     "join": lambda d, n: _steps(("scale", n + 1, 0, _moment(d))),
     "scale up and down": lambda d, n: _steps(

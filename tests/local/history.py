@@ -48,6 +48,8 @@ class History:
     """Each script still works so long after its release."""
     dies: dict[str, tuple[str, int, float]] = field(default_factory=dict)
     """Slot -> (method of the data channel, call, ms into it) in which its rank kills itself."""
+    hangs: dict[str, int] = field(default_factory=dict)
+    """Slot -> reduction in which the communication thread of its rank hangs for ever."""
     slow_ms: dict[str, float] = field(default_factory=dict)
     collective: dict[str, Any] = field(default_factory=dict)
     ballast: int = 1000
@@ -87,7 +89,7 @@ class History:
 
     def config(self) -> dict[str, Any]:
         names = ("seed", "samples", "batch", "accumulate", "epochs", "ballast")
-        own = ("step_ms", "slow_ms", "dies", "rounds", "writes_bytes", "linger_ms")
+        own = ("step_ms", "slow_ms", "dies", "hangs", "rounds", "writes_bytes", "linger_ms")
         return {name: getattr(self, name) for name in (*names, *own)}
 
     def job(self) -> dict[str, Any]:

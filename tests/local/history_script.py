@@ -95,6 +95,21 @@ def die_inside(method: str, call: int, delay_ms: float) -> None:
     setattr(SelectedTransport, method, wrapped)
 
 
+def hang_inside(call: int) -> None:
+    """The communication thread does not come back from reduction number `call`, as from a library
+    that waits for something without an end; all other threads go on."""
+    real, calls = SelectedTransport.allreduce, 0
+
+    def wrapped(*given: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            threading.Event().wait()
+        real(*given)
+
+    setattr(SelectedTransport, "allreduce", wrapped)  # noqa: B010
+
+
 def cut_when_asked() -> None:
     """SIGUSR1 cuts the connection to the coordinator, for as long as a file says."""
     real = ControlClient._connect
@@ -139,6 +154,9 @@ def main() -> None:
     dies = CONFIG["dies"].get(str(MEMBER.slot))
     if dies and MEMBER.attempt == 0:
         die_inside(*dies)
+    hangs = CONFIG["hangs"].get(str(MEMBER.slot))
+    if hangs and MEMBER.attempt == 0:
+        hang_inside(hangs)
     pl.init()
     model = Trace()
     optimizer = pl.DistributedOptimizer(Tally(model.parameters()), model)

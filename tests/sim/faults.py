@@ -30,7 +30,7 @@ class Kind(StrEnum):
     FREEZE = "freeze"
     """SIGSTOP of a rank."""
     STUCK = "stuck"
-    """The communication thread of a rank; heartbeats go on."""
+    """The communication thread of a rank; heartbeats go on. For ever, if it takes FOR_EVER_MS."""
     DRAIN = "drain"
     JOIN = "join"
     """One more replica is wanted and started."""
@@ -46,6 +46,9 @@ class Kind(StrEnum):
     """Links between ranks fail for a while."""
     MODE = "mode"
     """Other settings are asked for."""
+
+
+FOR_EVER_MS = 600
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,11 @@ def _with(settings: RoundSettings, mode: Mode, quorum: int) -> RoundSettings:
 def _to_threads(sim: Simulation, fault: Fault, rank: SimRank) -> None:
     name = {Kind.HANG: "hung", Kind.FREEZE: "stopped", Kind.STUCK: "stuck"}[fault.kind]
     sim.tell(f"rank {rank.me} is {name} for {fault.ms:.0f} ms")
+    if fault.kind is Kind.STUCK and rank.reducing is None:
+        rank.work_since = sim.now
     setattr(rank, name, True)
+    if fault.kind is Kind.STUCK and fault.ms >= FOR_EVER_MS:
+        return
 
     def over() -> None:
         sim.tell(f"rank {rank.me} is no longer {name}")

@@ -20,6 +20,7 @@ from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.rank.state import RankState
 from sim.sums import Label, Sum, add, scaled
+from sim.world import MS
 
 if TYPE_CHECKING:
     from sim.simulation import Simulation
@@ -43,6 +44,8 @@ class SimRank:
         """The whole process (SIGSTOP)."""
         self.stuck = False
         """Its communication thread; heartbeats go on."""
+        self.work_since = 0
+        """Of its communication thread."""
         # Memory.
         self.grad: Sum = {}
         self.late: Sum = {}
@@ -76,6 +79,12 @@ class SimRank:
     def running(self) -> bool:
         return self.alive and self.exit is None
 
+    def doing(self) -> m.Doing:
+        busy = self.stuck or self.reducing is not None
+        go = self.reducing.go if self.reducing is not None else None
+        for_ms = (self.sim.now - self.work_since) // MS if busy else 0
+        return m.Doing(for_ms, go.round if go is not None else -1)
+
     @property
     def released(self) -> bool:
         """Its script still works, on its own account."""
@@ -88,6 +97,8 @@ class SimRank:
             return
         if self.stopped or self.stuck:
             self.backlog.append(event)
+            if isinstance(event, ev.Connected) and not self.stopped:
+                self._carry_out(ev.ToCoordinator(self.state.registration()))
         elif self.reducing is not None and not isinstance(event, ev.Reduced | ev.ChannelFailed):
             self.waiting.append(event)
             if isinstance(event, m.Prepare | m.Release | m.Dismiss):
@@ -147,7 +158,7 @@ class SimRank:
             case ev.CloseChannel():
                 self.reducing = self.group = None
             case ev.Reduce():
-                self.reducing = effect
+                self.reducing, self.work_since = effect, sim.now
                 self._join_reduction(effect)
             case ev.WakeAt(at_ns=at_ns):
                 self.wake_ns = at_ns

@@ -249,6 +249,7 @@ class Simulation:
                     s.wants_to_leave,
                     s.log.stopped,
                     {},
+                    rank.doing(),
                 ),
             )
         self.after(BEAT_MS, lambda: self._beat(rank))

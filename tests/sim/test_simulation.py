@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from paceline.core import messages as m
+from paceline.core.coordinator import silence
 from paceline.core.protocol.records import Gen, Go, Trigger
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode, Normalisation, Pacing
-from sim.faults import Fault, Kind, plant
+from sim.faults import FOR_EVER_MS, Fault, Kind, plant
 from sim.histories import bounded, faults, faults_at_the_end, run, seeds, worlds
 from sim.ranks import SimRank
-from sim.simulation import Simulation
+from sim.simulation import BrokenPromiseError, Simulation
 from sim.world import MS, World
 
 TRUE_VERDICTS = {"StateLost", "Interrupted"}
@@ -212,6 +213,34 @@ def test_a_main_thread_that_hangs_for_ever_blocks_nobody(mode: Mode) -> None:
     total = sim.finished[0].state.log.ledger.total()
     assert total.applied == world.plan.samples, "the leases of the hung rank went to others"
     assert sim.now < 3000 * MS
+
+
+def stuck_for_ever(seed: int) -> Simulation:
+    """One of three communication threads, at any point of a round."""
+    settings = RoundSettings(bench_after_ns=300 * MS)
+    world = World(replicas=3, settings=settings, leases=40, until_ms=10_000)
+    sim = Simulation(world, seed)
+    sim.start()
+    plant(sim, [Fault(150 + seed, Kind.STUCK, FOR_EVER_MS, seed)])
+    sim.run()
+    sim.checkers.at_end()
+    return sim
+
+
+def test_a_communication_thread_that_is_stuck_for_ever_is_replaced() -> None:
+    """R35, and I8 with its bound: the longest work, an answer to PREPARE, and the rounds left."""
+    for seed in range(20):
+        sim = stuck_for_ever(seed)
+        reasons = [r for c in sim.all_coordinators for r in c.reasons]
+        assert "RoundStuck" in reasons
+        assert len(sim.finished) == 3, "the stuck one was killed by its agent and started again"
+        assert sim.now < 3000 * MS
+
+
+def test_without_r35_a_stuck_thread_hangs_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silence, "break_off_the_stuck", lambda _: None)
+    with pytest.raises(BrokenPromiseError, match="I8: not over"):
+        stuck_for_ever(1)
 
 
 def one_stands_by() -> Simulation:

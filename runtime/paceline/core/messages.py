@@ -131,6 +131,19 @@ class Register(Struct, frozen=True, tag="register"):
     """The newest one that it sees; looked for again before each report without state."""
 
 
+class Doing(Struct, frozen=True):
+    """What the communication thread of a rank is at; another thread tells (R35)."""
+
+    for_ms: int
+    """So long it has been at its present piece of work; a second at most if it waits for news."""
+    round: int = -1
+    """Whose reduction that is; -1: it is in none."""
+    usual_ms: int = 0
+    """The longest of its last reductions."""
+    payload_bytes: int = 0
+    """What a reduction sums."""
+
+
 class Heartbeat(Struct, frozen=True, tag="heartbeat"):
     member: MemberId
     promise: GenerationId
@@ -140,6 +153,7 @@ class Heartbeat(Struct, frozen=True, tag="heartbeat"):
     stopped: bool
     facts: dict[str, float]
     """For `status` only: step time, lag, share, samples, epoch; see `telemetry.catalog`."""
+    doing: Doing | None = None
 
 
 class Prepared(Struct, frozen=True, tag="prepared"):

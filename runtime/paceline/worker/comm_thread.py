@@ -22,6 +22,7 @@ from paceline.clock import NS_PER_MS, now_ns
 from paceline.core.messages import (
     Commit,
     Dismiss,
+    Doing,
     Fatal,
     Part,
     Prepare,
@@ -53,6 +54,8 @@ log = logging.getLogger("paceline.rank")
 
 IDLE_MS: Final = 1_000
 """Longest wait of an idle thread, after which it looks at its timers again."""
+RECENT: Final = 32
+"""Reductions that tell how long one usually takes."""
 
 
 class Interrupts:
@@ -125,6 +128,9 @@ class CommThread:
         """The state of a version, for those that join at it."""
         self._synced: torch.Tensor | None = None
         """Averaged float buffers that wait for the main thread to be parked (D10)."""
+        self._work_since_ns = now_ns()
+        self._reductions_ms: deque[int] = deque(maxlen=RECENT)
+        self._usual_ms = 0
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="paceline-comm", daemon=True)
 
@@ -141,6 +147,16 @@ class CommThread:
         """Hand an event to the communication thread."""
         self._posted.append(event)
         self._peers.wake()
+
+    def doing(self) -> Doing:
+        """For the heartbeat: this thread cannot say itself that it is stuck (R35)."""
+        go, tensors = self.machine.state.reducing, self.tensors
+        return Doing(
+            for_ms=(now_ns() - self._work_since_ns) // NS_PER_MS,
+            round=go.round if go is not None else -1,
+            usual_ms=self._usual_ms,
+            payload_bytes=sum(x.nbytes for x in tensors.gradients.result) if tensors else 0,
+        )
 
     def close(self, timeout_s: float) -> None:
         """End the thread; whatever it is blocked in is aborted."""
@@ -169,6 +185,7 @@ class CommThread:
                 self.tensors.checkpoints.close()
 
     def _turn(self) -> None:
+        self._work_since_ns = now_ns()
         while self._posted and not self._closing:
             self._take(self._posted.popleft())
         while not self._posted and (mail := self._peers.read()) is not None:
@@ -203,7 +220,7 @@ class CommThread:
             self._take(self._checkpoints.look())  # R26: the report names the newest one
         if self._interrupts.interrupts(event):
             self._interrupts.taken()
-        now = now_ns()
+        now = self._work_since_ns = now_ns()
         effects = self.machine.handle(now, event)
         self._metrics.handled(self.machine.state, event, now)  # before an effect lets main go on
         if isinstance(event, ev.Written | ev.Published):
@@ -286,8 +303,8 @@ class CommThread:
         return self._channel.open(commit, self.machine.state.me)
 
     def _reduce(self, effect: ev.Reduce) -> ev.Event:
-        gradients = self._gradients
-        self._metrics.reducing(effect.go, self.machine.state, now_ns())
+        gradients, begun_ns = self._gradients, now_ns()
+        self._metrics.reducing(effect.go, self.machine.state, begun_ns)
         with gradients.streams.own():
             buffers = list(gradients.load_result(effect.source, effect.factor))
             extra = (
@@ -304,6 +321,8 @@ class CommThread:
                 gradients.renew_result()
                 return failed
             self._metrics.reduced(now_ns())
+            self._reductions_ms.append((now_ns() - begun_ns) // NS_PER_MS)
+            self._usual_ms = max(self._reductions_ms)
             if extra is not None:
                 count = sum(1 for s in effect.go.shares if s.count)
                 self._synced = extra.div_(count) if count else None

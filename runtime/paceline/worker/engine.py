@@ -132,7 +132,7 @@ class Engine:
                 settings.coordinators,
                 settings.token,
                 register=self._state.registration,
-                heartbeat=lambda: self._metrics.facts.heartbeat(self._state),
+                heartbeat=lambda: self._metrics.facts.heartbeat(self._state, self._comm.doing()),
                 obey=self._obey,
                 connected=lambda: self._comm.post(ev.Connected()),
                 tls=pinned(settings.tls_cert),

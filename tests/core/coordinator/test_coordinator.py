@@ -577,3 +577,73 @@ def test_an_inventory_that_is_older_than_a_pod_does_not_bury_it() -> None:
     assert not desk.state.roster.is_dead(C)
     desk.pods(0, 1)
     assert desk.state.roster.is_dead(C)
+
+
+def at_work(who: MemberId, at: GenerationId, for_ms: int, **facts: int) -> m.Heartbeat:
+    doing = m.Doing(for_ms, round=7, **facts)
+    return m.Heartbeat(who, at, at, 0, leaving=False, stopped=False, facts={}, doing=doing)
+
+
+def running() -> tuple[Desk, GenerationId]:
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    return desk, desk.form(A, B)
+
+
+@pytest.mark.parametrize(
+    ("facts", "bound_ms"),
+    [
+        ({}, FREEZE_MS),
+        ({"usual_ms": 30}, FREEZE_MS + 300),
+        ({"payload_bytes": 10**7}, FREEZE_MS + 2000),
+        ({"usual_ms": 300, "payload_bytes": 10**7}, FREEZE_MS + 3000),
+    ],
+)
+def test_a_round_without_an_end_is_given_up(facts: dict[str, int], bound_ms: int) -> None:
+    """R35: not before an honest reduction would be through, be it the first one of a big model."""
+    desk, at = running()
+    assert desk.say(at_work(A, at, bound_ms - 1, **facts)) == []
+    told = desk.say(at_work(A, at, bound_ms, **facts))
+    assert kinds(told) == ["Prepare", "Prepare"]
+    assert "rank 0.0#0 has been in the reduction of round 7 for" in desk.state.why
+
+
+def test_who_is_stuck_and_does_not_answer_is_killed_by_its_agent() -> None:
+    desk, at = running()
+    desk.say(at_work(B, at, FREEZE_MS))
+    desk.say(prepared(A, desk.state.proposal))
+    orders: list[Struct] = []
+    for beats in range(1, 6):
+        orders += desk.say(at_work(B, at, (1 + beats) * FREEZE_MS), FREEZE_MS // 4)
+        orders += desk.say(at_work(A, desk.state.proposal, 0))
+    assert [o.member for o in orders if isinstance(o, m.KillRank)] == [B]
+
+
+def test_a_bound_that_was_too_low_doubles_with_each_generation_without_a_round() -> None:
+    """Nobody is stuck, the links are only slower than anybody could guess."""
+    desk, at = running()
+    for doublings in range(4):
+        assert desk.say(at_work(A, at, (FREEZE_MS << doublings) - 1)) == [], doublings
+        assert "Prepare" in kinds(desk.say(at_work(A, at, FREEZE_MS << doublings)))
+        at = desk.state.proposal
+        for each in (A, B):
+            desk.say(prepared(each, at))
+        for each in (A, B):
+            desk.say(m.Started(at, each, True))
+
+
+def test_what_was_told_before_a_promise_is_no_longer_so() -> None:
+    desk, at = running()
+    assert desk.say(at_work(A, NO_GENERATION, 10 * FREEZE_MS)) == []
+    assert kinds(desk.say(at_work(A, at, 10 * FREEZE_MS))) != []
+
+
+def test_who_is_stuck_after_the_release_does_not_hold_up_the_end() -> None:
+    desk, at = released()
+    told = desk.say(at_work(B, at, FREEZE_MS))
+    assert kinds(told) == ["KillRank"]
+    for each, code in ((A, 0), (B, -9)):
+        evidence = (at, 9) if each == A else None
+        desk.post(coord.FromAgent(m.RankDead(each, code, "", False, evidence)))
+    assert desk.state.outcome is not None
+    assert desk.state.outcome.complete

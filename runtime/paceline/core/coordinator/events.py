@@ -14,6 +14,7 @@ from paceline.core.protocol.ids import MemberId
 from paceline.core.status import Outcome
 
 NS_PER_S = 10**9
+NS_PER_MS = 10**6
 CONNECT_NS: Final = 30 * NS_PER_S
 """A member has connected to the others after COMMIT within this, or says that it could not."""
 

@@ -122,6 +122,7 @@ def _heartbeat(c: CoordinatorState, seen: KnownRank, beat: m.Heartbeat) -> None:
     c.had_state = c.had_state or beat.version > 0
     c.history.committed(beat.version, c.now_ns)
     seen.version, seen.leaving, seen.facts = beat.version, beat.leaving, beat.facts
+    seen.doing, seen.promise = beat.doing, beat.promise
     if c.gen is not None and beat.last == c.gen.id:
         seen.last, seen.gen_active = c.gen.id, c.gen.active
     _learn(c, beat.promise)

@@ -86,6 +86,7 @@ class Coordinator:
     def _settle(self) -> None:
         c = self.state
         silence.suspect_the_silent(c)
+        silence.break_off_the_stuck(c)
         agents.declare_dead(c)
         agents.drain_surplus(c)
         stragglers.judge_now_and_then(c)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.core.messages import Inventory, Network, Register, pod_of
+from paceline.core.messages import Doing, Inventory, Network, Register, pod_of
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.snapshot import Kept
 
@@ -49,6 +49,9 @@ class KnownRank:
     """Its agent started it while this coordinator was in power, and it has never registered: it
     can be in no generation that this coordinator does not know."""
     kill_asked: bool = False
+    doing: Doing | None = None
+    """With its last heartbeat, and `promise` too."""
+    promise: GenerationId = NO_GENERATION
     facts: dict[str, float] = field(default_factory=dict)
     carrier: Network = Network.UNKNOWN
     """What carries its data channel to other pods; from its agent."""

@@ -1,7 +1,11 @@
-"""Silence: who is suspect, for how long it is borne, when to look again (R6, R25).
+"""Silence: who is suspect, for how long it is borne, when to look again (R6, R25, R35).
 
 Silence makes a rank suspect, never dead. Its living agent kills it, which is evidence; without an
 agent the change goes on without it if R6 allows that.
+
+A rank whose communication thread is stuck is not silent, since another thread sends its heartbeats.
+They say for how long that thread has been at one piece of work; when that is too long for any
+reduction, PREPARE ends the round, and whoever cannot answer it owes an answer, which is silence.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from paceline.core import messages as m
-from paceline.core.coordinator.events import NS_PER_S, ToAgent, WakeAt
+from paceline.core.coordinator.events import NS_PER_MS, NS_PER_S, ToAgent, WakeAt
 from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
 
@@ -17,6 +21,10 @@ RESTORE_NS: Final = 600 * NS_PER_S
 """Reading a checkpoint may take so long."""
 GONE_NS: Final = 500_000_000
 """A closed connection without an agent's word makes a rank suspect after this long."""
+USUAL_TIMES: Final = 10
+"""A reduction that takes so many times as long as the longest of the last ones is stuck."""
+SLOWEST_BYTES_PER_S: Final = 5_000_000
+"""Of gradients: a first reduction may be as slow, and whatever else handles all of the state."""
 
 
 def suspect_the_silent(c: CoordinatorState) -> None:
@@ -29,14 +37,52 @@ def suspect_the_silent(c: CoordinatorState) -> None:
         silent_ns = c.now_ns - since_ns
         if silent_ns < limit_ns:
             continue
-        seen.suspect = f"silent for {silent_ns / 1e9:.1f} s"
         seen.mute = member in c.unanswered()
-        c.happened("RankSilent", f"rank {member} is {seen.suspect}")
-        agent = c.roster.agent_of(member)
-        if agent is not None:
-            seen.kill_asked = True
-            kill = m.KillRank(member, seen.suspect)
-            c.effects.append(ToAgent(agent.slot, agent.attempt, kill))
+        _suspect(c, seen, f"silent for {silent_ns / 1e9:.1f} s")
+
+
+def _suspect(c: CoordinatorState, seen: KnownRank, why: str) -> None:
+    """It is asked nothing more, and its agent turns that into evidence."""
+    seen.suspect = why
+    c.happened("RankSilent", f"rank {seen.member} is {why}")
+    agent = c.roster.agent_of(seen.member)
+    if agent is not None:
+        seen.kill_asked = True
+        kill = m.KillRank(seen.member, why)
+        c.effects.append(ToAgent(agent.slot, agent.attempt, kill))
+
+
+def break_off_the_stuck(c: CoordinatorState) -> None:
+    """R35: a round that comes to no end is given up for a new membership."""
+    if c.gen is None or c.phase not in (Phase.RUNNING, Phase.RELEASED):
+        return
+    members = [c.roster.rank(member) for member in c.gen.members]
+    bound_ns = _longest_work_ns(c, members)
+    for seen in members:
+        doing = seen.doing
+        if doing is None or not seen.present or seen.promise != c.gen.id:
+            continue
+        if doing.for_ms * NS_PER_MS < bound_ns:
+            continue
+        where = f"in the reduction of round {doing.round}" if doing.round >= 0 else "at one thing"
+        why = f"rank {seen.member} has been {where} for {doing.for_ms / 1e3:.1f} s"
+        if c.phase is Phase.RELEASED:  # nobody asks it anything any more
+            _suspect(c, seen, why)
+            continue
+        c.happened("RoundStuck", f"{why}, the bound is {bound_ns / 1e9:.1f} s")
+        c.want_change(why, 0)
+        return
+
+
+def _longest_work_ns(c: CoordinatorState, members: list[KnownRank]) -> int:
+    """Never below what an honest reduction takes: where the guess is too low, each generation that
+    ends without a round doubles it."""
+    doing = [seen.doing for seen in members if seen.doing is not None]
+    usual_ns = max((d.usual_ms for d in doing), default=0) * NS_PER_MS
+    payload_bytes = max((d.payload_bytes for d in doing), default=0)
+    slow_ns = payload_bytes * NS_PER_S // SLOWEST_BYTES_PER_S
+    work_ns = max(USUAL_TIMES * usual_ns, slow_ns)
+    return (c.config.freeze_timeout_ns + work_ns) << min(c.futile, 10)
 
 
 def _is_leaving(c: CoordinatorState, seen: KnownRank) -> bool:

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Final
 
 from paceline.clock import NS_PER_S
-from paceline.core.messages import Heartbeat
+from paceline.core.messages import Doing, Heartbeat
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.ledger import Ledger
 from paceline.core.protocol.log import Log
@@ -114,7 +114,7 @@ class HeartbeatFacts:
     def work_out(self, rank: RankState) -> None:
         self._facts = self._measured(rank) | self._logged(rank) | self.checkpoints | self.carried
 
-    def heartbeat(self, rank: RankState) -> Heartbeat:
+    def heartbeat(self, rank: RankState, doing: Doing | None = None) -> Heartbeat:
         """The rank's present state, with the last facts."""
         return Heartbeat(
             member=rank.me,
@@ -124,6 +124,7 @@ class HeartbeatFacts:
             leaving=rank.wants_to_leave,
             stopped=rank.has_state and rank.log.stopped,
             facts=self._facts,
+            doing=doing,
         )
 
     def _measured(self, rank: RankState) -> dict[str, float]:

@@ -110,6 +110,37 @@ def test_a_pod_that_ended_in_order_is_replaced_only_when_the_job_goes_on() -> No
     assert decided(job, stopping, NOW + 60).workers == ()
 
 
+def at_the_end(**told: Any) -> Observed:
+    """One of three was killed when the last round was made."""
+    killed = worker(2, end=End(137, "OOMKilled"), ended_seen_s=NOW)
+    seen = training(2)
+    assert seen.told is not None
+    heard = replace(seen.told, **{"stopping": True, **told})
+    return replace(seen, pods=(*seen.pods, killed), told=heard, told_s=NOW + 1)
+
+
+def test_a_pod_that_is_killed_at_the_end_is_no_failure_of_the_job() -> None:
+    """R17: its coordinator alone says how a job ends whose last round is made."""
+    rules = [{"action": "FailJob", "onExitCodes": [137]}]
+    for spec in ({"backoffLimit": 0}, {"failurePolicy": {"rules": rules}}):
+        changes = decided(job_of(RUNNING, replicas=3, **spec), at_the_end(), NOW + 1)
+        kinds = {c["type"] for c in (changes.status or {}).get("conditions", ())}
+        assert "Failed" not in kinds, spec
+        assert changes.workers == ()
+
+
+def test_a_coordinator_that_is_new_at_the_end_makes_nobody_start() -> None:
+    """Its container was restarted after the release, and no rank has told it yet."""
+    job = job_of(RUNNING, replicas=3)
+    before = decided(job, at_the_end(), NOW + 1)
+    ranks = tuple(Rank(slot, 0, 1, "starting") for slot in range(2))
+    unknowing = at_the_end(stopping=False, generation="", ranks=ranks)
+    unknowing = replace(unknowing, since=before.since)
+    assert decided(job, unknowing, NOW + 2).workers == ()
+    on = replace(at_the_end(stopping=False), since=before.since)
+    assert decided(job, on, NOW + 60).workers != (), "ranks train: it was not the end after all"
+
+
 def test_nobody_takes_the_place_of_one_that_ended_in_order_in_another_slot() -> None:
     """After a scale-down the lowest slots may be empty; the job may just be coming to its end."""
     ended = worker(3, end=End(0), ended_seen_s=NOW)

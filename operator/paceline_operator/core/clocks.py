@@ -26,6 +26,8 @@ class Clocks:
     """The present coordinator has not spoken."""
     surplus_s: float | None = None
     """There are more workers than are wanted."""
+    ending_s: float | None = None
+    """The last round is made (R17), as some coordinator of the job has told."""
     stopping_s: float | None = None
     """A job to be suspended was asked for its last round."""
     carrier_unknown: CarrierUnknown | None = None

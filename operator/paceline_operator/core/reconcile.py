@@ -170,7 +170,9 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
         return _end(job, seen, judged.end, now_s)
     over = ""
     if judged.resume and seen.coordinator is not None and seen.coordinator.outcome is not None:
-        over, seen, clocks = judged.resume, replace(seen, coordinator=None), plan.clocks
+        # What the lost ranks had told of their end is over with them.
+        clocks = replace(plan.clocks, ending_s=None)
+        over, seen = judged.resume, replace(seen, coordinator=None, clocks=clocks)
         plan = resize.plan(job, seen, now_s)
         plan.clocks = clocks
     coordinator = coordinator_pod(job, seen, now_s, over=over)

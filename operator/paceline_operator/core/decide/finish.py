@@ -66,7 +66,9 @@ def judge(
     done = next((pod for pod in seen.own(job.uid) if _was_released(pod)), None)
     if done is not None and coordinator is None and not suspending and job.start_s is not None:
         return Judgement(End(True, Reason.JOB_FINISHED, f"{done.name} was released as finished"))
-    ruled = _by_rule(job, seen)
+    # Once the last round is made, deaths are no failures of the job (R17).
+    at_its_end = coordinator is not None and coordinator.stopping
+    ruled = None if at_its_end else _by_rule(job, seen)
     if ruled is not None:
         return Judgement(ruled)
     late = _deadline(job, now_s)

@@ -14,7 +14,7 @@ from typing import Final
 from paceline_api.names import worker_name
 
 from paceline_operator.core.changes import Delete
-from paceline_operator.core.coordinator_status import DRAINING
+from paceline_operator.core.coordinator_status import ACTIVE, DRAINING
 from paceline_operator.core.decide import backoff, evidence, stragglers
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed, Pod
@@ -56,11 +56,27 @@ def plan(job: Job, seen: Observed, now_s: float) -> Plan:
     replaced = _replace_slow(job, seen, living, made, now_s)
     replaced |= _replace_stuck(living, made, now_s)
     made.living = [pod for pod in living if pod.uid not in replaced]
-    if seen.coordinator is None or not (seen.coordinator.stopping or seen.coordinator.outcome):
+    if not _is_at_its_end(seen, made, now_s):
         _fill(job, seen, workers, made, replaced, now_s)
         _shrink(job, seen, made, now_s)
     _tidy(workers, made)
     return made
+
+
+def _is_at_its_end(seen: Observed, made: Plan, now_s: float) -> bool:
+    """Nobody takes anybody's place (R17). A coordinator that is new does not know it, until one of
+    the ranks that were released tells it, or shows by training that it was not the end."""
+    coordinator, since_s = seen.coordinator, seen.clocks.ending_s
+    if coordinator is not None and coordinator.outcome:
+        return True
+    if coordinator is not None and coordinator.stopping:
+        made.keep_running(ending_s=since_s if since_s is not None else now_s)
+        return True
+    trains = coordinator is not None and any(rank.state == ACTIVE for rank in coordinator.ranks)
+    if since_s is None or trains or not made.living:
+        return False
+    made.keep_running(ending_s=since_s)
+    return True
 
 
 def _without_doubles(living: list[Pod], made: Plan) -> list[Pod]:

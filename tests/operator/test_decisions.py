@@ -110,13 +110,14 @@ def test_a_pod_that_ended_in_order_is_replaced_only_when_the_job_goes_on() -> No
     assert decided(job, stopping, NOW + 60).workers == ()
 
 
-def at_the_end(**told: Any) -> Observed:
+def at_the_end(**status: Any) -> Observed:
     """One of three was killed when the last round was made."""
     killed = worker(2, end=End(137, "OOMKilled"), ended_seen_s=NOW)
     seen = training(2)
-    assert seen.told is not None
-    heard = replace(seen.told, **{"stopping": True, **told})
-    return replace(seen, pods=(*seen.pods, killed), told=heard, told_s=NOW + 1)
+    assert seen.coordinator is not None
+    heard = replace(seen.coordinator, **{"stopping": True, **status})
+    pods = (*seen.pods, killed)
+    return replace(seen, pods=pods, coordinator=heard, coordinator_heard_s=NOW + 1)
 
 
 def test_a_pod_that_is_killed_at_the_end_is_no_failure_of_the_job() -> None:
@@ -135,9 +136,9 @@ def test_a_coordinator_that_is_new_at_the_end_makes_nobody_start() -> None:
     before = decided(job, at_the_end(), NOW + 1)
     ranks = tuple(Rank(slot, 0, 1, "starting") for slot in range(2))
     unknowing = at_the_end(stopping=False, generation="", ranks=ranks)
-    unknowing = replace(unknowing, since=before.since)
+    unknowing = replace(unknowing, clocks=before.clocks)
     assert decided(job, unknowing, NOW + 2).workers == ()
-    on = replace(at_the_end(stopping=False), since=before.since)
+    on = replace(at_the_end(stopping=False), clocks=before.clocks)
     assert decided(job, on, NOW + 60).workers != (), "ranks train: it was not the end after all"
 
 

@@ -280,7 +280,7 @@ def test_all_bad_overrides_are_told_at_once() -> None:
 
 def test_error_in_an_overridden_value_points_at_the_override() -> None:
     (error,) = errors_of(GOOD, "spec.collective.quorum=99")
-    assert error.message.endswith("= 8 (from --set)")
+    assert error.message.endswith("= 8 (from the command line)")
 
 
 def test_file_is_read_and_named(tmp_path: Path) -> None:

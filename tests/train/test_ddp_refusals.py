@@ -24,12 +24,13 @@ def test_a_learning_rate_set_by_hand_is_refused() -> None:
     model = DistributedDataParallel(Net(), find_unused_parameters=True)
     optimizer = sgd(model)
     loader = pl.ddp(model, optimizer, script_loader(), epochs=1)
-    x, y = next(iter(loader))
-    loss_of(model, x, y).backward()
+    batches = iter(loader)
+    loss_of(model, *next(batches)).backward()
     optimizer.step()
     optimizer.param_groups[0]["lr"] = 0.01
-    with pytest.raises(ChangedLaterError, match="lr"):
+    with pytest.raises(ChangedLaterError, match="lr") as refused:
         optimizer.step()
+    assert "pl.ddp(..., scheduler=" in refused.value.hint, "by the name that the script knows"
 
 
 def test_a_scheduler_of_the_script_is_refused_before_and_after() -> None:
@@ -52,7 +53,8 @@ def test_a_grad_scaler_is_refused() -> None:
     optimizer = sgd(model)
     loader = pl.ddp(model, optimizer, script_loader(), epochs=1)
     scaler = torch.amp.GradScaler("cpu")
-    x, y = next(iter(loader))
+    batches = iter(loader)
+    x, y = next(batches)
     scaler.scale(loss_of(model, x, y)).backward()
     with pytest.raises(UnsupportedError, match="GradScaler"):
         scaler.step(optimizer)

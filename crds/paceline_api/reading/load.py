@@ -118,7 +118,7 @@ def _finder(document: Document, source: str, overrides: tuple[str, ...]) -> Wher
 
     def where(path: Path) -> str:
         if any(path[: len(given)] == given for given in overridden):
-            return "from --set"
+            return "from the command line"
         line = document.line(path)
         return f"{source}, line {line}" if line else source
 

@@ -34,7 +34,7 @@ Overrides = Annotated[
 @app.command()
 def run(
     file: JobFile,
-    replicas: Annotated[int | None, typer.Option(help="Instead of spec.replicas.")] = None,
+    replicas: Annotated[int | None, typer.Option(help="Instead of spec.replicas.", min=1)] = None,
     overrides: Overrides = None,
     inject: Annotated[
         list[str] | None,

@@ -161,6 +161,8 @@ def ddp(
 class _DdpOptimizer(DistributedOptimizer):
     """The job's optimizer; the script holds the object that it made itself, handed over to this."""
 
+    called = "pl.ddp"
+
     def __init__(
         self, optimizer: torch.optim.Optimizer, module: torch.nn.Module, **options: Any
     ) -> None:
@@ -169,7 +171,8 @@ class _DdpOptimizer(DistributedOptimizer):
 
     def start(self, plan: DataPlan, lookahead: int) -> None:
         if hasattr(self._script_holds.step, "_wrapped_by_lr_sched"):
-            raise changed_later("the optimizer of pl.ddp()", "a scheduler was made for it")
+            what = "the optimizer of pl.ddp()"
+            raise changed_later(what, "a scheduler was made for it", self.called)
         super().start(plan, lookahead)
 
     def _make_builder(self, plan: DataPlan) -> ContributionBuilder:

@@ -41,6 +41,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     gradient per sample in both cases.
     """
 
+    called = "DistributedOptimizer"
+    """By what name the script knows this; for hints."""
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -270,7 +273,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _check_unchanged(self) -> None:
         difference = changed(self._shown, self.param_groups)
         if difference:
-            raise changed_later("DistributedOptimizer", difference)
+            raise changed_later(self.called, difference, self.called)
         self._trainables.check_unchanged()
 
     def _show_groups(self) -> None:

@@ -117,11 +117,14 @@ def changed(known: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]]) -
     return ""
 
 
-def changed_later(what: str, difference: str) -> ChangedLaterError:
+def changed_later(
+    what: str, difference: str, call: str = "DistributedOptimizer"
+) -> ChangedLaterError:
+    """`call`: what the script has called, which takes the scheduler."""
     return ChangedLaterError(
         f"{what}: {difference} after training had started",
         hint="hyper-parameters follow the job's progress, not one rank's steps: hand a scheduler "
-        "over as DistributedOptimizer(..., scheduler=lambda opt: StepLR(opt, 30)) and do not "
+        f"over as {call}(..., scheduler=lambda opt: StepLR(opt, 30)) and do not "
         "call its step() in the loop",
     )
 

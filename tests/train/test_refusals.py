@@ -247,6 +247,31 @@ def test_bfloat16_autocast_needs_no_scaler() -> None:
     assert session.version == 2
 
 
+def test_an_optimizer_that_wraps_another_is_refused_by_name() -> None:
+    """accelerate's has no parameter groups of its own: it was a KeyError."""
+
+    class AcceleratedOptimizer(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.optimizer = inner
+
+        @property
+        def param_groups(self) -> list[dict[str, object]]:  # type: ignore[override]
+            return self.optimizer.param_groups
+
+    started(LoneSession())
+    model = net()
+    with pytest.raises(UnsupportedError, match="AcceleratedOptimizer wraps") as refused:
+        pl.DistributedOptimizer(AcceleratedOptimizer(sgd(model)), model)
+    assert "accelerator.prepare()" in refused.value.hint
+
+
+def test_the_closure_of_lightning_is_refused_by_name() -> None:
+    started(LoneSession())
+    with pytest.raises(UnsupportedError, match="closure") as refused:
+        wrap().step(lambda: 1.0)
+    assert "automatic_optimization" in refused.value.hint
+
+
 @pytest.mark.parametrize("by_name", [True, False])
 def test_clipping_left_in_place_is_refused(by_name: bool) -> None:
     """It clipped what one rank has, without a word."""

@@ -55,6 +55,13 @@ def check_optimizer(optimizer: object) -> torch.optim.Optimizer:
                 "here ranks come and go, each with all of it",
                 hint=hint,
             )
+    if "param_groups" not in vars(optimizer):
+        kind = type(optimizer)
+        raise UnsupportedError(
+            f"{kind.__module__.partition('.')[0]}'s {kind.__name__} wraps another optimizer",
+            hint="hand over the torch optimizer inside: leave accelerator.prepare() out for model, "
+            "optimizer and loader, and backward() to the loss",
+        )
     for kind, (why, hint) in REFUSED_OPTIMIZERS.items():
         if isinstance(optimizer, kind):
             raise UnsupportedError(f"{kind.__name__} is not supported: {why}", hint=hint)
@@ -164,7 +171,8 @@ def refuse_closure() -> UnsupportedError:
     return UnsupportedError(
         "step(closure) is not supported: a closure computes gradients inside the update, which "
         "happens on another thread, after the reduction",
-        hint="call loss.backward() before optimizer.step()",
+        hint="call loss.backward() before optimizer.step(). Lightning hands over a closure by "
+        "itself: set self.automatic_optimization = False, and call backward() and step()",
     )
 
 

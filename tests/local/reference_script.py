@@ -16,7 +16,7 @@ from local.reference_job import (
     make_optimizer,
     make_scheduler,
 )
-from paceline.transport import selected
+from paceline.transport.mpi.transport import MpiTransport
 
 CONFIG = json.loads(os.environ["CONFIG"])
 
@@ -25,7 +25,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if CONFIG["algorithm"]:
         # Else it is chosen by measuring, and the reference could not know the order of additions.
-        setattr(selected, "ALGORITHMS", (CONFIG["algorithm"],))  # noqa: B010
+        MpiTransport.algorithms = (CONFIG["algorithm"],)
     pl.init()
     model = make_model()
     optimizer = pl.DistributedOptimizer(

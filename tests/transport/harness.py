@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from paceline.transport.selected import SelectedTransport
 from paceline.transport.sim import Hub, SimTransport
 from transport.rank_body import Outcome, RankBody
 
@@ -164,13 +166,26 @@ class ProcessPool:
         self.folder.rmdir()
 
 
+class FarTransport(SimTransport):
+    """Reaches no memory but its own, as mpi reaches no GPU's."""
+
+    def moves(self, device: torch.device) -> bool:  # noqa: ARG002
+        return False
+
+
 class ThreadRank(Rank):
-    """A rank of the in-memory transport."""
+    """A rank of the in-memory transport; `staged`: of one that needs host buffers."""
 
     def __init__(self, hub: Hub, name: str) -> None:
         self.name = name
         self._hub = hub
-        self._body = RankBody(lambda _: SimTransport(hub, name))
+        self._body = RankBody(
+            lambda kind: (
+                SelectedTransport([FarTransport(hub, name)], {})
+                if kind == "staged"
+                else SimTransport(hub, name)
+            )
+        )
         self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)

@@ -95,6 +95,7 @@ class RankBody:
     def _of(self, kind: str) -> Transport:
         if kind not in self.transports:
             self.transports[kind] = self.make(kind)
+            self.transports[kind].begin([self.device])
         return self.transports[kind]
 
     def do_pid(self) -> int:

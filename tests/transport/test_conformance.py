@@ -18,8 +18,9 @@ from transport.rank_body import Outcome, Payload, digest
 
 MPI = ["mpi:ring", "mpi:recursive_doubling", "mpi:halving_doubling", "mpi-mixed:ring"]
 REAL = ["gloo", *MPI, "auto"]
+IN_MEMORY = ["sim", "staged"]
 ON_GPUS = ["nccl"]
-KINDS = ["sim", *REAL, *ON_GPUS]
+KINDS = [*IN_MEMORY, *REAL, *ON_GPUS]
 RANKS = 5
 SOON_S = 8.0
 """A call that must end because of an abort or a death has ended by then, on a busy machine too."""
@@ -35,7 +36,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def crew(kind: str, pool: ProcessPool, request: pytest.FixtureRequest) -> Iterator[Crew]:
-    if kind == "sim":
+    if kind in IN_MEMORY:
         hub = Hub()
         threads = [ThreadRank(hub, f"t{index}") for index in range(RANKS)]
         yield Crew(kind, list(threads))

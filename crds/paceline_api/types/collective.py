@@ -46,9 +46,10 @@ class Collective(Model):
     """How the ranks combine their gradients in rounds."""
 
     backend: Backend | None = behaviour(Backend.AUTO, fixed=True)
-    """What moves the gradients. auto: the faster of mpi and gloo as measured at the start, both
-    from host memory; in a cluster mpi where spec.fabric.required is RDMA, and nccl where it is
-    GPUDirect. Otherwise nccl, for models on GPUs, has to be named."""
+    """What moves the gradients. auto: nccl where each rank has a GPU of its own that holds all of
+    its parameters; else the faster of mpi and gloo as measured at the start; in a cluster mpi where
+    spec.fabric.required is RDMA, and nccl where it is GPUDirect. mpi and gloo move GPU memory by
+    way of host memory, which is slow."""
 
     mode: Mode | None = behaviour(Mode.QUORUM)
     """When a round starts. Full: all active ranks have arrived (plain synchronous training).

@@ -17,13 +17,15 @@ from __future__ import annotations
 import ctypes
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import torch
 
 from paceline.core.collectives.select import CLASS_NAMES, NATIVE, Method
+
+HOST: Final = torch.device("cpu")
 
 
 class TransportError(Exception):
@@ -105,7 +107,7 @@ class Group:
 class Transport(ABC):
     """A data channel between ranks.
 
-    Life: `address` -> (`open` -> `allreduce`* -> `close`)* -> `shutdown`.
+    Life: `begin` -> `address` -> (`open` -> `allreduce`* -> `close`)* -> `shutdown`.
     """
 
     name: ClassVar[str]
@@ -115,7 +117,21 @@ class Transport(ABC):
     @property
     @abstractmethod
     def address(self) -> str:
-        """Where peers reach this process; published once, at registration."""
+        """Where peers reach this process; final once training has begun."""
+
+    def begin(self, devices: Collection[torch.device]) -> None:  # noqa: B027 (most need nothing)
+        """The parameters, and so most buffers, lie on `devices`. Main thread, before any `open`.
+
+        Raises TransportError if this can be no data channel for them."""
+
+    def moves(self, device: torch.device) -> bool:
+        """Whether it reaches this memory itself. What it does not can go through host memory."""
+        return device.type == HOST.type
+
+    def unfit(self, addresses: Sequence[str]) -> str:  # noqa: ARG002
+        """Why the processes at these addresses cannot be a group; empty if they can. The same on
+        all ranks, which know the same addresses."""
+        return ""
 
     @abstractmethod
     def open(self, group: Group, abort: Abort, timeout_s: float) -> None:

@@ -29,10 +29,10 @@ def make_transport(backend: str, *, local: bool) -> Transport:
 
 
 def _auto(host: str) -> Transport:
-    """Everything for host memory that works here; why another one does not is in `describe`."""
+    """Everything that works here; why another one does not is in `describe`."""
     transports: list[Transport] = []
     left_out: dict[str, str] = {}
-    for name in ("mpi", "gloo"):
+    for name in ("mpi", "gloo", "nccl"):
         try:
             transports.append(_make(name, host))
         except TransportError as error:

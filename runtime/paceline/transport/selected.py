@@ -4,11 +4,15 @@ At open the ranks first agree on the table of measured times: its sums are reduc
 so that a joiner, who contributes nothing, has the same table as all others and chooses alike.
 A group whose class of size (2, 3-4, 5-8 ... ranks) nobody has measured yet measures every candidate
 for a few milliseconds. Transports that win nothing are not wired again.
+
+Who reaches the memory of the gradients goes before who does not. If nobody does, it goes through
+host memory, so that no choice is a dead end: a job on GPUs trains over mpi and gloo, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import ClassVar, Final
@@ -24,7 +28,10 @@ from paceline.core.collectives.select import (
     choose_all,
     size_class,
 )
-from paceline.transport.base import Abort, Group, Peer, Transport, TransportError
+from paceline.transport.base import HOST, Abort, Group, Peer, Transport, TransportError
+from paceline.transport.staging import Staging
+
+log = logging.getLogger("paceline.rank")
 
 CALLS_MEASURED: Final = 5
 """The median of so many calls after one to warm up: a few milliseconds per size class."""
@@ -43,6 +50,12 @@ class SelectedTransport(Transport):
         self._left_out = dict(left_out)
         methods = [Method(t.name, algorithm) for t in transports for algorithm in t.algorithms]
         self._candidates = {method.candidate: method for method in methods}
+        self._devices: Collection[torch.device] = (HOST,)
+        self._unfit: dict[str, str] = {}
+        """By transport: why it is of no use to the present group."""
+        self._staging = Staging()
+        self._staged = ""
+        """Which memory goes through the host's; empty if none has."""
         self._measured: dict[int, Row] = {}
         """By class of group size: what this rank knows of the group's table."""
         self._own: dict[int, Row] = {}
@@ -55,19 +68,25 @@ class SelectedTransport(Transport):
     def address(self) -> str:
         return ";".join(f"{name}={t.address}" for name, t in sorted(self._transports.items()))
 
+    def begin(self, devices: Collection[torch.device]) -> None:
+        for name, transport in list(self._transports.items()):
+            try:
+                transport.begin(devices)
+            except TransportError as error:
+                if len(self._transports) == 1:
+                    raise
+                self._left_out[name] = str(error)
+                self._transports.pop(name).shutdown()
+        self._devices = devices
+
+    def moves(self, device: torch.device) -> bool:
+        return any(t.moves(device) or t.moves(HOST) for t in self._transports.values())
+
     def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
         self.close()
         end_ns = now_ns() + int(timeout_s * NS_PER_S)
         addresses = [_split(peer.address) for peer in group.peers]
-        usable = sorted(
-            (name for name in self._transports if all(name in known for known in addresses)),
-            key=list(self._transports).index,
-        )
-        if not usable:
-            raise TransportError(
-                "the ranks of this job have no data channel in common: "
-                + "; ".join(f"rank {r} has {', '.join(k)}" for r, k in enumerate(addresses))
-            )
+        usable = self._usable(addresses)
 
         def wire(name: str) -> None:
             peers = tuple(
@@ -84,6 +103,22 @@ class SelectedTransport(Transport):
         except BaseException:
             self.close()
             raise
+
+    def _usable(self, addresses: Sequence[Mapping[str, str]]) -> list[str]:
+        """What this group can use, alike on all ranks: a transport that reaches only the memory of
+        some device is in the address of a rank only if all its parameters are there."""
+        common = [name for name in self._transports if all(name in known for known in addresses)]
+        reasons = {n: self._transports[n].unfit([known[n] for known in addresses]) for n in common}
+        self._unfit = {name: why for name, why in reasons.items() if why}
+        usable = [name for name in common if not reasons[name]]
+        if not usable:
+            told = [f"rank {r} has {', '.join(known)}" for r, known in enumerate(addresses)]
+            told += self._unfit.values()
+            raise TransportError(
+                f"the ranks of this job have no data channel in common: {'; '.join(told)}"
+            )
+        reach = [n for n in usable if all(self._transports[n].moves(d) for d in self._devices)]
+        return reach or usable
 
     def _agree(
         self, group: Group, usable: list[str], wire: Callable[[str], None], abort: Abort
@@ -147,7 +182,24 @@ class SelectedTransport(Transport):
 
     def _reduce(self, candidate: str, buffers: Sequence[torch.Tensor], abort: Abort) -> None:
         method = self._candidates[candidate]
-        self._transports[method.transport].allreduce(buffers, abort, method.algorithm)
+        transport = self._transports[method.transport]
+
+        def by(reached: Sequence[torch.Tensor]) -> None:
+            transport.allreduce(reached, abort, method.algorithm)
+
+        foreign = {str(b.device) for b in buffers if not transport.moves(b.device)}
+        if not foreign:
+            by(buffers)
+            return
+        if not self._staged:
+            self._staged = ", ".join(sorted(foreign))
+            log.warning(
+                "%s does not reach the memory of %s: gradients go through host memory, which is "
+                "slow; nccl needs a GPU for each rank, with all of its parameters on it",
+                transport.name,
+                self._staged,
+            )
+        self._staging.reduce(by, buffers)
 
     def close(self) -> None:
         self._group = None
@@ -170,7 +222,9 @@ class SelectedTransport(Transport):
         )
 
     def describe(self) -> dict[str, str]:
-        facts = {f"left out.{name}": why for name, why in self._left_out.items()}
+        facts = {f"left out.{name}": why for name, why in (self._left_out | self._unfit).items()}
+        if self._staged:
+            facts["through host memory"] = self._staged
         regrets_s = self.regrets_s()
         for label, choice, regret_s in zip(CLASS_NAMES, self._choices, regrets_s, strict=False):
             facts[f"choice.{label}"] = choice.why

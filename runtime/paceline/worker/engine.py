@@ -93,6 +93,11 @@ def _open_record(settings: RankSettings | None) -> RankRecord:
         ) from error
 
 
+def _told(error: TransportError) -> PacelineError:
+    message, _, hint = str(error).partition("; hint: ")
+    return PacelineError(message, hint=hint)
+
+
 class Engine:
     """Implements `Session`."""
 
@@ -117,7 +122,7 @@ class Engine:
         self._record = record
         self._metrics, self._loop = RoundMetrics(record, member), LoopMetrics(record)
         peers = self._make_peer_sockets(settings, member)
-        transport = self._make_transport(settings)
+        self._transport = transport = self._make_transport(settings)
         endpoints = Endpoints(peers.address, transport.address)
         host = settings.host if settings else "localhost"
         saves = self._spec.checkpoint if self._spec else None
@@ -165,8 +170,7 @@ class Engine:
         try:
             return make_transport(self._spec.backend, local=settings.local)
         except TransportError as error:
-            message, _, hint = str(error).partition("; hint: ")
-            raise PacelineError(message, hint=hint) from error
+            raise _told(error) from error
 
     # ---- Session --------------------------------------------------------------------------
 
@@ -177,13 +181,26 @@ class Engine:
         pacing = Pacing.ROUND if linear else Pacing.SAMPLES
         log.info("optimizer: %s; pacing, where the job leaves it open: %s", why, pacing)
         log.info("%s", committed.memory_report())
+        try:
+            # Of a rank that is not ready yet the communication thread opens no channel.
+            self._transport.begin(gradients.devices)
+        except TransportError as error:
+            raise _told(error) from error
         self._gradients, self._committed = gradients, committed
         checkpoints = self._checkpoints(gradients, committed, plan)
         self._comm.tensors = Tensors(gradients, committed, checkpoints)
         if checkpoints is not None:
             self._comm.post(checkpoints.look())
-        seed = None if plan.samples else torch.initial_seed()
-        self._call(ev.Begin(gradients.fingerprint(), plan, lookahead, pacing, seed))
+        self._call(
+            ev.Begin(
+                gradients.fingerprint(),
+                plan,
+                lookahead,
+                pacing,
+                data=self._transport.address,
+                seed=None if plan.samples else torch.initial_seed(),
+            )
+        )
         self._loop.began(now_ns())
 
     def _checkpoints(

@@ -45,6 +45,8 @@ class Begin(Struct, frozen=True):
     plan: DataPlan
     lookahead: int
     pacing: Pacing = Pacing.ROUND
+    data: str = ""
+    """Where peers reach the data channel, which may depend on the model's devices."""
     seed: int | None = None
     """Of torch's random numbers, where the script feeds itself; None: it does not matter."""
 

@@ -7,6 +7,8 @@ permanently slow rank slows nobody (A1, I9).
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.progress import progress_of
 from paceline.core.protocol.records import Drop, DropReason
@@ -31,6 +33,7 @@ def on_script(rank: RankState, event: ScriptEvent) -> None:
     match event:
         case Begin():
             rank.begun = event
+            rank.endpoints = replace(rank.endpoints, data=event.data)
             rank.main, rank.waits_for = Main.PARKED, NOTHING
             rank.tell(rank.registration())
         case Step():

@@ -5,6 +5,9 @@ after its event has completed. Everything here runs on an own stream of high pri
 does not queue behind the user's kernels; completion is an event on that stream, looked at with a
 pause, since neither NCCL nor CUDA can wake a Python thread. What reads the result on another stream
 sees it complete, because `allreduce` returns only then.
+
+The device is known when training begins, from the parameters: a script may choose it after
+`pl.init()`. NCCL needs one for each rank, so its identity is part of the address.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
@@ -26,6 +30,8 @@ from paceline.transport.torch.process_groups import TorchDistTransport
 
 PAUSE_S: Final = 0.00005
 HIGH_PRIORITY: Final = -1
+DEVICE: Final = "/"
+"""In an address, before the identity of the rank's GPU."""
 
 
 class NcclTransport(TorchDistTransport):
@@ -45,16 +51,28 @@ class NcclTransport(TorchDistTransport):
                 "spec.collective.backend: nccl needs a CUDA device and this process sees none; "
                 "hint: request nvidia.com/gpu in the pod template, or use backend: auto"
             )
-        # An error must come back to us; by default the watchdog of torch ends the process.
-        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-        os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
         super().__init__()
         self._store: Any = _serve_store(host)
         self._address = f"{host}:{self._store.port}"
-        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._device: torch.device | None = None
+        self._stream: torch.cuda.Stream | None = None
+
+    def begin(self, devices: Collection[torch.device]) -> None:
+        self._device = only_device(devices)
+        identity = torch.cuda.get_device_properties(self._device).uuid
+        self._address = f"{self._address}{DEVICE}{identity}"
         self._stream = torch.cuda.Stream(  # type: ignore[no-untyped-call]
             self._device, priority=HIGH_PRIORITY
         )
+        # An error must come back to us; by default the watchdog of torch ends the process.
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+        os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
+
+    def moves(self, device: torch.device) -> bool:
+        return device == self._device
+
+    def unfit(self, addresses: Sequence[str]) -> str:
+        return shared_device(addresses)
 
     @property
     def address(self) -> str:
@@ -62,7 +80,7 @@ class NcclTransport(TorchDistTransport):
 
     def _connect(self, group: Group, deadline: Deadline) -> Any:
         limit = timedelta(seconds=deadline.timeout_s)
-        host, _, port = group.peers[0].address.rpartition(":")
+        host, _, port = group.peers[0].address.partition(DEVICE)[0].rpartition(":")
         client = (
             self._store
             if group.rank == 0
@@ -83,7 +101,7 @@ class NcclTransport(TorchDistTransport):
         self._store = None  # its last reference: the server ends and gives back the port
 
     def _launch(self, operation: str, buffer: torch.Tensor) -> Any:
-        if buffer.device != self._device:
+        if self._stream is None or buffer.device != self._device:
             raise TransportError(
                 f"nccl moves memory of {self._device} only, this buffer is on {buffer.device}; "
                 "hint: move the model to the device before DistributedOptimizer, or use "
@@ -113,6 +131,32 @@ class NcclTransport(TorchDistTransport):
             threading.Thread(
                 target=abandoned.abort, name="paceline-nccl-abort", daemon=True
             ).start()
+
+
+def only_device(devices: Collection[torch.device]) -> torch.device:
+    """The one that a rank can use. TransportError if its parameters are not on one GPU."""
+    if len(devices) == 1 and all(device.type == "cuda" for device in devices):
+        return next(iter(devices))
+    raise TransportError(
+        "spec.collective.backend: nccl moves the memory of one GPU per rank, and the parameters "
+        f"are on {', '.join(sorted(map(str, devices)))}; hint: move the model to the rank's GPU "
+        "before DistributedOptimizer, or use backend: auto"
+    )
+
+
+def shared_device(addresses: Sequence[str]) -> str:
+    """Which ranks have the same GPU; empty if each has one of its own."""
+    rank_of: dict[str, int] = {}
+    for rank, address in enumerate(addresses):
+        device = address.partition(DEVICE)[2]
+        if device in rank_of:
+            return (
+                f"nccl needs a GPU for each rank, and ranks {rank_of[device]} and {rank} share "
+                f"{device}; hint: request as many GPUs as procsPerReplica and call "
+                "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])), or use backend: auto"
+            )
+        rank_of[device] = rank
+    return ""
 
 
 def _serve_store(host: str) -> TCPStore:

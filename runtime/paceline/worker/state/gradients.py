@@ -42,7 +42,8 @@ class Gradients:
         assert named, "gradients without a parameter"
         self.layout = FlatLayout(named)
         self.parameters = tuple(parameter for _, parameter in named)
-        self.streams = Streams(kind.device for kind in self.layout.kinds)
+        self.devices = frozenset(kind.device for kind in self.layout.kinds)
+        self.streams = Streams(self.devices)
         self.result = self.layout.zeros()
         self.unit = 0
         """GRAD holds sum(per-sample gradients) / unit; 0 = nothing finished is in GRAD. Kept by the

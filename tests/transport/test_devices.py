@@ -1,0 +1,205 @@
+"""Where the gradients lie decides what moves them; what nobody reaches goes through host memory.
+
+There is no GPU here: devices are names, and what a transport reaches is what a stand-in says.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from paceline.core.collectives.select import NATIVE
+from paceline.transport.base import Abort, Group, Peer, TransportAborted, TransportError
+from paceline.transport.factory import make_transport
+from paceline.transport.selected import SelectedTransport
+from paceline.transport.sim import Hub, SimTransport
+from paceline.transport.staging import Staging
+from paceline.transport.torch.nccl import only_device, shared_device
+from transport.harness import FarTransport
+
+CPU, GPU, OTHER = torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:1")
+ABORT = Abort()
+
+
+class HostTransport(SimTransport):
+    name = "mpi"
+
+
+class GpuTransport(SimTransport):
+    """As nccl, without a GPU: `card` is the identity of the one that this rank would use."""
+
+    name = "nccl"
+
+    def __init__(self, hub: Hub, own_name: str, card: str) -> None:
+        super().__init__(hub, own_name)
+        self._card = card
+        self.ended = False
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:1/{self._card}"
+
+    def begin(self, devices: Collection[torch.device]) -> None:
+        only_device(devices)
+
+    def moves(self, device: torch.device) -> bool:
+        return device.type == "cuda"
+
+    def unfit(self, addresses: Sequence[str]) -> str:
+        return shared_device(addresses)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self.ended = True
+
+
+class Crew:
+    """Ranks with both transports, each with its parameters on some device and with a card."""
+
+    def __init__(self, *ranks: tuple[torch.device, str]) -> None:
+        hubs = Hub(), Hub()
+        self.gpu = [GpuTransport(hubs[1], f"r{i}", card) for i, (_, card) in enumerate(ranks)]
+        self.ranks = [
+            SelectedTransport([HostTransport(hubs[0], f"r{i}"), gpu], {})
+            for i, gpu in enumerate(self.gpu)
+        ]
+        for rank, (device, _) in zip(self.ranks, ranks, strict=True):
+            rank.begin([device])
+        peers = tuple(Peer(f"r{i}", rank.address) for i, rank in enumerate(self.ranks))
+        with ThreadPoolExecutor(len(ranks)) as pool:
+            groups = [Group("g", 1, peers, i) for i in range(len(ranks))]
+            opened = [
+                pool.submit(rank.open, group, ABORT, 10.0)
+                for rank, group in zip(self.ranks, groups, strict=True)
+            ]
+            for future in opened:
+                future.result()
+
+    def chosen(self) -> set[str]:
+        return {method.transport for rank in self.ranks for method in rank.methods()}
+
+    def close(self) -> None:
+        for rank in self.ranks:
+            rank.shutdown()
+
+
+@pytest.fixture
+def crews() -> Iterator[list[Crew]]:
+    made: list[Crew] = []
+    yield made
+    for crew in made:
+        crew.close()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "want"),
+    [
+        ([(GPU, "a"), (GPU, "b")], "nccl"),
+        ([(GPU, "a"), (OTHER, "b"), (GPU, "c")], "nccl"),
+        ([(GPU, "a"), (GPU, "a")], "mpi"),
+        ([(GPU, "a"), (CPU, "b")], "mpi"),
+        ([(CPU, "a"), (CPU, "b")], "mpi"),
+    ],
+    ids=["own GPUs", "three of them", "a shared GPU", "one on the host", "all on the host"],
+)
+def test_nccl_is_taken_where_each_rank_has_a_gpu_of_its_own(
+    crews: list[Crew], ranks: list[tuple[torch.device, str]], want: str
+) -> None:
+    crew = Crew(*ranks)
+    crews.append(crew)
+    assert crew.chosen() == {want}
+
+
+def test_why_nccl_is_not_taken_is_told(crews: list[Crew]) -> None:
+    crews += [Crew((GPU, "a"), (GPU, "a")), Crew((CPU, "a"), (GPU, "b"))]
+    shared, mixed = crews
+    assert "ranks 0 and 1 share a; hint:" in shared.ranks[1].describe()["left out.nccl"]
+    assert "the parameters are on cpu; hint:" in mixed.ranks[0].describe()["left out.nccl"]
+    assert mixed.gpu[0].ended, "its port is given back"
+
+
+def test_a_backend_that_was_asked_for_is_refused_when_training_begins() -> None:
+    transport = SelectedTransport([GpuTransport(Hub(), "r0", "a")], {})
+    with pytest.raises(TransportError, match=r"one GPU per rank.*are on cpu; hint: move the model"):
+        transport.begin([CPU])
+    with pytest.raises(TransportError, match=r"are on cuda:0, cuda:1"):
+        transport.begin([OTHER, GPU])
+
+
+def test_ranks_that_share_a_gpu_cannot_use_nccl_alone() -> None:
+    rank = SelectedTransport([GpuTransport(Hub(), "r0", "a")], {})
+    rank.begin([GPU])
+    peers = (Peer("r0", rank.address), Peer("r1", rank.address))
+    with pytest.raises(TransportError, match=r"no data channel in common: .*share a; hint"):
+        rank.open(Group("g", 1, peers, 0), ABORT, 1.0)
+
+
+def test_auto_goes_on_without_nccl_where_there_is_no_gpu() -> None:
+    transport = make_transport("auto", local=True)
+    transport.begin([GPU])  # and gloo moves it through host memory
+    assert "nccl=" not in transport.address
+    assert "left out.nccl" in transport.describe()
+    assert transport.moves(GPU)
+    transport.shutdown()
+
+
+def test_what_is_not_reached_goes_through_host_memory_and_that_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rank = SelectedTransport([FarTransport(Hub(), "r0")], {})
+    rank.open(Group("g", 1, (Peer("r0", rank.address),), 0), ABORT, 1.0)
+    with caplog.at_level(logging.WARNING, "paceline.rank"):
+        for _ in range(3):
+            rank.allreduce([torch.ones(3)], ABORT, NATIVE)
+    (said,) = caplog.messages
+    assert "sim does not reach the memory of cpu: gradients go through host memory" in said
+    assert rank.describe()["through host memory"] == "cpu"
+    rank.shutdown()
+
+
+def test_host_buffers_are_kept_between_calls_and_given_up_with_a_call() -> None:
+    """Promise 3: what an abandoned reduction may still write to is nobody's any more."""
+    staging, seen = Staging(), []
+
+    def double(buffers: Sequence[torch.Tensor]) -> None:
+        seen.append([buffer.data_ptr() for buffer in buffers])
+        for buffer in buffers:
+            buffer.mul_(2)
+
+    left: list[torch.Tensor] = []
+
+    def give_up(buffers: Sequence[torch.Tensor]) -> None:
+        left.extend(buffers)
+        raise TransportAborted("abandoned")
+
+    far = [torch.ones(5), torch.arange(3), torch.zeros(0)]
+    staging.reduce(double, far)
+    staging.reduce(double, far)
+    assert [buffer.tolist() for buffer in far] == [[4.0] * 5, [0, 4, 8], []]
+    assert seen[0][:2] == seen[1][:2]
+    assert not {buffer.data_ptr() for buffer in far[:2]} & set(seen[0])
+
+    with pytest.raises(TransportAborted):
+        staging.reduce(give_up, far)
+    staging.reduce(double, far)
+    for buffer in left:
+        buffer.fill_(99)  # a late write
+    staging.reduce(double, far)
+    assert far[0].tolist() == [16.0] * 5
+    assert not {buffer.data_ptr() for buffer in left[:2]} & set(seen[-1])
+
+
+def test_host_buffers_follow_what_is_reduced() -> None:
+    staging = Staging()
+
+    def fill(buffers: Sequence[torch.Tensor]) -> None:
+        for buffer in buffers:
+            buffer.fill_(7)
+
+    for shapes in [((4,), torch.float32)], [((4,), torch.int64)], [((9,), torch.int64)] * 2:
+        far = [torch.zeros(shape, dtype=dtype) for shape, dtype in shapes]
+        staging.reduce(fill, far)
+        assert all(buffer.tolist() == [7] * buffer.numel() for buffer in far)

@@ -151,8 +151,8 @@ GEN_BYTES_BEFORE_SETTINGS = (
     "8aa474797065a367656ea269649301a16302a76d656d6265727392930000cd03e8930100cd07d0aa77697468"
     "5f737461746591930000cd03e8a661637469766592930000cd03e8930100cd07d0a776657273696f6e00a86c"
     "6566745f6f75749182a66d656d62657293020000a3776879a464656164a96c6f6f6b61686561649192930000"
-    "cd03e802a4706c616e86a773616d706c657340a5626174636804aa616363756d756c61746501a665706f6368"
-    "7302a47365656407a964726f705f6c617374c2a873657474696e6773"
+    "cd03e802a4706c616e87a773616d706c657340a5626174636804aa616363756d756c61746501a665706f6368"
+    "7302a47365656407a964726f705f6c617374c2a5737465707300a873657474696e6773"
 )
 
 
@@ -175,7 +175,7 @@ def test_the_bytes_of_a_record_are_these() -> None:
     go = Go(gen.id, 0, Trigger.QUORUM, (share,), request=Request(1, SETTINGS), wait_us=3)
     assert pack_record(gen).hex() == GEN_BYTES_BEFORE_SETTINGS + SETTINGS_BYTES
     assert SETTINGS_BYTES in pack_record(go).hex()
-    assert chain(chain("", gen), go) == "260dc6720f22fe1e16101d39"
+    assert chain(chain("", gen), go) == "04cfb482dd880b6052a7d085"
     assert wire.to_json(SETTINGS) == (
         '{"mode":"Quorum","quorum":2,"quorum_percent":0,"random_initiator":false,"deadline_ns":5,'
         '"deadline_factor":3.0,"grace_ns":7,"grace_share":0.05,"warmup_rounds":0,"full_every":0,'

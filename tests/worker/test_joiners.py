@@ -9,8 +9,7 @@ import torch
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.rank import events as ev
 from paceline.transport.solo import NoTransport
-from paceline.worker.comm_thread import CommThread, Tensors
-from paceline.worker.coordinator_client import Interrupts
+from paceline.worker.comm_thread import CommThread, Interrupts, Tensors
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
 from torch import nn

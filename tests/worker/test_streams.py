@@ -17,12 +17,12 @@ import pytest
 import torch
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.pending import BufferName, Scale, Zero
+from paceline.core.protocol.progress import Progress
 from paceline.core.protocol.records import DataPlan
 from paceline.core.rank import events as ev
 from paceline.transport.solo import NoTransport
 from paceline.worker import comm_thread, engine
-from paceline.worker.comm_thread import CommThread, Tensors
-from paceline.worker.coordinator_client import Interrupts
+from paceline.worker.comm_thread import CommThread, Interrupts, Tensors
 from paceline.worker.state import committed
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
@@ -195,7 +195,7 @@ WRITING = {
     "keep": ev.Queue(GO),
     "scale": ev.ChangeBuffers(Scale(BufferName.LATE, 0.5)),
     "zero": ev.ChangeBuffers(Zero(BufferName.GRAD)),
-    "let go on": ev.Resume(1, True, False),
+    "let go on": ev.Resume(1, True, False, Progress()),
 }
 
 
@@ -251,7 +251,7 @@ def test_a_transport_gets_memory_in_which_all_is_done(record: Record) -> None:
 def test_the_main_thread_goes_on_after_everything_was_marked(record: Record) -> None:
     rank = Rank(record)
     record.entries.clear()
-    rank.do(ev.Resume(1, True, False))
+    rank.do(ev.Resume(1, True, False, Progress()))
     assert record.before("go on") == "mark"
     rank.gradients.streams.adopt_commit()
     assert record.entries[-1][1:] == (f"wait for {OWN}", MAIN)
@@ -272,7 +272,7 @@ def test_a_main_thread_parks_when_its_kernels_have_run_and_adopts_what_it_gets(
         with Watch(record):
             take(driver, event)
 
-    monkeypatch.setattr(comm_thread.Driver, "_take", watched)
+    monkeypatch.setattr(comm_thread.CommThread, "_take", watched)
     session = engine.Engine(None)
     try:
         call = session._call

@@ -243,7 +243,7 @@ def test_documents_name_what_exists() -> None:
     none_of(wrong, "Documents name what does not exist:")
 
 
-def test_design_pages_name_code_and_tests_that_exist() -> None:
+def test_pages_about_the_code_name_what_exists() -> None:
     """They name a file by the end of its path, and a test by its name."""
     names = [f"/{name_of(path)}" for path in files()]
     names += [f"/{name_of(path)}" for path in (ROOT / "runtime").rglob("*.c")]
@@ -255,7 +255,7 @@ def test_design_pages_name_code_and_tests_that_exist() -> None:
         if isinstance(node, ast.FunctionDef)
     }
     wrong = []
-    for page in sorted((ROOT / "docs/design").glob("*.md")):
+    for page in (ROOT / "docs/architecture.md", *sorted((ROOT / "docs/design").glob("*.md"))):
         text, name = page.read_text(), name_of(page)
         code = set(re.findall(r"`([\w/-]+\.(?:py|c|yaml))`", text))
         wrong += [f"{name}: {to}" for to in code if not any(n.endswith(f"/{to}") for n in names)]

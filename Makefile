@@ -3,9 +3,9 @@ SHELL := /bin/sh
 BIN := .venv/bin
 INSTALLED := .venv/.paceline
 PYTEST := $(BIN)/pytest
-# Of tests that run side by side: one is the Kubernetes's, see tests/conftest.py. Two cores are busy
-# with three.
-LANES ?= 3
+# Of tests that run side by side: one is the Kubernetes's, see tests/conftest.py. On two cores a third
+# one makes each wait for the others.
+LANES ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-cluster soak soak-cluster bench-smoke bench-operator test-fast check format generate verify clean

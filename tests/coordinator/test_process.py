@@ -128,7 +128,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     ("name", "value", "said"),
     [
         ("PACELINE_TOKEN", "", "PACELINE_TOKEN is not set"),
-        ("PACELINE_SPEC", "/nowhere.json", "PACELINE_SPEC names /nowhere.json"),
+        ("PACELINE_SPEC", "/nowhere.json", "/nowhere.json cannot be read"),
         ("PACELINE_LISTEN", "7070", 'PACELINE_LISTEN is "7070"'),
         ("PACELINE_TLS_CERT", "cert.pem", "PACELINE_TLS_KEY is not set"),
     ],

@@ -132,13 +132,13 @@ def test_a_job_goes_on_from_its_checkpoint_until_it_is_finished(tmp_path: Path) 
     seen(lambda: newest(tmp_path) >= before + 10, "checkpoints after all ranks had died")
     first.kill()
     version = newest(tmp_path)
-    tensors = tmp_path / "saved" / f"v{version}" / "__0_0.distcp"
+    tensors = tmp_path / "saved" / f"v{version}" / "model.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-10])
     (tmp_path / "brake").unlink()
     code, said = Job(tmp_path).wait()
     assert code == 1, said
     assert "CheckpointUnusable" in said
-    assert f"v{version} is damaged: __0_0.distcp has" in said
+    assert f"v{version} is damaged: model.safetensors has" in said
     assert f"hint: remove {tensors.parent} to go on from the one before it" in said
     shutil.rmtree(tensors.parent)
     code, said = Job(tmp_path, "--replicas", "3").wait()

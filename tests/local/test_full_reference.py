@@ -49,7 +49,7 @@ def weights_of(
 ) -> str:
     """The final weights, which are equal on all ranks."""
     at.mkdir()
-    nothing = {"steps": [], "inject": "", "slow_log": "", "small_disk": False}
+    nothing = {"steps": [], "at_the_end": [], "inject": "", "slow_log": "", "small_disk": False}
     order = {"job": job(backend, config, mode), **nothing}
     result = fork_server.call("local.history_run:history", order, at)
     assert result["complete"], result

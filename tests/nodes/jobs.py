@@ -65,7 +65,13 @@ class Job:
             "step_ms": LONG_MS if long else STEP_MS,
             "slow_ms": dict(slow_ms or {}),
         }
-        config |= {"dies": {}, "rounds": SAMPLES // BATCH // replicas, "writes_bytes": 0}
+        config |= {
+            "dies": {},
+            "hangs": {},
+            "linger_ms": 0,
+            "rounds": SAMPLES // BATCH // replicas,
+            "writes_bytes": 0,
+        }
         container = {
             "name": "trainer",
             "command": ["python", str(SCRIPT)],

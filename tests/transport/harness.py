@@ -249,8 +249,8 @@ class Crew:
             if only is None or rank in only:
                 rank.start("open", self.kind, key, self._number, peers, index, timeout_s)
 
-    def open(self, members: Sequence[Rank]) -> list[Outcome]:
-        self.start_open(members)
+    def open(self, members: Sequence[Rank], timeout_s: float = 10.0) -> list[Outcome]:
+        self.start_open(members, timeout_s=timeout_s)
         outcomes = [rank.result() for rank in members]
         assert [o.error for o in outcomes] == [""] * len(members), outcomes
         return outcomes

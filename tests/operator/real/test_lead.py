@@ -140,7 +140,7 @@ def test_a_leader_that_stops_in_the_middle_of_its_writes_doubles_nothing(
         pair["one"].send(signal.SIGSTOP)
         made = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods(plane, namespace)}
         assert len(made) < count, "too late to be in the middle"
-        until(lambda: len(living(plane, namespace)) == count, "all workers", 30)
+        until(lambda: len(living(plane, namespace)) == count, "all workers", 120)
         pair["one"].send(signal.SIGCONT)
         process = pair["one"].process
         assert process is not None

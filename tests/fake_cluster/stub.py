@@ -159,7 +159,7 @@ class Fleet:
                 task.cancel()
             results = await asyncio.gather(watching, *self._sends, return_exceptions=True)
             await asyncio.gather(*self._wholes)
-            await asyncio.gather(*(runner.cleanup() for runner in self._runners))
+            await asyncio.gather(*map(_serve_no_more, self._runners))
             await asyncio.sleep(0.25)  # closing TLS connections takes a moment
         for result in results:
             if isinstance(result, Exception):
@@ -342,7 +342,7 @@ class Fleet:
         coordinator = self._coordinators.pop(uid, None)
         if coordinator is not None and coordinator.runner is not None:
             self._runners.discard(coordinator.runner)
-            self._whole(coordinator.runner.cleanup())
+            self._whole(_serve_no_more(coordinator.runner))
 
     def _whole(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -391,6 +391,15 @@ class Fleet:
     def _wrong(self, coordinator: Coordinator) -> None:
         self.wrong += coordinator.ring.wrong
         coordinator.ring.wrong.clear()
+
+
+async def _serve_no_more(runner: web.AppRunner) -> None:
+    """Without waiting for what a peer says to the end of TLS: it may be stopped."""
+    open_now = [each.transport for each in runner.server.connections] if runner.server else []
+    await runner.cleanup()
+    for transport in open_now:
+        if transport is not None:
+            transport.abort()
 
 
 def _trusted(coordinator: Coordinator, request: web.Request) -> bool:

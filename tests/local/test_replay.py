@@ -121,7 +121,7 @@ def test_what_replay_notices(tmp_path: Path) -> None:
         (member, at, entry)
         for member, journal in others.items()
         for at, entry in enumerate(journal)
-        if isinstance(entry, Gave) and entry.round > 10 and entry.place and entry.factor
+        if isinstance(entry, Gave) and entry.round > 10 and entry.source and entry.factor
     )
     told = (gave.round // 10 + 1) * 10
     path = run / "record" / f"{str(member).replace('#', '-')}.journal"

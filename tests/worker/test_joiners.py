@@ -27,20 +27,20 @@ class Donor:
         gradients = Gradients(model.named_parameters())
         self.committed = Committed(model, torch.optim.Adam(model.parameters()), gradients)
         self.sent: dict[MemberId, list[Any]] = {}
-        mailbox: Any = SimpleNamespace(
+        peers: Any = SimpleNamespace(
             send_bulk=lambda to, _, payload: self.sent.update({to: list(payload)})
         )
         nobody: Any = SimpleNamespace(applied=lambda *_: None, state=None)
-        self.driver = CommThread(nobody, mailbox, NoTransport(), nobody, Interrupts(), nobody)
-        self.driver.tensors = Tensors(gradients, self.committed, None)
+        self.comm = CommThread(nobody, peers, NoTransport(), nobody, Interrupts(), nobody)
+        self.comm.tensors = Tensors(gradients, self.committed, None)
 
     def update(self) -> None:
         go: Any = None
-        self.driver._do(ev.Apply(go, WEIGHING, hash=False))
+        self.comm._do(ev.Apply(go, WEIGHING, hash=False))
 
     def serve(self, joiner: MemberId, version: int) -> None:
         state: Any = SimpleNamespace(generation=GEN, log=SimpleNamespace(version=version))
-        self.driver._do(ev.SendState(joiner, state))
+        self.comm._do(ev.SendState(joiner, state))
 
     def bytes_kept(self) -> int:
         """Of all that waits to be sent, what lies in one place counted once."""
@@ -66,9 +66,9 @@ def test_a_joiner_of_a_later_version_gets_that_one() -> None:
     donor.update()
     donor.serve(JOINERS[0], 1)
     first = [bytes(part) for part in donor.sent[JOINERS[0]]]
-    donor.driver._gradients.result[0].fill_(1.0)
+    donor.comm._gradients.result[0].fill_(1.0)
     donor.update()
-    assert donor.driver._shared is None, "kept although nobody needs it"
+    assert donor.comm._shared is None, "kept although nobody needs it"
     assert [bytes(part) for part in donor.sent[JOINERS[0]]] == first, "changed under way"
     donor.serve(JOINERS[1], 2)
     other = Donor()

@@ -125,7 +125,7 @@ class Reason(_Told):
     )
     COORDINATOR_AWAY = (
         "CoordinatorAway",
-        "The coordinator does not answer; rounds go on, membership changes wait.",
+        "The coordinator does not answer the operator; the message says why, and what to do.",
     )
     SUSPENDING = "Suspending", "The job stops at an agreed round before its pods are removed."
     PROGRESS_LOST = "ProgressLost", "The job was suspended without a checkpoint and starts anew."

@@ -28,6 +28,7 @@ from paceline_operator.cluster.coordinator import Links
 from paceline_operator.cluster.credentials import Credentials, credentials
 from paceline_operator.cluster.kube import Kube, pause
 from paceline_operator.cluster.lease import Election, Terms
+from paceline_operator.cluster.memory import Memory
 from paceline_operator.cluster.own_key import operator_key
 from paceline_operator.cluster.services import Services
 from paceline_operator.cluster.store import Key, Store
@@ -38,6 +39,7 @@ from paceline_operator.core.coordinator_status import CoordinatorStatus
 from paceline_operator.core.job import Job
 from paceline_operator.core.keys import job_keys
 from paceline_operator.core.pods import children
+from paceline_operator.core.unheard import Unheard
 from paceline_operator.handlers import make_registry, make_settings
 from paceline_operator.health import Health, serve
 from paceline_operator.listing import Listing
@@ -70,6 +72,7 @@ class Operator:
         self._links = Links(
             secrets_of=self._secrets_of,
             heard=self._heard,
+            missed=self._missed,
             arrived=self._arrived,
             clock=time.monotonic,
             leads=self._leads,
@@ -238,11 +241,18 @@ class Operator:
         keys = job_keys(self._key, uid)
         return keys.token, pinned(pair_of(keys).certificate)
 
-    def _heard(self, key: Key, status: CoordinatorStatus | None) -> None:
-        memory = self._controller.memories.get(key) if self._controller else None
-        if memory is not None:
-            memory.coordinator, memory.coordinator_heard_s = status, time.time()
+    def _heard(self, key: Key, status: CoordinatorStatus) -> None:
+        if (memory := self._memory(key)) is not None:
+            memory.hear(status, time.time())
             self._queue.add(key)
+
+    def _missed(self, key: Key, unheard: Unheard, away: bool) -> None:
+        if (memory := self._memory(key)) is not None:
+            memory.miss(unheard, away=away)
+            self._queue.add(key)
+
+    def _memory(self, key: Key) -> Memory | None:
+        return self._controller.memories.get(key) if self._controller else None
 
     def _arrived(self, key: Key, inventory: Any) -> None:
         assert self._controller is not None

@@ -12,6 +12,7 @@ import logging
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -25,6 +26,7 @@ from paceline_operator.core.coordinator_status import CoordinatorStatus, read_co
 from paceline_operator.core.decide.evidence import POLL_S, REPLY_S
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Inventory
+from paceline_operator.core.unheard import TOLD_S, Cause, Unheard
 
 log = logging.getLogger("paceline.operator")
 
@@ -50,6 +52,10 @@ class Link:
     seq: int | None = None
     answered_s: float = 0.0
     away: bool = True
+    unheard: Unheard | None = None
+    """Why the last question was not answered."""
+    warned: Cause | None = None
+    """Of the last line in the log about it."""
     inventory: Inventory | None = None
     """To be sent; only the newest counts."""
     targets: dict[str, Any] = field(default_factory=dict)
@@ -58,18 +64,21 @@ class Link:
 
 
 class Links:
-    """`heard` gets each status, or None when a coordinator has been silent for long."""
+    """`heard` gets each status; `missed`, when it changes, why a question was not answered, and
+    whether the coordinator is away: silent for long."""
 
     def __init__(
         self,
         *,
         secrets_of: Callable[[str], tuple[str, ssl.SSLContext]],
-        heard: Callable[[Key, CoordinatorStatus | None], None],
+        heard: Callable[[Key, CoordinatorStatus], None],
+        missed: Callable[[Key, Unheard, bool], None],
         arrived: Callable[[Key, Inventory], None],
         clock: Callable[[], float],
         leads: Callable[[], bool],
     ) -> None:
-        self._secrets_of, self._heard, self._arrived = secrets_of, heard, arrived
+        self._secrets_of, self._arrived = secrets_of, arrived
+        self._heard, self._missed = heard, missed
         self._clock, self._leads = clock, leads
         self._links: dict[Key, Link] = {}
         self._session: aiohttp.ClientSession | None = None
@@ -147,6 +156,7 @@ class Links:
             if link.away:
                 log.info("connected to the coordinator at %s", link.url, extra=_of(link))
             link.away, link.answered_s, link.seq = False, self._clock(), status.seq
+            link.unheard = link.warned = None
             self._heard(link.key, status)
             await self._rest(link)
 
@@ -194,10 +204,19 @@ class Links:
                 delay_s = min(2 * delay_s, RETRY_MAX_S)
 
     def _unanswered(self, link: Link, error: Exception) -> None:
-        if not link.away and self._clock() - link.answered_s >= AWAY_S:
-            link.away = True
-            log.warning("the coordinator does not answer: %s", _why(error), extra=_of(link))
-            self._heard(link.key, None)
+        unheard = Unheard(_cause(error), link.url.partition("://")[2], _why(error))
+        silent_s = self._clock() - link.answered_s
+        lost = not link.away and silent_s >= AWAY_S
+        link.away = link.away or lost
+        changed = link.unheard is None or link.unheard.cause is not unheard.cause
+        link.unheard = unheard
+        # The image of one that has never answered may still be on the way.
+        patience_s = TOLD_S if link.seq is None else AWAY_S
+        if silent_s >= patience_s and link.warned is not unheard.cause:
+            link.warned = unheard.cause
+            log.warning("the coordinator does not answer: %s", unheard.why, extra=_of(link))
+        if lost or changed:
+            self._missed(link.key, unheard, link.away)
 
     async def _call(
         self,
@@ -231,6 +250,17 @@ class Links:
 
 def _of(link: Link) -> dict[str, str]:
     return {"job": "/".join(link.key)}
+
+
+def _cause(error: Exception) -> Cause:
+    if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError):
+        return Cause.TLS
+    if isinstance(error, TimeoutError):
+        return Cause.TIMEOUT
+    if isinstance(error, aiohttp.ClientResponseError) and error.status == HTTPStatus.UNAUTHORIZED:
+        return Cause.TOKEN
+    below = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    return Cause.REFUSED if isinstance(below, ConnectionRefusedError) else Cause.OTHER
 
 
 def _why(error: Exception) -> str:

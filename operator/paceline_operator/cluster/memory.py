@@ -16,6 +16,7 @@ from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.coordinator_status import CoordinatorStatus
 from paceline_operator.core.observed import Observed, Pod, Sent
 from paceline_operator.core.refusals import Refusal
+from paceline_operator.core.unheard import Unheard
 
 
 @dataclass(slots=True)
@@ -24,6 +25,7 @@ class Memory:
     """Of the job; another one under the same name starts afresh."""
     coordinator: CoordinatorStatus | None = None
     coordinator_heard_s: float = 0.0
+    unheard: Unheard | None = None
     refusal: Refusal | None = None
     budget_refusal: Refusal | None = None
     sent: Sent = field(default_factory=Sent)
@@ -46,6 +48,7 @@ class Memory:
             pods=pods,
             coordinator=self.coordinator,
             coordinator_heard_s=self.coordinator_heard_s,
+            unheard=self.unheard,
             nodes=nodes,
             fabrics=fabrics,
             nodes_fresh=nodes_fresh,
@@ -57,6 +60,15 @@ class Memory:
             replaced=self.replaced,
             epoch=epoch,
         )
+
+    def hear(self, status: CoordinatorStatus, now_s: float) -> None:
+        self.coordinator, self.coordinator_heard_s, self.unheard = status, now_s, None
+
+    def miss(self, unheard: Unheard, *, away: bool) -> None:
+        """`away`: for so long that what it has said last is no longer how things are."""
+        self.unheard = unheard
+        if away:
+            self.coordinator = None
 
     def note(self, **fields: Any) -> None:
         self.sent = replace(self.sent, **fields)

@@ -23,7 +23,7 @@ class Clocks:
     nobody_s: float | None = None
     """No pod of the job may have a process any more."""
     coordinator_away_s: float | None = None
-    """The present coordinator has not spoken."""
+    """The present coordinator has not spoken; before a start, although its pod runs."""
     surplus_s: float | None = None
     """There are more workers than are wanted."""
     ending_s: float | None = None

@@ -67,6 +67,11 @@ class Job:
         ring = self.condition(ConditionType.RING_READY)
         return ring is not None and ring.get("reason") == Reason.SUSPENDED_BY_SPEC
 
+    @property
+    def has_started(self) -> bool:
+        """A membership of the present pods has been seen."""
+        return self.start_s is not None and not self.set_aside
+
     def holds(self, kind: str) -> bool:
         condition = self.condition(kind)
         return condition is not None and condition.get("status") == "True"

@@ -16,6 +16,7 @@ from paceline_api.types.fabric import PLAIN, PLAIN_SPEC, FabricSpec
 from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.coordinator_status import CoordinatorStatus
 from paceline_operator.core.refusals import OF_GANG, Refusal
+from paceline_operator.core.unheard import Unheard
 
 NO_SLOT = -1
 """Of a coordinator's pod."""
@@ -35,6 +36,8 @@ class End:
         return self.exit_code == 0
 
 
+FINISHED_WORD = "finished"
+"""First word of the termination message of a pod whose ranks were released (R17)."""
 NOT_STARTED = -1
 """Exit code of a pod that failed before its container ran: refused by the kubelet, evicted."""
 
@@ -76,6 +79,12 @@ class Pod:
     @property
     def active(self) -> bool:
         return not self.deleting and self.end is None
+
+    @property
+    def released(self) -> bool:
+        """By its own word: the job is complete, whoever else knows of it (R17)."""
+        end = self.end
+        return end is not None and end.in_order and end.message.startswith(FINISHED_WORD)
 
     @property
     def is_worker(self) -> bool:
@@ -136,6 +145,8 @@ class Observed:
     """The coordinator's last status; None while nothing was heard of the present one."""
     coordinator_heard_s: float = 0.0
     """When it was received."""
+    unheard: Unheard | None = None
+    """Why nothing is heard of it; None: it answers, or was not asked yet."""
     nodes: Mapping[str, Node] = field(default_factory=dict)
     fabrics: Mapping[str, FabricSpec] = field(default_factory=lambda: {PLAIN: PLAIN_SPEC})
     """Profiles by name: the built-in ones, and those of the cluster in their place."""

@@ -38,6 +38,7 @@ from paceline_operator.core.providers.choice import provider_of
 from paceline_operator.core.report import conditions, status
 from paceline_operator.core.report.conditions import Wanted
 from paceline_operator.core.report.events import events_of, suspended_event
+from paceline_operator.core.unheard import TOLD_S
 
 HEAR_S: Final = 2.0
 """A new operator waits so long to hear the coordinator before a job grows: one that has been told a
@@ -180,7 +181,7 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
         node_missing_s={**plan.clocks.node_missing_s, **coordinator.node_missing_s},
         carrier_unknown=transport.carrier_unknown(job, seen, now_s),
     )
-    if seen.coordinator is None:
+    if seen.coordinator is None and (job.has_started or coordinator.runs):
         away_s = before.coordinator_away_s if before.coordinator_away_s is not None else now_s
         plan.keep_running(coordinator_away_s=away_s)
         _unheard(job, plan, away_s, now_s, has_pod=coordinator.present is not None)
@@ -255,8 +256,8 @@ def _may_not(
 
 def _unheard(job: Job, plan: Plan, since_s: float, now_s: float, *, has_pod: bool) -> None:
     """The coordinator has not spoken since then. `has_pod`: its pod is there."""
-    if now_s - since_s < conditions.COORDINATOR_AWAY_S:
-        plan.look(since_s + conditions.COORDINATOR_AWAY_S)
+    if now_s - since_s < TOLD_S:
+        plan.look(since_s + TOLD_S)
     if plan.living and has_pod and job.holds(ConditionType.RING_READY) and now_s - since_s < HEAR_S:
         plan.drop_growth()
         plan.look(since_s + HEAR_S)

@@ -32,6 +32,10 @@ class CoordinatorPod:
     """For the clock of that name."""
     look_again_s: float | None = None
 
+    @property
+    def runs(self) -> bool:
+        return self.present is not None and self.present.phase == "Running"
+
 
 def coordinator_pod(job: Job, seen: Observed, now_s: float, *, over: str = "") -> CoordinatorPod:
     """`over`: why the present coordinator cannot serve any longer."""

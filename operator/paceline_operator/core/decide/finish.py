@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from paceline_api.reasons import Reason
+from paceline_api.reasons import ConditionType, Reason
 from paceline_api.types.enums import CleanPodPolicy, FailureAction
 
 from paceline_operator.core.changes import Changes, Delete
@@ -18,8 +18,6 @@ from paceline_operator.core.decide import backoff, transport
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed, Pod
 
-FINISHED_WORD: Final = "finished"
-"""First word of the termination message of a pod whose ranks were released (R17)."""
 RESUMABLE: Final = ("StateLost", "Interrupted")
 NOBODY_S: Final = 10.0
 """So long after the last pod has ended a coordinator may still come back with the outcome."""
@@ -63,8 +61,9 @@ def judge(
         if outcome.reason in RESUMABLE and job.settings.checkpoint is not None:
             return Judgement(resume=message)
         return Judgement(End(False, _one_word(outcome.reason), message))
-    done = next((pod for pod in seen.own(job.uid) if _was_released(pod)), None)
-    if done is not None and coordinator is None and not suspending and job.start_s is not None:
+    done = next((pod for pod in seen.own(job.uid) if pod.released and not pod.deleting), None)
+    # Who speaks with ranks that live hears from them how it ended; nobody else knows any better.
+    if done is not None and not suspending and (coordinator is None or not anybody):
         return Judgement(End(True, Reason.JOB_FINISHED, f"{done.name} was released as finished"))
     # Once the last round is made, deaths are no failures of the job (R17).
     at_its_end = coordinator is not None and coordinator.stopping
@@ -172,12 +171,6 @@ def _state(
     return Judgement()
 
 
-def _was_released(pod: Pod) -> bool:
-    end = pod.end
-    released = end is not None and end.in_order and end.message.startswith(FINISHED_WORD)
-    return released and not pod.deleting
-
-
 def _last_words(pod: Pod) -> str:
     text = pod.end.message.strip() if pod.end else ""
     return f"{backoff.why_ended(pod)}" + (f": {text[-1000:]}" if text else "")
@@ -194,9 +187,10 @@ def after_the_end(job: Job, seen: Observed, now_s: float) -> Changes:
     spec, settings = job.spec, job.settings
     policy = spec.clean_pod_policy if spec and spec.clean_pod_policy else CleanPodPolicy.RUNNING
     grace_s = (settings.elasticity.drain_grace_ns / 1e9 if settings else 60.0) + END_MARGIN_S
-    outcome_known = seen.coordinator is not None and seen.coordinator.outcome is not None
-    # Workers that were released end by themselves, with their logs; others do not know of the end.
-    due_s = ended_s + grace_s if outcome_known else ended_s
+    # Workers that were released, or told of the end, end by themselves, with their logs. Nobody has
+    # told the others.
+    told = seen.coordinator is not None and seen.coordinator.outcome is not None
+    due_s = ended_s + grace_s if told or job.holds(ConditionType.COMPLETE) else ended_s
     pods = [pod for pod in seen.own(job.uid) if not pod.deleting]
     delete: list[Delete] = []
     looks: list[float] = []

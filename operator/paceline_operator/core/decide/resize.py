@@ -56,18 +56,20 @@ def plan(job: Job, seen: Observed, now_s: float) -> Plan:
     replaced = _replace_slow(job, seen, living, made, now_s)
     replaced |= _replace_stuck(living, made, now_s)
     made.living = [pod for pod in living if pod.uid not in replaced]
-    if not _is_at_its_end(seen, made, now_s):
+    if not _is_at_its_end(seen, workers, made, now_s):
         _fill(job, seen, workers, made, replaced, now_s)
         _shrink(job, seen, made, now_s)
     _tidy(workers, made)
     return made
 
 
-def _is_at_its_end(seen: Observed, made: Plan, now_s: float) -> bool:
+def _is_at_its_end(seen: Observed, workers: list[Pod], made: Plan, now_s: float) -> bool:
     """Nobody takes anybody's place (R17). A coordinator that is new does not know it, until one of
     the ranks that were released tells it, or shows by training that it was not the end."""
     coordinator, since_s = seen.coordinator, seen.clocks.ending_s
     if coordinator is not None and coordinator.outcome:
+        return True
+    if any(pod.released and not pod.deleting for pod in workers):
         return True
     if coordinator is not None and coordinator.stopping:
         made.keep_running(ending_s=since_s if since_s is not None else now_s)

@@ -19,9 +19,9 @@ from paceline_operator.core.observed import Observed, Pod
 from paceline_operator.core.plan import Plan
 from paceline_operator.core.providers.choice import provider_of
 from paceline_operator.core.report.refused import as_condition
+from paceline_operator.core.unheard import TOLD_S
 
 MESSAGE_MAX: Final = 2000
-COORDINATOR_AWAY_S: Final = 30.0
 ALWAYS: Final = (
     *(ConditionType.SCHEDULED, ConditionType.RING_READY),
     ConditionType.TRANSPORT_VERIFIED,
@@ -130,13 +130,9 @@ def _worst(job: Job, seen: Observed, plan: Plan, now_s: float) -> tuple[str, str
     if coordinator is not None and "Degraded" in coordinator.conditions:
         reason, message = coordinator.conditions["Degraded"]
         return reason, message
-    started = job.start_s is not None and not job.set_aside
-    if started and coordinator is None and _is_away(plan, now_s):
-        return (
-            Reason.COORDINATOR_AWAY,
-            "the coordinator does not answer; rounds go on, membership changes wait",
-        )
-    if started and len(plan.living) < job.settings.min_replicas:
+    if coordinator is None and _is_away(plan, now_s):
+        return Reason.COORDINATOR_AWAY, _not_heard(job, seen)
+    if job.has_started and len(plan.living) < job.settings.min_replicas:
         message = f"fewer than minReplicas = {job.settings.min_replicas} workers are there"
         return Reason.BELOW_MIN_REPLICAS, "; ".join([message, *plan.waiting])
     if coordinator is not None and any(rank.state == BENCHED for rank in coordinator.ranks):
@@ -153,7 +149,19 @@ def _worst(job: Job, seen: Observed, plan: Plan, now_s: float) -> tuple[str, str
 
 def _is_away(plan: Plan, now_s: float) -> bool:
     since_s = plan.clocks.coordinator_away_s
-    return since_s is not None and since_s <= now_s - COORDINATOR_AWAY_S
+    return since_s is not None and since_s <= now_s - TOLD_S
+
+
+def _not_heard(job: Job, seen: Observed) -> str:
+    meanwhile = (
+        "rounds go on, membership changes wait"
+        if job.has_started
+        else "whether its ranks train is not known"
+    )
+    if seen.unheard is None:
+        return f"the coordinator does not answer; {meanwhile}"
+    text = f"the coordinator does not answer the operator at {seen.unheard.why}; {meanwhile}"
+    return f"{text}; {seen.unheard.remedy}"
 
 
 def _hopeless(pod: Pod) -> bool:

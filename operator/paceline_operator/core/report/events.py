@@ -54,6 +54,7 @@ def events_of(
     if job.start_s is not None and pod.make is not None and seen.used and not job.set_aside:
         text = f"the coordinator is made anew: {pod.why}; rounds go on meanwhile"
         events.append(Event(f"coordinator:{pod.make}", Reason.COORDINATOR_AWAY, text, warning=True))
+    events += _of_silence(job, seen, plan, status)
     if not job.holds(ConditionType.RING_READY) and _holds(status, ConditionType.RING_READY):
         text = f"{len(coordinator.living)} ranks form the first membership; training runs"
         events.append(Event(f"ring:{job.highest_attempt}", Reason.RING_FORMED, text))
@@ -66,6 +67,21 @@ def events_of(
         key = f"slow:{slow.pod.name}:{slow.rank.local}:{slow.action}"
         events.append(Event(key, Reason.RANK_SLOW, text, warning=True))
     return tuple(events)
+
+
+def _of_silence(job: Job, seen: Observed, plan: Plan, status: Mapping[str, Any]) -> list[Event]:
+    """Nothing is heard of the coordinator, or for another cause than before."""
+    now, before = _degraded(status), _degraded(job.status)
+    if now.get("reason") != Reason.COORDINATOR_AWAY or now == before:
+        return []
+    cause = seen.unheard.cause if seen.unheard else ""
+    key = f"unheard:{plan.clocks.coordinator_away_s}:{cause}"
+    return [Event(key, Reason.COORDINATOR_AWAY, now["message"], warning=True)]
+
+
+def _degraded(status: Mapping[str, Any]) -> dict[str, str]:
+    found = (c for c in status.get("conditions") or () if c.get("type") == ConditionType.DEGRADED)
+    return {name: str(c.get(name, "")) for c in found for name in ("status", "reason", "message")}
 
 
 def _of_changes(job: Job, seen: Observed, status: Mapping[str, Any]) -> list[Event]:

@@ -1,0 +1,59 @@
+"""Why the operator hears nothing of a coordinator, in words that say what a user can do about it.
+
+Ranks and coordinator may be well all the same: they speak to each other over the same port, from
+other addresses and with another proof.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+TOLD_S: Final = 30.0
+"""So long nothing is heard before the user is told."""
+
+
+class Cause(StrEnum):
+    REFUSED = "Refused"
+    TIMEOUT = "Timeout"
+    TLS = "TLS"
+    TOKEN = "Token"
+    OTHER = "Other"
+
+
+_KEY: Final = (
+    "either something answers in its place, such as a mesh, or the Secret paceline-operator-key "
+    "was made anew after the job: restore it, or make the job anew"
+)
+_WORDS: Final = {
+    Cause.REFUSED: ("the connection is refused", "look at `kubectl logs` of its pod"),
+    Cause.TIMEOUT: (
+        "no answer in time",
+        "a NetworkPolicy or a mesh may keep the operator's pods from that port",
+    ),
+    Cause.TLS: ("its certificate is not the job's", _KEY),
+    Cause.TOKEN: ("it does not accept the operator's token (401)", _KEY),
+    Cause.OTHER: ("", "look at `kubectl logs` of its pod"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Unheard:
+    """The last question to the present coordinator failed."""
+
+    cause: Cause
+    address: str
+    """Host and port that were asked."""
+    detail: str = ""
+    """As the library says it."""
+
+    @property
+    def why(self) -> str:
+        text = _WORDS[self.cause][0]
+        detail = self.detail if self.cause in (Cause.TLS, Cause.OTHER) else ""
+        return f"{self.address}: {': '.join(filter(None, [text, detail]))}"
+
+    @property
+    def remedy(self) -> str:
+        return _WORDS[self.cause][1]

@@ -1,0 +1,263 @@
+"""A job whose coordinator the operator cannot reach: it ends all the same, and the user is told."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from aiohttp import web
+from fake_cluster.beside import server_context
+from fake_cluster.observations import COORDINATOR, NOW, RUNNING, job_of, worker
+from paceline_operator.cluster import coordinator as driver
+from paceline_operator.cluster.tls import pair_of, pinned
+from paceline_operator.core.changes import Changes
+from paceline_operator.core.clocks import Clocks
+from paceline_operator.core.coordinator_status import CoordinatorStatus
+from paceline_operator.core.keys import job_keys
+from paceline_operator.core.observed import End, Observed, Sent
+from paceline_operator.core.reconcile import reconcile
+from paceline_operator.core.unheard import TOLD_S, Cause, Unheard
+
+RELEASED = End(0, "Completed", "finished: released with version 40", finished_s=NOW - 60)
+CRASHED = End(1, "Error", "failed: out of data", finished_s=NOW - 60)
+UNHEARD = Unheard(Cause.REFUSED, "10.0.0.7:7070")
+
+
+def condition(changes: Changes, kind: str) -> dict[str, Any]:
+    assert changes.status is not None
+    return next(c for c in changes.status["conditions"] if c["type"] == kind)
+
+
+# ---- the end ------------------------------------------------------------------------------------
+
+
+def unheard(*ends: End | None, **fields: Any) -> Observed:
+    """Nothing was ever heard of the coordinator; its workers ended so, or run."""
+    pods = [
+        worker(slot, end=end, ended_seen_s=NOW - 60 if end else 0.0)
+        for slot, end in enumerate(ends)
+    ]
+    return Observed(pods=(*pods, COORDINATOR), sent=Sent(secret=True), **fields)
+
+
+@pytest.mark.parametrize("last", [RELEASED, None, CRASHED], ids=["both", "first", "one"])
+def test_a_job_that_was_never_heard_of_ends_by_the_word_of_a_pod(last: End | None) -> None:
+    """R17: what one pod was released with is complete, whatever became of the others."""
+    changes = reconcile(job_of(), unheard(RELEASED, last), NOW)
+    assert condition(changes, "Complete")["reason"] == "JobFinished"
+    assert "digits-0-1" in condition(changes, "Complete")["message"]
+    assert changes.workers == ()
+
+
+def test_workers_that_are_still_at_their_end_have_their_time() -> None:
+    """One is released before another, which may be writing the final weights."""
+    seen = unheard(RELEASED, None)
+    ended = reconcile(job_of(), seen, NOW)
+    job = replace(job_of(), status=ended.status or {})
+    later = reconcile(job, seen, NOW + 1)
+    assert [deletion.name for deletion in later.delete] == []
+    assert later.look_again_s is not None
+    last = reconcile(job, seen, later.look_again_s)
+    assert [deletion.name for deletion in last.delete] == ["digits-1-1", "digits-coordinator-1"]
+
+
+def new_coordinator(seen: Observed, **fields: Any) -> Observed:
+    """Made anew when all was over: it knows nobody."""
+    status = CoordinatorStatus(pod_uid="coordinator-uid", replicas=2, **fields)
+    return replace(seen, coordinator=status, coordinator_heard_s=NOW)
+
+
+def test_a_coordinator_that_knows_nothing_does_not_take_the_word_back() -> None:
+    changes = reconcile(job_of(RUNNING), new_coordinator(unheard(RELEASED, RELEASED)), NOW)
+    assert condition(changes, "Complete")["reason"] == "JobFinished"
+
+
+def test_nobody_takes_the_place_of_one_that_was_released() -> None:
+    """The others have not told the new coordinator yet."""
+    seen = new_coordinator(unheard(RELEASED, None))
+    changes = reconcile(job_of(RUNNING), seen, NOW)
+    assert changes.workers == ()
+    coordinator = replace(seen.coordinator or CoordinatorStatus(), stopping=True)
+    waiting = reconcile(job_of(RUNNING), replace(seen, coordinator=coordinator), NOW)
+    assert waiting.workers == (), "its outcome is waited for"
+
+
+def test_a_pod_that_was_drained_is_not_the_end() -> None:
+    drained = End(0, "Completed", "drained: scaled down", finished_s=NOW - 60)
+    changes = reconcile(job_of(), unheard(drained, None), NOW)
+    assert [create.name for create in changes.workers] == ["digits-0-2"]
+
+
+# ---- what the user is told ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (Cause.REFUSED, "connection is refused"),
+        (Cause.TIMEOUT, "NetworkPolicy"),
+        (Cause.TLS, "certificate is not the job's"),
+        (Cause.TOKEN, "paceline-operator-key"),
+        (Cause.OTHER, "kubectl logs"),
+    ],
+)
+@pytest.mark.parametrize("status", [{}, RUNNING], ids=["new", "running"])
+def test_after_a_while_the_user_is_told_why_nothing_is_heard(
+    status: dict[str, Any], cause: Cause, words: str
+) -> None:
+    unheard_of = Unheard(cause, "10.0.0.7:7070", "its words")
+    seen = unheard(None, None, unheard=unheard_of)
+    first = reconcile(job_of(status), seen, NOW)
+    assert first.clocks.coordinator_away_s == NOW
+    assert first.look_again_s is not None
+    assert first.look_again_s <= NOW + TOLD_S
+    seen = replace(seen, clocks=first.clocks)
+    before = reconcile(job_of(status), seen, NOW + TOLD_S - 1)
+    assert not any(event.reason == "CoordinatorAway" for event in before.events)
+    changes = reconcile(job_of(status), seen, NOW + TOLD_S)
+    degraded = condition(changes, "Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "CoordinatorAway")
+    assert words in degraded["message"]
+    assert "10.0.0.7:7070" in degraded["message"]
+    (event,) = (e for e in changes.events if e.reason == "CoordinatorAway")
+    assert event.warning
+    assert event.message == degraded["message"]
+
+
+def test_it_is_told_once_and_again_for_another_cause() -> None:
+    clocks = Clocks(coordinator_away_s=NOW - 60)
+    seen = unheard(None, None, unheard=UNHEARD, clocks=clocks)
+    told = reconcile(job_of(RUNNING), seen, NOW)
+    job = replace(job_of(RUNNING), status=told.status or {})
+    assert not reconcile(job, seen, NOW + 1).events
+    other = replace(seen, unheard=Unheard(Cause.TOKEN, UNHEARD.address))
+    assert [event.reason for event in reconcile(job, other, NOW + 1).events] == ["CoordinatorAway"]
+
+
+def test_a_coordinator_that_does_not_run_yet_is_not_away() -> None:
+    """Its image may be on the way for minutes."""
+    pods = (worker(0), replace(COORDINATOR, phase="Pending"))
+    seen = Observed(pods=pods, clocks=Clocks(coordinator_away_s=NOW - 60), unheard=UNHEARD)
+    changes = reconcile(job_of(), seen, NOW)
+    assert not any(event.reason == "CoordinatorAway" for event in changes.events)
+    assert changes.clocks.coordinator_away_s is None
+
+
+# ---- the causes, over real sockets ------------------------------------------------------------
+
+KEYS = job_keys(bytes(32), "job-uid")
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+async def _401(_: web.Request) -> web.StreamResponse:
+    raise web.HTTPUnauthorized
+
+
+async def _nonsense(_: web.Request) -> web.StreamResponse:
+    return web.Response(text="<html>")
+
+
+@asynccontextmanager
+async def serving(answer: Answer, tls: ssl.SSLContext) -> AsyncIterator[int]:
+    app = web.Application()
+    app.router.add_get("/v1/status", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
+    await site.start()
+    try:
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+async def missed_at(
+    port: int, clock: Callable[[], float], times: int = 1
+) -> list[tuple[Unheard, bool]]:
+    """What a link to this port reports of questions that fail."""
+    found: asyncio.Queue[tuple[Unheard, bool]] = asyncio.Queue()
+    links = driver.Links(
+        secrets_of=lambda _: (KEYS.token, pinned(pair_of(KEYS).certificate)),
+        heard=lambda *_: None,
+        missed=lambda _, unheard_of, away: found.put_nowait((unheard_of, away)),
+        arrived=lambda *_: None,
+        clock=clock,
+        leads=lambda: True,
+    )
+    async with links:
+        links.follow(("default", "digits"), job_of(), f"https://127.0.0.1:{port}", hurry=True)
+        return [await asyncio.wait_for(found.get(), 20) for _ in range(times)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "tls", "cause"),
+    [
+        (_401, "job-uid", Cause.TOKEN),
+        (_401, "another-job", Cause.TLS),
+        (_nonsense, "job-uid", Cause.OTHER),
+    ],
+)
+def test_an_answer_that_is_none(answer: Answer, tls: str, cause: Cause) -> None:
+    async def scenario() -> None:
+        async with serving(answer, server_context(job_keys(bytes(32), tls))) as port:
+            ((unheard_of, away),) = await missed_at(port, lambda: 0.0)
+            assert unheard_of.cause is cause, unheard_of
+            assert unheard_of.address == f"127.0.0.1:{port}"
+            assert away, "it never answered"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("listens", "cause"), [(False, Cause.REFUSED), (True, Cause.TIMEOUT)])
+@pytest.mark.parametrize("after_s", [0.0, TOLD_S])
+def test_nobody_answers(
+    *,
+    listens: bool,
+    cause: Cause,
+    after_s: float,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A listener that never accepts stands for packets that are dropped on their way."""
+    monkeypatch.setattr(driver, "CONNECT_S", 0.3)
+
+    times_s = iter([0.0, after_s])
+
+    async def scenario() -> None:
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))
+            if listens:
+                silent.listen()
+            port = silent.getsockname()[1]
+            ((unheard_of, _),) = await missed_at(port, lambda: next(times_s, after_s))
+            assert unheard_of.cause is cause, unheard_of
+            told = [f"the coordinator does not answer: {unheard_of.why}"] if after_s else []
+            assert [record.getMessage() for record in caplog.records] == told
+
+    asyncio.run(scenario())
+
+
+def test_what_a_coordinator_has_said_counts_until_it_is_away() -> None:
+    asked = 0
+
+    async def once(_: web.Request) -> web.StreamResponse:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            raise web.HTTPServiceUnavailable
+        return web.json_response({})
+
+    async def scenario() -> None:
+        async with serving(once, server_context(KEYS)) as port:
+            clock = lambda: driver.AWAY_S if asked > 2 else 0.0  # noqa: E731
+            first, second = await missed_at(port, clock, times=2)
+            assert "503" in first[0].why
+            assert [away for _, away in (first, second)] == [False, True]
+
+    asyncio.run(scenario())

@@ -22,7 +22,7 @@ class ConditionType(_Told):
     """`type` of a condition. Complete and Failed are final."""
 
     SUSPENDED = "Suspended", "The job is stopped because its spec says so."
-    SCHEDULED = "Scheduled", "At least minReplicas workers have a node."
+    SCHEDULED = "Scheduled", "The coordinator and at least minReplicas workers have a node."
     TRANSPORT_VERIFIED = (
         "TransportVerified",
         "The transport in use was measured and is as required.",
@@ -98,7 +98,7 @@ class Reason(_Told):
     )
     UNSCHEDULABLE = (
         "Unschedulable",
-        "No node has room for a worker; the message is the scheduler's.",
+        "No node has room for a worker or the coordinator; the message is the scheduler's.",
     )
     SCHEDULER_UNAVAILABLE = (
         "SchedulerUnavailable",
@@ -121,7 +121,7 @@ class Reason(_Told):
     SPEC_INVALID = "SpecInvalid", "The spec breaks a rule; the message names the field and the fix."
     POD_NOT_STARTING = (
         "PodNotStarting",
-        "A container cannot start, such as for an image that cannot be pulled.",
+        "A worker or the coordinator cannot start, such as for an image that cannot be pulled.",
     )
     COORDINATOR_AWAY = (
         "CoordinatorAway",

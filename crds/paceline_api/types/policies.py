@@ -44,7 +44,8 @@ class CoordinatorPod(Model):
     """Taints that the coordinator's pod tolerates, as in a pod."""
 
     affinity: dict[str, Any] | None = None
-    """Affinity of the coordinator's pod, as in a pod."""
+    """Affinity of the coordinator's pod, as in a pod. Default: the template's nodeAffinity, unless
+    nodeSelector is set here."""
 
     priority_class_name: Text | None = None
     """Priority class of the coordinator's pod."""

@@ -198,7 +198,7 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
     makes_coordinator = (
         coordinator.make is not None and not blocked and not provider.waits(job, plan)
     )
-    wanted = _conditions(job, seen, plan, now_s)
+    wanted = _conditions(job, seen, plan, coordinator, now_s)
     if blocked:
         plan.drop_new()
     beside = companions(job, seen, plan, now_s, blocked=blocked)
@@ -263,11 +263,13 @@ def _unheard(job: Job, plan: Plan, since_s: float, now_s: float, *, has_pod: boo
         plan.look(since_s + HEAR_S)
 
 
-def _conditions(job: Job, seen: Observed, plan: Plan, now_s: float) -> list[Wanted]:
+def _conditions(
+    job: Job, seen: Observed, plan: Plan, pod: CoordinatorPod, now_s: float
+) -> list[Wanted]:
     wanted = [
         Wanted(ConditionType.SUSPENDED, False, Reason.RESUMED, "spec.suspend is false"),
-        conditions.scheduled(job, plan),
-        conditions.degraded(job, seen, plan, now_s),
+        conditions.scheduled(job, plan, pod),
+        conditions.degraded(job, seen, plan, pod, now_s),
         conditions.resizing(job, seen, plan),
     ]
     if ring := conditions.ring_ready(job, seen, plan):
@@ -279,7 +281,7 @@ def _conditions(job: Job, seen: Observed, plan: Plan, now_s: float) -> list[Want
 
 def _create_coordinator(job: Job, pod: CoordinatorPod) -> Create:
     assert pod.make is not None
-    return Create(children.coordinator(job, pod.make), pod.why)
+    return Create(children.coordinator(job, pod.make, notes=pod.notes), pod.why)
 
 
 def _create(

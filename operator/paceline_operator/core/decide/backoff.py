@@ -34,6 +34,8 @@ BASE_S: Final = 2.0
 MAX_S: Final = 300.0
 HEALTHY_S: Final = 600.0
 """A pod that lived so long ends the row of its slot's failures."""
+KEPT: Final = 3
+"""Ended pods of earlier attempts that are kept for their logs."""
 EVICTED: Final = ("Evicted", "Preempting", "Preempted", "NodeLost", "Terminated", "Shutdown")
 """Reasons for which the cluster itself has ended a pod."""
 

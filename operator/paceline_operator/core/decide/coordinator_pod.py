@@ -1,7 +1,8 @@
 """The coordinator's pod: always one, made anew when it is gone, lost or cannot run.
 
 Its container is restarted in place by the kubelet; another pod is needed only when the pod or its
-node is gone, or when the restarts do not help. Two for a moment do no harm: the later one wins.
+node is gone, or when the restarts do not help; one that is refused by its node is followed by the
+next after a back-off. Two for a moment do no harm: the later one wins.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from paceline_operator.core.changes import Delete
-from paceline_operator.core.decide import evidence
+from paceline_operator.core.decide import backoff, evidence
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import NO_SLOT, Observed, Pod
 
@@ -27,6 +28,10 @@ class CoordinatorPod:
     make: int | None = None
     """Attempt of a new pod."""
     why: str = ""
+    waiting: str = ""
+    """Why none is made for now."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """Annotations of the new one."""
     delete: list[Delete] = field(default_factory=list)
     node_missing_s: dict[str, float] = field(default_factory=dict)
     """For the clock of that name."""
@@ -64,15 +69,23 @@ def coordinator_pod(job: Job, seen: Observed, now_s: float, *, over: str = "") -
             usable.append(pod)
     for pod in usable[:-1]:
         found.delete.append(Delete(pod.name, pod.uid, f"{usable[-1].name} has taken its place"))
+    ended = sorted((p for p in pods if p.ended and not p.deleting), key=lambda p: -p.attempt)
+    for pod in ended[backoff.KEPT :]:
+        found.delete.append(Delete(pod.name, pod.uid, "only the last ended pods are kept"))
     if usable:
         found.present = usable[-1]
         return found
+    verdict = backoff.verdict(max(pods, key=lambda p: p.attempt, default=None), now_s)
+    if verdict.due_s > now_s:
+        found.waiting = f"{verdict.why}; it is made anew in {verdict.due_s - now_s:.0f} s"
+        found.look_again_s = min(verdict.due_s, found.look_again_s or verdict.due_s)
+        return found
+    if verdict.slot_failures:
+        found.notes[backoff.NOTE_SLOT_FAILURES] = str(verdict.slot_failures)
     known = [pod.attempt for pod in seen.pods if pod.is_coordinator]
     found.make = max([*known, seen.used.get(NO_SLOT, 0)], default=0) + 1
     if found.make == 1 and (job.start_s is not None or job.highest_attempt > 1):
         found.make = job.highest_attempt + 1
-    found.why = found.why or ("it is gone" if pods else "the job starts")
-    for pod in pods:
-        if pod.ended and not pod.deleting and not found.why:
-            found.why = f"{pod.name} has ended"
+    gone = "it is gone" if job.has_started else "the job starts"
+    found.why = found.why or (verdict.why if pods else gone)
     return found

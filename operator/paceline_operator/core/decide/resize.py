@@ -25,8 +25,6 @@ ASK_S: Final = 5.0
 HANDSHAKE_MARGIN_S: Final = 20.0
 STUCK_S: Final = 60.0
 """A replacement that finds no other node than the slow one gives up keeping away from it."""
-KEPT: Final = 3
-"""Ended pods of earlier attempts that are kept for their logs."""
 
 
 def plan(job: Job, seen: Observed, now_s: float) -> Plan:
@@ -267,5 +265,5 @@ def _tidy(workers: list[Pod], made: Plan) -> None:
     old.sort(
         key=lambda pod: (pod.end.in_order if pod.end else True, -pod.ended_seen_s, -pod.attempt)
     )
-    for pod in old[KEPT:]:
+    for pod in old[backoff.KEPT :]:
         made.delete.append(Delete(pod.name, pod.uid, "only the last ended pods are kept"))

@@ -40,8 +40,9 @@ COORDINATOR_GRACE_S: Final = 30
 INHERITED: Final = (
     *("imagePullSecrets", "schedulerName", "priorityClassName", "runtimeClassName"),
     *("nodeSelector", "tolerations", "securityContext"),
+    "serviceAccountName",  # for its pull secrets; the token is not mounted
 )
-"""Placement of a coordinator that follows the worker's template."""
+"""What a coordinator has like the workers, as it runs their image."""
 COORDINATOR_RESOURCES: Final = {
     "requests": {"cpu": "100m", "memory": "128Mi"},
     "limits": {"memory": "1Gi"},
@@ -179,7 +180,9 @@ def _common_env(job: Job) -> list[dict[str, Any]]:
     ]
 
 
-def coordinator(job: Job, attempt: int) -> dict[str, Any]:
+def coordinator(
+    job: Job, attempt: int, *, notes: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     assert job.spec is not None
     below = job.template["spec"]
     trainer = trainer_of(job.template)
@@ -212,10 +215,13 @@ def coordinator(job: Job, attempt: int) -> dict[str, Any]:
         "terminationGracePeriodSeconds": COORDINATOR_GRACE_S,
     }
     spec |= {key: copy.deepcopy(below[key]) for key in INHERITED if key in below}
-    if wanted:
-        placed = wanted.model_dump(mode="json", by_alias=True, exclude_none=True)
-        placed.pop("resources", None)
-        spec |= placed
+    placed = wanted.model_dump(mode="json", by_alias=True, exclude_none=True) if wanted else {}
+    placed.pop("resources", None)
+    # Whom a worker wants beside it or keeps away from is not the coordinator's concern.
+    nodes = (below.get("affinity") or {}).get("nodeAffinity")
+    if nodes and "nodeSelector" not in placed:
+        spec["affinity"] = {"nodeAffinity": copy.deepcopy(nodes)}
+    spec |= placed
     files = [JOB_FILE, CERTIFICATE, PRIVATE_KEY]
     _mount(spec, container, "paceline-job", FILES, _job_volume(job, files))
     _mount(spec, container, "tmp", "/tmp", {"emptyDir": {}})
@@ -236,6 +242,7 @@ def coordinator(job: Job, attempt: int) -> dict[str, Any]:
                 "sidecar.istio.io/inject": "false",
                 "linkerd.io/inject": "disabled",
                 "cluster-autoscaler.kubernetes.io/safe-to-evict": "true",
+                **(notes or {}),
             },
             "ownerReferences": [owner_reference(job)],
         },

@@ -14,6 +14,7 @@ from paceline_api.reasons import ConditionType, Reason
 
 from paceline_operator.core.coordinator_status import ACTIVE, BENCHED
 from paceline_operator.core.decide import transport
+from paceline_operator.core.decide.coordinator_pod import CoordinatorPod
 from paceline_operator.core.job import Job, timestamp
 from paceline_operator.core.observed import Observed, Pod
 from paceline_operator.core.plan import Plan
@@ -57,22 +58,28 @@ def merged(job: Job, wanted: list[Wanted], now_s: float) -> list[dict[str, Any]]
     return list(result.values())
 
 
-def scheduled(job: Job, plan: Plan) -> Wanted:
+def scheduled(job: Job, plan: Plan, coordinator: CoordinatorPod) -> Wanted:
     assert job.settings is not None
     placed = sum(bool(pod.node) for pod in plan.living)
     least = job.settings.min_replicas
-    if placed >= least:
+    stuck = _without_node(coordinator.present)
+    if placed >= least and not stuck:
         message = f"at least minReplicas = {least} workers have a node"
         return Wanted(ConditionType.SCHEDULED, True, Reason.PODS_PLACED, message)
     message = provider_of(job).waits(job, plan)
     if message and plan.living:
         return Wanted(ConditionType.SCHEDULED, False, Reason.QUEUED, message)
-    stuck = next((pod for pod in plan.living if pod.unschedulable and not pod.node), None)
-    if stuck is not None:
-        message = f"{stuck.name}: {stuck.unschedulable}"
-        return Wanted(ConditionType.SCHEDULED, False, Reason.UNSCHEDULABLE, message)
+    stuck = next(filter(None, map(_without_node, plan.living)), stuck)
+    if stuck:
+        return Wanted(ConditionType.SCHEDULED, False, Reason.UNSCHEDULABLE, stuck)
     message = f"fewer than minReplicas = {least} workers have a node"
     return Wanted(ConditionType.SCHEDULED, False, Reason.STARTING, message)
+
+
+def _without_node(pod: Pod | None) -> str:
+    """The scheduler's words; empty if it has a node, or nobody has looked for one yet."""
+    stuck = pod is not None and pod.unschedulable and not pod.node
+    return f"{pod.name}: {pod.unschedulable}" if pod is not None and stuck else ""
 
 
 def transport_verified(job: Job, seen: Observed) -> Wanted | None:
@@ -106,24 +113,30 @@ def ring_ready(job: Job, seen: Observed, plan: Plan) -> Wanted | None:
     return Wanted(ConditionType.RING_READY, False, Reason.STARTING, message)
 
 
-def degraded(job: Job, seen: Observed, plan: Plan, now_s: float) -> Wanted:
-    found = _worst(job, seen, plan, now_s)
+def degraded(job: Job, seen: Observed, plan: Plan, pod: CoordinatorPod, now_s: float) -> Wanted:
+    """`pod`: of the coordinator."""
+    found = _worst(job, seen, plan, pod, now_s)
     if found is None:
         message = "nothing is missing"
         return Wanted(ConditionType.DEGRADED, False, Reason.RESOLVED, message)
     return Wanted(ConditionType.DEGRADED, True, *found)
 
 
-def _worst(job: Job, seen: Observed, plan: Plan, now_s: float) -> tuple[str, str] | None:
+def _worst(
+    job: Job, seen: Observed, plan: Plan, pod: CoordinatorPod, now_s: float
+) -> tuple[str, str] | None:
     """The one thing that a user should look at first."""
     assert job.settings is not None
     if plan.no_fabric:
         return Reason.FABRIC_UNAVAILABLE, plan.no_fabric
     if refused := as_condition(job, seen.refusal):
         return refused
-    stuck = next((pod for pod in plan.living if pod.waiting and _hopeless(pod)), None)
+    pods = (*plan.living, *([pod.present] if pod.present else []))
+    stuck = next((p for p in pods if p.waiting and _hopeless(p)), None)
     if stuck is not None:
         return Reason.POD_NOT_STARTING, f"{stuck.name}: {stuck.waiting}"
+    if pod.waiting:
+        return Reason.POD_NOT_STARTING, pod.waiting
     if trouble := provider_of(job).trouble(job, plan):
         return trouble
     coordinator = seen.coordinator

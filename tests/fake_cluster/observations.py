@@ -33,6 +33,9 @@ def worker(slot: int, attempt: int = 1, **fields: Any) -> Pod:
         node=f"node-{slot}",
         phase="Running",
     )
+    end = fields.get("end")
+    if end is not None:
+        fields.setdefault("phase", "Succeeded" if end.in_order else "Failed")
     return replace(base, **fields)
 
 

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from paceline_operator.core.devices import amount_of, is_device
 from paceline_operator.core.job import seconds_of
-from paceline_operator.core.observed import NO_SLOT, NOT_STARTED, End, Node, Pod
+from paceline_operator.core.observed import NO_SLOT, NOT_STARTED, OVER, End, Node, Pod
 from paceline_operator.core.providers.kueue import MANAGED
 
 UNREACHABLE: Final = "node.kubernetes.io/out-of-service"
@@ -162,7 +162,7 @@ def _main(item: PodObject) -> ContainerStatus | None:
 def _end(item: PodObject) -> End | None:
     main = _main(item)
     status = item.status
-    over = status.phase in ("Succeeded", "Failed")
+    over = status.phase in OVER
     restarts = (item.metadata.labels or {}).get(LABEL_ROLE) == COORDINATOR
     done = main.state.terminated if main is not None and (over or not restarts) else None
     if done is not None:

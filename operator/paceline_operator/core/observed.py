@@ -36,6 +36,8 @@ class End:
         return self.exit_code == 0
 
 
+OVER = ("Succeeded", "Failed")
+"""Phases of a pod without a container that runs."""
 FINISHED_WORD = "finished"
 """First word of the termination message of a pod whose ranks were released (R17)."""
 NOT_STARTED = -1
@@ -79,6 +81,11 @@ class Pod:
     @property
     def active(self) -> bool:
         return not self.deleting and self.end is None
+
+    @property
+    def lingers(self) -> bool:
+        """Its ranks are dead; a sidecar of it runs on and keeps all that the pod has asked for."""
+        return self.ended and self.phase not in OVER
 
     @property
     def released(self) -> bool:

@@ -34,6 +34,8 @@ BASE_S: Final = 2.0
 MAX_S: Final = 300.0
 HEALTHY_S: Final = 600.0
 """A pod that lived so long ends the row of its slot's failures."""
+SIDECAR_S: Final = 10.0
+"""So long a sidecar may run on after the ranks of its pod, such as to ship their last lines."""
 KEPT: Final = 3
 """Ended pods of earlier attempts that are kept for their logs."""
 EVICTED: Final = ("Evicted", "Preempting", "Preempted", "NodeLost", "Terminated", "Shutdown")

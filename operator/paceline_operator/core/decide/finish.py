@@ -200,6 +200,13 @@ def after_the_end(job: Job, seen: Observed, now_s: float) -> Changes:
             delete += [Delete(p.name, p.uid, "the job has ended") for p in running]
         else:
             looks.append(due_s)
+    if policy is CleanPodPolicy.RUNNING:
+        for pod in (pod for pod in pods if pod.is_worker and pod.lingers):
+            gone_s = max(ended_s, pod.ended_seen_s) + backoff.SIDECAR_S
+            looks.append(gone_s)
+            if now_s >= gone_s:
+                why = "the job has ended, and only a sidecar of it runs"
+                delete.append(Delete(pod.name, pod.uid, why))
     if policy is CleanPodPolicy.ALL:
         done = [pod for pod in pods if pod.is_worker and pod.ended]
         delete += [Delete(p.name, p.uid, "cleanPodPolicy is All") for p in done]

@@ -57,6 +57,7 @@ def plan(job: Job, seen: Observed, now_s: float) -> Plan:
     if not _is_at_its_end(seen, workers, made, now_s):
         _fill(job, seen, workers, made, replaced, now_s)
         _shrink(job, seen, made, now_s)
+    _free(job, workers, made, now_s)
     _tidy(workers, made)
     return made
 
@@ -251,6 +252,24 @@ def _shrink(job: Job, seen: Observed, made: Plan, now_s: float) -> None:
     made.surplus = surplus - len(leaving)
 
 
+def _free(job: Job, workers: list[Pod], made: Plan, now_s: float) -> None:
+    """A sidecar that runs on keeps the GPU of ranks that have ended. Its pod stays while it is the
+    only one that knows of a failure (C8), or of the release."""
+    assert job.settings is not None
+    newest = backoff.newest_by_slot(workers)
+    taken = {new.slot for new in made.new}
+    complete = len(made.living) + len(made.new) >= job.settings.replicas
+    for pod in workers:
+        followed = complete or pod.slot in taken or newest[pod.slot] is not pod
+        if not pod.lingers or pod.deleting or pod.released or not followed:
+            continue
+        due_s = pod.ended_seen_s + backoff.SIDECAR_S
+        if now_s >= due_s:
+            made.delete.append(Delete(pod.name, pod.uid, "only a sidecar of it runs"))
+        else:
+            made.look(due_s)
+
+
 def _tidy(workers: list[Pod], made: Plan) -> None:
     """Ended pods of slots that have moved on are kept for their logs, but not all of them."""
     taken = {pod.slot for pod in made.living} | {new.slot for new in made.new}
@@ -260,6 +279,7 @@ def _tidy(workers: list[Pod], made: Plan) -> None:
         for pod in workers
         if pod.end is not None
         and not pod.deleting
+        and not pod.lingers
         and (pod.slot in taken or newest[pod.slot] is not pod)
     ]
     old.sort(

@@ -1,0 +1,149 @@
+"""A pod whose trainer has ended while a sidecar of it runs on keeps its GPU: not for ever."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from fake_cluster.observations import COORDINATOR, NOW, UID, job_of, training
+from fake_cluster.observations import RUNNING as TRAINING
+from paceline_operator.cluster.wire import PodObject, pod_of
+from paceline_operator.core.changes import Changes
+from paceline_operator.core.decide.backoff import NOTE_SLOT_FAILURES, SIDECAR_S
+from paceline_operator.core.job import Job, timestamp
+from paceline_operator.core.observed import Observed, Pod
+from paceline_operator.core.reconcile import reconcile
+
+RUNNING = {"name": "logger", "state": {"running": {"startedAt": timestamp(NOW - 600)}}}
+GONE = {"name": "logger", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+KINDS = {"plain": "containerStatuses", "native": "initContainerStatuses"}
+"""Where a kubelet tells of a sidecar: a native one is an init container that is restarted."""
+
+
+def ended(
+    kind: str, slot: int, code: int, words: str, *, attempt: int = 1, logger: Any = RUNNING
+) -> Pod:
+    """A worker whose trainer has just ended, as a kubelet describes it."""
+    over = logger is GONE
+    done = {"exitCode": code, "message": words, "finishedAt": timestamp(NOW)}
+    status: dict[str, Any] = {
+        "phase": "Running" if not over else "Failed" if code else "Succeeded",
+        "containerStatuses": [{"name": "trainer", "state": {"terminated": done}}],
+    }
+    status[KINDS[kind]] = [*status.get(KINDS[kind], ()), logger]
+    labels = {
+        "paceline.dev/job-name": "digits",
+        "paceline.dev/role": "worker",
+        "paceline.dev/slot": str(slot),
+        "paceline.dev/attempt": str(attempt),
+    }
+    name = f"digits-{slot}-{attempt}"
+    metadata = {
+        "name": name,
+        "uid": f"pod-{slot}-{attempt}",
+        "labels": labels,
+        "ownerReferences": [{"uid": UID, "controller": True}],
+        "creationTimestamp": timestamp(NOW - 60),
+    }
+    body = {"metadata": metadata, "spec": {"nodeName": "node-1"}, "status": status}
+    found = pod_of(msgspec.convert(body, PodObject), NOW)
+    assert found is not None
+    assert found[2].ended, "its ranks are dead, whatever else runs"
+    return found[2]
+
+
+def deleted(changes: Changes) -> list[str]:
+    return [deletion.name for deletion in changes.delete]
+
+
+def beside(pod: Pod, count: int = 3) -> Observed:
+    """Among others that train."""
+    seen = training(count)
+    others = tuple(p for p in seen.pods if not p.is_worker or p.slot != pod.slot)
+    return replace(seen, pods=(*others, pod), coordinator_heard_s=NOW + 60)
+
+
+# ---- after the end ----------------------------------------------------------------------------
+
+
+def complete(**spec: Any) -> Job:
+    status = {
+        "completionTime": timestamp(NOW),
+        "conditions": [{"type": "Complete", "status": "True", "reason": "JobFinished"}],
+    }
+    return job_of(status, **spec)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_the_end_a_sidecar_has_a_moment_and_goes(kind: str) -> None:
+    seen = Observed(pods=(ended(kind, 0, 0, "finished"), COORDINATOR))
+    first = reconcile(complete(), seen, NOW + 1)
+    assert deleted(first) == ["digits-coordinator-1"]
+    assert first.look_again_s == NOW + SIDECAR_S
+    assert deleted(reconcile(complete(), seen, NOW + SIDECAR_S)) == [
+        "digits-0-1",
+        "digits-coordinator-1",
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_the_end_a_pod_that_is_over_is_kept_for_its_logs(kind: str) -> None:
+    seen = Observed(pods=(ended(kind, 0, 0, "finished", logger=GONE),))
+    assert deleted(reconcile(complete(), seen, NOW + 3600)) == []
+
+
+def test_who_wants_to_keep_all_pods_keeps_them_as_they_are() -> None:
+    seen = Observed(pods=(ended("plain", 0, 0, "finished"),))
+    job = complete(cleanPodPolicy="None")
+    assert deleted(reconcile(job, seen, NOW + 3600)) == []
+
+
+# ---- while the job runs -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_failed_pod_makes_room_for_its_replacement(kind: str) -> None:
+    job = job_of(TRAINING, replicas=3)
+    failed = ended(kind, 1, 1, "failed: out of data")
+    first = reconcile(job, beside(failed), NOW)
+    assert [create.name for create in first.workers] == ["digits-1-2"]
+    assert deleted(first) == [], "its sidecar may have something to say"
+    later = reconcile(job, beside(failed), NOW + SIDECAR_S)
+    assert [create.name for create in later.workers] == ["digits-1-2"]
+    assert deleted(later) == ["digits-1-1"]
+    over = ended(kind, 1, 1, "failed: out of data", logger=GONE)
+    assert deleted(reconcile(job, beside(over), NOW + 3600)) == [], "it holds nothing"
+
+
+def test_a_failure_counts_until_its_replacement_remembers_it() -> None:
+    """A pod that is deleted is no failure: it stays while its slot waits."""
+    notes = {NOTE_SLOT_FAILURES: "5"}
+    failed = replace(ended("plain", 1, 1, "failed: out of data"), notes=notes)
+    waits = reconcile(job_of(TRAINING, replicas=3), beside(failed), NOW + SIDECAR_S)
+    assert waits.workers == ()
+    assert deleted(waits) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_that_was_drained_gives_its_gpu_back(kind: str) -> None:
+    drained = ended(kind, 2, 0, "drained: scaled down")
+    job = job_of(TRAINING, replicas=2)
+    seen = beside(drained)
+    assert seen.coordinator is not None
+    ranks = tuple(rank for rank in seen.coordinator.ranks if rank.slot != 2)
+    seen = replace(seen, coordinator=replace(seen.coordinator, ranks=ranks))
+    first = reconcile(job, seen, NOW)
+    assert deleted(first) == []
+    assert first.look_again_s is not None
+    assert first.look_again_s <= NOW + SIDECAR_S
+    assert deleted(reconcile(job, seen, NOW + SIDECAR_S)) == ["digits-2-1"]
+
+
+def test_the_word_of_one_that_was_released_is_not_deleted_before_the_end() -> None:
+    """The others are at their end, and their coordinator may be lost before it tells."""
+    seen = beside(ended("plain", 1, 0, "finished"))
+    assert seen.coordinator is not None
+    seen = replace(seen, coordinator=replace(seen.coordinator, stopping=True))
+    assert deleted(reconcile(job_of(TRAINING, replicas=3), seen, NOW + 600)) == []

@@ -16,7 +16,7 @@ from msgspec import Raw, Struct
 
 from paceline_api.errors import JobFileError
 from paceline_api.names import ENV_SPEC
-from paceline_api.settings import ResolvedJob
+from paceline_api.settings import FailureRuleSettings, ResolvedJob
 
 JOB_FILE: Final = "job.json"
 _HINT: Final = f"{ENV_SPEC} names it; start jobs with `paceline run job.yaml`, which writes it"
@@ -46,6 +46,8 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
     backend: str
     """spec.collective.backend; decides whether a rank is started by mpiexec."""
     backoff_limit: int
+    failure_rules: tuple[FailureRuleSettings, ...]
+    """Of spec.failurePolicy: which deaths of ranks do not count, or end the job."""
     replicas: int
     """Wanted when the job started; what `size()` says before the first generation."""
     procs: int
@@ -78,6 +80,7 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
             working_dir=working_dir,
             backend=job.collective.backend,
             backoff_limit=job.backoff_limit,
+            failure_rules=job.failure_rules,
             replicas=job.replicas,
             procs=job.procs_per_replica,
             record=record,

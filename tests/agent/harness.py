@@ -23,6 +23,7 @@ from paceline.core.protocol.ids import MemberId
 from paceline_api.jobfile import JobFile
 from paceline_api.reading.load import parse_job
 from paceline_api.resolve import resolve
+from paceline_api.settings import FailureRuleSettings
 
 TOKEN = "secret"
 WAIT_S = 60.0
@@ -160,6 +161,7 @@ async def pod(
     procs: int = 1,
     backend: str = "gloo",
     backoff_limit: int = 6,
+    rules: tuple[FailureRuleSettings, ...] = (),
     drain_grace_s: float = 10.0,
     urls: str = "",
     env: tuple[tuple[str, str], ...] = (),
@@ -172,7 +174,7 @@ async def pod(
         command = [PYTHON, str(script)]
     spec_path = folder / "spec.json"
     job = JobFile.of(resolve(parse_job(JOB)), command=command, env=env, working_dir=working_dir)
-    made = replace(job, backend=backend, backoff_limit=backoff_limit)
+    made = replace(job, backend=backend, backoff_limit=backoff_limit, failure_rules=rules)
     spec_path.write_text(made.to_json())
     coordinator = Coordinator()
     await coordinator.start()

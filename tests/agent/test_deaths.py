@@ -25,6 +25,8 @@ from agent.harness import (
     started,
 )
 from paceline.core.messages import AgentDone, AgentHello, KillRank, RankDead, RankStarted
+from paceline_api.settings import FailureRuleSettings
+from paceline_api.types.enums import FailureAction
 
 pytestmark = pytest.mark.processes
 NS_PER_MS = 1_000_000
@@ -201,5 +203,18 @@ def test_restart_in_place_waits_longer_each_time(tmp_path: Path) -> None:
             done = coordinator.all(AgentDone)[-1]
             assert done.outcome == "failed"
             assert "backoffLimit 2" in done.message
+
+    asyncio.run(scenario())
+
+
+def test_a_failure_that_the_job_ignores_never_ends_the_pod(tmp_path: Path) -> None:
+    """failurePolicy reaches the agent: backoffLimit 0 allows none that counts."""
+    rules = (FailureRuleSettings(FailureAction.IGNORE, (3,), ()),)
+
+    async def scenario() -> None:
+        command = ["/bin/sh", "-c", "exit 3"]
+        async with pod(tmp_path, command, backoff_limit=0, rules=rules) as (_, coordinator):
+            await started(coordinator, 0, restarts=2)
+            assert [m.restarts for m in coordinator.all(RankDead)][:2] == [True, True]
 
     asyncio.run(scenario())

@@ -35,6 +35,8 @@ def test_it_is_named_started_again_once_and_shadow_says_what_it_cost(tmp_path: P
     ]
     assert [who for who in died if who.startswith("rank 1.")] == ["rank 1.0#0"], died
     assert [1, 0, 1] in [rank["member"] for rank in status["ranks"]]
+    assert status["restarts"] == len(died)
+    assert status["transport_why"].startswith(status["transport"]), status["transport_why"]
     summary = said[said.index("stragglers") :]
     assert re.search(r"rank 1 .*RestartInPlace", summary), summary
     shadow = status["log"]["shadow"]

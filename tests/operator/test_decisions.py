@@ -332,6 +332,69 @@ def test_a_rule_of_the_failure_policy() -> None:
     assert condition(changes, "Failed")["reason"] == "FailurePolicy"
 
 
+def with_rules(*rules: dict[str, Any], **spec: Any) -> Job:
+    return job_of(RUNNING, replicas=3, failurePolicy={"rules": list(rules)}, **spec)
+
+
+def failed_pods(*ends: End, disrupted: bool = False) -> Observed:
+    """Each slot has failed once, without a round in between."""
+    pods = [worker(n, end=e, disrupted=disrupted, ended_seen_s=NOW) for n, e in enumerate(ends)]
+    seen = training(3)
+    living = tuple(pod for pod in seen.pods if not pod.is_worker or pod.slot >= len(ends))
+    return replace(seen, pods=(*living, *pods))
+
+
+IGNORE_42 = {"action": "Ignore", "onExitCodes": [42]}
+OOM = End(137, "OOMKilled")
+
+
+@pytest.mark.parametrize(
+    ("rules", "ends", "failures"),
+    [
+        ([], [End(42), OOM], 2),
+        ([IGNORE_42], [End(42), OOM], 1),
+        ([{"action": "Ignore", "onReasons": ["OOMKilled"]}], [OOM, End(42)], 1),
+        ([IGNORE_42, {"action": "FailJob", "onExitCodes": [42]}], [End(42)], 0),
+        ([{"action": "Count", "onExitCodes": [42]}, IGNORE_42], [End(42)], 1),
+        ([{"action": "Count", "onReasons": ["Evicted"]}], [End(137, "Evicted")], 1),
+        ([], [End(137, "Evicted")], 0),
+        ([{"action": "Count", "onExitCodes": [137]}], [End(137, "Evicted")], 0),
+    ],
+)
+def test_what_counts_is_for_the_first_rule_that_matches(
+    rules: list[dict[str, Any]], ends: list[End], failures: int
+) -> None:
+    job = with_rules(*rules) if rules else job_of(RUNNING, replicas=3)
+    changes = decided(job, failed_pods(*ends))
+    assert changes.status is not None
+    assert changes.status["restarts"]["failures"] == failures
+    assert "Failed" not in {c["type"] for c in changes.status["conditions"]}
+    assert len(changes.workers) == len(ends), "whatever counts, another one takes its place"
+
+
+def test_what_is_ignored_never_ends_the_job_and_is_followed_more_and_more_slowly() -> None:
+    notes = {backoff.NOTE_SLOT_FAILURES: "5"}
+    seen = training(2)
+    bad = worker(
+        2, 6, end=End(42, finished_s=NOW), ended_seen_s=NOW, notes=notes, created_s=NOW - 5
+    )
+    job = with_rules(IGNORE_42, backoffLimit=0)
+    waits = decided(job, replace(seen, pods=(*seen.pods, bad)))
+    assert waits.workers == ()
+    kinds = {c["type"] for c in (waits.status or {}).get("conditions", ())}
+    assert "Failed" not in kinds
+    later = decided(job, replace(seen, pods=(*seen.pods, bad)), NOW + 60)
+    (made,) = later.workers
+    assert backoff.NOTE_FAILURES not in made.manifest["metadata"]["annotations"]
+
+
+def test_a_cluster_that_ends_a_pod_breaks_no_rule_about_exit_codes() -> None:
+    job = with_rules({"action": "FailJob", "onExitCodes": [143]})
+    for seen in (failed_pods(End(143), disrupted=True), failed_pods(End(143, "Evicted"))):
+        kinds = {c["type"] for c in (decided(job, seen).status or {})["conditions"]}
+        assert "Failed" not in kinds
+
+
 def test_a_job_that_lost_everybody_never_starts_anew_in_silence() -> None:
     nobody = Observed(pods=(COORDINATOR,), clocks=Clocks(nobody_s=NOW - 60), sent=Sent(secret=True))
     failed = decided(job_of(RUNNING), nobody)

@@ -312,6 +312,30 @@ def test_what_shadow_reports(one: OneRank) -> None:
     assert told.saved_s["Majority"] == pytest.approx(0.120)
 
 
+def test_how_long_the_rest_takes(one: OneRank) -> None:
+    """500 steps of one sample lease each; here 4 samples take a second, of 1000."""
+    facts = one.metrics.facts
+
+    def left_s() -> float | None:
+        facts.refresh(one.rank, one.now_ns)
+        return log_status(facts.heartbeat(one.rank).facts).left_s
+
+    assert left_s() is None, "nothing has moved yet"
+    for second in range(1, 11):
+        one.now_ns += 994 * MS
+        one.round(one.share(A, 0), one.share(B, 0), took_ms=0)
+        assert (left_s() is None) is (second < 2), "a moment says nothing"
+    assert left_s() == pytest.approx((1000 - 40) / 4, rel=0.01)
+    for _ in range(150):  # it goes on at half the speed
+        one.now_ns += 1994 * MS
+        one.round(one.share(A, 0), one.share(B, 0), took_ms=0)
+        now = left_s()
+    assert now == pytest.approx((1000 - 640) / 2, rel=0.01), "the present speed"
+    one.rank.log = Log.restore(one.rank.log.snapshot())
+    one.now_ns += 200 * MS
+    assert left_s() is None, "a donor's log is further, and no time has passed"
+
+
 def test_shares_of_rounds_follow_the_log(one: OneRank) -> None:
     """They are taken from the ledger now and then, also when others become active in between."""
     facts = one.metrics.facts

@@ -143,6 +143,9 @@ class RankBody:
     def do_describe(self, kind: str) -> dict[str, str]:
         return self._of(kind).describe()
 
+    def do_reasons(self, kind: str) -> list[str]:
+        return list(self._of(kind).reasons())
+
     def do_clear_abort(self) -> None:
         self.abort.clear()
 

@@ -118,6 +118,9 @@ def test_why_nccl_is_not_taken_is_told(crews: list[Crew]) -> None:
     shared, mixed = crews
     assert "ranks 0 and 1 share a; hint:" in shared.ranks[1].describe()["left out.nccl"]
     assert "the parameters are on cpu; hint:" in mixed.ranks[0].describe()["left out.nccl"]
+    first, second = shared.ranks[1].reasons()
+    assert first == "mpi is the only candidate"
+    assert second.startswith("nccl is left out: "), second
     assert mixed.gpu[0].ended, "its port is given back"
 
 

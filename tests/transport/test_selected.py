@@ -25,6 +25,7 @@ def test_a_joiner_gets_the_table_that_the_others_measured(pool: ProcessPool) -> 
     three = choices(crew, crew.ranks[:3])
     assert three[0] == three[1] == three[2]
     assert all("mpi:" in why and "gloo" in why for why in three[0])
+    assert crew.all(crew.ranks[:1], "reasons", crew.kind)[0].value == three[0]
     crew.open(crew.ranks)
     four = choices(crew, crew.ranks)
     assert four == [three[0]] * 4

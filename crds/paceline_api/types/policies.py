@@ -192,18 +192,20 @@ class FailureRule(Model):
     """What to do when a rank ends in a certain way. One of the two lists must match."""
 
     action: FailureAction
-    """FailJob: the job fails at once. Count: the rank is restarted and it counts against
-    backoffLimit. Ignore: it is restarted and does not count."""
+    """FailJob: the job fails at once. Count: the rank is restarted, before the first round too, and
+    it counts against backoffLimit. Ignore: it is restarted and does not count."""
 
     on_exit_codes: Annotated[tuple[ExitCode, ...], Field(min_length=1, max_length=64)] | None = None
     """Exit codes of the rank; a death by signal n is 128 + n."""
 
     on_reasons: Annotated[tuple[Text, ...], Field(min_length=1, max_length=16)] | None = None
-    """Reasons that Kubernetes gives for the end of the container, such as OOMKilled."""
+    """Reasons that Kubernetes gives for the end of the container or pod, such as OOMKilled or
+    Evicted. Of a pod that the cluster has ended they alone count, not its exit code."""
 
 
 class FailurePolicy(Model):
     """What to do when a rank ends badly."""
 
     rules: Annotated[tuple[FailureRule, ...], Field(min_length=1, max_length=32)]
-    """Rules in order; the first that matches decides. If none matches: Count."""
+    """Rules in order; the first that matches decides. If none matches: Count; but a script that
+    fails before the first round, or with exit code 2 (a mistake of its user), ends the job."""

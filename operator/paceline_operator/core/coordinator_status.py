@@ -78,16 +78,22 @@ class CoordinatorStatus:
     version: int = 0
     transport: str = ""
     """What moves the gradients; empty while nobody has said."""
+    transport_why: str = ""
+    """The measurement that led to it."""
     carrier: str | None = ""
     """What carries them between pods, on the worst of the ranks; empty: not known, None: this
     release does not look into it."""
     rounds: Mapping[str, int] = field(default_factory=dict)
     progress: float | None = None
+    left_s: float | None = None
+    """Seconds to its end, at the present speed."""
     round_s: float = 0.0
     avoided_s: float = 0.0
     conditions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """type -> (reason, message)"""
     happenings: tuple[Happening, ...] = ()
+    restarts: int = 0
+    """Processes started by their agents in the place of others."""
     stopping: bool = False
     outcome: Outcome | None = None
 
@@ -126,7 +132,7 @@ def read_coordinator_status(data: Any) -> CoordinatorStatus:
     """From the JSON of /v1/status. Never raises."""
     body = _mapping(data)
     log = _mapping(body.get("log"))
-    progress = log.get("progress")
+    progress, left_s = log.get("progress"), log.get("left_s")
     return CoordinatorStatus(
         pod_uid=str(body.get("coordinator", "")),
         seq=_whole(body.get("seq")),
@@ -138,9 +144,11 @@ def read_coordinator_status(data: Any) -> CoordinatorStatus:
         ranks=tuple(_ranks(_items(body.get("ranks")))),
         version=_whole(body.get("version")),
         transport=str(body.get("transport", "")),
+        transport_why=str(body.get("transport_why", "")),
         carrier=str(body["carrier"]) if "carrier" in body else None,
         rounds={str(k): _whole(v) for k, v in _mapping(log.get("rounds")).items()},
         progress=float(progress) if isinstance(progress, int | float) else None,
+        left_s=float(left_s) if isinstance(left_s, int | float) else None,
         round_s=_number(log.get("round_s")),
         avoided_s=_number(log.get("avoided_s")),
         conditions={
@@ -156,6 +164,7 @@ def read_coordinator_status(data: Any) -> CoordinatorStatus:
             )
             for h in map(_mapping, _items(body.get("happenings")))
         ),
+        restarts=_whole(body.get("restarts")),
         stopping=bool(body.get("stopping", False)),
         outcome=_outcome(body.get("outcome")),
     )

@@ -69,7 +69,7 @@ class Agent:
         self._records.connection = lambda: (self._link.connected, self._link.connections)
         self._supervisor = Supervisor(
             settings,
-            Limits(spec.backoff_limit, int(settings.drain_grace_s * NS_PER_S)),
+            Limits(spec.backoff_limit, int(settings.drain_grace_s * NS_PER_S), spec.failure_rules),
             self._plan,
             records=self._records,
             output=self._output,

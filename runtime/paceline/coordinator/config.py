@@ -20,5 +20,6 @@ def config_of(job: ResolvedJob) -> Config:
         allowed_sizes=job.elasticity.allowed_sizes,
         freeze_timeout_ns=job.collective.freeze_timeout_ns,
         backoff_limit=job.backoff_limit,
+        failure_rules=job.failure_rules,
         straggler=job.straggler,
     )

@@ -202,6 +202,8 @@ class Started(Struct, frozen=True, tag="started"):
     id: GenerationId
     member: MemberId
     has_state: bool
+    channel_why: str = ""
+    """Why the data channel moves buffers as it does, for people."""
 
 
 class Stopped(Struct, frozen=True, tag="stopped"):

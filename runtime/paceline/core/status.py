@@ -66,6 +66,8 @@ class Fact(StrEnum):
     EPOCHS_EXACT = "log.epochs_exact"
     EPOCHS_SHORT = "log.epochs_short"
     PROGRESS = "log.progress"
+    LEFT_S = "log.seconds_left"
+    """At the speed of the last minutes, as this rank has seen it: nearly equal on all."""
     ROUND_S = "log.round_seconds"
     AVOIDED_S = "log.wait_avoided_seconds"
     """Of all ranks, worked out from GO and when GO reached this rank: nearly equal on all."""
@@ -171,6 +173,8 @@ class LogStatus(Struct, frozen=True):
     """Finished epochs with dropped samples."""
     progress: float | None = None
     """0 to 1, by samples of all epochs or by `pl.steps`; None if nothing says where the end is."""
+    left_s: float | None = None
+    """Seconds until then, at the speed of the last minutes; None while that is not known."""
     round_s: float = 0.0
     """Median of the recent rounds."""
     avoided_s: float = 0.0
@@ -259,6 +263,8 @@ class Status(Struct, frozen=True):
     """Rounds committed: the highest version that a member has reported."""
     transport: str = ""
     """What moves the gradients, such as mpi, or gloo+mpi where buffers of different size differ."""
+    transport_why: str = ""
+    """The measurement that led to it."""
     carrier: Network = Network.UNKNOWN
     """What carries them between pods: the worst of the members'; empty while one is not known, and
     for a job in one pod."""
@@ -270,6 +276,8 @@ class Status(Struct, frozen=True):
     stragglers: tuple[StragglerStatus, ...] = ()
     """The slowest first; those of the last moment if the job has ended."""
     conditions: tuple[Condition, ...] = ()
+    restarts: int = 0
+    """Processes that an agent has started in the place of another one, in the pods known here."""
     stopping: bool = False
     """A rank has committed the stop round: a pod that ends from now on is not replaced."""
     released: bool = False
@@ -305,6 +313,7 @@ def log_status(facts: dict[str, float]) -> LogStatus:
         epochs_exact=whole(Fact.EPOCHS_EXACT),
         epochs_short=whole(Fact.EPOCHS_SHORT),
         progress=facts.get(Fact.PROGRESS),
+        left_s=facts.get(Fact.LEFT_S),
         round_s=facts.get(Fact.ROUND_S, 0.0),
         avoided_s=facts.get(Fact.AVOIDED_S, 0.0),
         shares=group(Fact.SHARE),

@@ -163,6 +163,10 @@ class Transport(ABC):
         """What moves the buffers of each size class (`core.collectives.select`)."""
         return (Method(self.name),) * len(CLASS_NAMES)
 
+    def reasons(self) -> tuple[str, ...]:
+        """Why that was chosen for each size class, in words; empty if there was no choice."""
+        return ()
+
     def regrets_s(self) -> tuple[float, ...]:
         """Seconds per reduction that this rank loses by the choice, for each size class."""
         return (0.0,) * len(CLASS_NAMES)

@@ -62,6 +62,8 @@ class SelectedTransport(Transport):
         """The same as this rank alone has measured it."""
         self._kind = 0
         self._choices: tuple[Choice, ...] = ()
+        self._only = ""
+        """The one candidate, where the present group has no other; else empty."""
         self._group: Group | None = None
 
     @property
@@ -126,7 +128,8 @@ class SelectedTransport(Transport):
         """Every rank leaves with the same table, hence with the same choices."""
         candidates = [n for n, method in self._candidates.items() if method.transport in usable]
         self._kind = kind = (group.size - 1).bit_length()
-        if len(candidates) == 1 or group.size == 1:
+        self._only = candidates[0] if len(candidates) == 1 else ""
+        if self._only or group.size == 1:
             table: Row = {name: [0.0] * len(CLASS_BYTES) for name in candidates}
             wired = usable[:1]
         else:
@@ -213,6 +216,15 @@ class SelectedTransport(Transport):
 
     def methods(self) -> tuple[Method, ...]:
         return tuple(self._candidates[choice.candidate] for choice in self._choices)
+
+    def reasons(self) -> tuple[str, ...]:
+        found = tuple(choice.why for choice in self._choices)
+        if self._only:
+            found = (f"{self._only} is the only candidate",)
+        elif all(device.type == HOST.type for device in self._devices):
+            return found  # nobody misses what needs a GPU
+        left_out = self._left_out | self._unfit
+        return (*found, *(f"{name} is left out: {why}" for name, why in left_out.items()))
 
     def regrets_s(self) -> tuple[float, ...]:
         own = self._own.get(self._kind, {})

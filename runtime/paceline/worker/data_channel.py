@@ -45,7 +45,7 @@ class DataChannel:
             return self._failed(error)
         self._methods = self._transport.methods()
         self._metrics.opened(self._methods, self._transport.regrets_s())
-        return ev.ChannelOpened()
+        return ev.ChannelOpened("; ".join(dict.fromkeys(self._transport.reasons())))
 
     @property
     def is_alone(self) -> bool:

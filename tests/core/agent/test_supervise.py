@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from itertools import product
 from signal import SIGKILL, SIGSEGV, SIGTERM
 
@@ -49,6 +50,8 @@ from paceline.core.agent.supervise import (
 )
 from paceline.core.messages import ATTEMPT_STRIDE, RankDead, RankStarted
 from paceline.core.protocol.ids import MemberId
+from paceline_api.settings import FailureRuleSettings
+from paceline_api.types.enums import FailureAction
 
 S = 1_000_000_000
 LIMITS = Limits(restarts_max=3, drain_ns=30 * S)
@@ -133,6 +136,47 @@ def test_the_back_off_doubles_up_to_its_bound(failures: int) -> None:
     pause, longer = backoff_ns(failures), backoff_ns(failures + 1)
     assert BACKOFF_NS <= pause <= longer <= BACKOFF_MAX_NS
     assert longer == min(2 * pause, BACKOFF_MAX_NS)
+
+
+def failing(code: int, *rules: FailureRuleSettings, times: int = 4) -> Place:
+    """A place with backoffLimit 1 whose processes end with this code."""
+    place = Place(0, 0, 0, Limits(1, 0, rules))
+    for _ in range(times):
+        if place.ended is None and place.wake_at_ns is not None:
+            now_ns = place.wake_at_ns
+            feed(place, now_ns, Tick(), Up(1), Exited(code, ""))
+    return place
+
+
+def rule(action: FailureAction, *codes: int) -> FailureRuleSettings:
+    return FailureRuleSettings(action, codes, ())
+
+
+@pytest.mark.parametrize(
+    ("code", "rules", "restarts"),
+    [
+        (75, [], 1),
+        (75, [rule(FailureAction.IGNORE, 75)], 3),
+        (76, [rule(FailureAction.IGNORE, 75)], 1),
+        (-SIGKILL, [rule(FailureAction.IGNORE, 137)], 3),
+        (75, [rule(FailureAction.COUNT, 75), rule(FailureAction.IGNORE, 75)], 1),
+        (2, [], 0),
+        (2, [rule(FailureAction.COUNT, 2)], 1),
+        (2, [rule(FailureAction.IGNORE, 2)], 3),
+    ],
+)
+def test_what_the_job_says_of_a_failure(
+    code: int, rules: list[FailureRuleSettings], restarts: int
+) -> None:
+    place = failing(code, *rules)
+    assert place.restarts == restarts
+    assert (place.ended is None) is (restarts == 3)
+
+
+def test_what_does_not_count_is_followed_more_and_more_slowly_all_the_same() -> None:
+    ignored = rule(FailureAction.IGNORE, 75)
+    due_ns = [failing(75, ignored, times=n).wake_at_ns or 0 for n in range(4)]
+    assert [b - a for a, b in itertools.pairwise(due_ns)] == [1 * S, 2 * S, 4 * S]
 
 
 @given(lives=st.lists(st.integers(0, 2 * HEALTHY_NS), max_size=12), limit=st.integers(0, 5))

@@ -16,6 +16,8 @@ from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.snapshot import Kept
+from paceline_api.settings import FailureRuleSettings
+from paceline_api.types.enums import FailureAction
 
 MS = 10**6
 SETTLE_MS = 300
@@ -31,6 +33,8 @@ class Desk:
     replicas: int = 2
     min_replicas: int = 1
     allowed: tuple[int, ...] = ()
+    rules: tuple[FailureRuleSettings, ...] = ()
+    backoff_limit: int = 6
     now: int = 0
     coordinator: coord.Coordinator = field(init=False)
 
@@ -40,6 +44,8 @@ class Desk:
             self.replicas,
             min_replicas=self.min_replicas,
             allowed_sizes=self.allowed,
+            backoff_limit=self.backoff_limit,
+            failure_rules=self.rules,
             stabilization_ns=100 * MS,
             settle_ns=SETTLE_MS * MS,
             freeze_timeout_ns=FREEZE_MS * MS,
@@ -521,6 +527,84 @@ def test_nothing_is_started_after_the_release() -> None:
     assert [(e.slot, e.message) for e in told] == [(s, m.Closing()) for s in (0, 1)]
     late = coord.FromAgent(m.AgentHello(1, 1, "h", "", (member(1)._replace(attempt=1000),), ()))
     assert desk.post(late) == [m.Closing()]
+
+
+def rule(action: FailureAction, *codes: int) -> FailureRuleSettings:
+    return FailureRuleSettings(action, codes, ())
+
+
+def outcome_after(
+    deaths: int, code: int, *rules: FailureRuleSettings, trained: bool = True
+) -> str | None:
+    """Of a job with backoffLimit 1 of whose pods one rank dies so often."""
+    desk = Desk(rules=rules, backoff_limit=1)
+    desk.pods(0, 1)
+    if trained:
+        desk.form(A, B)
+        desk.state.had_state = True
+    else:
+        desk.agent(B)
+    for n in range(deaths):
+        who = B._replace(attempt=B.attempt + n)
+        desk.post(coord.FromAgent(m.RankStarted(who, 7)))
+        desk.post(coord.FromAgent(m.RankDead(who, code, f"exit code {code}", True)))
+    return desk.state.outcome.reason if desk.state.outcome else None
+
+
+@pytest.mark.parametrize(
+    ("code", "rules", "trained", "reason"),
+    [
+        (75, [], True, "BackoffLimitExceeded"),
+        (75, [rule(FailureAction.IGNORE, 75)], True, None),
+        (-9, [rule(FailureAction.IGNORE, 137)], True, None),
+        (75, [rule(FailureAction.COUNT, 75)], True, "BackoffLimitExceeded"),
+        (75, [rule(FailureAction.FAIL_JOB, 75)], True, "FailurePolicy"),
+        (75, [rule(FailureAction.IGNORE, 75), rule(FailureAction.FAIL_JOB, 75)], True, None),
+        (75, [], False, "ScriptFailed"),
+        (75, [rule(FailureAction.IGNORE, 75)], False, None),
+        (75, [rule(FailureAction.COUNT, 75)], False, "BackoffLimitExceeded"),
+    ],
+)
+def test_what_the_job_says_of_a_death(
+    code: int, rules: list[FailureRuleSettings], trained: bool, reason: str | None
+) -> None:
+    assert outcome_after(2, code, *rules, trained=trained) == reason
+
+
+def test_one_death_is_enough_where_the_job_says_so() -> None:
+    assert outcome_after(1, 42, rule(FailureAction.FAIL_JOB, 42)) == "FailurePolicy"
+
+
+def test_no_rule_fails_a_job_whose_last_round_is_made() -> None:
+    desk = Desk(rules=(rule(FailureAction.FAIL_JOB, 137),))
+    desk.pods(0, 1)
+    generation = desk.form(A, B)
+    desk.say(m.Stopped(generation, A, 9))
+    desk.post(coord.FromAgent(m.RankDead(B, -9, "signal 9", True)))
+    assert desk.state.outcome is None
+
+
+def test_processes_started_again_are_counted_in_each_place() -> None:
+    desk = Desk()
+    desk.pods(0, 1)
+    desk.form(A, B)
+    assert status(desk.state).restarts == 0
+    third, next_pod = B._replace(attempt=2), A._replace(attempt=m.ATTEMPT_STRIDE + 1)
+    for who in (B._replace(attempt=1), third, next_pod):
+        desk.post(coord.FromAgent(m.RankStarted(who, 7)))
+    assert status(desk.state).restarts == 3
+    desk.post(coord.FromAgent(m.RankDead(third, -9, "killed", True)))
+    assert status(desk.state).restarts == 3
+
+
+def test_why_the_data_channel_is_as_it_is_comes_with_the_start() -> None:
+    desk = Desk()
+    desk.pods(0, 1)
+    generation = desk.form(A, B)
+    assert status(desk.state).transport_why == ""
+    desk.say(m.Started(generation, B, True, "mpi:ring 40 us at 4096 B; next: gloo 90 us"))
+    desk.say(m.Started(generation, A, True))
+    assert status(desk.state).transport_why == "mpi:ring 40 us at 4096 B; next: gloo 90 us"
 
 
 def test_a_retired_coordinator_says_nothing_more() -> None:

@@ -8,6 +8,8 @@ operator between two writes can lose or double them.
     ended with an error      after back-off  yes, until a round is committed
     refused by its kubelet   after back-off  no
     slow (Replace)           at once         no
+
+A rule of spec.failurePolicy that matches the end says otherwise about the last column.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from paceline_api.failures import ruled
 from paceline_api.names import PREFIX
+from paceline_api.settings import FailureRuleSettings
+from paceline_api.types.enums import FailureAction
 
 from paceline_operator.core.observed import NOT_STARTED, Pod
 from paceline_operator.core.plan import Cause
@@ -97,7 +102,26 @@ def why_ended(pod: Pod) -> str:
     return text
 
 
-def failures(workers: Iterable[Pod], version: int) -> int:
+def rule_for(pod: Pod, rules: Iterable[FailureRuleSettings]) -> FailureAction | None:
+    """What spec.failurePolicy says of a pod that has ended badly; None: nothing."""
+    end = pod.end
+    if end is None or end.in_order or pod.deleting:
+        return None
+    # Where the cluster has ended it, or never started it, the exit code is not that of its ranks.
+    own = cause_of(pod) is Cause.FAILED
+    return ruled(rules, end.exit_code if own else 0, end.reason)
+
+
+def _counts(pod: Pod, rules: Iterable[FailureRuleSettings]) -> bool:
+    action = rule_for(pod, rules)
+    if action is None:
+        return pod.ended and cause_of(pod) is Cause.FAILED
+    return action is not FailureAction.IGNORE
+
+
+def failures(
+    workers: Iterable[Pod], version: int, rules: Iterable[FailureRuleSettings] = ()
+) -> int:
     """Failed pods without a committed round in between, those not yet replaced included."""
     pods = list(workers)
     newest = newest_by_slot(pods)
@@ -105,8 +129,7 @@ def failures(workers: Iterable[Pod], version: int) -> int:
     for pod in pods:
         if NOTE_FAILURES in pod.notes and version <= _count(pod, NOTE_AT_ROUND):
             counted = max(counted, _count(pod, NOTE_FAILURES))
-    open_ones = [p for p in newest.values() if p.ended and cause_of(p) is Cause.FAILED]
-    return counted + len(open_ones)
+    return counted + sum(_counts(pod, rules) for pod in newest.values())
 
 
 def newest_by_slot(workers: Iterable[Pod]) -> dict[int, Pod]:

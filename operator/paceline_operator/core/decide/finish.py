@@ -101,18 +101,16 @@ def _deadline(job: Job, now_s: float) -> End | float | None:
 
 
 def _by_rule(job: Job, seen: Observed) -> End | None:
-    """failurePolicy and backoffLimit, from what pods and ranks ended with."""
+    """failurePolicy and backoffLimit, from what pods ended with. Ranks that end while their pod
+    lives are their coordinator's business."""
     assert job.settings is not None
     workers = [pod for pod in seen.own(job.uid) if pod.is_worker]
-    for code, reason, who in _deaths(workers, seen):
-        for rule in job.settings.failure_rules:
-            if code in rule.on_exit_codes or reason in rule.on_reasons:
-                if rule.action is FailureAction.FAIL_JOB:
-                    ending = f"exit code {code}" + (f" ({reason})" if reason else "")
-                    return End(False, Reason.FAILURE_POLICY, f"{who} ended with {ending}")
-                break
+    rules = job.settings.failure_rules
+    for pod in workers:
+        if backoff.rule_for(pod, rules) is FailureAction.FAIL_JOB:
+            return End(False, Reason.FAILURE_POLICY, _last_words(pod))
     version = max(seen.version, job.round)
-    failures = backoff.failures(workers, version)
+    failures = backoff.failures(workers, version, rules)
     if failures > job.settings.backoff_limit:
         last = max((p for p in workers if p.end), key=lambda p: p.ended_seen_s, default=None)
         lines = f"; the last one: {_last_words(last)}" if last else ""
@@ -123,21 +121,6 @@ def _by_rule(job: Job, seen: Observed) -> End | None:
             f"spec.backoffLimit is {job.settings.backoff_limit}{lines}",
         )
     return None
-
-
-def _deaths(workers: list[Pod], seen: Observed) -> list[tuple[int, str, str]]:
-    found = [
-        (pod.end.exit_code, pod.end.reason, pod.name)
-        for pod in workers
-        if pod.end is not None and not pod.end.in_order and not pod.deleting
-    ]
-    for happening in seen.coordinator.happenings if seen.coordinator else ():
-        code = happening.facts.get("exit_code", "0").lstrip("-")
-        if happening.reason == "RankDied" and code.isdecimal() and code != "0":
-            signal = happening.facts["exit_code"].startswith("-")
-            who = happening.message.partition(":")[0]
-            found.append((int(code) + (128 if signal else 0), "", who))
-    return found
 
 
 def _state(

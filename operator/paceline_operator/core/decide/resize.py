@@ -139,7 +139,7 @@ def _fill(
     newest = backoff.newest_by_slot(workers)
     held = {pod.slot for pod in made.living}
     version = max(seen.version, job.round)
-    failed = backoff.failures(workers, version)
+    failed = backoff.failures(workers, version, job.settings.failure_rules)
     held |= _asked(seen, newest, held, made, now_s)
     missing = job.settings.replicas - len(held)
     slot = -1

@@ -13,7 +13,7 @@ from paceline_api.names import worker_selector
 from paceline_api.reasons import ConditionType
 from paceline_api.types.status import STRAGGLERS_MAX
 
-from paceline_operator.core.coordinator_status import ACTIVE
+from paceline_operator.core.coordinator_status import ACTIVE, CoordinatorStatus
 from paceline_operator.core.decide import backoff
 from paceline_operator.core.job import Job, timestamp
 from paceline_operator.core.observed import Observed
@@ -48,8 +48,8 @@ def running(
         status["collective"] = _collective(job, seen)
         if moved := transport_status(job, seen, now_s):
             status["transport"] = moved
-        if coordinator.progress is not None:
-            status["progress"] = {"percent": int(100 * min(1.0, coordinator.progress))}
+        if progress := _progress(coordinator):
+            status["progress"] = progress
     # As the first answer of a coordinator will be, so that it is no news.
     status.setdefault("readyReplicas", 0)
     status.setdefault("activeRanks", 0)
@@ -100,14 +100,30 @@ def ended(
         status["collective"] = _collective(job, seen)
         if moved := transport_status(job, seen, now_s):
             status["transport"] = moved
-        if seen.coordinator.progress is not None:
-            status["progress"] = {"percent": int(100 * min(1.0, seen.coordinator.progress))}
+        if progress := _progress(seen.coordinator):
+            status["progress"] = progress
+    without_eta(status)
     replicas = job.settings.replicas if job.settings else 0
     status |= {"replicas": 0, "readyReplicas": 0, "activeRanks": 0, "ready": f"0/{replicas}"}
     status["completionTime"] = timestamp(now_s)
     status.setdefault("startTime", timestamp(job.created_s))
     status["state"] = state_word(status)
     return status
+
+
+def _progress(coordinator: CoordinatorStatus) -> dict[str, int] | None:
+    if coordinator.progress is None:
+        return None
+    found = {"percent": int(100 * min(1.0, coordinator.progress))}
+    if coordinator.left_s is not None:
+        found["etaSeconds"] = round(coordinator.left_s)
+    return found
+
+
+def without_eta(status: dict[str, Any]) -> None:
+    """Nothing runs any more."""
+    if status.get("progress"):
+        status["progress"] = {"percent": status["progress"]["percent"]}
 
 
 def _collective(job: Job, seen: Observed) -> dict[str, Any]:
@@ -128,11 +144,14 @@ def _collective(job: Job, seen: Observed) -> dict[str, Any]:
 def _restarts(job: Job, seen: Observed, plan: Plan) -> dict[str, int]:
     before = job.status.get("restarts") or {}
     version = seen.coordinator.version if seen.coordinator is not None else job.round
+    told = seen.coordinator.restarts if seen.coordinator is not None else 0
     workers = [pod for pod in seen.own(job.uid) if pod.is_worker]
+    rules = job.settings.failure_rules if job.settings else ()
     return {
-        "ranks": int(before.get("ranks") or 0),
+        # One that was made anew does not know of pods that were gone by then.
+        "ranks": max(int(before.get("ranks") or 0), told),
         "replicas": plan.replaced,
-        "failures": backoff.failures(workers, version),
+        "failures": backoff.failures(workers, version, rules),
     }
 
 
@@ -170,7 +189,8 @@ def without_figures(status: Mapping[str, Any]) -> dict[str, Any]:
 def without_words(status: Mapping[str, Any]) -> dict[str, Any]:
     """The transitions and counts."""
     held = {c["type"]: c.get("status") for c in status.get("conditions") or ()}
-    return {**status, "conditions": held, "state": None}
+    transport = {k: v for k, v in (status.get("transport") or {}).items() if k != "message"}
+    return {**status, "conditions": held, "state": None, "transport": transport}
 
 
 def due(

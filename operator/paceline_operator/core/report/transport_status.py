@@ -6,7 +6,7 @@ that the status does not flicker.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from paceline_api.reasons import ConditionType
 from paceline_api.types.enums import FabricRequirement
@@ -14,6 +14,8 @@ from paceline_api.types.enums import FabricRequirement
 from paceline_operator.core.decide.transport import OVER, Standing, carried, verified_at
 from paceline_operator.core.job import Job, timestamp
 from paceline_operator.core.observed import Observed
+
+MESSAGE_MAX: Final = 1000
 
 
 def transport_status(job: Job, seen: Observed, now_s: float) -> dict[str, Any] | None:
@@ -24,7 +26,10 @@ def transport_status(job: Job, seen: Observed, now_s: float) -> dict[str, Any] |
     since = verified_at(job)
     if since is None and found.standing is Standing.MET and found.carrier:
         since = timestamp(now_s)
-    return {"kind": found.kind} | ({"verifiedAt": since} if since else {})
+    status: dict[str, Any] = {"kind": found.kind} | ({"verifiedAt": since} if since else {})
+    if why := seen.coordinator.transport_why if seen.coordinator else "":
+        status["message"] = why[:MESSAGE_MAX]
+    return status
 
 
 def without_carrier(status: dict[str, Any]) -> dict[str, Any]:

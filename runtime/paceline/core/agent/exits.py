@@ -63,6 +63,8 @@ class Death:
     """Why it was asked to leave; empty if it was not."""
     over: bool = False
     """It was asked to because the job was over."""
+    again: bool = False
+    """A rule of the job says that another process follows such an end."""
 
 
 def why_it_ended(death: Death) -> str:
@@ -99,7 +101,8 @@ def last_end(death: Death) -> Ended | None:
         holds_work = death.outcome is not None and not death.over
         lost = EXIT_FAILURE if holds_work else 0
         return Ended(End.DRAINED, f"rank {death.member}: {death.leaving}; {why}", lost)
-    if death.code == EXIT_BAD_INPUT or death.outcome is RankOutcome.UNSTARTABLE:
+    mistake = death.code == EXIT_BAD_INPUT and not death.again
+    if mistake or death.outcome is RankOutcome.UNSTARTABLE:
         return failed(death.member, why, EXIT_BAD_INPUT)
     if death.code == 0:
         return failed(death.member, why)  # it would end early again

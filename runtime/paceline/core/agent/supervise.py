@@ -17,6 +17,9 @@ from enum import StrEnum
 from typing import Final
 
 from paceline_api.errors import EXIT_FAILURE
+from paceline_api.failures import ruled
+from paceline_api.settings import FailureRuleSettings
+from paceline_api.types.enums import FailureAction
 
 from paceline.core.agent.exits import Death, End, Ended, RankOutcome, failed, last_end, why_it_ended
 from paceline.core.messages import ATTEMPT_STRIDE, RankDead, RankStarted
@@ -192,6 +195,8 @@ class Limits:
     restarts_max: int
     """`backoffLimit`: failures in a row after which the place is given up."""
     drain_ns: int
+    rules: tuple[FailureRuleSettings, ...] = ()
+    """Of `failurePolicy`: which failures do not count."""
 
 
 def backoff_ns(failures: int) -> int:
@@ -216,6 +221,9 @@ class Place:
         self._limits = limits
         self._started = False
         self._failures = 0
+        """In a row; the back-off follows them."""
+        self._counted = 0
+        """Those that count against `backoffLimit`."""
         self._up_ns: int | None = None
         self._told: ReportedOutcome | None = None
         self._kill_why = ""
@@ -328,7 +336,8 @@ class Place:
 
     def _dead(self, now_ns: int, code: int | None, text: str) -> list[Effect]:
         if self._up_ns is not None and now_ns - self._up_ns >= HEALTHY_NS:
-            self._failures = 0
+            self._failures = self._counted = 0
+        action = ruled(self._limits.rules, code or 0)
         said = self._told or ReportedOutcome(None, "")
         death = Death(
             self.member,
@@ -339,9 +348,10 @@ class Place:
             self._kill_why,
             self._leaving,
             self._over,
+            again=action in (FailureAction.COUNT, FailureAction.IGNORE),
         )
         why = why_it_ended(death)
-        ended = last_end(death) or self._failure(why)
+        ended = last_end(death) or self._failure(why, counts=action is not FailureAction.IGNORE)
         self.wake_at_ns = None
         if ended is None:
             self.wake_at_ns = now_ns + backoff_ns(self._failures)
@@ -353,12 +363,13 @@ class Place:
         dead = RankDead(self.member, exit_code, why, ended is None, said.released)
         return [Report(dead)]
 
-    def _failure(self, why: str) -> Ended | None:
-        """Count one that another process could mend; not None if it was the last one."""
+    def _failure(self, why: str, *, counts: bool) -> Ended | None:
+        """One that another process could mend; not None if it was the last one."""
         self._failures += 1
+        self._counted += counts
         most = self._limits.restarts_max
-        if self._failures > most:
-            return failed(self.member, f"{why} (failure {self._failures}, backoffLimit {most})")
+        if self._counted > most:
+            return failed(self.member, f"{why} (failure {self._counted}, backoffLimit {most})")
         if self.restarts == ATTEMPT_STRIDE - 1:
             return failed(self.member, f"{why} (start {ATTEMPT_STRIDE} was the last one)")
         return None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from paceline_api.failures import ruled
+from paceline_api.types.enums import FailureAction
+
 from paceline.core import messages as m
 from paceline.core.coordinator import ending
 from paceline.core.coordinator.events import ToAgent
@@ -83,7 +86,15 @@ def _count_failure(c: CoordinatorState, message: m.RankDead) -> None:
     if c.phase is Phase.RELEASED:
         _after_the_release(c, message)
         return
-    if message.exit_code > 0 and not c.had_state and (c.gen is not None or not seen.ready):
+    action = ruled(c.config.failure_rules, message.exit_code)
+    # Once the last round is made, deaths are no failures of the job (R17).
+    if action is FailureAction.FAIL_JOB and not ending.some_stopped(c):
+        ending.fail(c, "FailurePolicy", f"rank {message.member}: {message.why}")
+        return
+    if action is FailureAction.IGNORE:
+        return
+    never_trained = not c.had_state and (c.gen is not None or not seen.ready)
+    if message.exit_code > 0 and never_trained and action is None:
         # No rank has ever trained: a mistake in the script or the image, not bad luck.
         known = "hint: " in message.why
         hint = "" if known else "it failed before the first round, so it is not started again"

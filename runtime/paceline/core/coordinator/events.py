@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 from paceline_api.rounds import RoundSettings
-from paceline_api.settings import StragglerSettings
+from paceline_api.settings import FailureRuleSettings, StragglerSettings
 
 from paceline.core import messages as m
 from paceline.core.protocol.ids import MemberId
@@ -40,6 +40,8 @@ class Config:
     """Bound of the members' own waiting for each other after COMMIT."""
     backoff_limit: int = 6
     """Failed processes without a committed round in between, after which the job fails (C8)."""
+    failure_rules: tuple[FailureRuleSettings, ...] = ()
+    """Of spec.failurePolicy: which of them do not count, or end the job at once."""
     straggler: StragglerSettings | None = None
     """When a rank counts as slow and what is done about it; None: nobody is judged."""
 

@@ -134,6 +134,7 @@ def _started(c: CoordinatorState, seen: KnownRank, message: m.Started) -> None:
     if c.gen is None or message.id != c.gen.id:
         return
     seen.started = message.id
+    c.channel_why = message.channel_why or c.channel_why  # one rank alone has nothing to choose
     c.unstarted.discard(message.member)
     if message.has_state:
         seen.current = seen.has_state = True

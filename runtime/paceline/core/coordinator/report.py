@@ -6,7 +6,7 @@ from paceline.core.agent.network import worst
 from paceline.core.coordinator import joining
 from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState
-from paceline.core.messages import Network
+from paceline.core.messages import ATTEMPT_STRIDE, Network
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import DropReason
 from paceline.core.status import Condition, Fact, RankPhase, RankStatus, Status, log_status
@@ -38,12 +38,14 @@ def status(c: CoordinatorState) -> Status:
         ranks=(*living, *dead),
         version=c.version,
         transport=_transport(c, members),
+        transport_why=c.channel_why,
         carrier=carrier(c),
         log=log_status(furthest.facts if furthest else {}),
         changes=tuple(c.history.changes),
         happenings=tuple(c.history.happenings),
         stragglers=c.stragglers,
         conditions=_conditions(c),
+        restarts=_restarts(c),
         stopping=any(s.stopped for s in c.roster.ranks.values()) or c.released is not None,
         released=c.proven,
         outcome=c.outcome,
@@ -54,6 +56,15 @@ def _transport(c: CoordinatorState, members: tuple[MemberId, ...]) -> str:
     prefix = Fact.CARRIED
     told = (name for member in members for name in c.roster.rank(member).facts)
     return "+".join(sorted({name.removeprefix(prefix) for name in told if name.startswith(prefix)}))
+
+
+def _restarts(c: CoordinatorState) -> int:
+    """Each place of each pod has counted its own (`ATTEMPT_STRIDE`)."""
+    highest: dict[tuple[int, int, int], int] = {}
+    for slot, local, attempt in c.roster.ranks:
+        pod, restarts = divmod(attempt, ATTEMPT_STRIDE)
+        highest[slot, local, pod] = max(restarts, highest.get((slot, local, pod), 0))
+    return sum(highest.values())
 
 
 def carrier(c: CoordinatorState) -> Network:

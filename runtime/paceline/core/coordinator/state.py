@@ -59,6 +59,8 @@ class CoordinatorState:
     asked_ns: int = 0
     reports: dict[MemberId, m.Prepared] = field(default_factory=dict)
     commit: m.Commit | None = None
+    channel_why: str = ""
+    """Why the last data channel moved buffers as it did, for people."""
     unstarted: set[MemberId] = field(default_factory=set)
     """Members that have not reported STARTED (R7)."""
     complained: set[MemberId] = field(default_factory=set)

@@ -90,7 +90,8 @@ class Finish(Struct, frozen=True):
 
 
 class ChannelOpened(Struct, frozen=True):
-    pass
+    why: str = ""
+    """It moves buffers as it does, for people; empty where there is nothing to choose."""
 
 
 class ChannelFailed(Struct, frozen=True):

@@ -81,7 +81,7 @@ class Rank:
             case Connected():
                 membership.on_connected(rank)
             case ChannelOpened():
-                membership.on_channel(rank)
+                membership.on_channel(rank, event.why)
             case ChannelFailed():
                 rounds.on_failed(rank, event)
             case Hashed():

@@ -126,13 +126,17 @@ def _report(rank: RankState) -> Prepared:
     )
 
 
+def _started(rank: RankState, *, has_state: bool) -> Started:
+    return Started(rank.gen_id, rank.me, has_state, rank.channel_why)
+
+
 def on_connected(rank: RankState) -> None:
     """Introduce itself, and repeat what an older connection may have lost."""
     rank.tell(rank.registration())
     if rank.frozen:
         rank.tell(_report(rank))
     elif rank.started:
-        rank.tell(Started(rank.gen_id, rank.me, rank.has_state and not rank.passive))
+        rank.tell(_started(rank, has_state=rank.has_state and not rank.passive))
     if rank.broken and not rank.frozen:
         rank.tell(Complain(rank.gen_id, rank.me, rank.round, "the data channel failed"))
     rank.stop_reported = rank.leave_asked = False
@@ -222,18 +226,18 @@ def _start(rank: RankState) -> None:
     rank.round = rank.log.version
     rank.do(rank.pending.drop_revoked(rank.owns, grad_in_use=rank.main is Main.RUN))
     if rank.log.stopped:
-        on_channel(rank)
+        on_channel(rank, "")
     else:
         rank.emit(OpenChannel(rank.commit))
 
 
-def on_channel(rank: RankState) -> None:
+def on_channel(rank: RankState, why: str) -> None:
     """The links stand: rounds of this generation may run, early messages count now (R4)."""
     if rank.frozen or rank.commit is None:
         return
-    rank.started = True
+    rank.started, rank.channel_why = True, why
     rank.opened_ns = rank.now_ns
-    rank.tell(Started(rank.gen_id, rank.me, rank.has_state and not rank.passive))
+    rank.tell(_started(rank, has_state=rank.has_state and not rank.passive))
     early, rank.early = rank.early, []
     rank.inbox.extend(early)
 
@@ -302,7 +306,7 @@ def on_state(rank: RankState, state: State) -> None:
     rank.opened_ns = rank.now_ns
     rank.emit(InstallState(tuple(queued)))
     if rank.started:
-        rank.tell(Started(rank.gen_id, rank.me, True))
+        rank.tell(_started(rank, has_state=True))
 
 
 def _donor(rank: RankState) -> MemberId:

@@ -123,6 +123,8 @@ class RankState:
     """Member without state: joins reductions, queues sums, waits for the donor (R15)."""
     started: bool = False
     """The data channel of the generation stands."""
+    channel_why: str = ""
+    """Why it moves buffers as it does, for people."""
     broken: bool = False
     """The data channel has failed; a new generation repairs it."""
     stop_reported: bool = False

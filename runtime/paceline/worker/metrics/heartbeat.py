@@ -20,6 +20,7 @@ from paceline.core.protocol.records import Go
 from paceline.core.protocol.shadow import ShadowReport
 from paceline.core.rank.state import Main, RankState
 from paceline.core.status import Fact
+from paceline.worker.metrics.pace import Pace
 
 REFRESH_NS: Final = 150_000_000
 RECENT: Final = 32
@@ -38,6 +39,7 @@ class HeartbeatFacts:
         """Replaced as a whole, so that the link thread may read it at any time."""
         self._refreshed_ns = 0
         self._steps_ns: deque[int] = deque(maxlen=RECENT)
+        self._pace = Pace()
         self._lags_us: deque[int] = deque(maxlen=RECENT)
         self._resumed_ns: int | None = None
         self._parked_ns: int | None = None
@@ -109,6 +111,9 @@ class HeartbeatFacts:
         """Work out the facts again if the last ones are old."""
         if now_ns - self._refreshed_ns >= REFRESH_NS:
             self._refreshed_ns = now_ns
+            done = _progress(rank.log)
+            if done is not None:
+                self._pace.follow(now_ns, done, rank.log.ledger)
             self.work_out(rank)
 
     def work_out(self, rank: RankState) -> None:
@@ -157,12 +162,13 @@ class HeartbeatFacts:
             facts[Fact.ROUNDS + trigger] = float(count)
         for reason, samples in ledger.dropped.items():
             facts[Fact.DROPPED + reason] = float(samples)
-        whole = log.plan.samples * log.plan.epochs
-        if whole:
-            facts[Fact.PROGRESS] = min(1.0, (total.applied + total.dropped) / whole)
+        if log.plan.samples and log.plan.epochs:
             facts[Fact.EPOCH] = (total.applied + total.dropped) / log.plan.samples
-        elif log.plan.steps:
-            facts[Fact.PROGRESS] = min(1.0, float(log.steps / log.plan.steps))
+        done = _progress(log)
+        if done is not None:
+            facts[Fact.PROGRESS] = done
+            if self._pace.left_s is not None:
+                facts[Fact.LEFT_S] = self._pace.left_s
         self._count_shares()
         for member in log.members:
             if self._active.get(member):
@@ -174,6 +180,15 @@ class HeartbeatFacts:
             if weight:
                 facts[Fact.METRIC + name] = value / weight
         return facts
+
+
+def _progress(log: Log) -> float | None:
+    """From 0 to 1; None where nothing says where the end is."""
+    whole = log.plan.samples * log.plan.epochs
+    if whole:
+        total = log.ledger.total()
+        return min(1.0, (total.applied + total.dropped) / whole)
+    return min(1.0, float(log.steps / log.plan.steps)) if log.plan.steps else None
 
 
 def _shadow(report: ShadowReport) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from cluster.control_plane import ControlPlane
@@ -127,6 +128,30 @@ def test_a_quota_is_told_and_retried(plane: ControlPlane, namespace: str, runnin
         plane.api.patch(f"{path}/few", {"spec": {"hard": {"pods": "10"}}})
         until(lambda: len(living(plane, namespace)) == 4, "4 workers")
         until(lambda: not holds(job(plane, namespace), "Degraded"), "no longer degraded")
+
+
+def test_a_job_whose_coordinator_nobody_reaches_is_told_and_ends(
+    plane: ControlPlane, namespace: str, running: Running, tmp_path: Path
+) -> None:
+    """Its ranks may reach it all the same; nothing listens behind its address here."""
+    released = {"exitCode": 0, "reason": "Completed", "message": "finished"}
+    ended = {
+        "phase": "Succeeded",
+        "containerStatuses": [{"name": "trainer", "state": {"terminated": released}}],
+    }
+    with plane.fake_nodes(2):
+        submit(plane, namespace, replicas=2)
+        condition = until(lambda: holds(job(plane, namespace), "Degraded"), "Degraded", 90)
+        assert condition["reason"] == "CoordinatorAway"
+        assert "connection is refused" in condition["message"]
+        assert "the connection is refused" in (tmp_path / "operator.log").read_text()
+        path = f"/api/v1/namespaces/{namespace}/pods/{living(plane, namespace)[0]}/status"
+        plane.api.patch(path, {"status": ended})
+        until(lambda: holds(job(plane, namespace), "Complete"), "Complete")
+        assert sorted(p["metadata"]["name"] for p in pods(plane, namespace)) == [
+            "digits-0-1",
+            "digits-1-1",
+        ]
 
 
 def test_an_operator_that_is_killed_goes_on_where_it_was(

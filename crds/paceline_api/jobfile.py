@@ -45,6 +45,8 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
     """Absolute; empty = that of the agent."""
     backend: str
     """spec.collective.backend; decides whether a rank is started by mpiexec."""
+    segment_bytes: int
+    """spec.collective.segmentBytes."""
     backoff_limit: int
     failure_rules: tuple[FailureRuleSettings, ...]
     """Of spec.failurePolicy: which deaths of ranks do not count, or end the job."""
@@ -79,6 +81,7 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
             env=tuple(env),
             working_dir=working_dir,
             backend=job.collective.backend,
+            segment_bytes=job.collective.segment_bytes,
             backoff_limit=job.backoff_limit,
             failure_rules=job.failure_rules,
             replicas=job.replicas,

@@ -52,6 +52,8 @@ class CollectiveSettings:
     freeze_timeout_ns: int
     buffers_every: int
     """Rounds; 0: buffers stay local."""
+    segment_bytes: int
+    """Bound of what is reduced at a time."""
     hash_every: int
     """Rounds; 0: never."""
 

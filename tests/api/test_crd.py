@@ -143,6 +143,7 @@ def test_fixed_fields_refuse_setting_changing_and_removing(schema: dict[str, Any
         ".collective.normalisation",
         ".collective.pacing",
         ".collective.freezeTimeout",
+        ".collective.segmentBytes",
         ".fabric.profile",
         ".fabric.required",
         ".checkpoint.path",

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from local.reference_job import (
-    bytes_hex,
+    digest_of,
     loss_of,
     make_data,
     make_model,
@@ -41,11 +41,11 @@ def train(config: dict[str, Any], folder: Path) -> str:
         epochs=config["epochs"],
         seed=3,
     )
-    data, model = make_data(plan.samples), make_model()
+    data, model = make_data(plan.samples), make_model(config["hidden"])
     optimizer = make_optimizer(config["optimizer"], model)
     factory = make_scheduler(config["scheduler"])
     scheduler = factory(optimizer) if factory else None
-    layout = FlatLayout(list(model.named_parameters()))
+    layout = FlatLayout(list(model.named_parameters()), config["segment_bytes"])
     add_up = _AllReduce(config["algorithm"], ranks, folder)
     progress = Fraction(0)
     leases = list(range(total_leases(plan)))
@@ -54,17 +54,19 @@ def train(config: dict[str, Any], folder: Path) -> str:
         units = {unit for _, unit, _ in parts}
         samples = sum(count for _, _, count in parts)
         if len(units) == 1:  # the mean of the means
-            sums, divisor = [flat for flat, _, _ in parts], nominal / units.pop()
+            sums, divisor = [flats for flats, _, _ in parts], nominal / units.pop()
         else:
-            sums, divisor = [flat * float(unit) for flat, unit, _ in parts], float(nominal)
+            sums = [[flat * float(unit) for flat in flats] for flats, unit, _ in parts]
+            divisor = float(nominal)
         while len(sums) < ranks:
-            sums.append(torch.zeros_like(sums[0]))
-        mean = add_up(sums) / divisor
+            sums.append(layout.zeros())
+        mean = [add_up(list(segments)) / divisor for segments in zip(*sums, strict=True)]
         if config["clip_norm"] is not None:
-            norm = float(torch.linalg.vector_norm(mean.double()))
+            norm = float(torch.linalg.vector_norm(torch.cat(mean).double()))
             if norm + 1e-6 > config["clip_norm"]:
-                mean.mul_(config["clip_norm"] / (norm + 1e-6))
-        for parameter, view in zip(model.parameters(), layout.views([mean]), strict=True):
+                for segment in mean:
+                    segment.mul_(config["clip_norm"] / (norm + 1e-6))
+        for parameter, view in zip(model.parameters(), layout.views(mean), strict=True):
             parameter.grad = view.clone()
         optimizer.step()
         after = progress + Fraction(samples, nominal)
@@ -72,13 +74,13 @@ def train(config: dict[str, Any], folder: Path) -> str:
             if scheduler is not None:
                 scheduler.step()
         progress = after
-    weights: str = bytes_hex(model)
+    weights: str = digest_of(model)
     return weights
 
 
 def _gradient(
     model: torch.nn.Module, layout: FlatLayout, data: Any, plan: DataPlan, lease: int
-) -> tuple[torch.Tensor, int, int]:
+) -> tuple[list[torch.Tensor], int, int]:
     """(sum of the per-sample gradients / unit, unit, samples) of one step of one rank."""
     model.zero_grad()
     unit, samples = 0, 0
@@ -91,11 +93,11 @@ def _gradient(
         samples += unit
         batch = torch.utils.data.default_collate([data[x] for x in numbers])
         torch.autograd.backward(loss_of(model, batch))
-    (flat,) = layout.zeros()
-    for view, parameter in zip(layout.views([flat]), model.parameters(), strict=True):
+    flats = layout.zeros()
+    for view, parameter in zip(layout.views(flats), model.parameters(), strict=True):
         assert parameter.grad is not None
         view.copy_(parameter.grad)
-    return flat, unit, samples
+    return flats, unit, samples
 
 
 class _AllReduce:

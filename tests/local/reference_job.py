@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -10,9 +11,11 @@ import torch
 Scheduler = torch.optim.lr_scheduler.LRScheduler
 
 
-def make_model() -> torch.nn.Module:
+def make_model(hidden: int) -> torch.nn.Module:
     torch.manual_seed(5)
-    return torch.nn.Sequential(torch.nn.Linear(6, 33), torch.nn.Tanh(), torch.nn.Linear(33, 3))
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, 3)
+    )
 
 
 def make_data(samples: int) -> torch.utils.data.TensorDataset:
@@ -38,6 +41,7 @@ def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
     return torch.nn.functional.mse_loss(model(inputs), wanted)
 
 
-def bytes_hex(model: torch.nn.Module) -> str:
+def digest_of(model: torch.nn.Module) -> str:
+    """Of the weights, bit by bit."""
     parameters = [p.detach().reshape(-1) for p in model.parameters()]
-    return torch.cat(parameters).numpy().tobytes().hex()
+    return blake2b(torch.cat(parameters).numpy().tobytes(), digest_size=16).hexdigest()

@@ -9,7 +9,7 @@ import sys
 import paceline as pl
 import torch
 from local.reference_job import (
-    bytes_hex,
+    digest_of,
     loss_of,
     make_data,
     make_model,
@@ -27,7 +27,7 @@ def main() -> None:
         # Else it is chosen by measuring, and the reference could not know the order of additions.
         MpiTransport.algorithms = (CONFIG["algorithm"],)
     pl.init()
-    model = make_model()
+    model = make_model(CONFIG["hidden"])
     optimizer = pl.DistributedOptimizer(
         make_optimizer(CONFIG["optimizer"], model),
         model,
@@ -44,7 +44,7 @@ def main() -> None:
         for batch in loader:
             loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-    sys.stdout.write(f"WEIGHTS {bytes_hex(model)}\n")
+    sys.stdout.write(f"WEIGHTS {digest_of(model)}\n")
     sys.stdout.flush()
 
 

@@ -17,6 +17,8 @@ CHANNELS = [
     ("gloo", ""),
     *(("mpi", algorithm) for algorithm in ("ring", "recursive_doubling", "halving_doubling")),
 ]
+ONE_SEGMENT = {"hidden": 33, "segment_bytes": 1 << 20}
+SEVERAL_SEGMENTS = {"hidden": 6000, "segment_bytes": 1 << 16}
 PLAIN = {"accumulate": 1, "clip_norm": None, "scheduler": False}
 RICH = {"accumulate": 2, "clip_norm": 0.5, "scheduler": True}
 
@@ -24,6 +26,7 @@ RICH = {"accumulate": 2, "clip_norm": 0.5, "scheduler": True}
 def job(backend: str, config: dict[str, Any], mode: str) -> dict[str, Any]:
     ranks = config["ranks"]
     collective: dict[str, Any] = {"backend": backend, "mode": mode, "pacing": "Round"}
+    collective["segmentBytes"] = config["segment_bytes"]
     if mode == "Quorum":
         collective |= {"quorum": ranks}
     trainer = {
@@ -64,9 +67,15 @@ def weights_of(
 def test_full_equals_the_reference(
     fork_server: ForkServer, backend: str, algorithm: str, ranks: int, tmp_path: Path
 ) -> None:
-    """SGD with momentum and AdamW; plain, and with accumulation, clipping and a scheduler. The last
-    step of an epoch is smaller, with a last batch that is smaller still."""
-    for number, (optimizer, more) in enumerate((("SGD", PLAIN), ("SGD", RICH), ("AdamW", RICH))):
+    """SGD with momentum and AdamW; plain, and with accumulation, clipping and a scheduler; in one
+    segment and in several. The last step of an epoch is smaller, with a last batch that is smaller
+    still."""
+    kinds: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+        ("SGD", PLAIN, ONE_SEGMENT),
+        ("SGD", RICH, SEVERAL_SEGMENTS),
+        ("AdamW", RICH, ONE_SEGMENT),
+    )
+    for number, (optimizer, more, segments) in enumerate(kinds):
         config = {
             "ranks": ranks,
             "optimizer": optimizer,
@@ -75,6 +84,7 @@ def test_full_equals_the_reference(
             "epochs": 3,
             "algorithm": algorithm,
             **more,
+            **segments,
         }
         at = tmp_path / str(number)
         at.mkdir()
@@ -92,6 +102,7 @@ def test_a_quorum_of_all_equals_full(fork_server: ForkServer, backend: str, tmp_
         "epochs": 3,
         "algorithm": "ring" if backend == "mpi" else "",
         **RICH,
+        **SEVERAL_SEGMENTS,
     }
     full = weights_of(fork_server, backend, config, "Full", tmp_path / "full")
     assert weights_of(fork_server, backend, config, "Quorum", tmp_path / "quorum") == full

@@ -127,7 +127,7 @@ def test_what_replay_notices(tmp_path: Path) -> None:
     path = run / "record" / f"{str(member).replace('#', '-')}.journal"
     whole = path.read_bytes()
     entries = list(journals[member])
-    entries[at] = Gave(gave.generation, gave.round, gave.source, 2 * gave.factor, gave.method)
+    entries[at] = Gave(gave.generation, gave.round, gave.source, 2 * gave.factor, gave.methods)
     head = whole[: len(whole) - sum(len(pack(e)) for e in journals[member])]
     path.write_bytes(head + b"".join(map(pack, entries)))
     code, said = call(tmp_path, "replay", "run")

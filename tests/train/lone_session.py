@@ -19,6 +19,7 @@ from paceline.core.protocol.sampling import samples_of, total_leases
 from paceline.train import context
 from paceline.worker.session import StepResult
 from paceline.worker.state.committed import Committed
+from paceline.worker.state.flat import SEGMENT_BYTES
 from paceline.worker.state.gradients import Gradients
 
 
@@ -33,6 +34,7 @@ class LoneSession:
     size = 1
     place = 0
     is_publisher = True
+    segment_bytes = SEGMENT_BYTES
 
     def __init__(
         self,

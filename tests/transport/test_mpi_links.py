@@ -9,7 +9,7 @@ import torch
 from paceline.core.collectives.schedules import ALGORITHMS, bounds, fold, schedule
 from paceline.transport.base import Abort, Group, Peer
 from paceline.transport.mpi.abandoned import EMPTIED_MAX
-from paceline.transport.mpi.lanes import SEGMENT_BYTES
+from paceline.transport.mpi.lanes import PIECE_BYTES
 from paceline.transport.mpi.links import mpi_environment
 from paceline.transport.rendezvous import Deadline, Rendezvous
 from transport.harness import Crew, ProcessPool
@@ -31,7 +31,7 @@ def predicted(algorithm: str, payload: Payload, size: int) -> str:
     sums = []
     for parts in zip(*(payload.parts(rank) for rank in range(size)), strict=True):
         total = torch.empty_like(parts[0])
-        length = SEGMENT_BYTES // total.element_size()
+        length = PIECE_BYTES // total.element_size()
         for low in range(0, len(total), length):
             high = min(low + length, len(total))
             chunks = schedule(algorithm, size, 0).chunks

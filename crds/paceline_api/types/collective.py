@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, Strict
 
 from paceline_api.types.enums import (
     Backend,
@@ -29,6 +29,7 @@ from paceline_api.types.model import (
 
 Factor = Annotated[Number, Field(ge=0, le=100)]
 Weight = Annotated[Number, Field(ge=0, le=1)]
+SegmentBytes = Annotated[int, Strict(), Field(ge=2**16, le=2**30)]
 
 
 class Buffers(Model):
@@ -115,6 +116,11 @@ class Collective(Model):
 
     buffers: Buffers | None = behaviour()
     """The model's buffers that are no parameters, such as the running averages of BatchNorm."""
+
+    segment_bytes: SegmentBytes | None = behaviour(25 * 2**20, fixed=True)
+    """Gradients are reduced in segments of at most so many bytes, those that backward() makes first
+    in front; the first segment is about 1 MiB. Smaller ones begin earlier and cost more messages.
+    Other names for it: bucket_cap_mb of DDP, the fusion threshold of Horovod."""
 
     hash_every_rounds: Count | None = behaviour(100)
     """Rounds between two comparisons of the ranks' weights; ranks that differ end the job with the

@@ -10,10 +10,13 @@ not, since each rank drew its own.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import torch
+from paceline_api.jobfile import JOB_FILE, read_job_file
 
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.progress import Progress
@@ -26,6 +29,9 @@ from paceline.worker.recorder import FOLDER
 from paceline.worker.session import StepResult
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import GradientMemory, Gradients
+
+NOBODY_GAVE: Final = "mpi:ring"
+"""Zeros have the same sum in any order."""
 
 
 class ReplaySession:
@@ -44,6 +50,7 @@ class ReplaySession:
         except core.SequenceError as error:
             raise ReplayError(f"{run_dir}: {error}") from None
         self.size = self._score.ranks
+        self.segment_bytes = read_job_file(run_dir / JOB_FILE).segment_bytes
         self.version = 0
         self.progress = Progress()
         self.stopped = False
@@ -73,7 +80,7 @@ class ReplaySession:
                 f"the script has other data than in the run: {plan}, then {self._score.plan}",
                 hint="run it with the arguments, files and environment of the run",
             )
-        if any(kind.device.type != "cpu" for kind in gradients.layout.kinds):
+        if any(device.type != "cpu" for device in gradients.devices):
             raise ReplayError("only models on the CPU can be replayed")
         self._gradients, self._committed = gradients, committed
         self._play()
@@ -188,7 +195,7 @@ class ReplaySession:
         ]
         self._given.clear()
         try:
-            total = self._sums.sum(made.method or ("mpi:ring" if len(parts) > 1 else ""), parts)
+            total = self._sum(made.methods, parts)
         except ValueError as error:
             raise ReplayError(f"round {made.round}: {error}; backends mpi and gloo can") from None
         for result, flat in zip(self._gradients.result, total, strict=True):
@@ -201,6 +208,17 @@ class ReplaySession:
         self.progress = made.progress
         self._counts[0] += 1
         self._counts[1] += len(weighing.contributors)
+
+    def _sum(
+        self, methods: Sequence[str], parts: list[list[torch.Tensor]]
+    ) -> Sequence[torch.Tensor]:
+        """`parts`: the buffers of each rank."""
+        if len(parts) == 1:
+            return parts[0]
+        methods = methods or [NOBODY_GAVE] * len(parts[0])
+        of_ranks = zip(*parts, strict=True)
+        # Behind the gradients a round may have summed buffers of the model.
+        return [self._sums.sum(m, p) for m, p in zip(methods, of_ranks, strict=False)]
 
     def _note_difference(self) -> None:
         if self._differs_at is None:

@@ -17,9 +17,7 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from paceline.core.collectives.schedules import ALGORITHMS, bounds, fold, schedule
 from paceline.core.collectives.select import NATIVE, Method
-from paceline.transport.mpi.lanes import SEGMENT_BYTES
-
-Buffers = list[torch.Tensor]
+from paceline.transport.mpi.lanes import PIECE_BYTES
 
 
 class SumAgain:
@@ -29,31 +27,23 @@ class SumAgain:
         self._gloo: list[Any] = []
         self._device: Any = None
 
-    def sum(self, method: str, parts: Sequence[Buffers]) -> Buffers:
+    def sum(self, method: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """The parts may be used up. ValueError for a method that cannot be repeated here."""
-        if len(parts) == 1 or not method:
-            assert len(parts) == 1, "a group of several ranks without a carrier"
-            return parts[0]
         did = Method.of(method)
         if did.transport == "mpi":
             if did.algorithm not in ALGORITHMS:
                 raise ValueError(f"no algorithm {did.algorithm!r} over MPI")
-            return [_folded(did.algorithm, list(part)) for part in zip(*parts, strict=True)]
+            return _folded(did.algorithm, parts)
         if did == Method("gloo", NATIVE):
             return self._by_gloo(parts)
         raise ValueError(f"sums over {did.transport} cannot be repeated in one process")
 
-    def _by_gloo(self, parts: Sequence[Buffers]) -> Buffers:
+    def _by_gloo(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         if len(self._gloo) != len(parts):
             self._gloo = self._connect(len(parts))
-        for index in range(len(parts[0])):
-            works = [
-                group.allreduce([part[index]])
-                for group, part in zip(self._gloo, parts, strict=True)
-                if part[index].numel()
-            ]
-            for work in works:
-                work.wait()
+        works = [g.allreduce([part]) for g, part in zip(self._gloo, parts, strict=True)]
+        for work in works:
+            work.wait()
         return parts[0]
 
     def _connect(self, size: int) -> list[Any]:
@@ -75,14 +65,14 @@ class SumAgain:
 
 
 def _folded(algorithm: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Piece by segment and chunk by chunk, as `mpi.lanes` cuts a buffer."""
+    """Piece by piece and chunk by chunk, as `mpi.lanes` cuts a buffer."""
     total = torch.empty_like(parts[0])
     chunks = schedule(algorithm, len(parts), 0).chunks
-    length = SEGMENT_BYTES // total.element_size()
+    length = PIECE_BYTES // total.element_size()
     for low in range(0, total.numel(), length):
         at = bounds(min(length, total.numel() - low), chunks)
         for chunk in range(chunks):
             start, end = low + at[chunk], low + at[chunk + 1]
-            segments = [part[start:end] for part in parts]
-            total[start:end] = fold(algorithm, segments, chunk, torch.add)
+            pieces = [part[start:end] for part in parts]
+            total[start:end] = fold(algorithm, pieces, chunk, torch.add)
     return total

@@ -315,7 +315,7 @@ class CommThread:
             if extra is not None and extra.numel():
                 buffers.append(extra)
             if self.recorder is not None and effect.source is not None:
-                self.recorder.gives(effect, self._channel.method(buffers))
+                self.recorder.gives(effect, self._channel.methods(buffers))
             gradients.streams.complete()  # transports read with streams of their own, or none
             if (failed := self._channel.sum(buffers)) is not None:
                 gradients.renew_result()

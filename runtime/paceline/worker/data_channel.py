@@ -51,25 +51,25 @@ class DataChannel:
     def is_alone(self) -> bool:
         return len(self._members) < 2
 
-    def method(self, buffers: list[torch.Tensor]) -> Method | None:
-        """What would sum these; None in a group of one."""
-        if self.is_alone:
-            return None
-        return self._methods[size_class(sum(buffer.nbytes for buffer in buffers))]
+    def methods(self, buffers: list[torch.Tensor]) -> list[Method]:
+        """What would sum each of these; empty in a group of one."""
+        return [] if self.is_alone else [self._method(buffer) for buffer in buffers]
+
+    def _method(self, buffer: torch.Tensor) -> Method:
+        return self._methods[size_class(buffer.nbytes)]
 
     def sum(self, buffers: list[torch.Tensor]) -> ev.ChannelFailed | None:
-        """In place, over the members."""
-        method = self.method(buffers)
-        if method is None:
+        """In place, over the members; one after the other, as in a round that is streamed (R27)."""
+        if self.is_alone:
             return None
-        begun_ns = now_ns()
-        try:
-            self._transport.allreduce(buffers, self._abort, NATIVE)
-        except TransportError as error:
-            self._metrics.failed(method)
-            return self._failed(error)
-        payload_bytes = sum(buffer.nbytes for buffer in buffers)
-        self._metrics.carried(method, payload_bytes, now_ns() - begun_ns)
+        for buffer in buffers:
+            method, begun_ns = self._method(buffer), now_ns()
+            try:
+                self._transport.allreduce([buffer], self._abort, NATIVE)
+            except TransportError as error:
+                self._metrics.failed(method)
+                return self._failed(error)
+            self._metrics.carried(method, buffer.nbytes, now_ns() - begun_ns)
         return None
 
     def close(self) -> None:

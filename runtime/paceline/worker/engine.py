@@ -53,6 +53,7 @@ from paceline.worker.recorder import Recorder
 from paceline.worker.session import Session, StepResult
 from paceline.worker.standalone import StandaloneCoordinator
 from paceline.worker.state.committed import Committed
+from paceline.worker.state.flat import SEGMENT_BYTES
 from paceline.worker.state.gradients import Gradients
 
 if TYPE_CHECKING:  # only a job that has checkpoints loads what writes them
@@ -212,7 +213,7 @@ class Engine:
         from paceline.worker.checkpoint.format import Identity
         from paceline.worker.checkpoint.service import CheckpointService
 
-        identity = Identity(self._settings.job, gradients.fingerprint(), plan)
+        identity = Identity(self._settings.job, gradients.layout.model_fingerprint(), plan)
         return CheckpointService(spec, identity, committed, self._comm.post, self._record)
 
     def step(
@@ -296,6 +297,10 @@ class Engine:
     @property
     def place(self) -> int:
         return place_of(self._state.me, self._spec.procs if self._spec else 1)
+
+    @property
+    def segment_bytes(self) -> int:
+        return self._spec.segment_bytes if self._spec else SEGMENT_BYTES
 
     @property
     def version(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -76,12 +77,12 @@ class Recorder:
     def did(self, op: BufferOp) -> None:
         self._add(Did(op))
 
-    def gives(self, effect: ev.Reduce, method: Method | None) -> None:
+    def gives(self, effect: ev.Reduce, methods: Iterable[Method]) -> None:
         """Before the first byte of it leaves this rank."""
         assert effect.source is not None
-        name = "" if method is None else method.candidate
+        names = tuple(method.candidate for method in methods)
         go = effect.go
-        self._add(Gave(go.generation, go.round, effect.source, effect.factor, name))
+        self._add(Gave(go.generation, go.round, effect.source, effect.factor, names))
         self._write()
 
     @property

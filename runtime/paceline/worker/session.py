@@ -105,6 +105,10 @@ class Session(Protocol):
         """Slot x processes + process: the name of this rank that never changes."""
 
     @property
+    def segment_bytes(self) -> int:
+        """How large a segment of the gradients may be (`collective.segmentBytes`)."""
+
+    @property
     def version(self) -> int:
         """Of the weights in the model."""
 

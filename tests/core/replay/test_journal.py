@@ -59,7 +59,7 @@ def ended(log: list[Logged]) -> Ended:
 
 
 def gave(round_: int, generation: GenerationId = ONE) -> Gave:
-    return Gave(generation, round_, BufferName.GRAD, 1.0, "mpi:ring")
+    return Gave(generation, round_, BufferName.GRAD, 1.0, ("mpi:ring",))
 
 
 def step(lease: int) -> Stepped:

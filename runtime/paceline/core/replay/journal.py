@@ -20,7 +20,7 @@ from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.pending import BufferName, BufferOp
 from paceline.core.protocol.records import Record
 
-JOURNAL_VERSION: Final = 1
+JOURNAL_VERSION: Final = 2
 _LENGTH: Final = struct.Struct(">I")
 
 
@@ -80,8 +80,8 @@ class Gave(Struct, frozen=True, tag="gave"):
     round: int
     source: BufferName = field(name="place")
     factor: float
-    method: str = field(name="carrier")
-    """The candidate that summed it (`collectives.select`); empty in a group of one."""
+    methods: tuple[str, ...]
+    """The candidate that summed each buffer (`collectives.select`); empty in a group of one."""
 
 
 class Hashed(Struct, frozen=True, tag="hashed"):

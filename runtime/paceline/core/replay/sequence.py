@@ -88,7 +88,8 @@ class Round(Struct, frozen=True):
 
     round: int
     members: tuple[MemberId, ...]
-    method: str
+    methods: tuple[str, ...]
+    """One for each buffer."""
     weighing: Weighing
     progress: Progress
     """With this round."""
@@ -249,7 +250,7 @@ def compose(journals: Mapping[MemberId, Sequence[Entry]]) -> Score:
     if first.version:
         raise SequenceError(f"the run began with version {first.version}, from a checkpoint")
     methods = {
-        (entry.generation, entry.round): entry.method
+        (entry.generation, entry.round): entry.methods
         for journal in journals.values()
         for entry in journal
         if isinstance(entry, Gave)
@@ -262,8 +263,8 @@ def compose(journals: Mapping[MemberId, Sequence[Entry]]) -> Score:
         for part in parts:
             actions += part.walk(log, attempt)
         if isinstance(record, Go):
-            method = methods.get((record.generation, record.round), "")
-            actions.append(_round(log, record, method))
+            did = methods.get((record.generation, record.round), ())
+            actions.append(_round(log, record, did))
         else:
             _append(log, record)
     for part in parts:
@@ -272,7 +273,7 @@ def compose(journals: Mapping[MemberId, Sequence[Entry]]) -> Score:
     return Score(first.plan, len(first.members), tuple(actions), end)
 
 
-def _round(log: Log, go: Go, method: str) -> Round:
+def _round(log: Log, go: Go, methods: tuple[str, ...]) -> Round:
     """The round of `go`, which is then in the log."""
     try:
         weighing = log.weigh(go)
@@ -280,7 +281,7 @@ def _round(log: Log, go: Go, method: str) -> Round:
         raise SequenceError(f"the log is broken: {error}") from None
     members = log.members
     _append(log, go)
-    return Round(go.round, members, method, weighing, progress_of(log))
+    return Round(go.round, members, methods, weighing, progress_of(log))
 
 
 def _append(log: Log, record: Record) -> None:

@@ -1,6 +1,6 @@
-"""Segments of buffers on their way through the steps of a schedule.
+"""Pieces of buffers on their way through the steps of a schedule.
 
-A lane works off its segments one after another, at most one receive and one send at a time. Lanes
+A lane works off its pieces one after another, at most one receive and one send at a time. Lanes
 do not know each other, so they may advance in any order; within a lane both ends of a link post the
 same messages in the same order, which is all that matching needs.
 """
@@ -17,7 +17,7 @@ from paceline.core.collectives.schedules import ScheduleStep, bounds
 from paceline.transport.base import TransportError
 from paceline.transport.mpi.links import Link
 
-SEGMENT_BYTES: Final = 1 << 20
+PIECE_BYTES: Final = 1 << 20
 ADD_ELEMENTS: Final = 1 << 15
 """Torch starts its thread pool above this many elements; its threads would spin after each add."""
 _NUMPY_TYPES: Final = {torch.float32, torch.float64, torch.int32, torch.int64}
@@ -52,7 +52,7 @@ class Cells:
             self.tensor[first + start : first + end].add_(incoming[start:end])
 
 
-class Segment:
+class Piece:
     """A stretch of one buffer that goes through all steps on its own."""
 
     __slots__ = ("at", "cells")
@@ -66,56 +66,54 @@ class Segment:
         return self.at[chunk], self.at[chunk + width]
 
     @staticmethod
-    def cut(cells: Cells, chunks: int) -> Iterator[Segment]:
-        length = SEGMENT_BYTES // cells.itemsize
+    def cut(cells: Cells, chunks: int) -> Iterator[Piece]:
+        length = PIECE_BYTES // cells.itemsize
         for low in range(0, len(cells.tensor), length):
-            yield Segment(cells, low, min(low + length, len(cells.tensor)), chunks)
+            yield Piece(cells, low, min(low + length, len(cells.tensor)), chunks)
 
 
 class Lane:
-    """Works off segments; owns the request slots 2k (receive) and 2k + 1 (send)."""
+    """Works off pieces; owns the request slots 2k (receive) and 2k + 1 (send)."""
 
     def __init__(
         self,
         index: int,
-        segments: Sequence[Segment],
+        pieces: Sequence[Piece],
         steps: Sequence[ScheduleStep],
         links: Mapping[int, Link],
         scratch: Any,
         mpi: Any,
     ) -> None:
         self._index = index
-        self._todo = iter([(segment, step) for segment in segments for step in steps])
+        self._todo = iter([(piece, step) for piece in pieces for step in steps])
         self._links = links
         self._scratch = scratch
         self._byte = mpi.BYTE
         self._open = 0
-        self._segment = segments[0]
+        self._piece = pieces[0]
         self._step: ScheduleStep | None = None
 
     def post(self, requests: list[Any]) -> None:
         """Start the next step that has something to move; null slots mean that all is done."""
-        for segment, step in self._todo:
+        for piece, step in self._todo:
             self._open = 0
-            low, high = segment.span(step.recv_chunk, step.width)
+            low, high = piece.span(step.recv_chunk, step.width)
             if step.recv_from is not None and low < high:
-                target = (
-                    self._scratch[: high - low] if step.reduce else segment.cells.bytes[low:high]
-                )
+                target = self._scratch[: high - low] if step.reduce else piece.cells.bytes[low:high]
                 link = self._links[step.recv_from]
                 requests[2 * self._index] = link.comm.Irecv(
                     [target, self._byte], 0, link.tag(self._index)
                 )
                 self._open += 1
-            low, high = segment.span(step.send_chunk, step.width)
+            low, high = piece.span(step.send_chunk, step.width)
             if step.send_to is not None and low < high:
                 link = self._links[step.send_to]
                 requests[2 * self._index + 1] = link.comm.Isend(
-                    [segment.cells.bytes[low:high], self._byte], 0, link.tag(self._index)
+                    [piece.cells.bytes[low:high], self._byte], 0, link.tag(self._index)
                 )
                 self._open += 1
             if self._open:
-                self._segment, self._step = segment, step
+                self._piece, self._step = piece, step
                 return
 
     def arrived(self, requests: list[Any]) -> None:
@@ -123,9 +121,9 @@ class Lane:
         self._open -= 1
         if self._open:
             return
-        step, segment = self._step, self._segment
+        step, piece = self._step, self._piece
         assert step is not None
-        low, high = segment.span(step.recv_chunk, step.width)
+        low, high = piece.span(step.recv_chunk, step.width)
         if step.reduce and low < high:
-            segment.cells.add(low, high, self._scratch)
+            piece.cells.add(low, high, self._scratch)
         self.post(requests)

@@ -17,7 +17,7 @@ import torch
 
 from paceline.core.collectives.schedules import Schedule, ScheduleStep
 from paceline.transport.base import Abort, PeerLost, TransportAborted
-from paceline.transport.mpi.lanes import SEGMENT_BYTES, Cells
+from paceline.transport.mpi.lanes import PIECE_BYTES, Cells
 from paceline.transport.mpi.links import LANES, Link
 from paceline.transport.mpi.native import UnavailableError, load
 from paceline.transport.rendezvous import LAST_WORDS_NS, PeerConnections
@@ -85,7 +85,7 @@ class _Call(ctypes.Structure):
         ("buffer_count", ctypes.c_int32),
         ("lane_count", ctypes.c_int32),
         ("scratch", ctypes.POINTER(ctypes.c_void_p)),
-        ("segment_bytes", ctypes.c_int64),
+        ("piece_bytes", ctypes.c_int64),
         ("requests", ctypes.POINTER(ctypes.c_int)),
         ("abort", ctypes.POINTER(ctypes.c_int32)),
         ("connections", ctypes.POINTER(_PollFd)),
@@ -155,8 +155,8 @@ class NativeLoop:
                 for c in cells
             )
         )
-        segments = sum(-(-len(c.tensor) * c.itemsize // SEGMENT_BYTES) for c in cells)
-        lanes = min(LANES, segments)
+        pieces = sum(-(-len(c.tensor) * c.itemsize // PIECE_BYTES) for c in cells)
+        lanes = min(LANES, pieces)
         null = self._mpi.request_null
         handles = (ctypes.c_int * (2 * lanes))(*[null] * (2 * lanes))
         call = _Call(
@@ -169,7 +169,7 @@ class NativeLoop:
             len(cells),
             lanes,
             (ctypes.c_void_p * LANES)(*(part.ctypes.data for part in scratch)),
-            SEGMENT_BYTES,
+            PIECE_BYTES,
             handles,
             ctypes.pointer(abort.flag),
             self._fds,

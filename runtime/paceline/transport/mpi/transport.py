@@ -1,8 +1,8 @@
 """The data channel over MPI: own algorithms over point-to-point messages on pair links.
 
 Nothing here is a collective of the library: a survivor of a death needs no call of MPI to go on
-over the links it has. A reduction cuts its buffers into segments; every segment goes through the
-steps of a schedule (`core.collectives.schedules`), several segments at a time in independent lanes,
+over the links it has. A reduction cuts its buffers into pieces; every piece goes through the
+steps of a schedule (`core.collectives.schedules`), several pieces at a time in independent lanes,
 so that one lane adds while another transfers. All waits are Testsome with a pause, an abort flag
 and the connections of the group. What an abandoned reduction may still write to is kept until its
 requests have ended.
@@ -27,7 +27,7 @@ from paceline.core.collectives.schedules import (
 )
 from paceline.transport.base import Abort, Group, PeerLost, Transport, TransportAborted
 from paceline.transport.mpi.abandoned import AbandonedRequests, MemoryRange
-from paceline.transport.mpi.lanes import SEGMENT_BYTES, Cells, Lane, Segment
+from paceline.transport.mpi.lanes import PIECE_BYTES, Cells, Lane, Piece
 from paceline.transport.mpi.links import LANES, Link, LinkTable
 from paceline.transport.mpi.native import UnavailableError
 from paceline.transport.mpi.native_loop import KINDS, NativeLoop
@@ -64,7 +64,7 @@ class MpiTransport(Transport):
         self._group: Group | None = None
         self._link_to: dict[int, Link] = {}
         self._schedules: dict[str, Schedule] = {}
-        self._scratch = [np.empty(SEGMENT_BYTES, np.uint8) for _ in range(LANES)]
+        self._scratch = [np.empty(PIECE_BYTES, np.uint8) for _ in range(LANES)]
         self._abandoned = AbandonedRequests(self._mpi)
 
     @property
@@ -132,10 +132,10 @@ class MpiTransport(Transport):
         self, algorithm: str, cells: list[Cells], abort: Abort, requests: list[Any]
     ) -> None:
         plan = self._schedules[algorithm]
-        segments = [segment for c in cells for segment in Segment.cut(c, plan.chunks)]
+        pieces = [piece for c in cells for piece in Piece.cut(c, plan.chunks)]
         lanes = [
-            Lane(k, segments[k::LANES], plan.steps, self._link_to, self._scratch[k], self._mpi)
-            for k in range(min(LANES, len(segments)))
+            Lane(k, pieces[k::LANES], plan.steps, self._link_to, self._scratch[k], self._mpi)
+            for k in range(min(LANES, len(pieces)))
         ]
         requests += [self._mpi.REQUEST_NULL] * (2 * len(lanes))
         for lane in lanes:
@@ -178,7 +178,7 @@ class MpiTransport(Transport):
         memory = [MemoryRange(c.tensor.data_ptr(), c.tensor.nbytes, c) for c in cells]
         memory += [MemoryRange(part.ctypes.data, part.nbytes, part) for part in self._scratch]
         self._abandoned.keep(requests[0::2], requests[1::2], memory)
-        self._scratch = [np.empty(SEGMENT_BYTES, np.uint8) for _ in range(LANES)]
+        self._scratch = [np.empty(PIECE_BYTES, np.uint8) for _ in range(LANES)]
 
     def close(self) -> None:
         self._group = None

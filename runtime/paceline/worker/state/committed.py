@@ -195,7 +195,7 @@ class Committed:
             header = {
                 "layout": self._layout.fingerprint(),
                 "weights": encoder.encode(self._weights, "weights"),
-                **self._encode(encoder),
+                **self._encode(encoder, self._accumulated),
             }
             if extras:
                 own = dict(self._extra_tensors())
@@ -203,21 +203,23 @@ class Committed:
             return header, [bytes_of(tensor) for tensor in encoder.buffers]
 
     def copy(self) -> StateCopy:
-        """The same for a checkpoint: weights and the model's extras by name, on the host (D15)."""
+        """The same for a checkpoint, on the host (D15): by parameter, so that it can be loaded into
+        other segments; weights and the model's extras by name."""
         encoder = Encoder(as_tensor)
         with self._lock, self._gradients.streams.settled():
             flats = [as_tensor(flat) for flat in self._weights]
-            header = {"layout": self._layout.fingerprint(), **self._encode(encoder)}
+            accumulated = self._layout.views(self._accumulated)
+            header = self._encode(encoder, accumulated)
             extras = {name: as_tensor(tensor) for name, tensor in self._extra_tensors()}
             views = zip(self._layout.slots, self._layout.views(flats), strict=True)
         return StateCopy(
             header, {s.name: view for s, view in views} | extras, encoder.buffers, flats
         )
 
-    def _encode(self, encoder: Encoder[T]) -> dict[str, Json]:
+    def _encode(self, encoder: Encoder[T], accumulated: Sequence[torch.Tensor]) -> dict[str, Json]:
         """All but weights and extras."""
         return {
-            "banked": encoder.encode(self._accumulated if self._accumulating else [], "banked"),
+            "banked": encoder.encode(list(accumulated) if self._accumulating else [], "banked"),
             "groups": encoder.encode(self.binding.hyperparameters(), "param_groups"),
             "optimizer": encoder.encode(self._optimizer_state(), "the optimizer's state"),
             "scheduler": encoder.encode(self._scheduler_state(), "the scheduler's state"),
@@ -231,7 +233,7 @@ class Committed:
                 "the state of the job has other parameters than this rank's model",
                 hint="start every rank with the same script, model and versions",
             )
-        decoder, device = Decoder(buffers), self._layout.kinds[0].device
+        decoder, device = Decoder(buffers), self._layout.segments[0].device
         self._take({name: decoder.decode(header.get(name), device) for name in header})
 
     def load_copy(
@@ -241,7 +243,7 @@ class Committed:
         buffers: Sequence[torch.Tensor],
     ) -> None:
         """Inverse of `copy`, under the same conditions as `load`."""
-        decoder, device = Decoder([bytes_of(b) for b in buffers]), self._layout.kinds[0].device
+        decoder, device = Decoder([bytes_of(b) for b in buffers]), self._layout.segments[0].device
         part = {name: decoder.decode(header.get(name), device) for name in header}
         flats, rest = self._layout.zeros(), dict(model)
         try:
@@ -249,7 +251,10 @@ class Committed:
                 view.copy_(rest.pop(slot.name))
         except (KeyError, RuntimeError) as error:
             raise StateError(f"a checkpoint lacks a parameter of this model: {error}") from None
-        self._take({**part, "weights": flats, "extras": rest})
+        accumulated = self._layout.zeros()
+        _copy(self._layout.views(accumulated), part["banked"])
+        kept = accumulated if part["banked"] else []
+        self._take({**part, "weights": flats, "banked": kept, "extras": rest})
 
     def _take(self, part: dict[str, Any]) -> None:
         extras = self._match_extras(part.get("extras"))
@@ -287,7 +292,7 @@ class Committed:
     def float_buffers_flat(self) -> torch.Tensor:
         """All floating-point buffers of the model (BatchNorm statistics) in one new tensor."""
         buffers = list(self._float_buffers())
-        device = self._layout.kinds[0].device
+        device = self._layout.segments[0].device
         if not buffers:
             return torch.zeros(0, device=device)
         wide = torch.float64 if any(b.dtype is torch.float64 for b in buffers) else torch.float32

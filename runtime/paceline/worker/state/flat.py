@@ -1,14 +1,19 @@
-"""Parameters laid out in flat memory: one flat tensor per data type and device.
+"""Parameters laid out in flat memory, cut into segments.
 
 Gradients, results and committed weights share one `FlatLayout`, so that an update is arithmetic
 between equal flat tensors, a reduction moves a few large tensors instead of many small ones, and
 the bytes of a state are the same on every rank. This file knows where a parameter lies; it owns no
 tensor.
+
+A *segment* is what is reduced at a time: neighbouring parameters of one data type and device, the
+last ones registered first, since backward() makes their gradients first (R27). The first segment is
+small, so that the reduction can begin early. Each is a tensor of its own; its last cells hold no
+parameter: they are zero, and stay so in every buffer but the one that is reduced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
@@ -17,6 +22,10 @@ import torch
 
 ALIGNMENT_BYTES: Final = 64
 """Each parameter starts on a cache line; what lies between two is zero and stays zero."""
+FIRST_BYTES: Final = 1 << 20
+"""The first segment is closed by the parameter that makes it so large."""
+SEGMENT_BYTES: Final = 25 << 20
+"""No later one is larger, unless it is a single parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +34,15 @@ class ParameterSpan:
 
     name: str
     shape: torch.Size
-    flat: int
-    """Index of the flat tensor."""
+    segment: int
+    """Index of its segment."""
     start: int
     numel: int
 
 
 @dataclass(frozen=True, slots=True)
-class FlatKind:
-    """What a flat tensor is made of; `numel` includes the gaps between parameters."""
+class Segment:
+    """What a segment is made of; `numel` includes the gaps between parameters, and the flag."""
 
     dtype: torch.dtype
     device: torch.device
@@ -44,26 +53,59 @@ class FlatKind:
         return self.numel * self.dtype.itemsize
 
 
-class FlatLayout:
-    """Places for named parameters, in their order."""
+class _OpenSegment:
+    """A segment that still takes parameters."""
 
-    def __init__(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
-        ends: dict[tuple[torch.dtype, torch.device], int] = {}
+    def __init__(self, index: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.index, self.dtype, self.device = index, dtype, device
+        self.end = 0
+        """Elements up to the end of the last parameter."""
+
+    @property
+    def step(self) -> int:
+        return ALIGNMENT_BYTES // self.dtype.itemsize
+
+    @property
+    def start(self) -> int:
+        """Of the next parameter."""
+        return -(-self.end // self.step) * self.step
+
+    def is_full_for(self, numel: int, segment_bytes: int) -> bool:
+        if self.index == 0:
+            return self.end * self.dtype.itemsize >= min(FIRST_BYTES, segment_bytes)
+        return self.end > 0 and (self.start + numel) * self.dtype.itemsize > segment_bytes
+
+    def closed(self) -> Segment:
+        return Segment(self.dtype, self.device, self.start + self.step)
+
+
+class FlatLayout:
+    """Places for named parameters; `slots` are in their order."""
+
+    def __init__(
+        self, parameters: Iterable[tuple[str, torch.Tensor]], segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
+        all_segments: list[_OpenSegment] = []
+        last: dict[tuple[torch.dtype, torch.device], _OpenSegment] = {}
         slots = []
-        for name, parameter in parameters:
+        for name, parameter in reversed(list(parameters)):
             key = parameter.dtype, parameter.device
-            step = ALIGNMENT_BYTES // parameter.dtype.itemsize
-            start = -(-ends.get(key, 0) // step) * step
-            ends[key] = start + parameter.numel()
-            flat = list(ends).index(key)
-            slots.append(ParameterSpan(name, parameter.shape, flat, start, parameter.numel()))
-        self.slots = tuple(slots)
-        self.kinds = tuple(FlatKind(*key, numel) for key, numel in ends.items())
+            segment = last.get(key)
+            if segment is None or segment.is_full_for(parameter.numel(), segment_bytes):
+                segment = last[key] = _OpenSegment(len(all_segments), *key)
+                all_segments.append(segment)
+            start = segment.start
+            segment.end = start + parameter.numel()
+            slots.append(
+                ParameterSpan(name, parameter.shape, segment.index, start, parameter.numel())
+            )
+        self.slots = tuple(reversed(slots))
+        self.segments = tuple(segment.closed() for segment in all_segments)
 
     @property
     def nbytes(self) -> int:
         """Bytes of one set of flat tensors: a "parameter-size buffer"."""
-        return sum(kind.nbytes for kind in self.kinds)
+        return sum(segment.nbytes for segment in self.segments)
 
     @property
     def numel(self) -> int:
@@ -71,22 +113,29 @@ class FlatLayout:
         return sum(slot.numel for slot in self.slots)
 
     def zeros(self) -> list[torch.Tensor]:
-        """A new set of flat tensors."""
-        return [torch.zeros(k.numel, dtype=k.dtype, device=k.device) for k in self.kinds]
+        """A new set of flat tensors, one per segment."""
+        return [torch.zeros(s.numel, dtype=s.dtype, device=s.device) for s in self.segments]
 
     def views(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The parameters' shapes on that memory, in the order of the slots."""
         return [
-            flats[s.flat].narrow(0, s.start, s.numel).view(s.shape)  # a view: nothing is copied
+            flats[s.segment].narrow(0, s.start, s.numel).view(s.shape)  # a view: nothing is copied
             for s in self.slots
         ]
 
+    def model_fingerprint(self) -> str:
+        """Equal for two models if names, shapes and types of their parameters are."""
+        return self._digest(lambda _: "")
+
     def fingerprint(self) -> str:
-        """Equal on two ranks if names, shapes and types are."""
+        """Equal on two ranks if the places are, too (R27)."""
+        return self._digest(lambda slot: f"{slot.segment}@{slot.start}")
+
+    def _digest(self, more: Callable[[ParameterSpan], str]) -> str:
         digest = blake2b(digest_size=16)
         for slot in self.slots:
-            kind = self.kinds[slot.flat]
-            digest.update(f"{slot.name}:{tuple(slot.shape)}:{kind.dtype};".encode())
+            dtype = self.segments[slot.segment].dtype
+            digest.update(f"{slot.name}:{tuple(slot.shape)}:{dtype}{more(slot)};".encode())
         return digest.hexdigest()
 
 

@@ -1,6 +1,6 @@
 """The gradients of one rank, in flat memory that the runtime owns.
 
-Shape legend: every buffer is one flat tensor per data type and device (`flat.Layout`).
+Shape legend: every buffer is one flat tensor per segment (`flat.FlatLayout`).
 
     GRAD     where backward() adds: each `p.grad` is a view of it, so that announcing copies nothing
     LATE     what is announced, or waits to be, until its round is committed (R7, R22)
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Scale, Swap, Zero
-from paceline.worker.state.flat import FlatLayout
+from paceline.worker.state.flat import SEGMENT_BYTES, FlatLayout
 from paceline.worker.state.streams import Streams
 
 
@@ -37,12 +37,16 @@ class GradientMemory:
 class Gradients:
     """Gradients of the given parameters, in this order; the same on every rank (`fingerprint`)."""
 
-    def __init__(self, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, torch.nn.Parameter]],
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
         named = list(parameters)
         assert named, "gradients without a parameter"
-        self.layout = FlatLayout(named)
+        self.layout = FlatLayout(named, segment_bytes)
         self.parameters = tuple(parameter for _, parameter in named)
-        self.devices = frozenset(kind.device for kind in self.layout.kinds)
+        self.devices = frozenset(segment.device for segment in self.layout.segments)
         self.streams = Streams(self.devices)
         self.result = self.layout.zeros()
         self.unit = 0

@@ -70,8 +70,8 @@ typedef struct {
     const Buffer *buffers;
     int32_t buffer_count;
     int32_t lane_count;
-    char **scratch; /* One segment for each lane. */
-    int64_t segment_bytes;
+    char **scratch; /* One piece for each lane. */
+    int64_t piece_bytes;
     Handle *requests; /* Slots 2k (receive) and 2k + 1 (send) of lane k; all null at first. */
     const volatile int32_t *abort;
     struct pollfd *connections;
@@ -82,7 +82,7 @@ typedef struct {
 
 typedef struct {
     int32_t buffer;
-    int64_t low; /* First element of the segment. */
+    int64_t low; /* First element of the piece. */
     int32_t step; /* The one under way. */
     int32_t open; /* Of its requests, how many are not complete. */
 } Lane;
@@ -130,10 +130,10 @@ static void add(int32_t kind, char *target, const char *incoming, int64_t count)
     }
 }
 
-/* The next segment, over empty buffers; buffer_count where there is none. */
-static void next_segment(const Call *call, Lane *lane, int32_t times) {
+/* The next piece, over empty buffers; buffer_count where there is none. */
+static void next_piece(const Call *call, Lane *lane, int32_t times) {
     while (times-- > 0 && lane->buffer < call->buffer_count) {
-        lane->low += call->segment_bytes / call->buffers[lane->buffer].itemsize;
+        lane->low += call->piece_bytes / call->buffers[lane->buffer].itemsize;
         while (lane->buffer < call->buffer_count
                && lane->low >= call->buffers[lane->buffer].numel) {
             lane->buffer++;
@@ -142,10 +142,10 @@ static void next_segment(const Call *call, Lane *lane, int32_t times) {
     }
 }
 
-/* First element of a chunk of the lane's segment; sizes of chunks differ by at most one. */
+/* First element of a chunk of the lane's piece; sizes of chunks differ by at most one. */
 static int64_t chunk_at(const Call *call, const Lane *lane, int32_t chunk) {
     const Buffer *buffer = &call->buffers[lane->buffer];
-    int64_t length = call->segment_bytes / buffer->itemsize;
+    int64_t length = call->piece_bytes / buffer->itemsize;
     int64_t left = buffer->numel - lane->low;
     if (left < length) length = left;
     int64_t share = length / call->chunks, extra = length % call->chunks;
@@ -158,7 +158,7 @@ static int post(const Call *call, Lane *lane, int32_t index) {
     for (; lane->buffer < call->buffer_count; lane->step++) {
         if (lane->step == call->step_count) {
             lane->step = -1;
-            next_segment(call, lane, call->lane_count);
+            next_piece(call, lane, call->lane_count);
             continue;
         }
         const Step *step = &call->steps[lane->step];
@@ -227,7 +227,7 @@ int paceline_reduce(Call *call, int *error) {
     for (int32_t k = 0; k < call->lane_count; k++) {
         while (lanes[k].buffer < call->buffer_count && !call->buffers[lanes[k].buffer].numel)
             lanes[k].buffer++;
-        next_segment(call, &lanes[k], k);
+        next_piece(call, &lanes[k], k);
         if ((*error = post(call, &lanes[k], k))) return FAILED;
         under_way += lanes[k].open > 0;
     }

@@ -13,6 +13,7 @@ from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log, Weighing
 from paceline.core.protocol.pending import Buffer
 from paceline.core.protocol.records import Gen, Go, Record, Trigger
+from paceline.core.protocol.rows import members_of
 from paceline.core.protocol.sampling import samples_of, total_leases
 from paceline.core.protocol.snapshot import Totals
 from paceline.core.rank import events as ev
@@ -88,7 +89,8 @@ class Checkers:
         out = {m.pod_of(x) for x, r in state.reports.items() if r.leaving}
         out |= {name for name, pod in state.roster.pods.items() if pod.draining}
         best = max(state.reports.values(), key=lambda r: (r.last, r.version))
-        before = {*gen.with_state, *best.members}
+        trained = members_of(best.members)
+        before = {*gen.with_state, *trained}
         pods = {m.pod_of(x) for x in gen.members}
         held = {m.pod_of(x) for x in gen.members if x in before} - out
         new = pods - {m.pod_of(x) for x in before}
@@ -98,7 +100,7 @@ class Checkers:
             assert len(held | new) in allowed, f"{sorted(new)} join {sorted(held)}: {allowed}"
         if gen.plan is None and not best.stopped:
             ready = {x for x, r in state.reports.items() if r.ready and m.pod_of(x) not in out}
-            away = ready.intersection(best.members) - set(gen.members)
+            away = ready.intersection(trained) - set(gen.members)
             assert not away, f"{sorted(away)} trained, and are sent away: {allowed}"
 
     def published(self, rank: SimRank, copy: Copy) -> None:

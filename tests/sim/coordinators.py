@@ -61,8 +61,9 @@ class SimCoordinator:
         sim = self.sim
         match effect:
             case coord.ToRank(member=member, message=message):
-                if isinstance(message, m.Commit):
-                    sim.checkers.formed(self.state, message.gen)
+                if isinstance(message, m.Commit | m.CommitChange):
+                    assert self.state.commit is not None
+                    sim.checkers.formed(self.state, self.state.commit.gen)
                 sim.links.to_rank(self.name, member, message)
             case coord.ToAgent(slot=slot, attempt=attempt, message=order):
                 sim.after(2, lambda: sim.order_agent((slot, attempt), order))

@@ -131,6 +131,8 @@ def _short(message: Struct) -> str:
     match message:
         case m.Prepare(id=id_):
             return f"Prepare {id_}"
+        case m.CommitChange(id=id_, base=base):
+            return f"Commit {id_} as a change of {base}"
         case m.Commit(gen=gen, joiners=joiners, behind=behind):
             extra = [f" joiners={list(map(str, joiners))}"] if joiners else []
             extra += [f" behind={[str(x) for x, _, _ in behind]}"] if behind else []

@@ -14,7 +14,17 @@ from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Pacing
 
 from paceline.core.protocol.ids import GenerationId, MemberId
-from paceline.core.protocol.records import AnnounceKind, DataPlan, Gen, Go, Record, Request, Share
+from paceline.core.protocol.records import (
+    AnnounceKind,
+    DataPlan,
+    Gen,
+    Go,
+    LeftOut,
+    Record,
+    Request,
+    Share,
+)
+from paceline.core.protocol.rows import Rows
 from paceline.core.protocol.snapshot import Kept, LogSnapshot
 
 
@@ -122,9 +132,9 @@ class Register(Struct, frozen=True, tag="register"):
     """What its optimizer needs where the job leaves the choice open (docs/design/rounds.md)."""
     seed: int | None = None
     """Of a script that feeds itself: equal ones are likely to draw equal batches."""
-    members: tuple[MemberId, ...] = ()
+    members: Rows = ()
     """Of its last GEN record, with the active ones of that record (R6)."""
-    gen_active: tuple[MemberId, ...] = ()
+    gen_active: Rows = ()
     released: tuple[GenerationId, int] | None = None
     """It was released with this record and version (R17)."""
     checkpoint: Kept | None = None
@@ -169,13 +179,15 @@ class Prepared(Struct, frozen=True, tag="prepared"):
     """Chained hash of the log."""
     tail: tuple[tuple[int, str], ...]
     """(index, digest) at the ends of its last records, to check that logs are prefixes."""
-    members: tuple[MemberId, ...]
+    accepted: GenerationId
+    """The last COMMIT that it has; the next one may be told as what changes (R44)."""
+    members: Rows
     """Of its last GEN record, with the next two."""
-    with_state: tuple[MemberId, ...]
-    active: tuple[MemberId, ...]
+    with_state: Rows
+    active: Rows
     """At the end of its log; R6 asks about those of the GEN record, `gen_active`."""
-    benched: tuple[MemberId, ...]
-    gen_active: tuple[MemberId, ...]
+    benched: Rows
+    gen_active: Rows
     started: int
     """Version at which the job's first generation began."""
     has_state: bool
@@ -270,6 +282,35 @@ class Commit(Struct, frozen=True, tag="commit"):
     """Of members and holder."""
     restore: Kept | None = None
     """All ranks were lost: the members with state load this checkpoint first (R26)."""
+
+
+class Place(Struct, frozen=True):
+    """A member of whom the last COMMIT did not say this."""
+
+    member: MemberId
+    endpoints: Endpoints
+    lookahead: int | None
+    """None: it is the holder, and no member."""
+
+
+class CommitChange(Struct, frozen=True, tag="commit-change"):
+    """A COMMIT to a rank that has the one before: only what is different (R44)."""
+
+    id: GenerationId
+    base: GenerationId
+    """Whose COMMIT the receiver has."""
+    removed: Rows
+    """Members and holder of the base that are neither any more."""
+    places: tuple[Place, ...]
+    """Who came, and whose facts changed."""
+    without_state: Rows
+    passive: Rows
+    """Members that are not active."""
+    version: int
+    left_out: tuple[LeftOut, ...]
+    holder: MemberId
+    behind: tuple[tuple[MemberId, int, str], ...]
+    donor: MemberId
 
 
 class Release(Struct, frozen=True, tag="release"):
@@ -400,7 +441,7 @@ RankMessage = (
     | Fatal
 )
 AgentMessage = AgentHello | AgentBeat | RankStarted | RankDead | AgentDone
-ToRank = Prepare | Commit | Release | Dismiss | Ask
+ToRank = Prepare | Commit | CommitChange | Release | Dismiss | Ask
 ToAgent = KillRank | DrainPod | Closing | Shutdown
 
 ATTEMPT_STRIDE = 1000

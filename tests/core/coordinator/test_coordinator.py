@@ -15,6 +15,7 @@ from paceline.core.coordinator.report import status
 from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.records import DataPlan
+from paceline.core.protocol.rows import rows_of
 from paceline.core.protocol.snapshot import Kept
 from paceline_api.settings import FailureRuleSettings
 from paceline_api.types.enums import FailureAction
@@ -90,6 +91,10 @@ class Desk:
         return proposal
 
 
+SETS = ("members", "with_state", "active", "benched", "gen_active")
+"""Of members, in a report."""
+
+
 def register(who: MemberId, last: GenerationId = NO_GENERATION, **facts: object) -> m.Register:
     given = {
         "promise": last,
@@ -98,6 +103,7 @@ def register(who: MemberId, last: GenerationId = NO_GENERATION, **facts: object)
         "plan": PLAN,
         **facts,
     }
+    given |= {name: rows_of(given[name]) for name in SETS if name in given}  # type: ignore[arg-type]
     return m.Register(
         member=who,
         pid=1,
@@ -121,6 +127,7 @@ def prepared(who: MemberId, proposal: GenerationId, **facts: object) -> m.Prepar
         "active": (),
         "benched": (),
         "gen_active": (),
+        "accepted": NO_GENERATION,
         "started": 0,
         "has_state": False,
         "ready": True,
@@ -129,6 +136,7 @@ def prepared(who: MemberId, proposal: GenerationId, **facts: object) -> m.Prepar
         "request": 0,
         **facts,
     }
+    given |= {name: rows_of(given[name]) for name in SETS}  # type: ignore[arg-type]
     return m.Prepared(id=proposal, member=who, **given)  # type: ignore[arg-type]
 
 

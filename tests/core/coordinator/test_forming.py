@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain, combinations
 
 import pytest
+from core.coordinator.test_coordinator import SETS
 from core.makers import GEN_1, PLAN, members
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from paceline.core.coordinator.forming import Broken, Wait, form, may_begin, may
 from paceline.core.coordinator.sizes import Sizes
 from paceline.core.messages import Commit, Endpoints, Prepared, Register
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
+from paceline.core.protocol.rows import rows_of
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Pacing
 
@@ -40,6 +42,7 @@ def report(who: MemberId, **facts: object) -> Prepared:
         "active": everybody,
         "gen_active": everybody,
         "benched": (),
+        "accepted": GEN_1,
         "started": 0,
         "has_state": True,
         "ready": True,
@@ -48,6 +51,7 @@ def report(who: MemberId, **facts: object) -> Prepared:
         "request": 0,
         **facts,
     }
+    given_facts |= {name: rows_of(given_facts[name]) for name in SETS}  # type: ignore[arg-type]
     return Prepared(id=NEW, member=who, **given_facts)  # type: ignore[arg-type]
 
 

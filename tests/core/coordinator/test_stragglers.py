@@ -8,6 +8,7 @@ from paceline.core import coordinator as coord
 from paceline.core import messages as m
 from paceline.core.coordinator.state import Phase
 from paceline.core.protocol.ids import NO_GENERATION, MemberId
+from paceline.core.protocol.rows import rows_of
 from paceline.core.status import Status
 from paceline_api.settings import StragglerSettings
 from paceline_api.types.enums import StragglerResponse as Do
@@ -63,11 +64,12 @@ class Job:
                 index=self.gens if old else 0,
                 digest="x" if old else "",
                 tail=((self.gens, "x"),) if old else ((0, ""),),
-                members=old.members if old else (),
-                with_state=old.members if old else (),
-                active=old.members if old else (),
+                accepted=old.id if old else NO_GENERATION,
+                members=rows_of(old.members if old else ()),
+                with_state=rows_of(old.members if old else ()),
+                active=rows_of(old.members if old else ()),
                 benched=(),
-                gen_active=old.active if old else (),
+                gen_active=rows_of(old.active if old else ()),
                 started=0,
                 has_state=old is not None,
                 ready=True,

@@ -20,6 +20,7 @@ from paceline.core.messages import (
 )
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId
 from paceline.core.protocol.records import DataPlan, Gen
+from paceline.core.protocol.rows import rows_of
 from paceline.core.protocol.snapshot import Kept, LogSnapshot
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
@@ -240,7 +241,7 @@ def test_weights_from_before_are_older_than_the_checkpoint_of_those_who_went_on(
         has_state=True,
         last=GenerationId(1, "a", 3),
         version=version,
-        gen_active=(member(0),),
+        gen_active=rows_of([member(0)]),
     )
     got = answer(left_out)
     assert isinstance(got, Commit)
@@ -254,8 +255,8 @@ def test_a_living_state_is_preferred_to_its_own_older_checkpoint() -> None:
         has_state=True,
         last=OLD.generation,
         version=21,
-        gen_active=(member(0),),
-        members=(member(0),),
+        gen_active=rows_of([member(0)]),
+        members=rows_of([member(0)]),
         tail=((0, ""),),
     )
     got = answer(holder)

@@ -13,7 +13,9 @@ from paceline.core import messages as m
 from paceline.core.coordinator import ending, forming, joining
 from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
+from paceline.core.differences import difference
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
+from paceline.core.protocol.rows import members_of
 from paceline.core.protocol.snapshot import Kept
 
 DEAD_KEPT: Final = 64
@@ -72,7 +74,7 @@ def _find_first_reason(c: CoordinatorState) -> None:
     since_ns = min(s.ready_ns for s in ready)
     best = forming.winner(ready)
     if best is not None and best.register is not None:
-        missing = [x for x in best.register.members if not _is_settled(c, x)]
+        missing = [x for x in members_of(best.register.members) if not _is_settled(c, x)]
         why, within = "the coordinator is new", c.config.freeze_timeout_ns if missing else 0
     else:
         why = "the job starts" if c.gen is None else "all ranks that trained are dead"
@@ -152,7 +154,7 @@ def ask_again(c: CoordinatorState, register: m.Register) -> None:
     commit = c.commit if c.commit is not None and c.commit.gen.id == c.proposal else None
     waits = register.promise == c.proposal != register.last
     if commit is not None and waits and member in c.reports:
-        c.tell(member, commit)
+        c.tell(member, _as_told_to(c, member, commit))
 
 
 # ---- answering -----------------------------------------------------------------------------------
@@ -213,6 +215,7 @@ def _commit(c: CoordinatorState, commit: m.Commit) -> None:
     c.futile = c.futile + 1 if same_version else 0
     if not same_version or c.commit is None or c.commit.gen.members != gen.members:
         c.complaints = 0
+    c.change = difference(c.commit, commit) if c.commit is not None else None
     c.commit = commit
     c.settings = gen.settings or c.settings
     c.phase = Phase.STARTING
@@ -222,7 +225,7 @@ def _commit(c: CoordinatorState, commit: m.Commit) -> None:
         seen = c.roster.rank(member)
         seen.current = False
         seen.dismissed = c.reports[member].leaving and member not in gen.members
-        c.tell(member, commit)
+        c.tell(member, _as_told_to(c, member, commit))
     _who_starts_over(c, commit)
     _who_draws_alike(c, commit)
     c.history.committed_generation(gen, c.now_ns, c.wall_s)
@@ -233,6 +236,16 @@ def _commit(c: CoordinatorState, commit: m.Commit) -> None:
     )
     c.why = c.waits = ""
     c.roster.forget_dead(set(gen.members), DEAD_KEPT)
+
+
+def _as_told_to(
+    c: CoordinatorState, member: MemberId, commit: m.Commit
+) -> m.Commit | m.CommitChange:
+    """Who has the COMMIT before is told what changes (R44)."""
+    change = c.change
+    if change is not None and c.reports[member].accepted == change.base:
+        return change
+    return commit
 
 
 def _who_starts_over(c: CoordinatorState, commit: m.Commit) -> None:

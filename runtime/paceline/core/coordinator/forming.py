@@ -19,6 +19,7 @@ from paceline.core.coordinator.sizes import Sizes
 from paceline.core.messages import Commit, Prepared, Register, pod_of
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.records import Gen, LeftOut
+from paceline.core.protocol.rows import members_of
 from paceline.core.protocol.snapshot import Kept
 
 
@@ -130,9 +131,9 @@ def predecessor(
     return (None, kept) if newer else (best, None)
 
 
-def counts_as_state(report: Prepared, best: Prepared) -> bool:
+def counts_as_state(report: Prepared, best: Prepared, with_state: Collection[MemberId]) -> bool:
     """R5: its log ends in the winner's GEN record, or that record lists it as having state."""
-    return report.has_state and (report.last == best.last or report.member in best.with_state)
+    return report.has_state and (report.last == best.last or report.member in with_state)
 
 
 def may_join(report: Prepared, best: Prepared) -> bool:
@@ -184,16 +185,18 @@ def form(
             sizes=sizes,
         )
     leaving = {m for m, r in reports.items() if r.leaving}
-    waits = may_commit(best.gen_active, reports, leaving, unaccounted)
+    waits = may_commit(members_of(best.gen_active), reports, leaving, unaccounted)
     if waits:
         return Wait(waits)
-    state = {m for m, r in reports.items() if counts_as_state(r, best)}
+    had_before = set(members_of(best.with_state))
+    state = {m for m, r in reports.items() if counts_as_state(r, best, had_before)}
     if (diverging := _diverging(state, reports, best)) is not None:
         return diverging
     able = {m for m, r in reports.items() if m not in state and may_join(r, best)}
     leave, promoted = _who_leaves(state, leaving, reports, best)
     stay = state - leave
-    receiving = (able & set(best.members)) - set(draining)  # members that have no state yet
+    before = members_of(best.members)
+    receiving = able.intersection(before).difference(draining)  # members that have no state yet
     inside = (stay - leaving - set(draining)) | receiving
     joiners = receiving | sizes.join(inside, able - receiving - set(draining))
     odd = _fingerprints_differ(sorted(stay | joiners), registers, best.member)
@@ -202,11 +205,10 @@ def form(
     members = tuple(sorted(stay | joiners))
     # No round yet: everybody takes part from the first one (R26).
     fresh = best.version == best.started
-    active = members if fresh else _awake(stay, set(best.benched) - promoted)
+    active = members if fresh else _awake(stay, set(members_of(best.benched)) - promoted)
     left_out = tuple(
         LeftOut(m, "leave" if m in leave else dead.get(m) or "silent")
-        for m in best.members
-        if m not in members
+        for m in sorted(set(before).difference(members))
     )
     gen = Gen(
         id=proposal,
@@ -264,7 +266,7 @@ def _who_leaves(
     heirs = state - leave
     if not any(has_all(reports[m], best) for m in heirs):
         return set(), set()  # first somebody who stays gets all that the leaver has (V12)
-    if not heirs & set(best.gen_active):
+    if not heirs.intersection(members_of(best.gen_active)):
         return set(), heirs  # first a generation that records them as active (R6)
     return leave, set()
 

@@ -15,6 +15,7 @@ from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId
 from paceline.core.protocol.records import Request
+from paceline.core.protocol.rows import members_of
 from paceline.core.protocol.snapshot import Kept
 
 COMPLAINT_NS: Final = NS_PER_S // 5
@@ -44,7 +45,7 @@ def from_rank(c: CoordinatorState, message: m.RankMessage) -> None:
         case m.Prepared():
             if message.id == c.proposal and c.phase is Phase.PREPARING:
                 c.reports[message.member] = message
-                seen.last, seen.gen_active = message.last, message.gen_active
+                seen.last, seen.gen_active = message.last, members_of(message.gen_active)
                 seen.version, seen.has_state = message.version, message.has_state
                 seen.leaving = message.leaving
                 _learn_request(c, message.request)
@@ -77,7 +78,7 @@ def _register(c: CoordinatorState, seen: KnownRank, register: m.Register) -> Non
     seen.newborn = False
     seen.connected, seen.gone_ns = True, None
     seen.pid, seen.version = register.pid, register.version
-    seen.last, seen.gen_active = register.last, register.gen_active
+    seen.last, seen.gen_active = register.last, members_of(register.gen_active)
     seen.has_state = register.has_state
     seen.leaving = register.leaving
     c.version = max(c.version, register.version)

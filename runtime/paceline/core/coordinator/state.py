@@ -61,6 +61,8 @@ class CoordinatorState:
     commit: m.Commit | None = None
     channel_why: str = ""
     """Why the last data channel moved buffers as it did, for people."""
+    change: m.CommitChange | None = None
+    """The same for those who have the COMMIT before (R44); None if it cannot be told so."""
     unstarted: set[MemberId] = field(default_factory=set)
     """Members that have not reported STARTED (R7)."""
     complained: set[MemberId] = field(default_factory=set)

@@ -12,6 +12,7 @@ from paceline_api.types.enums import Pacing
 from paceline.core.messages import (
     Ask,
     Commit,
+    CommitChange,
     Complain,
     Dismiss,
     Fatal,
@@ -172,6 +173,7 @@ Event = (
     | PeerMessage
     | Prepare
     | Commit
+    | CommitChange
     | Release
     | Dismiss
     | Ask

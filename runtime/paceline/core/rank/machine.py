@@ -12,6 +12,7 @@ from paceline.core.messages import (
     Ask,
     AskState,
     Commit,
+    CommitChange,
     Dismiss,
     Endpoints,
     Part,
@@ -94,7 +95,7 @@ class Rank:
                 saving.on_writer(rank, event)
             case Tick():
                 pass
-            case Prepare() | Commit() | Release() | Dismiss() | Ask():
+            case Prepare() | Commit() | CommitChange() | Release() | Dismiss() | Ask():
                 membership.on_order(rank, event)
             case _:
                 self._peer(event)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from paceline.core.differences import changed
 from paceline.core.messages import (
     Ask,
     AskState,
     Commit,
+    CommitChange,
     Complain,
     Dismiss,
     Fatal,
@@ -18,9 +22,10 @@ from paceline.core.messages import (
     Started,
     State,
 )
-from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log, LogError
 from paceline.core.protocol.records import Gen, Go
+from paceline.core.protocol.rows import rows_of
 from paceline.core.protocol.snapshot import LogSnapshot
 from paceline.core.rank import saving
 from paceline.core.rank.events import (
@@ -36,7 +41,7 @@ from paceline.core.rank.events import (
 from paceline.core.rank.rounds import after_commit
 from paceline.core.rank.state import NOTHING, QUEUE_MAX, Main, RankState
 
-Order = Prepare | Commit | Release | Dismiss | Ask
+Order = Prepare | Commit | CommitChange | Release | Dismiss | Ask
 
 
 def on_order(rank: RankState, order: Order) -> None:
@@ -57,10 +62,9 @@ def on_order(rank: RankState, order: Order) -> None:
                     why = "a reduction was given up for a proposal that came too late"
                     rank.tell(Complain(rank.gen_id, rank.me, rank.round, why))
         case Commit(gen=gen):
-            if gen.id == rank.promise and rank.frozen:
-                _accept(rank, order)
-            elif gen.id < rank.promise:
-                rank.tell(Refused(gen.id, rank.me, rank.promise))
+            _hear_commit(rank, gen.id, lambda: order)
+        case CommitChange(id=new):
+            _hear_commit(rank, new, lambda: changed(rank.commit, order))
         case Release():
             _release(rank, order)
         case Dismiss(why=why):
@@ -68,6 +72,13 @@ def on_order(rank: RankState, order: Order) -> None:
         case Ask(request=request):
             if rank.request is None or request.number > rank.request.number:
                 rank.request = request
+
+
+def _hear_commit(rank: RankState, new: GenerationId, read: Callable[[], Commit]) -> None:
+    if new == rank.promise and rank.frozen:
+        _accept(rank, read())
+    elif new < rank.promise:
+        rank.tell(Refused(new, rank.me, rank.promise))
 
 
 def _answer_released(rank: RankState, order: Order) -> None:
@@ -110,11 +121,12 @@ def _report(rank: RankState) -> Prepared:
         index=log.index,
         digest=log.digest,
         tail=tuple(log.tail),
-        members=log.members,
-        with_state=log.with_state,
-        active=log.active,
-        benched=tuple(sorted(log.benched)),
-        gen_active=log.gen.active if log.gen else (),
+        accepted=rank.gen_id,
+        members=rows_of(log.members),
+        with_state=rows_of(log.with_state),
+        active=rows_of(log.active),
+        benched=rows_of(sorted(log.benched)),
+        gen_active=rows_of(log.gen.active if log.gen else ()),
         started=log.started,
         has_state=rank.has_state,
         ready=rank.begun is not None,

@@ -19,6 +19,7 @@ from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.pending import BufferOp, Pending
 from paceline.core.protocol.records import Go, Request, Share
+from paceline.core.protocol.rows import rows_of
 from paceline.core.protocol.tree import TREE_ABOVE
 from paceline.core.protocol.trigger import Arrival
 from paceline.core.rank.events import (
@@ -258,8 +259,8 @@ class RankState:
             lookahead=begun.lookahead if begun else 2,
             pacing=begun.pacing if begun else Pacing.ROUND,
             seed=begun.seed if begun else None,
-            members=self.log.members,
-            gen_active=self.log.gen.active if self.log.gen else (),
+            members=rows_of(self.log.members),
+            gen_active=rows_of(self.log.gen.active if self.log.gen else ()),
             released=self.released,
             checkpoint=self.found.checkpoint,
         )

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.train.context import init
     from paceline.train.ddp import ddp
-    from paceline.train.job import evaluating, finish, is_publisher, log, progress, rank, size
+    from paceline.train.job import evaluating, finish, is_publisher, log, progress, rank, size, stop
     from paceline.train.loader import DataLoader
     from paceline.train.optimizer import DistributedOptimizer
     from paceline.train.steps import steps
@@ -44,6 +44,7 @@ __all__ = [
     "rank",
     "size",
     "steps",
+    "stop",
 ]
 
 _HOME = {
@@ -59,6 +60,7 @@ _HOME = {
     "rank": "job",
     "size": "job",
     "steps": "steps",
+    "stop": "job",
 }
 
 

@@ -284,4 +284,5 @@ def test_a_script_that_leaves_its_loop_on_all_ranks(tmp_path: Path) -> None:
     error = final_error(said)
     assert "ScriptEndedEarly" in said
     assert "epochs" in error
+    assert "pl.stop()" in said
     assert "Traceback" not in said

@@ -46,7 +46,7 @@ net = torch.nn.Sequential(
 optimizer = pl.DistributedOptimizer(torch.optim.Adam(net.parameters(), lr=0.01), net, clip_norm=1.0)
 x = torch.randn(603, 8, generator=torch.Generator().manual_seed(1))
 loader = pl.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), 4, accumulate=2)
-EPOCHS, WAIT_FOR = int(os.environ["EPOCHS"]), int(os.environ["WAIT_FOR"])
+EPOCHS, WAIT_FOR, STOP = (int(os.environ[name]) for name in ("EPOCHS", "WAIT_FOR", "STOP"))
 steps = 0
 for _ in loader.epochs(EPOCHS):
     for x, y in loader:
@@ -55,11 +55,13 @@ for _ in loader.epochs(EPOCHS):
             time.sleep(0.2)  # the job shall not end before all are there
         torch.nn.functional.mse_loss(net(x), y).backward()
         optimizer.step()
+        if steps == STOP:
+            pl.stop()
 """
 
 
 def call(folder: Path, *words: str, **env: str) -> tuple[int, str]:
-    return paceline(folder, *words, **({"EPOCHS": "3", "WAIT_FOR": "0"} | env))
+    return paceline(folder, *words, **({"EPOCHS": "3", "WAIT_FOR": "0", "STOP": "0"} | env))
 
 
 def record(folder: Path, *words: str, backend: str = "mpi", dropout: str = "0", **env: str) -> str:
@@ -68,6 +70,15 @@ def record(folder: Path, *words: str, backend: str = "mpi", dropout: str = "0", 
     code, said = call(folder, "run", "job.yaml", "--record", "--run-dir", "run", *words, **env)
     assert code == 0, said
     return said
+
+
+def test_a_run_that_its_script_has_ended_is_replayed_to_its_own_end(tmp_path: Path) -> None:
+    """The replay makes the steps of all ranks, and so comes to the script's number much earlier."""
+    record(tmp_path, backend="gloo", STOP="40")
+    code, said = call(tmp_path, "replay", "run", STOP="40")
+    assert code == 0, said
+    assert "same: the state of version" in said
+    assert int(re.findall(r"replayed (\d+) rounds", said)[0]) >= 20
 
 
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])

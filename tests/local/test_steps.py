@@ -34,6 +34,7 @@ made = 0
 pl.finish()
 print("THROUGH", made, pl.progress().step, pl.is_publisher(), flush=True)
 """
+WAITS = "while made > 60 and pl.size() < 3:"
 COUNTED = f"for step in pl.steps({STEPS}):\n    made == 0 and print('FIRST', step, flush=True)"
 UNCOUNTED = "for step in range(90):"
 KILL_AND_JOIN = ("--inject=kill:rank=1,at=round:50", "--inject=join:at=round:50")
@@ -73,3 +74,38 @@ def test_a_loop_that_nobody_counts_begins_anew_and_is_named(tmp_path: Path) -> N
     assert "ScriptStartsOver: the script feeds itself and says no number of steps" in said
     assert "pl.steps(N)" in said
     assert "this rank begins its loop at the first step, and the job has made" in said
+
+
+OWN_COUNT = """\
+while True:
+    if made >= 80 or optimizer.stopped:
+        pl.stop()
+        print("ENDS", flush=True)
+        break
+    time.sleep(0.02 * pl.rank())"""
+
+
+@pytest.mark.parametrize("mode", ["Full", "Solo"])
+def test_a_script_that_counts_for_itself_says_when_the_job_is_over(
+    tmp_path: Path, mode: str
+) -> None:
+    """As nanoGPT: `if iter_num > max_iters: break`; in Solo the slow one is far behind then."""
+    (tmp_path / "train.py").write_text(SCRIPT.format(loop=OWN_COUNT).replace(WAITS, "while False:"))
+    words = (f"--set=spec.collective.mode={mode}", "--run-dir=run")
+    code, said = Run(tmp_path, "[python, train.py]", *words).wait()
+    assert code == 0, said
+    assert said.count("ENDS") == 2
+    through = re.findall(r"THROUGH (\d+) (\d+) (\w+)", said)
+    assert len({step for _, step, _ in through}) == 1
+    assert [publishes for *_, publishes in through].count("True") == 1
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["outcome"]["complete"]
+
+
+def test_one_rank_ends_the_job_and_the_others_may_know_nothing_of_it(tmp_path: Path) -> None:
+    """A loop without an end of its own: its script ends there, and nothing fails."""
+    loop = "while True:\n    made == 20 and pl.rank() == 0 and (pl.stop(), exit())"
+    (tmp_path / "train.py").write_text(SCRIPT.format(loop=loop).replace(WAITS, "while False:"))
+    code, said = Run(tmp_path, "[python, train.py]", "--run-dir=run").wait()
+    assert code == 0, said
+    assert "another rank has ended the job with pl.stop()" in said
+    assert "THROUGH" not in said

@@ -69,6 +69,8 @@ class SimRank:
         """In a row; a lease may be dealt to others just before it is pulled."""
         self.labels = 0
         self.steps = 0
+        self.ending = False
+        """Its script ends the job when it comes back from `step()`."""
         self.resumed: list[ev.Resume] = []
 
     @property
@@ -283,8 +285,13 @@ class SimRank:
         done = effect.stopped or (not world.plan.ends and self.steps >= world.steps)
         if done:
             self.sim.after(0.1, lambda: self.post(ev.Finish()))
+        elif self.ending or (world.stop and self.sim.rng.random() < world.stop):
+            self.sim.after(0.01, lambda: self.post(ev.Finish(stop=True)))
         else:
             self.sim.after(0.01, self.next_batch)
+
+    def ends_the_job(self) -> None:
+        self.ending = True
 
     def next_batch(self) -> None:
         sim, world = self.sim, self.sim.world
@@ -295,7 +302,9 @@ class SimRank:
             return
         if world.rest and sim.rng.random() < world.rest:
             self.post(ev.Rest())
-            sim.after(sim.rng.uniform(5, 40), lambda: self.post(ev.Unrest()))
+            ends = world.stop and sim.rng.random() < world.stop  # as an evaluation may decide
+            after: ev.Event = ev.Finish(stop=True) if ends else ev.Unrest()
+            sim.after(sim.rng.uniform(5, 40), lambda: self.post(after))
             return
         lease, samples = -1, world.batch
         if world.leases:

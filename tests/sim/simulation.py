@@ -334,6 +334,12 @@ class Simulation:
 
     # ---- running --------------------------------------------------------------------------
 
+    def run_until(self, ns: int) -> None:
+        """Everything that happens before this time."""
+        while self.heap and self.heap[0][0] < ns:
+            self.now, _, action = heapq.heappop(self.heap)
+            action()
+
     def run(self) -> None:
         """Until every living rank has exited; raises if a promise breaks or nothing ends."""
         while self.heap:

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from paceline.core import messages as m
 from paceline.core.coordinator import silence
+from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import Gen, Go, Trigger
+from paceline.core.rank import events as ev
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode, Normalisation, Pacing
 from sim.faults import FOR_EVER_MS, Fault, Kind, plant
@@ -62,6 +64,61 @@ def test_what_is_complete_stays_complete(
     sim = run(dataclasses.replace(world, after_ms=150.0), seed, what, at_the_end)
     assert sim.finished or sim.outcomes & TRUE_VERDICTS, sim.story()
     assert sim.outcomes <= {"Complete", *TRUE_VERDICTS}, sim.story()
+
+
+@bounded(200)
+@given(worlds(), seeds, faults())
+def test_a_script_that_ends_the_job_ends_it_for_all(
+    world: World, seed: int, what: list[Fault]
+) -> None:
+    sim = run(dataclasses.replace(world, stop=0.1), seed, what)
+    assert sim.finished or sim.outcomes & TRUE_VERDICTS, sim.story()
+    assert sim.outcomes <= {"Complete", *TRUE_VERDICTS}, sim.story()
+    logs = [r.state.log for r in sim.finished]
+    assert len({(log.version, log.digest, log.publisher) for log in logs}) <= 1, sim.story()
+
+
+def test_one_rank_of_three_ends_the_job_and_publishes() -> None:
+    """In each mode, long before its data are through, and although the others go on stepping."""
+    for mode in Mode:
+        settings = RoundSettings(mode=mode, quorum=2, deadline_ns=5 * MS, bench_after_ns=10**9)
+        sim = Simulation(World(replicas=3, settings=settings, leases=500), 3)
+        sim.start()
+        sim.after(200, lambda sim=sim: sim.ranks[MemberId(1, 0, 0)].ends_the_job())  # type: ignore[misc]
+        sim.run()
+        sim.checkers.at_end()
+        assert len(sim.finished) == 3
+        log = sim.finished[0].state.log
+        assert log.publisher == log.stopped_by == MemberId(1, 0, 0)
+        assert log.is_worked_off, "its checkpoint is the end of the job (C1)"
+        assert log.version < 100
+
+
+@pytest.mark.parametrize("when", ["all evaluate", "benched", "draining"])
+def test_the_word_that_ends_the_job_is_heard_wherever_the_rank_stands(when: str) -> None:
+    patience = RoundSettings(bench_after_ns=(100 if when == "benched" else 10**6) * MS)
+    sim = Simulation(World(replicas=3, leases=500, settings=patience), 5)
+    sim.start()
+    sim.run_until(200 * MS)
+    ranks = list(sim.ranks.values())
+    for rank in ranks if when == "all evaluate" else ranks[1:2]:
+        rank.hung = True
+    sim.run_until(500 * MS)
+    if when == "all evaluate":
+        for rank in ranks:
+            rank.post(ev.Rest())
+        sim.run_until(700 * MS)
+        assert len(ranks[1].state.log.resting) == 3
+    elif when == "benched":
+        assert ranks[1].me in ranks[1].state.log.benched
+    else:
+        ranks[1].post(ev.Drain())
+    ranks[1].post(ev.Finish(stop=True))
+    sim.after(200, lambda: [rank.post(ev.Unrest()) for rank in ranks if when == "all evaluate"])
+    sim.run()
+    sim.checkers.at_end()
+    assert len(sim.finished) == 3
+    assert {rank.state.log.stopped_by for rank in ranks} == {ranks[1].me}
 
 
 @pytest.mark.parametrize("kind", Kind)

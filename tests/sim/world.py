@@ -36,6 +36,8 @@ class World:
     skip: float = 0.0
     rest: float = 0.0
     """Shares of the batches that are poisoned, skipped, or after which the rank evaluates."""
+    stop: float = 0.0
+    """Share of the batches after which the script ends the job."""
     tree_above: int = TREE_ABOVE
     """Members above which GO goes by way of relays."""
     delay_ms: tuple[float, float] = (0.05, 3.0)

@@ -35,6 +35,8 @@ class LoneSession:
     place = 0
     is_publisher = True
     segment_bytes = SEGMENT_BYTES
+    is_replay = False
+    stopped_by_another = False
 
     def __init__(
         self,
@@ -145,7 +147,8 @@ class LoneSession:
         self.resting = False
         self._deal()
 
-    def finish(self) -> None:
+    def finish(self, *, stop: bool = False) -> None:
+        self.stopped = self.stopped or stop
         self.committed.copy_to_model()
         self.released = True
 

@@ -223,6 +223,24 @@ def test_without_a_loader_the_job_counts_the_steps() -> None:
     assert session.released
 
 
+def test_the_script_ends_its_job_itself() -> None:
+    session = started(LoneSession())
+    model = DistributedDataParallel(Net())
+    optimizer = sgd(model)
+    loader = pl.ddp(model, optimizer, torch.utils.data.DataLoader(data(), 4), epochs=9)
+    seen = []
+    for epoch in range(9):
+        for x, y in loader:
+            seen.append(epoch)
+            loss_of(model, x, y).backward()
+            optimizer.step()
+            if len(seen) == 3:
+                pl.stop()
+    assert seen == [0, 0, 0]
+    assert optimizer.stopped  # type: ignore[attr-defined]
+    assert session.released
+
+
 def test_without_a_loader_the_script_feeds_itself() -> None:
     session = started(LoneSession(stop_at=3))
     net, samples = Net(), data()

@@ -10,7 +10,7 @@ import torch
 from paceline.core.protocol.progress import Progress
 from paceline.core.protocol.records import DataPlan, LoggedMetric
 from paceline.core.protocol.sampling import batches_of, total_leases
-from paceline.errors import JobStoppedError, UsageError
+from paceline.errors import DismissedError, JobStoppedError, UsageError
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
 from torch import nn
@@ -287,6 +287,57 @@ def test_steps_after_the_stop_have_no_effect_and_the_second_is_an_error() -> Non
     assert same(after, model)
     with pytest.raises(JobStoppedError):
         optimizer.step()
+
+
+@pytest.mark.parametrize("place", ["looked", "backward", "part", "stepped", "epoch"])
+def test_a_script_may_end_its_job_anywhere_in_the_loop(place: str) -> None:
+    session = started(LoneSession())
+    model = make_model()
+    optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    loader = pl.DataLoader(make_data(), 5, accumulate=2)
+    steps = 0
+    for epoch in loader.epochs(9):
+        for x, y in loader:
+            if steps == 4 and place == "looked":
+                pl.stop()
+                break
+            loss_of(model, x, y).backward()
+            if steps == 4 and place == "backward":
+                pl.stop()
+            optimizer.step()
+            steps += 1
+            if steps == (5 if place == "part" else 4) and place in ("part", "stepped"):
+                pl.stop()
+                pl.stop()  # twice is once
+        if epoch == 1 and place == "epoch":
+            pl.stop()
+    pl.finish()
+    assert optimizer.stopped
+    assert session.released
+    assert session.applied == list(range(10 if place == "epoch" else 2))
+    assert session.dropped == ([2] if place in ("backward", "part") else [])
+
+
+def test_a_job_that_has_not_begun_cannot_be_ended() -> None:
+    started(LoneSession())
+    model = make_model()
+    pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pytest.raises(UsageError, match="before training has started"):
+        pl.stop()
+
+
+def test_a_script_that_goes_on_after_another_has_ended_the_job_ends_in_order() -> None:
+    session = started(LoneSession(stop_at=1))
+    session.stopped_by_another = True
+    model = make_model()
+    optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for _ in range(2):
+        loss_of(model, *make_data()[:4]).backward()
+        optimizer.step()
+    with pytest.raises(DismissedError) as end:
+        optimizer.step()
+    assert end.value.code == 0
+    assert session.released
 
 
 def test_a_gradient_that_is_not_finite_is_announced_as_such() -> None:

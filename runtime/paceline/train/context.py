@@ -72,6 +72,20 @@ class Context:
             self.session.finish()
             self.finished = True
 
+    def stop(self) -> None:
+        """End the job on all ranks, then as `finish`."""
+        optimizer = self.need_optimizer("stop()")
+        if not optimizer.started:
+            raise UsageError(
+                "stop() before training has started",
+                hint="call it inside the training loop, or behind a loop of the script's own",
+            )
+        if self.finished or (self.session.is_replay and not self.session.stopped):
+            return
+        optimizer.builder.end()
+        self.session.finish(stop=True)
+        self.finished = True
+
 
 _context: Context | None = None
 

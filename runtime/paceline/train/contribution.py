@@ -194,6 +194,12 @@ class ContributionBuilder:
         if self._lease is not None and not self._session.stopped:
             self._skip(touched=False)
 
+    def end(self) -> None:
+        """The user ends the job: what is not announced of the lease in hand is dropped."""
+        if not self.put_back():
+            self.settle()
+        self.abandon()
+
     def discard(self) -> None:
         """`zero_grad()`. After a backward pass: the batch, with its lease, shall not count."""
         self._forgotten = False

@@ -75,3 +75,13 @@ def finish() -> None:
 
     Copies the final weights into the model and waits until the job is released (D7)."""
     current("finish()").finish()
+
+
+def stop() -> None:
+    """End the job here, before its plan is worked off: one rank that says so stops all.
+
+    The job is complete with the next round, on every rank with the same version. Copies the final
+    weights into the model and waits until the job is released, as `finish()` does; a rank that has
+    called it publishes. The loops of the other ranks (`loader.epochs()`, `pl.steps()`) end by
+    themselves. Call it between `step()` and the next `backward()`."""
+    current("stop()").stop()

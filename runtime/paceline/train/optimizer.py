@@ -16,7 +16,7 @@ import torch
 
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.records import DataPlan
-from paceline.errors import ChangedLaterError, JobStoppedError, UsageError
+from paceline.errors import ChangedLaterError, DismissedError, JobStoppedError, UsageError
 from paceline.train import clipping, refusals
 from paceline.train.context import current
 from paceline.train.contribution import Contribution, ContributionBuilder
@@ -264,6 +264,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _after_stop(self) -> None:
         self._steps_after_stop += 1
+        if self._steps_after_stop > 1 and self._context.session.stopped_by_another:
+            log.warning(
+                "another rank has ended the job with pl.stop(), and this one goes on stepping: its "
+                "script ends here. Leave the loop when optimizer.stopped is true"
+            )
+            self._context.finish()
+            raise DismissedError(0)
         if self._steps_after_stop > 1:
             raise JobStoppedError(
                 "the job has stopped and the script goes on stepping",

@@ -41,6 +41,8 @@ class ReplaySession:
     place = 0
     is_publisher = False
     """What the run has written stays as it is."""
+    is_replay = True
+    stopped_by_another = False
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -130,7 +132,7 @@ class ReplaySession:
     def resume(self) -> None:
         """Likewise."""
 
-    def finish(self) -> None:
+    def finish(self, *, stop: bool = False) -> None:  # noqa: ARG002
         if not self.stopped:
             raise ReplayError("the script left its loop before the run was over")
         self._committed.copy_to_model()

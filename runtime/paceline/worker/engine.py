@@ -102,6 +102,8 @@ def _told(error: TransportError) -> PacelineError:
 class Engine:
     """Implements `Session`."""
 
+    is_replay = False
+
     def __init__(self, settings: RankSettings | None) -> None:
         self._settings = settings
         self._lock = threading.Condition()
@@ -266,8 +268,8 @@ class Engine:
         self._call(ev.Unrest())
         self._loop.began(now_ns())
 
-    def finish(self) -> None:
-        self._comm.post(ev.Finish())
+    def finish(self, *, stop: bool = False) -> None:
+        self._comm.post(ev.Finish(stop))
         with self._lock:
             while self._end is None:
                 self._watch()
@@ -313,6 +315,10 @@ class Engine:
     @property
     def stopped(self) -> bool:
         return self._stopped
+
+    @property
+    def stopped_by_another(self) -> bool:
+        return self._state.log.stopped_by is not None and not self.is_publisher
 
     @property
     def is_publisher(self) -> bool:

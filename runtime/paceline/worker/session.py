@@ -86,8 +86,10 @@ class Session(Protocol):
     def resume(self) -> None:
         """End of `rest`; leases come with the next round. Refreshes the model's weights."""
 
-    def finish(self) -> None:
-        """Copy the final weights into the model; blocks until RELEASE, or raises DismissedError."""
+    def finish(self, *, stop: bool = False) -> None:
+        """Copy the final weights into the model; blocks until RELEASE, or raises DismissedError.
+
+        `stop`: the job ends here, on all ranks, with the round that carries this rank's word."""
 
     def failed(self, why: str) -> None:
         """The script ends because of a mistake; its agent passes the reason on."""
@@ -118,6 +120,14 @@ class Session(Protocol):
 
     @property
     def stopped(self) -> bool: ...
+
+    @property
+    def stopped_by_another(self) -> bool:
+        """The script of another rank has ended the job, and publishes."""
+
+    @property
+    def is_replay(self) -> bool:
+        """Plays a recorded run: where it ends is what the record says."""
 
     @property
     def is_publisher(self) -> bool:

@@ -356,6 +356,8 @@ def death(**facts: object) -> Death:
         ({"code": 0, "outcome": RankOutcome.DISMISSED}, (End.DRAINED, 0), ""),
         ({"code": 0}, (End.FAILED, 1), "ScriptTookNoPart"),
         ({"code": 0, "outcome": RankOutcome.PRESENT}, (End.FAILED, 1), "ScriptEndedEarly"),
+        ({"code": 0, "outcome": RankOutcome.PRESENT}, (End.FAILED, 1), "pl.steps"),
+        ({"code": 0, "outcome": RankOutcome.PRESENT}, (End.FAILED, 1), "pl.stop()"),
         ({"code": 0, "outcome": RankOutcome.FAILED, "said": "lr"}, (End.FAILED, 1), "lr"),
         ({"code": 2}, (End.FAILED, 2), "exit code 2"),
         (

@@ -286,6 +286,23 @@ def test_the_log_counts_the_steps_of_a_script_that_feeds_itself() -> None:
     assert Log.restore(log.snapshot()).snapshot() == log.snapshot()
 
 
+@pytest.mark.parametrize("plan", [PLAN, DataPlan(), DataPlan(steps=100)])
+def test_the_script_of_one_rank_ends_the_job(plan: DataPlan) -> None:
+    log = make_log(3, plan=plan)
+    last = go(log, idle(2, stop=True), idle(1, stop=True, resting=True))
+    assert log.stops_with(last)
+    log.append(last)
+    assert log.stopped
+    assert log.is_worked_off, "unlike a stop that is asked for from outside"
+    assert log.publisher == log.stopped_by == member(1)
+    copy = Log.restore(log.snapshot())
+    assert (copy.stopped, copy.publisher) == (True, member(1))
+    others = members(0, 2)
+    log.append(Gen(GenerationId(1, "a", 2), others, others, others, log.version))
+    assert log.stopped
+    assert log.publisher == member(0), "if the one that ended it is gone"
+
+
 @pytest.mark.parametrize("normalisation", Normalisation)
 @pytest.mark.parametrize("pacing", [Pacing.ROUND, Pacing.SAMPLES])
 def test_a_script_that_feeds_itself_may_say_how_many_samples_a_step_has(

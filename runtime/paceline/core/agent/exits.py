@@ -137,7 +137,7 @@ def _reason(death: Death) -> str:
     if death.code == 0:
         # D7: leaving early looks like success to the shell, but its samples are missing.
         return (
-            "ScriptEndedEarly: the script ended before the job did; "
-            "let it run all epochs, or call pl.finish() at its end"
+            "ScriptEndedEarly: the script ended before the job did; let it run all epochs or steps "
+            "(pl.steps), call pl.finish() at its end, or pl.stop() where the job shall end early"
         )
     return how_it_ended(death.code) + (f"; last lines:\n{death.text}" if death.text else "")

@@ -112,7 +112,7 @@ def fail_when_everybody_left(c: CoordinatorState) -> None:
             c,
             "ScriptEndedEarly",
             "the scripts of all ranks left their training loop before its end",
-            hint="run all epochs, or end the job with a stop request",
+            hint="run all epochs or steps; pl.stop() ends the job where the script means to",
         )
     elif not _somebody_can_come(c):
         fail(c, "Interrupted", f"all ranks were drained at version {c.version}")

@@ -87,6 +87,8 @@ class Log:
     settings: RoundSettings = field(default_factory=RoundSettings)
     request: int = 0
     stopping: bool = False
+    stopped_by: MemberId | None = None
+    """The lowest rank whose script has ended the job, if one has."""
     started: int = 0
     """Version with which the job's first generation began (0, or a checkpoint's)."""
     deal: Deal = field(default_factory=Deal)
@@ -137,6 +139,8 @@ class Log:
     @property
     def is_worked_off(self) -> bool:
         """Nothing is left to do; without an end in the plan, because all loops have ended."""
+        if self.stopped_by is not None:
+            return True
         if self.plan.samples:
             return self.deal.exhausted(self.plan)
         if self.plan.steps:
@@ -146,7 +150,10 @@ class Log:
     @property
     def publisher(self) -> MemberId:
         """Writes for all: the lowest rank that trains, since one whose loop has ended may have old
-        weights in its model; at the end the lowest of those that have trained."""
+        weights in its model; at the end the lowest of those that have trained. One that has ended
+        the job comes to what stands behind its loop; the others may be in the midst of theirs."""
+        if self.stopped_by in self.members:
+            return self.stopped_by
         trains = (m for m in self.active if m not in self.done)
         return next(trains, (self.active or self.members)[0])
 
@@ -226,7 +233,7 @@ class Log:
 
     def stops_with(self, go: Go) -> bool:
         """Whether the version that `go` makes is the final one (R17)."""
-        if go.request and go.request.stop:
+        if (go.request and go.request.stop) or any(share.stop for share in go.shares):
             return True
         if self.plan.steps:
             return self.steps + self._steps_of(go) >= self.plan.steps
@@ -264,6 +271,7 @@ class Log:
         if gen.plan is not None:
             self.plan, self.version, self.started = gen.plan, gen.version, gen.version
             self.stopping, self.done, self.resting, self.heard = False, frozenset(), frozenset(), {}
+            self.stopped_by = None
         if gen.settings is not None:
             self.settings = gen.settings
         self.gen = gen
@@ -294,6 +302,8 @@ class Log:
         # A round ends the job, never a GEN, so that what was accumulated is applied with the last
         # one.
         self.stopping = self.stopping or (not self.plan.ends and self.stops_with(go))
+        self.stopped_by = min((s.member for s in go.shares if s.stop), default=None)
+        self.stopping = self.stopping or self.stopped_by is not None
         for share in go.shares:
             self._append_share(share)
         active = set(self.active)
@@ -387,6 +397,7 @@ class Log:
             settings=self.settings,
             request=self.request,
             stopping=self.stopping,
+            stopped_by=self.stopped_by,
             started=self.started,
             next_lease=self.deal.next,
             pool=tuple(self.deal.pool),
@@ -421,6 +432,7 @@ class Log:
             settings=s.settings,
             request=s.request,
             stopping=s.stopping,
+            stopped_by=s.stopped_by,
             started=s.started,
             deal=Deal(
                 next=s.next_lease,

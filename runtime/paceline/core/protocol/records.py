@@ -101,6 +101,8 @@ class Share(Struct, frozen=True):
     """Wants no leases until it says otherwise (evaluating, draining, finished)."""
     done: bool = False
     """Its loop has ended; where nothing is dealt, the job ends when all say so (R17)."""
+    stop: bool = False
+    """Its script ends the job here, whatever is left to do (`pl.stop`)."""
     base: int = 0
     """PENDING: version of the batch in hand, which a later round will get (MaxAgePolicy.WAIT)."""
     offset_us: int = 0

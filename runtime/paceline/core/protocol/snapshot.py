@@ -66,6 +66,7 @@ class LogSnapshot(Struct, frozen=True):
     settings: RoundSettings
     request: int
     stopping: bool
+    stopped_by: MemberId | None
     started: int
     next_lease: int
     pool: tuple[int, ...]

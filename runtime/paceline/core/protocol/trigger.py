@@ -93,6 +93,7 @@ def _something(log: Log, arrivals: Mapping[MemberId, Arrival]) -> bool:
             share.count
             or share.drops
             or share.returned
+            or share.stop
             or share.resting is not (member in log.resting)
         ):
             return True

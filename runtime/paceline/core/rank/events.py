@@ -86,6 +86,9 @@ class Unrest(Struct, frozen=True):
 class Finish(Struct, frozen=True):
     """The script's loop has ended. The main thread blocks until Exit."""
 
+    stop: bool = False
+    """And the job with it, on all ranks (`pl.stop`)."""
+
 
 # ---- events: the driver --------------------------------------------------------------------------
 

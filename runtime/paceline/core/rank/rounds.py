@@ -72,7 +72,8 @@ def announce(rank: RankState) -> None:
 def _kind(rank: RankState) -> AnnounceKind | None:
     parked = rank.main in (Main.PARKED, Main.WANT)
     if not rank.is_active:
-        return AnnounceKind.READY if parked and not rank.draining else None
+        ready = (parked and not rank.draining) or rank.stops
+        return AnnounceKind.READY if ready else None
     if rank.main is Main.PARKED and rank.waits_for == rank.log.version:
         return AnnounceKind.ARRIVE
     if rank.main in (Main.WANT, Main.REST, Main.DONE) or (rank.draining and parked):
@@ -96,6 +97,7 @@ def _with_standing(rank: RankState, share: Share, kind: AnnounceKind) -> Share:
         idle=kind is AnnounceKind.IDLE,
         resting=resting,
         done=rank.main is Main.DONE,
+        stop=rank.stops,
         returned=returned,
     )
 

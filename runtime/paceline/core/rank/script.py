@@ -48,10 +48,10 @@ def on_script(rank: RankState, event: ScriptEvent) -> None:
             _put_down(rank, Main.REST)
         case Unrest():
             _unrest(rank)
-        case Finish():
-            _put_down(rank, Main.DONE)
+        case Finish(stop=stop):
+            _finish(rank, stop=stop)
             # Leaving the loop before the end is a drain of this rank alone (A4, D7).
-            if rank.log.plan.ends and not rank.log.stopped:
+            if rank.log.plan.ends and not rank.log.stopped and not stop:
                 rank.draining = rank.ended_early = True
         case Drain():
             rank.draining = True
@@ -61,6 +61,22 @@ def _put_down(rank: RankState, main: Main) -> None:
     """No backward pass is under way any more: what waited in GRAD for its end is looked at."""
     rank.main = main
     rank.do(rank.pending.drop_revoked(rank.owns, grad_in_use=False))
+
+
+def _finish(rank: RankState, *, stop: bool) -> None:
+    _put_down(rank, Main.DONE)
+    rank.stops = stop
+    if stop:
+        _say_more(rank)
+
+
+def _say_more(rank: RankState) -> bool:
+    """Whether it may speak again in this round: nothing of its own is named by what it announced,
+    so a second word cannot make two buffers too few (R11, V20)."""
+    if rank.share is not None and rank.share.count:
+        return False
+    rank.announced = False
+    return True
 
 
 def _step(rank: RankState, step: Step) -> None:
@@ -89,11 +105,7 @@ def _step(rank: RankState, step: Step) -> None:
 def _unrest(rank: RankState) -> None:
     rank.main = Main.PARKED
     rank.waits_for = NOTHING
-    if rank.share is None or not rank.share.count:
-        # Nothing of its own is named by what it announced, so a second word in this round cannot
-        # make two buffers too few (R11, V20).
-        rank.announced = False
-    else:
+    if not _say_more(rank):
         rank.waits_for = rank.log.version
 
 

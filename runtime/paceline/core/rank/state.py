@@ -141,6 +141,8 @@ class RankState:
     draining: bool = False
     ended_early: bool = False
     """The script left its loop before the job was over."""
+    stops: bool = False
+    """The script has ended the job (`pl.stop`); a round has to carry that."""
     found: Found = Found(None)  # noqa: RUF009 - frozen
     saving: Saving = field(default_factory=Saving)
     pending: Pending = field(default_factory=Pending)
@@ -231,8 +233,9 @@ class RankState:
 
     @property
     def wants_to_leave(self) -> bool:
-        """Draining, and nothing of its own is left to apply (R16)."""
-        return self.draining and self.pending.empty and self.main is not Main.RUN
+        """Draining, and nothing of its own is left to apply, or to be said (R16)."""
+        left = self.main is Main.RUN or self.stops
+        return self.draining and self.pending.empty and not left
 
     @property
     def is_resting(self) -> bool:

@@ -60,6 +60,10 @@ class Reason(_Told):
         "ScriptStartsOver",
         "The script feeds itself and says no number of steps, so a late worker began at step 0.",
     )
+    SCRIPT_TAKES_NO_PART = (
+        "ScriptTakesNoPart",
+        "The script has run for a minute without pl.init(); it may be doing its work alone.",
+    )
     SAMPLES_SKIPPED = (
         "SamplesSkipped",
         "The script took samples from the loader and made no step of them.",

@@ -51,7 +51,8 @@ CONDITIONS: Final[dict[ConditionType, tuple[Reason, ...]]] = {
         *(Reason.POD_NOT_STARTING, Reason.SIZE_NOT_FIXED, Reason.WAITING_FOR_EVIDENCE),
         *(Reason.QUORUM_REDUCED, Reason.COORDINATOR_AWAY, Reason.BELOW_MIN_REPLICAS),
         *(Reason.RANK_BENCHED, Reason.RANK_SLOW, Reason.SCRIPT_STARTS_OVER),
-        *(Reason.SAMPLES_SKIPPED, Reason.BUDGET_REFUSED, Reason.RESOLVED),
+        *(Reason.SCRIPT_TAKES_NO_PART, Reason.SAMPLES_SKIPPED),
+        *(Reason.BUDGET_REFUSED, Reason.RESOLVED),
     ),
     T.RESIZING: (Reason.SCALING, Reason.RANK_REPLACED, Reason.RESOLVED),
     T.SUSPENDED: (*(Reason.SUSPENDED_BY_SPEC, Reason.SUSPENDING, Reason.RESUMED, Reason.RESOLVED),),
@@ -88,7 +89,7 @@ EVENTS: Final[dict[Reason, str]] = {
 
 OF_COORDINATOR: Final = (
     *(Reason.WAITING_FOR_EVIDENCE, Reason.QUORUM_REDUCED, Reason.SCRIPT_STARTS_OVER),
-    *(Reason.SCRIPT_ENDED_EARLY, Reason.SAMPLES_SKIPPED),
+    *(Reason.SCRIPT_ENDED_EARLY, Reason.SCRIPT_TAKES_NO_PART, Reason.SAMPLES_SKIPPED),
 )
 """Reasons that the operator passes on and never gives itself."""
 

@@ -25,6 +25,7 @@ SETTLE_MS = 300
 FREEZE_MS = 400
 CONNECT_MS = 300
 A, B, C = (member(s) for s in range(3))
+NO_PART = "ScriptTakesNoPart"
 
 
 @dataclass
@@ -201,6 +202,46 @@ def test_ranks_that_feed_themselves_from_equal_seeds_are_named() -> None:
         told = [x for x in status(desk.state).happenings if x.reason == "SeedsEqual"]
         assert bool(told) == named, seeds
         assert all("pl.rank()" in x.message for x in told)
+
+
+def no_part(desk: Desk) -> list[str]:
+    told = status(desk.state)
+    return [x.message for x in (*told.happenings, *told.conditions) if x.reason == NO_PART]
+
+
+def test_a_script_that_has_not_called_init_for_a_minute_is_named() -> None:
+    """It may compute for days on its own; the end, which says so too, would be too late."""
+    desk = Desk()
+    desk.pods(0, 1)
+    for who in (A, B):
+        desk.post(coord.FromAgent(m.RankStarted(who, 4711)))
+    due_ns = desk.state.wake_ns
+    assert due_ns is not None, "nothing else would bring the coordinator to look"
+    desk.post(coord.Tick(), 59_000)
+    assert not no_part(desk)
+    desk.now = due_ns
+    desk.post(coord.Tick())
+    [line, condition] = no_part(desk)
+    assert "ranks 0.0#0, 1.0#0" in line
+    assert "pl.init()" in line
+    desk.post(coord.Tick(), 60_000)
+    desk.say(register(A))
+    [line, condition] = no_part(desk)
+    assert "rank 1.0#0 has" in condition, "once in the log; the condition is of those that are left"
+    desk.say(register(B))
+    assert no_part(desk) == [line]
+
+
+def test_who_has_died_or_is_ready_within_the_minute_is_not_named() -> None:
+    desk = Desk(replicas=1)
+    desk.pods(0)
+    desk.form(A)
+    desk.pods(0, 1)
+    desk.post(coord.FromAgent(m.RankStarted(B, 4711)))
+    desk.post(coord.FromAgent(m.RankDead(B, -9, "killed", False)))
+    for _ in range(300):
+        desk.say(beat(A, desk.state.proposal), 300)
+    assert not no_part(desk)
 
 
 def test_samples_that_the_script_skipped_are_a_condition() -> None:

@@ -28,7 +28,7 @@ def from_agent(c: CoordinatorState, message: m.AgentMessage) -> None:
             pod = c.roster.pod(*m.pod_of(message.member), c.now_ns)
             pod.living.add(message.member)
             seen = c.roster.rank(message.member)
-            seen.pid = message.pid
+            seen.pid, seen.alive_ns = message.pid, c.now_ns
             seen.newborn = c.gen is not None and seen.register is None
         case m.RankDead():
             pod = c.roster.pod(*m.pod_of(message.member), c.now_ns)
@@ -52,6 +52,8 @@ def _hello(c: CoordinatorState, pod: KnownPod, hello: m.AgentHello) -> None:
     for member in hello.living:
         seen = c.roster.rank(member)
         seen.newborn = seen.register is None and (seen.newborn or pod.newborn)
+        if seen.alive_ns is None:
+            seen.alive_ns = c.now_ns
     pod.known, pod.newborn = True, False
     for member in hello.dead:
         _died(c, member, "reaped by its agent", 0)

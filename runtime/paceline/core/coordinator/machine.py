@@ -86,6 +86,7 @@ class Coordinator:
     def _settle(self) -> None:
         c = self.state
         silence.suspect_the_silent(c)
+        silence.name_those_never_heard(c)
         silence.break_off_the_stuck(c)
         agents.declare_dead(c)
         agents.drain_surplus(c)

@@ -27,6 +27,10 @@ class KnownRank:
     """The evidence; empty as long as it may live."""
     exit_code: int | None = None
     pid: int = 0
+    alive_ns: int | None = None
+    """When its agent first said that it lives."""
+    unheard: bool = False
+    """Lives for long and has not registered, and that was told."""
     last: GenerationId = NO_GENERATION
     """Its last GEN record, with the active ranks of that record and its version: what it would
     report, as far as known (R5)."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from paceline_api.reasons import Reason
+
 from paceline.core import messages as m
 from paceline.core.coordinator.events import NS_PER_MS, NS_PER_S, ToAgent, WakeAt
 from paceline.core.coordinator.roster import KnownRank
@@ -21,6 +23,8 @@ RESTORE_NS: Final = 600 * NS_PER_S
 """Reading a checkpoint may take so long."""
 GONE_NS: Final = 500_000_000
 """A closed connection without an agent's word makes a rank suspect after this long."""
+INIT_NS: Final = 60 * NS_PER_S
+"""From the start of a script to `pl.init()`. Importing torch takes seconds."""
 USUAL_TIMES: Final = 10
 """A reduction that takes so many times as long as the longest of the last ones is stuck."""
 SLOWEST_BYTES_PER_S: Final = 5_000_000
@@ -50,6 +54,45 @@ def _suspect(c: CoordinatorState, seen: KnownRank, why: str) -> None:
         seen.kill_asked = True
         kill = m.KillRank(seen.member, why)
         c.effects.append(ToAgent(agent.slot, agent.attempt, kill))
+
+
+def name_those_never_heard(c: CoordinatorState) -> None:
+    """A script that never calls `pl.init()` may work on its own for days. Nothing is done about it:
+    it may be reading its data before."""
+    if c.phase is Phase.RELEASED:
+        return
+    new = [s for s in _never_heard(c) if not s.unheard and _init_due_ns(s) <= c.now_ns]
+    if new:
+        for seen in new:
+            seen.unheard = True
+        c.happened(Reason.SCRIPT_TAKES_NO_PART, never_heard(c))
+
+
+def _never_heard(c: CoordinatorState) -> list[KnownRank]:
+    return [
+        seen
+        for member, seen in c.roster.ranks.items()
+        if seen.register is None and seen.alive_ns is not None and not c.roster.is_dead(member)
+    ]
+
+
+def _init_due_ns(seen: KnownRank) -> int:
+    assert seen.alive_ns is not None
+    return seen.alive_ns + INIT_NS
+
+
+def never_heard(c: CoordinatorState) -> str:
+    """Who has worked for long without a word to the job; empty if nobody has."""
+    late = [s for s in _never_heard(c) if s.unheard]
+    if not late:
+        return ""
+    names = ", ".join(str(member) for member in sorted(s.member for s in late))
+    who = f"rank {names} has" if len(late) == 1 else f"ranks {names} have"
+    return (
+        f"{who} run for a minute without pl.init() or pl.ddp(): if the script does not call one of "
+        "them, each rank does its work alone (docs/porting.md shows the lines to add); if it still "
+        "reads its data, call pl.init() before that"
+    )
 
 
 def break_off_the_stuck(c: CoordinatorState) -> None:
@@ -146,6 +189,8 @@ def wake(c: CoordinatorState) -> None:
             continue
         limit_ns, since_ns = _patience(c, seen)
         times.append(since_ns + limit_ns)
+    if c.phase is not Phase.RELEASED:
+        times += [_init_due_ns(seen) for seen in _never_heard(c)]
     later = [t for t in times if t > c.now_ns]
     if later:
         c.wake_ns = min(later)

@@ -325,6 +325,30 @@ def test_accumulating_by_hand_is_an_error() -> None:
     assert "accumulate=K" in caught.value.hint
 
 
+@pytest.mark.parametrize(("size", "accumulate"), [(20, 1), (20, 2), (44, 1)])
+@pytest.mark.parametrize("ahead", ["of backward", "of step"])
+def test_a_batch_that_is_taken_ahead_of_the_step_is_named(
+    ahead: str, size: int, accumulate: int
+) -> None:
+    """Its step would count for the batch after it, and the last one would have none."""
+    job = make_job(LoneSession(), size, accumulate=accumulate)
+
+    def train() -> None:
+        for _ in job.loader.epochs(2):
+            batches = iter(job.loader)
+            batch = next(batches, None)
+            while batch is not None:
+                following = next(batches, None) if ahead == "of backward" else None
+                job.backward(batch)
+                following = next(batches, None) if ahead == "of step" else following
+                job.optimizer.step()
+                batch = following
+
+    with pytest.raises(UsageError, match="the next batch was taken before step") as caught:
+        train()
+    assert "num_workers" in caught.value.hint
+
+
 def test_two_steps_for_one_batch_are_an_error() -> None:
     job = make_job(LoneSession(), 4)
     for _ in job.loader.epochs(1):

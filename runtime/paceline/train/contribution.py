@@ -62,6 +62,14 @@ def _looked(what: str) -> UsageError:
     )
 
 
+def _taken_ahead() -> UsageError:
+    return UsageError(
+        "the next batch was taken before step(), which counts for the batch that was taken last",
+        hint="take it behind step(), as `for batch in loader` does; num_workers=1 or more loads "
+        "ahead, and pin_memory=True makes the copy to a GPU overlap",
+    )
+
+
 class ContributionBuilder:
     """The contribution under construction. Main thread only.
 
@@ -94,6 +102,10 @@ class ContributionBuilder:
         """Unit of the earlier contributions that were in GRAD when the lease began; 0 = none."""
         self._forgotten = False
         """A gradient was discarded because the next batch was taken; see `complete`."""
+        self._passed = False
+        """The batch in hand was taken before a step was made of the one before."""
+        self._left_out = False
+        """Of some batch nothing was computed before the one after it was taken."""
         self._put_back = False
         """The last batch was put back; what is computed of it now would count for another one."""
         self._self_fed_samples = 0
@@ -126,11 +138,14 @@ class ContributionBuilder:
                 raise _looked("step()")
             if self._announce is not None:
                 return None  # what it would announce went out at the end of its lease
+            if self._left_out or self._forgotten:
+                raise _taken_ahead()
             raise UsageError(
                 "step() without a batch",
-                hint="call step() once for each batch that the loader gives, before the next one "
-                "is taken: to load ahead, say num_workers=1 or more",
+                hint="call step() once for each batch that the loader gives",
             )
+        if self._passed and not self._gradients.touched():
+            raise _taken_ahead()
         if self._forgotten:
             raise UsageError(
                 "several batches were taken for one step()",
@@ -138,6 +153,7 @@ class ContributionBuilder:
                 "not divide the loss by K (with DDP: pl.ddp(..., accumulate=K)); or call "
                 "zero_grad() to drop a batch on purpose",
             )
+        self._passed = False
         self._finish(batch)
         if not batch.last:
             return None
@@ -164,7 +180,8 @@ class ContributionBuilder:
         batch = self._batch
         if batch is None or self._session.stopped:
             return
-        touched = self._gradients.touched()
+        touched, self._passed = self._gradients.touched(), True
+        self._left_out |= not touched
         if touched and not self._gradients.detached():
             if not batch.last:
                 self._finish(batch)  # step() once per lease is as good as once per batch

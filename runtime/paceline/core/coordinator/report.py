@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from paceline_api.reasons import Reason
-
 from paceline.core.agent.network import worst
 from paceline.core.coordinator import joining, silence
 from paceline.core.coordinator.roster import KnownRank
@@ -126,7 +124,7 @@ def _conditions(c: CoordinatorState) -> tuple[Condition, ...]:
         text = f"{len(c.gen.members)} ranks in generation {c.gen.id}"
         found.append(Condition("RingReady", "GenerationStarted", text, now))
     if c.outcome is None and (text := silence.never_heard(c)):
-        found.append(Condition("Degraded", Reason.SCRIPT_TAKES_NO_PART, text, now))
+        found.append(Condition("Degraded", "ScriptTakesNoPart", text, now))
     if c.starts_over and c.outcome is None:
         found.append(Condition("Degraded", "ScriptStartsOver", c.starts_over, now))
     if (skipped := _skipped(c)) and c.outcome is None:

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from paceline_api.reasons import Reason
-
 from paceline.core import messages as m
 from paceline.core.coordinator.events import NS_PER_MS, NS_PER_S, ToAgent, WakeAt
 from paceline.core.coordinator.roster import KnownRank
@@ -65,7 +63,7 @@ def name_those_never_heard(c: CoordinatorState) -> None:
     if new:
         for seen in new:
             seen.unheard = True
-        c.happened(Reason.SCRIPT_TAKES_NO_PART, never_heard(c))
+        c.happened("ScriptTakesNoPart", never_heard(c))
 
 
 def _never_heard(c: CoordinatorState) -> list[KnownRank]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIGKILL, SIGSTOP
 
 import pytest
 from cli.runs import Run
@@ -65,3 +65,21 @@ def test_deaths_after_the_release_change_nothing_and_start_nothing(
         rounds=20,
     )
     check(history, fork_server.run(history, tmp_path / "run"))
+
+
+def test_an_agent_that_is_stopped_for_good_at_the_end_is_not_waited_for(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    """Its rank ends, and nobody reaps it. The run waited for ten minutes."""
+    history = History(
+        *("gloo", 2, "Full", "at the end", 1),
+        at_the_end=(("agent", 1, SIGSTOP, 0),),
+        linger_ms=3000,
+        collective={"freezeTimeout": "5s"},
+        rounds=20,
+    )
+    result = fork_server.run(history, tmp_path / "run")
+    assert result["complete"], result
+    assert any("AgentSilent: the agent of replica 1" in line for line in result["said"])
+    assert result["left_over"], "what the agent has not reaped"
+    check(history, result | {"left_over": 0})

@@ -161,6 +161,12 @@ class Simulation:
             self.start_rank(pod, local)
         for name in list(self.coordinators):
             self.connect(pod, name)
+        self._pod_beats(pod)
+
+    def _pod_beats(self, pod: SimPod) -> None:
+        if pod.alive:
+            self.from_agent(pod, m.AgentBeat(*pod.key))
+            self.after(BEAT_MS, lambda: self._pod_beats(pod))
 
     def replace_pod(self, slot: int) -> None:
         """As the runner does it: nothing is started once it has heard that the last round is made,

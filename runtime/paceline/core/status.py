@@ -285,6 +285,8 @@ class Status(Struct, frozen=True):
     becomes of the others and of this coordinator (R17)."""
     outcome: Outcome | None = None
     """Set once the job has ended."""
+    silent: tuple[int, ...] = ()
+    """Replicas whose agents say nothing after the release; the job ends without their word."""
 
 
 def place_of(member: MemberId, procs: int) -> int:

@@ -15,7 +15,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -160,6 +160,10 @@ class Cluster:
     def agents(self) -> list[Child]:
         """Those that live."""
         return [slot.agent for slot in self._slots.values() if slot.agent is not None]
+
+    def agents_but(self, slots: Collection[int]) -> list[Child]:
+        """Those that live, but for these."""
+        return [s.agent for n, s in self._slots.items() if s.agent is not None and n not in slots]
 
     def scale(self, replicas: int) -> None:
         self._wanted = replicas

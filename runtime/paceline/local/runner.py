@@ -234,7 +234,8 @@ class Runner:
             # The coordinator has told those that are connected; one may just be starting.
             for agent in agents:
                 agent.signal(signal.SIGTERM)
-        ends = asyncio.create_task(_all_ended(agents))
+        silent = self._status.silent if self._status else ()
+        ends = asyncio.create_task(_all_ended(cluster.agents_but(silent)))
         at_once = asyncio.create_task(self._at_once.wait())
         await asyncio.wait([ends, at_once], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         ends.cancel()

@@ -561,6 +561,50 @@ def test_no_death_after_the_release_changes_the_outcome(event: Event) -> None:
     assert desk.state.outcome.complete, desk.state.outcome
 
 
+def released_and_gone() -> Desk:
+    """Both have ended; the agent of A says so, that of B is stopped."""
+    desk, at = released()
+    desk.post(coord.FromAgent(m.RankDead(A, 0, "", False, (at, 9))))
+    desk.post(coord.RankGone(B))
+    assert desk.state.outcome is None
+    return desk
+
+
+def test_an_agent_that_is_silent_after_the_release_does_not_hold_up_the_end() -> None:
+    """Nobody else can say that its rank has ended; R17: the others have what there is to have."""
+    desk = released_and_gone()
+    due_ns = desk.state.wake_ns
+    assert due_ns is not None, "nothing else would bring the coordinator to look"
+    desk.post(coord.Tick(), FREEZE_MS // 2)
+    assert desk.state.outcome is None
+    desk.post(coord.Tick(), FREEZE_MS // 2)
+    assert desk.state.outcome is not None
+    assert desk.state.outcome.complete
+    told = desk.coordinator.status(desk.now)
+    [line] = [h.message for h in told.happenings if h.reason == "AgentSilent"]
+    assert "replica 1" in line
+    assert told.silent == (1,)
+
+
+def test_an_agent_that_beats_is_waited_for() -> None:
+    desk = released_and_gone()
+    for _ in range(20):
+        desk.post(coord.FromAgent(m.AgentBeat(1, 0)), FREEZE_MS // 2)
+    assert desk.state.outcome is None
+    assert not desk.coordinator.status(desk.now).silent
+
+
+def test_a_released_rank_that_still_works_is_waited_for_although_its_agent_is_silent() -> None:
+    desk, at = released()
+    desk.post(coord.FromAgent(m.RankDead(A, 0, "", False, (at, 9))))
+    for _ in range(20):
+        desk.say(beat(B, at), FREEZE_MS // 2)
+    assert desk.state.outcome is None
+    desk.post(coord.RankGone(B))
+    assert desk.state.outcome is not None
+    assert desk.state.outcome.complete
+
+
 def test_a_script_that_fails_after_its_release_is_told() -> None:
     """Its own mistake, in what it does with the model: nobody else could tell the user."""
     desk, at = released()

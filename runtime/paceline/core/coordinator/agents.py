@@ -42,7 +42,7 @@ def from_agent(c: CoordinatorState, message: m.AgentMessage) -> None:
             pod.living.clear()
             if message.outcome == "failed" and c.phase is not Phase.RELEASED:
                 ending.fail(c, "RankFailed", message.message)
-    pod.heard_ns = c.now_ns
+    pod.heard_ns, pod.silent = c.now_ns, False
 
 
 def _hello(c: CoordinatorState, pod: KnownPod, hello: m.AgentHello) -> None:

@@ -89,7 +89,8 @@ def _is_awaited(c: CoordinatorState, seen: KnownRank) -> bool:
         return False
     if not c.proven and not seen.dismissed:
         return True
-    return (seen.connected and not seen.suspect) or c.roster.agent_of(seen.member) is not None
+    agent = c.roster.agent_of(seen.member)
+    return (seen.connected and not seen.suspect) or (agent is not None and not agent.silent)
 
 
 def was_finished(c: CoordinatorState, kept: Kept) -> None:

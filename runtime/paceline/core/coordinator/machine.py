@@ -93,6 +93,7 @@ class Coordinator:
         stragglers.judge_now_and_then(c)
         ending.release_when_stopped(c)
         if c.phase is Phase.RELEASED:
+            silence.give_up_silent_agents(c)
             ending.end_when_all_have_left(c)
         elif c.phase is Phase.PREPARING:
             changing.evaluate(c)

@@ -49,6 +49,7 @@ def status(c: CoordinatorState) -> Status:
         stopping=any(s.stopped for s in c.roster.ranks.values()) or c.released is not None,
         released=c.proven,
         outcome=c.outcome,
+        silent=tuple(sorted(pod.slot for pod in c.roster.pods.values() if pod.silent)),
     )
 
 

@@ -79,6 +79,8 @@ class KnownPod:
     connected: bool = False
     connected_ns: int = 0
     heard_ns: int = 0
+    silent: bool = False
+    """After the release it has said nothing for so long that nobody waits for its word."""
     living: set[MemberId] = field(default_factory=set)
     """Processes that it has started and not reaped."""
     known: bool = False

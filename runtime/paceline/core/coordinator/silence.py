@@ -14,7 +14,7 @@ from typing import Final
 
 from paceline.core import messages as m
 from paceline.core.coordinator.events import NS_PER_MS, NS_PER_S, ToAgent, WakeAt
-from paceline.core.coordinator.roster import KnownRank
+from paceline.core.coordinator.roster import KnownPod, KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
 
 RESTORE_NS: Final = 600 * NS_PER_S
@@ -64,6 +64,22 @@ def name_those_never_heard(c: CoordinatorState) -> None:
         for seen in new:
             seen.unheard = True
         c.happened("ScriptTakesNoPart", never_heard(c))
+
+
+def give_up_silent_agents(c: CoordinatorState) -> None:
+    """After the release only an agent can tell that its ranks have ended, and one that is stopped
+    never does. Before it an agent's silence means nothing: who trains answers for itself."""
+    for pod in _whose_word_is_awaited(c):
+        if c.now_ns - pod.heard_ns >= c.config.freeze_timeout_ns:
+            pod.silent = True
+            text = f"the agent of replica {pod.slot} says nothing; the job ends without its word"
+            c.happened("AgentSilent", text)
+
+
+def _whose_word_is_awaited(c: CoordinatorState) -> list[KnownPod]:
+    if c.phase is not Phase.RELEASED:
+        return []
+    return [p for p in c.roster.pods.values() if p.connected and p.living and not p.silent]
 
 
 def _never_heard(c: CoordinatorState) -> list[KnownRank]:
@@ -169,6 +185,8 @@ def forgive_own_sleep(c: CoordinatorState, now_ns: int) -> None:
         for seen in c.roster.ranks.values():
             seen.heard_ns = now_ns
             seen.gone_ns = None if seen.gone_ns is None else now_ns
+        for pod in c.roster.pods.values():
+            pod.heard_ns = now_ns
         c.asked_ns = now_ns
     c.wake_ns = None
 
@@ -189,6 +207,7 @@ def wake(c: CoordinatorState) -> None:
         times.append(since_ns + limit_ns)
     if c.phase is not Phase.RELEASED:
         times += [_init_due_ns(seen) for seen in _never_heard(c)]
+    times += [p.heard_ns + c.config.freeze_timeout_ns for p in _whose_word_is_awaited(c)]
     later = [t for t in times if t > c.now_ns]
     if later:
         c.wake_ns = min(later)

@@ -28,7 +28,7 @@ from local.fork_server_shim import ENV_FORK_SERVER
 from paceline.agent import shim
 from paceline.agent.launch import LaunchPlan, plan_rank, shim_argv
 from paceline.core.faults import parse_faults
-from paceline.local.processes import Child, LineCopier
+from paceline.local.processes import Child, LineReader
 from paceline.local.runner import Runner
 from paceline.worker.checkpoint import format as checkpoint
 from paceline_api.reading.load import job_from_mapping
@@ -86,7 +86,7 @@ def start_child(below: str) -> Callable[..., Child]:
         output = None
         if read_end is not None and write_end is not None and on_line is not None:
             os.close(write_end)
-            output = LineCopier(read_end, log, on_line)
+            output = LineReader(read_end, on_line)
         return Child(name, Forked(pid, read_end), log, output)  # type: ignore[arg-type]
 
     return start

@@ -74,6 +74,11 @@ def with_sync_batch_norm() -> nn.Module:
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a plain model": (lambda: pl.ddp(Net(), sgd(Net())), "not a DistributedDataParallel"),
+    "the other order": (lambda: pl.ddp(sgd(n := Net()), n), "the model first"),  # type: ignore[call-overload]
+    "no optimizer": (
+        lambda: pl.ddp(DistributedDataParallel(Net()), 0.1),  # type: ignore[call-overload]
+        "pl.ddp got a float, not a torch optimizer",
+    ),
     "a hook": (lambda: pl.ddp(m := hooked(), sgd(m)), "communication hook"),
     "sync batch norm": (lambda: pl.ddp(m := with_sync_batch_norm(), sgd(m)), "SyncBatchNorm"),
     "no epochs": (lambda: with_loader(script_loader()), "no number of epochs"),

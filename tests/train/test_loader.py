@@ -404,7 +404,7 @@ MISUSES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "no optimizer": (
         lambda: next(DataLoader(Numbers(), 4).epochs(1)),
         UsageError,
-        "without a DistributedOptimizer",
+        "without an optimizer of the job",
     ),
 }
 

@@ -36,7 +36,7 @@ def end(
 
 
 def test_a_mistake_in_the_script(end) -> None:
-    code, shown, told = end(lambda: check_optimizer(3))
+    code, shown, told = end(lambda: check_optimizer(3, "DistributedOptimizer"))
     assert code == 2
     assert shown.startswith("error: DistributedOptimizer got a int, not a torch optimizer (")
     assert f"{__file__}, line " in shown

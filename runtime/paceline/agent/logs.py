@@ -109,7 +109,9 @@ class Output:
                     file = self._files[name] = path.open("ab", buffering=0)
                 file.write(kept)
             except OSError as error:
-                log.warning("logs are not kept in %s from now on: %s", self._folder, error)
+                told = f"logs are not kept in {self._folder} from now on: {error.strerror}"
+                log.warning("%s", told)
+                self._show(f"warning: {told}\n".encode())
                 self._folder = None
 
     def _close_file(self, name: str) -> None:

@@ -32,7 +32,7 @@ class Child:
     """One process that the runner has started. The kernel sends it SIGTERM if the runner ends."""
 
     def __init__(
-        self, name: str, process: subprocess.Popen[bytes], log: Path, output: LineCopier | None
+        self, name: str, process: subprocess.Popen[bytes], log: Path, output: LineReader | None
     ) -> None:
         self.name = name
         self.log = log
@@ -53,7 +53,7 @@ class Child:
         on_line: Callable[[str], None] | None = None,
         keep_fds: Sequence[int] = (),
     ) -> Child:
-        """Its output goes to `log`; with `on_line`, each line of stdout goes there as well.
+        """Its output goes to `log`; with `on_line`, the lines of stdout go there instead.
 
         A session of its own keeps the terminal's Ctrl-C away from it."""
         with _open_log(log) as file:
@@ -70,7 +70,7 @@ class Child:
         output = None
         if on_line is not None:
             assert process.stdout is not None
-            output = LineCopier(process.stdout.fileno(), log, on_line)
+            output = LineReader(process.stdout.fileno(), on_line)
         return cls(name, process, log, output)
 
     @property
@@ -124,13 +124,12 @@ def _open_log(path: Path) -> BinaryIO:
         return Path(os.devnull).open("ab")
 
 
-class LineCopier:
-    """Copies the lines of a pipe to a file and to a function, as they come."""
+class LineReader:
+    """Hands the lines of a pipe to a function, as they come."""
 
-    def __init__(self, fd: int, log: Path, on_line: Callable[[str], None]) -> None:
+    def __init__(self, fd: int, on_line: Callable[[str], None]) -> None:
         os.set_blocking(fd, False)
         self._fd = fd
-        self._log: Path | None = log
         self._on_line = on_line
         self._partial = b""
         asyncio.get_running_loop().add_reader(fd, self._read)
@@ -143,24 +142,12 @@ class LineCopier:
         if not data:
             asyncio.get_running_loop().remove_reader(self._fd)
             return False
-        self._keep(data)
         *lines, self._partial = (self._partial + data).split(b"\n")
         if len(self._partial) > READ_BYTES:
             lines, self._partial = [*lines, self._partial], b""
         for line in lines:
             self._on_line(line.decode(errors="replace"))
         return True
-
-    def _keep(self, data: bytes) -> None:
-        if self._log is None:
-            return
-        try:
-            with self._log.open("ab", buffering=0) as file:
-                file.write(data)
-        except OSError as error:
-            told = (error.strerror or str(error)).lower()
-            self._on_line(f"warning: {self._log.name} is not kept from now on: {told}")
-            self._log = None  # the run goes on, and its lines are still shown
 
     def finish(self) -> None:
         """The process has ended; what is in the pipe now is the rest."""

@@ -60,8 +60,9 @@ class Context:
     def need_optimizer(self, why: str) -> JobOptimizer:
         if self.optimizer is None:
             raise UsageError(
-                f"{why} without a DistributedOptimizer",
-                hint="wrap the optimizer before: pl.DistributedOptimizer(optimizer, model)",
+                f"{why} without an optimizer of the job",
+                hint="say before: optimizer = pl.DistributedOptimizer(optimizer, model), or in a "
+                "DDP script pl.ddp(model, optimizer, ...)",
             )
         return self.optimizer
 

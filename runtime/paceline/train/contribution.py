@@ -100,8 +100,8 @@ class ContributionBuilder:
         """Of the lease's batches that are in GRAD."""
         self._pending_unit = 0
         """Unit of the earlier contributions that were in GRAD when the lease began; 0 = none."""
-        self._forgotten = False
-        """A gradient was discarded because the next batch was taken; see `complete`."""
+        self._forgotten = 0
+        """Gradients that were discarded because the next batch was taken; see `complete`."""
         self._passed = False
         """The batch in hand was taken before a step was made of the one before."""
         self._left_out = False
@@ -138,13 +138,13 @@ class ContributionBuilder:
                 raise _looked("step()")
             if self._announce is not None:
                 return None  # what it would announce went out at the end of its lease
-            if self._left_out or self._forgotten:
+            if self._left_out or self._forgotten == 1:
                 raise _taken_ahead()
             raise UsageError(
                 "step() without a batch",
                 hint="call step() once for each batch that the loader gives",
             )
-        if self._passed and not self._gradients.touched():
+        if self._passed and self._forgotten < 2 and not self._gradients.touched():
             raise _taken_ahead()
         if self._forgotten:
             raise UsageError(
@@ -167,8 +167,9 @@ class ContributionBuilder:
             # Late work that waits in GRAD is of the unit before, and by now they are one sum.
             raise UsageError(
                 f"step(samples={samples}) after step(samples={self._self_fed_samples})",
-                hint="use pl.DataLoader, which knows each batch's size beforehand, or a loss with "
-                'reduction="sum" and DistributedOptimizer(loss_reduction="sum")',
+                hint="use pl.DataLoader, or in a DDP script pl.ddp(model, optimizer, loader, "
+                "epochs=...), which know each batch's size beforehand; without them a loss with "
+                'reduction="sum" and pl.DistributedOptimizer(loss_reduction="sum")',
             )
         self._self_fed_samples = samples
         self._gradients.attach()
@@ -191,7 +192,7 @@ class ContributionBuilder:
                 assert contribution is not None, "of the last batch"
                 self._announce(contribution)
                 return
-        self._forgotten |= touched
+        self._forgotten += touched
         self._skip(touched)
 
     def put_back(self) -> bool:
@@ -219,7 +220,7 @@ class ContributionBuilder:
 
     def discard(self) -> None:
         """`zero_grad()`. After a backward pass: the batch, with its lease, shall not count."""
-        self._forgotten = False
+        self._forgotten = 0
         if self._batch is not None and self._gradients.touched():
             self._skip(touched=True)
         else:

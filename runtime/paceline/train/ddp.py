@@ -141,7 +141,7 @@ def ddp(
             hint="say how often the script loops over it: "
             "loader = pl.ddp(model, optimizer, loader, epochs=10)",
         )
-    refusals.check_optimizer(optimizer)
+    refusals.check_optimizer(optimizer, _DdpOptimizer.called)
     # Made first: what it refuses leaves the script's objects as they were.
     elastic = None if loader is None else adopt(loader, epochs=epochs or 0, accumulate=accumulate)
     _DdpOptimizer(
@@ -193,6 +193,11 @@ class _DdpOptimizer(DistributedOptimizer):
 def _check_model(model: torch.nn.Module) -> torch.nn.Module:
     """The module inside; refuses what DDP would do beside adding gradients."""
     model = getattr(model, "_orig_mod", model)  # torch.compile
+    if isinstance(model, torch.optim.Optimizer):
+        raise UsageError(
+            f"pl.ddp() got a {type(model).__name__} for the model",
+            hint=f"pass {refusals.IN_ORDER['pl.ddp']}",
+        )
     if not isinstance(model, DistributedDataParallel):
         raise UsageError(
             f"pl.ddp() got a {type(model).__name__}, not a DistributedDataParallel model",

@@ -61,7 +61,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "a second DistributedOptimizer",
                 hint="one per job: put all parameters into one optimizer, in parameter groups",
             )
-        self._inner = refusals.check_optimizer(optimizer)
+        self._inner = refusals.check_optimizer(optimizer, self.called)
         self._model = refusals.check_model(model, optimizer)
         refusals.check_scheduler(scheduler)
         refusals.check_limits(loss_reduction, clip_norm, clip_value)
@@ -180,7 +180,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not self._self_fed:
             super().zero_grad()  # from before the first batch: nobody's work
         self._hand_on_groups()
-        refusals.check_optimizer(self._inner)
+        refusals.check_optimizer(self._inner, self.called)
         if hasattr(self.step, "_wrapped_by_lr_sched"):
             raise changed_later("DistributedOptimizer", "a scheduler was made for it")
         self._trainables = refusals.Trainables(self._model, self.param_groups)

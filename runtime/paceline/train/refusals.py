@@ -41,12 +41,20 @@ def _kinds(thing: object) -> set[str]:
     return {k.__name__ for k in type(thing).__mro__ if k.__module__.startswith("torch.distributed")}
 
 
-def check_optimizer(optimizer: object) -> torch.optim.Optimizer:
-    """Refuse what cannot be rebound to other parameters."""
+IN_ORDER = {
+    "DistributedOptimizer": "the optimizer first, then the model: "
+    "DistributedOptimizer(optimizer, model)",
+    "pl.ddp": "the model first, then the optimizer: pl.ddp(model, optimizer)",
+}
+"""How the script calls what it hands both to."""
+
+
+def check_optimizer(optimizer: object, called: str) -> torch.optim.Optimizer:
+    """Refuse what cannot be rebound to other parameters. `called`: what got it."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
-            f"DistributedOptimizer got a {type(optimizer).__name__}, not a torch optimizer",
-            hint="pass the optimizer first, then the model: DistributedOptimizer(optimizer, model)",
+            f"{called} got a {type(optimizer).__name__}, not a torch optimizer",
+            hint=f"pass {IN_ORDER[called]}",
         )
     for name, hint in SHARDED_OPTIMIZERS.items():
         if name in _kinds(optimizer):

@@ -20,21 +20,21 @@ def make_transport(backend: str, *, local: bool) -> Transport:
     """The data channel of this rank. `local`: all ranks are on this machine, so loopback (D13)."""
     host = LOOPBACK if local else own_address()
     if backend == "auto":
-        return _auto(host)
+        return _auto(host, local=local)
     if backend in BACKENDS:
-        return SelectedTransport([_make(backend, host)], {})
+        return SelectedTransport([_make(backend, host, local=local)], {})
     raise TransportError(
         f"spec.collective.backend: {backend!r} is unknown; hint: use {', '.join(BACKENDS)}"
     )
 
 
-def _auto(host: str) -> Transport:
+def _auto(host: str, *, local: bool) -> Transport:
     """Everything that works here; why another one does not is in `describe`."""
     transports: list[Transport] = []
     left_out: dict[str, str] = {}
     for name in ("mpi", "gloo", "nccl"):
         try:
-            transports.append(_make(name, host))
+            transports.append(_make(name, host, local=local))
         except TransportError as error:
             left_out[name] = str(error)
             if isinstance(error, ProviderError):  # somebody has asked for it
@@ -45,7 +45,7 @@ def _auto(host: str) -> Transport:
     return SelectedTransport(transports, left_out)
 
 
-def _make(name: str, host: str) -> Transport:
+def _make(name: str, host: str, *, local: bool) -> Transport:
     if name == "mpi":
         from paceline.transport.mpi.transport import MpiTransport
 
@@ -56,7 +56,7 @@ def _make(name: str, host: str) -> Transport:
         return GlooTransport(host=host)
     from paceline.transport.torch.nccl import NcclTransport
 
-    return NcclTransport(host=host)
+    return NcclTransport(host=host, local=local)
 
 
 def own_address() -> str:

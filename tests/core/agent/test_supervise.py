@@ -366,6 +366,7 @@ def death(**facts: object) -> Death:
             "none",
         ),
         ({"code": 1, "text": "KeyError"}, None, "exit code 1; last lines:\nKeyError"),
+        ({"code": -6, "text": "free(): bad"}, None, "(SIGABRT); last lines:\nfree(): bad"),
         ({"code": 1, "outcome": RankOutcome.FAILED, "said": "raised"}, None, "raised"),
         ({"code": -15}, None, "signal 15 (SIGTERM)"),
         ({"code": None, "text": "no mpiexec"}, None, "it could not be started: no mpiexec"),
@@ -415,3 +416,10 @@ def test_the_first_failure_speaks_for_the_pod() -> None:
     assert ended is not None
     assert (ended.end, ended.exit_code) == (End.FAILED, 2)
     assert pod_end([places[0], places[2]]) == Ended(End.FINISHED, "", 0)
+
+
+def test_what_a_rank_wrote_before_it_was_killed_is_no_reason() -> None:
+    """SIGKILL leaves no time for a word: the last lines may be hours old."""
+    killed = why_it_ended(death(code=-9, text="UserWarning: a warning from the first epoch"))
+    assert "SIGKILL" in killed
+    assert "UserWarning" not in killed

@@ -561,6 +561,21 @@ def test_no_death_after_the_release_changes_the_outcome(event: Event) -> None:
     assert desk.state.outcome.complete, desk.state.outcome
 
 
+def test_a_job_that_was_stopped_is_not_said_to_be_complete() -> None:
+    """Ctrl-C: the last lines said so, right before "stopped by the user"."""
+    desk = Desk(replicas=1)
+    desk.pods(0)
+    at = desk.form(A)
+    desk.post(coord.SetTargets(m.Targets(stop=True)))
+    desk.say(m.Stopped(at, A, 9))
+    desk.post(coord.FromAgent(m.RankDead(A, 0, "", False, (at, 9))))
+    assert desk.state.outcome is not None
+    assert desk.state.outcome.complete, "all that was made is in the weights"
+    told = desk.coordinator.status(desk.now).happenings[-2:]
+    assert [h.reason for h in told] == ["Released", "Stopped"]
+    assert "complete" not in " ".join(h.message for h in told)
+
+
 def released_and_gone() -> Desk:
     """Both have ended; the agent of A says so, that of B is stopped."""
     desk, at = released()

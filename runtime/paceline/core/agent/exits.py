@@ -140,4 +140,6 @@ def _reason(death: Death) -> str:
             "ScriptEndedEarly: the script ended before the job did; let it run all epochs or steps "
             "(pl.steps), call pl.finish() at its end, or pl.stop() where the job shall end early"
         )
-    return how_it_ended(death.code) + (f"; last lines:\n{death.text}" if death.text else "")
+    # SIGKILL leaves no time for a word: what was written before is about something else.
+    tells = death.text and death.code != -SIGKILL
+    return how_it_ended(death.code) + (f"; last lines:\n{death.text}" if tells else "")

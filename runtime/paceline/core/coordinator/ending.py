@@ -39,7 +39,8 @@ def release(c: CoordinatorState, generation: GenerationId, version: int) -> None
     c.phase = Phase.RELEASED
     c.version = version
     c.released = (generation, version)
-    c.happened("Released", f"all ranks have version {version}; the job is complete")
+    end = "they end here, as was asked for" if c.stop_asked else "the job is complete"
+    c.happened("Released", f"all ranks have version {version}; {end}")
     for seen in c.roster.present():
         c.tell(seen.member, m.Release(generation, version))
     for pod in c.roster.pods.values():
@@ -145,5 +146,6 @@ def _end(c: CoordinatorState, outcome: Outcome) -> None:
         if pod.connected:
             shutdown = m.Shutdown(outcome.reason)
             c.effects.append(ToAgent(pod.slot, pod.attempt, shutdown))
-    c.happened(outcome.reason, outcome.message)
+    stopped = outcome.complete and c.stop_asked
+    c.happened("Stopped" if stopped else outcome.reason, outcome.message)
     c.effects.append(JobEnded(outcome))

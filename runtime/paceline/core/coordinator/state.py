@@ -140,6 +140,11 @@ class CoordinatorState:
     def wall_s(self) -> float:
         return self.wall_offset_s + self.now_ns / 1e9
 
+    @property
+    def stop_asked(self) -> bool:
+        """By a request, so the job ends before its data are through."""
+        return self.request is not None and self.request.stop
+
     def unanswered(self) -> set[MemberId]:
         """Who owes an answer to PREPARE or a STARTED."""
         if self.phase is Phase.PREPARING:

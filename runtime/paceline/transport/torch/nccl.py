@@ -40,16 +40,18 @@ class NcclTransport(TorchDistTransport):
     name: ClassVar[str] = "nccl"
     same_bits: ClassVar[bool] = False  # not shown on hardware yet, so reduce and broadcast (R23)
 
-    def __init__(self, *, host: str) -> None:
+    def __init__(self, *, host: str, local: bool) -> None:
         if not dist.is_nccl_available():
             raise TransportError(
                 "spec.collective.backend: nccl is not part of this torch build; "
                 "hint: install the CUDA build of torch, or use backend: auto"
             )
         if not torch.cuda.is_available():
+            # What a template asks for is for a cluster; here a rank sees what the machine has.
+            way = "" if local else "request nvidia.com/gpu in the pod template, or "
             raise TransportError(
                 "spec.collective.backend: nccl needs a CUDA device and this process sees none; "
-                "hint: request nvidia.com/gpu in the pod template, or use backend: auto"
+                f"hint: {way}use backend: auto"
             )
         super().__init__()
         self._store: Any = _serve_store(host)
@@ -104,8 +106,8 @@ class NcclTransport(TorchDistTransport):
         if self._stream is None or buffer.device != self._device:
             raise TransportError(
                 f"nccl moves memory of {self._device} only, this buffer is on {buffer.device}; "
-                "hint: move the model to the device before DistributedOptimizer, or use "
-                "backend: auto"
+                "hint: move the model to the device before pl.DistributedOptimizer() or pl.ddp(), "
+                "or use backend: auto"
             )
         with torch.cuda.stream(self._stream):
             # The allocator must not hand this memory out while our stream may still use it.
@@ -140,7 +142,7 @@ def only_device(devices: Collection[torch.device]) -> torch.device:
     raise TransportError(
         "spec.collective.backend: nccl moves the memory of one GPU per rank, and the parameters "
         f"are on {', '.join(sorted(map(str, devices)))}; hint: move the model to the rank's GPU "
-        "before DistributedOptimizer, or use backend: auto"
+        "before pl.DistributedOptimizer() or pl.ddp(), or use backend: auto"
     )
 
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from msgspec.structs import replace as changed
+from paceline.core.protocol.arrivals import Arrival, Arrivals
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind, Gen, Go, Share, Trigger
-from paceline.core.protocol.trigger import Arrival, decide
+from paceline.core.protocol.trigger import Decision, decide
 from paceline_api.rounds import RoundSettings
 
 MS: Final = 10**6
@@ -159,9 +160,7 @@ class Play:
     def _ask(self, now_ns: int) -> None:
         arrivals = self.arrivals()
         self._ask_others(now_ns, arrivals)
-        answer = decide(
-            self.log, arrivals, opened_ns=self.opened_ns, now_ns=now_ns, has_request=False
-        )
+        answer = self._decide(self.log, arrivals, now_ns)
         if answer.trigger is None:
             if answer.wake_ns is not None:
                 heapq.heappush(self.events, (answer.wake_ns, -1, "wake"))
@@ -184,12 +183,16 @@ class Play:
         )
         heapq.heappush(self.events, (done_ns, -1, "commit"))
 
+    def _decide(self, log: Log, arrivals: Mapping[MemberId, Arrival], now_ns: int) -> Decision:
+        table = Arrivals(log, self.opened_ns)
+        for arrival in arrivals.values():
+            table.hear(*arrival)
+        return decide(table, now_ns=now_ns, has_request=False)
+
     def _ask_others(self, now_ns: int, arrivals: Mapping[MemberId, Arrival]) -> None:
         for name, settings in self.others.items():
             log = Log.restore(changed(self.log.snapshot(), settings=settings))
-            answer = decide(
-                log, arrivals, opened_ns=self.opened_ns, now_ns=now_ns, has_request=False
-            )
+            answer = self._decide(log, arrivals, now_ns)
             if answer.trigger is None and answer.wake_ns is not None:
                 heapq.heappush(self.events, (answer.wake_ns, -1, "wake"))
             elif answer.trigger is not None and (log.version, name) not in self.told:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec.structs import replace
+from paceline.core.protocol.arrivals import Arrival, Arrivals
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind, DataPlan, Gen, Go, Share, Trigger
 from paceline.core.protocol.sampling import samples_of
-from paceline.core.protocol.trigger import Arrival
 from paceline_api.rounds import RoundSettings
 
 PLAN = DataPlan(samples=400, batch=4, epochs=1, seed=1)
@@ -77,3 +79,11 @@ def arrivals(log: Log, **words: tuple[str, int]) -> dict[MemberId, Arrival]:
             share = replace(share, fresh=False, base=log.version)
         found[member(slot)] = Arrival(AnnounceKind(kind), at_ns, share)
     return found
+
+
+def table(log: Log, said: Mapping[MemberId, Arrival], opened_ns: int = 0) -> Arrivals:
+    """What a starter has that has heard these."""
+    made = Arrivals(log, opened_ns)
+    for arrival in said.values():
+        made.hear(*arrival)
+    return made

@@ -18,6 +18,7 @@ from paceline.core import coordinator as coord
 from paceline.core.coordinator import changing, forming
 from paceline.core.messages import Commit, Endpoints, Prepare, Prepared, Release
 from paceline.core.protocol import trigger
+from paceline.core.protocol.arrivals import Arrivals
 from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.pending import Pending
@@ -142,7 +143,7 @@ def k_of_the_generation(log: Log) -> int:
     return len(log.gen.active)
 
 
-def never_bench(_log: Any, _here: Any, _silent: Any, _opened: int, _now: int, why: str) -> Any:
+def never_bench(_arrivals: Arrivals, _now_ns: int, why: str) -> trigger.Decision:
     return trigger.Decision(None, why)
 
 
@@ -159,7 +160,7 @@ RULES: dict[str, tuple[Patch, str]] = {
     "V03": (off(rounds, "report_stop", leave_at_once), "I14: two ends"),
     "V04": (off(membership, "_release", release_whoever_hears_it), "I14: two ends"),
     "V05": (off(forming, "winner", newest_version), "LogsDiverge"),
-    "V06": (off(trigger, "_something", lambda *_: False), "I8: not over"),
+    "V06": (off(Arrivals, "something", property(lambda _: False)), "I8: not over"),
     "V07": (
         both(
             off(Pending, "lose_all", lambda *_, **__: []),

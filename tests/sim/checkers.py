@@ -374,7 +374,8 @@ def _needed(log: Log) -> int:
 
 def _fingerprint(rank: SimRank) -> Fingerprint:
     s = rank.state
-    heard = tuple((r, tuple(sorted(a))) for r, a in sorted(s.arrivals.items()))
+    last = tuple(sorted(s.arrivals.last)) if s.arrivals else ()
+    heard = last, tuple((r, len(words)) for r, words in sorted(s.words.items()))
     return (
         (s.log.digest, s.promise, s.gen_id, s.passive, s.needs_part, s.started, s.broken),
         (heard, tuple(s.gos), len(s.early), s.round, len(s.queue), s.reducing is not None),

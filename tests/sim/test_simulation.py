@@ -473,7 +473,7 @@ def test_memory_stays_bounded_while_rounds_go_on(monkeypatch: pytest.MonkeyPatch
         nonlocal worst
         before(rank, seen)
         s = rank.state
-        kept = len(s.arrivals) + len(s.gos) + len(s.early) + len(s.log.recent) + len(s.hashes)
+        kept = len(s.words) + len(s.gos) + len(s.early) + len(s.log.recent) + len(s.hashes)
         worst = max(worst, kept)
 
     monkeypatch.setattr(sim.checkers, "after_event", watch)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from core.makers import go, make_log, member
+from core.makers import go, make_log, member, table
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from paceline.core.protocol.arrivals import Arrival
+from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind, DataPlan, Go, Share, Trigger
 from paceline.core.protocol.shadow import PARTIAL, Hindsight
-from paceline.core.protocol.trigger import Arrival, decide
+from paceline.core.protocol.trigger import decide
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 
@@ -65,7 +67,7 @@ def gained(log: Log, record: Go) -> dict[Mode, Hindsight]:
 def started_us(log: Log, record: Go, mode: Mode) -> int:
     """When the trigger table would have sent GO: asked at each arrival and each time it names."""
     twin = Log.restore(replace(log.snapshot(), settings=replace(log.settings, mode=mode)))
-    here: dict[object, Arrival] = {}
+    here: dict[MemberId, Arrival] = {}
     last = max(s.offset_us for s in record.shares if s.fresh or s.idle)
     wakes: set[int] = {s.offset_us * US for s in record.shares}
     while wakes:
@@ -75,7 +77,7 @@ def started_us(log: Log, record: Go, mode: Mode) -> int:
             if share.offset_us * US <= now_ns and share.member not in here:
                 kind = AnnounceKind.IDLE if share.idle else AnnounceKind.ARRIVE
                 here[share.member] = Arrival(kind, share.offset_us * US, share)
-        found = decide(twin, here, opened_ns=0, now_ns=now_ns, has_request=False)  # type: ignore[arg-type]
+        found = decide(table(twin, here), now_ns=now_ns, has_request=False)
         if found.trigger is not None:
             return now_ns // US
         if found.wake_ns is not None and found.wake_ns <= last * US:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from core.makers import arrivals, fresh, go, idle, make_log, member
+from core.makers import arrivals, fresh, go, idle, make_log, member, table
 from msgspec.structs import replace
+from paceline.core.protocol.arrivals import Arrival, bench_after_ns
 from paceline.core.protocol.records import AnnounceKind, DataPlan, Share, Trigger
-from paceline.core.protocol.trigger import Arrival, bench_after_ns, decide, initiator
+from paceline.core.protocol.trigger import decide, initiator
 from paceline.core.protocol.waits import deadline_ns, grace_ns
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode
@@ -23,7 +24,7 @@ def after_first_round(settings: RoundSettings, ranks: int = 4):
 
 
 def ask(log, now_ns: int = 10 * MS, has_request: bool = False, **words: tuple[str, int]):
-    return decide(log, arrivals(log, **words), opened_ns=0, now_ns=now_ns, has_request=has_request)
+    return decide(table(log, arrivals(log, **words)), now_ns=now_ns, has_request=has_request)
 
 
 ARRIVE, PENDING, IDLE = ("arrive", 1 * MS), ("pending", 1 * MS), ("idle", 1 * MS)
@@ -221,9 +222,9 @@ def test_wait_counts_from_the_weights_that_the_batch_in_hand_has() -> None:
 def test_a_tail_round_needs_something_to_apply_or_to_record(share: Share, something: bool) -> None:
     log = make_log(1, QUORUM_2)
     found = {member(0): Arrival(AnnounceKind.IDLE, 0, share)}
-    decision = decide(log, found, opened_ns=0, now_ns=0, has_request=False)
+    decision = decide(table(log, found), now_ns=0, has_request=False)
     assert (decision.trigger is Trigger.TAIL) == something
-    asked = decide(log, found, opened_ns=0, now_ns=0, has_request=True)
+    asked = decide(table(log, found), now_ns=0, has_request=True)
     assert asked.trigger is Trigger.TAIL
 
 
@@ -231,10 +232,10 @@ def test_a_ready_joiner_is_something_to_do_but_counts_for_no_quorum() -> None:
     log = after_first_round(QUORUM_2)
     ready = {member(9): Arrival(AnnounceKind.READY, 0, idle(9))}
     idlers = {member(s): Arrival(AnnounceKind.IDLE, 0, idle(s)) for s in range(4)}
-    both = decide(log, {**idlers, **ready}, opened_ns=0, now_ns=0, has_request=False)
+    both = decide(table(log, {**idlers, **ready}), now_ns=0, has_request=False)
     assert both.trigger is Trigger.TAIL
     one = {member(0): Arrival(AnnounceKind.ARRIVE, 0, fresh(log, 0))}
-    assert decide(log, {**one, **ready}, opened_ns=0, now_ns=0, has_request=False).trigger is None
+    assert decide(table(log, {**one, **ready}), now_ns=0, has_request=False).trigger is None
 
 
 def test_a_job_that_feeds_itself_ends_when_all_loops_have_ended() -> None:
@@ -242,7 +243,7 @@ def test_a_job_that_feeds_itself_ends_when_all_loops_have_ended() -> None:
     done = {
         member(s): Arrival(AnnounceKind.IDLE, 0, idle(s, resting=True, done=True)) for s in range(2)
     }
-    decision = decide(log, done, opened_ns=0, now_ns=0, has_request=False)
+    decision = decide(table(log, done), now_ns=0, has_request=False)
     assert decision.trigger is Trigger.TAIL
     log.append(go(log, *(a.share for a in done.values()), trigger=Trigger.TAIL))
     assert log.stopped

@@ -114,6 +114,9 @@ class Log:
     """The last GO, the GENs after it, and those between it and the GO before (R7)."""
     tail: list[tuple[int, str]] = field(default_factory=lambda: [(0, "")])
     """(index, digest) before each of `recent`, and at the end."""
+    _places: dict[MemberId, int] = field(default_factory=dict)
+    _places_of: tuple[MemberId, ...] = ()
+    """What `_places` was made of; both stay the same for many rounds."""
 
     # ---- what follows from the records ----------------------------------------------------
 
@@ -125,6 +128,14 @@ class Log:
     @property
     def members(self) -> tuple[MemberId, ...]:
         return self.gen.members if self.gen else ()
+
+    @property
+    def places(self) -> dict[MemberId, int]:
+        """Where each active rank stands in `active`."""
+        if self._places_of is not self.active:
+            self._places_of = self.active
+            self._places = {m: place for place, m in enumerate(self.active)}
+        return self._places
 
     @property
     def starter(self) -> MemberId:

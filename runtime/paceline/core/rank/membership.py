@@ -102,7 +102,8 @@ def _promise(rank: RankState, prepare: Prepare) -> None:
     rank.stop_reported = rank.leave_asked = False
     rank.announced = rank.announced_pending = False
     rank.share = None
-    rank.arrivals.clear()
+    rank.words.clear()
+    rank.arrivals = None
     rank.gos.clear()
     rank.serve.clear()
     rank.hashes.clear()
@@ -160,6 +161,7 @@ def on_connected(rank: RankState) -> None:
 def _accept(rank: RankState, commit: Commit) -> None:
     gen = commit.gen
     rank.commit = commit
+    rank.is_member = rank.me in gen.members
     behind = {member: (index, digest) for member, index, digest in commit.behind}
     if rank.me == commit.holder:
         for member, (index, digest) in behind.items():
@@ -167,7 +169,7 @@ def _accept(rank: RankState, commit: Commit) -> None:
             part = Part(gen.id, records)
             with_result = any(isinstance(r, Go) for r in records)
             rank.emit(SendPart(member, part, with_result))
-    if rank.me not in gen.members:
+    if not rank.is_member:
         if rank.draining:
             _exit(rank, finished=False, why="drained")
         return

@@ -20,11 +20,11 @@ from paceline.core.messages import (
     Stopped,
     WeightsHash,
 )
-from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.arrivals import Arrivals
 from paceline.core.protocol.log import LogError
 from paceline.core.protocol.records import AnnounceKind, Benched, Go, Request, Share, Trigger
 from paceline.core.protocol.tree import fan_out
-from paceline.core.protocol.trigger import Arrival, Decision, decide
+from paceline.core.protocol.trigger import Decision, decide
 from paceline.core.rank.events import (
     Apply,
     ChannelFailed,
@@ -109,8 +109,7 @@ def on_announce(rank: RankState, message: Announce) -> None:
     """The starter hears a rank. An announcement for the next round may come before this commit."""
     if message.round < rank.log.version:
         return
-    arrival = Arrival(message.kind, rank.now_ns, message.share)
-    rank.arrivals.setdefault(message.round, {})[message.share.member] = arrival
+    rank.words.setdefault(message.round, []).append((rank.now_ns, message))
 
 
 def consider_start(rank: RankState) -> None:
@@ -118,15 +117,9 @@ def consider_start(rank: RankState) -> None:
     log = rank.log
     if not rank.talks or rank.in_flight or not log.active or log.starter != rank.me:
         return
-    arrivals = rank.arrivals.get(log.version, {})
-    request = unwritten(rank)
-    decision = decide(
-        log,
-        arrivals,
-        opened_ns=rank.opened_ns,
-        now_ns=rank.now_ns,
-        has_request=request is not None,
-    )
+    arrivals = _arrivals(rank)
+    has_request = unwritten(rank) is not None
+    decision = decide(arrivals, now_ns=rank.now_ns, has_request=has_request)
     if decision.trigger is None:
         if decision.wake_ns is not None:
             rank.emit(WakeAt(decision.wake_ns))
@@ -138,15 +131,24 @@ def consider_start(rank: RankState) -> None:
     on_go(rank, go)
 
 
+def _arrivals(rank: RankState) -> Arrivals:
+    """All that was heard for the round in question."""
+    if rank.arrivals is None:
+        rank.arrivals = Arrivals(rank.log, rank.opened_ns)
+    for at_ns, word in rank.words.pop(rank.log.version, ()):
+        rank.arrivals.hear(word.kind, at_ns, word.share)
+    return rank.arrivals
+
+
 def unwritten(rank: RankState) -> Request | None:
     """The newest request that no GO has carried yet (R18)."""
     request = rank.request
     return request if request is not None and request.number > rank.log.request else None
 
 
-def _make_go(rank: RankState, arrivals: dict[MemberId, Arrival], decision: Decision) -> Go:
+def _make_go(rank: RankState, arrivals: Arrivals, decision: Decision) -> Go:
     log = rank.log
-    named = {m: arrivals[m] for m in log.active if m in arrivals}
+    named = {m: arrivals.last[m] for m in log.active if m in arrivals.last}
     first_ns = min((a.at_ns for a in named.values()), default=rank.now_ns)
     benched = []
     for member in decision.benched:
@@ -162,13 +164,7 @@ def _make_go(rank: RankState, arrivals: dict[MemberId, Arrival], decision: Decis
             replace(a.share, offset_us=(a.at_ns - first_ns) // 1000)
             for _, a in sorted(named.items())
         ),
-        admitted=tuple(
-            sorted(
-                m
-                for m, a in arrivals.items()
-                if a.kind is AnnounceKind.READY and m not in log.active
-            )
-        ),
+        admitted=tuple(sorted(arrivals.ready)),
         benched=tuple(benched),
         request=unwritten(rank),
         wait_us=(rank.now_ns - first_ns) // 1000,
@@ -251,8 +247,9 @@ def after_commit(rank: RankState, go: Go) -> None:
     rank.opened_ns = rank.now_ns
     rank.announced = rank.announced_pending = False
     rank.share = None
-    for old in [r for r in rank.arrivals if r < rank.log.version]:
-        del rank.arrivals[old]
+    rank.arrivals = None
+    for old in [r for r in rank.words if r < rank.log.version]:
+        del rank.words[old]
 
 
 def _queue(rank: RankState, go: Go) -> None:

@@ -10,18 +10,19 @@ from typing import Final
 from paceline_api.types.enums import Pacing
 
 from paceline.core.messages import (
+    Announce,
     Commit,
     Endpoints,
     PeerMessage,
     Register,
 )
+from paceline.core.protocol.arrivals import Arrivals
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.pending import BufferOp, Pending
 from paceline.core.protocol.records import Go, Request, Share
 from paceline.core.protocol.rows import rows_of
 from paceline.core.protocol.tree import TREE_ABOVE
-from paceline.core.protocol.trigger import Arrival
 from paceline.core.rank.events import (
     Begin,
     ChangeBuffers,
@@ -119,6 +120,8 @@ class RankState:
     promise: GenerationId = NO_GENERATION
     commit: Commit | None = None
     """The COMMIT that this rank accepted last."""
+    is_member: bool = False
+    """It names this rank."""
     needs_part: bool = False
     passive: bool = False
     """Member without state: joins reductions, queues sums, waits for the donor (R15)."""
@@ -153,7 +156,10 @@ class RankState:
     """The second announcement of this round is out (R11)."""
     share: Share | None = None
     """What was announced last in this round."""
-    arrivals: dict[int, dict[MemberId, Arrival]] = field(default_factory=dict)
+    words: dict[int, list[tuple[int, Announce]]] = field(default_factory=dict)
+    """Announcements by round that were not looked at yet, with the time at which they came."""
+    arrivals: Arrivals | None = None
+    """The starter's, of the round in question."""
     gos: dict[int, Go] = field(default_factory=dict)
     reducing: Go | None = None
     round: int = 0
@@ -193,8 +199,7 @@ class RankState:
             and not self.frozen
             and not self.needs_part
             and not self.ended
-            and self.commit is not None
-            and self.me in self.commit.gen.members
+            and self.is_member
         )
 
     @property
@@ -215,7 +220,7 @@ class RankState:
 
     @property
     def is_active(self) -> bool:
-        return self.me in self.log.active
+        return self.me in self.log.places
 
     def holds(self, lease: int) -> bool:
         return lease in self.log.held(self.me)

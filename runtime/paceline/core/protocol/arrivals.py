@@ -1,0 +1,174 @@
+"""What the starter of a round has heard, kept so that one more announcement costs the same whether
+ten ranks have announced before it or ten thousand.
+
+The trigger table (`core.protocol.trigger`) asks after each announcement whether the round starts.
+Its questions are about counts, the k-th arrival and single ranks that hold the round, so these are
+kept up to date here; whoever is named or left behind is looked up once, when the round starts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import Final, NamedTuple
+
+from paceline_api.types.enums import MaxAgePolicy, Mode
+
+from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.log import Log
+from paceline.core.protocol.records import AnnounceKind, Share
+from paceline.core.protocol.waits import deadline_ns, grace_ns
+
+BENCH_AFTER_MIN_NS: Final = 60 * 10**9
+BENCH_AFTER_ROUNDS: Final = 20
+
+
+class Arrival(NamedTuple):
+    """The last announcement of one rank for the round in question."""
+
+    kind: AnnounceKind
+    at_ns: int
+    share: Share
+
+
+class Arrivals:
+    """The announcements for round `log.version`, READY of passive ranks included."""
+
+    def __init__(self, log: Log, opened_ns: int) -> None:
+        """`opened_ns`: when the starter committed the round before."""
+        self.log: Final = log
+        self.opened_ns: Final = opened_ns
+        self.latest_ns = opened_ns
+        """Of the announcements of active ranks."""
+        self.last: dict[MemberId, Arrival] = {}
+        """What counts of each rank."""
+        self.fresh: list[tuple[int, MemberId]] = []
+        """In order of time."""
+        self.idle = 0
+        self.here = 0
+        """Active ranks that are waited for no more: they have said more than PENDING."""
+        self.done = 0
+        """Active ranks whose loops have ended."""
+        self.ready: set[MemberId] = set()
+        """Passive ranks that may be made active."""
+        self._notable = 0
+        """Active ranks with something to apply or to record."""
+        # What the mode asks for does not change within a round.
+        s = log.settings
+        self.quorum: Final = log.quorum
+        self.partial: Final = not log.is_full_round
+        by_deadline = self.partial and s.mode is Mode.DEADLINE
+        self.deadline_ns: Final = deadline_ns(s, log.offsets_us) if by_deadline else 0
+        self.grace_ns: Final = grace_ns(s, log.median_round_us)
+        self.bench_after_ns: Final = bench_after_ns(log)
+        self._near = self._began_with_the_others()
+        self._overdue = self._too_old_to_leave()
+
+    # ---- hearing --------------------------------------------------------------------------
+
+    def hear(self, kind: AnnounceKind, at_ns: int, share: Share) -> None:
+        member = share.member
+        old = self.last.get(member)
+        if old is not None:
+            if kind is AnnounceKind.PENDING and old.kind is not AnnounceKind.PENDING:
+                return  # overtaken on its way by what the rank said after it
+            at_ns = max(at_ns, old.at_ns)
+        active = member in self.log.places
+        if active and old is not None:
+            self._count(member, old, -1)
+        new = self.last[member] = Arrival(kind, at_ns, share)
+        if active:
+            self._count(member, new, 1)
+            self.latest_ns = max(self.latest_ns, at_ns)
+            self._look_whether_near(member, new)
+        elif kind is AnnounceKind.READY:
+            self.ready.add(member)
+
+    def _count(self, member: MemberId, arrival: Arrival, by: int) -> None:
+        kind, at_ns, share = arrival
+        if kind is AnnounceKind.ARRIVE:
+            entry = at_ns, member
+            if by > 0:
+                insort(self.fresh, entry)
+            else:
+                del self.fresh[bisect_left(self.fresh, entry)]
+        elif kind is AnnounceKind.IDLE:
+            self.idle += by
+        if kind is not AnnounceKind.PENDING:
+            self.here += by
+        if share.done:
+            self.done += by
+        resting = member in self.log.resting
+        said = share.count or share.drops or share.returned or share.stop
+        if said or share.resting is not resting:
+            self._notable += by
+
+    # ---- what the table asks --------------------------------------------------------------
+
+    @property
+    def missing(self) -> int:
+        """Active ranks that the round might wait for."""
+        return len(self.log.active) - self.here
+
+    def silent(self) -> tuple[MemberId, ...]:
+        """Their names."""
+        said = self.last
+        return tuple(
+            m for m in self.log.active if m not in said or said[m].kind is AnnounceKind.PENDING
+        )
+
+    @property
+    def something(self) -> bool:
+        """There is something to apply, to admit or to record."""
+        if self._notable or self.ready:
+            return True
+        # The round that ends the job.
+        return not self.log.plan.ends and self.done == len(self.log.active)
+
+    @property
+    def anybody_near(self) -> bool:
+        """A silent rank began its step with the others: grace is not for a slower one, which is
+        still at an older version, or came in the middle of this round and has just begun."""
+        return bool(self._near)
+
+    @property
+    def overdue(self) -> MemberId | None:
+        """Under MaxAgePolicy.WAIT: a silent rank whose work would be too old if left again."""
+        while self._overdue:
+            member = self._overdue[-1]
+            said = self.last.get(member)
+            if said is None or said.kind is AnnounceKind.PENDING:
+                return member
+            self._overdue.pop()
+        return None
+
+    def _began_with_the_others(self) -> set[MemberId]:
+        log = self.log
+        if not self.grace_ns:
+            return set()  # nobody is ever asked
+        version, heard = log.version, log.heard
+        return {m for m in log.active if heard.get(m, version) >= version}
+
+    def _look_whether_near(self, member: MemberId, said: Arrival) -> None:
+        began_by_ns = self.opened_ns + self.grace_ns
+        if (
+            said.kind is AnnounceKind.PENDING
+            and said.share.base >= self.log.version
+            and said.at_ns <= began_by_ns
+        ):
+            self._near.add(member)
+        else:
+            self._near.discard(member)
+
+    def _too_old_to_leave(self) -> list[MemberId]:
+        """The first one last, so that it can be taken off."""
+        log, s = self.log, self.log.settings
+        if s.late is not MaxAgePolicy.WAIT or not s.max_age:
+            return []
+        version, heard = log.version, log.heard
+        return [m for m in reversed(log.active) if version - heard.get(m, version) >= s.max_age]
+
+
+def bench_after_ns(log: Log) -> int:
+    if log.settings.bench_after_ns:
+        return log.settings.bench_after_ns
+    return max(BENCH_AFTER_MIN_NS, BENCH_AFTER_ROUNDS * log.median_round_us * 1000)

@@ -48,15 +48,16 @@ class Probe:
 
         def timed_apply(driver: CommThread, go: Any, *given: Any, **named: Any) -> Any:
             after = apply(driver, go, *given, **named)
+            made = driver.machine.state.log.read(go)
             self.commits.append(
                 {
                     "round": go.round,
                     "at": now_ns(),
                     "trigger": str(go.trigger),
-                    "fresh": sum(1 for share in go.shares if share.fresh),
-                    "gradients": sum(share.count for share in go.shares),
+                    "fresh": len(made.fresh),
+                    "gradients": made.gradients,
                     "request": go.request.number if go.request else 0,
-                    "by": {str(s.member): s.count for s in go.shares if s.count},
+                    "by": {str(s.member): s.count for s in made.shares if s.count},
                 }
             )
             return after

@@ -167,14 +167,15 @@ class Play:
             return
         fresh = [a.at_ns for a in arrivals.values() if a.kind is AnnounceKind.ARRIVE]
         shares = tuple(
-            changed(a.share, offset_us=(a.at_ns - min(fresh)) // 1000 if a.share.fresh else 0)
-            for a in arrivals.values()
+            changed(share, offset_us=(at_ns - min(fresh)) // 1000 if share.fresh else 0)
+            for _, at_ns, share in arrivals.values()
+            if share is not None
         )
         self.reducing = Go(
             generation=self.log.id,
             round=self.log.version,
             trigger=answer.trigger,
-            shares=shares,
+            listed=shares,
             round_us=(now_ns - self.opened_ns) // 1000,
         )
         done_ns = now_ns + self.reduce_ns
@@ -185,8 +186,9 @@ class Play:
 
     def _decide(self, log: Log, arrivals: Mapping[MemberId, Arrival], now_ns: int) -> Decision:
         table = Arrivals(log, self.opened_ns)
-        for arrival in arrivals.values():
-            table.hear(*arrival)
+        for kind, at_ns, share in arrivals.values():
+            assert share is not None
+            table.hear(kind, at_ns, share)
         return decide(table, now_ns=now_ns, has_request=False)
 
     def _ask_others(self, now_ns: int, arrivals: Mapping[MemberId, Arrival]) -> None:
@@ -202,7 +204,7 @@ class Play:
     def _commit(self, now_ns: int) -> None:
         go = self.reducing
         assert go is not None
-        for share in go.shares:
+        for share in go.listed:
             rank = self.ranks[share.member.slot]
             for place in rank.pending[: share.count]:
                 self.line.steps[place] = replace(self.line.steps[place], applied_in=go.round)

@@ -21,8 +21,7 @@ def main() -> None:
 
     def told(driver: CommThread, go: Any, *given: Any, **named: Any) -> Any:
         after = apply(driver, go, *given, **named)
-        taking_part = sum(1 for share in go.shares if share.count)
-        progress.tell(go.round + 1, taking_part)
+        progress.tell(go.round + 1, go.contributing)
         return after
 
     CommThread._apply = told  # type: ignore[assignment,method-assign]  # noqa: SLF001

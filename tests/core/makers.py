@@ -66,7 +66,7 @@ def idle(slot: int, **facts: object) -> Share:
 
 def go(log: Log, *shares: Share, **facts: object) -> Go:
     given = {"trigger": Trigger.ALL, **facts}
-    return Go(generation=log.id, round=log.version, shares=shares, **given)  # type: ignore[arg-type]
+    return Go(generation=log.id, round=log.version, listed=shares, **given)  # type: ignore[arg-type]
 
 
 def arrivals(log: Log, **words: tuple[str, int]) -> dict[MemberId, Arrival]:
@@ -84,6 +84,7 @@ def arrivals(log: Log, **words: tuple[str, int]) -> dict[MemberId, Arrival]:
 def table(log: Log, said: Mapping[MemberId, Arrival], opened_ns: int = 0) -> Arrivals:
     """What a starter has that has heard these."""
     made = Arrivals(log, opened_ns)
-    for arrival in said.values():
-        made.hear(*arrival)
+    for kind, at_ns, share in said.values():
+        assert share is not None
+        made.hear(kind, at_ns, share)
     return made

@@ -33,8 +33,8 @@ from msgspec import Struct
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
 from paceline.core.coordinator import AgentGone
+from paceline.core.protocol.composition import Weighing
 from paceline.core.protocol.ids import parse_member
-from paceline.core.protocol.log import Weighing
 from paceline.core.protocol.records import Go
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode
@@ -145,7 +145,8 @@ class Play:
 
         def commits(rank: SimRank, go: Go, weighing: Weighing) -> None:
             committed(rank, go, weighing)
-            who = " ".join(f"{s.member.slot}{'' if s.fresh else '~'}" for s in go.shares if s.count)
+            named = [s for s in rank.state.log.read(go).shares if s.count]
+            who = " ".join(f"{s.member.slot}{'' if s.fresh else '~'}" for s in named)
             self.sim.tell(f"{rank.me} commits {go.round} ({go.trigger}: {who})")
 
         self.sim.tell = told  # type: ignore[method-assign]

@@ -175,7 +175,7 @@ def test_the_bytes_of_a_record_are_these() -> None:
     go = Go(gen.id, 0, Trigger.QUORUM, (share,), request=Request(1, SETTINGS), wait_us=3)
     assert pack_record(gen).hex() == GEN_BYTES_BEFORE_SETTINGS + SETTINGS_BYTES
     assert SETTINGS_BYTES in pack_record(go).hex()
-    assert chain(chain("", gen), go) == "04cfb482dd880b6052a7d085"
+    assert chain(chain("", gen), go) == "88a345dede2c8da69b2ed5ef"
     assert wire.to_json(SETTINGS) == (
         '{"mode":"Quorum","quorum":2,"quorum_percent":0,"random_initiator":false,"deadline_ns":5,'
         '"deadline_factor":3.0,"grace_ns":7,"grace_share":0.05,"warmup_rounds":0,"full_every":0,'

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from paceline.core import messages as m
 from paceline.core.coordinator.state import CoordinatorState
+from paceline.core.protocol.composition import Weighing
 from paceline.core.protocol.ids import GenerationId, MemberId
-from paceline.core.protocol.log import Log, Weighing
+from paceline.core.protocol.log import Log
 from paceline.core.protocol.pending import Buffer
-from paceline.core.protocol.records import Gen, Go, Record, Trigger
+from paceline.core.protocol.records import Gen, Go, Record, Share, Trigger
 from paceline.core.protocol.rows import members_of
 from paceline.core.protocol.sampling import samples_of, total_leases
 from paceline.core.protocol.snapshot import Totals
@@ -65,7 +66,7 @@ class Checkers:
             return
         self.check_quorum(go, log)
         self.check_ages(go, log)
-        share = next((s for s in go.shares if s.member == rank.me), None)
+        share = log.read(go).share_of(rank.me)
         count = share.count if share else 0
         assert len(own) == count, f"{rank.me} adds {sorted(own)}, GO names {share}"
         assert not set(own) & self.poisoned, f"I17: {rank.me} adds a poisoned batch"
@@ -197,10 +198,11 @@ class Checkers:
         """I6: fresh contributors >= k in every round that is not marked degraded."""
         if go.degraded or go.trigger is Trigger.INITIATOR:
             return
-        fresh = [s.member for s in go.shares if s.fresh]
+        made = log.read(go)
+        fresh = made.fresh
         needed = _needed(log)
         assert len(fresh) >= needed, f"I6: {fresh} are fewer than {needed}"
-        for share in go.shares:
+        for share in made.shares:
             assert not share.fresh or share.count == 0 or share.oldest <= go.round
 
     def check_ages(self, go: Go, log: Log) -> None:
@@ -208,7 +210,7 @@ class Checkers:
         s = log.settings
         if not s.max_age or (s.late is MaxAgePolicy.WAIT and self.settings_changed):
             return
-        for share in go.shares:
+        for share in log.read(go).shares:
             over = go.round - share.oldest - s.max_age
             if not share.count or over <= 0:
                 continue
@@ -255,7 +257,7 @@ class Checkers:
             assert len(ends) == 1, "I14: two ends"
             assert other.weights == first.weights, "I14: two final models"
         records = self.history(first.state.log.digest)
-        self.check_order([r for r in records if isinstance(r, Go)])
+        self.check_order(composed(records))
         self.check_abandoned(first.state.log.digest)
         assert self.replay(records) == first.weights, "I15: the log gives other weights"
         self.check_totals(first)
@@ -295,12 +297,12 @@ class Checkers:
         out = [c.log.version for c in self.kept if c.log.digest not in kept]
         assert not out, f"R19: the published versions {out} are no part of the released log"
 
-    def check_order(self, rounds: list[Go]) -> None:
+    def check_order(self, rounds: list[tuple[Go, tuple[Share, ...]]]) -> None:
         """I2, I3: per rank in order, each lease once."""
         upto: dict[MemberId, int] = {}
         leases: Counter[int] = Counter()
-        for go in rounds:
-            for share in go.shares:
+        for _, shares in rounds:
+            for share in shares:
                 leases.update(share.leases)
                 if share.count:
                     assert share.upto > upto.get(share.member, 0), f"I3: {share}"
@@ -314,7 +316,7 @@ class Checkers:
             if isinstance(record, Go):
                 weighing = log.weigh(record)
                 accumulated = {} if weighing.first else accumulated
-                for share in record.shares:
+                for share in log.read(record).shares:
                     own = self.contributed[record.generation, record.round, share.member]
                     add(accumulated, own, Fraction(weighing.factor(share)) * weighing.unit)
                 if weighing.step:
@@ -349,12 +351,22 @@ class Checkers:
             assert total.discounted == 0
 
 
+def composed(records: list[Record]) -> list[tuple[Go, tuple[Share, ...]]]:
+    """Each round with all that is in it."""
+    log, found = Log(), []
+    for record in records:
+        if isinstance(record, Go):
+            found.append((record, log.read(record).shares))
+        log.append(record)
+    return found
+
+
 def _count_steps(records: list[Record]) -> list[Fraction]:
     """Steps of the job after each round: what its ranks made, over those that were active."""
     log, steps = Log(), [Fraction(0)]
     for record in records:
         if isinstance(record, Go):
-            made = sum(share.count + len(share.drops) for share in record.shares)
+            made = sum(share.count + len(share.drops) for share in log.read(record).shares)
             steps.append(steps[-1] + Fraction(made, len(log.active)))
         log.append(record)
     return steps

@@ -10,8 +10,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from paceline.core import messages as m
+from paceline.core.protocol.composition import Weighing
 from paceline.core.protocol.ids import MemberId
-from paceline.core.protocol.log import Weighing
 from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Scale, Swap, Zero
 from paceline.core.protocol.rank_leases import RankLeases
 from paceline.core.protocol.records import Go, LoggedMetric

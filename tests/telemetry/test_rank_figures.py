@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 from paceline.core.collectives.select import Method
 from paceline.core.messages import Endpoints
+from paceline.core.protocol.composition import Composition
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import (
@@ -205,8 +206,9 @@ def test_waiting_is_avoided_until_the_missing_rank_is_heard_of(one: OneRank) -> 
     assert facts["log.wait_avoided_seconds"] == pytest.approx(0.120)
 
 
-def go(round_: int, wait_ms: int, *shares: Share) -> Go:
-    return Go(GenerationId(1, "", 1), round_, Trigger.QUORUM, shares, wait_us=wait_ms * 1000)
+def go(round_: int, wait_ms: int, *shares: Share) -> Composition:
+    record = Go(GenerationId(1, "", 1), round_, Trigger.QUORUM, shares, wait_us=wait_ms * 1000)
+    return Composition(record, round_, (), [], [], [], ())
 
 
 def said(member: MemberId, at_ms: int, **more: bool) -> Share:

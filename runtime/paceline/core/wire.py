@@ -11,7 +11,7 @@ import msgspec
 
 from paceline.core import messages
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 
 T = TypeVar("T")
 

@@ -32,8 +32,8 @@ from paceline.core.messages import (
     State,
     Stopped,
 )
+from paceline.core.protocol.composition import Weighing
 from paceline.core.protocol.ids import GenerationId
-from paceline.core.protocol.log import Weighing
 from paceline.core.protocol.pending import BufferOp
 from paceline.core.protocol.records import Go
 from paceline.core.rank import events as ev
@@ -324,7 +324,7 @@ class CommThread:
             self._reductions_ms.append((now_ns() - begun_ns) // NS_PER_MS)
             self._usual_ms = max(self._reductions_ms)
             if extra is not None:
-                count = sum(1 for s in effect.go.shares if s.count)
+                count = effect.go.contributing
                 self._synced = extra.div_(count) if count else None
         return ev.Reduced()
 

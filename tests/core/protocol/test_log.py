@@ -110,10 +110,12 @@ def test_nobody_can_apply_what_it_does_not_hold() -> None:
 def test_leases_are_dealt_round_robin_and_returned_ones_first() -> None:
     deal = Deal()
     everybody = members(0, 1, 2)
-    deal.refill(PLAN, everybody)
+    deal.enlist(everybody)
+    deal.refill(PLAN, {m: place for place, m in enumerate(everybody)})
     assert deal.all_held() == tuple(zip(everybody, ((0, 3), (1, 4), (2, 5)), strict=True))
     deal.take_back(member(1))
-    deal.refill(PLAN, members(0, 2, 3))
+    deal.enlist(members(0, 2, 3))
+    deal.refill(PLAN, {m: place for place, m in enumerate(members(0, 2, 3))})
     assert deal.held_by(member(3)) == (1, 4)
     assert deal.next == 6
 
@@ -188,7 +190,7 @@ def update(log: Log, record: Go, sums: dict[int, Fraction]) -> Fraction:
     """What the optimizer gets if slot s contributes `sums[s]`, its sum of sample gradients."""
     w = log.weigh(record)
     reduced = sum(
-        (sums[s.member.slot] / s.unit * Fraction(w.factor(s)) for s in record.shares if s.count),
+        (sums[s.member.slot] / s.unit * Fraction(w.factor(s)) for s in record.listed if s.count),
         Fraction(0),
     )
     return reduced / Fraction(w.divisor)

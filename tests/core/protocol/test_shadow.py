@@ -68,12 +68,12 @@ def started_us(log: Log, record: Go, mode: Mode) -> int:
     """When the trigger table would have sent GO: asked at each arrival and each time it names."""
     twin = Log.restore(replace(log.snapshot(), settings=replace(log.settings, mode=mode)))
     here: dict[MemberId, Arrival] = {}
-    last = max(s.offset_us for s in record.shares if s.fresh or s.idle)
-    wakes: set[int] = {s.offset_us * US for s in record.shares}
+    last = max(s.offset_us for s in record.listed if s.fresh or s.idle)
+    wakes: set[int] = {s.offset_us * US for s in record.listed}
     while wakes:
         now_ns = min(wakes)
         wakes.discard(now_ns)
-        for share in record.shares:
+        for share in record.listed:
             if share.offset_us * US <= now_ns and share.member not in here:
                 kind = AnnounceKind.IDLE if share.idle else AnnounceKind.ARRIVE
                 here[share.member] = Arrival(kind, share.offset_us * US, share)
@@ -92,8 +92,8 @@ def test_it_says_what_the_trigger_table_would_have_done(
     s = settings(quorum=k, grace_ns=grace_us * US, deadline_ns=deadline_us * US)
     log = after_one(len(offsets), s)
     record = round_of(log, offsets)
-    fresh_us = [x.offset_us for x in record.shares if x.fresh]
-    end_us = max(x.offset_us for x in record.shares)
+    fresh_us = [x.offset_us for x in record.listed if x.fresh]
+    end_us = max(x.offset_us for x in record.listed)
     starts = {mode: started_us(log, record, mode) for mode in PARTIAL}
     for mode, seen in gained(log, record).items():
         start_us = starts[mode]
@@ -108,8 +108,8 @@ def test_no_rank_saves_more_than_the_time_from_the_kth_arrival_and_grace_to_the_
     s = settings(quorum=k, grace_ns=grace_us * US)
     log = after_one(len(offsets), s)
     record = round_of(log, offsets)
-    fresh_us = sorted(x.offset_us for x in record.shares if x.fresh)
-    end_us = max(x.offset_us for x in record.shares)
+    fresh_us = sorted(x.offset_us for x in record.listed if x.fresh)
+    end_us = max(x.offset_us for x in record.listed)
     waited_us = log.shadow.waited_us
     found = gained(log, record)
     waited_us = log.shadow.waited_us - waited_us

@@ -13,9 +13,10 @@ from typing import Final, NamedTuple
 
 from paceline_api.types.enums import MaxAgePolicy, Mode
 
+from paceline.core.protocol.composition import is_usual
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import Log
-from paceline.core.protocol.records import AnnounceKind, Share
+from paceline.core.protocol.records import AnnounceKind, LoggedMetric, Share
 from paceline.core.protocol.waits import deadline_ns, grace_ns
 
 BENCH_AFTER_MIN_NS: Final = 60 * 10**9
@@ -27,7 +28,8 @@ class Arrival(NamedTuple):
 
     kind: AnnounceKind
     at_ns: int
-    share: Share
+    share: Share | None
+    """None: the log tells it, as `core.protocol.composition` says."""
 
 
 class Arrivals:
@@ -50,6 +52,7 @@ class Arrivals:
         """Active ranks whose loops have ended."""
         self.ready: set[MemberId] = set()
         """Passive ranks that may be made active."""
+        self._metrics: dict[str, tuple[float, float]] = {}
         self._notable = 0
         """Active ranks with something to apply or to record."""
         # What the mode asks for does not change within a round.
@@ -66,21 +69,35 @@ class Arrivals:
     # ---- hearing --------------------------------------------------------------------------
 
     def hear(self, kind: AnnounceKind, at_ns: int, share: Share) -> None:
-        member = share.member
+        if share.member in self.log.places and is_usual(self.log, kind, share):
+            self.hear_usual(kind, at_ns, share.member)
+            self.add_metrics(share.metrics)
+        else:
+            self._hear(share.member, Arrival(kind, at_ns, share))
+
+    def hear_usual(self, kind: AnnounceKind, at_ns: int, member: MemberId) -> None:
+        """ARRIVE of an ordinary rank, or IDLE of a quiet one; its figures come apart."""
+        self._hear(member, Arrival(kind, at_ns, None))
+
+    def add_metrics(self, metrics: tuple[LoggedMetric, ...]) -> None:
+        for metric in metrics:
+            total, weight = self._metrics.get(metric.name, (0.0, 0.0))
+            self._metrics[metric.name] = total + metric.total, weight + metric.weight
+
+    def _hear(self, member: MemberId, new: Arrival) -> None:
         old = self.last.get(member)
         if old is not None:
-            if kind is AnnounceKind.PENDING and old.kind is not AnnounceKind.PENDING:
+            if new.kind is AnnounceKind.PENDING and old.kind is not AnnounceKind.PENDING:
                 return  # overtaken on its way by what the rank said after it
-            at_ns = max(at_ns, old.at_ns)
-        active = member in self.log.places
-        if active and old is not None:
-            self._count(member, old, -1)
-        new = self.last[member] = Arrival(kind, at_ns, share)
-        if active:
+            new = new._replace(at_ns=max(new.at_ns, old.at_ns))
+        self.last[member] = new
+        if member in self.log.places:
+            if old is not None:
+                self._count(member, old, -1)
             self._count(member, new, 1)
-            self.latest_ns = max(self.latest_ns, at_ns)
+            self.latest_ns = max(self.latest_ns, new.at_ns)
             self._look_whether_near(member, new)
-        elif kind is AnnounceKind.READY:
+        elif new.kind is AnnounceKind.READY:
             self.ready.add(member)
 
     def _count(self, member: MemberId, arrival: Arrival, by: int) -> None:
@@ -95,8 +112,12 @@ class Arrivals:
             self.idle += by
         if kind is not AnnounceKind.PENDING:
             self.here += by
-        if share.done:
-            self.done += by
+        if share is None:
+            ordinary = kind is AnnounceKind.ARRIVE
+            self._notable += by * ordinary
+            self.done += by * (not ordinary and member in self.log.done)
+            return
+        self.done += by * share.done
         resting = member in self.log.resting
         said = share.count or share.drops or share.returned or share.stop
         if said or share.resting is not resting:
@@ -115,6 +136,11 @@ class Arrivals:
         return tuple(
             m for m in self.log.active if m not in said or said[m].kind is AnnounceKind.PENDING
         )
+
+    @property
+    def metrics(self) -> tuple[LoggedMetric, ...]:
+        """User's figures of the ordinary ranks, summed."""
+        return tuple(LoggedMetric(name, *pair) for name, pair in sorted(self._metrics.items()))
 
     @property
     def something(self) -> bool:
@@ -152,6 +178,7 @@ class Arrivals:
         began_by_ns = self.opened_ns + self.grace_ns
         if (
             said.kind is AnnounceKind.PENDING
+            and said.share is not None
             and said.share.base >= self.log.version
             and said.at_ns <= began_by_ns
         ):

@@ -6,8 +6,9 @@ returned to the pool, held by one active rank, or gone (applied or dropped).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from paceline.core.protocol.ids import MemberId
@@ -27,9 +28,18 @@ class Deal:
     next: int = 0
     """First lease that was never dealt."""
     pool: list[int] = field(default_factory=list)
-    """Returned leases; dealt before new ones."""
+    """Returned leases, as a heap: the lowest one is dealt first, before new ones."""
     held: dict[MemberId, list[int]] = field(default_factory=dict)
     lookahead: dict[MemberId, int] = field(default_factory=dict)
+    count: int = field(init=False)
+    """Leases that are held."""
+    short: set[MemberId] = field(init=False)
+    """Whom to look at when leases are dealt: others hold as many as they may."""
+
+    def __post_init__(self) -> None:
+        self.count = sum(map(len, self.held.values()))
+        self.short = set(self.held)
+        heapify(self.pool)
 
     def held_by(self, member: MemberId) -> tuple[int, ...]:
         return tuple(self.held.get(member, ()))
@@ -40,52 +50,85 @@ class Deal:
     def holders(self) -> tuple[MemberId, ...]:
         return tuple(sorted(self.held))
 
-    def exhausted(self, plan: DataPlan, but_for: Collection[int] = ()) -> bool:
-        """Every lease of the last epoch is gone, those of `but_for` counted as gone."""
-        return (
-            self.next >= total_leases(plan)
-            and not self.pool
-            and all(lease in but_for for leases in self.held.values() for lease in leases)
-        )
+    def exhausted(self, plan: DataPlan, but_for: int = 0) -> bool:
+        """Every lease of the last epoch is gone, `but_for` of the held ones counted as gone."""
+        return self.next >= total_leases(plan) and not self.pool and self.count == but_for
+
+    def first_of(self, members: Iterable[MemberId]) -> list[int]:
+        """The oldest lease of each of them."""
+        held = self.held
+        try:
+            return [held[m][0] for m in members]
+        except LookupError:
+            without = [str(m) for m in members if not held.get(m)]
+            raise DealError(f"no lease is held by {without}: {self.all_held()}") from None
+
+    def remove_first_of(self, members: Sequence[MemberId]) -> None:
+        """What `first_of` names was applied."""
+        held = self.held
+        for member in members:
+            del held[member][0]
+        self.count -= len(members)
+        self.short.update(members)
 
     def remove(self, member: MemberId, lease: int) -> None:
         """Applied or dropped by the rank that holds it."""
         if lease not in self.held.get(member, ()):
             raise DealError(f"lease {lease} is not held by {member}: {self.all_held()}")
         self.held[member].remove(lease)
+        self.count -= 1
+        self.short.add(member)
 
     def give_back(self, member: MemberId, leases: Iterable[int]) -> None:
-        """Untouched leases return to the front of the pool."""
+        """Untouched leases return to the pool."""
         for lease in leases:
             self.remove(member, lease)
-            self.pool.append(lease)
-        self.pool.sort()
+            heappush(self.pool, lease)
 
     def take_back(self, member: MemberId, leases: Sequence[int] | None = None) -> tuple[int, ...]:
         """Take `leases`, or all, from a rank that was benched or has departed; what was taken."""
+        own = self.held.get(member, [])
+        taken = tuple(own) if leases is None else tuple(x for x in own if x in leases)
+        self.give_back(member, taken)
         if leases is None:
-            taken = tuple(self.held.pop(member, ()))
-        else:
-            taken = tuple(x for x in self.held.get(member, ()) if x in leases)
-            self.held[member] = [x for x in self.held.get(member, ()) if x not in leases]
-        self.pool = sorted([*self.pool, *taken])
+            self.held.pop(member, None)
         return taken
 
-    def refill(self, plan: DataPlan, takers: Sequence[MemberId]) -> None:
-        """Deal round robin in rank order until everybody holds its depth or nothing is left."""
+    def enlist(self, members: Iterable[MemberId]) -> None:
+        """They may hold leases from now on, or others than before."""
+        self.short.update(members)
+
+    def refill(
+        self, plan: DataPlan, places: Mapping[MemberId, int], resting: Collection[MemberId] = ()
+    ) -> None:
+        """Deal round robin in rank order until everybody holds its depth or nothing is left.
+
+        `places`: of those who take part, in rank order; the resting ones take nothing."""
         total = total_leases(plan)
-        dealt = True
-        while dealt and (self.pool or self.next < total):
-            dealt = False
-            for member in takers:
-                own = self.held.setdefault(member, [])
-                if len(own) >= self.lookahead.get(member, DEPTH):
-                    continue
+        if not self.pool and self.next >= total:
+            return
+        held, depth = self.held, self.lookahead
+        takers = [m for m in self.short if m in places and m not in resting]
+        takers = [m for m in takers if len(held.get(m, ())) < depth.get(m, DEPTH)]
+        # Who rests or is not active is looked at again when that has changed.
+        self.short.intersection_update(resting)
+        self.short.update(takers)
+        takers.sort(key=places.__getitem__)
+        while takers and (self.pool or self.next < total):
+            wanting = []
+            for at, member in enumerate(takers):
+                own = held.setdefault(member, [])
                 if self.pool:
-                    own.append(self.pool.pop(0))
+                    own.append(heappop(self.pool))
                 elif self.next < total:
                     own.append(self.next)
                     self.next += 1
                 else:
-                    continue
-                dealt = True
+                    wanting += takers[at:]
+                    break
+                self.count += 1
+                if len(own) < depth.get(member, DEPTH):
+                    wanting.append(member)
+                else:
+                    self.short.discard(member)
+            takers = wanting

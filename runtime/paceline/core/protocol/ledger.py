@@ -6,10 +6,14 @@ per rank and in total; `pending` and what a rank lost with its own death are the
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
+from paceline.core.protocol.composition import Composition
 from paceline.core.protocol.ids import MemberId
-from paceline.core.protocol.records import DataPlan, DropReason, Share, Trigger
+from paceline.core.protocol.records import DataPlan, DropReason, LoggedMetric, Share, Trigger
 from paceline.core.protocol.sampling import epoch_of, leases_per_epoch, samples_of
 from paceline.core.protocol.snapshot import EpochCount, LedgerSnapshot, Totals
 
@@ -30,58 +34,94 @@ class Ledger:
     """Rounds committed, by why they started."""
     contributions: int = 0
     """Optimizer steps of single ranks that were applied."""
+    samples: int = 0
+    """That were applied, of all ranks."""
 
     def applied(self, share: Share, version: int, plan: DataPlan) -> None:
         self.contributions += share.count
-        old = self.by_member.get(share.member, Totals())
         dropped = sum(drop.samples for drop in share.drops)
         late = share.samples if share.count and not share.fresh else 0
         if share.fresh and share.oldest < version:
             # The fresh batch rides with older ones; only the newest lease is of this version.
             newest = samples_of(plan, share.leases[-1]) if share.leases else 1
             late = share.samples - newest
-        self.by_member[share.member] = Totals(
-            applied=old.applied + share.samples,
-            late=old.late + late,
-            dropped=old.dropped + dropped,
-            discounted=old.discounted + share.samples * (1.0 - share.discount),
-            redealt=old.redealt,
-            rounds=old.rounds + bool(share.count),
-        )
+        totals = self._of(share.member)
+        totals.applied += share.samples
+        totals.late += late
+        totals.dropped += dropped
+        totals.discounted += share.samples * (1.0 - share.discount)
+        totals.rounds += bool(share.count)
+        self.samples += share.samples
         for drop in share.drops:
             self.dropped[drop.reason] = self.dropped.get(drop.reason, 0) + drop.samples
             self._count(plan, drop.leases, applied=False)
         self._count(plan, share.leases, applied=True)
-        for metric in share.metrics:
+        self._add_metrics(share.metrics)
+
+    def applied_ordinary(self, made: Composition, plan: DataPlan) -> None:
+        """One fresh contribution of each of the ordinary ranks."""
+        by_member = self.by_member
+        for member, samples in zip(made.ordinary, made.samples, strict=True):
+            totals = by_member.get(member)
+            if totals is None:
+                totals = by_member[member] = Totals()
+            totals.applied += samples
+            totals.rounds += 1
+        self.contributions += len(made.ordinary)
+        self.samples += sum(made.samples)
+        self._add_metrics(made.go.metrics)
+        if made.leases:
+            per_epoch = leases_per_epoch(plan)
+            if min(made.leases) // per_epoch == max(made.leases) // per_epoch:
+                epoch = made.leases[0] // per_epoch
+                self._count_in(plan, epoch, len(made.leases), applied=sum(made.samples))
+            else:
+                self._count(plan, made.leases, applied=True)
+
+    def applied_quiet(self, members: Iterable[MemberId]) -> None:
+        """They were there, and had nothing."""
+        for member in members:
+            self._of(member)
+
+    def _of(self, member: MemberId) -> Totals:
+        return self.by_member.setdefault(member, Totals())
+
+    def _add_metrics(self, metrics: tuple[LoggedMetric, ...]) -> None:
+        for metric in metrics:
             total, weight = self.metrics.get(metric.name, (0.0, 0.0))
             self.metrics[metric.name] = (total + metric.total, weight + metric.weight)
 
-    def _count(self, plan: DataPlan, leases: tuple[int, ...], *, applied: bool) -> None:
+    def _count(self, plan: DataPlan, leases: Iterable[int], *, applied: bool) -> None:
         for lease in leases:
             epoch, samples = epoch_of(plan, lease), samples_of(plan, lease)
-            old = self.open_epochs.get(epoch, EpochCount(epoch))
-            new = EpochCount(
-                epoch,
-                leases=old.leases + 1,
-                applied=old.applied + (samples if applied else 0),
-                dropped=old.dropped + (0 if applied else samples),
-            )
-            self.open_epochs[epoch] = new
-            if new.leases == leases_per_epoch(plan):
-                del self.open_epochs[epoch]
-                self.epochs_exact += not new.dropped
-                self.epochs_short += bool(new.dropped)
+            if applied:
+                self._count_in(plan, epoch, 1, applied=samples)
+            else:
+                self._count_in(plan, epoch, 1, dropped=samples)
+
+    def _count_in(
+        self, plan: DataPlan, epoch: int, leases: int, *, applied: int = 0, dropped: int = 0
+    ) -> None:
+        old = self.open_epochs.get(epoch, EpochCount(epoch))
+        new = EpochCount(
+            epoch,
+            leases=old.leases + leases,
+            applied=old.applied + applied,
+            dropped=old.dropped + dropped,
+        )
+        self.open_epochs[epoch] = new
+        if new.leases == leases_per_epoch(plan):
+            del self.open_epochs[epoch]
+            self.epochs_exact += not new.dropped
+            self.epochs_short += bool(new.dropped)
 
     def round(self, trigger: Trigger) -> None:
         self.rounds[trigger] = self.rounds.get(trigger, 0) + 1
 
     def redealt(self, member: MemberId, samples: int) -> None:
-        old = self.by_member.get(member, Totals())
-        self.by_member[member] = Totals(
-            old.applied, old.late, old.dropped, old.discounted, old.redealt + samples, old.rounds
-        )
+        self._of(member).redealt += samples
 
-    def retire_all_but(self, members: tuple[MemberId, ...]) -> None:
+    def retire_all_but(self, members: Collection[MemberId]) -> None:
         """Fold the counters of the departed into one, so that the ledger stays bounded."""
         for member in [m for m in self.by_member if m not in members]:
             self.departed = add(self.departed, self.by_member.pop(member))
@@ -99,7 +139,7 @@ class Ledger:
 
     def snapshot(self) -> LedgerSnapshot:
         return LedgerSnapshot(
-            by_member=tuple(sorted(self.by_member.items())),
+            by_member=tuple((m, replace(self.by_member[m])) for m in sorted(self.by_member)),
             departed=self.departed,
             dropped=tuple(sorted(self.dropped.items())),
             open_epochs=tuple(self.open_epochs[e] for e in sorted(self.open_epochs)),
@@ -112,8 +152,8 @@ class Ledger:
 
     @classmethod
     def restore(cls, s: LedgerSnapshot) -> Ledger:
-        return cls(
-            by_member=dict(s.by_member),
+        ledger = cls(
+            by_member={m: replace(totals) for m, totals in s.by_member},
             departed=s.departed,
             dropped=dict(s.dropped),
             open_epochs={e.epoch: e for e in s.open_epochs},
@@ -123,6 +163,8 @@ class Ledger:
             rounds=dict(s.rounds),
             contributions=s.contributions,
         )
+        ledger.samples = ledger.total().applied
+        return ledger
 
 
 def add(a: Totals, b: Totals) -> Totals:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final
@@ -18,6 +19,7 @@ from typing import Final
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode, Normalisation, Pacing
 
+from paceline.core.protocol.composition import Composition, Weighing, read
 from paceline.core.protocol.deal import Deal
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.ledger import Ledger
@@ -41,31 +43,6 @@ def chain(digest: str, record: Record) -> str:
 
 class LogError(AssertionError):
     """A record contradicts the log: a broken protocol, reported with its evidence."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weighing:
-    """How the contributions of one round become an update; equal on all ranks (D3)."""
-
-    contributors: tuple[MemberId, ...]
-    unit: int
-    """Common unit of the contributed buffers, or 1 where each is multiplied by its own (D3)."""
-    equal: bool
-    """Buffers are summed as they are: mean of means, the bits of the plain reference."""
-    samples: int
-    first: bool
-    """The accumulated sum starts anew with this round."""
-    step: bool
-    """The optimizer steps."""
-    divisor: float
-    """Of the accumulated sum, in units of `unit`."""
-    scheduler_steps: int
-    progress: Fraction
-    """That the round adds to the log's."""
-
-    def factor(self, share: Share) -> float:
-        """What the contributor of `share` multiplies its buffer with before the reduction."""
-        return 1.0 if self.equal else float(share.unit)
 
 
 @dataclass(slots=True)
@@ -114,6 +91,12 @@ class Log:
     """The last GO, the GENs after it, and those between it and the GO before (R7)."""
     tail: list[tuple[int, str]] = field(default_factory=lambda: [(0, "")])
     """(index, digest) before each of `recent`, and at the end."""
+    upto: dict[MemberId, int] = field(default_factory=dict)
+    """Sequence number up to which each member was named."""
+    usual: dict[MemberId, int] = field(default_factory=dict)
+    """Of a script that feeds itself: samples of each member's last step that was listed."""
+    _read: Composition | None = None
+    """Of the last GO that was looked at."""
     _places: dict[MemberId, int] = field(default_factory=dict)
     _places_of: tuple[MemberId, ...] = ()
     """What `_places` was made of; both stay the same for many rounds."""
@@ -156,7 +139,7 @@ class Log:
             return self.deal.exhausted(self.plan)
         if self.plan.steps:
             return self.steps >= self.plan.steps
-        return self.done.issuperset(self.active)
+        return len(self.done) == len(self.active)
 
     @property
     def publisher(self) -> MemberId:
@@ -203,15 +186,37 @@ class Log:
     def held(self, member: MemberId) -> tuple[int, ...]:
         return self.deal.held_by(member)
 
+    def first_leases(self, members: Sequence[MemberId]) -> list[int]:
+        """The oldest one that each of them holds."""
+        return self.deal.first_of(members)
+
+    def read(self, go: Go) -> Composition:
+        """Who has what in `go`: the one that comes next, or the one appended last."""
+        if self._read is None or self._read.go is not go:
+            if self.gen is None or go.round != self.version:
+                raise LogError(f"GO of round {go.round} read at version {self.version}")
+            try:
+                self._read = read(self, go)
+            except ValueError as error:
+                raise LogError(f"GO of round {go.round}: {error}") from None
+        return self._read
+
     def weigh(self, go: Go) -> Weighing:
-        """Weights and divisor of the round that `go` starts; call before `append(go)`."""
-        shares = [s for s in go.shares if s.count]
-        samples = sum(s.samples for s in shares)
-        units = {s.unit for s in shares}
+        """Weights and divisor of the round that `go` starts, or of the one appended last."""
+        made = self.read(go)
+        if made.weighing is None:
+            made.weighing = self._weigh(made)
+        return made.weighing
+
+    def _weigh(self, made: Composition) -> Weighing:
+        go = made.go
+        listed = [s for s in go.listed if s.count]
+        samples = sum(made.samples) + sum(s.samples for s in listed)
+        units = {s.unit for s in listed}.union(made.samples)
         first = self.accumulated == 0
         accumulated = self.accumulated + samples
-        count = self.accumulated_count + len(shares)
-        steps = sum(s.count for s in shares)
+        count = self.accumulated_count + go.contributing
+        steps = made.gradients
         step_samples = self._step_samples(accumulated, self.accumulated_steps + steps)
         nominal = len(self.active) * step_samples
         # A synchronous round is a step, also where the last one of an epoch is short of samples.
@@ -231,7 +236,7 @@ class Log:
                 total = float(count * step_samples)
         gain = Fraction(samples) / (len(self.active) * self._step_samples(samples, steps))
         return Weighing(
-            contributors=tuple(s.member for s in shares),
+            contributors=made.contributors,
             unit=unit,
             equal=equal,
             samples=samples,
@@ -244,19 +249,22 @@ class Log:
 
     def stops_with(self, go: Go) -> bool:
         """Whether the version that `go` makes is the final one (R17)."""
-        if (go.request and go.request.stop) or any(share.stop for share in go.shares):
+        if (go.request and go.request.stop) or any(share.stop for share in go.listed):
             return True
         if self.plan.steps:
             return self.steps + self._steps_of(go) >= self.plan.steps
+        made = self.read(go)
         if not self.plan.samples:
-            done = self.done | {s.member for s in go.shares if s.done}
-            return done.issuperset(self.active) and not go.admitted
-        gone = {x for s in go.shares for x in (*s.leases, *(d for r in s.drops for d in r.leases))}
-        returned = any(benched.leases for benched in go.benched)
-        return self.deal.exhausted(self.plan, but_for=gone) and not returned
+            more = [s for s in go.listed if s.done and s.member not in self.done]
+            return len(self.done) + len(more) == len(self.active) and not go.admitted
+        if any(benched.leases for benched in go.benched):
+            return False
+        gone = len(made.leases) + sum(len(s.leases) for s in go.listed)
+        gone += sum(len(drop.leases) for s in go.listed for drop in s.drops)
+        return self.deal.exhausted(self.plan, but_for=gone)
 
     def _steps_of(self, go: Go) -> Fraction:
-        made = sum(share.count + len(share.drops) for share in go.shares)
+        made = self.read(go).gradients + sum(len(share.drops) for share in go.listed)
         return Fraction(made, len(self.active))
 
     # ---- appending ------------------------------------------------------------------------
@@ -272,31 +280,39 @@ class Log:
         self.tail.append((self.index, self.digest))
         if len(self.recent) > RECENT_MAX:
             raise LogError(f"{RECENT_MAX} records without a round: {record}")
-        self.deal.refill(
-            self.plan, [m for m in self.active if m not in self.resting and not self.stopping]
-        )
+        if not self.stopping:
+            self.deal.refill(self.plan, self.places, self.resting)
 
     def _append_gen(self, gen: Gen) -> None:
         if gen.version != self.version and self.gen is not None:
             raise LogError(f"GEN of version {gen.version} appended to version {self.version}")
+        if list(gen.active) != sorted(gen.active):
+            raise LogError(f"the active ranks of {gen} are not in rank order")
         if gen.plan is not None:
             self.plan, self.version, self.started = gen.plan, gen.version, gen.version
             self.stopping, self.done, self.resting, self.heard = False, frozenset(), frozenset(), {}
             self.stopped_by = None
+            self.upto, self.usual = {}, {}
         if gen.settings is not None:
             self.settings = gen.settings
         self.gen = gen
         self.active, self.with_state = gen.active, gen.with_state
-        self.benched &= frozenset(gen.members) - frozenset(gen.active)
-        self.resting &= frozenset(gen.active)
-        self.done &= frozenset(gen.active)
+        members, active = frozenset(gen.members), frozenset(gen.active)
+        self.benched &= members - active
+        self.resting &= active
+        self.done &= active
         self.heard = {m: self.heard.get(m, self.version) for m in gen.active}
+        self.upto = {m: seq for m, seq in self.upto.items() if m in members}
+        self.usual = {m: samples for m, samples in self.usual.items() if m in members}
         self.deal.lookahead = dict(gen.lookahead)
-        keep = () if gen.plan else gen.active  # ids of an earlier run may be the same
+        self.deal.enlist(gen.active)
+        keep = frozenset() if gen.plan else active  # ids of an earlier run may be the same
         for member in self.deal.holders():
             if member not in keep:
                 self.ledger.redealt(member, self._samples(self.deal.take_back(member)))
-        self.ledger.retire_all_but(() if gen.plan else gen.members)
+        self.ledger.retire_all_but(frozenset() if gen.plan else members)
+        if self._read is not None and self._read.version == self.version:
+            self._read = None  # it was not appended, and other leases are held now
 
     def _append_go(self, go: Go) -> None:
         if self.gen is None or go.round != self.version:
@@ -305,18 +321,31 @@ class Log:
             raise LogError(f"GO of round {go.round} after the stop round")
         if not self.active:
             raise LogError("GO without an active rank")
-        weighing, steps = self.weigh(go), self._steps_of(go)
+        made, weighing, steps = self.read(go), self.weigh(go), self._steps_of(go)
         if self.settings.mode is Mode.SHADOW:
             conditions = (self.settings, len(self.active), self.median_round_us, self.offsets_us)
             full = self._is_full_in_any_mode
-            self.shadow = follow(self.shadow, go, *conditions, full_anyhow=full)
+            self.shadow = follow(self.shadow, made, *conditions, full_anyhow=full)
         # A round ends the job, never a GEN, so that what was accumulated is applied with the last
         # one.
         self.stopping = self.stopping or (not self.plan.ends and self.stops_with(go))
-        self.stopped_by = min((s.member for s in go.shares if s.stop), default=None)
+        self.stopped_by = min((s.member for s in go.listed if s.stop), default=None)
         self.stopping = self.stopping or self.stopped_by is not None
-        for share in go.shares:
-            self._append_share(share)
+        self._append_usual(made)
+        self._append_listed(go.listed)
+        if go.admitted or go.benched:
+            self._change_active(go)
+        if go.request:
+            if go.request.number <= self.request:
+                raise LogError(f"request {go.request.number} written after {self.request}")
+            self.request = go.request.number
+            self.settings = go.request.settings or self.settings
+            self.stopping = self.stopping or go.request.stop
+        self._account(made, weighing)
+        self.steps += steps
+        self._forget_before_last_go()
+
+    def _change_active(self, go: Go) -> None:
         active = set(self.active)
         for benched in go.benched:
             if benched.member not in active:
@@ -328,23 +357,14 @@ class Log:
         self.benched = (self.benched | {b.member for b in go.benched}) - set(go.admitted)
         if not active:
             raise LogError("the last active rank was benched")
-        if go.admitted or go.benched:
-            self.active = tuple(sorted(active))
-            self.with_state = tuple(sorted({*self.with_state, *go.admitted}))
+        self.active = tuple(sorted(active))
+        self.with_state = tuple(sorted({*self.with_state, *go.admitted}))
         self.resting &= active
         self.done &= active
         for member in go.admitted:
             self.heard[member] = go.round + 1
         self.heard = {m: r for m, r in self.heard.items() if m in active}
-        if go.request:
-            if go.request.number <= self.request:
-                raise LogError(f"request {go.request.number} written after {self.request}")
-            self.request = go.request.number
-            self.settings = go.request.settings or self.settings
-            self.stopping = self.stopping or go.request.stop
-        self._account(go, weighing)
-        self.steps += steps
-        self._forget_before_last_go()
+        self.deal.enlist(go.admitted)
 
     def _forget_before_last_go(self) -> None:
         for at, record in enumerate(self.recent):
@@ -352,22 +372,56 @@ class Log:
                 del self.recent[: at + 1], self.tail[: at + 1]
                 return
 
+    def _append_usual(self, made: Composition) -> None:
+        """The shares that only a bit stands for."""
+        ordinary = made.ordinary
+        if made.leases:
+            self.deal.remove_first_of(ordinary)
+        self.ledger.applied_ordinary(made, self.plan)
+        if self.resting:
+            self.resting = self.resting.difference(ordinary)
+        if self.done:
+            self.done = self.done.difference(ordinary)
+        self.heard.update(dict.fromkeys(ordinary, self.version + 1))
+        self.upto.update(zip(ordinary, made.upto, strict=True))
+        quiet = [share.member for share in made.quiet]
+        self.ledger.applied_quiet(quiet)
+        for member in quiet:
+            self.heard[member] = max(self.version, self.heard[member])
+
+    def _append_listed(self, listed: tuple[Share, ...]) -> None:
+        places = self.places
+        for share in listed:
+            if share.member not in places:
+                raise LogError(f"{share.member} is named in round {self.version} but not active")
+            self._append_share(share)
+        rests = {share.member for share in listed if share.resting}
+        done = {share.member for share in listed if share.done}
+        if rests or self.resting:
+            self.resting = self.resting.difference(s.member for s in listed) | rests
+        if done or self.done:
+            self.done = self.done.difference(s.member for s in listed) | done
+
     def _append_share(self, share: Share) -> None:
         member = share.member
-        if member not in self.active:
-            raise LogError(f"{member} is named in round {self.version} but not active")
-        dropped = [x for drop in share.drops for x in drop.leases]
-        for lease in (*share.leases, *dropped):
+        for lease in share.leases:
             self.deal.remove(member, lease)
+        for drop in share.drops:
+            for lease in drop.leases:
+                self.deal.remove(member, lease)
         self.deal.give_back(member, share.returned)
         self.ledger.applied(share, self.version, self.plan)
-        self.resting = self.resting | {member} if share.resting else self.resting - {member}
-        self.done = self.done | {member} if share.done else self.done - {member}
         # Idle: it may come back from evaluating before this round is committed.
         base = self.version + share.fresh if share.fresh or share.idle else share.base
         self.heard[member] = max(base, self.heard[member])
+        if share.upto > self.upto.get(member, 0):
+            self.upto[member] = share.upto
+        one = share.count == 1 and not self.plan.samples
+        if one and share.samples != self.usual.get(member, 1):
+            self.usual[member] = share.samples
 
-    def _account(self, go: Go, weighing: Weighing) -> None:
+    def _account(self, made: Composition, weighing: Weighing) -> None:
+        go = made.go
         self.progress += weighing.progress
         if weighing.step:
             self.accumulated = self.accumulated_count = self.accumulated_steps = 0
@@ -375,10 +429,10 @@ class Log:
         else:
             self.accumulated += weighing.samples
             self.accumulated_count += len(weighing.contributors)
-            self.accumulated_steps += sum(share.count for share in go.shares)
+            self.accumulated_steps += made.gradients
         self.ledger.round(go.trigger)
         self.round_us.append(go.round_us)
-        self.offsets_us.extend(s.offset_us for s in go.shares if s.fresh)
+        self.offsets_us.extend(made.fresh_us)
         self.version += 1
 
     def _samples(self, leases: tuple[int, ...]) -> int:
@@ -411,10 +465,12 @@ class Log:
             stopped_by=self.stopped_by,
             started=self.started,
             next_lease=self.deal.next,
-            pool=tuple(self.deal.pool),
+            pool=tuple(sorted(self.deal.pool)),
             held=self.deal.all_held(),
             lookahead=tuple(sorted(self.deal.lookahead.items())),
             heard=tuple(sorted(self.heard.items())),
+            upto=tuple(sorted(self.upto.items())),
+            usual=tuple(sorted(self.usual.items())),
             accumulated=self.accumulated,
             accumulated_count=self.accumulated_count,
             accumulated_steps=self.accumulated_steps,
@@ -453,6 +509,8 @@ class Log:
             ),
             ledger=Ledger.restore(s.ledger),
             heard=dict(s.heard),
+            upto=dict(s.upto),
+            usual=dict(s.usual),
             accumulated=s.accumulated,
             accumulated_count=s.accumulated_count,
             accumulated_steps=s.accumulated_steps,
@@ -462,6 +520,7 @@ class Log:
             shadow=s.shadow,
             tail=[(s.index, s.digest)],
         )
+        log.deal.enlist(log.active)
         log.round_us.extend(s.round_us)
         log.offsets_us.extend(s.offsets_us)
         return log

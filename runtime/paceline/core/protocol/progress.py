@@ -24,5 +24,5 @@ def progress_of(log: Log) -> Progress:
     return Progress(
         step=int(log.steps),
         epoch=ledger.epochs_exact + ledger.epochs_short,
-        samples=ledger.total().applied,
+        samples=ledger.samples,
     )

@@ -76,7 +76,7 @@ class LoggedMetric(Struct, frozen=True):
     weight: float
 
 
-class Share(Struct, frozen=True):
+class Share(Struct, frozen=True, omit_defaults=True):
     """What one rank has in a round. Only ranks that announced something are named in a GO."""
 
     member: MemberId
@@ -140,13 +140,24 @@ class AnnounceKind(StrEnum):
     """Passive, with complete state: may be made active."""
 
 
-class Go(Struct, frozen=True, tag="go"):
-    """Round `round` starts: who contributes what, why now. Turns version `round` into the next."""
+class Go(Struct, frozen=True, tag="go", omit_defaults=True):
+    """Round `round` starts: who contributes what, why now. Turns version `round` into the next.
+
+    `core.protocol.composition` reads who has what, since that takes the log too."""
 
     generation: GenerationId
     round: int
     trigger: Trigger
-    shares: tuple[Share, ...]
+    listed: tuple[Share, ...] = ()
+    """Shares that the log does not tell by itself."""
+    ordinary: bytes = b""
+    """A bit for each active rank: it has the share that the log expects of it."""
+    quiet: bytes = b""
+    """Likewise: it is there and has nothing."""
+    offsets: bytes = b""
+    """When the ordinary ranks and then the quiet ones have arrived (`Share.offset_us`)."""
+    metrics: tuple[LoggedMetric, ...] = ()
+    """User's figures, summed over the ordinary ranks."""
     admitted: tuple[MemberId, ...] = ()
     """Passive members with complete state that are active from the next round (R15)."""
     benched: tuple[Benched, ...] = ()
@@ -157,6 +168,12 @@ class Go(Struct, frozen=True, tag="go"):
     """First arrival until GO, on the starter's clock."""
     round_us: int = 0
     """The starter's previous commit until GO."""
+
+    @property
+    def contributing(self) -> int:
+        """Ranks with something in the sum."""
+        ordinary = int.from_bytes(self.ordinary, "little").bit_count()
+        return ordinary + sum(1 for share in self.listed if share.count)
 
     @property
     def degraded(self) -> bool:

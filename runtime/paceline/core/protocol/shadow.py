@@ -21,7 +21,7 @@ from msgspec import Struct
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 
-from paceline.core.protocol.records import Go
+from paceline.core.protocol.composition import Composition
 from paceline.core.protocol.waits import deadline_ns, grace_ns, quorum_of
 
 PARTIAL: Final = (Mode.QUORUM, Mode.MAJORITY, Mode.SOLO, Mode.DEADLINE)
@@ -53,7 +53,7 @@ class ShadowReport(Struct, frozen=True):
 
 def follow(
     report: ShadowReport,
-    go: Go,
+    made: Composition,
     settings: RoundSettings,
     active: int,
     median_round_us: int,
@@ -61,10 +61,10 @@ def follow(
     *,
     full_anyhow: bool,
 ) -> ShadowReport:
-    """The report with one more round. `active`, medians and offsets: before `go`."""
-    fresh_us = sorted(s.offset_us for s in go.shares if s.fresh)
-    idle_us = [s.offset_us for s in go.shares if s.idle]
-    end_us = max([*fresh_us[-1:], *idle_us], default=0)
+    """The report with one more round. `active`, medians and offsets: before the
+    round."""
+    fresh_us = sorted(made.fresh_us)
+    end_us = max([*fresh_us[-1:], *made.idle_us], default=0)
     grace_us = grace_ns(settings, median_round_us) // NS_PER_US
     deadline_us = deadline_ns(settings, recent_offsets_us) // NS_PER_US
     modes = {}

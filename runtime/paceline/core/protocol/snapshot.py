@@ -14,8 +14,8 @@ from paceline.core.protocol.records import DataPlan, DropReason, Gen, Trigger
 from paceline.core.protocol.shadow import ShadowReport
 
 
-class Totals(Struct, frozen=True):
-    """Where the samples of one rank, or of all, went (I1)."""
+class Totals(Struct):
+    """Where the samples of one rank, or of all, went (I1). The ledger counts on in its own."""
 
     applied: int = 0
     late: int = 0
@@ -73,6 +73,8 @@ class LogSnapshot(Struct, frozen=True):
     held: tuple[tuple[MemberId, tuple[int, ...]], ...]
     lookahead: tuple[tuple[MemberId, int], ...]
     heard: tuple[tuple[MemberId, int], ...]
+    upto: tuple[tuple[MemberId, int], ...]
+    usual: tuple[tuple[MemberId, int], ...]
     accumulated: int = field(name="banked")
     accumulated_count: int = field(name="banked_count")
     accumulated_steps: int = field(name="banked_steps")

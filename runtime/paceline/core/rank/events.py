@@ -29,8 +29,8 @@ from paceline.core.messages import (
     State,
     Stopped,
 )
+from paceline.core.protocol.composition import Weighing
 from paceline.core.protocol.ids import GenerationId, MemberId
-from paceline.core.protocol.log import Weighing
 from paceline.core.protocol.pending import BufferName, BufferOp
 from paceline.core.protocol.progress import Progress
 from paceline.core.protocol.records import DataPlan, Go, LoggedMetric

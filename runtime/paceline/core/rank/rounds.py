@@ -21,6 +21,9 @@ from paceline.core.messages import (
     WeightsHash,
 )
 from paceline.core.protocol.arrivals import Arrivals
+from paceline.core.protocol.bits import rounded
+from paceline.core.protocol.composition import compact
+from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import LogError
 from paceline.core.protocol.records import AnnounceKind, Benched, Go, Request, Share, Trigger
 from paceline.core.protocol.tree import fan_out
@@ -147,8 +150,8 @@ def unwritten(rank: RankState) -> Request | None:
 
 
 def _make_go(rank: RankState, arrivals: Arrivals, decision: Decision) -> Go:
-    log = rank.log
-    named = {m: arrivals.last[m] for m in log.active if m in arrivals.last}
+    log, said = rank.log, arrivals.last
+    named = {m: said[m] for m in log.active if m in said}
     first_ns = min((a.at_ns for a in named.values()), default=rank.now_ns)
     benched = []
     for member in decision.benched:
@@ -156,23 +159,30 @@ def _make_go(rank: RankState, arrivals: Arrivals, decision: Decision) -> Go:
         kept = {*share.leases, *(x for d in share.drops for x in d.leases)} if share else set()
         back = tuple(x for x in log.held(member) if x not in kept)
         benched.append(Benched(member, back))
+    listed = []
+    usual: dict[MemberId, tuple[AnnounceKind, int]] = {}
+    for member, (kind, at_ns, share) in named.items():
+        offset_us = (at_ns - first_ns) // 1000
+        if share is None:
+            usual[member] = kind, offset_us
+        else:
+            listed.append(replace(share, offset_us=rounded(offset_us)))
     go = Go(
         generation=log.id,
         round=log.version,
         trigger=decision.trigger or Trigger.ALL,
-        shares=tuple(
-            replace(a.share, offset_us=(a.at_ns - first_ns) // 1000)
-            for _, a in sorted(named.items())
-        ),
+        listed=tuple(listed),
+        metrics=arrivals.metrics,
         admitted=tuple(sorted(arrivals.ready)),
         benched=tuple(benched),
         request=unwritten(rank),
         wait_us=(rank.now_ns - first_ns) // 1000,
         round_us=(rank.now_ns - rank.opened_ns) // 1000,
     )
+    go = compact(log, go, usual)
     every = log.settings.buffers_every
     due = bool(every) and ((log.version + 1) % every == 0 or log.stops_with(go))
-    return replace(go, sync=due)
+    return replace(go, sync=True) if due else go
 
 
 # ---- joining -------------------------------------------------------------------------------------
@@ -197,7 +207,7 @@ def join(rank: RankState) -> None:
         return
     source, factor = None, 1.0
     if not rank.passive:
-        share = next((s for s in go.shares if s.member == rank.me), None)
+        share = rank.log.read(go).share_of(rank.me)
         if share is not None and share.count:
             _check_share(rank, share)
             source, ops = rank.pending.contribute(share.upto)
@@ -237,7 +247,7 @@ def on_reduced(rank: RankState) -> None:
 def after_commit(rank: RankState, go: Go) -> None:
     """Append GO to the log and forget what it applied of this rank's own."""
     rank.log.append(go)
-    share = next((s for s in go.shares if s.member == rank.me), None)
+    share = rank.log.read(go).share_of(rank.me)
     if share is not None:
         rank.do(rank.pending.applied(share))
     rank.do(rank.pending.drop_revoked(rank.owns, grad_in_use=rank.main is Main.RUN))

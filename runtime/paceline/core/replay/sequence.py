@@ -15,8 +15,9 @@ from typing import Final
 
 from msgspec import Struct
 
+from paceline.core.protocol.composition import Weighing
 from paceline.core.protocol.ids import GenerationId, MemberId
-from paceline.core.protocol.log import Log, LogError, Weighing, chain
+from paceline.core.protocol.log import Log, LogError, chain
 from paceline.core.protocol.pending import BufferName, BufferOp
 from paceline.core.protocol.progress import Progress, progress_of
 from paceline.core.protocol.records import DataPlan, Gen, Go, Record

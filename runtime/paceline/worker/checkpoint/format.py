@@ -32,7 +32,7 @@ from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.snapshot import Kept, LogSnapshot
 from paceline.errors import CheckpointError
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 MANIFEST: Final = "manifest.json"
 LOG: Final = "log.msgpack"
 HEADER: Final = "state.json"

@@ -81,7 +81,7 @@ class HeartbeatFacts:
 
     def _follow_anew(self, log: Log, go: Go) -> None:
         """Others are active from now on, or the whole log is another one (a donor's)."""
-        now = {s.member for s in go.shares if s.count}
+        now = set(log.read(go).contributors)
         if log.ledger is self._ledger:
             self._count_shares(but_for=now)
         else:

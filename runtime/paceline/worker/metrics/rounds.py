@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+from msgspec.structs import replace
 from paceline_api.types.enums import Mode
 
 from paceline.clock import NS_PER_S
 from paceline.core.collectives.select import CLASS_NAMES, Method
+from paceline.core.protocol.composition import Composition
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import Go, Share, Trigger
 from paceline.core.protocol.shadow import PARTIAL, Hindsight, ShadowReport
@@ -129,11 +131,11 @@ class RoundMetrics:
             return  # it has no log, nor anything of its own
         self._mode = rank.log.settings.mode
         self._go = go
-        own = self._own = _own(go, rank)
+        own = self._own = rank.log.read(go).share_of(rank.me)
         if own is not None and own.fresh and self._stepped_ns:
             self._wait_s.observe((now_ns - self._stepped_ns) / NS_PER_S)
             self._stepped_ns = 0
-        own_ns, total_ns = self._avoided.started(go, rank.log.active, now_ns)
+        own_ns, total_ns = self._avoided.started(rank.log.read(go), rank.log.active, now_ns)
         if total_ns:
             self.facts.avoided(total_ns)
             self._avoided_s.add(own_ns / NS_PER_S)
@@ -163,11 +165,11 @@ class RoundMetrics:
         self._applied_ns = now_ns
         self._update_s.add(spent_ns / NS_PER_S)
         active = len(rank.log.active) - len(go.admitted) + len(go.benched)
-        self._participation.observe(len([s for s in go.shares if s.count]) / active)
+        self._participation.observe(go.contributing / active)
         own, lag_us = self._own_of(go, rank), None
         if own is not None:
             if own.fresh:
-                lag_us = self._arrivals(go, own)
+                lag_us = self._arrivals(rank.log.read(go), own)
             if own.count:
                 self._age.observe(go.round - own.oldest)
             for drop in own.drops:
@@ -180,19 +182,18 @@ class RoundMetrics:
 
     def _own_of(self, go: Go, rank: RankState) -> Share | None:
         """This rank's share, found already if the round was reduced here."""
-        return self._own if go is self._go else _own(go, rank)
+        return self._own if go is self._go else rank.log.read(go).share_of(rank.me)
 
-    def _arrivals(self, go: Go, own: Share) -> int:
+    def _arrivals(self, made: Composition, own: Share) -> int:
         """Who came when, on the starter's clock; returns the own lag."""
         own_us = own.offset_us
-        fresh_us = [s.offset_us for s in go.shares if s.fresh]
+        fresh_us = made.fresh_us
         fresh_us.sort()
         lag_us = own_us - fresh_us[0]
         self._lag_s.observe(lag_us / US_PER_S)
         if len(fresh_us) > 1 and own_us > fresh_us[-2]:
             self._last.add()
-            idle_us = [s.offset_us for s in go.shares if s.idle]
-            before_us = max([fresh_us[-2], *idle_us])
+            before_us = max([fresh_us[-2], *made.idle_us])
             waited_us = max(0, own_us - before_us) * (len(fresh_us) - 1)
             self._blamed_s.add(waited_us / US_PER_S)
         return lag_us
@@ -206,7 +207,7 @@ class RoundMetrics:
         self._fresh.add(own.applied - seen.applied - late)
         if late:
             self._late.add(late)
-        self._own_seen = own
+        self._own_seen = replace(own)
 
 
 class _Carried:
@@ -216,13 +217,6 @@ class _Carried:
         labels = {"transport": method.transport, "algorithm": method.algorithm}
         self.payload_bytes: Counter = record.counter("paceline_payload_bytes_total", **labels)
         self.seconds: Counter = record.counter("paceline_transfer_seconds_total", **labels)
-
-
-def _own(go: Go, rank: RankState) -> Share | None:
-    for share in go.shares:
-        if share.member == rank.me:
-            return share
-    return None
 
 
 class ShadowMetrics:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from paceline.core.protocol.composition import Composition
 from paceline.core.protocol.ids import MemberId
-from paceline.core.protocol.records import Go
 
 NS_PER_US = 1000
 
@@ -36,35 +36,34 @@ class AvoidedWaiting:
         """A new generation: nobody is waited for any more."""
         self._free, self._missing = [], frozenset()
 
-    def started(self, go: Go, active: Sequence[MemberId], go_ns: int) -> tuple[int, int]:
+    def started(self, made: Composition, active: Sequence[MemberId], go_ns: int) -> tuple[int, int]:
         """Nanoseconds saved between the last GO and this one: own, and summed over the ranks.
 
-        `active`: before `go`.
+        `active`: before the round.
         """
-        fresh = [s.member for s in go.shares if s.fresh]
-        heard = fresh
-        if len(fresh) < len(go.shares):
-            heard = fresh + [s.member for s in go.shares if s.idle]
+        fresh = made.fresh
+        heard = fresh + made.idle
         saved = 0, 0
         if self._missing:
             # Who is heard has said two things since, and GO tells the time of the last.
             away = self._missing.difference(heard)
-            saved = self._saved(go, away, go_ns) if away else saved
+            saved = self._saved(made, away, go_ns) if away else saved
         self._go_ns, self._free = go_ns, fresh
         if len(heard) == len(active):
             self._missing = frozenset()
         else:
             if active is not self._active:
                 self._active, self._active_set = active, frozenset(active)
-            self._missing = self._active_set.difference(heard, [b.member for b in go.benched])
+            self._missing = self._active_set.difference(heard, [b.member for b in made.go.benched])
         return saved
 
-    def _saved(self, go: Go, away: Collection[MemberId], go_ns: int) -> tuple[int, int]:
+    def _saved(self, made: Composition, away: Collection[MemberId], go_ns: int) -> tuple[int, int]:
         """In microseconds after the first arrival, as GO tells the times."""
+        go, shares = made.go, made.shares
         begin_us = go.wait_us - (go_ns - self._go_ns) / NS_PER_US
         away_us = dict.fromkeys(away, go.wait_us)
         away_us.update(
-            [(s.member, s.offset_us) for s in go.shares if not s.fresh and s.member in away]
+            [(s.member, s.offset_us) for s in shares if not s.fresh and s.member in away]
         )
         last_us = max(away_us.values())
         # A rank that was missing itself would have waited from its own arrival on.
@@ -75,7 +74,7 @@ class AvoidedWaiting:
             free = frozenset(self._free)
             waits = [
                 s
-                for s in go.shares
+                for s in shares
                 if s.offset_us < last_us and (s.fresh or s.idle) and s.member in free
             ]
             waits_us: list[float] = [s.offset_us for s in waits]

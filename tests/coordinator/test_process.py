@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,9 @@ from paceline_api.types.enums import MaxAgePolicy, Mode, Pacing
 pytestmark = pytest.mark.processes
 
 START_S = 60.0
+CONNECTIONS = 60
+EACH_KIB_MAX = 120
+"""Of the process for one TLS connection; asyncio's own buffer alone is 256 KiB."""
 JOB = """
 apiVersion: paceline.dev/v1alpha1
 kind: TrainingJob
@@ -141,24 +144,62 @@ def test_a_wrong_environment_is_explained(tmp_path: Path, name: str, value: str,
     assert "Traceback" not in told
 
 
-@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificate")
-def test_over_tls(tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+@contextmanager
+def over_tls(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int, ssl.SSLContext]]:
+    """A coordinator, its port, and what a client needs to trust it."""
+    cert, key = folder / "cert.pem", folder / "key.pem"
     make = ["openssl", "req", "-x509", "-newkey", "ed25519", "-nodes", "-days", "1"]
     names = ["-subj", "/CN=job", "-addext", "subjectAltName=IP:127.0.0.1", "-out", str(cert)]
     subprocess.run([*make, *names, "-keyout", str(key)], check=True, capture_output=True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         env = environment(
-            tmp_path,
+            folder,
             PACELINE_LISTEN_FD=str(listener.fileno()),
             PACELINE_TLS_CERT=str(cert),
             PACELINE_TLS_KEY=str(key),
         )
-        with coordinator(env, listener.fileno()):
+        with coordinator(env, listener.fileno()) as process:
             context = ssl.create_default_context(cafile=str(cert))
-            url = f"https://127.0.0.1:{listener.getsockname()[1]}/healthz"
-            with urllib.request.urlopen(url, timeout=START_S, context=context) as response:
-                assert response.status == 200
+            yield process, listener.getsockname()[1], context
+
+
+needs_openssl = pytest.mark.skipif(
+    not shutil.which("openssl"), reason="openssl makes the certificate"
+)
+
+
+@needs_openssl
+def test_over_tls(tmp_path: Path) -> None:
+    with over_tls(tmp_path) as (_, port, context):
+        url = f"https://127.0.0.1:{port}/healthz"
+        with urllib.request.urlopen(url, timeout=START_S, context=context) as response:
+            assert response.status == 200
+
+
+@needs_openssl
+def test_a_connection_of_a_rank_costs_little_memory(tmp_path: Path) -> None:
+    """1 GiB has to do for all ranks and agents of a job."""
+
+    def connect() -> ssl.SSLSocket:
+        bare = socket.create_connection(("127.0.0.1", port), timeout=START_S)
+        secure = context.wrap_socket(bare, server_hostname="127.0.0.1")
+        secure.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert secure.recv(100).startswith(b"HTTP/1.1 200")
+        return secure
+
+    with over_tls(tmp_path) as (process, port, context), ExitStack() as open_ones:
+        for _ in range(10):  # what the first ones cost once
+            open_ones.enter_context(connect())
+        before = resident_kib(process.pid)
+        for _ in range(CONNECTIONS):
+            open_ones.enter_context(connect())
+        each_kib = (resident_kib(process.pid) - before) / CONNECTIONS
+    assert each_kib < EACH_KIB_MAX
+
+
+def resident_kib(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1])
 
 
 def test_a_certificate_that_is_none_is_explained(tmp_path: Path) -> None:

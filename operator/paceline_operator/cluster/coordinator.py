@@ -21,6 +21,7 @@ import msgspec
 
 from paceline_operator.cluster.kube import pause
 from paceline_operator.cluster.store import Key
+from paceline_operator.cluster.tls import spare_buffers
 from paceline_operator.core.changes import Message
 from paceline_operator.core.coordinator_status import CoordinatorStatus, read_coordinator_status
 from paceline_operator.core.decide.evidence import POLL_S, REPLY_S
@@ -34,6 +35,8 @@ log = logging.getLogger("paceline.operator")
 CONNECT_S: Final = 3.0
 REST_S: Final = 5.0
 """Between two answers of a job in which all is well."""
+IDLE_S: Final = 3 * REST_S
+"""A connection that nobody uses is closed. Posts are rare, so each job has one for its polls."""
 HURRY_S: Final = 0.1
 RETRY_S: Final = 0.1
 RETRY_MAX_S: Final = 5.0
@@ -84,7 +87,8 @@ class Links:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+        spare_buffers()
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
         self._session = aiohttp.ClientSession(connector=connector)
         return self
 

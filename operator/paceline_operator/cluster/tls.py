@@ -8,6 +8,7 @@ are reached by address.
 from __future__ import annotations
 
 import ssl
+from asyncio.sslproto import SSLProtocol
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -26,6 +27,8 @@ from paceline_operator.core.keys import JobKeys
 FROM: Final = datetime(2020, 1, 1, tzinfo=UTC)
 UNTIL: Final = datetime(2120, 1, 1, tzinfo=UTC)
 NAME: Final = "paceline-coordinator"
+RECORD_BYTES: Final = 16 * 1024
+"""The most that TLS brings at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +83,9 @@ def pinned(certificate: str) -> ssl.SSLContext:
     context.check_hostname = False
     context.load_verify_locations(cadata=certificate)
     return context
+
+
+def spare_buffers() -> None:
+    """asyncio sets a buffer of 256 KiB aside for each TLS connection of the process, for as long as
+    it is open; of a thousand jobs that would be most of the operator's memory."""
+    SSLProtocol.max_size = RECORD_BYTES

@@ -7,10 +7,15 @@ of the job. There is no authority, and no name to check, because pods are reache
 from __future__ import annotations
 
 import ssl
+from asyncio.sslproto import SSLProtocol
 from pathlib import Path
+from typing import Final
 
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 from paceline_api.names import ENV_TLS_CERT
+
+RECORD_BYTES: Final = 16 * 1024
+"""The most that TLS brings at once."""
 
 
 def pinned(certificate: Path | None) -> ssl.SSLContext | None:
@@ -30,3 +35,9 @@ def pinned(certificate: Path | None) -> ssl.SSLContext | None:
             exit_code=EXIT_BAD_INPUT,
         ) from None
     return context
+
+
+def spare_buffers() -> None:
+    """asyncio sets a buffer of 256 KiB aside for each TLS connection of the process, for as long as
+    it is open; a coordinator has one to every rank and every agent of its job."""
+    SSLProtocol.max_size = RECORD_BYTES

@@ -21,6 +21,7 @@ from paceline_api.errors import PacelineError
 from paceline_api.jobfile import read_resolved_job
 
 from paceline.clock import now_ns, wall_s
+from paceline.control.tls import spare_buffers
 from paceline.coordinator.config import config_of
 from paceline.coordinator.server import BrokenError, Server
 from paceline.core.coordinator.machine import Coordinator
@@ -92,6 +93,7 @@ def _listen(settings: CoordinatorSettings) -> socket.socket:
 def _tls(settings: CoordinatorSettings) -> ssl.SSLContext | None:
     if settings.tls is None:
         return None
+    spare_buffers()
     cert, key = settings.tls
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3

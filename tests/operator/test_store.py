@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline_operator.cluster.store import Key, Store
+from paceline_operator.cluster.wire import pod_from
 from paceline_operator.core.observed import End, Node, Pod
 
 KEY: Key = ("default", "digits")
@@ -84,3 +85,12 @@ def test_a_change_of_a_node_wakes_the_jobs_on_it_only() -> None:
     assert woken == []
     store.put_node(Node("node-1", ready=False))
     assert woken == [KEY]
+
+
+def test_of_a_pod_s_annotations_little_is_kept() -> None:
+    """Users may write them, up to 256 KiB in each of their pods."""
+    labels = {"paceline.dev/job-name": "digits", "paceline.dev/role": "worker"}
+    notes = {f"paceline.dev/{n}": "x" * 10**5 for n in range(100)}
+    found = pod_from({"metadata": {"name": "a", "labels": labels, "annotations": notes}}, 0.0)
+    assert found is not None
+    assert sum(map(len, found[2].notes.values())) <= 2**16

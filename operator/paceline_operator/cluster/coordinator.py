@@ -3,6 +3,9 @@
 One task per job. It asks for anything newer than what it has and waits for the answer, so a
 thousand quiet jobs cost next to nothing. A job in training has news with every round; then the
 task rests between two answers, unless somebody is in a hurry.
+
+A coordinator runs in a pod of a user, and may be any program that has the job's key. So its answers
+are bounded in size, depth and time, they may not be compressed, and nobody is followed elsewhere.
 """
 
 from __future__ import annotations
@@ -42,6 +45,18 @@ RETRY_S: Final = 0.1
 RETRY_MAX_S: Final = 5.0
 AWAY_S: Final = 10.0
 """A coordinator that has not answered for so long is reported as away."""
+ANSWER_BYTES: Final = 256 * 1024
+"""Bound of a status without its ranks; an honest one's history takes a third of it."""
+RANK_BYTES: Final = 4 * 1024
+"""Of each rank; honest ones take 1.5 KiB, and some are told of after their death."""
+
+
+class AnswerError(Exception):
+    """No coordinator answers like this."""
+
+
+FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, AnswerError)
+"""Of a request; it is tried again."""
 
 
 @dataclass(slots=True)
@@ -51,6 +66,8 @@ class Link:
     url: str
     token: str
     tls: ssl.SSLContext
+    bytes_max: int = ANSWER_BYTES
+    """Of an answer."""
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
     seq: int | None = None
     answered_s: float = 0.0
@@ -89,7 +106,12 @@ class Links:
     async def __aenter__(self) -> Self:
         spare_buffers()
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
-        self._session = aiohttp.ClientSession(connector=connector)
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"Accept-Encoding": "identity"},
+            auto_decompress=False,
+        )
         return self
 
     async def __aexit__(
@@ -124,6 +146,7 @@ class Links:
                 asyncio.create_task(self._listen(link)),
                 asyncio.create_task(self._speak(link)),
             ]
+        link.bytes_max = ANSWER_BYTES + RANK_BYTES * _ranks_of(job)
         if hurry:
             link.hurry.set()
         else:
@@ -151,7 +174,7 @@ class Links:
         while True:
             try:
                 status = await self._ask(link)
-            except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as error:
+            except FAILURES as error:
                 self._unanswered(link, error)
                 await pause(delay_s)
                 delay_s = min(2 * delay_s, RETRY_MAX_S)
@@ -201,7 +224,7 @@ class Links:
                     if link.targets == targets:
                         link.targets = {}
                 delay_s = RETRY_S
-            except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as error:
+            except FAILURES as error:
                 log.info("the coordinator did not hear: %s", _why(error), extra=_of(link))
                 link.to_send.set()
                 await pause(delay_s)
@@ -246,10 +269,37 @@ class Links:
             data=msgspec.json.encode(body) if body is not None else None,
             ssl=link.tls if link.url.startswith("https") else True,
             timeout=timeout,
+            allow_redirects=False,
         ) as response:
-            raw = await response.read()
             response.raise_for_status()
-        return msgspec.json.decode(raw)
+            raw = await _read(response, link.bytes_max)
+        try:
+            return msgspec.json.decode(raw)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise AnswerError(
+                f"it answers {path} with what is no JSON of its kind: {error}"
+            ) from None
+
+
+async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:
+    if response.status != HTTPStatus.OK:
+        raise AnswerError(f"it answers with status {response.status}")
+    if "Content-Encoding" in response.headers:
+        raise AnswerError("it answers compressed, which nobody has asked for")
+    raw = bytearray()
+    async for chunk in response.content.iter_any():
+        raw += chunk
+        if len(raw) > most:
+            raise AnswerError(f"its answer is longer than {most} bytes")
+    return bytes(raw)
+
+
+def _ranks_of(job: Job) -> int:
+    if job.settings is None:
+        return 0
+    return max(job.settings.replicas, job.settings.max_replicas or 0) * (
+        job.settings.procs_per_replica
+    )
 
 
 def _of(link: Link) -> dict[str, str]:

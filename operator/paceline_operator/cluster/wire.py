@@ -6,8 +6,9 @@ that is not named here without building it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -25,6 +26,9 @@ from paceline_operator.core.providers.kueue import MANAGED
 
 UNREACHABLE: Final = "node.kubernetes.io/out-of-service"
 COORDINATOR: Final = "coordinator"
+NOTES_MAX: Final = 16
+NOTE_MAX: Final = 4096
+"""Of a pod's annotations, which its user may change: a few are Paceline's, none is longer."""
 
 
 class Owner(Struct, frozen=True):
@@ -140,10 +144,16 @@ def pod_of(item: PodObject, now_s: float) -> tuple[str, str, Pod] | None:
         waiting=_waiting(item),
         unschedulable=unschedulable,
         queued=labels.get(MANAGED) == "true",
-        notes={k: v for k, v in (item.metadata.annotations or {}).items() if k.startswith(PREFIX)},
+        notes=dict(islice(_notes(item.metadata.annotations or {}), NOTES_MAX)),
         version=_number(item.metadata.resource_version, 0),
     )
     return item.metadata.namespace, job, pod
+
+
+def _notes(annotations: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for name, text in annotations.items():
+        if name.startswith(PREFIX):
+            yield name, text[:NOTE_MAX]
 
 
 def pod_from(body: Mapping[str, Any], now_s: float) -> tuple[str, str, Pod] | None:

@@ -1,19 +1,32 @@
 """What a coordinator tells in GET /v1/status, as far as the operator reads it.
 
 The sender may be of another release (C14): what is missing gets a default, what is unknown
-is ignored, and nothing here raises for a field that has another shape than expected.
+is ignored, and nothing here raises for a field that has another shape than expected. It runs in a
+pod of a user, who can make it say anything: texts, numbers and histories are cut to what an honest
+one sends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 ATTEMPT_STRIDE: Final = 1000
 """Attempt of a rank = attempt of its pod x this + restarts inside the pod."""
 SILENT_MS: Final = 3000
 """Silence after which a heartbeat no longer speaks against evidence (C4)."""
+
+WHOLE_MAX: Final = 2**53
+"""What any JSON reader takes for a whole number."""
+NAME_MAX: Final = 256
+TEXT_MAX: Final = 8192
+"""A message for people; an outcome's has the last lines of the script."""
+KINDS_MAX: Final = 64
+"""Conditions, triggers of rounds, facts of one happening."""
+HAPPENINGS_MAX: Final = 256
+"""The latest; an honest coordinator remembers no more."""
 
 ACTIVE: Final = "active"
 BENCHED: Final = "benched"
@@ -134,7 +147,7 @@ def read_coordinator_status(data: Any) -> CoordinatorStatus:
     log = _mapping(body.get("log"))
     progress, left_s = log.get("progress"), log.get("left_s")
     return CoordinatorStatus(
-        pod_uid=str(body.get("coordinator", "")),
+        pod_uid=_name(body.get("coordinator")),
         seq=_whole(body.get("seq")),
         generation=_generation(body),
         replicas=_whole(body.get("replicas")),
@@ -143,26 +156,26 @@ def read_coordinator_status(data: Any) -> CoordinatorStatus:
         settings=_mapping(body.get("settings")),
         ranks=tuple(_ranks(_items(body.get("ranks")))),
         version=_whole(body.get("version")),
-        transport=str(body.get("transport", "")),
-        transport_why=str(body.get("transport_why", "")),
-        carrier=str(body["carrier"]) if "carrier" in body else None,
-        rounds={str(k): _whole(v) for k, v in _mapping(log.get("rounds")).items()},
-        progress=float(progress) if isinstance(progress, int | float) else None,
-        left_s=float(left_s) if isinstance(left_s, int | float) else None,
+transport=_name(body.get("transport")),
+        transport_why=_text(body.get("transport_why")),
+        carrier=_name(body["carrier"]) if "carrier" in body else None,
+        rounds={_name(k): _whole(v) for k, v in _few(log.get("rounds"))},
+        progress=_number(progress) if isinstance(progress, int | float) else None,
+        left_s=_number(left_s) if isinstance(left_s, int | float) else None,
         round_s=_number(log.get("round_s")),
         avoided_s=_number(log.get("avoided_s")),
         conditions={
-            str(c.get("type")): (str(c.get("reason", "")), str(c.get("message", "")))
-            for c in map(_mapping, _items(body.get("conditions")))
+            _name(c.get("type")): (_name(c.get("reason")), _text(c.get("message")))
+            for c in map(_mapping, _items(body.get("conditions"))[:KINDS_MAX])
         },
         happenings=tuple(
             Happening(
                 _whole(h.get("seq")),
-                str(h.get("reason", "")),
-                str(h.get("message", "")),
-                {str(k): str(v) for k, v in _mapping(h.get("facts")).items()},
+                _name(h.get("reason")),
+                _text(h.get("message")),
+                {_name(k): _name(v) for k, v in _few(h.get("facts"))},
             )
-            for h in map(_mapping, _items(body.get("happenings")))
+            for h in map(_mapping, _items(body.get("happenings"))[-HAPPENINGS_MAX:])
         ),
         restarts=_whole(body.get("restarts")),
         stopping=bool(body.get("stopping", False)),
@@ -188,12 +201,12 @@ def _ranks(items: Iterable[Any]) -> Iterable[Rank]:
             slot=_whole(member[0]),
             local=_whole(member[1]),
             attempt=_whole(member[2]) // ATTEMPT_STRIDE,
-            state=str(item.get("state", "")),
-            rank=place if isinstance(place, int) else None,
+            state=_name(item.get("state")),
+            rank=_whole(place) if isinstance(place, int) else None,
             silent_ms=_whole(item.get("silent_ms")),
             step_s=_number(_mapping(item.get("facts")).get("step_seconds")),
-            why=str(item.get("why", "")),
-            carrier=str(item.get("carrier", "")),
+            why=_text(item.get("why")),
+            carrier=_name(item.get("carrier")),
         )
 
 
@@ -203,9 +216,9 @@ def _outcome(data: Any) -> Outcome | None:
         return None
     return Outcome(
         complete=bool(body.get("complete", False)),
-        reason=str(body.get("reason", "")),
-        message=str(body.get("message", "")),
-        hint=str(body.get("hint", "")),
+        reason=_name(body.get("reason")),
+        message=_text(body.get("message")),
+        hint=_text(body.get("hint")),
     )
 
 
@@ -217,9 +230,25 @@ def _items(data: Any) -> list[Any]:
     return list(data) if isinstance(data, list | tuple) else []
 
 
+def _few(data: Any) -> Iterable[tuple[Any, Any]]:
+    return islice(_mapping(data).items(), KINDS_MAX)
+
+
+def _name(value: Any) -> str:
+    return value[:NAME_MAX] if isinstance(value, str) else ""
+
+
+def _text(value: Any) -> str:
+    return value[:TEXT_MAX] if isinstance(value, str) else ""
+
+
 def _whole(value: Any) -> int:
-    return int(value) if isinstance(value, int | float) else 0
+    if not isinstance(value, int | float) or value != value:
+        return 0
+    return int(max(-WHOLE_MAX, min(value, WHOLE_MAX)))
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
+    if not isinstance(value, int | float) or value != value:
+        return 0.0
+    return float(max(-WHOLE_MAX, min(value, WHOLE_MAX)))

@@ -53,6 +53,7 @@ class Fact(StrEnum):
     """The copies were written, beside training."""
 
     # What its log says; equal on all members at equal version.
+    LOG = "log."
     ROUNDS = "log.rounds."
     """+ trigger."""
     GRADIENTS = "log.gradients"
@@ -116,7 +117,8 @@ class RankStatus(Struct, frozen=True):
     silent_ms: int = 0
     """Since its last message."""
     facts: dict[str, float] = {}
-    """Its own figures, by `Fact`."""
+    """Its own figures, by `Fact`. What its log says is in `Status.log`, once for all: with a share
+    of each member in each rank's the status would grow with the square of the ranks."""
     carrier: Network = Network.UNKNOWN
     """What carries its data channel to other pods, as its agent has found out."""
     why: str = ""

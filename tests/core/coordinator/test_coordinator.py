@@ -17,6 +17,7 @@ from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.rows import rows_of
 from paceline.core.protocol.snapshot import Kept
+from paceline.core.status import Fact
 from paceline_api.settings import FailureRuleSettings
 from paceline_api.types.enums import FailureAction
 
@@ -839,3 +840,17 @@ def test_who_is_stuck_after_the_release_does_not_hold_up_the_end() -> None:
         desk.post(coord.FromAgent(m.RankDead(each, code, "", False, evidence)))
     assert desk.state.outcome is not None
     assert desk.state.outcome.complete
+
+
+def test_the_status_has_each_rank_s_own_figures_and_the_log_s_once() -> None:
+    """Each rank tells a share of each: beside all of them the status would be their square."""
+    desk = Desk()
+    desk.pods(0, 1)
+    at = desk.form(A, B)
+    shares = {Fact.SHARE + str(who): 1.0 for who in (A, B)}
+    facts = {Fact.STEP_S: 0.5, Fact.GRADIENTS: 7.0, **shares}
+    for who in (A, B):
+        desk.say(m.Heartbeat(who, at, at, 3, leaving=False, stopped=False, facts=facts))
+    found = status(desk.state)
+    assert [rank.facts for rank in found.ranks] == [{Fact.STEP_S: 0.5}] * 2
+    assert (found.log.gradients, len(found.log.shares)) == (7, 2)

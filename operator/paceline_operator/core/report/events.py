@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from paceline_api.reasons import ConditionType, Reason
 
@@ -16,6 +16,10 @@ from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed
 from paceline_operator.core.plan import Cause, Plan
 from paceline_operator.core.report.refused import as_events
+
+RESUMED: Final = "resumed:"
+RESUMED_MAX: Final = 100
+"""Events that one job may have by its coordinator's mere word."""
 
 
 def events_of(
@@ -34,9 +38,11 @@ def events_of(
         key = f"resume:{pod.make}"
         events.append(Event(key, Reason.RESUMED_FROM_CHECKPOINT, text, warning=True))
     coordinator = seen.coordinator or CoordinatorStatus()
+    told = sum(key.startswith(RESUMED) for key in seen.sent.events)
     for happened in coordinator.happenings:
-        if happened.reason == Reason.RESUMED_FROM_CHECKPOINT:
-            key = f"resumed:{coordinator.pod_uid}:{happened.seq}"
+        if happened.reason == Reason.RESUMED_FROM_CHECKPOINT and told < RESUMED_MAX:
+            key = f"{RESUMED}{coordinator.pod_uid}:{happened.seq}"
+            told += key not in seen.sent.events
             events.append(Event(key, Reason.RESUMED_FROM_CHECKPOINT, happened.message))
     if plan.no_fabric:
         key = f"fabric:{job.generation}"

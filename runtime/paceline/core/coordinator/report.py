@@ -88,7 +88,7 @@ def _rank(
         host=seen.register.host if seen.register else "",
         version=seen.version,
         silent_ms=(c.now_ns - seen.heard_ns) // 1_000_000 if seen.heard_ns else 0,
-        facts=seen.facts,
+        facts={k: v for k, v in seen.facts.items() if not k.startswith(Fact.LOG)},
         carrier=seen.carrier,
         why=seen.dead or seen.suspect,
     )

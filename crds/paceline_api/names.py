@@ -19,6 +19,8 @@ LABEL_SLOT: Final = "paceline.dev/slot"
 LABEL_ATTEMPT: Final = "paceline.dev/attempt"
 NOTE_FABRIC: Final = "paceline.dev/fabric"
 """Annotation of a worker's pod: the fabric profile that it was made with."""
+NOTE_KEY: Final = "paceline.dev/key-id"
+"""Annotation of a job's pod: the operator's key with which its secrets were made."""
 ROLE_WORKER: Final = "worker"
 ROLE_COORDINATOR: Final = "coordinator"
 
@@ -34,6 +36,8 @@ ENV_LOCAL: Final = "PACELINE_LOCAL"
 ENV_ATTEMPT: Final = "PACELINE_ATTEMPT"
 ENV_COORDINATOR: Final = "PACELINE_COORDINATOR"
 ENV_TOKEN: Final = "PACELINE_TOKEN"
+ENV_OPERATOR_TOKEN: Final = "PACELINE_OPERATOR_TOKEN"
+"""Of the coordinator's process alone: no rank may speak as the operator does."""
 ENV_SETTINGS: Final = "PACELINE_SETTINGS"
 ENV_RUN_DIR: Final = "PACELINE_RUN_DIR"
 ENV_PROCS: Final = "PACELINE_PROCS"
@@ -82,9 +86,10 @@ def coordinator_host(job: str, namespace: str) -> str:
     return f"{job}-coordinator.{COORDINATOR_SERVICE}.{namespace}"
 
 
-def secret_name(job: str, uid: str) -> str:
-    """One per job and uid, so that a job made anew under the same name gets a new one (C2)."""
-    return f"{job}-{uid[:8]}"
+def secret_name(job: str, uid: str, key_id: str) -> str:
+    """One per job, uid and key of the operator: whoever has the same name has the same content, and
+    a job made anew under the same name gets a new one (C2)."""
+    return f"{job}-{uid[:8]}-{key_id}"
 
 
 def group_name(job: str, uid: str) -> str:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
-from paceline_api.names import COORDINATOR_PORT
+from paceline_api.names import COORDINATOR_PORT, NOTE_KEY
 
 from paceline_operator.cluster.api import ApiError
 from paceline_operator.cluster.apply import Applier, DeposedError, JobGoneError
@@ -32,8 +32,9 @@ LAPSED_S: Final = 0.5
 class Coordinators(Protocol):
     """The connections to all coordinators. Nothing here waits for one of them."""
 
-    def follow(self, key: Key, job: Job, address: str, *, hurry: bool) -> None:
-        """Listen to the coordinator of a job at this URL."""
+    def follow(self, key: Key, job: Job, address: str, *, key_id: str, hurry: bool) -> None:
+        """Listen to the coordinator of a job at this URL. `key_id`: of the operator's key with
+        which its secrets were made."""
         ...
 
     def send(self, key: Key, message: Message) -> None: ...
@@ -52,10 +53,12 @@ class Controller:
         clock: Callable[[], float],
         epoch: Callable[[], int],
         nodes_fresh: Callable[[], bool],
+        key_id: Callable[[], str],
     ) -> None:
+        """`key_id`: of the operator's newest key."""
         self._store, self._applier, self._coordinators = store, applier, coordinators
         self._manager, self._clock = manager, clock
-        self._epoch, self._nodes_fresh = epoch, nodes_fresh
+        self._epoch, self._nodes_fresh, self._key_id = epoch, nodes_fresh, key_id
         self.memories: dict[Key, Memory] = {}
         self._read: dict[Key, tuple[str, Job]] = {}
         """Each job as it was read last, with its resourceVersion."""
@@ -103,6 +106,11 @@ class Controller:
         self._read.pop(key, None)
         self._coordinators.leave(key)
 
+    def key_changed(self) -> None:
+        """Jobs without pods need another Secret than was made for them."""
+        for memory in self.memories.values():
+            memory.note(secret=False)
+
     def _job(self, key: Key, body: Mapping[str, Any]) -> Job:
         """Pods change far more often than their job, and to read one means to validate it."""
         version = str(body["metadata"]["resourceVersion"])
@@ -124,6 +132,7 @@ class Controller:
             nodes=self._store.nodes,
             fabrics=self._store.fabrics,
             nodes_fresh=self._nodes_fresh(),
+            key_id=self._key_id(),
             epoch=self._epoch(),
         )
 
@@ -155,7 +164,8 @@ class Controller:
         newest = max(pods, key=lambda pod: pod.attempt)
         host = f"[{newest.ip}]" if ":" in newest.ip else newest.ip
         url = f"https://{host}:{COORDINATOR_PORT}"
-        self._coordinators.follow(key, job, url, hurry=changes.hurry)
+        key_id = newest.notes.get(NOTE_KEY, "")
+        self._coordinators.follow(key, job, url, key_id=key_id, hurry=changes.hurry)
 
     def _retry_s(self, job: Job, memory: Memory, error: ApiError) -> float:
         memory.errors += 1

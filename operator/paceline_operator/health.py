@@ -7,7 +7,7 @@ sees nothing. A standby is healthy and ready: it is there to take over.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -20,11 +20,24 @@ DEAD_S: Final = SILENCE_S + 60
 """A watch that gave no sign of life for so long."""
 
 
-class Health:
-    """`connected`: how many coordinators answer."""
+class Watched(Protocol):
+    """A watch, by its signs of life."""
 
-    def __init__(self, store: Store, metrics: Metrics, connected: Callable[[], int]) -> None:
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def age_s(self) -> float: ...
+
+
+class Health:
+    """`connected`: how many coordinators answer. `jobs`: the watch of TrainingJobs."""
+
+    def __init__(
+        self, store: Store, metrics: Metrics, connected: Callable[[], int], jobs: Watched
+    ) -> None:
         self._store, self._metrics, self._connected = store, metrics, connected
+        self._jobs = jobs
         self.watches: tuple[Watch[Any], ...] = ()
 
     @property
@@ -32,9 +45,12 @@ class Health:
         """Everything was seen once."""
         return all(watch.source.synced for watch in self.watches)
 
+    def _all(self) -> tuple[Watched, ...]:
+        return (self._jobs, *self.watches)
+
     def alive(self) -> str:
         """What is wrong, or nothing."""
-        dead = [watch.source.kind for watch in self.watches if watch.age_s > DEAD_S]
+        dead = [watch.kind for watch in self._all() if watch.age_s > DEAD_S]
         return f"no sign of life on the watch of {', '.join(dead)}" if dead else ""
 
     def ready(self) -> str:
@@ -43,8 +59,8 @@ class Health:
 
     def page(self) -> bytes:
         metrics = self._metrics
-        for watch in self.watches:
-            metrics.watch_age.labels(watch.source.kind).set(watch.age_s)
+        for watch in self._all():
+            metrics.watch_age.labels(watch.kind).set(watch.age_s)
         metrics.set_jobs(self._store.jobs.values())
         metrics.pods.set(self._store.pod_count())
         metrics.coordinators.set(self._connected())

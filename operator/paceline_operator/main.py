@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import ssl
 import time
@@ -29,7 +28,7 @@ from paceline_operator.cluster.credentials import Credentials, credentials
 from paceline_operator.cluster.kube import Kube, pause
 from paceline_operator.cluster.lease import Election, Terms
 from paceline_operator.cluster.memory import Memory
-from paceline_operator.cluster.own_key import operator_key
+from paceline_operator.cluster.own_key import OwnKeys
 from paceline_operator.cluster.services import Services
 from paceline_operator.cluster.store import Key, Store
 from paceline_operator.cluster.tls import pair_of, pinned
@@ -40,7 +39,7 @@ from paceline_operator.core.job import Job
 from paceline_operator.core.keys import job_keys
 from paceline_operator.core.pods import children
 from paceline_operator.core.unheard import Unheard
-from paceline_operator.handlers import make_registry, make_settings
+from paceline_operator.handlers import JobsWatch, make_registry, make_settings
 from paceline_operator.health import Health, serve
 from paceline_operator.listing import Listing
 from paceline_operator.metrics import CONTROLLER, Metrics
@@ -60,6 +59,7 @@ class Operator:
         self._queue = Queue(self._decide, self.metrics, time.monotonic)
         self._store = Store(self._queue.add)
         self._kube = Kube(access, self.metrics)
+        self._keys = OwnKeys(self._kube, self._key_changed)
         self._listing = Listing(self._kube, self._store, options.scope)
         self._nodes: observe.Watch[NodeObject] | None = None
         """None: nodes are not looked at."""
@@ -67,7 +67,6 @@ class Operator:
         self._stopped = asyncio.Event()
         self._deposed = False
         self._started_epoch = int(time.time())
-        self._key = b""
         self._controller: Controller | None = None
         self._links = Links(
             secrets_of=self._secrets_of,
@@ -77,8 +76,11 @@ class Operator:
             clock=time.monotonic,
             leads=self._leads,
         )
-        self._services = Services(self._kube, time.monotonic, self._listing.namespaces_in_use)
-        self._health = Health(self._store, self.metrics, lambda: self._links.connected)
+        self._services = Services(
+            self._kube, time.monotonic, self._listing.namespaces_in_use, options.scope
+        )
+        self._jobs = JobsWatch(access, time.monotonic)
+        self._health = Health(self._store, self.metrics, lambda: self._links.connected, self._jobs)
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -88,7 +90,7 @@ class Operator:
             await stack.enter_async_context(self._links)
             await self._wait_for_the_api()
             namespace = self._options.own_namespace or self._access.namespace
-            self._key = await operator_key(self._kube, namespace)
+            await self._keys.load(namespace)
             self._controller = self._make_controller()
             server = await serve(self._health, self._options.host, self._options.port)
             stack.push_async_callback(server.cleanup)
@@ -133,7 +135,7 @@ class Operator:
         return [
             *(watch.run() for watch in watches),
             kopf.operator(
-                registry=make_registry(self._store),
+                registry=make_registry(self._store, self._jobs, self._access),
                 settings=make_settings(),
                 standalone=True,
                 clusterwide=not self._options.scope,
@@ -142,6 +144,7 @@ class Operator:
             ),
             self._queue.run(),
             self._services.run(self._leads),
+            self._keys.run(self._leads),
             self._listing.run(),
             self._open_when_synced(),
         ]
@@ -228,18 +231,31 @@ class Operator:
             clock=time.time,
             epoch=lambda: self._election.epoch if self._election else self._started_epoch,
             nodes_fresh=lambda: self._nodes is not None and self._nodes.fresh,
+            key_id=lambda: self._keys.newest,
         )
 
-    def _make_secret(self, job: Job) -> Mapping[str, Any]:
-        keys = job_keys(self._key, job.uid)
+    def _make_secret(self, job: Job, key_id: str) -> Mapping[str, Any] | None:
+        key = self._keys.of(key_id)
+        if key is None:
+            return None
+        keys = job_keys(key, job.uid)
         pair = pair_of(keys)
         return children.secret(
             job, keys, certificate=pair.certificate, private_key=pair.private_key
         )
 
-    def _secrets_of(self, uid: str) -> tuple[str, ssl.SSLContext]:
-        keys = job_keys(self._key, uid)
-        return keys.token, pinned(pair_of(keys).certificate)
+    def _secrets_of(self, uid: str, key_id: str) -> tuple[str, ssl.SSLContext] | None:
+        key = self._keys.of(key_id)
+        if key is None:
+            return None
+        keys = job_keys(key, uid)
+        return keys.operator_token, pinned(pair_of(keys).certificate)
+
+    def _key_changed(self) -> None:
+        if self._controller is not None:
+            self._controller.key_changed()
+            for key in self._store.jobs:
+                self._queue.add(key)
 
     def _heard(self, key: Key, status: CoordinatorStatus) -> None:
         if (memory := self._memory(key)) is not None:
@@ -260,8 +276,6 @@ class Operator:
 
 
 def run(options: Options) -> int:
-    if options.kubeconfig:
-        os.environ["KUBECONFIG"] = options.kubeconfig  # kopf reads it from there
     access = credentials(options.kubeconfig)
 
     async def main() -> int:

@@ -23,6 +23,7 @@ from paceline_api.names import (
     ENV_COORDINATOR,
     ENV_JOB,
     ENV_LOCAL,
+    ENV_OPERATOR_TOKEN,
     ENV_RUN_DIR,
     ENV_SLOT,
     ENV_TOKEN,
@@ -98,7 +99,7 @@ class AgentSettings:
     coordinators: tuple[str, ...]
     """Base URLs; tried in turn."""
     token: str
-    """Shared secret of the job."""
+    """Shared secret of the job's ranks and agents."""
     run_dir: Path
     """Logs of the ranks are kept in `logs` below it."""
     spec_path: Path
@@ -200,6 +201,9 @@ def rank_environment(settings: AgentSettings, member: MemberId) -> dict[str, str
 class CoordinatorSettings:
     job: str
     token: str
+    """Of ranks and agents."""
+    operator_token: str
+    """Of who looks after the job: the operator, or the runner of a laptop."""
     spec_path: Path
     uid: str
     """Tells two coordinators of one job apart (R1): that of the pod, or a random one."""
@@ -220,6 +224,7 @@ class CoordinatorSettings:
         return cls(
             job=_need(env, ENV_JOB, str),
             token=_need(env, ENV_TOKEN, str),
+            operator_token=_need(env, ENV_OPERATOR_TOKEN, str),
             spec_path=_need(env, ENV_SPEC, Path),
             uid=env.get(ENV_UID) or secrets.token_hex(8),
             listen=_take(env, ENV_LISTEN, _address, _address(LISTEN)),

@@ -235,9 +235,9 @@ def test_names_fit_into_a_label() -> None:
     longest = "j" * JOB_NAME_MAX
     uid = "0f8fad5b-d9cb-469f-a165-70867728950e"
     names = (worker_name(longest, 9_999, 99_999), coordinator_name(longest, 99_999))
-    assert max(len(name) for name in (*names, secret_name(longest, uid))) <= 63
+    assert max(len(name) for name in (*names, secret_name(longest, uid, "0a0b0c0d"))) <= 63
     assert worker_name("a", 1, 2) == "a-1-2"
-    assert secret_name("a", uid) == "a-0f8fad5b"
+    assert secret_name("a", uid, "0a0b0c0d") == "a-0f8fad5b-0a0b0c0d"
     assert coordinator_host("a", "ns") == "a-coordinator.paceline-jobs.ns"
     assert worker_selector("a") == "paceline.dev/job-name=a,paceline.dev/role=worker"
 

@@ -18,7 +18,8 @@ from paceline.core.messages import AgentHello, Endpoints, Register
 from paceline.core.protocol.ids import NO_GENERATION, MemberId
 from paceline.core.status import Status
 
-TOKEN = "the-token-of-the-job"
+TOKEN = "the-token-of-the-ranks"
+OPERATOR_TOKEN = "the-token-of-the-operator"
 
 
 @dataclass
@@ -43,7 +44,8 @@ class Served:
         return socket
 
     async def bare_socket(self, path: str) -> aiohttp.ClientWebSocketResponse:
-        return await self.ends.enter_async_context(self.http.ws_connect(path))
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        return await self.ends.enter_async_context(self.http.ws_connect(path, headers=headers))
 
 
 def text(message: msgspec.Struct) -> str:
@@ -72,13 +74,13 @@ def hello(slot: int, attempt: int = 0) -> AgentHello:
 async def served(*, replicas: int = 2, linger_s: float = 5.0) -> AsyncIterator[Served]:
     config = Config(job="job", replicas=replicas)
     coordinator = Coordinator(config, uid="uid", now_ns=now_ns(), wall_s=wall_s())
-    server = Server(coordinator, token=TOKEN, linger_s=linger_s)
+    server = Server(coordinator, token=TOKEN, operator_token=OPERATOR_TOKEN, linger_s=linger_s)
     runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0]
     url = f"http://{host}:{port}"
-    headers = {"Authorization": f"Bearer {TOKEN}"}
+    headers = {"Authorization": f"Bearer {OPERATOR_TOKEN}"}
     timeout = aiohttp.ClientTimeout(total=10)
     try:
         async with (

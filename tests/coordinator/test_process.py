@@ -52,7 +52,8 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     spec.write_text(JobFile.of(make_job(), command=["python"]).to_json())
     own = {
         "PACELINE_JOB": "job",
-        "PACELINE_TOKEN": "secret",
+        "PACELINE_TOKEN": "of-ranks",
+        "PACELINE_OPERATOR_TOKEN": "secret",
         "PACELINE_SPEC": str(spec),
         "PACELINE_LISTEN": "127.0.0.1:0",
     }
@@ -131,6 +132,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     ("name", "value", "said"),
     [
         ("PACELINE_TOKEN", "", "PACELINE_TOKEN is not set"),
+        ("PACELINE_OPERATOR_TOKEN", "", "PACELINE_OPERATOR_TOKEN is not set"),
         ("PACELINE_SPEC", "/nowhere.json", "/nowhere.json cannot be read"),
         ("PACELINE_LISTEN", "7070", 'PACELINE_LISTEN is "7070"'),
         ("PACELINE_TLS_CERT", "cert.pem", "PACELINE_TLS_KEY is not set"),

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
-from coordinator.served import TOKEN, hello, register, served, text
+from coordinator.served import OPERATOR_TOKEN, TOKEN, hello, register, served, text
 from paceline.coordinator.server import LOOK_S, SIGNS_S
 from paceline.core.messages import Fatal, Heartbeat, Inventory, KillRank, RankDead, Targets
 from paceline.core.protocol.ids import MemberId
@@ -46,6 +46,33 @@ def test_nothing_without_the_token(token: str, path: str) -> None:
         ):
             assert response.status == 401
             assert "token" in (await response.json())["error"]
+
+    run(go())
+
+
+@pytest.mark.parametrize(
+    ("token", "method", "path"),
+    [
+        (TOKEN, "POST", "/v1/inventory"),
+        (TOKEN, "POST", "/v1/targets"),
+        (TOKEN, "POST", "/v1/acknowledge"),
+        (TOKEN, "GET", "/v1/status"),
+        (TOKEN, "GET", "/metrics"),
+        (OPERATOR_TOKEN, "GET", "/v1/ranks"),
+        (OPERATOR_TOKEN, "GET", "/v1/agents"),
+    ],
+)
+def test_each_token_is_for_its_own_part(token: str, method: str, path: str) -> None:
+    """A rank runs what its user likes: it must not tell who is dead, as an inventory does."""
+
+    async def go() -> None:
+        headers = {"Authorization": f"Bearer {token}"}
+        async with served() as at, aiohttp.ClientSession(at.url, headers=headers) as one:
+            body = msgspec.json.encode(Inventory(1, ()))
+            async with one.request(method, path, data=body) as response:
+                assert response.status == 403
+                assert path in (await response.json())["error"]
+            assert (await at.status()).inventory == 0
 
     run(go())
 

@@ -10,6 +10,8 @@ from paceline_api.names import LABEL_ATTEMPT, LABEL_SLOT
 
 NAMESPACE = "default"
 START_S = 1_800_000_000.0
+KEY = "0a0b0c0d"
+"""Id of the operator's key."""
 
 
 def job_body(name: str = "digits", **spec: Any) -> dict[str, Any]:

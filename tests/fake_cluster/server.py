@@ -60,6 +60,16 @@ class Server:
     async def get(self, kind: str, namespace: str, name: str) -> Mapping[str, Any]:
         return await self._request("GET", kind, name, lambda: self.find(kind, namespace, name))
 
+    async def namespaces_of(self, kind: str, name: str, *, within: str) -> list[str]:
+        await asyncio.sleep(0)
+        if kind in self.refusing:
+            raise self.refusing[kind]
+        return [
+            namespace
+            for (of, namespace, named) in self.objects
+            if (of, named) == (kind, name) and within in ("", namespace)
+        ]
+
     async def delete(
         self, kind: str, namespace: str, name: str, *, uid: str = ""
     ) -> Mapping[str, Any]:

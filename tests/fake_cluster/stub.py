@@ -403,6 +403,6 @@ async def _serve_no_more(runner: web.AppRunner) -> None:
 
 
 def _trusted(coordinator: Coordinator, request: web.Request) -> bool:
-    good = request.headers.get("Authorization") == f"Bearer {coordinator.keys.token}"
+    good = request.headers.get("Authorization") == f"Bearer {coordinator.keys.operator_token}"
     coordinator.refused += not good
     return good

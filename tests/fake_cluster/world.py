@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from fake_cluster.parts import NAMESPACE, START_S, Ranks, job_body, place_of
+from fake_cluster.parts import KEY, NAMESPACE, START_S, Ranks, job_body, place_of
 from fake_cluster.server import CrashError, Server
 
 __all__ = ["NAMESPACE", "START_S", "World", "job_body", "place_of"]
@@ -73,12 +73,13 @@ class World:
             clock=lambda: self.now_s,
             epoch=lambda: self.epoch,
             nodes_fresh=lambda: True,
+            key_id=lambda: KEY,
         )
         self.relist()
 
-    def _secret(self, job: Job) -> Mapping[str, Any]:
+    def _secret(self, job: Job, key_id: str) -> Mapping[str, Any]:
         owner = [{"uid": job.uid, "controller": True}]
-        return {"metadata": {"name": f"{job.name}-{job.uid}", "ownerReferences": owner}}
+        return {"metadata": {"name": f"{job.name}-{job.uid}-{key_id}", "ownerReferences": owner}}
 
     async def _service(self, namespace: str) -> None:
         if namespace not in self.services:
@@ -352,8 +353,8 @@ class World:
 
     # ---- the operator's side of the connection (Coordinators) -----------------------------------
 
-    def follow(self, key: Key, job: Job, address: str, *, hurry: bool) -> None:
-        del key, job, address, hurry
+    def follow(self, key: Key, job: Job, address: str, *, key_id: str, hurry: bool) -> None:
+        del key, job, address, key_id, hurry
 
     def leave(self, key: Key) -> None:
         del key

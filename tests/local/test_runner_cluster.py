@@ -50,7 +50,7 @@ def with_cluster(folder: Path, act: Callable[[Cluster, Client], Coroutine[Any, A
             faults=(),
             on_line=lambda _: None,
         )
-        async with cluster, Client(cluster.url, cluster.token) as client:
+        async with cluster, Client(cluster.url, cluster.operator_token) as client:
             follow = asyncio.create_task(_follow(cluster, client))
             await act(cluster, client)
             follow.cancel()

@@ -10,6 +10,7 @@ import pytest
 from cluster.api import ApiError
 from nodes.jobs import CHANGE_S, NewJob
 from nodes.platform import Platform
+from paceline_api.names import NOTE_KEY, secret_name
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
@@ -122,7 +123,10 @@ def test_its_secret_is_deleted(platform: Platform, new_job: NewJob) -> None:
     job = new_job()
     job.apply(2)
     job.wait_trains(2)
-    path = f"/api/v1/namespaces/{job.namespace}/secrets/job-{job.uid[:8]}"
+    coordinator = job.coordinator()
+    assert coordinator is not None
+    secret = secret_name("job", job.uid, coordinator["metadata"]["annotations"][NOTE_KEY])
+    path = f"/api/v1/namespaces/{job.namespace}/secrets/{secret}"
     platform.api.delete(path)
     with pytest.raises(ApiError):
         platform.api.get(path)

@@ -1,7 +1,7 @@
 """Listens to a job's coordinator from outside, all the time, through every change of its pod.
 
-By the pod's address, with the token and the certificate of the job's Secret, as the operator does:
-so it goes on hearing while the API server is away.
+By the pod's address, with the operator's token and the certificate of the job's Secret, as the
+operator does: so it goes on hearing while the API server is away.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from cluster.api import ApiError, Json
+from paceline_api.names import NOTE_KEY, secret_name
 
 if TYPE_CHECKING:
     from nodes.jobs import Job
@@ -91,16 +92,17 @@ class Watcher:
         job, api = self._job, self._job.api
         body = job.get()
         uid = body["metadata"]["uid"]
+        pod = job.coordinator()
+        if pod is None or not pod["status"].get("podIP"):
+            raise LookupError("no coordinator yet")
         if uid != self._uid:
-            path = f"/api/v1/namespaces/{job.namespace}/secrets/{job.name}-{uid[:8]}"
+            secret = secret_name(job.name, uid, pod["metadata"]["annotations"][NOTE_KEY])
+            path = f"/api/v1/namespaces/{job.namespace}/secrets/{secret}"
             data = {k: base64.b64decode(v).decode() for k, v in api.get(path)["data"].items()}
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             self._tls.check_hostname = False
             self._tls.load_verify_locations(cadata=data["tls.crt"])
-            self._token, self._uid = data["token"], uid
-        pod = job.coordinator()
-        if pod is None or not pod["status"].get("podIP"):
-            raise LookupError("no coordinator yet")
+            self._token, self._uid = data["operator-token"], uid
         self._address = pod["status"]["podIP"]
 
     def _ask(self, seq: int | None) -> Json:

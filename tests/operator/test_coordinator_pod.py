@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake_cluster.observations import COORDINATOR, NOW, RUNNING, job_of, training, worker
-from fake_cluster.world import job_body
+from fake_cluster.parts import KEY, job_body
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.decide import backoff
 from paceline_operator.core.observed import NOT_STARTED, End, Observed, Pod, Sent
@@ -118,7 +118,7 @@ def spec_of(template: dict[str, Any], **coordinator: Any) -> dict[str, Any]:
     spec = job_body()["spec"]["template"]["spec"] | template
     job = job_of(template={"spec": spec}, **({"coordinator": coordinator} if coordinator else {}))
     assert not job.problems, job.problems
-    made: dict[str, Any] = children.coordinator(job, 1)["spec"]
+    made: dict[str, Any] = children.coordinator(job, 1, key_id=KEY)["spec"]
     return made
 
 

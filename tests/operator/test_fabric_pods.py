@@ -9,6 +9,7 @@ import pytest
 import yaml
 from fake_cluster.fabrics import GPU, gpu_job, seen
 from fake_cluster.observations import job_of
+from fake_cluster.parts import KEY
 from paceline_api.types.enums import FabricRequirement
 from paceline_api.types.fabric import FabricPod, FabricSpec
 from paceline_operator.core.decide.fabric import fabric_of
@@ -22,7 +23,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def pod_with(found: Fabric, job: Job) -> dict[str, Any]:
-    return children.worker(job, 0, 1, fabric=found)
+    return children.worker(job, 0, 1, fabric=found, key_id=KEY)
 
 
 def added(before: Any, after: Any) -> Any:
@@ -98,7 +99,7 @@ def test_a_profile_gives_a_pod_all_that_it_says() -> None:
     assert {"name": "gib", "mountPath": "/usr/local/gib"} in trainer["volumeMounts"]
     assert [c["name"] for c in spec["initContainers"]] == ["daemon"]
     # The coordinator trains nothing.
-    pod = children.coordinator(gpu_job(), 1)["spec"]
+    pod = children.coordinator(gpu_job(), 1, key_id=KEY)["spec"]
     assert "resourceClaims" not in pod
     assert "add" not in pod["containers"][0]["securityContext"]["capabilities"]
 
@@ -140,6 +141,6 @@ def test_nothing_behind_a_field_is_no_field() -> None:
 
 def test_tcp_adds_nothing_that_a_restricted_namespace_refuses() -> None:
     pod = pod_with(Fabric("tcp", "Any", {}), job_of())
-    bare = children.worker(job_of(), 0, 1)
+    bare = children.worker(job_of(), 0, 1, key_id=KEY)
     del pod["metadata"]["annotations"]["paceline.dev/fabric"]
     assert pod == bare

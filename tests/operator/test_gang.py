@@ -121,7 +121,7 @@ def test_the_coordinator_is_no_member(provider: str) -> None:
     job = gang_of(provider)
     changes = decided(job, Observed())
     assert changes.coordinator is not None
-    assert changes.coordinator.manifest == children.coordinator(job, 1)
+    assert changes.coordinator.manifest == children.coordinator(job, 1, key_id="")
 
 
 def test_the_template_s_own_scheduler_and_queue_stay() -> None:

@@ -68,8 +68,9 @@ class Heard:
 @asynccontextmanager
 async def links(heard: Heard) -> AsyncIterator[Links]:
     async with Links(
-        secrets_of=lambda _: (KEYS.token, pinned(pair_of(KEYS).certificate)),
+        secrets_of=lambda *_: (KEYS.operator_token, pinned(pair_of(KEYS).certificate)),
         heard=heard,
+        missed=lambda *_: None,
         arrived=lambda *_: None,
         clock=asyncio.get_running_loop().time,
         leads=lambda: True,
@@ -106,7 +107,7 @@ def test_a_connection_costs_little_memory() -> None:
             gc.collect()
             tracemalloc.start()
             for number in range(MANY):
-                made.follow(("default", f"j{number}"), job(), url, hurry=True)
+                made.follow(("default", f"j{number}"), job(), url, key_id=KEYS.key_id, hurry=True)
             async with asyncio.timeout(20):
                 while len(heard.statuses) < MANY:
                     heard.news.clear()
@@ -133,7 +134,7 @@ async def heard_after(hostile: Callable[[web.Request], Awaitable[web.StreamRespo
         return await hostile(request) if asked == 1 else web.json_response({"seq": HONEST})
 
     async with coordinator(answer) as url, links(heard) as made:
-        made.follow(("default", "digits"), job(), url, hurry=True)
+        made.follow(("default", "digits"), job(), url, key_id=KEYS.key_id, hurry=True)
         async with asyncio.timeout(10):
             await heard.news.wait()
     return heard
@@ -211,7 +212,11 @@ def test_no_cookie_is_kept() -> None:
 
         async with coordinator(answer) as url, links(heard) as made:
             made.follow(
-                ("default", "digits"), job(), url.replace("127.0.0.1", "localhost"), hurry=True
+                ("default", "digits"),
+                job(),
+                url.replace("127.0.0.1", "localhost"),
+                key_id=KEYS.key_id,
+                hurry=True,
             )
             async with asyncio.timeout(10):
                 while len(cookies) < 2:
@@ -237,7 +242,9 @@ def test_a_large_job_may_say_more() -> None:
             return web.json_response({"seq": 1, "ranks": ranks})
 
         async with coordinator(answer) as url, links(heard) as made:
-            made.follow(("default", "digits"), job(replicas=1000), url, hurry=True)
+            made.follow(
+                ("default", "digits"), job(replicas=1000), url, key_id=KEYS.key_id, hurry=True
+            )
             async with asyncio.timeout(20):
                 await heard.news.wait()
         return heard

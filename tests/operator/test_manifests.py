@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from fake_cluster.world import job_body
+from fake_cluster.parts import KEY, job_body
 from paceline import environment as runtime_settings
 from paceline_api import names
 from paceline_api.jobfile import read_job_file, read_resolved_job
@@ -70,11 +70,11 @@ def job_of(**spec: Any) -> Job:
 def manifests(name: str) -> list[dict[str, Any]]:
     job = job_of() if name == "plain" else job_of(**copy.deepcopy(RICH))
     notes = {"paceline.dev/cause": "Slow"}
-    replaced = children.worker(job, 1, 4, notes=notes, avoid=("node-7",))
+    replaced = children.worker(job, 1, 4, notes=notes, avoid=("node-7",), key_id=KEY)
     return [
-        children.worker(job, 0, 1),
+        children.worker(job, 0, 1, key_id=KEY),
         *([replaced] if name == "rich" else []),
-        children.coordinator(job, 1),
+        children.coordinator(job, 1, key_id=KEY),
         service("team-a"),
     ]
 
@@ -99,12 +99,17 @@ def env_of(pod: dict[str, Any]) -> dict[str, Any]:
 def test_agents_and_coordinators_understand_their_environment() -> None:
     """What only the kubelet can fill in stands for itself here."""
     job = job_of(**copy.deepcopy(RICH))
-    env = {name: value or "filled-in" for name, value in env_of(children.worker(job, 2, 3)).items()}
+    env = {
+        name: value or "filled-in"
+        for name, value in env_of(children.worker(job, 2, 3, key_id=KEY)).items()
+    }
     agent = runtime_settings.AgentSettings.from_environment(env)
     assert (agent.slot, agent.attempt, agent.procs) == (2, 3, 2)
     assert agent.drain_grace_s == 90
     assert agent.coordinators == ("https://digits-coordinator.paceline-jobs.team-a:7070",)
-    filled = {n: v or "filled-in" for n, v in env_of(children.coordinator(job, 1)).items()}
+    filled = {
+        n: v or "filled-in" for n, v in env_of(children.coordinator(job, 1, key_id=KEY)).items()
+    }
     coordinator = runtime_settings.CoordinatorSettings.from_environment(filled)
     assert coordinator.tls is not None
     assert coordinator.listen == ("0.0.0.0", names.COORDINATOR_PORT)
@@ -149,7 +154,7 @@ def test_only_what_the_coordinator_can_change_is_told_again() -> None:
 @pytest.mark.parametrize("spec", [{}, RICH])
 def test_pods_fit_a_restricted_namespace_and_have_no_token(spec: dict[str, Any]) -> None:
     job = job_of(**copy.deepcopy(spec))
-    for pod in (children.worker(job, 0, 1), children.coordinator(job, 1)):
+    for pod in (children.worker(job, 0, 1, key_id=KEY), children.coordinator(job, 1, key_id=KEY)):
         body = pod["spec"]
         assert body["automountServiceAccountToken"] is False
         assert body["securityContext"]["runAsNonRoot"] is True
@@ -170,8 +175,8 @@ def test_only_the_coordinator_gets_the_private_key() -> None:
         volume = next(v for v in pod["spec"]["volumes"] if "secret" in v)
         return {item["key"] for item in volume["secret"]["items"]}
 
-    assert "tls.key" not in files(children.worker(job, 0, 1))
-    assert "tls.key" in files(children.coordinator(job, 1))
+    assert "tls.key" not in files(children.worker(job, 0, 1, key_id=KEY))
+    assert "tls.key" in files(children.coordinator(job, 1, key_id=KEY))
 
 
 def test_what_the_template_sets_stays() -> None:
@@ -190,7 +195,7 @@ def test_what_the_template_sets_stays() -> None:
         "volumes": [{"name": "own", "emptyDir": {}}],
     }
     job = job_of(template={"spec": spec})
-    pod = children.worker(job, 0, 1)["spec"]
+    pod = children.worker(job, 0, 1, key_id=KEY)["spec"]
     assert pod["terminationGracePeriodSeconds"] == 7
     assert pod["securityContext"]["runAsNonRoot"] is False
     assert pod["topologySpreadConstraints"] == [{"maxSkew": 2}]
@@ -204,7 +209,10 @@ def test_the_longest_name_fits() -> None:
     body = job_body(longest)
     body["metadata"] |= {"uid": "0123456789abcdef"}
     job = read_job(body)
-    for pod in (children.worker(job, 9_999, 9_999), children.coordinator(job, 9_999)):
+    for pod in (
+        children.worker(job, 9_999, 9_999, key_id=KEY),
+        children.coordinator(job, 9_999, key_id=KEY),
+    ):
         assert len(pod["metadata"]["name"]) <= 63
         assert len(pod["spec"].get("hostname", "")) <= 63
         assert all(len(value) <= 63 for value in pod["metadata"]["labels"].values())
@@ -213,8 +221,8 @@ def test_the_longest_name_fits() -> None:
 def test_keys_differ_by_job_and_operator() -> None:
     one, two = bytes(32), bytes(31) + b"\1"
     assert job_keys(one, "uid-1") == job_keys(one, "uid-1")
-    found = {job_keys(key, uid).token for key in (one, two) for uid in ("uid-1", "uid-2")}
-    assert len(found) == 4
+    made = [job_keys(key, uid) for key in (one, two) for uid in ("uid-1", "uid-2")]
+    assert len({token for keys in made for token in (keys.token, keys.operator_token)}) == 8
     keys = job_keys(one, "uid-1")
     assert keys.server_seed.hex() != keys.token
     assert len(key_id(one)) == 8
@@ -234,7 +242,15 @@ def test_the_secret_is_immutable_and_owned() -> None:
     job = job_of()
     keys = job_keys(bytes(32), job.uid)
     made = children.secret(job, keys, certificate="CRT", private_key="KEY")
-    assert made["metadata"]["name"] == "digits-01234567"
+    assert made["metadata"]["name"] == f"digits-01234567-{keys.key_id}"
     assert made["immutable"] is True
     assert base64.b64decode(made["data"]["token"]).decode() == keys.token
-    assert sorted(made["data"]) == ["job.json", "tls.crt", "tls.key", "token"]
+    own = base64.b64decode(made["data"]["operator-token"]).decode()
+    assert own == keys.operator_token
+    assert sorted(made["data"]) == ["job.json", "operator-token", "tls.crt", "tls.key", "token"]
+
+
+def test_only_the_coordinator_has_the_operator_s_token() -> None:
+    job = job_of(**copy.deepcopy(RICH))
+    assert "operator-token" not in json.dumps(children.worker(job, 0, 1, key_id=KEY))
+    assert "operator-token" in json.dumps(children.coordinator(job, 1, key_id=KEY))

@@ -34,6 +34,7 @@ def test_an_older_event_changes_nothing_and_wakes_nobody() -> None:
 
 def test_a_late_answer_does_not_bring_a_deleted_pod_back() -> None:
     store, _ = made()
+    store.put_job(body("job", 1))
     store.put_pod(KEY, POD)
     store.drop_pod(KEY, POD.name, POD.uid)
     store.put_pod(KEY, replace(POD, version=11))
@@ -94,3 +95,20 @@ def test_of_a_pod_s_annotations_little_is_kept() -> None:
     found = pod_from({"metadata": {"name": "a", "labels": labels, "annotations": notes}}, 0.0)
     assert found is not None
     assert sum(map(len, found[2].notes.values())) <= 2**16
+
+
+def test_names_are_forgotten_with_the_job_and_its_last_pod() -> None:
+    store, _ = made()
+    for jobs_first in (True, False):
+        store.put_job(body(f"job-{jobs_first}", 1))
+        pod = replace(POD, uid=f"uid-{jobs_first}")
+        store.put_pod(KEY, pod)
+        drops = [
+            lambda uid=f"job-{jobs_first}": store.drop_job(KEY, uid),
+            lambda uid=pod.uid: store.drop_pod(KEY, POD.name, uid),
+        ]
+        first, last = drops if jobs_first else reversed(drops)
+        first()
+        assert store.used[KEY] == {0: 1}
+        last()
+        assert store.used == {}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from fake_cluster.world import NAMESPACE, World, job_body
 from paceline_api.crdgen import PLURAL
+from paceline_operator.cluster.api import ApiError
 
 
 @pytest.fixture
@@ -65,3 +67,34 @@ def test_requests_stay_within_the_budget(world: World) -> None:
     world.settle(100)
     assert holds(world, "Complete")
     assert world.server.requests.total() <= 8 + 12 + 2, world.server.writes
+
+
+def test_a_conflict_of_one_write_forgets_no_job(world: World) -> None:
+    """Another operator, or kubectl, wrote the status in the same moment."""
+    world.server.insert(PLURAL, NAMESPACE, job_body())
+    patch, refused = world.server.patch, []
+
+    def conflict(kind: str, *what: Any) -> Any:
+        if kind == PLURAL and not refused:
+            refused.append(kind)
+            raise ApiError(409, "Conflict", "the object has been modified")
+        return patch(kind, *what)
+
+    world.server.patch = conflict  # type: ignore[method-assign]
+    world.settle(5)
+    assert refused
+    assert holds(world, "RingReady")
+
+
+def test_a_status_is_never_written_to_another_job_of_the_name(world: World) -> None:
+    world.server.insert(PLURAL, NAMESPACE, job_body())
+    world.settle(5)
+    old = world.server.find(PLURAL, NAMESPACE, "digits")["metadata"]["uid"]
+    world.server.remove(PLURAL, NAMESPACE, "digits")
+    new = world.server.insert(PLURAL, NAMESPACE, job_body())["metadata"]["uid"]
+    world.server.remove("pods", NAMESPACE, "digits-1-1")
+    world.settle(5)
+    assert {key: body["metadata"]["uid"] for key, body in world.store.jobs.items()} == {
+        (NAMESPACE, "digits"): new
+    }
+    assert old != new

@@ -183,7 +183,7 @@ async def missed_at(
     """What a link to this port reports of questions that fail."""
     found: asyncio.Queue[tuple[Unheard, bool]] = asyncio.Queue()
     links = driver.Links(
-        secrets_of=lambda _: (KEYS.token, pinned(pair_of(KEYS).certificate)),
+        secrets_of=lambda *_: (KEYS.operator_token, pinned(pair_of(KEYS).certificate)),
         heard=lambda *_: None,
         missed=lambda _, unheard_of, away: found.put_nowait((unheard_of, away)),
         arrived=lambda *_: None,
@@ -191,7 +191,9 @@ async def missed_at(
         leads=lambda: True,
     )
     async with links:
-        links.follow(("default", "digits"), job_of(), f"https://127.0.0.1:{port}", hurry=True)
+        links.follow(
+            ("default", "digits"), job_of(), f"https://127.0.0.1:{port}", key_id="", hurry=True
+        )
         return [await asyncio.wait_for(found.get(), 20) for _ in range(times)]
 
 

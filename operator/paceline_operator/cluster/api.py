@@ -59,6 +59,11 @@ class Api(Protocol):
 
     async def get(self, kind: str, namespace: str, name: str) -> Mapping[str, Any]: ...
 
+    async def namespaces_of(self, kind: str, name: str, *, within: str) -> list[str]:
+        """Namespaces in which there is an object of this name. `within`: look at this namespace
+        only; empty for all."""
+        ...
+
     async def delete(
         self, kind: str, namespace: str, name: str, *, uid: str = ""
     ) -> Mapping[str, Any]:

@@ -40,7 +40,8 @@ BATCH_PROVEN: Final = 16
 AT_ONCE: Final = 64
 COMPONENT: Final = "paceline-operator"
 
-MakeSecret = Callable[[Job], Mapping[str, Any]]
+MakeSecret = Callable[[Job, str], Mapping[str, Any] | None]
+"""Of a job, with the key of this id; None: the key is lost."""
 EnsureService = Callable[[str], Awaitable[None]]
 
 
@@ -74,8 +75,8 @@ class Applier:
         beside = changes.beside
         if beside.group is not None and not await self._group(job, beside.group, memory):
             return False
-        if changes.needs_secret:
-            await self._create_secret(job, memory)
+        if changes.needs_secret is not None:
+            await self._create_secret(job, changes.needs_secret, memory)
         if changes.needs_service:
             self._fence()
             await self._ensure_service(job.namespace)
@@ -125,7 +126,10 @@ class Applier:
         try:
             body = await self._api.apply(PLURAL, job.namespace, manifest, subresource="status")
         except ApiError as error:
-            if error.code in (404, 409):
+            if error.code == 409:
+                # Another job of this name, or somebody wrote at the same time: only one is the end.
+                await self._verify(job)
+            elif error.code == 404:
                 raise JobGoneError from None
             raise
         now_s = self._clock()
@@ -140,14 +144,16 @@ class Applier:
 
     # ---- children -------------------------------------------------------------------------
 
-    async def _create_secret(self, job: Job, memory: Memory) -> None:
+    async def _create_secret(self, job: Job, key_id: str, memory: Memory) -> None:
         self._fence()
-        try:
-            await self._api.create("secrets", job.namespace, self._make_secret(job))
-        except ApiError as error:
-            if error.code != 409:  # it has been there: immutable, and derived from the same key
-                self._refused(job, error, memory)
-                raise
+        manifest = self._make_secret(job, key_id)
+        if manifest is not None:  # else the job's own pods tell that it was made
+            try:
+                await self._api.create("secrets", job.namespace, manifest)
+            except ApiError as error:
+                if error.code != 409:  # it has been there: immutable, and its name tells the key
+                    self._refused(job, error, memory)
+                    raise
         memory.note(secret=True)
 
     async def _group(self, job: Job, group: Apply, memory: Memory) -> bool:

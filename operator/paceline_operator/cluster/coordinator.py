@@ -85,12 +85,13 @@ class Link:
 
 class Links:
     """`heard` gets each status; `missed`, when it changes, why a question was not answered, and
-    whether the coordinator is away: silent for long."""
+    whether the coordinator is away: silent for long. `secrets_of`: token and TLS for a job's uid
+    and the id of the operator's key, None if that key is lost."""
 
     def __init__(
         self,
         *,
-        secrets_of: Callable[[str], tuple[str, ssl.SSLContext]],
+        secrets_of: Callable[[str, str], tuple[str, ssl.SSLContext] | None],
         heard: Callable[[Key, CoordinatorStatus], None],
         missed: Callable[[Key, Unheard, bool], None],
         arrived: Callable[[Key, Inventory], None],
@@ -101,6 +102,8 @@ class Links:
         self._heard, self._missed = heard, missed
         self._clock, self._leads = clock, leads
         self._links: dict[Key, Link] = {}
+        self._told_lost: dict[Key, str] = {}
+        """Uids of jobs whose key is lost, so that each is said once."""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -133,13 +136,17 @@ class Links:
 
     # ---- Coordinators -----------------------------------------------------------------------
 
-    def follow(self, key: Key, job: Job, address: str, *, hurry: bool) -> None:
+    def follow(self, key: Key, job: Job, address: str, *, key_id: str, hurry: bool) -> None:
         link = self._links.get(key)
         if link is not None and (link.url, link.job) != (address, job.uid):
             self.leave(key)
             link = None
         if link is None:
-            token, tls = self._secrets_of(job.uid)
+            secrets = self._secrets_of(job.uid, key_id)
+            if secrets is None:
+                self._lost(key, job.uid, address, key_id)
+                return
+            token, tls = secrets
             link = self._links[key] = Link(key, job.uid, address, token, tls)
             link.answered_s = self._clock()
             link.tasks = [
@@ -152,6 +159,13 @@ class Links:
         else:
             link.hurry.clear()
 
+    def _lost(self, key: Key, uid: str, address: str, key_id: str) -> None:
+        if self._told_lost.get(key) != uid:
+            self._told_lost[key] = uid
+            unheard = Unheard(Cause.KEY, _host(address), key_id)
+            log.error("%s; %s", unheard.why, unheard.remedy, extra={"job": "/".join(key)})
+            self._missed(key, unheard, True)
+
     def send(self, key: Key, message: Message) -> None:
         link = self._links.get(key)
         if link is None:
@@ -163,6 +177,7 @@ class Links:
         link.to_send.set()
 
     def leave(self, key: Key) -> None:
+        self._told_lost.pop(key, None)
         link = self._links.pop(key, None)
         for task in link.tasks if link is not None else ():
             task.cancel()
@@ -231,7 +246,7 @@ class Links:
                 delay_s = min(2 * delay_s, RETRY_MAX_S)
 
     def _unanswered(self, link: Link, error: Exception) -> None:
-        unheard = Unheard(_cause(error), link.url.partition("://")[2], _why(error))
+        unheard = Unheard(_cause(error), _host(link.url), _why(error))
         silent_s = self._clock() - link.answered_s
         lost = not link.away and silent_s >= AWAY_S
         link.away = link.away or lost
@@ -304,6 +319,10 @@ def _ranks_of(job: Job) -> int:
 
 def _of(link: Link) -> dict[str, str]:
     return {"job": "/".join(link.key)}
+
+
+def _host(url: str) -> str:
+    return url.partition("://")[2]
 
 
 def _cause(error: Exception) -> Cause:

@@ -60,6 +60,12 @@ class Kube:
     async def get(self, kind: str, namespace: str, name: str) -> Mapping[str, Any]:
         return await self.request("GET", path(kind, namespace, name))
 
+    async def namespaces_of(self, kind: str, name: str, *, within: str) -> list[str]:
+        # Asked for by its name alone, so that a right on this name is enough.
+        query = {"fieldSelector": f"metadata.name={name}"}
+        found = await self.request("GET", path(kind, within), query=query)
+        return [item["metadata"]["namespace"] for item in found.get("items") or ()]
+
     async def delete(
         self, kind: str, namespace: str, name: str, *, uid: str = ""
     ) -> Mapping[str, Any]:
@@ -139,7 +145,9 @@ class Kube:
 
 
 def path(kind: str, namespace: str, name: str = "", subresource: str = "") -> str:
-    found = PATHS[kind].format(namespace=namespace)
+    """`namespace`: empty for all."""
+    found = PATHS[kind] if namespace else PATHS[kind].replace("/namespaces/{namespace}", "")
+    found = found.format(namespace=namespace)
     return "/".join(part for part in (found, name, subresource) if part)
 
 

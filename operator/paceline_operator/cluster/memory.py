@@ -42,6 +42,7 @@ class Memory:
         nodes: Mapping[str, Any],
         fabrics: Mapping[str, FabricSpec],
         nodes_fresh: bool,
+        key_id: str,
         epoch: int,
     ) -> Observed:
         return Observed(
@@ -58,6 +59,7 @@ class Memory:
             clocks=self.clocks,
             used=used,
             replaced=self.replaced,
+            key_id=key_id,
             epoch=epoch,
         )
 

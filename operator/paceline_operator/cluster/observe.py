@@ -95,6 +95,10 @@ class Watch(Generic[Item]):
         self.source: Source[Item] = source
 
     @property
+    def kind(self) -> str:
+        return self.source.kind
+
+    @property
     def age_s(self) -> float:
         """Since its last sign of life."""
         return self._clock() - self.source.heard_s if self.source.heard_s else 0.0

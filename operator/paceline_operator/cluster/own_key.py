@@ -1,33 +1,105 @@
-"""The operator's own key: made at its first start, kept over reinstallations (C2).
+"""The operator's own keys: one is made at its first start and kept over reinstallations (C2).
 
-The only Secret that the operator ever reads, in its own namespace, by name.
+They are in the only Secret that the operator ever reads, in its own namespace, by name: the field
+`key` is used for jobs that have no pods yet, any other field for jobs whose pods were made with it.
+So a key is replaced by moving it to another field, and nothing that runs is disturbed.
+
+The Secret is looked at from time to time. If somebody has deleted it, it is made again with the
+same content, as long as an operator lives that has it in memory.
 """
 
 from __future__ import annotations
 
 import base64
+import binascii
 import logging
 import secrets
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 
 from paceline_operator.cluster.api import Api, ApiError
+from paceline_operator.cluster.kube import pause
 from paceline_operator.core.keys import OPERATOR_KEY_BYTES, key_id
 
 log = logging.getLogger("paceline.operator")
 
 NAME: Final = "paceline-operator-key"
 FIELD: Final = "key"
+LOOK_S: Final = 300.0
 
 
-async def operator_key(api: Api, namespace: str) -> bytes:
-    """Two operators that start together end with the same key: one of the creations conflicts."""
-    for _ in range(3):
-        try:
-            return await _read(api, namespace)
-        except ApiError as error:
-            if error.code != 404:
-                raise
-        key = secrets.token_bytes(OPERATOR_KEY_BYTES)
+class OwnKeys:
+    """`changed` is called when another key is the newest."""
+
+    def __init__(self, api: Api, changed: Callable[[], None]) -> None:
+        self._api, self._changed = api, changed
+        self._namespace = ""
+        self._fields: Mapping[str, bytes] = {}
+        self._known: dict[str, bytes] = {}
+
+    @property
+    def newest(self) -> str:
+        """Its id."""
+        return key_id(self._fields[FIELD])
+
+    def of(self, wanted: str) -> bytes | None:
+        """The key with this id; None: it is lost."""
+        return self._known.get(wanted)
+
+    async def load(self, namespace: str) -> None:
+        """Two operators that start together end with the same key: one of the creations conflicts.
+
+        Raises ApiError and PacelineError.
+        """
+        self._namespace = namespace
+        for _ in range(3):
+            found = await self._read()
+            if found is not None:
+                self._take(found)
+                return
+            made = {FIELD: secrets.token_bytes(OPERATOR_KEY_BYTES)}
+            if await self._create(made):
+                log.info("made the operator's key %s", key_id(made[FIELD]))
+                self._take(made)
+                return
+        raise PacelineError(
+            f"the Secret {NAME} of namespace {namespace} can be neither read nor made",
+            hint="see who deletes it again and again",
+        )
+
+    async def run(self, leads: Callable[[], bool]) -> None:
+        """For ever."""
+        while True:
+            await pause(LOOK_S)
+            try:
+                await self.look(leads())
+            except (ApiError, PacelineError) as error:
+                log.warning("the operator's key: %s", error)
+
+    async def look(self, may_write: bool) -> None:
+        """Raises ApiError and PacelineError."""
+        found = await self._read()
+        if found is None:
+            if may_write and await self._create(self._fields):
+                log.error(
+                    "the Secret %s was deleted, and is made again with the same keys; without it "
+                    "the next operator could speak to no job that runs",
+                    NAME,
+                )
+        elif found != self._fields:
+            self._take(found)
+
+    def _take(self, fields: Mapping[str, bytes]) -> None:
+        before, self._fields = self._fields, fields
+        self._known = {key_id(key): key for key in fields.values()}
+        if before:
+            log.info("the operator's keys are now %s, the newest %s", [*self._known], self.newest)
+            self._changed()
+
+    async def _create(self, fields: Mapping[str, bytes]) -> bool:
+        """False: somebody else was faster."""
         manifest = {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -35,23 +107,41 @@ async def operator_key(api: Api, namespace: str) -> bytes:
             "immutable": True,
             "metadata": {
                 "name": NAME,
-                "namespace": namespace,
+                "namespace": self._namespace,
                 "labels": {"app.kubernetes.io/name": "paceline"},
-                "annotations": {"paceline.dev/key-id": key_id(key)},
             },
-            "data": {FIELD: base64.b64encode(key).decode()},
+            "data": {name: base64.b64encode(key).decode() for name, key in fields.items()},
         }
         try:
-            await api.create("secrets", namespace, manifest)
+            await self._api.create("secrets", self._namespace, manifest)
         except ApiError as error:
             if error.code != 409:
                 raise
-        else:
-            log.info("made the operator's key %s", key_id(key))
-            return key
-    return await _read(api, namespace)
+            return False
+        return True
+
+    async def _read(self) -> dict[str, bytes] | None:
+        try:
+            body = await self._api.get("secrets", self._namespace, NAME)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+            return None
+        return _fields_of(body)
 
 
-async def _read(api: Api, namespace: str) -> bytes:
-    body = await api.get("secrets", namespace, NAME)
-    return base64.b64decode(body["data"][FIELD])
+def _fields_of(body: Mapping[str, Any]) -> dict[str, bytes]:
+    data = body.get("data") or {}
+    try:
+        fields = {name: base64.b64decode(text, validate=True) for name, text in data.items()}
+    except binascii.Error:
+        fields = {}
+    short = [name for name, key in fields.items() if len(key) < OPERATOR_KEY_BYTES]
+    if FIELD not in fields or short:
+        raise PacelineError(
+            f"the Secret {NAME} holds no usable keys: "
+            f"{', '.join(short) or FIELD} must have {OPERATOR_KEY_BYTES} bytes",
+            hint=f"the field {FIELD} is the key for new jobs, other fields are earlier ones",
+            exit_code=EXIT_BAD_INPUT,
+        )
+    return fields

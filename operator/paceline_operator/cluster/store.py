@@ -35,6 +35,7 @@ class Store:
         self._gone: OrderedDict[str, None] = OrderedDict()
         """Uids of objects that were deleted: a late answer must not bring them back."""
         self.used: dict[Key, dict[int, int]] = {}
+        """Highest attempt of each slot, as long as there is the job or a pod of it."""
 
     # ---- jobs -----------------------------------------------------------------------------
 
@@ -55,6 +56,7 @@ class Store:
         known = self.jobs.get(key)
         if known is not None and known["metadata"]["uid"] == uid:
             del self.jobs[key]
+            self._forget_names(key)
             self._changed(key)
 
     # ---- pods -----------------------------------------------------------------------------
@@ -82,6 +84,7 @@ class Store:
             del pods[name]
             if not pods:
                 self._pods.pop(key, None)
+                self._forget_names(key)
             self._changed(key)
 
     def mark_deleting(self, key: Key, name: str, uid: str) -> None:
@@ -111,6 +114,11 @@ class Store:
 
     def pod_count(self) -> int:
         return sum(map(len, self._pods.values()))
+
+    def _forget_names(self, key: Key) -> None:
+        """Of a job that is gone with its pods."""
+        if key not in self.jobs and key not in self._pods:
+            self.used.pop(key, None)
 
     # ---- nodes ----------------------------------------------------------------------------
 

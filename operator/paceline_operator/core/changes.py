@@ -88,7 +88,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    needs_secret: bool = False
+    needs_secret: str | None = None
+    """Id of the operator's key with which it is made; None: it is there."""
     needs_service: bool = False
     beside: Companions = Companions()
     coordinator: Create | None = None

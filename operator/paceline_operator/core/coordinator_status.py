@@ -156,7 +156,7 @@ def read_coordinator_status(data: Any) -> CoordinatorStatus:
         settings=_mapping(body.get("settings")),
         ranks=tuple(_ranks(_items(body.get("ranks")))),
         version=_whole(body.get("version")),
-transport=_name(body.get("transport")),
+        transport=_name(body.get("transport")),
         transport_why=_text(body.get("transport_why")),
         carrier=_name(body["carrier"]) if "carrier" in body else None,
         rounds={_name(k): _whole(v) for k, v in _few(log.get("rounds"))},

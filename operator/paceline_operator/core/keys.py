@@ -17,8 +17,12 @@ _HASH: Final = hashlib.sha256
 
 @dataclass(frozen=True, slots=True)
 class JobKeys:
+    key_id: str
+    """Of the operator's key that they are derived from."""
     token: str
-    """Bearer token of the control channel."""
+    """Bearer token of ranks and agents at the coordinator."""
+    operator_token: str
+    """The operator's own; no pod but the coordinator's has it."""
     server_seed: bytes
     """Private Ed25519 key of the coordinator; its public half is pinned by agents and operator."""
 
@@ -38,10 +42,16 @@ def job_keys(operator_key: bytes, uid: str) -> JobKeys:
     if len(operator_key) < OPERATOR_KEY_BYTES:
         raise ValueError(f"the operator's key has {len(operator_key)} bytes, 32 are needed")
     token = hkdf(operator_key, b"paceline token v1 " + uid.encode(), 32)
+    own = hkdf(operator_key, b"paceline operator token v1 " + uid.encode(), 32)
     seed = hkdf(operator_key, b"paceline server v1 " + uid.encode(), 32)
-    return JobKeys(token=token.hex(), server_seed=seed)
+    return JobKeys(
+        key_id=key_id(operator_key),
+        token=token.hex(),
+        operator_token=own.hex(),
+        server_seed=seed,
+    )
 
 
 def key_id(operator_key: bytes) -> str:
-    """Names a key without telling it: tells whether a job's Secret was made with another one."""
+    """Names a key without telling it."""
     return hkdf(operator_key, b"paceline key id v1", 4).hex()

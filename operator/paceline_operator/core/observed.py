@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline_api.names import ROLE_COORDINATOR, ROLE_WORKER
+from paceline_api.names import NOTE_KEY, ROLE_COORDINATOR, ROLE_WORKER
 from paceline_api.types.fabric import PLAIN, PLAIN_SPEC, FabricSpec
 
 from paceline_operator.core.clocks import Clocks
@@ -169,6 +169,8 @@ class Observed:
     """Highest attempt of each slot that this operator has seen or made; NO_SLOT: coordinators."""
     replaced: int = 0
     """Pods replaced so far, as this operator remembers."""
+    key_id: str = ""
+    """Of the operator's newest key."""
     epoch: int = 0
     """Number of the present leadership, above all earlier ones; orders inventories."""
 
@@ -180,6 +182,13 @@ class Observed:
     def version(self) -> int:
         """Rounds that the coordinator knows to be committed; 0 while nothing was heard of it."""
         return self.coordinator.version if self.coordinator is not None else 0
+
+    def key_in_use(self, uid: str) -> str:
+        """Id of the operator's key for further pods of a job: that of the pods that it has, since
+        all of them have to trust each other."""
+        living = [pod for pod in self.own(uid) if pod.active and NOTE_KEY in pod.notes]
+        living.sort(key=lambda pod: not pod.is_coordinator)
+        return living[0].notes[NOTE_KEY] if living else self.key_id
 
     def own(self, uid: str) -> tuple[Pod, ...]:
         return tuple(pod for pod in self.pods if pod.owner == uid)

@@ -210,12 +210,14 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
     write, look = status.due(job.status, new_status, seen, now_s)
     plan.look(look)
     plan.look(now_s + evidence.LOOK_S if overruled else None)
-    workers = tuple(_create(job, new, network, notes) for new in plan.new)
+    key_id = seen.key_in_use(job.uid)
+    workers = tuple(_create(job, new, network, notes, key_id) for new in plan.new)
+    makes = bool(workers) or makes_coordinator
     return Changes(
         beside=beside,
-        needs_secret=bool(workers or makes_coordinator) and not seen.sent.secret,
+        needs_secret=key_id if makes and not seen.sent.secret else None,
         needs_service=makes_coordinator,
-        coordinator=_create_coordinator(job, coordinator) if makes_coordinator else None,
+        coordinator=_create_coordinator(job, coordinator, key_id) if makes_coordinator else None,
         workers=workers,
         verify_job=bool(workers) and not plan.living and job.start_s is not None,
         delete=(*plan.delete, *coordinator.delete),
@@ -280,9 +282,10 @@ def _conditions(
     return wanted
 
 
-def _create_coordinator(job: Job, pod: CoordinatorPod) -> Create:
+def _create_coordinator(job: Job, pod: CoordinatorPod, key_id: str) -> Create:
     assert pod.make is not None
-    return Create(children.coordinator(job, pod.make, notes=pod.notes), pod.why)
+    manifest = children.coordinator(job, pod.make, key_id=key_id, notes=pod.notes)
+    return Create(manifest, pod.why)
 
 
 def _create(
@@ -290,10 +293,17 @@ def _create(
     new: NewPod,
     network: Fabric | fabric.NoFabric,
     notes: Mapping[str, str],
+    key_id: str,
 ) -> Create:
     assert isinstance(network, Fabric), "nothing is made without one"
     manifest = children.worker(
-        job, new.slot, new.attempt, notes={**new.notes, **notes}, avoid=new.avoid, fabric=network
+        job,
+        new.slot,
+        new.attempt,
+        key_id=key_id,
+        notes={**new.notes, **notes},
+        avoid=new.avoid,
+        fabric=network,
     )
     provider_of(job).join(job, manifest)
     return Create(manifest, new.why)

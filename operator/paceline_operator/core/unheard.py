@@ -19,6 +19,7 @@ class Cause(StrEnum):
     TIMEOUT = "Timeout"
     TLS = "TLS"
     TOKEN = "Token"
+    KEY = "Key"
     OTHER = "Other"
 
 
@@ -34,6 +35,11 @@ _WORDS: Final = {
     ),
     Cause.TLS: ("its certificate is not the job's", _KEY),
     Cause.TOKEN: ("it does not accept the operator's token (401)", _KEY),
+    Cause.KEY: (
+        "its pods trust a key of the operator that is lost",
+        "put the key back as another field of the Secret paceline-operator-key, or delete all pods "
+        "of the job: it goes on from its checkpoint",
+    ),
     Cause.OTHER: ("", "look at `kubectl logs` of its pod"),
 }
 
@@ -51,7 +57,7 @@ class Unheard:
     @property
     def why(self) -> str:
         text = _WORDS[self.cause][0]
-        detail = self.detail if self.cause in (Cause.TLS, Cause.OTHER) else ""
+        detail = self.detail if self.cause in (Cause.TLS, Cause.KEY, Cause.OTHER) else ""
         return f"{self.address}: {': '.join(filter(None, [text, detail]))}"
 
     @property

@@ -57,7 +57,12 @@ def main() -> int:
 
 
 async def _serve(settings: CoordinatorSettings, coordinator: Coordinator) -> int:
-    server = Server(coordinator, token=settings.token, linger_s=settings.linger_s)
+    server = Server(
+        coordinator,
+        token=settings.token,
+        operator_token=settings.operator_token,
+        linger_s=settings.linger_s,
+    )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.leave)

@@ -9,6 +9,9 @@
     GET  /metrics         for Prometheus
     GET  /healthz         no token needed
 
+Ranks and agents have one token, for their sockets; who looks after the job has another one, for
+all the rest: what a rank runs is the user's, and an inventory from it could declare others dead.
+
 Everything runs on one thread, so the events of all connections reach the coordinator one after the
 other. An event that it cannot handle ends the process: a new one recovers from the registrations.
 """
@@ -50,6 +53,10 @@ from paceline.core.status import Outcome, RankPhase, Status
 
 log = logging.getLogger("paceline.coordinator")
 
+RANKS: Final = "/v1/ranks"
+AGENTS: Final = "/v1/agents"
+SOCKETS: Final = (RANKS, AGENTS)
+HEALTH: Final = "/healthz"
 HELLO_S: Final = 10.0
 """For the first message of a connection."""
 POLL_MAX_S: Final = 60.0
@@ -110,9 +117,12 @@ class BrokenError(Exception):
 class Server:
     """`app` is what is served, `wait` says when this process has nothing more to do."""
 
-    def __init__(self, coordinator: Coordinator, *, token: str, linger_s: float) -> None:
+    def __init__(
+        self, coordinator: Coordinator, *, token: str, operator_token: str, linger_s: float
+    ) -> None:
         self._coordinator = coordinator
-        self._authorization = f"Bearer {token}".encode()
+        self._of_ranks = f"Bearer {token}".encode()
+        self._of_the_operator = f"Bearer {operator_token}".encode()
         self._linger_s = linger_s
         self._ranks: dict[MemberId, Connection] = {}
         self._agents: dict[tuple[int, int], Connection] = {}
@@ -132,14 +142,14 @@ class Server:
         app = web.Application(middlewares=[self._guard])
         app.add_routes(
             [
-                web.get("/v1/ranks", self._serve_rank),
-                web.get("/v1/agents", self._serve_agent),
+                web.get(RANKS, self._serve_rank),
+                web.get(AGENTS, self._serve_agent),
                 web.get("/v1/status", self._get_status),
                 web.post("/v1/inventory", self._post_inventory),
                 web.post("/v1/targets", self._post_targets),
                 web.post("/v1/acknowledge", self._post_acknowledge),
                 web.get("/metrics", self._get_metrics),
-                web.get("/healthz", self._get_health),
+                web.get(HEALTH, self._get_health),
             ]
         )
         app.on_shutdown.append(self._shut)
@@ -310,10 +320,16 @@ class Server:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """The job's token, compared in constant time, on everything but the health check."""
+        """A token, compared in constant time, on everything but the health check."""
+        if request.path == HEALTH:
+            return await handler(request)
         given = request.headers.get("Authorization", "").encode()
-        if request.path != "/healthz" and not hmac.compare_digest(given, self._authorization):
+        of_a_rank = hmac.compare_digest(given, self._of_ranks)
+        of_the_operator = hmac.compare_digest(given, self._of_the_operator)
+        if not of_a_rank and not of_the_operator:
             return _refuse(401, "the job's token is missing or wrong")
+        if of_a_rank is not (request.path in SOCKETS):
+            return _refuse(403, f"this token is not for {request.path}")
         return await handler(request)
 
     async def _get_status(self, request: web.Request) -> web.Response:

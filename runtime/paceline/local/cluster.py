@@ -27,6 +27,7 @@ from paceline_api.names import (
     ENV_COORDINATOR,
     ENV_JOB,
     ENV_LOCAL,
+    ENV_OPERATOR_TOKEN,
     ENV_RUN_DIR,
     ENV_SLOT,
     ENV_TOKEN,
@@ -94,7 +95,9 @@ class Cluster:
         """Processes that were still there when all had been told to end."""
         self.broken: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         """Done when the run cannot go on for a reason that the coordinator cannot know."""
-        self.token = secrets.token_urlsafe(24)
+        self._token = secrets.token_urlsafe(24)
+        self.operator_token = secrets.token_urlsafe(24)
+        """This runner's at the coordinator; the ranks do not have it."""
         self._job = job
         self._run_dir = run_dir
         self._faults = format_faults(f for f in faults if f.kind in INSIDE_A_RANK)
@@ -126,7 +129,7 @@ class Cluster:
         # restarted, and who connects in that moment waits instead of being refused.
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._client = Client(self.url, self.token)
+        self._client = Client(self.url, self.operator_token)
 
     async def __aenter__(self) -> Self:
         adopt_orphans(True)
@@ -231,6 +234,7 @@ class Cluster:
     def _start_coordinator(self) -> Child:
         env = self._env() | {
             ENV_LISTEN_FD: str(self._socket.fileno()),
+            ENV_OPERATOR_TOKEN: self.operator_token,
             ENV_LINGER: str(LINGER_S),
         }
         return Child.start(
@@ -342,7 +346,7 @@ class Cluster:
             "PATH": os.pathsep.join([own_bin, outer.get("PATH", os.defpath)]),
             ENV_JOB: self._job.name,
             ENV_PROCS: str(self._job.procs_per_replica),
-            ENV_TOKEN: self.token,
+            ENV_TOKEN: self._token,
             ENV_RUN_DIR: str(self._run_dir),
             ENV_SPEC: str(self._spec),
             ENV_LOCAL: "1",

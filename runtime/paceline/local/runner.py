@@ -117,7 +117,7 @@ class Runner:
             self._job, self._run_dir, view=self._view, scale=self._scale, warn=self._say
         )
         self._cluster = cluster
-        async with cluster, Client(cluster.url, cluster.token) as client, control:
+        async with cluster, Client(cluster.url, cluster.operator_token) as client, control:
             outcome = await self._outcome(cluster, client)
             if outcome.complete or (self._status and outcome is self._status.outcome):
                 outcome = await self._finish(cluster, client, outcome)

@@ -28,6 +28,7 @@ ENV_VERSION_NOW: Final = "1"
 FILES: Final = "/etc/paceline"
 RUN_DIR: Final = "/run/paceline"
 TOKEN: Final = "token"
+OPERATOR_TOKEN: Final = "operator-token"
 CERTIFICATE: Final = "tls.crt"
 PRIVATE_KEY: Final = "tls.key"
 COORDINATOR: Final = "coordinator"
@@ -77,12 +78,14 @@ def worker(
     slot: int,
     attempt: int,
     *,
+    key_id: str,
     coordinators: tuple[str, ...] = (),
     notes: Mapping[str, str] | None = None,
     avoid: tuple[str, ...] = (),
     fabric: Fabric | None = None,
 ) -> dict[str, Any]:
-    """`coordinators`: further addresses to try. `avoid`: nodes on which it must not run."""
+    """`key_id`: of the operator's key. `coordinators`: further addresses to try. `avoid`: nodes on
+    which it must not run."""
     assert job.spec is not None
     assert job.settings is not None
     template = copy.deepcopy(dict(job.template))
@@ -92,13 +95,18 @@ def worker(
     container.pop("args", None)
     if not str(container.get("workingDir", "/")).startswith("/"):
         del container["workingDir"]  # relative to the job file on a laptop
-    container["env"] = [*_worker_env(job, slot, attempt, coordinators), *container.get("env", ())]
+    container["env"] = [
+        *_worker_env(job, slot, attempt, key_id, coordinators),
+        *container.get("env", ()),
+    ]
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     port = job.settings.metrics_port
     ports = container.setdefault("ports", [])
     if not any(p.get("containerPort") == port for p in ports):
         ports.append({"name": "metrics", "containerPort": port, "protocol": "TCP"})
-    _mount(spec, container, "paceline-job", FILES, _job_volume(job, [JOB_FILE, CERTIFICATE]))
+    _mount(
+        spec, container, "paceline-job", FILES, _job_volume(job, key_id, [JOB_FILE, CERTIFICATE])
+    )
     _mount(spec, container, "paceline-run", RUN_DIR, {"emptyDir": {}})
     _mount(spec, container, "paceline-shm", "/dev/shm", {"emptyDir": {"medium": "Memory"}})
     checkpoint = job.spec.checkpoint
@@ -115,7 +123,7 @@ def worker(
     _restrict(spec)
     placement.spread(spec, job, avoid=avoid)
     metadata = _worker_metadata(job, slot, attempt, template.get("metadata") or {})
-    metadata["annotations"] |= dict(notes or {})
+    metadata["annotations"] |= {**(notes or {}), names.NOTE_KEY: key_id}
     if fabric is not None:
         metadata["annotations"][names.NOTE_FABRIC] = fabric.profile
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
@@ -149,14 +157,14 @@ def _worker_metadata(
 
 
 def _worker_env(
-    job: Job, slot: int, attempt: int, coordinators: tuple[str, ...]
+    job: Job, slot: int, attempt: int, key_id: str, coordinators: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     assert job.settings is not None
     host = names.coordinator_host(job.name, job.namespace)
     urls = (f"https://{host}:{names.COORDINATOR_PORT}", *coordinators)
     return [
         {"name": names.ENV_HOST, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        *_common_env(job),
+        *_common_env(job, key_id),
         _set(names.ENV_SLOT, slot),
         _set(names.ENV_ATTEMPT, attempt),
         _set(names.ENV_PROCS, job.settings.procs_per_replica),
@@ -167,21 +175,24 @@ def _worker_env(
     ]
 
 
-def _common_env(job: Job) -> list[dict[str, Any]]:
-    secret = names.secret_name(job.name, job.uid)
-    token = {"secretKeyRef": {"name": secret, "key": TOKEN}}
+def _common_env(job: Job, key_id: str) -> list[dict[str, Any]]:
     return [
         _set(names.ENV_VERSION, ENV_VERSION_NOW),
         _set(names.ENV_JOB, job.name),
         _set(names.ENV_NAMESPACE, job.namespace),
         _set(names.ENV_SPEC, f"{FILES}/{JOB_FILE}"),
         _set(names.ENV_TLS_CERT, f"{FILES}/{CERTIFICATE}"),
-        {"name": names.ENV_TOKEN, "valueFrom": token},
+        _from_secret(names.ENV_TOKEN, job, key_id, TOKEN),
     ]
 
 
+def _from_secret(name: str, job: Job, key_id: str, key: str) -> dict[str, Any]:
+    secret = names.secret_name(job.name, job.uid, key_id)
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+
+
 def coordinator(
-    job: Job, attempt: int, *, notes: Mapping[str, str] | None = None
+    job: Job, attempt: int, *, key_id: str, notes: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     assert job.spec is not None
     below = job.template["spec"]
@@ -193,7 +204,8 @@ def coordinator(
         "command": ["python3", "-m", "paceline.coordinator"],
         "env": [
             {"name": names.ENV_UID, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
-            *_common_env(job),
+            *_common_env(job, key_id),
+            _from_secret(names.ENV_OPERATOR_TOKEN, job, key_id, OPERATOR_TOKEN),
             _set(names.ENV_TLS_KEY, f"{FILES}/{PRIVATE_KEY}"),
             _set(names.ENV_LINGER, LINGER_S),
         ],
@@ -223,7 +235,7 @@ def coordinator(
         spec["affinity"] = {"nodeAffinity": copy.deepcopy(nodes)}
     spec |= placed
     files = [JOB_FILE, CERTIFICATE, PRIVATE_KEY]
-    _mount(spec, container, "paceline-job", FILES, _job_volume(job, files))
+    _mount(spec, container, "paceline-job", FILES, _job_volume(job, key_id, files))
     _mount(spec, container, "tmp", "/tmp", {"emptyDir": {}})
     _restrict(spec)
     placement.spread_by_name(spec, job)
@@ -243,6 +255,7 @@ def coordinator(
                 "linkerd.io/inject": "disabled",
                 "cluster-autoscaler.kubernetes.io/safe-to-evict": "true",
                 **(notes or {}),
+                names.NOTE_KEY: key_id,
             },
             "ownerReferences": [owner_reference(job)],
         },
@@ -255,6 +268,7 @@ def secret(job: Job, keys: JobKeys, *, certificate: str, private_key: str) -> di
     data = {
         JOB_FILE: job_file(job),
         TOKEN: keys.token,
+        OPERATOR_TOKEN: keys.operator_token,
         CERTIFICATE: certificate,
         PRIVATE_KEY: private_key,
     }
@@ -264,7 +278,7 @@ def secret(job: Job, keys: JobKeys, *, certificate: str, private_key: str) -> di
         "type": "Opaque",
         "immutable": True,
         "metadata": {
-            "name": names.secret_name(job.name, job.uid),
+            "name": names.secret_name(job.name, job.uid, keys.key_id),
             "namespace": job.namespace,
             "labels": labels(job, "job"),
             "ownerReferences": [owner_reference(job)],
@@ -286,9 +300,9 @@ def _set(name: str, value: object) -> dict[str, Any]:
     return {"name": name, "value": str(value)}
 
 
-def _job_volume(job: Job, files: list[str]) -> dict[str, Any]:
+def _job_volume(job: Job, key_id: str, files: list[str]) -> dict[str, Any]:
     items = [{"key": name, "path": name} for name in files]
-    name = names.secret_name(job.name, job.uid)
+    name = names.secret_name(job.name, job.uid, key_id)
     return {"secret": {"secretName": name, "items": items, "defaultMode": 0o444}}
 
 

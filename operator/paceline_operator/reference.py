@@ -120,12 +120,13 @@ RIGHTS: Final = (
         ("get", "list", "watch", "create", "delete"),
         "workers and coordinators; get only when a name is taken",
     ),
-    Right(JOBS, ("secrets",), ("create",), "the job's token and certificate; never read back"),
+    Right(JOBS, ("secrets",), ("create",), "the job's tokens and certificate; never read back"),
     Right(
         JOBS,
         ("services",),
-        ("create", "patch", "delete"),
-        "paceline-jobs, by server-side apply; removed from namespaces without jobs",
+        ("create", "patch", "list", "delete"),
+        "by server-side apply; found and removed in namespaces without jobs",
+        "paceline-jobs",
     ),
     Right(JOBS, ("events",), ("create",), "what kubectl describe shows"),
     Right(
@@ -154,7 +155,7 @@ RIGHTS: Final = (
     ),
     Right(OWN, ("leases",), ("create",), "the Lease of the leader"),
     Right(OWN, ("leases",), ("get", "update"), "the Lease of the leader", "paceline-operator"),
-    Right(OWN, ("secrets",), ("create",), "its own key, once"),
+    Right(OWN, ("secrets",), ("create",), "its own key, and again if it was deleted"),
     Right(OWN, ("secrets",), ("get",), "its own key", "paceline-operator-key"),
 )
 

@@ -294,6 +294,11 @@ BAD: dict[str, Bad] = {
         "    spec:\n", "    metadata: {labels: {paceline.dev/slot: a}}\n    spec:\n",
         "spec.template.metadata.labels", '"paceline.dev/slot" begins with', "prefix of your own",
     ),
+    "note of Paceline": Bad(
+        "    spec:\n", "    metadata: {annotations: {paceline.dev/cause: a}}\n    spec:\n",
+        "spec.template.metadata.annotations", '"paceline.dev/cause" begins with',
+        "prefix of your own",
+    ),
     "no containers": Bad(
         GOOD[GOOD.index("      containers:") :], "      containers: []\n",
         "spec.template.spec.containers", "is empty", "give a value",

@@ -33,6 +33,16 @@ def gpu_job(required: str = "", profile: str = "", **template: Any) -> Job:
     return job
 
 
+def free(nodes: dict[str, Node] = NODES, **more: Any) -> Observed:
+    """With the built-in profiles as they were if they needed no privileges."""
+    less: dict[str, Any] = {"capabilities": None, "run_as_user": None}
+    spared = {
+        name: spec.model_copy(update={"pod": spec.pod and spec.pod.model_copy(update=less)})
+        for name, spec in built_in().items()
+    }
+    return Observed(nodes=nodes, fabrics={**spared, **more})
+
+
 def seen(nodes: dict[str, Node] = NODES, **more: Any) -> Observed:
     return Observed(nodes=nodes, fabrics={**built_in(), **more})
 

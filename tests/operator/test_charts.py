@@ -75,6 +75,13 @@ def test_nobody_may_read_the_secrets_of_users(options: tuple[str, ...]) -> None:
                 assert found["kind"] == "Role"
 
 
+@pytest.mark.parametrize("options", [(), NAMESPACED, ALL])
+def test_it_may_touch_no_service_but_its_own(options: tuple[str, ...]) -> None:
+    rules = [rule for found in rendered(*options) for rule in found.get("rules", ())]
+    (services,) = (rule for rule in rules if "services" in rule["resources"])
+    assert services["resourceNames"] == ["paceline-jobs"]
+
+
 def test_a_namespaced_installation_has_no_right_beyond_its_namespace() -> None:
     found = rendered("--set=scope.clusterWide=false")
     assert not [f for f in found if f["kind"].startswith("Cluster")]

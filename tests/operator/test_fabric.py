@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fake_cluster.fabrics import GPU, IB, NODES, gpu_job, name_of, seen
+from fake_cluster.fabrics import GPU, IB, NODES, free, gpu_job, name_of, seen
 from fake_cluster.observations import NOW, coordinator_status, job_of, worker
 from paceline_api.types.enums import FabricRequirement
-from paceline_api.types.fabric import FabricPod, FabricProfile, FabricSpec
+from paceline_api.types.fabric import PLAIN_SPEC, FabricPod, FabricProfile, FabricSpec
 from paceline_operator import fabrics
 from paceline_operator.cluster.store import Store
 from paceline_operator.cluster.wire import FabricObject, fabric_from
@@ -27,18 +27,18 @@ from paceline_operator.fabrics import built_in
 
 
 def test_auto_takes_what_all_nodes_of_the_job_offer() -> None:
-    assert name_of(fabric_of(gpu_job(), seen())) == "rdma-hca-shared-devices-a"
+    assert name_of(fabric_of(gpu_job(), free())) == "rdma-hca-shared-devices-a"
 
 
 def test_auto_leaves_a_job_without_devices_alone() -> None:
-    assert name_of(fabric_of(job_of(), seen())) == "tcp"
+    assert name_of(fabric_of(job_of(), free())) == "tcp"
 
 
 def test_auto_does_not_keep_a_job_from_nodes_without_the_network() -> None:
     mixed = NODES | {"node-9": Node("node-9", offers=GPU)}
-    assert name_of(fabric_of(gpu_job(), seen(mixed))) == "tcp"
+    assert name_of(fabric_of(gpu_job(), free(mixed))) == "tcp"
     # Asked for, it is worth waiting for the nodes that have it.
-    assert name_of(fabric_of(gpu_job("RDMA"), seen(mixed))) == "rdma-hca-shared-devices-a"
+    assert name_of(fabric_of(gpu_job("RDMA"), free(mixed))) == "rdma-hca-shared-devices-a"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_auto_does_not_keep_a_job_from_nodes_without_the_network() -> None:
 )
 def test_nodes_on_which_no_worker_can_run_do_not_count(other: Node) -> None:
     job = gpu_job(nodeSelector={"pool": "a"})
-    assert name_of(fabric_of(job, seen(NODES | {"node-9": other}))) == "rdma-hca-shared-devices-a"
+    assert name_of(fabric_of(job, free(NODES | {"node-9": other}))) == "rdma-hca-shared-devices-a"
 
 
 @pytest.mark.parametrize(
@@ -68,24 +68,24 @@ def test_auto_does_not_take_room_from_a_job(gpus: int, offers: dict[str, int], w
     """A worker of one GPU that took all adapters of its node would leave none to the next one."""
     job = gpu_job(trainer={"resources": {"limits": {"nvidia.com/gpu": gpus}}})
     nodes = {"node-1": Node("node-1", offers=GPU | offers)}
-    assert name_of(fabric_of(job, seen(nodes))) == wanted
+    assert name_of(fabric_of(job, free(nodes))) == wanted
 
 
 def test_no_device_is_no_device() -> None:
     job = gpu_job("RDMA", trainer={"resources": {"limits": {"nvidia.com/gpu": 0}}})
-    assert name_of(fabric_of(job, seen({"n": Node("n", offers=IB)}))) == "rdma-hca-shared-devices-a"
+    assert name_of(fabric_of(job, free({"n": Node("n", offers=IB)}))) == "rdma-hca-shared-devices-a"
 
 
 def test_a_profile_fits_only_where_its_own_selector_lets_it() -> None:
     pod = FabricPod(resources=dict.fromkeys(IB, 1), node_selector={"rack": "b"})
     own = FabricSpec(carries=FabricRequirement.RDMA, priority=99, pod=pod)
-    assert name_of(fabric_of(gpu_job(), seen(own=own))) == "rdma-hca-shared-devices-a"
+    assert name_of(fabric_of(gpu_job(), free(own=own))) == "rdma-hca-shared-devices-a"
 
 
 def test_a_job_that_trains_without_one_goes_on_without_one() -> None:
     """Of a release that knew no profiles: its workers must not differ."""
     job = replace(gpu_job(), status={"startTime": "2027-01-15T08:00:00Z"})
-    assert name_of(fabric_of(job, seen())) == "tcp"
+    assert name_of(fabric_of(job, free())) == "tcp"
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_amounts_as_kubernetes_writes_them(text: str, amount: int) -> None:
 
 def test_the_highest_priority_wins_then_the_name() -> None:
     own = FabricSpec(carries=FabricRequirement.RDMA, pod=FabricPod(resources=dict.fromkeys(IB, 1)))
-    assert name_of(fabric_of(gpu_job(), seen(own=replace_priority(own, 11)))) == "own"
-    assert name_of(fabric_of(gpu_job(), seen(own=replace_priority(own, 10)))) == "own"
-    assert name_of(fabric_of(gpu_job(), seen(own=own))) == "rdma-hca-shared-devices-a"
+    assert name_of(fabric_of(gpu_job(), free(own=replace_priority(own, 11)))) == "own"
+    assert name_of(fabric_of(gpu_job(), free(own=replace_priority(own, 10)))) == "own"
+    assert name_of(fabric_of(gpu_job(), free(own=own))) == "rdma-hca-shared-devices-a"
 
 
 def replace_priority(spec: FabricSpec, priority: int) -> FabricSpec:
@@ -110,28 +110,28 @@ def test_what_carries_less_than_required_is_not_taken() -> None:
     own = FabricSpec(
         carries=FabricRequirement.RDMA, priority=99, pod=FabricPod(resources=dict.fromkeys(IB, 1))
     )
-    found = fabric_of(gpu_job("GPUDirect"), seen(own=own))
+    found = fabric_of(gpu_job("GPUDirect"), free(own=own))
     assert name_of(found) == "rdma-hca-shared-devices-a"
-    named = fabric_of(gpu_job("GPUDirect", "own"), seen(own=own))
+    named = fabric_of(gpu_job("GPUDirect", "own"), free(own=own))
     assert isinstance(named, NoFabric)
     assert "carries RDMA" in named.why
 
 
 def test_what_matches_by_nothing_is_never_taken_by_auto() -> None:
     own = FabricSpec(carries=FabricRequirement.GPU_DIRECT, priority=99)
-    assert name_of(fabric_of(gpu_job(), seen(own=own))) == "rdma-hca-shared-devices-a"
-    assert name_of(fabric_of(gpu_job(profile="own"), seen(own=own))) == "own"
+    assert name_of(fabric_of(gpu_job(), free(own=own))) == "rdma-hca-shared-devices-a"
+    assert name_of(fabric_of(gpu_job(profile="own"), free(own=own))) == "own"
 
 
 def test_required_and_nowhere_offered_waits_and_says_what_was_looked_for() -> None:
-    found = fabric_of(gpu_job("RDMA"), seen({"node-1": Node("node-1", offers=GPU)}))
+    found = fabric_of(gpu_job("RDMA"), free({"node-1": Node("node-1", offers=GPU)}))
     assert isinstance(found, NoFabric)
     assert "rdma/hca_shared_devices_a" in found.why
     assert "FabricProfile" in found.why
 
 
 def test_an_unknown_name_says_which_are_known() -> None:
-    found = fabric_of(gpu_job(profile="rmda"), seen())
+    found = fabric_of(gpu_job(profile="rmda"), free())
     assert isinstance(found, NoFabric)
     assert "rdma-hca-shared-devices-a" in found.why
 
@@ -141,16 +141,16 @@ def test_all_is_what_the_least_of_the_nodes_offers() -> None:
         "node-1": Node("node-1", offers=GPU | {"vpc.amazonaws.com/efa": 32}),
         "node-2": Node("node-2", offers=GPU | {"vpc.amazonaws.com/efa": 16}),
     }
-    found = fabric_of(gpu_job(), seen(nodes))
+    found = fabric_of(gpu_job(), free(nodes))
     assert isinstance(found, Fabric)
     assert (found.profile, found.pod["resources"]) == ("aws-efa", {"vpc.amazonaws.com/efa": 16})
-    unseen = fabric_of(gpu_job(profile="aws-efa"), seen({}))
+    unseen = fabric_of(gpu_job(profile="aws-efa"), free({}))
     assert isinstance(unseen, NoFabric)
     assert "vpc.amazonaws.com/efa" in unseen.why
 
 
 def test_chosen_once_and_kept_whatever_becomes_of_the_profile() -> None:
-    first = fabric_of(gpu_job(), seen())
+    first = fabric_of(gpu_job(), free())
     assert isinstance(first, Fabric)
     later = replace(gpu_job(), status={"fabric": first.status()})
     gone = Observed(nodes={}, fabrics={})
@@ -160,7 +160,58 @@ def test_chosen_once_and_kept_whatever_becomes_of_the_profile() -> None:
 def test_after_a_crash_the_pods_tell_what_was_chosen() -> None:
     """They were made, and the status that says so was not written."""
     made = worker(0, notes={"paceline.dev/fabric": "azure-shared-ib"})
-    assert name_of(fabric_of(gpu_job(), replace(seen(), pods=(made,)))) == "azure-shared-ib"
+    assert name_of(fabric_of(gpu_job(), replace(free(), pods=(made,)))) == "azure-shared-ib"
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        FabricPod(resources=dict.fromkeys(IB, 1), capabilities=("IPC_LOCK",)),
+        FabricPod(resources=dict.fromkeys(IB, 1), run_as_user=0),
+        FabricPod.model_validate(
+            {"resources": dict.fromkeys(IB, 1), "volumes": [{"name": "v", "hostPath": {}}]}
+        ),
+        FabricPod.model_validate(
+            {
+                "resources": dict.fromkeys(IB, 1),
+                "initContainers": [{"name": "i", "securityContext": {"privileged": True}}],
+            }
+        ),
+    ],
+    ids=["capability", "root", "host", "init"],
+)
+def test_nobody_gets_privileges_unasked(pod: FabricPod) -> None:
+    """All nodes offer the network: no reason to make the pods of a job root."""
+    own = FabricSpec(carries=FabricRequirement.RDMA, priority=99, pod=pod)
+    only = Observed(nodes=NODES, fabrics={"tcp": PLAIN_SPEC, "own": own})
+    found = fabric_of(gpu_job(), only)
+    assert isinstance(found, Fabric)
+    assert (found.profile, found.pod) == ("tcp", {})
+    assert "spec.fabric.profile: own" in found.message
+    assert "spec.fabric.required: RDMA" in found.message
+    for asked in (gpu_job("RDMA"), gpu_job(profile="own")):
+        assert name_of(fabric_of(asked, only)) == "own"
+    assert name_of(fabric_of(gpu_job(), free(own=own))) == "rdma-hca-shared-devices-a"
+
+
+def test_a_job_is_told_which_network_it_does_without() -> None:
+    changes = reconcile(gpu_job(), replace(seen(), sent=Sent(secret=True)), NOW)
+    assert len(changes.workers) == 2
+    assert changes.status is not None
+    assert changes.status["fabric"]["profile"] == "tcp"
+    (told,) = (event for event in changes.events if event.reason == "FabricUnavailable")
+    assert "rdma-hca-shared-devices-a" in told.message
+    trainer = changes.workers[0].manifest["spec"]["containers"][0]
+    assert trainer["securityContext"].get("runAsUser") is None
+
+
+def test_that_hint_hides_no_refusal_of_the_pods() -> None:
+    refusal = Refusal(RefusalKind.TEMPLATE, "spec.nodeNam: unknown field", NOW, 1, generation=3)
+    refused = replace(seen(), refusal=refusal, sent=Sent(secret=True))
+    changes = reconcile(gpu_job(), refused, NOW)
+    assert changes.workers == ()
+    assert changes.status is not None
+    assert changes.status["state"] == "TemplateInvalid"
 
 
 # ---- in the decision ------------------------------------------------------------------------
@@ -168,7 +219,7 @@ def test_after_a_crash_the_pods_tell_what_was_chosen() -> None:
 
 def test_without_its_network_no_pod_is_made_and_the_condition_says_why() -> None:
     job = gpu_job("RDMA")
-    changes = reconcile(job, replace(seen({}), sent=Sent(secret=True)), NOW)
+    changes = reconcile(job, replace(free({}), sent=Sent(secret=True)), NOW)
     assert changes.workers == ()
     assert changes.coordinator is None
     assert changes.status is not None
@@ -180,7 +231,7 @@ def test_without_its_network_no_pod_is_made_and_the_condition_says_why() -> None
 
 
 def test_with_it_the_status_keeps_what_the_pods_got() -> None:
-    changes = reconcile(gpu_job("RDMA"), replace(seen(), sent=Sent(secret=True)), NOW)
+    changes = reconcile(gpu_job("RDMA"), replace(free(), sent=Sent(secret=True)), NOW)
     assert len(changes.workers) == 2
     assert changes.status is not None
     assert changes.status["fabric"]["profile"] == "rdma-hca-shared-devices-a"
@@ -190,7 +241,7 @@ def test_with_it_the_status_keeps_what_the_pods_got() -> None:
 
 
 def test_a_running_job_goes_on_when_its_profile_is_deleted() -> None:
-    first = fabric_of(gpu_job("RDMA"), seen())
+    first = fabric_of(gpu_job("RDMA"), free())
     assert isinstance(first, Fabric)
     status = {"startTime": "2027-01-15T08:00:00Z", "fabric": first.status()}
     job = replace(gpu_job("RDMA"), status=status)
@@ -209,7 +260,7 @@ def test_a_running_job_goes_on_when_its_profile_is_deleted() -> None:
 def test_a_namespace_that_forbids_what_nobody_asked_for_gets_plain_pods_and_is_told() -> None:
     words = 'pods "j-0-1" is forbidden: violates PodSecurity "restricted:latest": unrestricted'
     refusal = Refusal(RefusalKind.TEMPLATE, words, NOW, 1, generation=3)
-    refused = replace(seen(), refusal=refusal, sent=Sent(secret=True))
+    refused = replace(free(), refusal=refusal, sent=Sent(secret=True))
     changes = reconcile(gpu_job(), refused, NOW)
     assert len(changes.workers) == 2
     trainer = changes.workers[0].manifest["spec"]["containers"][0]
@@ -247,7 +298,7 @@ def test_other_refusals_of_what_nobody_asked_for(
     kind: RefusalKind, words: str, profile: str
 ) -> None:
     refusal = Refusal(kind, words, NOW, 1, generation=3)
-    assert name_of(fabric_of(gpu_job(), replace(seen(), refusal=refusal))) == profile
+    assert name_of(fabric_of(gpu_job(), replace(free(), refusal=refusal))) == profile
 
 
 # ---- profiles of the cluster ----------------------------------------------------------------

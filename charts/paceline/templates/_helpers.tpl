@@ -48,8 +48,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   verbs: [create]
 - apiGroups: [""]
   resources: [services]
-  # patch with create is what server-side apply needs; delete is for namespaces without jobs.
-  verbs: [create, patch, delete]
+  resourceNames: [paceline-jobs]
+  # patch with create is what server-side apply needs; list and delete are for namespaces without
+  # jobs.
+  verbs: [create, patch, list, delete]
 - apiGroups: [""]
   resources: [events]
   verbs: [create]

@@ -76,6 +76,13 @@ def _labels_are_free(job: TrainingJob) -> Iterator[Violation]:
             yield Violation(label, problem=f"begins with {PREFIX}, which Paceline sets itself")
 
 
+def _annotations_are_free(job: TrainingJob) -> Iterator[Violation]:
+    metadata = job.spec.template.metadata
+    for note in (metadata.annotations if metadata else None) or {}:
+        if note.startswith(PREFIX):
+            yield Violation(note, problem=f"begins with {PREFIX}, which Paceline sets itself")
+
+
 TEMPLATE_RULES: Final = (
     Rule(
         path=_CONTAINERS,
@@ -126,5 +133,13 @@ TEMPLATE_RULES: Final = (
         check=_labels_are_free,
         cel="!has(self.template.metadata) || !has(self.template.metadata.labels) || "
         f"self.template.metadata.labels.all(k, !k.startsWith('{PREFIX}'))",
+    ),
+    Rule(
+        path="spec.template.metadata.annotations",
+        problem=f"has a key that begins with {PREFIX}, by which Paceline remembers what it did",
+        hint="use a prefix of your own",
+        check=_annotations_are_free,
+        cel="!has(self.template.metadata) || !has(self.template.metadata.annotations) || "
+        f"self.template.metadata.annotations.all(k, !k.startsWith('{PREFIX}'))",
     ),
 )

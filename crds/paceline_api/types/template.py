@@ -64,7 +64,7 @@ class TemplateMetadata(OpenModel):
     labels: Annotated[dict[str, str], Field(max_length=128)] | None = None
     """Labels of the worker pods, beside those that Paceline sets."""
 
-    annotations: dict[str, str] | None = None
+    annotations: Annotated[dict[str, str], Field(max_length=128)] | None = None
     """Annotations of the worker pods."""
 
 

@@ -156,6 +156,10 @@ def test_nobody_gets_more_rights_than_meant(release: Release) -> None:
         assert not may(account, verb, "secrets")
     assert may(account, "get", "secrets/paceline-operator-key", namespace)
     assert not may(account, "get", "secrets/other", namespace)
+    for verb in ("create", "patch", "delete"):
+        assert may(account, verb, "services/paceline-jobs")
+        assert not may(account, verb, "services/other")
+        assert not may(account, verb, "services")
     assert not may(account, "update", "trainingjobs")
     assert not may(account, "update", "pods")
     for user, role in (("reader", "view"), ("writer", "edit")):

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from paceline_api.names import NOTE_FABRIC
 from paceline_api.types.enums import FabricRequirement
-from paceline_api.types.fabric import ALL, PLAIN, FabricSpec
+from paceline_api.types.fabric import ALL, PLAIN, FabricPod, FabricSpec
 
 from paceline_operator.core.devices import amount_of, is_device
 from paceline_operator.core.job import Job
@@ -49,11 +49,13 @@ def fabric_of(job: Job, seen: Observed) -> Fabric | NoFabric:
         begun = PLAIN if job.start_s is not None else AUTO
         wanted = next((name for name in noted if name in seen.fabrics), begun)
     if wanted == AUTO:
-        wanted = _found(job, seen, nodes, required) or ""
-        found = seen.fabrics.get(wanted)
-        free = required == FabricRequirement.ANY and wanted != PLAIN
-        if free and found and _forbidden(seen, found):
-            return Fabric(PLAIN, str(FabricRequirement.ANY), {}, _less(wanted, seen))
+        wanted = _found(job, seen.fabrics, nodes, required) or ""
+        if required == FabricRequirement.ANY and wanted != PLAIN:
+            free = {n: spec for n, spec in seen.fabrics.items() if not _privileged(spec)}
+            best, wanted = wanted, _found(job, free, nodes, required) or PLAIN
+            less = _unasked(best, seen) if wanted == PLAIN else _refused(wanted, seen)
+            if less:
+                return Fabric(PLAIN, str(FabricRequirement.ANY), {}, less)
     if not wanted:
         return NoFabric(
             f"spec.fabric.required: {required}, and no profile that carries it fits the nodes of "
@@ -76,7 +78,12 @@ def fabric_of(job: Job, seen: Observed) -> Fabric | NoFabric:
     return _filled(wanted, profile, nodes)
 
 
-def _found(job: Job, seen: Observed, nodes: list[Node], required: FabricRequirement) -> str | None:
+def _found(
+    job: Job,
+    profiles: Mapping[str, FabricSpec],
+    nodes: list[Node],
+    required: FabricRequirement,
+) -> str | None:
     """For `auto`. Where nothing is required, a profile is taken only if all nodes fit, and hold as
     many workers as without it: it must not keep a job from where it could run."""
     asks = required != FabricRequirement.ANY
@@ -91,7 +98,7 @@ def _found(job: Job, seen: Observed, nodes: list[Node], required: FabricRequirem
 
     fitting = [
         (-(profile.priority or 0), name)
-        for name, profile in seen.fabrics.items()
+        for name, profile in profiles.items()
         if nodes and _says_where(profile) and _carries(profile, required) and fits(profile)
     ]
     if fitting:
@@ -112,15 +119,43 @@ def _forbidden(seen: Observed, profile: FabricSpec) -> bool:
 
 def is_instead(job: Job, seen: Observed, fabric: Fabric | NoFabric) -> bool:
     """It takes the place of a refused one. What is refused once more is the template's fault."""
-    again = seen.refusal is not None and seen.refusal.count > 1
-    message = fabric.message if isinstance(fabric, Fabric) else ""
-    return bool(message) and not job.status.get("fabric") and not again
+    refusal = seen.refusal
+    if refusal is None or refusal.count > 1 or job.status.get("fabric"):
+        return False
+    return isinstance(fabric, Fabric) and refusal.message in fabric.message
 
 
-def _less(profile: str, seen: Observed) -> str:
-    assert seen.refusal is not None
+def _unasked(name: str, seen: Observed) -> str:
     return (
-        f"the nodes offer profile {profile}, and the namespace forbids it: "
+        f"the nodes offer profile {name}, which gives pods privileges; nobody has asked for it, so "
+        f"they use {PLAIN}. Write spec.fabric.required: {seen.fabrics[name].carries}, or "
+        f"spec.fabric.profile: {name}, and make the job anew"
+    )
+
+
+def _privileged(profile: FabricSpec) -> bool:
+    """More than a namespace with baseline pod security lets in, or root: only for who asks."""
+    pod = profile.pod or FabricPod()
+    parts = pod.model_dump(mode="json", by_alias=True, exclude_none=True)
+    inside = (part.get("securityContext") or {} for part in parts.get("initContainers", ()))
+    return bool(
+        pod.capabilities
+        or pod.run_as_user == 0
+        or any("hostPath" in volume for volume in parts.get("volumes", ()))
+        or any(
+            c.get("privileged")
+            or (c.get("capabilities") or {}).get("add")
+            or c.get("runAsUser") == 0
+            for c in inside
+        )
+    )
+
+
+def _refused(name: str, seen: Observed) -> str:
+    if seen.refusal is None or not _forbidden(seen, seen.fabrics[name]):
+        return ""
+    return (
+        f"the nodes offer profile {name}, and the namespace forbids it: "
         f"{seen.refusal.message}; the pods use {PLAIN}. Allow it (pod security: the label "
         "pod-security.kubernetes.io/enforce: privileged on the namespace), and make the job anew"
     )

@@ -26,6 +26,7 @@ from fake_cluster.observations import (
 )
 from fake_cluster.parts import job_body
 from paceline_api.reasons import Reason
+from paceline_operator.cluster import coordinator as cluster_coordinator
 from paceline_operator.cluster.coordinator import Links
 from paceline_operator.cluster.store import Key
 from paceline_operator.cluster.tls import pair_of, pinned
@@ -179,6 +180,24 @@ def test_what_no_coordinator_says_is_not_believed_and_stops_nothing(
     assert [status.seq for status in heard.statuses] == [HONEST]
 
 
+def test_an_answer_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_coordinator, "REPLY_S", 0.3)
+    monkeypatch.setattr(cluster_coordinator, "POLL_S", 0)
+
+    async def trickle(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b" ")
+                await asyncio.sleep(0.05)
+        except ConnectionError:
+            return response
+
+    heard = asyncio.run(heard_after(trickle))
+    assert [status.seq for status in heard.statuses] == [HONEST]
+
+
 def test_nobody_is_followed_elsewhere() -> None:
     """Else a tenant's coordinator could have the operator ask whom it likes, from the inside."""
 
@@ -295,3 +314,20 @@ def test_a_coordinator_has_a_bounded_number_of_events() -> None:
         events = reconcile(job_of(RUNNING, replicas=3), seen, NOW).events
         sent |= {event.key for event in events}
     assert len([key for key in sent if key.startswith("resumed:")]) == 100
+
+
+def test_a_job_whose_key_is_lost_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with Links(
+            secrets_of=lambda *_: None,
+            heard=Heard(),
+            arrived=lambda *_: None,
+            clock=asyncio.get_running_loop().time,
+            leads=lambda: True,
+        ) as made:
+            for _ in range(3):
+                made.follow(("a", "digits"), job(), "https://x", key_id="0ld0ld00", hurry=True)
+            assert made.connected == 0
+
+    asyncio.run(scenario())
+    assert caplog.text.count("0ld0ld00, which is lost") == 1

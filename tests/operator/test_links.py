@@ -39,6 +39,7 @@ from paceline_operator.core.job import Job, read_job
 from paceline_operator.core.keys import job_keys
 from paceline_operator.core.observed import Sent
 from paceline_operator.core.reconcile import reconcile
+from paceline_operator.core.unheard import Cause, Unheard
 
 KEYS = job_keys(bytes(32), "a")
 GZIP = "Content-Encoding"
@@ -317,10 +318,13 @@ def test_a_coordinator_has_a_bounded_number_of_events() -> None:
 
 
 def test_a_job_whose_key_is_lost_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    missed: list[tuple[Key, Unheard, bool]] = []
+
     async def scenario() -> None:
         async with Links(
             secrets_of=lambda *_: None,
             heard=Heard(),
+            missed=lambda *told: missed.append(told),
             arrived=lambda *_: None,
             clock=asyncio.get_running_loop().time,
             leads=lambda: True,
@@ -330,4 +334,6 @@ def test_a_job_whose_key_is_lost_is_named_once(caplog: pytest.LogCaptureFixture)
             assert made.connected == 0
 
     asyncio.run(scenario())
-    assert caplog.text.count("0ld0ld00, which is lost") == 1
+    assert caplog.text.count("0ld0ld00") == 1
+    ((_, told, away),) = missed
+    assert (told.cause, told.detail, away) == (Cause.KEY, "0ld0ld00", True)

@@ -23,6 +23,10 @@ class Cause(StrEnum):
     OTHER = "Other"
 
 
+_LOST: Final = (
+    "put the key back as another field of the Secret paceline-operator-key, or delete all pods of "
+    "the job: it goes on from its checkpoint"
+)
 _KEY: Final = (
     "either something answers in its place, such as a mesh, or the Secret paceline-operator-key "
     "was made anew after the job: restore it, or make the job anew"
@@ -35,11 +39,7 @@ _WORDS: Final = {
     ),
     Cause.TLS: ("its certificate is not the job's", _KEY),
     Cause.TOKEN: ("it does not accept the operator's token (401)", _KEY),
-    Cause.KEY: (
-        "its pods trust a key of the operator that is lost",
-        "put the key back as another field of the Secret paceline-operator-key, or delete all pods "
-        "of the job: it goes on from its checkpoint",
-    ),
+    Cause.KEY: ("its pods trust a key of the operator that is lost", _LOST),
     Cause.OTHER: ("", "look at `kubectl logs` of its pod"),
 }
 

@@ -33,6 +33,7 @@ from msgspec import Struct
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
 from paceline.core.coordinator import AgentGone
+from paceline.core.messages import CommitChange
 from paceline.core.protocol.composition import Weighing
 from paceline.core.protocol.ids import parse_member
 from paceline.core.protocol.records import Go
@@ -135,6 +136,8 @@ class Play:
     def _spy(self) -> None:
         """Commits become lines of the trace, and lines may trigger commands."""
         tell, committed = self.sim.tell, self.sim.checkers.committed
+        self.named: dict[Go, str] = {}
+        """Who is in each round."""
 
         def told(line: str) -> None:
             tell(line)
@@ -145,9 +148,10 @@ class Play:
 
         def commits(rank: SimRank, go: Go, weighing: Weighing) -> None:
             committed(rank, go, weighing)
-            named = [s for s in rank.state.log.read(go).shares if s.count]
-            who = " ".join(f"{s.member.slot}{'' if s.fresh else '~'}" for s in named)
-            self.sim.tell(f"{rank.me} commits {go.round} ({go.trigger}: {who})")
+            if go not in self.named:  # a joiner that was behind has gone on since
+                named = [s for s in rank.state.log.read(go).shares if s.count]
+                self.named[go] = " ".join(f"{s.member.slot}{'' if s.fresh else '~'}" for s in named)
+            self.sim.tell(f"{rank.me} commits {go.round} ({go.trigger}: {self.named[go]})")
 
         self.sim.tell = told  # type: ignore[method-assign]
         self.sim.checkers.committed = commits  # type: ignore[method-assign]
@@ -268,8 +272,9 @@ class Play:
 
     def _gate(self, lane: tuple[object, ...], message: Struct, send: Callable[[], None]) -> bool:
         ends = [str(x) for x in lane[:2]]
+        name = "Commit" if isinstance(message, CommitChange) else type(message).__name__
         for how, kind, src, dst in self.gates:
-            if type(message).__name__ == kind and src in ("*", ends[0]) and dst in ("*", ends[1]):
+            if name == kind and src in ("*", ends[0]) and dst in ("*", ends[1]):
                 if how == "hold":
                     self.held.append(send)
                 self.sim.tell(f"({how}: {kind} {ends[0]} -> {ends[1]})")

@@ -23,6 +23,7 @@ from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.pending import Pending
 from paceline.core.protocol.records import DataPlan, Gen
+from paceline.core.protocol.rows import members_of
 from paceline.core.rank import events as ev
 from paceline.core.rank import machine, membership, rounds
 from paceline.core.rank.machine import Rank
@@ -94,8 +95,9 @@ def newest_version(candidates: Collection[Any]) -> Any:
     return max(full, key=lambda r: (r.version, r.last), default=None)
 
 
-def whoever_is_listed(report: Prepared, best: Prepared) -> bool:
-    return report.has_state and (report.last == best.last or report.member in best.members)
+def whoever_is_listed(report: Prepared, best: Prepared, _: object) -> bool:
+    listed = members_of(best.members)
+    return report.has_state and (report.last == best.last or report.member in listed)
 
 
 def counter_first(patch: pytest.MonkeyPatch) -> None:
@@ -180,7 +182,7 @@ RULES: dict[str, tuple[Patch, str]] = {
     ),
     "V15": (only_rounds_are_passed_on, "LogError|I5|I14"),
     "V16": (off(rounds, "unwritten", lambda rank: rank.request), "written after"),
-    "V17": (off(forming, "counts_as_state", lambda r, _: r.has_state), "LogsDiverge"),
+    "V17": (off(forming, "counts_as_state", lambda r, *_: r.has_state), "LogsDiverge"),
     "V18": (off(changing, "find_reason", lambda _: None), "I8: not over"),
     "V19": (discard_at_once, "StateLost"),
     "V20": (pending_again_and_again, "R11"),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 from core.makers import GEN_1, member
 from paceline.core.messages import AskState
-from paceline.worker.peer_sockets import PeerSockets
+from paceline.worker import peer_sockets
+from paceline.worker.peer_sockets import PeerSockets, ReceivedMessage
 
 
 @pytest.mark.parametrize("folder", ["plain", "my project", "semi;colon, 100% \N{SNOWMAN}"])
@@ -31,3 +36,75 @@ def test_whatever_the_folder_is_called(tmp_path: Path, folder: str) -> None:
     finally:
         one.close()
         two.close()
+
+
+NOTE = AskState(GEN_1, member(0), at_least=3)
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[PeerSockets, ...]]:
+    """A donor and a joiner; in a cluster what they say is encrypted."""
+    where = {"directory": tmp_path} if request.param == "ipc" else {"directory": None}
+    both = [PeerSockets(**where, name=name, host="127.0.0.1", token="t") for name in "ab"]
+    both[0].know(member(1), both[1].address)
+    yield tuple(both)
+    both[0].close()
+    if not both[1]._closed:
+        both[1].close()
+
+
+def receive(sockets: PeerSockets) -> ReceivedMessage:
+    while True:
+        sockets.wait(10_000)
+        if (mail := sockets.read()) is not None:
+            return mail
+
+
+def test_a_state_goes_in_pieces_and_arrives_as_it_was(
+    pair: tuple[PeerSockets, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One frame of the whole size was encrypted, and copied with the interpreter's lock held."""
+    monkeypatch.setattr(peer_sockets, "PIECE_BYTES", 1000)
+    sizes: list[int] = []
+    send = zmq.Socket.send_multipart
+
+    def spy(socket: zmq.Socket, frames: list[bytes], **options: object) -> object:  # type: ignore[type-arg]
+        sizes.extend(len(frame) for frame in frames)
+        return send(socket, frames, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(zmq.Socket, "send_multipart", spy)
+    payload = [b"{}", bytes(range(256)) * 40, b"", memoryview(b"x" * 3001)]
+    pair[0].send_bulk(member(1), NOTE, payload)
+    mail = receive(pair[1])
+    assert mail.message == NOTE
+    assert [bytes(part) for part in mail.payload] == [bytes(part) for part in payload]
+    assert max(sizes) <= 1000
+
+
+class State(bytearray):
+    """That can be watched."""
+
+
+def test_a_state_that_is_under_way_gives_way_to_a_newer_one(pair: tuple[PeerSockets, ...]) -> None:
+    """A joiner that takes nothing asks again and again: each state stayed in memory."""
+    donor, joiner = pair
+    joiner.close()
+    alive = []
+    for number in range(4):
+        state = State(bytes([number]) * 1_000_000)
+        alive.append(weakref.ref(state))
+        donor.send_bulk(member(1), NOTE, [memoryview(state)])
+        del state
+    tries = 100
+    while sum(each() is not None for each in alive) > 1 and tries:
+        tries -= 1
+        gc.collect()
+        donor.wait(20)  # the I/O thread gives them back
+    assert [each() is not None for each in alive] == [False, False, False, True]
+
+
+def test_what_has_arrived_is_followed_by_the_next(pair: tuple[PeerSockets, ...]) -> None:
+    for number in range(3):
+        state = bytes([number]) * 2_000_000
+        pair[0].send_bulk(member(1), NOTE, [state])
+        assert receive(pair[1]).payload[0] == state

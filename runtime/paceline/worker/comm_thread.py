@@ -122,8 +122,8 @@ class CommThread:
         self._posted: deque[ev.Event] = deque()
         self._wake_ns: int | None = None
         self._queue: dict[int, list[torch.Tensor]] = {}
-        self._staged: dict[GenerationId, tuple[bytes, ...]] = {}
-        self._part: tuple[bytes, ...] = ()
+        self._staged: dict[GenerationId, tuple[Bytes, ...]] = {}
+        self._part: tuple[Bytes, ...] = ()
         self._shared: tuple[tuple[GenerationId, int], list[Bytes]] | None = None
         """The state of a version, for those that join at it."""
         self._synced: torch.Tensor | None = None
@@ -273,7 +273,7 @@ class CommThread:
             case ev.InstallState(queued=queued):
                 self._install(queued)
             case ev.SendPart(to=to, part=part, with_result=with_result):
-                result = [bytes(x) for x in self._committed.last_result()] if with_result else []
+                result = self._committed.last_result() if with_result else []
                 self._peers.send_bulk(to, part, result)
             case ev.SendState(to=to, state=state):
                 self._peers.send_bulk(to, state, self._state_for_joiners(state))
@@ -370,7 +370,7 @@ class CommThread:
         header, *buffers = self._staged.pop(self.machine.state.gen_id)
         self._staged.clear()
         with self._gradients.streams.own():
-            self._committed.load(json.loads(header), buffers)
+            self._committed.load(json.loads(bytes(header)), buffers)
             for go, weighing in queued:
                 self._committed.accumulate(self._queue[go.round], first=weighing.first)
                 self._update(weighing)

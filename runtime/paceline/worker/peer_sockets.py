@@ -9,11 +9,13 @@ thread.
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import zmq
@@ -26,6 +28,9 @@ from paceline.environment import SUN_PATH_MAX
 
 Bytes = bytes | bytearray | memoryview
 
+PIECE_BYTES: Final = 1024 * 1024
+"""Of a state or a sum, in one frame: what the I/O thread encrypts at a time, and GO waits for."""
+
 
 class Lanes(msgspec.Struct, frozen=True):
     """Both sockets of a rank. Paths may have any character in them."""
@@ -37,7 +42,7 @@ class Lanes(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class ReceivedMessage:
     message: PeerMessage
-    payload: tuple[bytes, ...]
+    payload: tuple[Bytes, ...]
     """Frames behind the message: tensors of a state or of a missing part."""
 
 
@@ -55,6 +60,8 @@ class PeerSockets:
         self._bulk, bulk = self._bind(directory, f"{name}.b", host)
         self.address = msgspec.json.encode(Lanes(fast, bulk)).decode()
         self._out: dict[tuple[str, int], zmq.Socket[bytes]] = {}
+        self._under_way: dict[str, zmq.MessageTracker] = {}
+        """By address: whether the last state or part has left this process."""
         self._addresses: dict[MemberId, str] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -91,16 +98,34 @@ class PeerSockets:
         self._addresses = {m: a for m, a in self._addresses.items() if m in members}
         live = set(self._addresses.values())
         for key in [k for k in self._out if k[0] not in live]:
-            self._out.pop(key).close(linger=0)
+            self._give_up(key)
 
     def send(self, member: MemberId, message: PeerMessage) -> None:
         """Fast lane. Never blocks; what a dead peer does not read is lost with it."""
         self._socket(member, 0).send(wire.pack_peer(message), copy=True)
 
     def send_bulk(self, member: MemberId, message: PeerMessage, payload: Sequence[Bytes]) -> None:
-        """Bulk lane; the payload must not change until it has gone, so it is the caller's copy."""
-        frames = [wire.pack_peer(message), *payload]
-        self._socket(member, 1).send_multipart(frames, copy=False)
+        """Bulk lane, in pieces. Nothing is copied: the payload must not change until it has gone.
+
+        Of what is sent to one rank only the newest counts: what a slow one has not taken of an
+        older state is dropped, so that no more than one state waits for each (D15)."""
+        address = self._addresses[member]
+        before = self._under_way.get(address)
+        if before is not None and not before.done:
+            self._give_up((address, 1))
+        parts = [memoryview(part).cast("B") for part in payload]
+        sizes = msgspec.msgpack.encode([part.nbytes for part in parts])
+        pieces = [p[at : at + PIECE_BYTES] for p in parts for at in range(0, len(p), PIECE_BYTES)]
+        frames: list[Bytes] = [wire.pack_peer(message), sizes, *pieces]
+        socket = self._socket(member, 1)
+        tracker = socket.send_multipart(frames, copy=False, track=True)
+        assert tracker is not None, "asked for"
+        self._under_way[address] = tracker
+
+    def _give_up(self, key: tuple[str, int]) -> None:
+        self._out.pop(key).close(linger=0)
+        if key[1]:
+            self._under_way.pop(key[0], None)
 
     def _socket(self, member: MemberId, lane: int) -> zmq.Socket[bytes]:
         address = self._addresses[member]
@@ -109,6 +134,7 @@ class PeerSockets:
             socket = self._context.socket(zmq.PUSH)
             socket.set(zmq.LINGER, 0)
             socket.set(zmq.SNDHWM, 0)
+            socket.copy_threshold = 0  # so that the last piece tells when all have gone
             if self._key is not None:
                 public, secret = self._key
                 socket.set(zmq.CURVE_SERVERKEY, public)
@@ -131,10 +157,14 @@ class PeerSockets:
         """The next message, if there is one now."""
         for socket in (self._fast, self._bulk):
             try:
-                frames = socket.recv_multipart(zmq.NOBLOCK)
+                first = socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 continue
-            return ReceivedMessage(wire.unpack_peer(frames[0]), tuple(frames[1:]))
+            message = wire.unpack_peer(first)
+            if not socket.get(zmq.RCVMORE):
+                return ReceivedMessage(message, ())
+            sizes = msgspec.msgpack.decode(socket.recv(), type=list[int])
+            return ReceivedMessage(message, tuple(_put_together(socket, size) for size in sizes))
         return None
 
     def wake(self) -> None:
@@ -153,6 +183,20 @@ class PeerSockets:
         self._context.term()
         for path in self._files:
             path.unlink(missing_ok=True)
+
+
+def _put_together(socket: zmq.Socket[bytes], size: int) -> Bytes:
+    """The pieces that follow, which are all here. Each is given back once it is copied, so that a
+    state is in memory once; the lock of the interpreter is held for one piece at a time."""
+    if size <= PIECE_BYTES:
+        return socket.recv() if size else b""
+    whole = memoryview(mmap.mmap(-1, size))
+    at = 0
+    while at < size:
+        piece = socket.recv(copy=False).buffer
+        whole[at : at + len(piece)] = piece
+        at += len(piece)
+    return whole
 
 
 def _curve_key(token: str) -> tuple[bytes, bytes]:

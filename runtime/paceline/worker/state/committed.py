@@ -125,9 +125,9 @@ class Committed:
         self._accumulating = True
 
     def last_result(self) -> list[memoryview]:
-        """Bytes of the sum for a rank that is behind (R7); valid until the next `accumulate`."""
+        """Bytes of a copy of the sum for a rank that is behind (R7)."""
         with self._gradients.streams.settled():
-            return [bytes_of(flat) for flat in self._accumulated]
+            return [bytes_of(as_tensor(flat)) for flat in self._accumulated]
 
     def install_result(self, data: Sequence[Bytes]) -> None:
         """Instead of `accumulate`, on the rank that is behind; `apply` follows as everywhere."""

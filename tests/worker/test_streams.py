@@ -178,7 +178,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Record:
     return made
 
 
-GO: Any = SimpleNamespace(round=1, sync=True, shares=(SimpleNamespace(count=1),))
+GO: Any = SimpleNamespace(round=1, sync=True, contributing=1)
 WEIGHING: Any = SimpleNamespace(first=True, divisor=2.0, step=True, scheduler_steps=0)
 TO: Any = MemberId(0, 1, 0)
 ANY: Any = None

@@ -1,21 +1,25 @@
-"""GO by way of relays: nothing is lost with one, whatever the size of the job (docs/protocol.md).
+"""Announcements and GO by way of heads: nothing is lost with one, whatever the size (R41).
 
-The histories of test_simulation.py draw small jobs with and without relays; here are the moments
-that matter, and jobs that are large enough for relays by themselves.
+The histories of test_simulation.py draw small jobs with and without heads; here are the moments
+that matter, jobs that are large enough for heads by themselves, and what goes wrong where a head
+does not do its part.
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 import pytest
 from paceline.core import messages as m
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import Go
 from paceline.core.protocol.tree import TREE_ABOVE
+from paceline.core.rank.gather import Collector
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 from sim.faults import Fault, Kind
 from sim.histories import run
-from sim.simulation import Simulation
+from sim.simulation import BrokenPromiseError, Simulation
 from sim.world import MS, World
 
 SETTINGS = RoundSettings(mode=Mode.QUORUM, quorum=4, bench_after_ns=300 * MS)
@@ -27,15 +31,15 @@ def gos(sim: Simulation) -> dict[int, Go]:
     return {r.round: r for r in history if isinstance(r, Go)}
 
 
-def harm_a_relay(sim: Simulation, how: Kind) -> list[tuple[MemberId, int]]:
-    """The first relay of a round, once GO is on its way to it: whom, and how many wait for it."""
+def harm_a_head(sim: Simulation, how: Kind) -> list[tuple[MemberId, int]]:
+    """The first head of a round, once GO is on its way to it: whom, and how many wait for it."""
     to_peer, harmed = sim.links.to_peer, list[tuple[MemberId, int]]()
 
     def watch(source: MemberId, to: MemberId, message: m.PeerMessage) -> None:
         to_peer(source, to, message)
-        relay = isinstance(message, m.Start) and message.go.round == ROUND and message.onward
-        if relay and not harmed:
-            harmed.append((to, len(relay)))
+        onward = message.onward if isinstance(message, m.Start) else ()
+        if onward and message.go.round == ROUND and not harmed:
+            harmed.append((to, len(onward)))
             if how is Kind.KILL:
                 sim.after(0, lambda: sim.kill(to, restart=True))
             else:
@@ -47,25 +51,25 @@ def harm_a_relay(sim: Simulation, how: Kind) -> list[tuple[MemberId, int]]:
 
 @pytest.mark.parametrize("how", [Kind.KILL, Kind.FREEZE])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_relay_that_never_passes_it_on_costs_a_generation_and_no_gradient(
+def test_a_head_that_never_passes_go_on_costs_a_generation_and_no_gradient(
     how: Kind, seed: int
 ) -> None:
     """Killed: its agent tells. Frozen for ever: silence, the agent kills it, which is evidence."""
-    world = World(replicas=7, settings=SETTINGS, leases=90, tree_above=3)
+    world = World(replicas=7, settings=SETTINGS, leases=90, tree_above=0)
     sim = Simulation(world, seed)
     sim.start()
-    harmed = harm_a_relay(sim, how)
+    harmed = harm_a_head(sim, how)
     sim.run()
     sim.checkers.at_end()
-    [(relay, behind)] = harmed
+    [(head, behind)] = harmed
     assert behind >= 1
-    assert sim.ranks[relay].exit is None, "it never came back"
+    assert sim.ranks[head].exit is None, "it never came back"
     found = gos(sim)
     assert found[ROUND].generation > found[ROUND - 1].generation, "the round began anew"
     assert sim.finished[0].state.log.ledger.total().applied == world.plan.samples
 
 
-def test_jobs_above_the_threshold_use_relays_and_survive_deaths() -> None:
+def test_jobs_above_the_threshold_use_heads_and_survive_deaths() -> None:
     ranks = TREE_ABOVE + 8
     settings = RoundSettings(mode=Mode.QUORUM, quorum_percent=75, bench_after_ns=300 * MS)
     world = World(replicas=ranks, settings=settings, leases=3 * ranks)
@@ -73,3 +77,76 @@ def test_jobs_above_the_threshold_use_relays_and_survive_deaths() -> None:
     sim = run(world, 3, what)
     assert len(sim.finished) >= ranks - 1
     assert sim.finished[0].state.log.ledger.total().applied == world.plan.samples
+
+
+# ---- announcements -------------------------------------------------------------------------------
+
+
+def harm_who_collects(sim: Simulation, how: Kind) -> list[MemberId]:
+    """The first head of a round that has heard one of its group and passed nothing on."""
+    to_peer, harmed = sim.links.to_peer, list[MemberId]()
+
+    def watch(source: MemberId, to: MemberId, message: m.PeerMessage) -> None:
+        to_peer(source, to, message)
+        if isinstance(message, m.Announce) and message.round == ROUND and not harmed:
+            harmed.append(to)
+            if how is Kind.KILL:
+                sim.after(0, lambda: sim.kill(to, restart=True))
+            else:
+                sim.ranks[to].stopped = True
+
+    sim.links.to_peer = watch  # type: ignore[method-assign]
+    return harmed
+
+
+@pytest.mark.parametrize("how", [Kind.KILL, Kind.FREEZE])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_head_that_dies_with_announcements_costs_a_generation_and_no_gradient(
+    how: Kind, seed: int
+) -> None:
+    world = World(replicas=7, settings=FULL, leases=70, tree_above=0)
+    sim = Simulation(world, seed)
+    sim.start()
+    harmed = harm_who_collects(sim, how)
+    sim.run()
+    sim.checkers.at_end()
+    assert harmed
+    found = gos(sim)
+    assert found[ROUND].generation > found[ROUND - 1].generation, "the round began anew"
+    assert sim.finished[0].state.log.ledger.total().applied == world.plan.samples
+
+
+FULL = RoundSettings(mode=Mode.FULL, bench_after_ns=10**12)
+SMALL = World(replicas=7, settings=FULL, leases=70, tree_above=0)
+
+
+def never_complete(self: Collector) -> int | None:
+    """It waits for as much again as it has sent, and for nothing else."""
+    return 0 if len(self._held) >= max(1, self._sent) else None
+
+
+def test_a_head_must_pass_on_what_completes_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(SMALL, 1, []).finished
+    monkeypatch.setattr(Collector, "due_ns", never_complete)
+    with pytest.raises(BrokenPromiseError, match="I8: not over"):
+        run(SMALL, 1, [])
+
+
+def test_a_head_tells_the_starter_in_few_messages() -> None:
+    """The first at once, then as many as before, then the whole group."""
+    ranks = TREE_ABOVE + 17
+    world = World(replicas=ranks, settings=FULL, leases=3 * ranks)
+    sim = Simulation(world, 2)
+    sim.start()
+    to_peer, sent = sim.links.to_peer, Counter[tuple[int, int]]()
+
+    def watch(source: MemberId, to: MemberId, message: m.PeerMessage) -> None:
+        to_peer(source, to, message)
+        if isinstance(message, m.Gathered):
+            sent[message.round, message.group] += 1
+
+    sim.links.to_peer = watch  # type: ignore[method-assign]
+    sim.run()
+    assert sent
+    # Nine of a group: 1, 1, 2, 4 and the rest, and some more that were held for 1 ms.
+    assert sorted(sent.values())[len(sent) // 2] <= 7

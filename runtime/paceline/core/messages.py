@@ -20,6 +20,7 @@ from paceline.core.protocol.records import (
     Gen,
     Go,
     LeftOut,
+    LoggedMetric,
     Record,
     Request,
     Share,
@@ -43,7 +44,7 @@ class Network(StrEnum):
 
 
 class Announce(Struct, frozen=True, tag="announce"):
-    """A rank -> the starter of `round`."""
+    """A rank -> the starter of `round`; above `TREE_ABOVE` members to the head of its group."""
 
     generation: GenerationId
     round: int
@@ -51,8 +52,34 @@ class Announce(Struct, frozen=True, tag="announce"):
     share: Share
 
 
+class Word(Struct, frozen=True, omit_defaults=True):
+    """One announcement that the log does not tell, and how long ago it came to the head."""
+
+    kind: AnnounceKind
+    share: Share
+    age_us: int = 0
+
+
+class Gathered(Struct, frozen=True, tag="gathered", omit_defaults=True):
+    """The head of a group -> the starter of `round`: what it has heard since its last one (R41)."""
+
+    generation: GenerationId
+    round: int
+    group: int
+    """Its number in the grid (`core.protocol.tree`)."""
+    ordinary: bytes = b""
+    """A bit for each member of the group, as in GO."""
+    quiet: bytes = b""
+    ages: bytes = b""
+    """How long ago the ordinary and then the quiet ones came to the head (`core.protocol.bits`)."""
+    metrics: tuple[LoggedMetric, ...] = ()
+    """User's figures, summed over the ordinary ranks."""
+    words: tuple[Word, ...] = ()
+    """Of all others."""
+
+
 class Start(Struct, frozen=True, tag="start"):
-    """The starter -> every member: GO; above `TREE_ABOVE` members by way of relays."""
+    """The starter -> every member: GO; above `TREE_ABOVE` members by way of the heads."""
 
     go: Go
     onward: tuple[MemberId, ...] = ()
@@ -87,7 +114,8 @@ class State(Struct, frozen=True, tag="state"):
 
 
 class WeightsHash(Struct, frozen=True, tag="weights-hash"):
-    """A member -> the lowest active one, now and then: members must not drift (I5, R23)."""
+    """A member -> the lowest active one, or that of its group, which sends its own to the lowest of
+    all; now and then: members must not drift (I5, R23)."""
 
     generation: GenerationId
     member: MemberId
@@ -427,7 +455,7 @@ class Targets(Struct, frozen=True):
     stop: bool = False
 
 
-PeerMessage = Announce | Start | Part | AskState | State | WeightsHash
+PeerMessage = Announce | Gathered | Start | Part | AskState | State | WeightsHash
 RankMessage = (
     Register
     | Heartbeat

@@ -63,6 +63,8 @@ class PeerSockets:
         self._under_way: dict[str, zmq.MessageTracker] = {}
         """By address: whether the last state or part has left this process."""
         self._addresses: dict[MemberId, str] = {}
+        self._packed: tuple[PeerMessage | None, bytes] = None, b""
+        """The last message of the fast lane."""
         self._lock = threading.Lock()
         self._closed = False
         self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -102,7 +104,9 @@ class PeerSockets:
 
     def send(self, member: MemberId, message: PeerMessage) -> None:
         """Fast lane. Never blocks; what a dead peer does not read is lost with it."""
-        self._socket(member, 0).send(wire.pack_peer(message), copy=True)
+        if message is not self._packed[0]:  # a GO goes to many
+            self._packed = message, wire.pack_peer(message)
+        self._socket(member, 0).send(self._packed[1], copy=True)
 
     def send_bulk(self, member: MemberId, message: PeerMessage, payload: Sequence[Bytes]) -> None:
         """Bulk lane, in pieces. Nothing is copied: the payload must not change until it has gone.

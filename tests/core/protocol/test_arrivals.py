@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from paceline.core.protocol.arrivals import Arrival, Arrivals
+from paceline.core.protocol.composition import ordinary_share
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind, DataPlan, Share
@@ -97,7 +98,12 @@ def test_the_counters_say_what_all_announcements_say(
         # What came by way of another rank may have come there a little earlier.
         at_ns = max(0, now_ns - data.draw(st.sampled_from([0, 0, 3])))
         before = said.get(who)
-        table.hear(kind, at_ns, share)
+        usual = ordinary_share(log, who)
+        if kind is ARRIVE and usual is not None and data.draw(st.booleans()):
+            share = usual
+            table.hear_ordinary((who,), (at_ns,))
+        else:
+            table.hear(kind, at_ns, share)
         if before is None or kind is not PENDING or before.kind is PENDING:
             said[who] = Arrival(kind, max(at_ns, before.at_ns if before else 0), share)
         for at in (now_ns, now_ns + 5, now_ns + 200):

@@ -1,41 +1,66 @@
-"""Everybody gets GO exactly once, nobody sends it to many, and relays take turns."""
+"""Everybody is heard and told exactly once, by few, and over all rounds talks to few (R41)."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+
+import pytest
 from core.makers import members
 from hypothesis import given
 from hypothesis import strategies as st
-from paceline.core.protocol.tree import TREE_ABOVE, fan_out
+from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.tree import Grid
 
 
-@given(st.integers(1, 200), st.data())
-def test_everybody_gets_it_exactly_once(ranks: int, data: st.DataObject) -> None:
+@given(st.integers(1, 200), st.integers(0, 500), st.data())
+def test_everybody_gets_go_exactly_once(ranks: int, round_: int, data: st.DataObject) -> None:
     everybody = members(*range(ranks))
-    active = sorted(data.draw(st.sets(st.sampled_from(everybody), min_size=1)))
-    starter = data.draw(st.sampled_from(active))
-    above = data.draw(st.integers(0, 100))
-    ways = fan_out(everybody, active, starter, data.draw(st.integers(0, 500)), above)
+    active = data.draw(st.sets(st.sampled_from(everybody), min_size=1))
+    grid = Grid(everybody, active)
+    starter = grid.starter(round_)
+    assert starter in active
+    ways = grid.ways(starter, round_)
     reached = [*ways, *(leaf for leaves in ways.values() for leaf in leaves)]
     assert sorted(reached) == [m for m in everybody if m != starter]
-    if any(ways.values()) and len(active) > len(ways):
-        assert set(ways) <= set(active), "relays are active while there are enough"
+    for member in everybody:
+        collector = grid.collector(member, round_)
+        assert collector in active
+        assert collector == starter or grid.number[collector] == grid.number[member]
 
 
-def test_nobody_sends_to_more_than_the_square_root() -> None:
-    for ranks in (TREE_ABOVE + 1, 100, 1000, 4096):
-        everybody = members(*range(ranks))
-        ways = fan_out(everybody, everybody, everybody[5], 17)
-        assert len(ways) <= ranks**0.5 + 1
-        assert max(map(len, ways.values())) <= ranks**0.5 + 1
+def connections(ranks: int) -> tuple[int, int]:
+    """(most that one rank sends in a round, most peers of one rank over all rounds)."""
+    everybody = members(*range(ranks))
+    grid = Grid(everybody, set(everybody))
+    peers, most = defaultdict[MemberId, set[MemberId]](set), 0
+    turns = len(grid.groups) * max(map(len, grid.groups))
+    # Each place of each group is the starter once; the heads are the same for a whole turn.
+    for round_ in range(turns):
+        starter = grid.starter(round_)
+        ways = grid.ways(starter, round_)
+        most = max(most, len(ways), *map(len, ways.values()))
+        for head in ways:
+            peers[starter].add(head)
+            peers[head].add(starter)
+    for member, others in peers.items():
+        others.update(m for m in grid.groups[grid.number[member]] if m != member)
+    return most, max(map(len, peers.values()))
 
 
-def test_few_are_told_directly() -> None:
-    everybody = members(*range(TREE_ABOVE))
-    ways = fan_out(everybody, everybody, everybody[0], 3)
-    assert ways == dict.fromkeys(everybody[1:], ())
+@pytest.mark.parametrize("ranks", [64, 256, 1024])
+def test_a_rank_talks_to_two_square_roots_of_the_others(ranks: int) -> None:
+    root = round(ranks**0.5)
+    assert connections(ranks) == (2 * (root - 1), 2 * (root - 1))
 
 
-def test_relays_take_turns() -> None:
+@pytest.mark.parametrize("ranks", [65, 100, 250, 1000])
+def test_groups_of_unequal_size_make_it_few_more(ranks: int) -> None:
+    most, peers = connections(ranks)
+    assert most <= 2 * ranks**0.5 + 1
+    assert peers <= 3 * ranks**0.5 + 2
+
+
+def test_every_rank_is_the_starter_in_its_turn() -> None:
     everybody = members(*range(100))
-    seen = {relay for r in range(100) for relay in fan_out(everybody, everybody, everybody[0], r)}
-    assert seen == set(everybody[1:])
+    grid = Grid(everybody, set(everybody))
+    assert {grid.starter(r) for r in range(100)} == set(everybody)

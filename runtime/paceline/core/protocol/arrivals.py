@@ -9,6 +9,7 @@ kept up to date here; whoever is named or left behind is looked up once, when th
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from paceline_api.types.enums import MaxAgePolicy, Mode
@@ -43,8 +44,8 @@ class Arrivals:
         """Of the announcements of active ranks."""
         self.last: dict[MemberId, Arrival] = {}
         """What counts of each rank."""
-        self.fresh: list[tuple[int, MemberId]] = []
-        """In order of time."""
+        self.fresh: list[int] = []
+        """When the fresh ones arrived, in order."""
         self.idle = 0
         self.here = 0
         """Active ranks that are waited for no more: they have said more than PENDING."""
@@ -79,6 +80,22 @@ class Arrivals:
         """ARRIVE of an ordinary rank, or IDLE of a quiet one; its figures come apart."""
         self._hear(member, Arrival(kind, at_ns, None))
 
+    def hear_ordinary(self, members: Sequence[MemberId], at_ns: Sequence[int]) -> None:
+        """ARRIVE of many at once; at most one of each rank."""
+        last, places, fresh, new = self.last, self.log.places, self.fresh, 0
+        for member, when_ns in zip(members, at_ns, strict=True):
+            if member in last or member not in places:
+                self.hear_usual(AnnounceKind.ARRIVE, when_ns, member)
+            else:
+                last[member] = Arrival(AnnounceKind.ARRIVE, when_ns, None)
+                insort(fresh, when_ns)
+                new += 1
+        if new:
+            self.here += new
+            self._notable += new
+            self.latest_ns = max(self.latest_ns, *at_ns)
+            self._near.difference_update(members)
+
     def add_metrics(self, metrics: tuple[LoggedMetric, ...]) -> None:
         for metric in metrics:
             total, weight = self._metrics.get(metric.name, (0.0, 0.0))
@@ -103,11 +120,10 @@ class Arrivals:
     def _count(self, member: MemberId, arrival: Arrival, by: int) -> None:
         kind, at_ns, share = arrival
         if kind is AnnounceKind.ARRIVE:
-            entry = at_ns, member
             if by > 0:
-                insort(self.fresh, entry)
+                insort(self.fresh, at_ns)
             else:
-                del self.fresh[bisect_left(self.fresh, entry)]
+                del self.fresh[bisect_left(self.fresh, at_ns)]
         elif kind is AnnounceKind.IDLE:
             self.idle += by
         if kind is not AnnounceKind.PENDING:

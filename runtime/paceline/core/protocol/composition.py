@@ -79,26 +79,29 @@ def is_usual(log: Before, kind: AnnounceKind, share: Share) -> bool:
     return kind is AnnounceKind.IDLE and quiet_share(log, share.member) == share
 
 
-def compact(log: Before, go: Go, usual: Mapping[MemberId, tuple[AnnounceKind, int]]) -> Go:
-    """`go` with the ranks of `usual` in it, each with its kind and the time of its arrival."""
-    ordinary, quiet = bytearray(len(log.active)), bytearray(len(log.active))
-    when_us: list[int] = []
+def pack_usual(
+    everybody: Sequence[MemberId], usual: Mapping[MemberId, tuple[AnnounceKind, int]]
+) -> tuple[bytes, bytes, bytes]:
+    """(ordinary, quiet, times) of the usual ones among `everybody`; a time in us for each."""
+    ordinary, quiet = bytearray(len(everybody)), bytearray(len(everybody))
+    ordinary_us: list[int] = []
     quiet_us: list[int] = []
-    for place, member in enumerate(log.active):
+    for place, member in enumerate(everybody):
         if member in usual:
-            kind, offset_us = usual[member]
+            kind, us = usual[member]
             if kind is AnnounceKind.ARRIVE:
                 ordinary[place] = 1
-                when_us.append(offset_us)
+                ordinary_us.append(us)
             else:
                 quiet[place] = 1
-                quiet_us.append(offset_us)
-    return replace(
-        go,
-        ordinary=pack_bits(ordinary),
-        quiet=pack_bits(quiet),
-        offsets=pack_offsets(when_us + quiet_us),
-    )
+                quiet_us.append(us)
+    return pack_bits(ordinary), pack_bits(quiet), pack_offsets(ordinary_us + quiet_us)
+
+
+def compact(log: Before, go: Go, usual: Mapping[MemberId, tuple[AnnounceKind, int]]) -> Go:
+    """`go` with the ranks of `usual` in it, each with its kind and the time of its arrival."""
+    ordinary, quiet, offsets = pack_usual(log.active, usual)
+    return replace(go, ordinary=ordinary, quiet=quiet, offsets=offsets)
 
 
 def read(log: Before, go: Go) -> Composition:

@@ -1,40 +1,68 @@
-"""Who passes GO on to whom, so that no rank has to send it to thousands (docs/protocol.md).
+"""Who talks to whom about a round, so that no rank has to hear or tell thousands (R41).
 
-Up to `TREE_ABOVE` members the starter sends to all of them. Above, it sends to about the square
-root of them, the relays, and each relay passes it on to its part: two hops, for any number. Relays
-are active ranks, others in each round, as the starter is. A GO that a relay never passed on is lost
-like one that was on its way to a dead rank: the reduction cannot be complete without its members,
-the change that repairs the death or the freeze of the relay begins the round anew (R7, R8).
+Up to `TREE_ABOVE` members everybody announces to the starter, which sends GO to all. Above, the
+members are a grid: groups of about the square root of them, in rank order, so that the ranks of a
+pod lie together. In each round one active rank of each group is its head; ranks announce to their
+head, heads to the starter, and GO takes the same ways back. Heads of one round stand at the same
+place of their groups and the starter is one of them, so over all rounds a rank talks to those of
+its own group and to those at its own place in the others, and to nobody else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from itertools import pairwise
 from math import isqrt
 from typing import Final
 
 from paceline.core.protocol.ids import MemberId
 
 TREE_ABOVE: Final = 64
-"""Members of a generation to which one rank sends directly."""
+"""Members of a generation who talk to one rank directly."""
 
 
-def fan_out(
-    members: Sequence[MemberId],
-    active: Sequence[MemberId],
-    starter: MemberId,
-    round_: int,
-    tree_above: int = TREE_ABOVE,
-) -> dict[MemberId, tuple[MemberId, ...]]:
-    """To whom the starter sends GO, each with those to whom that one passes it on."""
-    others = [m for m in members if m != starter]
-    if len(members) <= tree_above:
-        return dict.fromkeys(others, ())
-    relays = [m for m in active if m != starter]
-    turn = round_ % len(relays) if relays else 0
-    # With r relays nobody sends to more than about r: r + r x r >= others.
-    wanted = isqrt(len(others) - 1) + 1 if others else 0
-    passive = sorted(set(others).difference(relays))
-    chosen = [*relays[turn:], *relays[:turn], *passive][:wanted]
-    leaves = sorted(set(others).difference(chosen))
-    return {relay: tuple(leaves[n :: len(chosen)]) for n, relay in enumerate(chosen)}
+class Grid:
+    """The groups of one generation, as long as the same members are active."""
+
+    def __init__(self, members: Sequence[MemberId], active: Container[MemberId]) -> None:
+        """`active`: at least one of the members."""
+        rows = isqrt(len(members) - 1) + 1
+        cuts = [len(members) * row // rows for row in range(rows + 1)]
+        self.groups: Final = tuple(tuple(members[a:b]) for a, b in pairwise(cuts))
+        self.number: Final = {m: row for row, group in enumerate(self.groups) for m in group}
+        """Of each member's group."""
+        self._active = active
+        self._width = max(map(len, self.groups))
+
+    def head(self, group: int, round_: int) -> MemberId | None:
+        """Who collects in this group; None without an active rank in it."""
+        row = self.groups[group]
+        first = round_ % self._width % len(row)
+        return next((m for m in (*row[first:], *row[:first]) if m in self._active), None)
+
+    def starter(self, round_: int) -> MemberId:
+        """The head of one group, another one when all places of a group had their turn."""
+        turn = round_ // self._width % len(self.groups)
+        order = [*range(turn, len(self.groups)), *range(turn)]
+        heads = (self.head(group, round_) for group in order)
+        return next(m for m in heads if m is not None)
+
+    def first_active(self, member: MemberId) -> MemberId | None:
+        """The lowest active rank of this member's group."""
+        return self.head(self.number[member], 0)
+
+    def collector(self, member: MemberId, round_: int) -> MemberId:
+        """To whom it announces."""
+        head = self.head(self.number[member], round_)
+        return self.starter(round_) if head is None else head
+
+    def ways(self, starter: MemberId, round_: int) -> dict[MemberId, tuple[MemberId, ...]]:
+        """To whom the starter sends GO, each with those to whom that one passes it on."""
+        found: dict[MemberId, tuple[MemberId, ...]] = {}
+        for number, group in enumerate(self.groups):
+            if starter in group:
+                found |= dict.fromkeys((m for m in group if m != starter), ())
+            else:
+                head = self.head(number, round_) or group[0]
+                found[head] = tuple(m for m in group if m != head)
+        return found

@@ -59,7 +59,7 @@ def _condition_met(arrivals: Arrivals, now_ns: int) -> Decision:
     if s.mode is Mode.DEADLINE and arrivals.partial:
         if not fresh:
             return Decision(None, "nobody arrived")
-        due = fresh[0][0] + arrivals.deadline_ns
+        due = fresh[0] + arrivals.deadline_ns
         if len(fresh) < k:
             return Decision(None, f"{len(fresh)} of at least {k} arrived")
         if now_ns >= due:
@@ -73,7 +73,7 @@ def _condition_met(arrivals: Arrivals, now_ns: int) -> Decision:
         return Decision(None, f"waiting for {drawn}, who was drawn")
     if len(fresh) < k:
         return Decision(None, f"{len(fresh)} of {k} arrived")
-    due = fresh[k - 1][0] + arrivals.grace_ns
+    due = fresh[k - 1] + arrivals.grace_ns
     if now_ns >= due or not arrivals.anybody_near:
         return Decision(Trigger.QUORUM, f"{len(fresh)} arrived, {k} needed")
     return Decision(None, f"{len(fresh)} arrived, grace runs", due)

@@ -15,6 +15,7 @@ from paceline.core.messages import (
     CommitChange,
     Dismiss,
     Endpoints,
+    Gathered,
     Part,
     PeerMessage,
     Prepare,
@@ -112,7 +113,7 @@ class Rank:
                 rank.early.append(message)
             return
         match message:
-            case Announce():
+            case Announce() | Gathered():
                 rounds.on_announce(rank, message)
             case Start():
                 rounds.on_start(rank, message)
@@ -129,6 +130,7 @@ class Rank:
         rank = self.state
         script.wake(rank)
         rounds.announce(rank)
+        rounds.pass_on(rank)
         rounds.consider_start(rank)
         rounds.join(rank)
         membership.serve(rank)

@@ -103,7 +103,7 @@ def _promise(rank: RankState, prepare: Prepare) -> None:
     rank.announced = rank.announced_pending = False
     rank.share = None
     rank.words.clear()
-    rank.arrivals = None
+    rank.arrivals = rank.collector = None
     rank.gos.clear()
     rank.serve.clear()
     rank.hashes.clear()

@@ -1,8 +1,8 @@
 """Rounds: announce, start, join, commit (R11-R13, R20, R21).
 
-Everybody announces to the starter of the round; the starter asks the trigger table and sends GO
-to all members; every member then joins the reduction, contributing what GO names of it, and
-commits.
+Everybody announces to the starter of the round, in a large job by way of the head of its group; the
+starter asks the trigger table and sends GO to all members; every member then joins the reduction,
+contributing what GO names of it, and commits.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from paceline.core.messages import (
     AskState,
     Complain,
     Fatal,
+    Gathered,
     Start,
     Stopped,
     WeightsHash,
@@ -26,7 +27,6 @@ from paceline.core.protocol.composition import compact
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import LogError
 from paceline.core.protocol.records import AnnounceKind, Benched, Go, Request, Share, Trigger
-from paceline.core.protocol.tree import fan_out
 from paceline.core.protocol.trigger import Decision, decide
 from paceline.core.rank.events import (
     Apply,
@@ -37,6 +37,7 @@ from paceline.core.rank.events import (
     Reduce,
     WakeAt,
 )
+from paceline.core.rank.gather import Collector, hear_all
 from paceline.core.rank.state import Main, RankState
 
 HASHES_MAX: Final = 16
@@ -69,7 +70,7 @@ def announce(rank: RankState) -> None:
         rank.announced_pending = True
     else:
         rank.announced = True
-    rank.send(log.starter, Announce(log.id, log.version, kind, rank.share))
+    rank.send(rank.head or rank.starter, Announce(log.id, log.version, kind, rank.share))
 
 
 def _kind(rank: RankState) -> AnnounceKind | None:
@@ -108,17 +109,39 @@ def _with_standing(rank: RankState, share: Share, kind: AnnounceKind) -> Share:
 # ---- starting ------------------------------------------------------------------------------------
 
 
-def on_announce(rank: RankState, message: Announce) -> None:
-    """The starter hears a rank. An announcement for the next round may come before this commit."""
+def on_announce(rank: RankState, message: Announce | Gathered) -> None:
+    """The starter or a head hears a rank. What is for the next round may come before this commit:
+    it is kept until then."""
     if message.round < rank.log.version:
         return
     rank.words.setdefault(message.round, []).append((rank.now_ns, message))
 
 
+def pass_on(rank: RankState) -> None:
+    """The head of a group tells the starter what it has heard, or asks to be woken when it is time
+    to (R41)."""
+    log, grid = rank.log, rank.grid
+    if grid is None or not rank.talks or rank.in_flight:
+        return
+    if rank.head != rank.me or rank.starter == rank.me:
+        return
+    number = grid.number[rank.me]
+    if rank.collector is None:
+        rank.collector = Collector(log, number, grid.groups[number])
+    for at_ns, word in rank.words.pop(log.version, ()):
+        if isinstance(word, Announce):
+            rank.collector.hear(at_ns, word)
+    due_ns = rank.collector.due_ns()
+    if due_ns is not None and due_ns <= rank.now_ns:
+        rank.send(rank.starter, rank.collector.take(rank.now_ns))
+    elif due_ns is not None:
+        rank.emit(WakeAt(due_ns))
+
+
 def consider_start(rank: RankState) -> None:
     """Send GO if the trigger table says so, else ask to be woken when it may."""
     log = rank.log
-    if not rank.talks or rank.in_flight or not log.active or log.starter != rank.me:
+    if not rank.talks or rank.in_flight or not log.active or rank.starter != rank.me:
         return
     arrivals = _arrivals(rank)
     has_request = unwritten(rank) is not None
@@ -128,9 +151,14 @@ def consider_start(rank: RankState) -> None:
             rank.emit(WakeAt(decision.wake_ns))
         return
     go = _make_go(rank, arrivals, decision)
-    ways = fan_out(log.members, log.active, rank.me, log.version, rank.tree_above)
+    grid, alone = rank.grid, Start(go)
+    if grid is None:
+        ways: dict[MemberId, tuple[MemberId, ...]] = dict.fromkeys(log.members, ())
+        del ways[rank.me]
+    else:
+        ways = grid.ways(rank.me, log.version)
     for member, onward in ways.items():
-        rank.send(member, Start(go, onward))
+        rank.send(member, Start(go, onward) if onward else alone)
     on_go(rank, go)
 
 
@@ -138,8 +166,12 @@ def _arrivals(rank: RankState) -> Arrivals:
     """All that was heard for the round in question."""
     if rank.arrivals is None:
         rank.arrivals = Arrivals(rank.log, rank.opened_ns)
+    grid = rank.grid
     for at_ns, word in rank.words.pop(rank.log.version, ()):
-        rank.arrivals.hear(word.kind, at_ns, word.share)
+        if isinstance(word, Announce):
+            rank.arrivals.hear(word.kind, at_ns, word.share)
+        elif grid is not None:
+            hear_all(rank.arrivals, word, grid.groups[word.group], at_ns)
     return rank.arrivals
 
 
@@ -190,8 +222,9 @@ def _make_go(rank: RankState, arrivals: Arrivals, decision: Decision) -> Go:
 
 def on_start(rank: RankState, start: Start) -> None:
     """Pass it on first: others wait for it, and joining the reduction blocks this thread."""
+    alone = Start(start.go)
     for member in start.onward:
-        rank.send(member, Start(start.go))
+        rank.send(member, alone)
     on_go(rank, start.go)
 
 
@@ -257,7 +290,7 @@ def after_commit(rank: RankState, go: Go) -> None:
     rank.opened_ns = rank.now_ns
     rank.announced = rank.announced_pending = False
     rank.share = None
-    rank.arrivals = None
+    rank.arrivals = rank.collector = None
     for old in [r for r in rank.words if r < rank.log.version]:
         del rank.words[old]
 
@@ -289,7 +322,8 @@ def on_failed(rank: RankState, event: ChannelFailed) -> None:
 def on_hashed(rank: RankState, event: Hashed) -> None:
     if rank.talks and rank.is_active:
         note = WeightsHash(rank.gen_id, rank.me, event.version, event.value)
-        rank.send(rank.log.active[0], note)
+        first = rank.grid.first_active(rank.me) if rank.grid is not None else None
+        rank.send(rank.log.active[0] if first in (None, rank.me) else first, note)
 
 
 def on_weights_hash(rank: RankState, note: WeightsHash) -> None:

@@ -13,6 +13,7 @@ from paceline.core.messages import (
     Announce,
     Commit,
     Endpoints,
+    Gathered,
     PeerMessage,
     Register,
 )
@@ -22,7 +23,7 @@ from paceline.core.protocol.log import Log
 from paceline.core.protocol.pending import BufferOp, Pending
 from paceline.core.protocol.records import Go, Request, Share
 from paceline.core.protocol.rows import rows_of
-from paceline.core.protocol.tree import TREE_ABOVE
+from paceline.core.protocol.tree import TREE_ABOVE, Grid
 from paceline.core.rank.events import (
     Begin,
     ChangeBuffers,
@@ -32,6 +33,7 @@ from paceline.core.rank.events import (
     ToCoordinator,
     ToPeer,
 )
+from paceline.core.rank.gather import Collector
 
 EARLY_MAX: Final = 4096
 """Messages kept of a generation that this rank has not started (R4)."""
@@ -109,7 +111,7 @@ class RankState:
     host: str
     endpoints: Endpoints
     tree_above: int = TREE_ABOVE
-    """Members above which GO goes by way of relays (docs/protocol.md)."""
+    """Members above which announcements and GO go by way of heads (R41)."""
     now_ns: int = 0
 
     log: Log = field(default_factory=Log)
@@ -156,10 +158,12 @@ class RankState:
     """The second announcement of this round is out (R11)."""
     share: Share | None = None
     """What was announced last in this round."""
-    words: dict[int, list[tuple[int, Announce]]] = field(default_factory=dict)
+    words: dict[int, list[tuple[int, Announce | Gathered]]] = field(default_factory=dict)
     """Announcements by round that were not looked at yet, with the time at which they came."""
     arrivals: Arrivals | None = None
     """The starter's, of the round in question."""
+    collector: Collector | None = None
+    """A head's, likewise."""
     gos: dict[int, Go] = field(default_factory=dict)
     reducing: Go | None = None
     round: int = 0
@@ -174,6 +178,13 @@ class RankState:
     hashes: dict[int, dict[MemberId, int]] = field(default_factory=dict)
     early: list[PeerMessage] = field(default_factory=list)
     facts: Facts = field(default_factory=Facts)
+
+    _grid: Grid | None = None
+    _grid_of: tuple[tuple[MemberId, ...], tuple[MemberId, ...]] = ((), ())
+    """What `_grid` was made of; both stay the same for many rounds."""
+
+    _roles_of: tuple[Grid | None, int, MemberId | None] = (None, 0, None)
+    _roles_are: tuple[MemberId, MemberId | None] = (MemberId(0, 0, 0), None)
 
     effects: list[Effect] = field(default_factory=list)
     inbox: deque[PeerMessage] = field(default_factory=deque)
@@ -276,6 +287,37 @@ class RankState:
     def end(self, *, finished: bool, why: str) -> None:
         self.ended = True
         self.emit(Exit(finished, why))
+
+    @property
+    def grid(self) -> Grid | None:
+        """None: everybody talks to the starter."""
+        log = self.log
+        if len(log.members) <= self.tree_above:
+            return None
+        if self._grid is None or self._grid_of != (log.members, log.active):
+            self._grid_of = log.members, log.active
+            self._grid = Grid(log.members, log.places)
+        return self._grid
+
+    @property
+    def starter(self) -> MemberId:
+        """Of the round in question."""
+        return self._roles()[0]
+
+    @property
+    def head(self) -> MemberId | None:
+        """Likewise, of this rank's group; None if there is none."""
+        return self._roles()[1]
+
+    def _roles(self) -> tuple[MemberId, MemberId | None]:
+        grid, version = self.grid, self.log.version
+        if grid is None:
+            return self.log.starter, None
+        if self._roles_of != (grid, version, self.me):
+            self._roles_of = grid, version, self.me
+            starter = grid.starter(version)
+            self._roles_are = starter, grid.head(grid.number[self.me], version)
+        return self._roles_are
 
     # ---- emitting -------------------------------------------------------------------------
 

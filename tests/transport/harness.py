@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ from typing import Any
 
 import pytest
 import torch
+from paceline.transport.base import Abort, Group, Transport, TransportError
 from paceline.transport.selected import SelectedTransport
 from paceline.transport.sim import Hub, SimTransport
 from transport.rank_body import Outcome, RankBody
@@ -173,19 +175,68 @@ class FarTransport(SimTransport):
         return False
 
 
-class ThreadRank(Rank):
-    """A rank of the in-memory transport; `staged`: of one that needs host buffers."""
+INSIDE_S = 0.05
+"""Until the others have seen that all are inside; else they wait until the time is over."""
 
-    def __init__(self, hub: Hub, name: str) -> None:
+
+class FirstTransport(SimTransport):
+    name = "first"
+
+
+class SecondTransport(SimTransport):
+    name = "second"
+
+
+class BrokenFirst(FirstTransport):
+    """The others get inside; this one does not, as where a limit of one machine is reached."""
+
+    def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
+        super().open(group, abort, timeout_s)
+        time.sleep(INSIDE_S)
+        raise TransportError("first does not work here")
+
+
+class BrokenSecond(SecondTransport):
+    def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
+        super().open(group, abort, timeout_s)
+        time.sleep(INSIDE_S)
+        raise TransportError("second does not work here")
+
+
+class Hubs:
+    """One for each in-memory transport of a rank that has two."""
+
+    def __init__(self) -> None:
+        self.one, self.first, self.second = Hub(), Hub(), Hub()
+
+    def kill(self, name: str) -> None:
+        for hub in (self.one, self.first, self.second):
+            hub.kill(name)
+
+
+BROKEN = "t1"
+"""The thread rank that cannot wire one of two transports."""
+
+
+def in_memory(kind: str, hubs: Hubs, name: str) -> Transport:
+    if kind == "staged":
+        return SelectedTransport([FarTransport(hubs.one, name)], {})
+    if kind == "sim":
+        return SimTransport(hubs.one, name)
+    broken = kind if name == BROKEN else ""
+    first = BrokenFirst if broken == "without-first" else FirstTransport
+    second = BrokenSecond if broken == "without-second" else SecondTransport
+    return SelectedTransport([first(hubs.first, name), second(hubs.second, name)], {})
+
+
+class ThreadRank(Rank):
+    """A rank of the in-memory transport; `staged`: of one that needs host buffers;
+    `without-...`: of two transports, one of which the rank BROKEN cannot wire."""
+
+    def __init__(self, hubs: Hubs, name: str) -> None:
         self.name = name
-        self._hub = hub
-        self._body = RankBody(
-            lambda kind: (
-                SelectedTransport([FarTransport(hub, name)], {})
-                if kind == "staged"
-                else SimTransport(hub, name)
-            )
-        )
+        self._hubs = hubs
+        self._body = RankBody(lambda kind: in_memory(kind, hubs, name))
         self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -205,7 +256,7 @@ class ThreadRank(Rank):
         self._body.raise_abort()
 
     def kill(self) -> None:
-        self._hub.kill(self.name)
+        self._hubs.kill(self.name)
         self._body.raise_abort()
         self.end()
 
@@ -221,6 +272,8 @@ class Crew:
 
     kind: str
     ranks: list[Rank]
+    open_s: float = 10.0
+    """Until a group must stand."""
     _addresses: dict[str, str] = field(default_factory=dict)
     _number: int = 0
 
@@ -239,7 +292,7 @@ class Crew:
         self,
         members: Sequence[Rank],
         only: Sequence[Rank] | None = None,
-        timeout_s: float = 10.0,
+        timeout_s: float | None = None,
     ) -> None:
         """Begin a new generation of `members`; `only` those come, the others stay away."""
         peers = self.peers(members)
@@ -247,9 +300,10 @@ class Crew:
         key = f"{self.kind}-{id(self)}-{self._number}"
         for index, rank in enumerate(members):
             if only is None or rank in only:
-                rank.start("open", self.kind, key, self._number, peers, index, timeout_s)
+                limit_s = self.open_s if timeout_s is None else timeout_s
+                rank.start("open", self.kind, key, self._number, peers, index, limit_s)
 
-    def open(self, members: Sequence[Rank], timeout_s: float = 10.0) -> list[Outcome]:
+    def open(self, members: Sequence[Rank], timeout_s: float | None = None) -> list[Outcome]:
         self.start_open(members, timeout_s=timeout_s)
         outcomes = [rank.result() for rank in members]
         assert [o.error for o in outcomes] == [""] * len(members), outcomes

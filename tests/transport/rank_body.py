@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from paceline.core.collectives.select import Method
 from paceline.transport.base import Abort, Group, Peer, PeerLost, Transport, TransportError
+from paceline.transport.selected import SelectedTransport
 
 OPEN_TIMEOUT_S = 10.0
 
@@ -120,6 +121,16 @@ class RankBody:
     ) -> None:
         group = Group(key, number, tuple(Peer(*peer) for peer in peers), rank)
         self._of(kind).open(group, self.abort, timeout_s)
+
+    def do_break(self, kind: str, name: str) -> None:
+        """From now on this rank cannot wire one of the transports of a selected one."""
+
+        def refuse(*_: Any) -> None:
+            raise TransportError(f"{name} does not work here")
+
+        selected = self._of(kind)
+        assert isinstance(selected, SelectedTransport)
+        selected._transports[name].open = refuse  # type: ignore[method-assign]
 
     def do_allreduce(self, kind: str, rank: int, payload: Payload) -> list[str]:
         """The digests of the sums, one per call."""

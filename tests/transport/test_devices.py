@@ -12,7 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from paceline.core.collectives.select import NATIVE
-from paceline.transport.base import Abort, Group, Peer, TransportAborted, TransportError
+from paceline.transport.base import (
+    Abort,
+    Group,
+    Peer,
+    Transport,
+    TransportAborted,
+    TransportError,
+)
 from paceline.transport.factory import make_transport
 from paceline.transport.selected import SelectedTransport
 from paceline.transport.sim import Hub, SimTransport
@@ -37,6 +44,7 @@ class GpuTransport(SimTransport):
         super().__init__(hub, own_name)
         self._card = card
         self.ended = False
+        self.broken = False
 
     @property
     def address(self) -> str:
@@ -51,9 +59,21 @@ class GpuTransport(SimTransport):
     def unfit(self, addresses: Sequence[str]) -> str:
         return shared_device(addresses)
 
+    def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
+        super().open(group, abort, timeout_s)
+        if self.broken:
+            raise TransportError("no connection out of this container")
+
     def shutdown(self) -> None:
         super().shutdown()
         self.ended = True
+
+
+class CardlessTransport(SelectedTransport):
+    """Its votes lie on the host, since there is no GPU to lay them on."""
+
+    def _device_for(self, transport: Transport) -> torch.device:  # noqa: ARG002
+        return CPU
 
 
 class Crew:
@@ -63,14 +83,17 @@ class Crew:
         hubs = Hub(), Hub()
         self.gpu = [GpuTransport(hubs[1], f"r{i}", card) for i, (_, card) in enumerate(ranks)]
         self.ranks = [
-            SelectedTransport([HostTransport(hubs[0], f"r{i}"), gpu], {})
+            CardlessTransport([HostTransport(hubs[0], f"r{i}"), gpu], {})
             for i, gpu in enumerate(self.gpu)
         ]
         for rank, (device, _) in zip(self.ranks, ranks, strict=True):
             rank.begin([device])
+        self.open(1)
+
+    def open(self, number: int) -> None:
         peers = tuple(Peer(f"r{i}", rank.address) for i, rank in enumerate(self.ranks))
-        with ThreadPoolExecutor(len(ranks)) as pool:
-            groups = [Group("g", 1, peers, i) for i in range(len(ranks))]
+        with ThreadPoolExecutor(len(peers)) as pool:
+            groups = [Group(f"g{number}", number, peers, i) for i in range(len(peers))]
             opened = [
                 pool.submit(rank.open, group, ABORT, 10.0)
                 for rank, group in zip(self.ranks, groups, strict=True)
@@ -122,6 +145,16 @@ def test_why_nccl_is_not_taken_is_told(crews: list[Crew]) -> None:
     assert first == "mpi is the only candidate"
     assert second.startswith("nccl is left out: "), second
     assert mixed.gpu[0].ended, "its port is given back"
+
+
+def test_where_one_rank_cannot_wire_nccl_all_go_through_host_memory(crews: list[Crew]) -> None:
+    crew = Crew((GPU, "a"), (OTHER, "b"), (GPU, "c"))
+    crews.append(crew)
+    crew.gpu[1].broken = True
+    crew.open(2)
+    assert crew.chosen() == {"mpi"}
+    told = {rank.describe()["left out.nccl"] for rank in crew.ranks}
+    assert any("no connection out of this container" in why for why in told)
 
 
 def test_a_backend_that_was_asked_for_is_refused_when_training_begins() -> None:

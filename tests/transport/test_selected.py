@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from paceline.core.collectives.select import CLASS_NAMES
-from paceline.transport.base import TransportError
+from paceline.transport.base import Abort, Group, Peer, Transport, TransportError
 from paceline.transport.factory import make_transport
-from transport.harness import Crew, ProcessPool, Rank
+from paceline.transport.selected import SelectedTransport
+from transport.harness import (
+    BROKEN,
+    BrokenFirst,
+    BrokenSecond,
+    Crew,
+    Hubs,
+    ProcessPool,
+    Rank,
+    in_memory,
+)
 from transport.rank_body import Payload
 
 pytestmark = pytest.mark.processes
@@ -35,6 +49,72 @@ def test_a_joiner_gets_the_table_that_the_others_measured(pool: ProcessPool) -> 
     assert "regret_us.64KiB" in ranks[0].call("describe", "auto").value
     crew.all(crew.ranks, "close", "auto")
     pool.give_back(ranks)
+
+
+@pytest.mark.parametrize("broken", ["mpi", "gloo"])
+def test_a_transport_that_one_rank_cannot_wire_is_left_out_by_all(
+    pool: ProcessPool, broken: str
+) -> None:
+    """Joiners too; it comes back when that rank has gone."""
+    ranks = pool.take(4)
+    crew = Crew("auto", list(ranks), open_s=5.0)
+    crew.peers(crew.ranks)
+    a, b, c, d = crew.ranks
+    assert not b.call("break", "auto", broken).error
+    for members in ([a, b, c], [a, b, c, d]):
+        crew.open(members)
+        told = [rank.call("describe", "auto").value for rank in members]
+        assert all("could not wire it" in facts[f"left out.{broken}"] for facts in told)
+        assert f"{broken} does not work here" in told[1][f"left out.{broken}"]
+        chosen = choices(crew, members)
+        assert all(why == chosen[0] for why in chosen)
+        assert not any(why.startswith(broken) for why in chosen[0])
+        for index, rank in enumerate(members):
+            rank.start("allreduce", "auto", index, Payload(1, (10, 100_000), calls=2))
+        assert len({tuple(rank.result().value) for rank in members}) == 1
+    crew.open([a, c, d])
+    assert f"left out.{broken}" not in a.call("describe", "auto").value
+    crew.all([a, c, d], "shutdown", "auto")
+    b.call("shutdown", "auto")
+    pool.give_back(ranks)
+
+
+def test_a_transport_is_left_out_once_and_the_next_group_does_not_wait_for_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Before, one transport that one rank could not wire failed the group for all."""
+    hubs = Hubs()
+    ranks = [in_memory("without-second", hubs, name) for name in ("t0", BROKEN, "t2")]
+    with caplog.at_level(logging.WARNING, "paceline.rank"):
+        for number in range(3):
+            assert open_all(ranks, number) == [None] * 3
+    said = [m for m in caplog.messages if "goes on without second" in m]
+    assert len(said) == len(ranks)
+    assert sum("second does not work here" in m for m in said) >= 1
+    assert {m.transport for rank in ranks for m in rank.methods()} == {"first"}
+
+
+def test_open_fails_when_no_transport_is_left() -> None:
+    hubs = Hubs()
+    ranks: list[Transport] = [
+        SelectedTransport([BrokenFirst(hubs.first, n), BrokenSecond(hubs.second, n)], {})
+        for n in ("t0", "t1")
+    ]
+    for error in open_all(ranks, 1):
+        assert isinstance(error, TransportError)
+        assert "no data channel can be wired: first: first does not work here; second:" in str(
+            error
+        )
+
+
+def open_all(ranks: Sequence[Transport], number: int) -> list[BaseException | None]:
+    peers = tuple(Peer(f"t{i}", rank.address) for i, rank in enumerate(ranks))
+    with ThreadPoolExecutor(len(ranks)) as threads:
+        opened = [
+            threads.submit(rank.open, Group(f"g{number}", number, peers, i), Abort(), 4.0)
+            for i, rank in enumerate(ranks)
+        ]
+        return [future.exception() for future in opened]
 
 
 def test_a_forced_backend_is_the_only_candidate() -> None:

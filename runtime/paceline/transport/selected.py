@@ -5,6 +5,9 @@ so that a joiner, who contributes nothing, has the same table as all others and 
 A group whose class of size (2, 3-4, 5-8 ... ranks) nobody has measured yet measures every candidate
 for a few milliseconds. Transports that win nothing are not wired again.
 
+A transport that one rank cannot wire is left out by all: the first one that everybody has wired
+carries a vote. It is tried again when one of those has left with whom it could not be wired.
+
 Who reaches the memory of the gradients goes before who does not. If nobody does, it goes through
 host memory, so that no choice is a dead end: a job on GPUs trains over mpi and gloo, too.
 """
@@ -12,8 +15,8 @@ host memory, so that no choice is a dead end: a job on GPUs trains over mpi and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import ClassVar, Final
 
@@ -28,7 +31,16 @@ from paceline.core.collectives.select import (
     choose_all,
     size_class,
 )
-from paceline.transport.base import HOST, Abort, Group, Peer, Transport, TransportError
+from paceline.transport.base import (
+    HOST,
+    Abort,
+    Group,
+    Peer,
+    PeerLost,
+    Transport,
+    TransportAborted,
+    TransportError,
+)
 from paceline.transport.staging import Staging
 
 log = logging.getLogger("paceline.rank")
@@ -37,6 +49,72 @@ CALLS_MEASURED: Final = 5
 """The median of so many calls after one to warm up: a few milliseconds per size class."""
 
 Row = dict[str, list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """This rank could not wire a transport."""
+
+    error: TransportError
+    peers: frozenset[str]
+    """It is not tried again while all of these are in the group: with them it did not work."""
+
+
+class _Opening:
+    """One group while it is being formed: what this rank could wire, and what all left out."""
+
+    def __init__(
+        self, group: Group, addresses: Sequence[Mapping[str, str]], abort: Abort, timeout_s: float
+    ) -> None:
+        self.group, self.abort = group, abort
+        self.failed: dict[str, _Failure] = {}
+        self.dropped: dict[str, str] = {}
+        """By transport: why nobody uses it."""
+        self.wired: set[str] = set()
+        self._addresses = addresses
+        self._end_ns = now_ns() + int(timeout_s * NS_PER_S)
+
+    def wire(self, transport: Transport, *, last: bool) -> bool:
+        """Whether this rank is inside now. Raises TransportAborted.
+
+        Ranks that wait for one that cannot come learn it from the clock: unless this is the `last`
+        one to be tried, half of the time that is left stays for the others.
+        """
+        name = transport.name
+        left_s = max((self._end_ns - now_ns()) / NS_PER_S, 0.0)
+        peers = tuple(
+            Peer(peer.name, known[name])
+            for peer, known in zip(self.group.peers, self._addresses, strict=True)
+        )
+        group = replace(self.group, peers=peers)
+        try:
+            transport.open(group, self.abort, left_s if last else left_s / 2)
+        except TransportAborted:
+            raise
+        except TransportError as error:
+            self.fail(transport, error)
+            return False
+        self.wired.add(name)
+        return True
+
+    def fail(self, transport: Transport, error: TransportError) -> None:
+        """This rank leaves it, so that nobody waits for it there."""
+        transport.close()
+        self.wired.discard(transport.name)
+        names = [peer.name for peer in self.group.peers]
+        # Whom a rank has waited for in vain may itself be waiting for the one that cannot come.
+        peers = names if isinstance(error, PeerLost) else [names[self.group.rank]]
+        self.failed[transport.name] = _Failure(error, frozenset(peers))
+
+    def nothing_left(self) -> TransportError:
+        errors = {name: failure.error for name, failure in self.failed.items()}
+        if len(errors) == 1:
+            return next(iter(errors.values()))
+        told = "no data channel can be wired: " + "; ".join(f"{n}: {e}" for n, e in errors.items())
+        lost = [error for error in errors.values() if isinstance(error, PeerLost)]
+        if not lost:
+            return TransportError(told)
+        return PeerLost(told, next((e.rank for e in lost if e.rank is not None), None))
 
 
 class SelectedTransport(Transport):
@@ -53,6 +131,10 @@ class SelectedTransport(Transport):
         self._devices: Collection[torch.device] = (HOST,)
         self._unfit: dict[str, str] = {}
         """By transport: why it is of no use to the present group."""
+        self._dropped: dict[str, str] = {}
+        """The same for those that some rank could not wire."""
+        self._failures: dict[str, _Failure] = {}
+        """What this rank could not wire, in this group or in earlier ones."""
         self._staging = Staging()
         self._staged = ""
         """Which memory goes through the host's; empty if none has."""
@@ -86,28 +168,20 @@ class SelectedTransport(Transport):
 
     def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
         self.close()
-        end_ns = now_ns() + int(timeout_s * NS_PER_S)
         addresses = [_split(peer.address) for peer in group.peers]
-        usable = self._usable(addresses)
-
-        def wire(name: str) -> None:
-            peers = tuple(
-                Peer(peer.name, known[name])
-                for peer, known in zip(group.peers, addresses, strict=True)
-            )
-            left_s = (end_ns - now_ns()) / NS_PER_S
-            self._transports[name].open(replace(group, peers=peers), abort, max(left_s, 0.0))
-
+        tiers = self._usable(addresses)
+        opening = _Opening(group, addresses, abort, timeout_s)
         try:
-            wire(usable[0])
             self._group = group
-            self._agree(group, usable, wire, abort)
+            self._agree(opening, tiers)
         except BaseException:
             self.close()
             raise
+        self._remember(opening)
 
-    def _usable(self, addresses: Sequence[Mapping[str, str]]) -> list[str]:
-        """What this group can use, alike on all ranks: a transport that reaches only the memory of
+    def _usable(self, addresses: Sequence[Mapping[str, str]]) -> list[list[str]]:
+        """What this group can use, alike on all ranks: first what reaches the memory of the
+        gradients, then what goes through host memory. A transport that reaches only the memory of
         some device is in the address of a rank only if all its parameters are there."""
         common = [name for name in self._transports if all(name in known for known in addresses)]
         reasons = {n: self._transports[n].unfit([known[n] for known in addresses]) for n in common}
@@ -120,33 +194,108 @@ class SelectedTransport(Transport):
                 f"the ranks of this job have no data channel in common: {'; '.join(told)}"
             )
         reach = [n for n in usable if all(self._transports[n].moves(d) for d in self._devices)]
-        return reach or usable
+        tiers = [reach, [name for name in usable if name not in reach]]
+        return [tier for tier in tiers if tier]
 
-    def _agree(
-        self, group: Group, usable: list[str], wire: Callable[[str], None], abort: Abort
-    ) -> None:
+    def _agree(self, opening: _Opening, tiers: list[list[str]]) -> None:
         """Every rank leaves with the same table, hence with the same choices."""
-        candidates = [n for n, method in self._candidates.items() if method.transport in usable]
-        self._kind = kind = (group.size - 1).bit_length()
-        self._only = candidates[0] if len(candidates) == 1 else ""
-        if self._only or group.size == 1:
-            table: Row = {name: [0.0] * len(CLASS_BYTES) for name in candidates}
-            wired = usable[:1]
-        else:
-            table = self._mean(self._measured.get(kind, {}), candidates, abort)
-            wired = usable[:1]
-            if not any(any(row) for row in table.values()):
-                for name in usable[1:]:
-                    wire(name)
-                wired = usable
-                self._own[kind] = self._measure(candidates, abort)
-                table = self._mean(self._own[kind], candidates, abort)
-            self._measured[kind] = table
-        self._choices = choose_all(table)
-        wanted = {method.transport for method in self.methods()}
-        for name in usable:
-            if name in wanted and name not in wired:
-                wire(name)
+        self._kind = kind = (opening.group.size - 1).bit_length()
+        carrier, table = self._first_wired(opening, [name for tier in tiers for name in tier])
+        usable = next(tier for tier in tiers if any(n not in opening.dropped for n in tier))
+        while True:
+            usable = [name for name in usable if name not in opening.dropped]
+            candidates = self._candidates_of(usable)
+            self._only = candidates[0] if len(candidates) == 1 else ""
+            table = {name: table[name] for name in candidates}
+            known = self._only or opening.group.size == 1 or all(map(any, table.values()))
+            self._choices = choose_all(table)
+            wanted = {method.transport for method in self.methods()} if known else set(usable)
+            fresh = [name for name in usable if name in wanted and name not in opening.wired]
+            if fresh:
+                for name in fresh:
+                    opening.wire(self._transports[name], last=False)
+                self._vote(opening, carrier, fresh, {})
+            elif known:
+                break
+            else:
+                self._own[kind] = self._measure(candidates, opening.abort)
+                table = self._vote(opening, carrier, [], self._own[kind], candidates)
+        self._measured[kind] = self._measured.get(kind, {}) | table
+
+    def _first_wired(self, opening: _Opening, names: list[str]) -> tuple[str, Row]:
+        """The first transport that all ranks have wired, and the table that came over it.
+
+        The vote ends on no rank before all have begun it. So what one rank could not wire is over
+        for all of them: they see it close, or the time run out, and go on to the next.
+        """
+        members = {peer.name for peer in opening.group.peers}
+        old = {n: f for n, f in self._failures.items() if f.peers <= members}
+        for index, name in enumerate(names):
+            transport, last = self._transports[name], index == len(names) - 1
+            if name in old and not last:
+                opening.failed[name] = old[name]
+            elif opening.wire(transport, last=last):
+                opening.failed |= {n: old[n] for n in names[index + 1 :] if n in old}
+                rows = self._measured.get(self._kind, {})
+                try:
+                    return name, self._vote(opening, name, names, rows, self._candidates_of(names))
+                except TransportAborted:
+                    raise
+                except TransportError as error:
+                    opening.fail(transport, error)
+        raise opening.nothing_left()
+
+    def _candidates_of(self, names: Collection[str]) -> list[str]:
+        return [n for n, method in self._candidates.items() if method.transport in names]
+
+    def _vote(
+        self,
+        opening: _Opening,
+        carrier: str,
+        names: Sequence[str],
+        rows: Row,
+        candidates: Sequence[str] = (),
+    ) -> Row:
+        """Leave out the transports among `names` that some rank could not wire; the mean of each
+        cell of `rows` over the ranks that have measured it. Same bits everywhere."""
+        width = len(CLASS_BYTES)
+        cells = [cell for name in candidates for cell in rows.get(name, [0.0] * width)]
+        without = [float(name in opening.failed) for name in names]
+        summed = self._sum(
+            carrier,
+            [*cells, *map(float, map(bool, cells)), *without]
+            + [vote * opening.group.rank for vote in without],
+            opening.abort,
+        )
+        means = [next(summed) for _ in cells]
+        means = [total / max(next(summed), 1.0) for total in means]
+        voters = [int(next(summed)) for _ in names]
+        for name, count, ranks_sum in zip(names, voters, summed, strict=True):
+            if count:
+                own = opening.failed.get(name)
+                opening.dropped[name] = _why_dropped(count, int(ranks_sum), own)
+                opening.wired.discard(name)
+                self._transports[name].close()
+        return {n: means[i * width : (i + 1) * width] for i, n in enumerate(candidates)}
+
+    def _sum(self, carrier: str, figures: Sequence[float], abort: Abort) -> Iterator[float]:
+        """Of each figure over the ranks; in memory that the carrier reaches."""
+        if self._group is None or self._group.size == 1:
+            return iter(figures)
+        transport = self._transports[carrier]
+        buffer = torch.tensor(figures, dtype=torch.float64, device=self._device_for(transport))
+        transport.allreduce([buffer], abort, transport.algorithms[0])
+        return iter(buffer.tolist())
+
+    def _device_for(self, transport: Transport) -> torch.device:
+        return next((d for d in (HOST, *self._devices) if transport.moves(d)), HOST)
+
+    def _remember(self, opening: _Opening) -> None:
+        self._failures |= opening.failed
+        for name, why in opening.dropped.items():
+            if name not in self._dropped:
+                log.warning("the data channel goes on without %s: %s", name, why)
+        self._dropped = opening.dropped
 
     def _measure(self, candidates: list[str], abort: Abort) -> Row:
         rows: Row = {}
@@ -161,17 +310,6 @@ class SelectedTransport(Transport):
                     taken.append((now_ns() - start_ns) / NS_PER_S)
                 rows[name].append(median(taken[1:]))
         return rows
-
-    def _mean(self, rows: Row, candidates: list[str], abort: Abort) -> Row:
-        """The mean of each cell over the ranks that have measured it; same bits everywhere."""
-        width = len(CLASS_BYTES)
-        own = [rows[name] if name in rows else [0.0] * width for name in candidates]
-        cells = torch.tensor(own, dtype=torch.float64).flatten()
-        both = torch.cat([cells, (cells > 0).double()])
-        self._reduce(candidates[0], [both], abort)
-        total, count = both.chunk(2)
-        mean = (total / count.clamp(min=1)).view(len(candidates), width).tolist()
-        return dict(zip(candidates, mean, strict=True))
 
     def allreduce(
         self,
@@ -219,11 +357,12 @@ class SelectedTransport(Transport):
 
     def reasons(self) -> tuple[str, ...]:
         found = tuple(choice.why for choice in self._choices)
+        left_out = self._left_out | self._unfit
         if self._only:
             found = (f"{self._only} is the only candidate",)
         elif all(device.type == HOST.type for device in self._devices):
-            return found  # nobody misses what needs a GPU
-        left_out = self._left_out | self._unfit
+            left_out = {}  # nobody misses what needs a GPU
+        left_out |= self._dropped
         return (*found, *(f"{name} is left out: {why}" for name, why in left_out.items()))
 
     def regrets_s(self) -> tuple[float, ...]:
@@ -234,7 +373,8 @@ class SelectedTransport(Transport):
         )
 
     def describe(self) -> dict[str, str]:
-        facts = {f"left out.{name}": why for name, why in (self._left_out | self._unfit).items()}
+        left_out = self._left_out | self._unfit | self._dropped
+        facts = {f"left out.{name}": why for name, why in left_out.items()}
         if self._staged:
             facts["through host memory"] = self._staged
         regrets_s = self.regrets_s()
@@ -244,6 +384,11 @@ class SelectedTransport(Transport):
         for name, transport in self._transports.items():
             facts |= {f"{name}.{key}": value for key, value in transport.describe().items()}
         return facts
+
+
+def _why_dropped(voters: int, ranks_sum: int, own: _Failure | None) -> str:
+    who = f"rank {ranks_sum}" if voters == 1 else f"{voters} ranks"
+    return f"{who} could not wire it" + (f"; here: {own.error}" if own else "")
 
 
 def _split(address: str) -> dict[str, str]:

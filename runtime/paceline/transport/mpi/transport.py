@@ -25,7 +25,14 @@ from paceline.core.collectives.schedules import (
     partners,
     schedule,
 )
-from paceline.transport.base import Abort, Group, PeerLost, Transport, TransportAborted
+from paceline.transport.base import (
+    Abort,
+    Group,
+    PeerLost,
+    Transport,
+    TransportAborted,
+    TransportError,
+)
 from paceline.transport.mpi.abandoned import AbandonedRequests, MemoryRange
 from paceline.transport.mpi.lanes import PIECE_BYTES, Cells, Lane, Piece
 from paceline.transport.mpi.links import LANES, Link, LinkTable
@@ -82,8 +89,10 @@ class MpiTransport(Transport):
                 self._connect_to(group, rank, deadline)
             for rank in sorted((r for r in mine if r < group.rank), reverse=True):
                 self._connect_to(group, rank, deadline)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, self._mpi.Exception):
+                raise TransportError(f"MPI cannot make a link: {error}") from error
             raise
         self._schedules = {a: schedule(a, group.size, group.rank) for a in ALGORITHMS}
         if self._native is not None:

@@ -13,19 +13,25 @@ There is no listening thread. Between two generations, callers wait in the kerne
 
 from __future__ import annotations
 
+import errno
 import json
 import select
 import socket
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from paceline.clock import NS_PER_MS, NS_PER_S, now_ns
+from paceline.limits import LISTEN_BACKLOG, MORE_FILES
 from paceline.transport.base import Abort, Group, Peer, PeerLost, TransportAborted, TransportError
 
 FRAME_BYTES_MAX: Final = 1 << 20
+"""Of one message. What grows with the group is sent in several."""
 SEND_NS: Final = NS_PER_S
-BACKLOG: Final = 512
+STRANGERS_MAX: Final = 512
+"""Callers that have not said who they are, beside one for each rank of the group; programs that
+look for open ports do that."""
 POLL_S: Final = 0.01
 REDIAL_S: Final = 0.05
 LAST_WORDS_NS: Final = 100 * NS_PER_MS
@@ -39,6 +45,10 @@ KEEPALIVE: Final = {
 CLOSED: Final = select.POLLIN | select.POLLRDHUP
 """What poll tells of a closed connection: nobody writes on it after the rendezvous."""
 _HEADER: Final = struct.Struct("!I")
+
+
+class _Descriptor(Protocol):
+    def fileno(self) -> int: ...
 
 
 class Deadline:
@@ -102,7 +112,7 @@ class PeerConnection:
                 # The buffers of the socket are full, so the peer does not read; seldom and short.
                 if now_ns() > end_ns:
                     raise PeerClosedError("the peer does not read") from None
-                select.select([], [self._sock], [], POLL_S)
+                _ready([self._sock], select.POLLOUT, POLL_S)
             except OSError as error:
                 raise PeerClosedError(str(error)) from error
 
@@ -142,7 +152,7 @@ class PeerConnection:
     def receive(self, deadline: Deadline, what: str, rank: int) -> dict[str, Any]:
         while (message := self.poll()) is None:
             deadline.check(what, rank)
-            select.select([self._sock], [], [], max(0.0, min(POLL_S, deadline.left_s())))
+            _ready([self._sock], select.POLLIN, min(POLL_S, deadline.left_s()))
         return message
 
 
@@ -151,7 +161,7 @@ class Rendezvous:
 
     def __init__(self, host: str) -> None:
         try:
-            self._listener = socket.create_server((host, 0), backlog=BACKLOG)
+            self._listener = socket.create_server((host, 0), backlog=LISTEN_BACKLOG)
         except OSError as error:
             raise TransportError(f"cannot listen on {host}: {error}") from error
         self._listener.setblocking(False)
@@ -196,11 +206,14 @@ class Rendezvous:
 
     def _call(self, peer: Peer, what: str, rank: int, deadline: Deadline) -> PeerConnection | None:
         host, _, port = peer.address.rpartition(":")
-        sock = socket.socket()
+        try:
+            sock = socket.socket()
+        except OSError as error:
+            raise TransportError(f"no socket for a call: {error}; {MORE_FILES}") from error
         sock.setblocking(False)
         try:
             sock.connect_ex((host, int(port)))
-            while not select.select([], [sock], [], POLL_S)[1]:
+            while not _ready([sock], select.POLLOUT, POLL_S):
                 deadline.check(what, rank)
             if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
                 return PeerConnection(sock)
@@ -219,26 +232,28 @@ class Rendezvous:
         name = group.peers[rank].name
         what = f"waiting for a call of rank {rank} ({name})"
         while True:
-            self._collect()
+            self._collect(STRANGERS_MAX + group.size)
             found = self._waiting.get(name)
             if found is not None and found[0].get("key") == group.key:
                 return self._waiting.pop(name)
             if found is not None and int(found[0].get("number", 0)) <= group.number:
                 self._waiting.pop(name)[1].close()  # of a generation that is over: it may redial
             deadline.check(what, rank)
-            watched: list[Any] = [self._listener, *self._unread]
-            select.select(watched, [], [], max(0.0, min(POLL_S, deadline.left_s())))
+            _ready([self._listener, *self._unread], select.POLLIN, min(POLL_S, deadline.left_s()))
 
-    def _collect(self) -> None:
+    def _collect(self, unread_max: int) -> None:
         while True:
             try:
                 sock, _ = self._listener.accept()
             except BlockingIOError:
                 break
-            except OSError:
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):  # the caller is still there
+                    raise TransportError(f"no socket for a caller: {error}; {MORE_FILES}") from None
                 continue  # the caller left again before we looked
             self._unread.append(PeerConnection(sock))
-        del self._unread[: max(0, len(self._unread) - BACKLOG)]
+        while len(self._unread) > unread_max:
+            self._unread.pop(0).close()
         for connection in list(self._unread):
             try:
                 hello = connection.poll()
@@ -254,6 +269,14 @@ class Rendezvous:
             if name in self._waiting:
                 self._waiting.pop(name)[1].close()
             self._waiting[name] = (hello, connection)
+
+
+def _ready(sockets: Sequence[_Descriptor], events: int, timeout_s: float) -> bool:
+    """Wait for one of them; poll knows no highest number of a descriptor, as select does."""
+    poll = select.poll()
+    for sock in sockets:
+        poll.register(sock.fileno(), events)
+    return bool(poll.poll(max(0.0, timeout_s) * 1000))
 
 
 class PeerConnections:

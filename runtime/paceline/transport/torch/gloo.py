@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
@@ -18,14 +19,19 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 from paceline.clock import now_ns
 from paceline.transport.base import Abort, Group, PeerLost
 from paceline.transport.rendezvous import (
+    FRAME_BYTES_MAX,
     LAST_WORDS_NS,
     POLL_S,
     Deadline,
+    PeerClosedError,
     PeerConnections,
     Rendezvous,
 )
 from paceline.transport.torch.process_groups import TorchDistTransport
 
+PIECE_BYTES: Final = FRAME_BYTES_MAX // 2
+JSON_BYTES: Final = 8
+"""Around a key and a value."""
 LOOK_S: Final = 0.05
 """Between two looks at the connections while a reduction is under way; its end wakes at once."""
 
@@ -33,8 +39,9 @@ LOOK_S: Final = 0.05
 class _Exchange(Store):
     """What gloo's rendezvous needs of a store: everybody sets one value, then wants all of them.
 
-    Rank 0 collects the values and gives everybody the whole. A store of torch is not more general
-    for our purpose, only slower to fail.
+    Rank 0 collects the values and gives everybody the whole, in pieces: each value grows with the
+    group, so the whole grows with its square. A store of torch is not more general for our purpose,
+    only slower to fail.
     """
 
     def __init__(
@@ -73,21 +80,57 @@ class _Exchange(Store):
     def _exchange(self) -> None:
         # The connections stay open: gloo reports only the death of the peer it is waiting for.
         own = {key: b64encode(value).decode() for key, value in self._values.items()}
-        group, deadline = self._group, self._deadline
-        if group.rank != 0:
-            everything, connection = self._rendezvous.dial(group, 0, {"values": own}, deadline)
-            self.connections.add(0, connection)
+        if self._group.rank == 0:
+            self._collect_and_tell(own)
         else:
-            everything = {"values": own}
-            connections = []
-            for rank in range(1, group.size):
-                hello, connection = self._rendezvous.answer(group, rank, deadline)
-                self.connections.add(rank, connection)
-                connections.append(connection)
-                everything["values"] |= hello["values"]
-            for connection in connections:
-                connection.send(everything)
-        self._values |= {key: b64decode(value) for key, value in everything["values"].items()}
+            self._tell_and_learn(own)
+
+    def _tell_and_learn(self, own: dict[str, str]) -> None:
+        piece, connection = self._rendezvous.dial(self._group, 0, {"values": own}, self._deadline)
+        self.connections.add(0, connection)
+        what = "waiting for the other ranks' addresses from rank 0"
+        try:
+            while True:
+                self._keep(piece["values"])
+                if piece["last"]:
+                    return
+                piece = connection.receive(self._deadline, what, 0)
+        except PeerClosedError as error:
+            raise PeerLost(f"rank 0 has gone while {what}", 0) from error
+
+    def _collect_and_tell(self, own: dict[str, str]) -> None:
+        everything = [own]
+        connections = []
+        for rank in range(1, self._group.size):
+            hello, connection = self._rendezvous.answer(self._group, rank, self._deadline)
+            self.connections.add(rank, connection)
+            connections.append((rank, connection))
+            everything.append(hello["values"])
+            self._keep(hello["values"])
+        pieces = list(_pieces(everything))
+        for rank, connection in connections:
+            try:
+                for piece in pieces:
+                    connection.send(piece)
+            except PeerClosedError as error:
+                raise PeerLost(f"rank {rank} has gone while it got the addresses", rank) from error
+
+    def _keep(self, values: dict[str, str]) -> None:
+        self._values |= {key: b64decode(value) for key, value in values.items()}
+
+
+def _pieces(everything: Iterable[dict[str, str]]) -> Iterator[dict[str, Any]]:
+    """Messages that hold all values, none too large to be sent; the last one says so."""
+    values: dict[str, str] = {}
+    size = 0
+    for own in everything:
+        added = sum(len(key) + len(value) + JSON_BYTES for key, value in own.items())
+        if values and size + added > PIECE_BYTES:
+            yield {"values": values, "last": False}
+            values, size = {}, 0
+        values |= own
+        size += added
+    yield {"values": values, "last": True}
 
 
 class GlooTransport(TorchDistTransport):

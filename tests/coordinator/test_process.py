@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -14,6 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -59,6 +62,10 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     }
     outer = {name: v for name, v in os.environ.items() if not name.startswith("PACELINE_")}
     return outer | own | more
+
+
+def limited(files: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
 
 @contextmanager
@@ -245,3 +252,23 @@ def test_the_settings_of_a_job() -> None:
     for name in RoundSettings.__struct_fields__:
         if name not in kept:
             assert getattr(got, name) == getattr(want, name), name
+
+
+def test_too_few_files_for_the_job_are_named(tmp_path: Path) -> None:
+    env = environment(tmp_path)
+    job = dataclasses.replace(make_job(), replicas=500, procs_per_replica=2)
+    (tmp_path / "job.json").write_text(JobFile.of(job, command=["python"]).to_json())
+    ended = subprocess.run(
+        [sys.executable, "-m", "paceline.coordinator"],
+        env=env,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=START_S,
+        preexec_fn=partial(limited, 1024),
+    )
+    assert ended.returncode == 2
+    said, hint = ended.stderr.splitlines()
+    assert "the coordinator needs up to 17" in said, said
+    assert said.endswith("open files and sockets, and the limit is 1024")
+    assert hint.startswith("hint: allow 17")

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from paceline import limits
 from paceline.core.collectives.select import CLASS_NAMES
+from paceline.limits import LimitError
 from paceline.transport.base import Abort, Group, Peer, Transport, TransportError
 from paceline.transport.factory import make_transport
 from paceline.transport.selected import SelectedTransport
@@ -16,6 +18,7 @@ from transport.harness import (
     BrokenFirst,
     BrokenSecond,
     Crew,
+    FirstTransport,
     Hubs,
     ProcessPool,
     Rank,
@@ -115,6 +118,17 @@ def open_all(ranks: Sequence[Transport], number: int) -> list[BaseException | No
             for i, rank in enumerate(ranks)
         ]
         return [future.exception() for future in opened]
+
+
+def test_a_job_that_grows_beyond_the_files_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the start it is an error of the rank; later one of the channel, which the job tells."""
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (1024, 1024))
+    with pytest.raises(LimitError, match=r"a rank needs up to \d+ open files .* limit is 1024"):
+        make_transport("gloo", local=True, ranks=400)
+    transport = SelectedTransport([FirstTransport(Hubs().first, "t0")], {})
+    peers = tuple(Peer(f"t{rank}", transport.address) for rank in range(400))
+    with pytest.raises(TransportError, match=r"limit is 1024; hint: allow \d+ or more: ulimit -n"):
+        transport.open(Group("g", 1, peers, 0), Abort(), 1.0)
 
 
 def test_a_forced_backend_is_the_only_candidate() -> None:

@@ -10,9 +10,36 @@ from pathlib import Path
 import pytest
 import zmq
 from core.makers import GEN_1, member
+from paceline.core.demand import FILES_PER_LANE, PEER_LANES
 from paceline.core.messages import AskState
 from paceline.worker import peer_sockets
 from paceline.worker.peer_sockets import PeerSockets, ReceivedMessage
+
+
+def test_what_the_lanes_to_all_peers_take_is_what_is_counted(tmp_path: Path) -> None:
+    """Here the connections out and in are of the same process, so both are seen."""
+    ranks = [PeerSockets(directory=tmp_path, name=n, host="", token="") for n in "abcd"]
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    try:
+        for index, rank in enumerate(ranks):
+            for peer, other in enumerate(ranks):
+                if peer != index:
+                    rank.know(member(peer), other.address)
+                    note = AskState(GEN_1, member(index), at_least=3)
+                    rank.send(member(peer), note)
+                    rank.send_bulk(member(peer), note, [b"state"])
+        for rank in ranks:
+            received = 0
+            while received < PEER_LANES * (len(ranks) - 1):
+                rank.wait(10_000)
+                while rank.read() is not None:
+                    received += 1
+        opened = len(list(Path("/proc/self/fd").iterdir())) - before
+        counted = PEER_LANES * FILES_PER_LANE * (len(ranks) - 1)
+        assert opened == len(ranks) * counted
+    finally:
+        for rank in ranks:
+            rank.close()
 
 
 @pytest.mark.parametrize("folder", ["plain", "my project", "semi;colon, 100% \N{SNOWMAN}"])

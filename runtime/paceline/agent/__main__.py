@@ -31,9 +31,11 @@ from paceline.clock import NS_PER_S
 from paceline.control.tls import pinned
 from paceline.core.agent.exits import End, Ended
 from paceline.core.agent.supervise import Limits, Report
+from paceline.core.demand import agent_files
 from paceline.core.messages import AgentBeat, AgentDone, AgentHello, Shutdown, ToAgent
 from paceline.core.protocol.ids import MemberId
 from paceline.environment import AgentSettings
+from paceline.limits import ensure_files
 from paceline.telemetry.collector import PodRecords
 
 log = logging.getLogger("paceline.agent")
@@ -48,6 +50,7 @@ class Agent:
 
     def __init__(self, settings: AgentSettings, spec: JobFile) -> None:
         mpiexec = find_mpiexec()
+        ensure_files("the agent of a pod", agent_files(settings.procs))
         self._settings = settings
         self._mpiexec = mpiexec if needs_mpi(spec.backend, mpiexec) else ""
         self._spec = spec

@@ -18,10 +18,11 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from paceline.limits import LISTEN_BACKLOG
+
 log = logging.getLogger("paceline.agent")
 
 MESSAGE_BYTES_MAX: Final = 32 * 1024
-BACKLOG: Final = 128
 
 Message = dict[str, Any]
 
@@ -101,7 +102,7 @@ class RankPipeListener:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         self._socket.bind(f"\0{self.name}")
-        self._socket.listen(BACKLOG)
+        self._socket.listen(LISTEN_BACKLOG)
         loop.add_reader(self._socket.fileno(), self._accept)
 
     def close(self) -> None:

@@ -16,6 +16,8 @@ from paceline_api.names import ENV_TLS_CERT
 
 RECORD_BYTES: Final = 16 * 1024
 """The most that TLS brings at once."""
+CONNECTION_BYTES: Final = 40 * 1024
+"""Memory that an open connection takes, as measured with such buffers (`spare_buffers`)."""
 
 
 def pinned(certificate: Path | None) -> ssl.SSLContext | None:

@@ -19,12 +19,14 @@ from typing import Final
 from aiohttp import web
 from paceline_api.errors import PacelineError
 from paceline_api.jobfile import read_resolved_job
+from paceline_api.settings import ResolvedJob
 
 from paceline.clock import now_ns, wall_s
-from paceline.control.tls import spare_buffers
+from paceline.control.tls import CONNECTION_BYTES, spare_buffers
 from paceline.coordinator.config import config_of
 from paceline.coordinator.server import BrokenError, Server
 from paceline.core.coordinator.machine import Coordinator
+from paceline.core.demand import coordinator_files
 from paceline.environment import (
     ENV_LISTEN,
     ENV_TLS_CERT,
@@ -32,12 +34,11 @@ from paceline.environment import (
     CoordinatorSettings,
     SettingsError,
 )
+from paceline.limits import LISTEN_BACKLOG, ensure_callers, ensure_files, ensure_memory
 
 EXIT_RETIRED: Final = 3
 EXIT_ADDRESS: Final = 4
 EXIT_BROKEN: Final = 70
-BACKLOG: Final = 4096
-"""Ranks that register at the same moment."""
 
 log = logging.getLogger("paceline.coordinator")
 
@@ -48,12 +49,28 @@ def main() -> int:
     )
     try:
         settings = CoordinatorSettings.from_environment(os.environ)
-        config = config_of(read_resolved_job(settings.spec_path))
+        job = read_resolved_job(settings.spec_path)
+        _make_room(job, encrypted=settings.tls is not None)
+        config = config_of(job)
         coordinator = Coordinator(config, uid=settings.uid, now_ns=now_ns(), wall_s=wall_s())
         return asyncio.run(_serve(settings, coordinator))
     except PacelineError as error:
         sys.stderr.write(f"{error.render()}\n")
         return error.exit_code
+
+
+def _make_room(job: ResolvedJob, *, encrypted: bool) -> None:
+    """For the connections of the largest size that the job may have. Raises LimitError."""
+    replicas = max(job.replicas, job.max_replicas or 0)
+    connections = coordinator_files(replicas * job.procs_per_replica, replicas)
+    ensure_files("the coordinator", connections, all_that_is_allowed=True)
+    ensure_callers("the coordinator", connections)
+    if encrypted:
+        ensure_memory(
+            f"the coordinator of {replicas} x {job.procs_per_replica} ranks",
+            connections * CONNECTION_BYTES,
+            hint="raise limits.memory in spec.coordinator.resources, or run fewer ranks",
+        )
 
 
 async def _serve(settings: CoordinatorSettings, coordinator: Coordinator) -> int:
@@ -69,7 +86,9 @@ async def _serve(settings: CoordinatorSettings, coordinator: Coordinator) -> int
     runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        site = web.SockSite(runner, _listen(settings), ssl_context=_tls(settings), backlog=BACKLOG)
+        site = web.SockSite(
+            runner, _listen(settings), ssl_context=_tls(settings), backlog=LISTEN_BACKLOG
+        )
         await site.start()
         log.info("coordinator %s of job %s listens", settings.uid, settings.job)
         return EXIT_RETIRED if await server.wait() else 0
@@ -84,7 +103,7 @@ def _listen(settings: CoordinatorSettings) -> socket.socket:
         return socket.socket(fileno=settings.listen_fd)
     family = socket.AF_INET6 if ":" in settings.listen[0] else socket.AF_INET
     try:
-        return socket.create_server(settings.listen, family=family, backlog=BACKLOG)
+        return socket.create_server(settings.listen, family=family, backlog=LISTEN_BACKLOG)
     except OSError as error:
         host, port = settings.listen
         told = (error.strerror or str(error)).lower()

@@ -49,11 +49,11 @@ from paceline.environment import (
     ENV_SPEC,
     SOCKETS,
 )
+from paceline.limits import LISTEN_BACKLOG
 from paceline.local.client import Client, CoordinatorAwayError
 from paceline.local.processes import Child, adopt_orphans, children_of, kill_orphans
 from paceline.local.rundir import write
 
-BACKLOG: Final = 1024
 ASK_S: Final = 3.0
 """So long the replacement of an agent waits for a coordinator that is away."""
 RETRY_S: Final = 0.05
@@ -127,7 +127,7 @@ class Cluster:
         self._tasks: set[asyncio.Task[None]] = set()
         # Bound here and handed down: no other program can take the port while the coordinator is
         # restarted, and who connects in that moment waits instead of being refused.
-        self._socket = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=LISTEN_BACKLOG)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._client = Client(self.url, self.operator_token)
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from paceline.transport.base import Transport, TransportError
 from paceline.transport.mpi.provider import ProviderError
-from paceline.transport.selected import SelectedTransport
+from paceline.transport.selected import SelectedTransport, make_room
 
 log = logging.getLogger("paceline.rank")
 
@@ -16,12 +16,14 @@ BACKENDS: Final = ("auto", "gloo", "mpi", "nccl")
 LOOPBACK: Final = "127.0.0.1"
 
 
-def make_transport(backend: str, *, local: bool) -> Transport:
-    """The data channel of this rank. `local`: all ranks are on this machine, so loopback (D13)."""
+def make_transport(backend: str, *, local: bool, ranks: int = 1) -> Transport:
+    """The data channel of this rank among `ranks` that are wanted. `local`: all are on this
+    machine, so loopback (D13). Raises TransportError, and LimitError for too many ranks."""
     host = LOOPBACK if local else own_address()
-    if backend == "auto":
-        return _auto(host, local=local)
     if backend in BACKENDS:
+        make_room(ranks, BACKENDS if backend == "auto" else [backend])
+        if backend == "auto":
+            return _auto(host, local=local)
         return SelectedTransport([_make(backend, host, local=local)], {})
     raise TransportError(
         f"spec.collective.backend: {backend!r} is unknown; hint: use {', '.join(BACKENDS)}"

@@ -23,6 +23,7 @@ from typing import ClassVar, Final
 import torch
 
 from paceline.clock import NS_PER_S, now_ns
+from paceline.core import demand
 from paceline.core.collectives.select import (
     CLASS_BYTES,
     CLASS_NAMES,
@@ -31,6 +32,7 @@ from paceline.core.collectives.select import (
     choose_all,
     size_class,
 )
+from paceline.limits import LimitError, ensure_callers, ensure_files
 from paceline.transport.base import (
     HOST,
     Abort,
@@ -147,6 +149,8 @@ class SelectedTransport(Transport):
         self._only = ""
         """The one candidate, where the present group has no other; else empty."""
         self._group: Group | None = None
+        self._room_for = 0
+        """Ranks of the largest group so far."""
 
     @property
     def address(self) -> str:
@@ -168,6 +172,7 @@ class SelectedTransport(Transport):
 
     def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
         self.close()
+        self._make_room(group.size)
         addresses = [_split(peer.address) for peer in group.peers]
         tiers = self._usable(addresses)
         opening = _Opening(group, addresses, abort, timeout_s)
@@ -178,6 +183,16 @@ class SelectedTransport(Transport):
             self.close()
             raise
         self._remember(opening)
+
+    def _make_room(self, size: int) -> None:
+        """A job may grow beyond what was wanted when this rank started."""
+        if size <= self._room_for:
+            return
+        try:
+            make_room(size, self._transports)
+        except LimitError as error:
+            raise TransportError(f"{error.message}; hint: {error.hint}") from error
+        self._room_for = size
 
     def _usable(self, addresses: Sequence[Mapping[str, str]]) -> list[list[str]]:
         """What this group can use, alike on all ranks: first what reaches the memory of the
@@ -384,6 +399,12 @@ class SelectedTransport(Transport):
         for name, transport in self._transports.items():
             facts |= {f"{name}.{key}": value for key, value in transport.describe().items()}
         return facts
+
+
+def make_room(ranks: int, transports: Collection[str]) -> None:
+    """For a rank among so many: open files, and callers that wait. Raises LimitError."""
+    ensure_files("a rank", demand.rank_files(ranks, transports))
+    ensure_callers("a rank", ranks - 1)
 
 
 def _why_dropped(voters: int, ranks_sum: int, own: _Failure | None) -> str:

@@ -171,7 +171,8 @@ class Engine:
         if settings is None or self._spec is None:
             return NoTransport()
         try:
-            return make_transport(self._spec.backend, local=settings.local)
+            ranks = self._spec.replicas * self._spec.procs
+            return make_transport(self._spec.backend, local=settings.local, ranks=ranks)
         except TransportError as error:
             raise _told(error) from error
 

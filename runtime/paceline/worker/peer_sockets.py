@@ -25,6 +25,7 @@ from paceline.core import wire
 from paceline.core.messages import PeerMessage
 from paceline.core.protocol.ids import MemberId
 from paceline.environment import SUN_PATH_MAX
+from paceline.limits import LISTEN_BACKLOG
 
 Bytes = bytes | bytearray | memoryview
 
@@ -76,6 +77,7 @@ class PeerSockets:
         socket = self._context.socket(zmq.PULL)
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.RCVHWM, 0)
+        socket.set(zmq.BACKLOG, LISTEN_BACKLOG)
         if directory is not None:
             path = directory / name
             assert len(str(path)) <= SUN_PATH_MAX, path

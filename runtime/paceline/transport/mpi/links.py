@@ -25,6 +25,7 @@ from typing import Any, Final
 import numpy as np
 
 from paceline.clock import NS_PER_S, now_ns, pause
+from paceline.core.demand import SPARE_LINKS_MAX
 from paceline.transport.base import Group, TransportError
 from paceline.transport.mpi.patience import Patience
 from paceline.transport.mpi.provider import check_provider
@@ -42,8 +43,6 @@ GENERATIONS_PER_LINK: Final = (1 << 30) // LANES - 1
 SERIAL_TAG: Final = 0
 WIRING_S: Final = 1
 """Bound of one Accept or Connect: the library's lock is held meanwhile, so it is short."""
-SPARE_LINKS_MAX: Final = 64
-"""Links to processes outside the group that are kept; they may come back."""
 
 
 def mpi_environment(local: bool) -> dict[str, str]:

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from paceline.clock import pause
+from paceline.limits import LISTEN_BACKLOG
 from paceline.transport.base import Abort, Group, TransportError
 from paceline.transport.rendezvous import Deadline
 from paceline.transport.torch.process_groups import TorchDistTransport
@@ -167,7 +168,7 @@ def _serve_store(host: str) -> TCPStore:
     Every rank hosts one; a generation uses the one of its rank 0.
     """
     try:
-        listener = socket.create_server((host, 0), backlog=512)
+        listener = socket.create_server((host, 0), backlog=LISTEN_BACKLOG)
     except OSError as error:
         raise TransportError(f"cannot listen on {host}: {error}") from error
     port = listener.getsockname()[1]

@@ -1,0 +1,60 @@
+"""What the processes of a job of some size ask of their machines: the most they may have open.
+
+Bounds, not estimates: each term is what the code may hold at the same time, so that a job which is
+let through does not run out of it in the middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+SPARE_LINKS_MAX: Final = 64
+"""Links of MPI to processes outside the group that are kept; they may come back."""
+ABANDONED_GROUPS_MAX: Final = 4
+"""Groups that a rank has left and whose messages over MPI may still be open."""
+PEER_LANES: Final = 2
+"""Fast and bulk (`worker.peer_sockets`)."""
+FILES_PER_LANE: Final = 3
+"""To one peer: the socket's own wake-up, the connection out, and the one that comes in."""
+AGENT_FILES_PER_RANK: Final = 7
+"""Output of launcher and rank (3), connections of rank and guard (2), its record, its log."""
+AGENT_FILES_PER_LAUNCH: Final = 4
+"""Passed on at a start, and closed then."""
+PROCESSES_UNDER_MPI: Final = 4
+"""mpiexec, its proxy, the guard and the rank."""
+
+
+def rank_files(ranks: int, transports: Collection[str]) -> int:
+    """Files and sockets of one rank among `ranks` with these transports."""
+    others = ranks - 1
+    files = PEER_LANES * FILES_PER_LANE * others
+    if "mpi" in transports:
+        # A connection of the library and one of ours; the latter also for groups that were left.
+        files += SPARE_LINKS_MAX + most_partners(ranks) * (2 + ABANDONED_GROUPS_MAX)
+    if "gloo" in transports:
+        # All pairs, twice: a group is closed when the next one stands. Rank 0 meets everybody.
+        files += 3 * others
+    if "nccl" in transports:
+        files += others  # the store of rank 0; what the library opens itself is not known
+    return files
+
+
+def most_partners(ranks: int) -> int:
+    """At most so many ranks does one exchange messages with over MPI: two neighbours on the ring,
+    one per doubling, and one that hands its part over first."""
+    return ranks.bit_length() + 2
+
+
+def agent_files(procs: int) -> int:
+    """Of an agent with so many ranks; one that is started again overlaps with its predecessor."""
+    return 2 * procs * AGENT_FILES_PER_RANK + AGENT_FILES_PER_LAUNCH
+
+
+def coordinator_files(ranks: int, agents: int) -> int:
+    return ranks + agents
+
+
+def local_processes(ranks: int, agents: int, *, mpi: bool) -> int:
+    """All that run at the same time on one machine, and one coordinator."""
+    return ranks * (PROCESSES_UNDER_MPI if mpi else 1) + agents + 1

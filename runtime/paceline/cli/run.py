@@ -18,6 +18,7 @@ from paceline.cli.screen import Screen
 from paceline.core.faults import SEPARATOR, Fault, FaultError, FaultKind, check_ranks, parse_faults
 from paceline.local import checkpoint_folder
 from paceline.local.report import summary, verdict
+from paceline.local.room import Room, check_room
 from paceline.local.rundir import make_run_dir
 from paceline.local.runner import Runner, RunResult
 
@@ -47,7 +48,8 @@ def run(
             hint="paceline run --set spec.suspend=false",
         )
     faults = tuple(parse_faults(SEPARATOR.join(inject)))
-    _check_faults(job, faults)
+    replicas = _check_faults(job, faults)
+    check_room(job, replicas, Room.of_this_machine())
     working_dir = _working_dir(job, file)
     with checkpoint_folder.locked(Path(job.checkpoint.path) if job.checkpoint else None):
         folder = make_run_dir(job.name, run_dir)
@@ -110,7 +112,8 @@ def _exit_code(result: RunResult) -> int:
     return 0 if result.outcome.complete else EXIT_FAILURE
 
 
-def _check_faults(job: ResolvedJob, faults: tuple[Fault, ...]) -> None:
+def _check_faults(job: ResolvedJob, faults: tuple[Fault, ...]) -> int:
+    """How many replicas there will be with those that join."""
     joined = sum(fault.count for fault in faults if fault.kind is FaultKind.JOIN)
     most = job.replicas + joined
     if joined and job.max_replicas is not None and most > job.max_replicas:
@@ -120,6 +123,7 @@ def _check_faults(job: ResolvedJob, faults: tuple[Fault, ...]) -> None:
             hint=f"allow more with --set spec.maxReplicas={most}",
         )
     check_ranks(faults, most * job.procs_per_replica)
+    return most
 
 
 def _beside_file(job: ResolvedJob, file: Path) -> ResolvedJob:

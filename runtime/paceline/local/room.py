@@ -1,0 +1,87 @@
+"""Whether this machine can hold a job, as far as that is certain before anything is started.
+
+Only figures that are known: what the kernel allows, and what the processes take at least. A job
+that passes may still be too large, since nobody knows how large the script's model is.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from paceline_api.errors import SpecError
+from paceline_api.settings import ResolvedJob
+
+from paceline.agent.http import PORTS_TRIED
+from paceline.agent.launch import find_mpiexec, needs_mpi
+from paceline.core.demand import local_processes, rank_files
+from paceline.limits import (
+    MIB,
+    SPARE_FILES,
+    LimitError,
+    cgroup_limits,
+    check_files,
+    ensure_callers,
+    figures_bytes,
+    own_bytes,
+)
+
+TRANSPORTS: Final = ("mpi", "gloo")
+"""What backend auto may use on one machine; nccl takes fewer files than gloo."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the kernel gives to all processes of this run together."""
+
+    processes: int
+    memory_bytes: int
+    own_bytes: int
+    """Memory that this process alone holds. Each other one holds as much: it loads the same
+    interpreter, and a rank torch and a model besides."""
+
+    @classmethod
+    def of_this_machine(cls) -> Self:
+        limits = [*cgroup_limits("pids.max"), int(Path("/proc/sys/kernel/pid_max").read_text())]
+        allowed = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        if allowed != resource.RLIM_INFINITY and os.geteuid() != 0:  # root is not held to it
+            limits.append(allowed)
+        memory = figures_bytes(Path("/proc/meminfo"), "MemTotal", "SwapTotal")
+        return cls(min(limits), min([memory, *cgroup_limits("memory.max")]), own_bytes())
+
+
+def check_room(job: ResolvedJob, replicas: int, room: Room) -> None:
+    """`replicas`: the most that the run will ask for. Raises PacelineError."""
+    ranks = replicas * job.procs_per_replica
+    backend = str(job.collective.backend)
+    transports = TRANSPORTS if backend == "auto" else (backend,)
+    what = f"{replicas} x {job.procs_per_replica} ranks"
+    fewer = "start fewer with --replicas, or set spec.procsPerReplica lower"
+    check_files("each rank", rank_files(ranks, transports) + SPARE_FILES)
+    ensure_callers("a rank", ranks - 1)
+    if job.metrics_port and replicas > PORTS_TRIED + 1:
+        raise SpecError(
+            "spec.metrics.port",
+            job.metrics_port,
+            f"leaves {PORTS_TRIED + 1} ports for the agents of {replicas} replicas",
+            hint="set it to 0 and each agent takes any free port",
+        )
+    mpi = needs_mpi(backend, find_mpiexec())
+    processes = local_processes(ranks, replicas, mpi=mpi)
+    if processes > room.processes:
+        raise LimitError(
+            f"{what} are {processes} processes on this machine, and it allows {room.processes} "
+            "(ulimit -u, pids.max of the control group, kernel.pid_max)",
+            hint=f"allow more; or {fewer}",
+        )
+    # Not counted: mpiexec, its proxy and the guard, which are small.
+    bytes_min = local_processes(ranks, replicas, mpi=False) * room.own_bytes
+    if bytes_min > room.memory_bytes:
+        raise LimitError(
+            f"{what} take {bytes_min // MIB} MiB of memory at least, without torch and any model, "
+            f"and this machine has {room.memory_bytes // MIB} MiB, swap included",
+            hint=fewer,
+        )

@@ -1,0 +1,83 @@
+"""A job that this machine cannot hold is refused before a process is started."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cli.runs import JOB, paceline
+from paceline import limits
+from paceline.limits import MIB
+from paceline.local.room import Room, check_room
+from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
+from paceline_api.reading.load import load_job
+from paceline_api.resolve import resolve
+from paceline_api.settings import ResolvedJob
+
+ROOMY = Room(processes=1 << 22, memory_bytes=1 << 50, own_bytes=30 * MIB)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> ResolvedJob:
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB.format(name="job", command="[python, train.py]", mark=""))
+    return resolve(load_job(file, ["spec.procsPerReplica=4"]))
+
+
+def refusal(job: ResolvedJob, replicas: int, room: Room) -> PacelineError:
+    with pytest.raises(PacelineError) as refused:
+        check_room(job, replicas, room)
+    assert refused.value.exit_code == EXIT_BAD_INPUT
+    return refused.value
+
+
+def test_what_fits_is_let_through(job: ResolvedJob) -> None:
+    check_room(job, 2, ROOMY)
+    check_room(job, 2, Room.of_this_machine())
+
+
+def test_more_agents_than_ports_for_their_metrics(job: ResolvedJob) -> None:
+    error = refusal(replace(job, procs_per_replica=1), 300, ROOMY)
+    assert "spec.metrics.port: 9464 leaves 257 ports for the agents of 300" in error.message
+    assert "set it to 0" in error.hint
+    check_room(replace(job, procs_per_replica=1, metrics_port=0), 300, ROOMY)
+
+
+def test_more_processes_than_the_machine_allows(job: ResolvedJob) -> None:
+    error = refusal(job, 20, replace(ROOMY, processes=100))
+    assert "20 x 4 ranks are 101 processes on this machine, and it allows 100" in error.message
+    assert "--replicas" in error.hint
+
+
+def test_more_memory_than_the_machine_has(job: ResolvedJob) -> None:
+    error = refusal(job, 20, replace(ROOMY, memory_bytes=3000 * MIB))
+    assert "20 x 4 ranks take 3030 MiB of memory at least" in error.message
+    assert "this machine has 3000 MiB" in error.message
+
+
+def test_more_files_than_a_rank_may_open(job: ResolvedJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (1024, 1024))
+    error = refusal(job, 40, ROOMY)
+    assert "each rank needs up to 1687 open files and sockets, and the limit is 1024" in (
+        error.message
+    )
+
+
+def test_more_ranks_than_may_wait_for_a_connection(
+    job: ResolvedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = tmp_path / "somaxconn"
+    allowed.write_text("128\n")
+    monkeypatch.setattr(limits, "SOMAXCONN", allowed)
+    error = refusal(job, 40, ROOMY)
+    assert "up to 159 connect to a rank at the same moment" in error.message
+
+
+@pytest.mark.processes
+def test_run_refuses_it_before_anything_is_started(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB.format(name="job", command="[nothing]", mark=""))
+    code, said = paceline(tmp_path, "run", "job.yaml", "--replicas", "300", "--run-dir", "r")
+    assert code == EXIT_BAD_INPUT
+    assert said.startswith("error: spec.metrics.port: 9464 leaves 257 ports")
+    assert not (tmp_path / "r").exists()

@@ -24,8 +24,10 @@ from paceline.core.messages import (
     AgentBeat,
     AgentDone,
     AgentHello,
+    BeatEvery,
     Dismiss,
     Endpoints,
+    Figures,
     Heartbeat,
     Register,
     Shutdown,
@@ -43,9 +45,10 @@ GREETINGS: dict[str, msgspec.Struct] = {
     "agent": AgentHello(0, 1, "h", "", (), ()),
 }
 BEATS: dict[str, msgspec.Struct] = {
-    "rank": Heartbeat(ME, NO_GENERATION, NO_GENERATION, 0, False, False, {}),
+    "rank": Heartbeat(ME, NO_GENERATION, NO_GENERATION, 0),
     "agent": AgentBeat(0, 1),
 }
+FIGURES = Figures(ME, 0, {"epoch": 1.0})
 ORDERS: dict[str, msgspec.Struct] = {"rank": Dismiss("over"), "agent": Shutdown("over")}
 LAST = AgentDone(0, 1, "finished")
 both = pytest.mark.parametrize("side", ["rank", "agent"])
@@ -69,6 +72,10 @@ class Coordinator:
                 number, found = await self.heard.get()
                 if found == message:
                     return number
+
+    async def next(self) -> msgspec.Struct:
+        async with asyncio.timeout(WAIT_S):
+            return (await self.heard.get())[1]
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
@@ -140,6 +147,7 @@ async def linked(
             token,
             register=calls.greet,
             heartbeat=calls.beat,
+            figures=lambda: FIGURES,
             obey=calls.obey,
             connected=calls.connected,
         )
@@ -175,6 +183,29 @@ def test_what_is_no_message_is_skipped(side: str, caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING):
         asyncio.run(scenario())
     assert "the coordinator sent something that is no message" in caplog.text
+
+
+def test_beats_and_figures_come_as_often_as_the_coordinator_wants() -> None:
+    """R42; over the next connection they are those of a small job until it says so again."""
+
+    async def scenario() -> None:
+        async with coordinator() as mine, linked(Calls("rank"), mine.url):
+            assert [await mine.next() for _ in range(3)] == [
+                GREETINGS["rank"],
+                BEATS["rank"],
+                FIGURES,
+            ]
+            await mine.tell(wire.to_json(BeatEvery(ms=20, figures=3)))
+            await mine.wait(FIGURES)
+            told = [await mine.next() for _ in range(8)]
+            assert told == 2 * [*3 * [BEATS["rank"]], FIGURES]
+            await mine.tell(wire.to_json(BeatEvery(ms=3_600_000, figures=1)))
+            while not mine.heard.empty():
+                await mine.next()
+            await mine.connections[-1].close()
+            assert await mine.wait(BEATS["rank"]) == 2
+
+    asyncio.run(scenario())
 
 
 @both

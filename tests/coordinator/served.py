@@ -14,6 +14,7 @@ from paceline.clock import now_ns, wall_s
 from paceline.coordinator.server import Server
 from paceline.core.coordinator.events import Config
 from paceline.core.coordinator.machine import Coordinator
+from paceline.core.coordinator.pace import Pace
 from paceline.core.messages import AgentHello, Endpoints, Register
 from paceline.core.protocol.ids import NO_GENERATION, MemberId
 from paceline.core.status import Status
@@ -71,8 +72,10 @@ def hello(slot: int, attempt: int = 0) -> AgentHello:
 
 
 @asynccontextmanager
-async def served(*, replicas: int = 2, linger_s: float = 5.0) -> AsyncIterator[Served]:
-    config = Config(job="job", replicas=replicas)
+async def served(
+    *, replicas: int = 2, linger_s: float = 5.0, pace: Pace | None = None
+) -> AsyncIterator[Served]:
+    config = Config(job="job", replicas=replicas, pace=pace or Pace())
     coordinator = Coordinator(config, uid="uid", now_ns=now_ns(), wall_s=wall_s())
     server = Server(coordinator, token=TOKEN, operator_token=OPERATOR_TOKEN, linger_s=linger_s)
     runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=0.1)

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from coordinator.served import OPERATOR_TOKEN, TOKEN, hello, register, served, text
 from paceline.coordinator.server import LOOK_S, SIGNS_S
+from paceline.core.coordinator.pace import Pace
 from paceline.core.messages import Fatal, Heartbeat, Inventory, KillRank, RankDead, Targets
 from paceline.core.protocol.ids import MemberId
 from paceline.core.status import RankPhase
@@ -268,7 +269,7 @@ def test_a_heartbeat_is_news_only_if_it_shows_a_new_round() -> None:
             nothing = register(RANK).promise
 
             async def beat(version: int) -> None:
-                beat = Heartbeat(RANK, nothing, nothing, version, False, False, {})
+                beat = Heartbeat(RANK, nothing, nothing, version)
                 await ws.send_str(text(beat))
 
             poll = asyncio.create_task(at.status(after=str(status.seq), timeout="30s"))
@@ -280,6 +281,30 @@ def test_a_heartbeat_is_news_only_if_it_shows_a_new_round() -> None:
             await beat(4)
             fourth = await at.status(after=str(third.seq), timeout="30s")
             assert (fourth.version, fourth.seq) == (4, third.seq + 1)
+
+    run(go())
+
+
+def test_of_a_large_job_readers_hear_as_often_as_one_of_its_ranks_tells() -> None:
+    """R42: somebody is always the first to tell of a round, and a status is made of all ranks."""
+
+    async def go() -> None:
+        # Two ranks that beat as rarely as many do: every second.
+        async with served(pace=Pace(beats_per_s=2)) as at:
+            ws = await at.socket("/v1/ranks", register(RANK))
+            status = await at.status(after="0", timeout="5s")
+            again = await at.status()
+            assert again.wall_s == status.wall_s, "made once for all who ask"
+            nothing = register(RANK).promise
+            begun_s = asyncio.get_running_loop().time()
+            polls = 0
+            for version in range(1, 30):
+                await ws.send_str(text(Heartbeat(RANK, nothing, nothing, version)))
+            while status.version < 29:
+                status = await at.status(after=str(status.seq), timeout="30s")
+                polls += 1
+            assert polls <= 2
+            assert asyncio.get_running_loop().time() - begun_s < 5.0
 
     run(go())
 

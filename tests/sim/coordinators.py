@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
+from paceline.core.coordinator.pace import Pace
 from paceline.core.coordinator.state import CoordinatorState
 from sim.world import MS
 
@@ -18,6 +19,7 @@ class SimCoordinator:
     def __init__(self, sim: Simulation, name: str) -> None:
         self.sim, self.name = sim, name
         world = sim.world
+        pause_ns = int(world.pause_ms * MS) // (world.replicas * world.procs)
         config = coord.Config(
             job="sim",
             replicas=world.replicas,
@@ -29,6 +31,7 @@ class SimCoordinator:
             freeze_timeout_ns=world.freeze_ms * MS,
             connect_timeout_ns=world.freeze_ms * MS // 4,
             backoff_limit=1000,
+            pace=Pace(small=0, pause_per_rank_ns=pause_ns) if pause_ns else Pace(),
         )
         self.machine = coord.Coordinator(config, uid=name, now_ns=sim.now)
         self.alive = True

@@ -73,6 +73,7 @@ def worlds(draw: st.DrawFn, replicas: int | None = None, procs: int | None = Non
         save_every=draw(st.sampled_from([0, 1, 3])),
         disk_full=draw(st.sampled_from([0.0, 0.0, 0.3])),
         tree_above=draw(st.sampled_from([TREE_ABOVE, 0])),
+        pause_ms=draw(st.sampled_from([0.0, 0.0, 15.0])),
         stabilization_ms=draw(st.sampled_from([0, 30, 200])),
         allowed=draw(st.sampled_from([(), (), (1, n, n + 2), (n, n + 1), (max(1, n - 1), n)])),
     )

@@ -254,7 +254,6 @@ class Simulation:
                     s.log.version,
                     s.wants_to_leave,
                     s.log.stopped,
-                    {},
                     rank.doing(),
                 ),
             )

@@ -52,6 +52,8 @@ class World:
     settle_ms: int = 300
     freeze_ms: int = 400
     stabilization_ms: int = 0
+    pause_ms: float = 0.0
+    """From one look of a coordinator at all ranks to its next (R42)."""
     allowed: tuple[int, ...] = ()
     """Numbers of replicas that may train; empty: any."""
     after_ms: float = 0.0

@@ -202,7 +202,7 @@ def test_waiting_is_avoided_until_the_missing_rank_is_heard_of(one: OneRank) -> 
     )
     assert one.record["wait_avoided_seconds_total"] == [pytest.approx(0.060)]
     one.metrics.facts.work_out(one.rank)
-    facts = one.metrics.facts.heartbeat(one.rank).facts
+    facts = one.metrics.facts.figures(one.rank).facts
     assert facts["log.wait_avoided_seconds"] == pytest.approx(0.120)
 
 
@@ -306,7 +306,7 @@ def test_what_shadow_reports(one: OneRank) -> None:
     assert one.record["shadow_late_gradients_total", "Quorum"] == [1, 1]
     assert one.record["shadow_late_gradients_total", "Solo"] == [2, 2]
     one.metrics.facts.work_out(one.rank)
-    told = log_status(one.metrics.facts.heartbeat(one.rank).facts).shadow
+    told = log_status(one.metrics.facts.figures(one.rank).facts).shadow
     assert told is not None
     assert (told.rounds, told.fresh) == (3, 9)
     assert told.late["Solo"] == 4, "the first round is Full anyhow"
@@ -344,7 +344,7 @@ def test_shares_of_rounds_follow_the_log(one: OneRank) -> None:
 
     def shares() -> dict[str, float]:
         facts.work_out(one.rank)
-        return log_status(facts.heartbeat(one.rank).facts).shares
+        return log_status(facts.figures(one.rank).facts).shares
 
     one.round(one.share(A, 0), one.share(B, 0), took_ms=0)
     one.round(one.share(A, 0), one.share(C, 0), took_ms=0)

@@ -16,7 +16,9 @@ from typing import Any, Final
 ATTEMPT_STRIDE: Final = 1000
 """Attempt of a rank = attempt of its pod x this + restarts inside the pod."""
 SILENT_MS: Final = 3000
-"""Silence after which a heartbeat no longer speaks against evidence (C4)."""
+"""Silence after which a heartbeat no longer speaks against evidence (C4), at least."""
+SILENT_BEATS: Final = 3
+"""So many intervals of large jobs, whose ranks beat more rarely (R42)."""
 
 WHOLE_MAX: Final = 2**53
 """What any JSON reader takes for a whole number."""
@@ -45,6 +47,8 @@ class Rank:
     state: str
     rank: int | None = None
     silent_ms: int = 0
+    silent_most_ms: int = SILENT_MS
+    """Beyond it its heartbeat is too old to speak for it."""
     step_s: float = 0.0
     why: str = ""
     carrier: str = ""
@@ -57,7 +61,7 @@ class Rank:
     @property
     def speaks(self) -> bool:
         """Its own heartbeat says that it lives."""
-        return self.state not in (DEAD, SUSPECT) and self.silent_ms < SILENT_MS
+        return self.state not in (DEAD, SUSPECT) and self.silent_ms < self.silent_most_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,7 @@ def read_coordinator_status(data: Any) -> CoordinatorStatus:
     body = _mapping(data)
     log = _mapping(body.get("log"))
     progress, left_s = log.get("progress"), log.get("left_s")
+    silent_most_ms = max(SILENT_MS, SILENT_BEATS * _whole(body.get("beat_ms")))
     return CoordinatorStatus(
         pod_uid=_name(body.get("coordinator")),
         seq=_whole(body.get("seq")),
@@ -154,7 +159,7 @@ def read_coordinator_status(data: Any) -> CoordinatorStatus:
         has_targets=bool(body.get("told", True)),
         inventory=_whole(body.get("inventory")),
         settings=_mapping(body.get("settings")),
-        ranks=tuple(_ranks(_items(body.get("ranks")))),
+        ranks=tuple(_ranks(_items(body.get("ranks")), silent_most_ms)),
         version=_whole(body.get("version")),
         transport=_name(body.get("transport")),
         transport_why=_text(body.get("transport_why")),
@@ -191,7 +196,7 @@ def _generation(body: Mapping[str, Any]) -> str:
     return f"{_whole(parts[0])}.{_whole(parts[2])}"
 
 
-def _ranks(items: Iterable[Any]) -> Iterable[Rank]:
+def _ranks(items: Iterable[Any], silent_most_ms: int) -> Iterable[Rank]:
     for item in map(_mapping, items):
         member = _items(item.get("member"))
         if len(member) != 3:
@@ -204,6 +209,7 @@ def _ranks(items: Iterable[Any]) -> Iterable[Rank]:
             state=_name(item.get("state")),
             rank=_whole(place) if isinstance(place, int) else None,
             silent_ms=_whole(item.get("silent_ms")),
+            silent_most_ms=silent_most_ms,
             step_s=_number(_mapping(item.get("facts")).get("step_seconds")),
             why=_text(item.get("why")),
             carrier=_name(item.get("carrier")),

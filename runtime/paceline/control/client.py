@@ -22,6 +22,7 @@ import aiohttp
 import msgspec
 
 from paceline.core import wire
+from paceline.core.messages import BeatEvery
 
 log = logging.getLogger("paceline.control")
 
@@ -53,23 +54,29 @@ class ControlClient(Generic[Order]):
         pace: Pace,
         greet: Callable[[], msgspec.Struct],
         beat: Callable[[], msgspec.Struct],
-        decode: Callable[[str], Order],
+        decode: Callable[[str], Order | BeatEvery],
         obey: Callable[[Order], None],
         keeps: bool,
+        figures: Callable[[], msgspec.Struct] | None = None,
         connected: Callable[[], None] = lambda: None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """`keeps`: what is sent while nobody listens goes out with the next connection; else it is
-        lost. `connected` is called after each greeting."""
+        lost. `connected` is called after each greeting. `figures` go with every so many beats, as
+        the coordinator wants it."""
         self._urls = deque(urls)
         self._path = path
         self._headers = {"Authorization": f"Bearer {token}"}
         self._pace = pace
         self._greet, self._beat, self._decode, self._obey = greet, beat, decode, obey
         self._keeps, self._connected = keeps, connected
+        self._figures = figures
         self._tls = tls
         self._outbox: deque[msgspec.Struct] = deque(maxlen=OUTBOX_MAX)
         self._news = asyncio.Event()
+        self._rhythm = BeatEvery(int(1000 * pace.beat_s), 1)
+        self._due_s = 0.0
+        self._beats = 0
         self._leaving = False
         self._last: msgspec.Struct | None = None
         self._farewell = False
@@ -128,6 +135,8 @@ class ControlClient(Generic[Order]):
         )
         async with await asyncio.wait_for(opening, CONNECT_S) as socket:
             self._farewell = False
+            self._rhythm = BeatEvery(int(1000 * self._pace.beat_s), 1)
+            self._due_s = asyncio.get_running_loop().time() + self._pace.beat_s
             await socket.send_str(wire.to_json(self._greet()))
             self.connected, self._complaint = True, ""
             self.connections += 1
@@ -165,11 +174,21 @@ class ControlClient(Generic[Order]):
             except wire.WireError as error:
                 log.warning("the coordinator sent something that is no message: %s", error)
                 continue
-            self._obey(order)
+            if isinstance(order, BeatEvery):
+                self._beat_every(order)
+            else:
+                self._obey(order)
+
+    def _beat_every(self, rhythm: BeatEvery) -> None:
+        """Thousands are told at the same moment: the next beats are spread over the interval."""
+        self._rhythm = rhythm
+        interval_s = rhythm.ms / 1000
+        self._due_s = asyncio.get_running_loop().time() + random.uniform(0, interval_s)
+        self._beats = random.randrange(rhythm.figures)
+        self._news.set()
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         loop = asyncio.get_running_loop()
-        due_s = loop.time() + self._pace.beat_s
         while True:
             while self._outbox:
                 await socket.send_str(wire.to_json(self._outbox[0]))
@@ -182,20 +201,24 @@ class ControlClient(Generic[Order]):
                 return
             self._news.clear()
             try:
-                async with asyncio.timeout_at(due_s):
+                async with asyncio.timeout_at(self._due_s):
                     await self._news.wait()
             except TimeoutError:
                 await self._say_alive(socket)
-                due_s = loop.time() + self._pace.beat_s
+                self._due_s = loop.time() + self._rhythm.ms / 1000
 
     async def _say_alive(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         try:
-            text = wire.to_json(self._beat())
+            said = [wire.to_json(self._beat())]
+            if self._figures is not None and self._beats % self._rhythm.figures == 0:
+                said.append(wire.to_json(self._figures()))
         except Exception as error:
             # It reads what other threads change; the next one may well be made.
             self._complain(f"a heartbeat could not be made: {error!r}", error)
             return
-        await socket.send_str(text)
+        self._beats += 1
+        for text in said:
+            await socket.send_str(text)
 
     def _complain(self, text: str, fault: Exception | None = None) -> None:
         """Once per reason, since a coordinator may be away for long."""

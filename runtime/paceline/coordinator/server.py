@@ -39,6 +39,7 @@ from paceline.core.messages import (
     AgentBeat,
     AgentHello,
     AgentMessage,
+    Figures,
     Heartbeat,
     Inventory,
     RankDead,
@@ -129,6 +130,11 @@ class Server:
         self._timer: asyncio.TimerHandle | None = None
         self._seq = 0
         self._version = 0
+        self._told_s = 0.0
+        """When waiting readers heard of a new version last."""
+        self._told: tuple[float, Status, bytes] | None = None
+        """The last status: when it was made, and as bytes."""
+        self._later: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
         self._acknowledged = asyncio.Event()
@@ -196,8 +202,19 @@ class Server:
         self.stop()
 
     def status(self) -> Status:
-        status = self._coordinator.status(now_ns())
-        return msgspec.structs.replace(status, seq=self._seq)
+        return self._status()[0]
+
+    def _status(self) -> tuple[Status, bytes]:
+        """Made anew after news, else only when the last one is as old as a heartbeat may be: it is
+        made of all ranks, and whoever asks must not be a load (R42)."""
+        now_s = asyncio.get_running_loop().time()
+        state = self._coordinator.state
+        oldest_s = now_s - state.config.pace.report_ns(state.expected) / NS_PER_S
+        told = self._told
+        if told is None or told[0] <= oldest_s or told[1].seq != self._seq:
+            status = msgspec.structs.replace(self._coordinator.status(now_ns()), seq=self._seq)
+            told = self._told = now_s, status, msgspec.json.encode(status)
+        return told[1], told[2]
 
     # ---- events in, effects out -----------------------------------------------------------
 
@@ -218,9 +235,7 @@ class Server:
             self._do(effect)
         told = any(isinstance(effect, (core.Happened, core.JobEnded)) for effect in effects)
         if self._is_news(event) or told:
-            self._seq += 1
-            self._news.set()
-            self._news = asyncio.Event()
+            self._tell_readers()
 
     def _do(self, effect: core.Effect) -> None:
         match effect:
@@ -255,15 +270,38 @@ class Server:
         delay_s = max(0, at_ns - now_ns()) / NS_PER_S
         self._timer = asyncio.get_running_loop().call_later(delay_s, self.post, core.Tick())
 
+    def _tell_readers(self) -> None:
+        self._seq += 1
+        self._news.set()
+        self._news = asyncio.Event()
+
     def _is_news(self, event: core.Event) -> bool:
         """Whether a waiting reader of the status wants to hear of this event."""
         match event:
+            case core.FromRank(message=Figures()):
+                return False
             case core.FromRank(message=Heartbeat(version=version)):
                 newer, self._version = version > self._version, max(version, self._version)
-                return newer
+                return newer and self._tells_of_rounds()
             case core.FromAgent(message=AgentBeat()) | core.Tick():
                 return False
         return True
+
+    def _tells_of_rounds(self) -> bool:
+        """Of many ranks one is always the first to tell of a round: readers hear of it as often as
+        one rank would tell."""
+        loop, state = asyncio.get_running_loop(), self._coordinator.state
+        next_s = self._told_s + state.config.pace.report_ns(state.expected) / NS_PER_S
+        if loop.time() >= next_s:
+            self._told_s = loop.time()
+            return True
+        if self._later is None:
+            self._later = loop.call_at(next_s, self._tell_later)
+        return False
+
+    def _tell_later(self) -> None:
+        self._later, self._told_s = None, asyncio.get_running_loop().time()
+        self._tell_readers()
 
     # ---- web sockets ----------------------------------------------------------------------
 
@@ -346,9 +384,7 @@ class Server:
                 await asyncio.wait_for(self._news.wait(), left)
             except TimeoutError:
                 break
-        return web.Response(
-            body=msgspec.json.encode(self.status()), content_type="application/json"
-        )
+        return web.Response(body=self._status()[1], content_type="application/json")
 
     async def _post_inventory(self, request: web.Request) -> web.Response:
         return await self._post_body(request, Inventory, core.SetInventory)

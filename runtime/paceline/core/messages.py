@@ -169,7 +169,7 @@ class Register(Struct, frozen=True, tag="register"):
     """The newest one that it sees; looked for again before each report without state."""
 
 
-class Doing(Struct, frozen=True):
+class Doing(Struct, frozen=True, array_like=True):
     """What the communication thread of a rank is at; another thread tells (R35)."""
 
     for_ms: int
@@ -182,16 +182,31 @@ class Doing(Struct, frozen=True):
     """What a reduction sums."""
 
 
-class Heartbeat(Struct, frozen=True, tag="heartbeat"):
+class Heartbeat(Struct, frozen=True, tag="heartbeat", omit_defaults=True):
+    """What decides, every fifth of a second or as rarely as `BeatEvery` says; small for that."""
+
     member: MemberId
     promise: GenerationId
     last: GenerationId
     version: int
-    leaving: bool
-    stopped: bool
-    facts: dict[str, float]
-    """For `status` only: step time, lag, share, samples, epoch; see `telemetry.catalog`."""
+    leaving: bool = False
+    stopped: bool = False
     doing: Doing | None = None
+    active: bool = False
+    benched: bool = False
+    done: bool = False
+    """Its training loop has ended."""
+    step_s: float = 0.0
+    """Median of its recent steps: who is slow is judged by it."""
+
+
+class Figures(Struct, frozen=True, tag="figures"):
+    """For `status` only, by `core.status.Fact`; with every so many heartbeats (R42). No decision
+    reads them but the pace of the rounds, which tells stragglers."""
+
+    member: MemberId
+    version: int
+    facts: dict[str, float]
 
 
 class Prepared(Struct, frozen=True, tag="prepared"):
@@ -358,6 +373,14 @@ class Ask(Struct, frozen=True, tag="ask"):
     request: Request
 
 
+class BeatEvery(Struct, frozen=True, tag="beat-every"):
+    """To ranks and agents: how often they beat, and with how many beats figures come (R42). It
+    holds for the connection over which it came."""
+
+    ms: int
+    figures: int
+
+
 # ---- agent <-> coordinator --------------------------------------------------------------------
 
 
@@ -459,6 +482,7 @@ PeerMessage = Announce | Gathered | Start | Part | AskState | State | WeightsHas
 RankMessage = (
     Register
     | Heartbeat
+    | Figures
     | Prepared
     | Refused
     | Started

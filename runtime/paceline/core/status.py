@@ -3,7 +3,7 @@
 Read by the local runner, the operator and people with curl. It is a report, never an input: nothing
 is decided from it. Three kinds of facts are kept apart. What the coordinator decided itself
 (generation, states, changes, outcome) is exact. What the round log holds (`LogStatus`) comes from
-the member with the highest version and is as old as its last heartbeat. What a rank measured about
+the lowest active member and is as old as its last figures. What a rank measured about
 itself (`RankStatus.facts`) is for people.
 
 Fields are only ever added, and a reader ignores those that it does not know (C14).
@@ -26,7 +26,7 @@ CHANGES_MAX: Final = 64
 
 
 class Fact(StrEnum):
-    """Names of the figures in a heartbeat. All are numbers; totals grow from the rank's start."""
+    """Names of a rank's figures. All are numbers; totals grow from the rank's start."""
 
     # What this rank measured about itself.
     STEP_S = "step_seconds"
@@ -52,7 +52,7 @@ class Fact(StrEnum):
     SAVE_HIDDEN_S = "checkpoint_hidden_seconds"
     """The copies were written, beside training."""
 
-    # What its log says; equal on all members at equal version.
+    # What its log says; equal on all members at equal version, so the lowest active one tells it.
     LOG = "log."
     ROUNDS = "log.rounds."
     """+ trigger."""
@@ -255,6 +255,8 @@ class Status(Struct, frozen=True):
     """False: nobody has pushed `replicas` to this coordinator, so nobody leaves for it."""
     procs: int = 1
     """Ranks per replica."""
+    beat_ms: int = 200
+    """From one heartbeat of a rank to the next: what is told of it is as old (R42)."""
     inventory: int = 0
     """Revision of the last inventory received."""
     settings: RoundSettings = RoundSettings()
@@ -297,7 +299,7 @@ def place_of(member: MemberId, procs: int) -> int:
 
 
 def log_status(facts: dict[str, float]) -> LogStatus:
-    """`LogStatus` from the `log.*` figures of one heartbeat; a figure that is missing counts 0."""
+    """`LogStatus` from the `log.*` figures of one rank; a figure that is missing counts 0."""
 
     def group(prefix: str) -> dict[str, float]:
         return {k.removeprefix(prefix): v for k, v in facts.items() if k.startswith(prefix)}

@@ -27,8 +27,12 @@ _from_rank: msgspec.json.Decoder[messages.RankMessage] = msgspec.json.Decoder(me
 _from_agent: msgspec.json.Decoder[messages.AgentMessage] = msgspec.json.Decoder(
     messages.AgentMessage
 )
-_to_rank: msgspec.json.Decoder[messages.ToRank] = msgspec.json.Decoder(messages.ToRank)
-_to_agent: msgspec.json.Decoder[messages.ToAgent] = msgspec.json.Decoder(messages.ToAgent)
+_to_rank: msgspec.json.Decoder[messages.ToRank | messages.BeatEvery] = msgspec.json.Decoder(
+    messages.ToRank | messages.BeatEvery
+)
+_to_agent: msgspec.json.Decoder[messages.ToAgent | messages.BeatEvery] = msgspec.json.Decoder(
+    messages.ToAgent | messages.BeatEvery
+)
 
 
 def pack_peer(message: messages.PeerMessage) -> bytes:
@@ -55,11 +59,11 @@ def agent_message(text: str | bytes) -> messages.AgentMessage:
     return _decode(_from_agent, text)
 
 
-def message_to_rank(text: str | bytes) -> messages.ToRank:
+def message_to_rank(text: str | bytes) -> messages.ToRank | messages.BeatEvery:
     return _decode(_to_rank, text)
 
 
-def message_to_agent(text: str | bytes) -> messages.ToAgent:
+def message_to_agent(text: str | bytes) -> messages.ToAgent | messages.BeatEvery:
     return _decode(_to_agent, text)
 
 

@@ -437,4 +437,5 @@ class CommThread:
         if isinstance(message, Stopped | Saved):  # the last word about the rounds comes with it
             self._metrics.facts.work_out(self.machine.state)
             self.link.send(self._metrics.facts.heartbeat(self.machine.state))
+            self.link.send(self._metrics.facts.figures(self.machine.state))
         self.link.send(message)

@@ -16,6 +16,7 @@ from typing import Final
 from paceline.control.client import CONNECT_S, ControlClient, Pace
 from paceline.core import wire
 from paceline.core.messages import (
+    Figures,
     Heartbeat,
     RankMessage,
     Register,
@@ -35,17 +36,19 @@ class CoordinatorLink:
         *,
         register: Callable[[], Register],
         heartbeat: Callable[[], Heartbeat],
+        figures: Callable[[], Figures],
         obey: Callable[[ToRank], None],
         connected: Callable[[], None],
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._client = ControlClient(
+        self._client: ControlClient[ToRank] = ControlClient(
             urls,
             "/v1/ranks",
             token,
             pace=PACE,
             greet=register,
             beat=heartbeat,
+            figures=figures,
             decode=wire.message_to_rank,
             obey=obey,
             keeps=False,

@@ -141,6 +141,7 @@ class Engine:
                 settings.token,
                 register=self._state.registration,
                 heartbeat=lambda: self._metrics.facts.heartbeat(self._state, self._comm.doing()),
+                figures=lambda: self._metrics.facts.figures(self._state),
                 obey=self._obey,
                 connected=lambda: self._comm.post(ev.Connected()),
                 tls=pinned(settings.tls_cert),

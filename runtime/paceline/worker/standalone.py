@@ -13,7 +13,7 @@ from paceline_api.types.enums import Mode, Pacing
 
 from paceline.clock import now_ns
 from paceline.core import coordinator as core
-from paceline.core.messages import RankMessage, ToRank
+from paceline.core.messages import BeatEvery, RankMessage, ToRank
 
 
 class StandaloneCoordinator:
@@ -31,6 +31,7 @@ class StandaloneCoordinator:
     def send(self, message: RankMessage) -> None:
         for effect in self._coordinator.handle(now_ns(), core.FromRank(message)):
             if isinstance(effect, core.ToRank):
+                assert not isinstance(effect.message, BeatEvery), "one rank is no load"
                 self._obey(effect.message)
 
     def close(self) -> None:

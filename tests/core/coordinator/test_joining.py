@@ -177,7 +177,7 @@ def test_who_stands_by_leaves_before_those_that_train_whoever_asks() -> None:
     for who in (A, B):
         comes(desk, who)
     roster = desk.state.roster
-    roster.ranks[B].has_state, roster.ranks[B].facts = True, {"step_seconds": 0.2}
+    roster.ranks[B].has_state, roster.ranks[B].step_s = True, 0.2
     assert [pod.slot for pod in pods_to_drain(roster, 1, None)] == [0]
     assert [pod.slot for pod in pods_to_drain(roster, 1, (A,))] == [1]
 
@@ -188,8 +188,7 @@ def test_who_waits_for_the_end_leaves_before_those_that_train() -> None:
     desk.pods(0, 1)
     at = desk.form(A, B)
     for who, done, step_s in ((A, 1.0, 0.1), (B, 0.0, 0.2)):
-        facts = {"done": done, "step_seconds": step_s}
-        desk.say(m.Heartbeat(who, at, at, 3, leaving=False, stopped=False, facts=facts))
+        desk.say(m.Heartbeat(who, at, at, 3, done=bool(done), step_s=step_s))
     assert [pod.slot for pod in pods_to_drain(desk.state.roster, 1, (A, B))] == [0]
 
 

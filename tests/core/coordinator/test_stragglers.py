@@ -91,9 +91,9 @@ class Job:
         for _ in range(seconds):
             self.now_ns += S
             for name, step_s in steps_s.items():
-                facts = {"active": 1.0, "step_seconds": step_s, "log.round_seconds": 0.1}
-                beat = m.Heartbeat(ranks[name], gen.id, gen.id, 1, False, False, facts)
-                self.say(beat)
+                who = ranks[name]
+                self.say(m.Figures(who, 1, {"log.round_seconds": 0.1}))
+                self.say(m.Heartbeat(who, gen.id, gen.id, 1, active=True, step_s=step_s))
         return self.coordinator.status(self.now_ns)
 
 

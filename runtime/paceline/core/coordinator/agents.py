@@ -16,7 +16,9 @@ from paceline.core.messages import Network
 from paceline.core.protocol.ids import MemberId
 
 
-def from_agent(c: CoordinatorState, message: m.AgentMessage) -> None:
+def from_agent(c: CoordinatorState, message: m.AgentMessage) -> bool:
+    """Whether anything has changed that a decision is made from."""
+    pods = len(c.roster.pods)
     match message:
         case m.AgentHello():
             pod = c.roster.pod(message.slot, message.attempt, c.now_ns)
@@ -42,7 +44,9 @@ def from_agent(c: CoordinatorState, message: m.AgentMessage) -> None:
             pod.living.clear()
             if message.outcome == "failed" and c.phase is not Phase.RELEASED:
                 ending.fail(c, "RankFailed", message.message)
+    news = pod.silent or len(c.roster.pods) > pods
     pod.heard_ns, pod.silent = c.now_ns, False
+    return news or not isinstance(message, m.AgentBeat)
 
 
 def _hello(c: CoordinatorState, pod: KnownPod, hello: m.AgentHello) -> None:
@@ -59,12 +63,22 @@ def _hello(c: CoordinatorState, pod: KnownPod, hello: m.AgentHello) -> None:
         _died(c, member, "reaped by its agent", 0)
     if c.phase is Phase.RELEASED:
         ending.close(c, pod)
+    order = c.config.pace.to_agent(c.expected)
+    if order != c.config.pace.to_agent(0):
+        c.effects.append(ToAgent(pod.slot, pod.attempt, order))
     ending.prove(c, hello.released)
 
 
 def _carried(c: CoordinatorState, pod: KnownPod, carriers: dict[MemberId, Network]) -> None:
+    generation = c.gen.id if c.gen else None
+    changed = generation != c.carrier_of
     for member in pod.living:
-        c.roster.rank(member).carrier = carriers.get(member, Network.UNKNOWN)
+        seen, found = c.roster.rank(member), carriers.get(member, Network.UNKNOWN)
+        changed = changed or found is not seen.carrier
+        seen.carrier = found
+    if not changed:
+        return
+    c.carrier_of = generation
     now = carrier(c)
     if now and now is not c.carrier:
         c.carrier = now
@@ -127,7 +141,7 @@ def set_inventory(c: CoordinatorState, inventory: m.Inventory) -> None:
     known = c.roster.inventory
     if known is not None and inventory.revision <= known.revision:
         return
-    c.roster.inventory = inventory
+    c.roster.take(inventory)
     c.had_state = c.had_state or inventory.trained
     for slot, attempt in inventory.pods:
         if (slot, attempt) not in c.roster.pods:
@@ -140,15 +154,15 @@ def declare_dead(c: CoordinatorState) -> None:
     inventory = c.roster.inventory
     if inventory is None:
         return
-    for member, seen in sorted(c.roster.ranks.items()):
-        if not seen.dead and c.roster.is_dead(member):
-            _died(c, member, f"its pod is gone (inventory {inventory.revision})", 0)
+    gone = [x for x, seen in c.roster.ranks.items() if not seen.dead and c.roster.is_dead(x)]
+    for member in sorted(gone):
+        _died(c, member, f"its pod is gone (inventory {inventory.revision})", 0)
 
 
 def drain_surplus(c: CoordinatorState) -> None:
     if not c.told:
         return
-    for pod in pods_to_drain(c.roster, c.replicas, c.gen.members if c.gen else None):
+    for pod in pods_to_drain(c.roster, c.replicas, c.index if c.gen else None):
         pod.draining = True
         c.happened("Draining", f"replica {pod.slot} leaves: {c.replicas} are wanted")
         c.effects.append(ToAgent(pod.slot, pod.attempt, m.DrainPod("scaled down")))

@@ -37,8 +37,9 @@ def find_reason(c: CoordinatorState) -> None:
             c.want_change(f"rank {member}: {seen.dead or seen.suspect or 'its pod is gone'}", 0)
     if c.unstarted:
         return  # a new member interrupts nobody's start
-    for member in c.gen.members:
-        if c.roster.rank(member).leaving and _has_successor(c, member):
+    leavers = [x for x in c.gen.members if c.roster.rank(x).leaving]
+    if leavers and _has_successor(c):
+        for member in leavers:
             c.want_change(f"rank {member} leaves", 0)
     joiners = joining.admitted(c)
     if joiners and not ending.some_stopped(c):
@@ -59,11 +60,11 @@ def _nobody_left(c: CoordinatorState) -> bool:
     )
 
 
-def _has_successor(c: CoordinatorState, leaver: MemberId) -> bool:
+def _has_successor(c: CoordinatorState) -> bool:
     """Somebody stays who has the state; without one a leaver could not be dismissed (R6, R16)."""
     assert c.gen is not None
-    others = [c.roster.rank(x) for x in c.gen.members if x != leaver]
-    return any(s.current and s.present and not s.leaving for s in others)
+    members = (c.roster.rank(x) for x in c.gen.members)
+    return any(s.current and s.present and not s.leaving for s in members)
 
 
 def _find_first_reason(c: CoordinatorState) -> None:
@@ -75,12 +76,13 @@ def _find_first_reason(c: CoordinatorState) -> None:
     best = forming.winner(ready)
     if best is not None and best.register is not None:
         missing = [x for x in members_of(best.register.members) if not _is_settled(c, x)]
-        why, within = "the coordinator is new", c.config.freeze_timeout_ns if missing else 0
+        why, within = "the coordinator is new", c.freeze_ns if missing else 0
     else:
         why = "the job starts" if c.gen is None else "all ranks that trained are dead"
         within = c.config.settle_ns
-        certain = not c.had_state or not c.roster.unaccounted({s.member for s in ready})
-        if len(ready) >= c.wanted_ranks and certain:
+        if len(ready) >= c.wanted_ranks and (
+            not c.had_state or not c.roster.unaccounted({s.member for s in ready})
+        ):
             within = 0
     if c.proposal == NO_GENERATION or c.gen is not None:
         c.due_ns = None  # what was due before somebody with state was heard counts no more
@@ -168,7 +170,7 @@ def evaluate(c: CoordinatorState) -> None:
         c.phase = Phase.WAITING
         change_when_due(c)
         return
-    if set(c.reports) != c.asked:
+    if c.reports.keys() != c.asked:
         return
     registers = {x: r for x in c.asked if (r := c.roster.rank(x).register) is not None}
     answer = forming.form(
@@ -217,6 +219,7 @@ def _commit(c: CoordinatorState, commit: m.Commit) -> None:
         c.complaints = 0
     c.change = difference(c.commit, commit) if c.commit is not None else None
     c.commit = commit
+    c.index = {member: n for n, member in enumerate(gen.members)}
     c.settings = gen.settings or c.settings
     c.phase = Phase.STARTING
     c.version = max(c.version, gen.version)
@@ -224,8 +227,9 @@ def _commit(c: CoordinatorState, commit: m.Commit) -> None:
     for member in sorted(c.reports):
         seen = c.roster.rank(member)
         seen.current = False
-        seen.dismissed = c.reports[member].leaving and member not in gen.members
+        seen.dismissed = c.reports[member].leaving and member not in c.index
         c.tell(member, _as_told_to(c, member, commit))
+    c.tell_pace()
     _who_starts_over(c, commit)
     _who_draws_alike(c, commit)
     c.history.committed_generation(gen, c.now_ns, c.wall_s)

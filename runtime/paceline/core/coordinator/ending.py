@@ -20,7 +20,8 @@ def release_when_stopped(c: CoordinatorState) -> None:
     if c.gen is None or c.phase not in (Phase.STARTING, Phase.RUNNING):
         return
     members = [c.roster.rank(x) for x in c.gen.members]
-    with_state = [s for s in members if s.current or s.member in c.gen.with_state]
+    from_the_start = set(c.gen.with_state)
+    with_state = [s for s in members if s.current or s.member in from_the_start]
     agreed = all(s.stopped == c.gen.id for s in with_state)
     if agreed and any(s.present for s in with_state):  # somebody has to take the final model out
         release(c, c.gen.id, max(s.version for s in with_state))
@@ -127,8 +128,7 @@ def _somebody_can_come(c: CoordinatorState) -> bool:
         ranks = [c.roster.rank(x) for x in pod.living]
         return not pod.done and not pod.draining and not any(s.leaving for s in ranks)
 
-    inventory = c.roster.inventory
-    pods = inventory.pods if inventory else tuple(c.roster.pods)
+    pods = c.roster.listed if c.roster.inventory else frozenset(c.roster.pods)
     return any(key not in c.roster.pods or can(c.roster.pods[key]) for key in pods)
 
 

@@ -10,6 +10,7 @@ from paceline_api.rounds import RoundSettings
 from paceline_api.settings import FailureRuleSettings, StragglerSettings
 
 from paceline.core import messages as m
+from paceline.core.coordinator.pace import Pace
 from paceline.core.protocol.ids import MemberId
 from paceline.core.status import Outcome
 
@@ -42,6 +43,7 @@ class Config:
     """Failed processes without a committed round in between, after which the job fails (C8)."""
     failure_rules: tuple[FailureRuleSettings, ...] = ()
     """Of spec.failurePolicy: which of them do not count, or end the job at once."""
+    pace: Pace = Pace()  # noqa: RUF009 - frozen
     straggler: StragglerSettings | None = None
     """When a rank counts as slow and what is done about it; None: nobody is judged."""
 
@@ -88,13 +90,13 @@ Event = FromRank | RankGone | FromAgent | AgentGone | SetInventory | SetTargets 
 
 class ToRank(Struct, frozen=True):
     member: MemberId
-    message: m.ToRank
+    message: m.ToRank | m.BeatEvery
 
 
 class ToAgent(Struct, frozen=True):
     slot: int
     attempt: int
-    message: m.ToAgent
+    message: m.ToAgent | m.BeatEvery
 
 
 class WakeAt(Struct, frozen=True):

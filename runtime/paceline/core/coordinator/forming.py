@@ -199,16 +199,17 @@ def form(
     receiving = able.intersection(before).difference(draining)  # members that have no state yet
     inside = (stay - leaving - set(draining)) | receiving
     joiners = receiving | sizes.join(inside, able - receiving - set(draining))
-    odd = _fingerprints_differ(sorted(stay | joiners), registers, best.member)
+    together = stay | joiners
+    members = tuple(sorted(together))
+    odd = _fingerprints_differ(members, registers, best.member)
     if odd is not None:
         return odd
-    members = tuple(sorted(stay | joiners))
     # No round yet: everybody takes part from the first one (R26).
     fresh = best.version == best.started
     active = members if fresh else _awake(stay, set(members_of(best.benched)) - promoted)
     left_out = tuple(
         LeftOut(m, "leave" if m in leave else dead.get(m) or "silent")
-        for m in sorted(set(before).difference(members))
+        for m in sorted(set(before).difference(together))
     )
     gen = Gen(
         id=proposal,

@@ -30,30 +30,29 @@ LATE_STARTS_MAX: Final = 3
 """So often a coordinator that has formed nothing overtakes a later one before it retires."""
 
 
-def from_rank(c: CoordinatorState, message: m.RankMessage) -> None:
+def from_rank(c: CoordinatorState, message: m.RankMessage) -> bool:
+    """Whether anything has changed that a decision is made from."""
+    unknown = message.member not in c.roster.ranks
     seen = c.roster.rank(message.member)
     if c.phase in (Phase.RELEASED, Phase.ENDED) and isinstance(message, m.Register):
         seen.heard_ns = c.now_ns
         ending.answer_late(c, message)
-        return
-    silence.heard(c, seen, answers=not isinstance(message, m.Heartbeat))
+        return True
+    silence.heard(c, seen, answers=not isinstance(message, m.Heartbeat | m.Figures))
     match message:
+        case m.Heartbeat():
+            return _heartbeat(c, seen, message) or unknown
+        case m.Figures():
+            seen.facts, seen.facts_version = message.facts, message.version
+            return unknown
+        case m.Prepared():
+            return _prepared(c, seen, message) or unknown
+        case m.Started():
+            return _started(c, seen, message) or unknown
         case m.Register():
             _register(c, seen, message)
-        case m.Heartbeat():
-            _heartbeat(c, seen, message)
-        case m.Prepared():
-            if message.id == c.proposal and c.phase is Phase.PREPARING:
-                c.reports[message.member] = message
-                seen.last, seen.gen_active = message.last, members_of(message.gen_active)
-                seen.version, seen.has_state = message.version, message.has_state
-                seen.leaving = message.leaving
-                _learn_request(c, message.request)
-                _learn_checkpoint(c, seen, message.checkpoint)
         case m.Refused():
             _refused(c, message)
-        case m.Started():
-            _started(c, seen, message)
         case m.Stopped():
             seen.stopped, seen.version = message.id, message.version
         case m.Saved():
@@ -65,6 +64,7 @@ def from_rank(c: CoordinatorState, message: m.RankMessage) -> None:
             _dismiss_outsider(c, seen)
         case m.Fatal() if c.phase is not Phase.RELEASED:
             ending.fail(c, message.reason, f"rank {message.member}: {message.message}")
+    return True
 
 
 def _register(c: CoordinatorState, seen: KnownRank, register: m.Register) -> None:
@@ -99,6 +99,8 @@ def _register(c: CoordinatorState, seen: KnownRank, register: m.Register) -> Non
         c.happened("RankReady", f"rank {register.member} is ready on {register.host}")
     elif first:
         c.happened("RankStarted", f"rank {register.member} started on {register.host}")
+    if c.pace_told is not None and c.pace_told != c.config.pace.to_rank(0):
+        c.tell(register.member, c.pace_told)
     changing.ask_again(c, register)
     _dismiss_outsider(c, seen)
 
@@ -111,35 +113,64 @@ def _dismiss_outsider(c: CoordinatorState, seen: KnownRank) -> None:
     if c.gen is None:
         outside = not seen.has_state
     else:
-        outside = seen.member not in c.gen.members and c.phase is not Phase.PREPARING
+        outside = seen.member not in c.index and c.phase is not Phase.PREPARING
     if outside:
         c.dismiss(seen, "drained, and not needed by the group")
 
 
-def _heartbeat(c: CoordinatorState, seen: KnownRank, beat: m.Heartbeat) -> None:
+def _heartbeat(c: CoordinatorState, seen: KnownRank, beat: m.Heartbeat) -> bool:
+    before = _read_by_decisions(c, seen)
     if beat.version > c.version:
         c.version = beat.version
         c.failures = 0  # progress ends the row of failures (C8)
     c.had_state = c.had_state or beat.version > 0
     c.history.committed(beat.version, c.now_ns)
-    seen.version, seen.leaving, seen.facts = beat.version, beat.leaving, beat.facts
-    seen.doing, seen.promise = beat.doing, beat.promise
+    seen.version, seen.leaving = beat.version, beat.leaving
+    seen.active, seen.benched, seen.done = beat.active, beat.benched, beat.done
+    seen.step_s = beat.step_s
+    stuck = silence.works(c, seen, beat)
     if c.gen is not None and beat.last == c.gen.id:
         seen.last, seen.gen_active = c.gen.id, c.gen.active
     _learn(c, beat.promise)
     if c.phase is not Phase.ENDED:
         _dismiss_outsider(c, seen)
+    return stuck or _read_by_decisions(c, seen) != before
 
 
-def _started(c: CoordinatorState, seen: KnownRank, message: m.Started) -> None:
+def _read_by_decisions(c: CoordinatorState, seen: KnownRank) -> tuple[object, ...]:
+    """Of what a heartbeat or a report may change. Who would win (R5) is asked only as long as no
+    generation is in force."""
+    report = (seen.version, seen.last) if c.phase in (Phase.RECOVER, Phase.WAITING) else ()
+    return c.phase, c.due_ns, c.had_state, seen.leaving, seen.dismissed, report
+
+
+def _prepared(c: CoordinatorState, seen: KnownRank, message: m.Prepared) -> bool:
+    if message.id != c.proposal or c.phase is not Phase.PREPARING:
+        return False
+    before = _read_by_decisions(c, seen)
+    c.reports[message.member] = message
+    seen.last, seen.gen_active = message.last, members_of(message.gen_active)
+    seen.version, seen.has_state = message.version, message.has_state
+    seen.leaving = message.leaving
+    _learn_request(c, message.request)
+    _learn_checkpoint(c, seen, message.checkpoint)
+    # Nothing follows from the reports before the last one is in.
+    return len(c.reports) >= len(c.asked) or _read_by_decisions(c, seen) != before
+
+
+def _started(c: CoordinatorState, seen: KnownRank, message: m.Started) -> bool:
     if c.gen is None or message.id != c.gen.id:
-        return
+        return False
     seen.started = message.id
     c.channel_why = message.channel_why or c.channel_why  # one rank alone has nothing to choose
     c.unstarted.discard(message.member)
     if message.has_state:
         seen.current = seen.has_state = True
         seen.last, seen.gen_active = c.gen.id, c.gen.active
+    if not c.unstarted or c.phase is not Phase.STARTING:
+        return True
+    silence.answered(c, seen)
+    return False
 
 
 def _complain(c: CoordinatorState, message: m.Complain) -> None:
@@ -218,6 +249,7 @@ def set_targets(c: CoordinatorState, targets: m.Targets) -> None:
     if targets.replicas is not None and targets.replicas != c.replicas:
         c.happened("Scaled", f"replicas {c.replicas} -> {targets.replicas}")
         c.replicas = targets.replicas
+        c.tell_pace()
     settings = targets.settings
     if settings is not None and settings.pacing is Pacing.AUTO:
         # A change of the mode keeps the pacing that the first generation settled.

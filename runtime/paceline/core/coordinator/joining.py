@@ -14,11 +14,10 @@ from paceline.core.protocol.ids import MemberId
 
 def waiting(c: CoordinatorState) -> list[KnownRank]:
     """Ready, and no member."""
-    members = c.gen.members if c.gen else ()
     return [
         s
         for s in c.roster.present()
-        if s.ready and s.member not in members and not s.leaving and not s.dismissed
+        if s.ready and s.member not in c.index and not s.leaving and not s.dismissed
     ]
 
 

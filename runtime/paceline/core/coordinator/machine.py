@@ -1,8 +1,10 @@
 """The coordinator: events in, effects out.
 
 Every handler only changes what is known; what follows from it, whoever said it, is found afterwards
-by `_settle`: is somebody silent, must the membership change, is it over. Two coordinators at once
-do no harm: promises are ordered by incarnation, and the later one makes the earlier one retire.
+by `_settle`: is somebody silent, must the membership change, is it over. That looks at all ranks,
+so it is done when something has changed that it reads, or when its time has come (R42): a heartbeat
+that says nothing new costs the same for any number of ranks. Two coordinators at once do no harm:
+promises are ordered by incarnation, and the later one makes the earlier one retire.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ class Coordinator:
             replicas=config.replicas,
             settings=config.settings,
         )
+        self.state.tell_pace()
 
     def status(self, now_ns: int) -> Status:
         """A report for people and programs; nothing is decided from it."""
@@ -57,23 +60,33 @@ class Coordinator:
         c.now_ns = now_ns
         c.effects = []
         if c.phase is not Phase.ENDED or isinstance(event, FromRank):
-            self._dispatch(event)
+            c.changed = self._dispatch(event) or c.changed
         elif isinstance(event, FromAgent):
             ending.answer_late_agent(c, event.message)
-        if c.phase is not Phase.ENDED:
-            self._settle()
+        if c.phase is not Phase.ENDED and self._is_due():
+            earliest_ns = c.settled_ns + c.config.pace.pause_ns(len(c.roster.ranks))
+            if now_ns < earliest_ns:
+                silence.wake_by(c, earliest_ns)
+            else:
+                self._settle()
         return c.effects
 
-    def _dispatch(self, event: Event) -> None:
+    def _is_due(self) -> bool:
+        c = self.state
+        timely = c.wake_ns is not None and c.now_ns >= c.wake_ns
+        return c.changed or timely or stragglers.is_due(c)
+
+    def _dispatch(self, event: Event) -> bool:
+        """Whether anything has changed that `_settle` reads."""
         c = self.state
         match event:
             case FromRank(message=message):
-                hearing.from_rank(c, message)
+                return hearing.from_rank(c, message)
             case RankGone(member=member):
                 seen = c.roster.rank(member)
                 seen.connected, seen.gone_ns = False, c.now_ns
             case FromAgent(message=message):
-                agents.from_agent(c, message)
+                return agents.from_agent(c, message)
             case AgentGone(slot=slot, attempt=attempt):
                 c.roster.pod(slot, attempt, c.now_ns).connected = False
             case SetInventory(inventory=inventory):
@@ -81,10 +94,12 @@ class Coordinator:
             case SetTargets(targets=targets):
                 hearing.set_targets(c, targets)
             case Tick():
-                pass
+                return False
+        return True
 
     def _settle(self) -> None:
         c = self.state
+        before = c.phase, len(c.effects)
         silence.suspect_the_silent(c)
         silence.name_those_never_heard(c)
         silence.break_off_the_stuck(c)
@@ -103,4 +118,6 @@ class Coordinator:
             if c.phase is Phase.STARTING and not c.unstarted:
                 changing.all_started(c)
         ending.fail_when_everybody_left(c)
+        # What was decided last may be a reason for what was asked first: the next event looks.
+        c.changed, c.settled_ns = (c.phase, len(c.effects)) != before, c.now_ns
         silence.wake(c)

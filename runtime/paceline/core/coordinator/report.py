@@ -14,15 +14,18 @@ from paceline.core.status import Condition, Fact, RankPhase, RankStatus, Status,
 
 def status(c: CoordinatorState) -> Status:
     gen = c.gen
-    members = gen.members if gen else ()
     surplus = joining.stand_by(c)
-    ranks = [_rank(c, member, members, surplus) for member in sorted(c.roster.ranks)]
+    ranks = [_rank(c, member, surplus) for member in sorted(c.roster.ranks)]
     living = [r for r in ranks if r.state is not RankPhase.DEAD]
     dead = [r for r in ranks if r.state is RankPhase.DEAD]
     # One that came after the release has formed nothing, and hears the last figures all the same.
     furthest = max(
-        (s for s in c.roster.ranks.values() if s.facts and (gen is None or s.member in members)),
-        key=lambda s: s.version,
+        (
+            s
+            for s in c.roster.ranks.values()
+            if Fact.GRADIENTS in s.facts and (gen is None or s.member in c.index)
+        ),
+        key=lambda s: s.facts_version,
         default=None,
     )
     return Status(
@@ -33,11 +36,12 @@ def status(c: CoordinatorState) -> Status:
         replicas=c.replicas,
         told=c.told,
         procs=c.config.procs,
+        beat_ms=c.config.pace.to_rank(c.expected).ms,
         inventory=c.roster.inventory.revision if c.roster.inventory else 0,
         settings=c.settings,
         ranks=(*living, *dead),
         version=c.version,
-        transport=_transport(c, members),
+        transport=_transport(c),
         transport_why=c.channel_why,
         carrier=carrier(c),
         log=log_status(furthest.facts if furthest else {}),
@@ -53,9 +57,9 @@ def status(c: CoordinatorState) -> Status:
     )
 
 
-def _transport(c: CoordinatorState, members: tuple[MemberId, ...]) -> str:
+def _transport(c: CoordinatorState) -> str:
     prefix = Fact.CARRIED
-    told = (name for member in members for name in c.roster.rank(member).facts)
+    told = (name for member in c.index for name in c.roster.rank(member).facts)
     return "+".join(sorted({name.removeprefix(prefix) for name in told if name.startswith(prefix)}))
 
 
@@ -76,22 +80,25 @@ def carrier(c: CoordinatorState) -> Network:
     return worst(c.roster.rank(member).carrier for member in members)
 
 
-def _rank(
-    c: CoordinatorState, member: MemberId, members: tuple[MemberId, ...], surplus: set[MemberId]
-) -> RankStatus:
+def _rank(c: CoordinatorState, member: MemberId, surplus: set[MemberId]) -> RankStatus:
     seen = c.roster.rank(member)
     return RankStatus(
         member=member,
         state=RankPhase.STANDBY if member in surplus else _state(c, member, seen),
-        rank=members.index(member) if member in members else None,
+        rank=c.index.get(member),
         pid=seen.pid,
         host=seen.register.host if seen.register else "",
         version=seen.version,
         silent_ms=(c.now_ns - seen.heard_ns) // 1_000_000 if seen.heard_ns else 0,
-        facts={k: v for k, v in seen.facts.items() if not k.startswith(Fact.LOG)},
+        facts=_own(seen),
         carrier=seen.carrier,
         why=seen.dead or seen.suspect,
     )
+
+
+def _own(seen: KnownRank) -> dict[str, float]:
+    facts = {name: value for name, value in seen.facts.items() if not name.startswith(Fact.LOG)}
+    return {**facts, Fact.STEP_S: seen.step_s} if seen.step_s else facts
 
 
 def _state(c: CoordinatorState, member: MemberId, seen: KnownRank) -> RankPhase:
@@ -103,10 +110,10 @@ def _state(c: CoordinatorState, member: MemberId, seen: KnownRank) -> RankPhase:
         return RankPhase.FINISHED
     if seen.leaving:
         return RankPhase.DRAINING
-    if c.gen is not None and member in c.gen.members:
-        if seen.facts.get("active", 0.0):
+    if member in c.index:
+        if seen.active:
             return RankPhase.ACTIVE
-        if seen.facts.get("benched", 0.0):
+        if seen.benched:
             return RankPhase.BENCHED
         return RankPhase.JOINING
     return RankPhase.JOINING if seen.ready else RankPhase.STARTING

@@ -56,7 +56,14 @@ class KnownRank:
     doing: Doing | None = None
     """With its last heartbeat, and `promise` too."""
     promise: GenerationId = NO_GENERATION
+    active: bool = False
+    benched: bool = False
+    done: bool = False
+    step_s: float = 0.0
+    """These four with its last heartbeat, for the status, stragglers and who is drained first."""
     facts: dict[str, float] = field(default_factory=dict)
+    """Its last figures, of `facts_version`."""
+    facts_version: int = 0
     carrier: Network = Network.UNKNOWN
     """What carries its data channel to other pods; from its agent."""
 
@@ -101,6 +108,11 @@ class Roster:
     ranks: dict[MemberId, KnownRank] = field(default_factory=dict)
     pods: dict[tuple[int, int], KnownPod] = field(default_factory=dict)
     inventory: Inventory | None = None
+    listed: frozenset[tuple[int, int]] = frozenset()
+    """Pods of the inventory."""
+
+    def take(self, inventory: Inventory) -> None:
+        self.inventory, self.listed = inventory, frozenset(inventory.pods)
 
     def rank(self, member: MemberId) -> KnownRank:
         if member not in self.ranks:
@@ -126,9 +138,12 @@ class Roster:
         """The newest inventory does not list its pod, so no process of it lives (R25). A rank that
         still talks overrules it (C4), and so does the agent of a pod that no inventory has listed
         yet: the inventory may be older than the pod."""
-        if self.inventory is None or pod_of(member) in self.inventory.pods:
+        if self.inventory is None:
             return False
-        pod = self.pods.get(pod_of(member))
+        key = pod_of(member)
+        if key in self.listed:
+            return False
+        pod = self.pods.get(key)
         if pod is not None and pod.connected and not pod.listed:
             return False
         seen = self.ranks.get(member)
@@ -144,11 +159,13 @@ class Roster:
             pod = self.pods.get(key)
             if pod is None or not (pod.known or pod.newborn):
                 return f"pod {key[0]}#{key[1]} has not reported yet"
-        for member, seen in sorted(self.ranks.items()):
-            if member in asked or self.is_dead(member) or seen.dismissed or seen.newborn:
-                continue
-            return f"rank {member} is silent and not known dead"
-        return ""
+        silent = (
+            member
+            for member, seen in self.ranks.items()
+            if not (member in asked or seen.dismissed or seen.newborn or self.is_dead(member))
+        )
+        first = min(silent, default=None)
+        return "" if first is None else f"rank {first} is silent and not known dead"
 
     def agent_of(self, member: MemberId) -> KnownPod | None:
         """The connected agent of a rank, which can kill it and give evidence."""

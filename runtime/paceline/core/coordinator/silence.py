@@ -30,17 +30,25 @@ SLOWEST_BYTES_PER_S: Final = 5_000_000
 
 
 def suspect_the_silent(c: CoordinatorState) -> None:
-    for member, seen in sorted(c.roster.ranks.items()):
-        if seen.register is None or c.roster.is_dead(member) or seen.suspect or seen.dismissed:
-            continue
-        if _is_leaving(c, seen):
+    found = []
+    for seen in c.roster.ranks.values():
+        if seen.dismissed or not _is_listened_for(c, seen):
             continue
         limit_ns, since_ns = _patience(c, seen)
         silent_ns = c.now_ns - since_ns
-        if silent_ns < limit_ns:
-            continue
-        seen.mute = member in c.unanswered()
+        if silent_ns >= limit_ns:
+            found.append((seen.member, silent_ns))
+    for member, silent_ns in sorted(found):
+        seen = c.roster.rank(member)
+        seen.mute = c.owes_an_answer(member)
         _suspect(c, seen, f"silent for {silent_ns / 1e9:.1f} s")
+
+
+def _is_listened_for(c: CoordinatorState, seen: KnownRank) -> bool:
+    if seen.register is None or seen.suspect or c.roster.is_dead(seen.member):
+        return False
+    # Released and gone: how long its script still takes is its own, and its agent sees the end.
+    return seen.gone_ns is None or c.phase not in (Phase.RELEASED, Phase.ENDED)
 
 
 def _suspect(c: CoordinatorState, seen: KnownRank, why: str) -> None:
@@ -70,7 +78,7 @@ def give_up_silent_agents(c: CoordinatorState) -> None:
     """After the release only an agent can tell that its ranks have ended, and one that is stopped
     never does. Before it an agent's silence means nothing: who trains answers for itself."""
     for pod in _whose_word_is_awaited(c):
-        if c.now_ns - pod.heard_ns >= c.config.freeze_timeout_ns:
+        if c.now_ns - pod.heard_ns >= c.freeze_ns:
             pod.silent = True
             text = f"the agent of replica {pod.slot} says nothing; the job ends without its word"
             c.happened("AgentSilent", text)
@@ -114,7 +122,8 @@ def break_off_the_stuck(c: CoordinatorState) -> None:
     if c.gen is None or c.phase not in (Phase.RUNNING, Phase.RELEASED):
         return
     members = [c.roster.rank(member) for member in c.gen.members]
-    bound_ns = _longest_work_ns(c, members)
+    bound_ns = c.stuck_ns = _longest_work_ns(c, members)
+    c.long_at_work = {s.member for s in members if _is_long_at_work(c, s.doing)}
     for seen in members:
         doing = seen.doing
         if doing is None or not seen.present or seen.promise != c.gen.id:
@@ -131,6 +140,30 @@ def break_off_the_stuck(c: CoordinatorState) -> None:
         return
 
 
+def works(c: CoordinatorState, seen: KnownRank, beat: m.Heartbeat) -> bool:
+    """Take over what a heartbeat says of the communication thread; whether `break_off_the_stuck`
+    may find something now that it has not found before."""
+    before, now = seen.doing, beat.doing
+    seen.doing, seen.promise = now, beat.promise
+    if c.phase not in (Phase.RUNNING, Phase.RELEASED) or seen.member not in c.index:
+        return False
+    if before is not None and (
+        now is None or now.usual_ms < before.usual_ms or now.payload_bytes < before.payload_bytes
+    ):  # perhaps the longest of all that are remembered: the bound is found anew when it is needed
+        c.stuck_ns = c.freeze_ns
+        if c.long_at_work:
+            return True
+    c.long_at_work.discard(seen.member)
+    if now is None or not _is_long_at_work(c, now):
+        return False
+    c.long_at_work.add(seen.member)
+    return now.for_ms * NS_PER_MS >= c.stuck_ns
+
+
+def _is_long_at_work(c: CoordinatorState, doing: m.Doing | None) -> bool:
+    return doing is not None and doing.for_ms * NS_PER_MS >= c.freeze_ns
+
+
 def _longest_work_ns(c: CoordinatorState, members: list[KnownRank]) -> int:
     """Never below what an honest reduction takes: where the guess is too low, each generation that
     ends without a round doubles it."""
@@ -139,23 +172,18 @@ def _longest_work_ns(c: CoordinatorState, members: list[KnownRank]) -> int:
     payload_bytes = max((d.payload_bytes for d in doing), default=0)
     slow_ns = payload_bytes * NS_PER_S // SLOWEST_BYTES_PER_S
     work_ns = max(USUAL_TIMES * usual_ns, slow_ns)
-    return (c.config.freeze_timeout_ns + work_ns) << min(c.futile, 10)
-
-
-def _is_leaving(c: CoordinatorState, seen: KnownRank) -> bool:
-    """Released and gone: how long its script still takes is its own, and its agent sees the end."""
-    return c.phase in (Phase.RELEASED, Phase.ENDED) and seen.gone_ns is not None
+    return (c.freeze_ns + work_ns) << min(c.futile, 10)
 
 
 def _patience(c: CoordinatorState, seen: KnownRank) -> tuple[int, int]:
     """(bound, start) of the silence after which a rank is suspect, in nanoseconds."""
-    freeze_ns = c.config.freeze_timeout_ns
+    freeze_ns = c.freeze_ns
     if seen.gone_ns is not None:
         agent = c.roster.agent_of(seen.member)
         if agent is None:
             return GONE_NS, seen.gone_ns
         return freeze_ns, max(seen.gone_ns, agent.connected_ns)
-    if seen.member in c.unanswered():
+    if c.owes_an_answer(seen.member):
         asked_ns = min(c.asked_ns, seen.heard_ns)
         if c.phase is not Phase.STARTING:
             return freeze_ns, asked_ns
@@ -174,6 +202,7 @@ def heard(c: CoordinatorState, seen: KnownRank, *, answers: bool) -> None:
     seen.heard_ns = c.now_ns
     if seen.suspect and (answers or not seen.mute):
         seen.suspect, seen.mute = "", False
+        c.changed = True
         c.happened("RankBack", f"rank {seen.member} answers again")
         c.want_change(f"rank {seen.member} answers again", 0)
 
@@ -181,34 +210,42 @@ def heard(c: CoordinatorState, seen: KnownRank, *, answers: bool) -> None:
 def forgive_own_sleep(c: CoordinatorState, now_ns: int) -> None:
     """Who was stopped itself has heard nobody, which says nothing about them."""
     late_ns = now_ns - c.wake_ns if c.wake_ns is not None else 0
-    if late_ns > c.config.freeze_timeout_ns // 2:
+    if late_ns > c.freeze_ns // 2:
         for seen in c.roster.ranks.values():
             seen.heard_ns = now_ns
             seen.gone_ns = None if seen.gone_ns is None else now_ns
         for pod in c.roster.pods.values():
             pod.heard_ns = now_ns
-        c.asked_ns = now_ns
-    c.wake_ns = None
+        c.asked_ns = c.wake_ns = now_ns
 
 
 def wake(c: CoordinatorState) -> None:
-    """The next moment at which something can follow from time alone."""
+    """The next moment at which something can follow from time alone.
+
+    What is heard until then only puts it off, so heartbeats do not look for it anew: at that moment
+    all ranks are looked at once, which is as often as one of them may be silent."""
     times = []
     if c.due_ns is not None and c.phase is not Phase.PREPARING:
         times.append(c.due_ns)
     if c.joins_ns is not None:
         times.append(c.joins_ns)
-    for member, seen in c.roster.ranks.items():
-        if seen.register is None or seen.suspect or c.roster.is_dead(member):
-            continue
-        if _is_leaving(c, seen):
-            continue
-        limit_ns, since_ns = _patience(c, seen)
-        times.append(since_ns + limit_ns)
+    ranks = c.roster.ranks.values()
+    times.extend(sum(_patience(c, seen)) for seen in ranks if _is_listened_for(c, seen))
     if c.phase is not Phase.RELEASED:
         times += [_init_due_ns(seen) for seen in _never_heard(c)]
-    times += [p.heard_ns + c.config.freeze_timeout_ns for p in _whose_word_is_awaited(c)]
-    later = [t for t in times if t > c.now_ns]
-    if later:
-        c.wake_ns = min(later)
+    times += [p.heard_ns + c.freeze_ns for p in _whose_word_is_awaited(c)]
+    c.wake_ns = min((t for t in times if t > c.now_ns), default=None)
+    if c.wake_ns is not None:
         c.effects.append(WakeAt(c.wake_ns))
+
+
+def wake_by(c: CoordinatorState, at_ns: int) -> None:
+    """Look again then, if not before."""
+    if c.wake_ns is None or not c.now_ns < c.wake_ns <= at_ns:
+        c.wake_ns = at_ns
+        c.effects.append(WakeAt(at_ns))
+
+
+def answered(c: CoordinatorState, seen: KnownRank) -> None:
+    """It owes nothing more: from now on only as much silence is borne as of the others."""
+    wake_by(c, sum(_patience(c, seen)))

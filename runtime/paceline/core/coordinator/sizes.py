@@ -74,7 +74,7 @@ def pods_to_drain(
     whose loops have ended, then the slowest, then the newest slot.
 
     `members`: None before this coordinator has formed a generation; who has state trains."""
-    inventory = roster.inventory.pods if roster.inventory else None
+    inventory = roster.listed if roster.inventory else None
     newest = dict(sorted(roster.pods))
     living = [
         p
@@ -90,12 +90,12 @@ def pods_to_drain(
         return []
 
     def order(pod: KnownPod) -> tuple[bool, bool, float, int]:
-        ranks = [r for x, r in roster.ranks.items() if x in pod.living]
+        ranks = [roster.ranks[x] for x in pod.living if x in roster.ranks]
         running = bool(ranks) and all(
             r.has_state if members is None else r.member in members for r in ranks
         )
-        busy = not all(r.facts.get("done") for r in ranks)
-        step_s = max((r.facts.get("step_seconds", 0.0) for r in ranks), default=0.0)
+        busy = not all(r.done for r in ranks)
+        step_s = max((r.step_s for r in ranks), default=0.0)
         return (running, busy, -step_s, -pod.slot)
 
     return sorted(living, key=order)[:surplus]

@@ -12,7 +12,7 @@ from enum import StrEnum
 from paceline_api.rounds import RoundSettings
 
 from paceline.core import messages as m
-from paceline.core.coordinator.events import Config, Effect, Happened, ToRank
+from paceline.core.coordinator.events import Config, Effect, Happened, ToAgent, ToRank
 from paceline.core.coordinator.history import History
 from paceline.core.coordinator.roster import KnownRank, Roster
 from paceline.core.coordinator.sizes import Sizes
@@ -63,6 +63,8 @@ class CoordinatorState:
     """Why the last data channel moved buffers as it did, for people."""
     change: m.CommitChange | None = None
     """The same for those who have the COMMIT before (R44); None if it cannot be told so."""
+    index: dict[MemberId, int] = field(default_factory=dict)
+    """Rank numbers of the members of `gen`."""
     unstarted: set[MemberId] = field(default_factory=set)
     """Members that have not reported STARTED (R7)."""
     complained: set[MemberId] = field(default_factory=set)
@@ -98,6 +100,8 @@ class CoordinatorState:
     outcome: Outcome | None = None
     carrier: Network = Network.UNKNOWN
     """The last one of the job that the history has."""
+    carrier_of: GenerationId | None = None
+    """The generation for which that was looked up last."""
     stragglers: tuple[StragglerStatus, ...] = ()
     slow_since: dict[str, float] = field(default_factory=dict)
     """Wall time by place; `paceline_api.slow` says what is remembered."""
@@ -106,6 +110,19 @@ class CoordinatorState:
     judge_ns: int = 0
     """When the ranks' steps are compared again."""
     wake_ns: int | None = None
+    """When the next Tick comes at the latest; nothing follows from time alone before."""
+    changed: bool = True
+    """Something that a decision is made from, since they were made last."""
+    pace_told: m.BeatEvery | None = None
+    """What ranks are told when they register (R42)."""
+    freeze_ns: int = 0
+    """Silence after which a rank is suspect; also the bound of every answer that it owes."""
+    settled_ns: int = -(10**18)
+    """When decisions were made last."""
+    stuck_ns: int = 0
+    """Bound of a piece of work (R35), as heartbeats tell it now."""
+    long_at_work: set[MemberId] = field(default_factory=set)
+    """Members beyond the least that this bound can be."""
     effects: list[Effect] = field(default_factory=list)
 
     # ---- reading --------------------------------------------------------------------------
@@ -137,6 +154,11 @@ class CoordinatorState:
         return max(self.wanted_ranks, pods * self.config.procs, living)
 
     @property
+    def expected(self) -> int:
+        """Ranks that the pace is made for."""
+        return max(self.wanted_ranks, len(self.index))
+
+    @property
     def wall_s(self) -> float:
         return self.wall_offset_s + self.now_ns / 1e9
 
@@ -145,11 +167,12 @@ class CoordinatorState:
         """By a request, so the job ends before its data are through."""
         return self.request is not None and self.request.stop
 
-    def unanswered(self) -> set[MemberId]:
-        """Who owes an answer to PREPARE or a STARTED."""
+    def owes_an_answer(self, member: MemberId) -> bool:
+        """To PREPARE, or a STARTED."""
         if self.phase is Phase.PREPARING:
-            return self.asked - set(self.reports)
-        return self.unstarted - self.complained if self.phase is Phase.STARTING else set()
+            return member in self.asked and member not in self.reports
+        starting = self.phase is Phase.STARTING
+        return starting and member in self.unstarted and member not in self.complained
 
     # ---- changing -------------------------------------------------------------------------
 
@@ -159,8 +182,22 @@ class CoordinatorState:
             self.due_ns, self.why = due, why
             self.history.cause(why, self.now_ns)
 
-    def tell(self, member: MemberId, message: m.ToRank) -> None:
+    def tell(self, member: MemberId, message: m.ToRank | m.BeatEvery) -> None:
         self.effects.append(ToRank(member, message))
+
+    def tell_pace(self) -> None:
+        """To everybody who is there, if it is another one now."""
+        told, pace = self.pace_told, self.config.pace
+        now = self.pace_told = pace.to_rank(self.expected)
+        self.freeze_ns = pace.freeze_ns(self.expected, self.config.freeze_timeout_ns)
+        if now == told:
+            return
+        for seen in self.roster.present():
+            self.tell(seen.member, now)
+        order = pace.to_agent(self.expected)
+        for pod in self.roster.pods.values():
+            if pod.connected:
+                self.effects.append(ToAgent(pod.slot, pod.attempt, order))
 
     def dismiss(self, seen: KnownRank, why: str) -> None:
         seen.dismissed = True

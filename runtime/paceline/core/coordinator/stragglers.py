@@ -23,12 +23,18 @@ JUDGE_NS: Final = NS_PER_S
 """Between two judgements; heartbeats are as frequent."""
 
 
+def is_due(c: CoordinatorState) -> bool:
+    judges = c.config.straggler is not None and c.phase is Phase.RUNNING
+    return judges and c.now_ns >= c.judge_ns
+
+
 def judge_now_and_then(c: CoordinatorState) -> None:
     settings = c.config.straggler
-    idle = c.phase is not Phase.RUNNING or any(s.stopped for s in c.roster.ranks.values())
-    if settings is None or c.gen is None or idle or c.now_ns < c.judge_ns:
+    if settings is None or not is_due(c):
         return
     c.judge_ns = c.now_ns + JUDGE_NS
+    if any(s.stopped for s in c.roster.ranks.values()):
+        return
     steps = {
         _key(pod.slot, local, pod.attempt): 0.0
         for pod in c.roster.pods.values()
@@ -37,10 +43,10 @@ def judge_now_and_then(c: CoordinatorState) -> None:
     }
     ranks = {}
     for seen in c.roster.ranks.values():
-        if not seen.dead and seen.member in c.gen.members:
+        if not seen.dead and seen.member in c.index:
             key = _key(seen.member.slot, seen.member.local, m.pod_of(seen.member)[1])
             ranks[key] = seen
-            steps[key] = seen.facts.get(Fact.STEP_S, 0.0) if seen.facts.get("active") else 0.0
+            steps[key] = seen.step_s if seen.active else 0.0
     verdict = slow.judge(
         [slow.Pace(key, step_s) for key, step_s in sorted(steps.items())],
         settings,

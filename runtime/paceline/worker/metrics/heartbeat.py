@@ -1,6 +1,7 @@
-"""The figures in a rank's heartbeat, for `status` (`core.status.Fact`). No decision reads them.
+"""A rank's heartbeat, and its figures for `status` (`core.status.Fact`).
 
-Called by the communication thread, but for `heartbeat`, which the link thread asks for. The hot
+Called by the communication thread, but for `heartbeat` and `figures`, which the link thread asks
+for. What the log says is equal on all ranks: only the lowest active one tells it (R42). The hot
 path stores a few numbers; the facts are worked out at most every REFRESH_NS.
 """
 
@@ -12,7 +13,7 @@ from statistics import median
 from typing import Final
 
 from paceline.clock import NS_PER_S
-from paceline.core.messages import Doing, Heartbeat
+from paceline.core.messages import Doing, Figures, Heartbeat
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.ledger import Ledger
 from paceline.core.protocol.log import Log
@@ -117,10 +118,12 @@ class HeartbeatFacts:
             self.work_out(rank)
 
     def work_out(self, rank: RankState) -> None:
-        self._facts = self._measured(rank) | self._logged(rank) | self.checkpoints | self.carried
+        logged = self._logged(rank) if _tells_of_the_log(rank) else {}
+        self._facts = self._measured() | logged | self.checkpoints | self.carried
 
     def heartbeat(self, rank: RankState, doing: Doing | None = None) -> Heartbeat:
-        """The rank's present state, with the last facts."""
+        """The rank's present state."""
+        takes_part = rank.has_state and not rank.passive
         return Heartbeat(
             member=rank.me,
             promise=rank.promise,
@@ -128,20 +131,26 @@ class HeartbeatFacts:
             version=rank.log.version,
             leaving=rank.wants_to_leave,
             stopped=rank.has_state and rank.log.stopped,
-            facts=self._facts,
             doing=doing,
+            active=takes_part and rank.is_active,
+            benched=takes_part and not rank.is_active,
+            done=rank.main is Main.DONE,
+            step_s=self._step_s(),
         )
 
-    def _measured(self, rank: RankState) -> dict[str, float]:
+    def figures(self, rank: RankState) -> Figures:
+        """The last ones that were worked out."""
+        return Figures(rank.me, rank.log.version, self._facts)
+
+    def _step_s(self) -> float:
+        steps_ns = tuple(self._steps_ns)
+        return round(median(steps_ns) / NS_PER_S, 6) if steps_ns else 0.0
+
+    def _measured(self) -> dict[str, float]:
         return {
-            Fact.STEP_S: median(self._steps_ns) / NS_PER_S if self._steps_ns else 0.0,
             Fact.LAG_S: median(self._lags_us) / US_PER_S if self._lags_us else 0.0,
             Fact.WAIT_S: self._wait_ns / NS_PER_S,
             Fact.AVOIDED_S: self._avoided_ns / NS_PER_S,
-            "active": float(rank.has_state and not rank.passive and rank.is_active),
-            "benched": float(rank.has_state and not rank.passive and not rank.is_active),
-            "running": float(rank.main is Main.RUN),
-            "done": float(rank.main is Main.DONE),
         }
 
     def _logged(self, rank: RankState) -> dict[str, float]:
@@ -180,6 +189,10 @@ class HeartbeatFacts:
             if weight:
                 facts[Fact.METRIC + name] = value / weight
         return facts
+
+
+def _tells_of_the_log(rank: RankState) -> bool:
+    return rank.me == min(rank.log.active, default=None)
 
 
 def _progress(log: Log) -> float | None:

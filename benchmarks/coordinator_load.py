@@ -1,0 +1,202 @@
+"""What the coordinator's decisions cost a core: heartbeats, a status, a change of the membership.
+
+    python -m benchmarks.coordinator_load [--ranks 64 256 1024] [--json] [--smoke]
+
+The pure state machine with ranks that say what ranks say, in pods of eight, on a virtual clock. No
+sockets: this is the part of the decisions only. Bar: a second of heartbeats takes 50 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+import msgspec
+from paceline.core import coordinator as coord
+from paceline.core import messages as m
+from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
+from paceline.core.protocol.records import DataPlan
+from paceline.core.protocol.rows import rows_of
+
+S = 10**9
+MS = 10**6
+PROCS = 8
+SPREAD_NS = S
+"""Registrations, answers and deaths of all ranks come within this."""
+BAR = 0.05
+UID = "5b3c1d0a-6f0e-4c39-9a56-0d8f8f6b2f11"
+"""As long as a pod's."""
+
+
+class Crowd:
+    """A coordinator and its ranks."""
+
+    def __init__(self, ranks: int) -> None:
+        self.now = S
+        self.wake: int | None = None
+        self.heard_bytes = 0
+        pods = ranks // PROCS
+        self.pods = tuple((slot, 0) for slot in range(pods))
+        self.members = [MemberId(s, n, 0) for s in range(pods) for n in range(PROCS)]
+        config = coord.Config("job", replicas=pods, procs=PROCS, settle_ns=60 * S)
+        self.coordinator = coord.Coordinator(config, uid=UID, now_ns=self.now)
+        self.told: list[coord.ToRank] = []
+
+    @property
+    def gen(self) -> GenerationId:
+        gen = self.coordinator.state.gen
+        return gen.id if gen else NO_GENERATION
+
+    def post(self, event: coord.Event) -> None:
+        for effect in self.coordinator.handle(self.now, event):
+            if isinstance(effect, coord.WakeAt):
+                self.wake = effect.at_ns
+            elif isinstance(effect, coord.ToRank):
+                self.told.append(effect)
+
+    def at(self, at_ns: int) -> None:
+        """Let time pass; timers go off on the way."""
+        while self.wake is not None and self.wake <= at_ns:
+            self.now, self.wake = max(self.now, self.wake), None
+            self.post(coord.Tick())
+        self.now = max(self.now, at_ns)
+
+    def all_say(self, events: list[coord.Event]) -> None:
+        begin = self.now
+        for n, event in enumerate(events):
+            self.at(begin + n * SPREAD_NS // len(events))
+            self.post(event)
+        self.at(begin + SPREAD_NS)
+
+    def say(self, message: m.RankMessage) -> None:
+        self.heard_bytes += len(msgspec.json.encode(message))
+        self.post(coord.FromRank(message))
+
+    def start(self) -> None:
+        """From nothing to the first round."""
+        self.post(coord.SetInventory(m.Inventory(1, self.pods)))
+        hello = [
+            m.AgentHello(slot, 0, "h", "", tuple(x for x in self.members if x.slot == slot), ())
+            for slot, _ in self.pods
+        ]
+        self.all_say([coord.FromAgent(x) for x in hello])
+        self.all_say([coord.FromRank(self._register(x)) for x in self.members])
+        self.answer()
+
+    def lose(self, member: MemberId) -> None:
+        """One rank dies; the others go on without it."""
+        self.members.remove(member)
+        self.post(coord.RankGone(member))
+        self.post(coord.FromAgent(m.RankDead(member, -9, "killed", restarts=False)))
+        self.at(self.now + SPREAD_NS)
+        self.answer()
+
+    def answer(self) -> None:
+        """Whatever they were asked, until nobody is asked any more."""
+        while self.told:
+            told, self.told = self.told, []
+            said = [self._answer(x.member, x.message) for x in told]
+            self.all_say([coord.FromRank(x) for x in said if x is not None])
+
+    def beat(self, version: int, ranks: list[MemberId]) -> None:
+        doing = m.Doing(3, version, 12, 1_000_000_000)
+        for member in ranks:
+            beat = m.Heartbeat(
+                member, self.gen, self.gen, version, doing=doing, active=True, step_s=0.012345
+            )
+            self.say(beat)
+
+    def _register(self, member: MemberId) -> m.Register:
+        where = m.Endpoints(f"tcp://10.0.0.{member.slot}:5000", f"10.0.0.{member.slot}:6000")
+        last = NO_GENERATION
+        return m.Register(
+            member, 1, "host", where, last, last, 0, False, True, plan=DataPlan(steps=10**6)
+        )
+
+    def _answer(self, member: MemberId, order: object) -> m.RankMessage | None:
+        commit = self.coordinator.state.commit
+        gen = commit.gen if commit is not None else None
+        match order:
+            case m.Prepare(id=id_):
+                members = rows_of(gen.members) if gen else ()
+                return m.Prepared(
+                    id=id_,
+                    member=member,
+                    last=self.gen,
+                    version=gen.version if gen else 0,
+                    index=0,
+                    digest="",
+                    tail=((0, ""),),
+                    accepted=self.gen,
+                    members=members,
+                    with_state=members,
+                    active=members,
+                    benched=(),
+                    gen_active=members,
+                    started=0,
+                    has_state=gen is not None,
+                    ready=True,
+                    leaving=False,
+                    stopped=False,
+                    request=0,
+                )
+            case m.Commit() | m.CommitChange():
+                return m.Started(self.gen, member, has_state=True)
+        return None
+
+
+def measure(ranks: int) -> dict[str, float]:
+    crowd = Crowd(ranks)
+    begun = time.process_time()
+    crowd.start()
+    start_s = time.process_time() - begun
+    config, expected = crowd.coordinator.state.config, crowd.coordinator.state.expected
+    interval_ns = config.pace.beat_ns(expected)
+    seconds = 20
+    begun_ns, begun = crowd.now, time.process_time()
+    beats = 0
+    while crowd.now < begun_ns + seconds * S:
+        for n, member in enumerate(crowd.members):
+            crowd.at(begun_ns + beats // ranks * interval_ns + n * interval_ns // ranks)
+            crowd.beat(1 + beats // ranks, [member])
+            beats += 1
+    beating_s = (time.process_time() - begun) / ((crowd.now - begun_ns) / S)
+    begun = time.process_time()
+    body = msgspec.json.encode(crowd.coordinator.status(crowd.now))
+    status_s = time.process_time() - begun
+    begun = time.process_time()
+    crowd.lose(crowd.members[1])
+    change_s = time.process_time() - begun
+    return {
+        "ranks": ranks,
+        "core_of_beats": beating_s,
+        "beat_us": 1e6 * beating_s * interval_ns / S / ranks,
+        "status_ms": 1e3 * status_s,
+        "status_kb": len(body) / 1e3,
+        "change_ms": 1e3 * change_s,
+        "start_ms": 1e3 * start_s,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[64, 256, 1024, 4096])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--smoke", action="store_true")
+    asked = parser.parse_args()
+    found = [measure(ranks) for ranks in ([16] if asked.smoke else asked.ranks)]
+    if asked.json:
+        print(json.dumps(found))
+    else:
+        print("ranks  core of beats  us per beat  status  change of one  start")
+        for row in found:
+            print(
+                f"{row['ranks']:5}  {row['core_of_beats']:13.3f}  {row['beat_us']:11.1f}  "
+                f"{row['status_ms']:3.0f} ms  {row['change_ms']:10.0f} ms  {row['start_ms']:.0f} ms"
+            )
+    return 0 if asked.smoke or all(row["core_of_beats"] <= BAR for row in found) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

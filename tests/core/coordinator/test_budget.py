@@ -1,0 +1,153 @@
+"""What the coordinator does per heartbeat, status and change grows as it should: counted, not
+timed.
+
+Counted are the lines of `paceline` that run, which are steps of loops too, and the comparisons of
+members, which is what a scan of a tuple inside a loop costs without running a line.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import paceline.core.coordinator as package
+import pytest
+from paceline.core import messages as m
+from paceline.core import wire
+from paceline.core.protocol.ids import MemberId
+
+ROOT = Path(__file__).parents[3]
+sys.path.append(str(ROOT))
+from benchmarks.coordinator_load import Crowd  # noqa: E402
+
+SIZES = (64, 256, 1024)
+CORE = str(Path(package.__file__).parents[1])
+LINEAR = 1.3
+"""Four times the ranks may cost so many times as much per rank: sorting is in it."""
+FRAME_BYTES = 35
+"""Of a message on its way: header and mask of the web socket, record of TLS."""
+
+
+def count(work: Callable[[], object], patch: pytest.MonkeyPatch) -> int:
+    steps = 0
+
+    def line(_: FrameType, event: str, __: object) -> Any:
+        nonlocal steps
+        steps += event == "line"
+        return line
+
+    def call(frame: FrameType, _: str, __: object) -> Any:
+        return line if frame.f_code.co_filename.startswith(CORE) else None
+
+    def equal(a: object, b: object) -> bool:
+        nonlocal steps
+        steps += 1
+        return tuple.__eq__(a, b)  # type: ignore[arg-type]
+
+    with patch.context() as patched:
+        patched.setattr(MemberId, "__eq__", equal)
+        before = sys.gettrace()
+        sys.settrace(call)
+        try:
+            work()
+        finally:
+            sys.settrace(before)
+    return steps
+
+
+@pytest.fixture(scope="module")
+def crowds() -> dict[int, Crowd]:
+    made = {ranks: Crowd(ranks) for ranks in SIZES}
+    for crowd in made.values():
+        crowd.start()
+        crowd.beat(1, crowd.members)
+    return made
+
+
+def per_rank(counts: dict[int, int]) -> list[float]:
+    return [counts[ranks] / ranks for ranks in SIZES]
+
+
+def test_a_heartbeat_costs_the_same_for_any_number_of_ranks(
+    crowds: dict[int, Crowd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = {
+        ranks: count(lambda c=crowd: c.beat(2, [c.members[5]]), monkeypatch)  # type: ignore[misc]
+        for ranks, crowd in crowds.items()
+    }
+    assert max(counts.values()) < 100, f"but for chance in dictionaries all alike: {counts}"
+
+
+def test_a_second_of_heartbeats_is_bounded(
+    crowds: dict[int, Crowd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The looks at all ranks that time alone asks for are in it."""
+    counts = {}
+    for ranks, crowd in crowds.items():
+        state = crowd.coordinator.state
+        every_ns = state.config.pace.beat_ns(state.expected)
+
+        def minute(crowd: Crowd = crowd, every_ns: int = every_ns) -> None:
+            begin = crowd.now
+            for beat in range(60 * 10**9 // every_ns):
+                crowd.at(begin + beat * every_ns)
+                crowd.beat(3 + beat, crowd.members)
+
+        counts[ranks] = count(minute, monkeypatch) // 60
+    assert counts[256] < 1.5 * counts[64], counts
+    assert counts[1024] < 1.5 * counts[64], counts
+
+
+def test_a_status_costs_a_bounded_amount_per_rank(
+    crowds: dict[int, Crowd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = {
+        ranks: count(lambda c=crowd: c.coordinator.status(c.now), monkeypatch)  # type: ignore[misc]
+        for ranks, crowd in crowds.items()
+    }
+    cost = per_rank(counts)
+    assert cost[1] < LINEAR * cost[0], counts
+    assert cost[2] < LINEAR * cost[1], counts
+
+
+def test_a_change_of_the_membership_costs_a_bounded_amount_per_rank(
+    crowds: dict[int, Crowd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = {}
+    for ranks, crowd in crowds.items():
+        before = crowd.gen
+        counts[ranks] = count(lambda c=crowd: c.lose(c.members[1]), monkeypatch)  # type: ignore[misc]
+        assert crowd.gen > before
+        assert len(crowd.coordinator.state.index) == ranks - 1
+    cost = per_rank(counts)
+    assert cost[1] < LINEAR * cost[0], counts
+    assert cost[2] < LINEAR * cost[1], counts
+
+
+def test_a_start_costs_a_bounded_amount_per_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All register within a second: a fixed number of looks at all of them (R42), each linear."""
+    counts = {ranks: count(Crowd(ranks).start, monkeypatch) for ranks in SIZES}
+    cost = per_rank(counts)
+    # Up to 64 ranks each registration is looked at, which is quadratic and small.
+    assert cost[2] < LINEAR * cost[1], counts
+
+
+def test_what_1024_ranks_say_is_less_than_100_kb_per_second() -> None:
+    crowd = Crowd(1024)
+    crowd.start()
+    state = crowd.coordinator.state
+    rhythm = state.config.pace.to_rank(1024)
+    crowd.heard_bytes = 0
+    crowd.beat(100_000, crowd.members)
+    beats = crowd.heard_bytes + FRAME_BYTES * 1024
+    names = [f"a_figure_with_a_long_name_{n}" for n in range(16)]
+    figures = m.Figures(crowd.members[-1], 100_000, dict.fromkeys(names, 12345.678912))
+    agents = len(wire.to_json(m.AgentBeat(127, 0))) + FRAME_BYTES
+    of_figures = 1024 * (len(wire.to_json(figures)) + FRAME_BYTES) / rhythm.figures
+    of_agents = 128 * agents / state.config.pace.agent_beats
+    per_s = (beats + of_figures + of_agents) * 1000 / rhythm.ms
+    assert per_s < 100_000, per_s
+    assert state.freeze_ns >= 5 * rhythm.ms * 10**6

@@ -17,7 +17,7 @@ from paceline.core import coordinator as coord
 from paceline.core import messages as m
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.records import DataPlan
-from paceline.core.protocol.rows import rows_of
+from paceline.core.protocol.rows import Rows, rows_of
 
 S = 10**9
 MS = 10**6
@@ -42,6 +42,8 @@ class Crowd:
         config = coord.Config("job", replicas=pods, procs=PROCS, settle_ns=60 * S)
         self.coordinator = coord.Coordinator(config, uid=UID, now_ns=self.now)
         self.told: list[coord.ToRank] = []
+        self.rows: Rows = ()
+        """Members of the generation in force, all of them active and with state."""
 
     @property
     def gen(self) -> GenerationId:
@@ -96,6 +98,8 @@ class Crowd:
         """Whatever they were asked, until nobody is asked any more."""
         while self.told:
             told, self.told = self.told, []
+            gen = self.coordinator.state.gen
+            self.rows = rows_of(gen.members) if gen else ()
             said = [self._answer(x.member, x.message) for x in told]
             self.all_say([coord.FromRank(x) for x in said if x is not None])
 
@@ -119,7 +123,6 @@ class Crowd:
         gen = commit.gen if commit is not None else None
         match order:
             case m.Prepare(id=id_):
-                members = rows_of(gen.members) if gen else ()
                 return m.Prepared(
                     id=id_,
                     member=member,
@@ -129,11 +132,11 @@ class Crowd:
                     digest="",
                     tail=((0, ""),),
                     accepted=self.gen,
-                    members=members,
-                    with_state=members,
-                    active=members,
+                    members=self.rows,
+                    with_state=self.rows,
+                    active=self.rows,
                     benched=(),
-                    gen_active=members,
+                    gen_active=self.rows,
                     started=0,
                     has_state=gen is not None,
                     ready=True,

@@ -320,7 +320,7 @@ def test_how_long_the_rest_takes(one: OneRank) -> None:
 
     def left_s() -> float | None:
         facts.refresh(one.rank, one.now_ns)
-        return log_status(facts.heartbeat(one.rank).facts).left_s
+        return log_status(facts.figures(one.rank).facts).left_s
 
     assert left_s() is None, "nothing has moved yet"
     for second in range(1, 11):

@@ -103,6 +103,7 @@ def register(who: MemberId, last: GenerationId = NO_GENERATION, **facts: object)
         "version": 0,
         "has_state": last != NO_GENERATION,
         "plan": PLAN,
+        "ready": True,
         **facts,
     }
     given |= {name: rows_of(given[name]) for name in SETS if name in given}  # type: ignore[arg-type]
@@ -112,7 +113,6 @@ def register(who: MemberId, last: GenerationId = NO_GENERATION, **facts: object)
         host="h",
         endpoints=m.Endpoints("t", "d"),
         last=last,
-        ready=True,
         **given,  # type: ignore[arg-type]
     )
 
@@ -829,6 +829,16 @@ def test_what_was_told_before_a_promise_is_no_longer_so() -> None:
     desk, at = running()
     assert desk.say(at_work(A, NO_GENERATION, 10 * FREEZE_MS)) == []
     assert kinds(desk.say(at_work(A, at, 10 * FREEZE_MS))) != []
+
+
+def test_who_is_stuck_before_its_first_round_is_killed_and_comes_again() -> None:
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    desk.agent(A)
+    desk.say(register(A, ready=False))
+    assert kinds(desk.say(at_work(A, NO_GENERATION, FREEZE_MS - 1))) == []
+    assert kinds(desk.say(at_work(A, NO_GENERATION, FREEZE_MS))) == ["KillRank"]
+    assert kinds(desk.say(at_work(A, NO_GENERATION, FREEZE_MS + 200))) == [], "asked once"
 
 
 def test_who_is_stuck_after_the_release_does_not_hold_up_the_end() -> None:

@@ -118,7 +118,13 @@ def never_heard(c: CoordinatorState) -> str:
 
 
 def break_off_the_stuck(c: CoordinatorState) -> None:
-    """R35: a round that comes to no end is given up for a new membership."""
+    """R35: a round that comes to no end is given up for a new membership. Who is no member holds up
+    nobody's round, but would never become one."""
+    for seen in c.roster.present():
+        if seen.member not in c.index and _is_stuck_outside(c, seen):
+            assert seen.doing is not None
+            seen.mute = True  # its heartbeats come from another thread
+            _suspect(c, seen, f"stuck for {seen.doing.for_ms / 1e3:.1f} s before its first round")
     if c.gen is None or c.phase not in (Phase.RUNNING, Phase.RELEASED):
         return
     members = [c.roster.rank(member) for member in c.gen.members]
@@ -145,7 +151,9 @@ def works(c: CoordinatorState, seen: KnownRank, beat: m.Heartbeat) -> bool:
     may find something now that it has not found before."""
     before, now = seen.doing, beat.doing
     seen.doing, seen.promise = now, beat.promise
-    if c.phase not in (Phase.RUNNING, Phase.RELEASED) or seen.member not in c.index:
+    if seen.member not in c.index:
+        return _is_stuck_outside(c, seen)
+    if c.phase not in (Phase.RUNNING, Phase.RELEASED):
         return False
     if before is not None and (
         now is None or now.usual_ms < before.usual_ms or now.payload_bytes < before.payload_bytes
@@ -158,6 +166,15 @@ def works(c: CoordinatorState, seen: KnownRank, beat: m.Heartbeat) -> bool:
         return False
     c.long_at_work.add(seen.member)
     return now.for_ms * NS_PER_MS >= c.stuck_ns
+
+
+def _is_stuck_outside(c: CoordinatorState, seen: KnownRank) -> bool:
+    """One that owes an answer is judged by that."""
+    return (
+        seen.doing is not None
+        and not c.owes_an_answer(seen.member)
+        and seen.doing.for_ms * NS_PER_MS >= _longest_work_ns(c, [seen])
+    )
 
 
 def _is_long_at_work(c: CoordinatorState, doing: m.Doing | None) -> bool:

@@ -93,8 +93,8 @@ class Checkers:
         trained = members_of(best.members)
         before = {*gen.with_state, *trained}
         pods = {m.pod_of(x) for x in gen.members}
-        held = {m.pod_of(x) for x in gen.members if x in before} - out
-        new = pods - {m.pod_of(x) for x in before}
+        inside = {m.pod_of(x) for x in before}  # a rank may have been restarted in its pod
+        held, new = (pods & inside) - out, pods - inside
         if gen.plan is not None:
             assert len(pods) in allowed, f"{gen.members} begin, allowed: {allowed}"
         elif new and held:

@@ -95,7 +95,10 @@ def _with_standing(rank: RankState, share: Share, kind: AnnounceKind) -> Share:
     resting = rank.is_resting
     worked = rank.pending.leases()
     held = rank.log.held(rank.me)
-    returned = tuple(x for x in held if x not in worked) if resting else ()
+    # What a first word of this round has given back stays so (`script.on_script`, Unrest): taken
+    # up again, it would make a gradient that this round cannot name, for which nobody waits.
+    given_back = rank.share.returned if rank.share is not None else ()
+    returned = tuple(x for x in held if x not in worked) if resting else given_back
     return replace(
         share,
         idle=kind is AnnounceKind.IDLE,

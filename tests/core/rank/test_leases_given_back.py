@@ -1,0 +1,30 @@
+"""A rank that gives its leases back, and wants leases again in the same round (R11, R14)."""
+
+from __future__ import annotations
+
+from paceline.core import messages as m
+from paceline.core.protocol.records import AnnounceKind
+from paceline.core.rank import events as ev
+from paceline.core.rank.state import Main
+
+from benchmarks.protocol import Player
+
+
+def test_what_was_given_back_stays_so_until_the_round_is_over() -> None:
+    """Taken up again it would make a gradient that this round cannot name: the rank has said that
+    it has nothing, and if all others have nothing either nobody would ever start the round."""
+    player = Player(3)
+    starter, rest = player.state.log.active[0], player.state.log.active[1]
+    assert player.state.starter == starter
+    player.state.me, player.state.main = rest, Main.RUN
+    held = player.state.log.held(rest)
+    assert held
+    said: list[m.Announce] = []
+    for event in (ev.Rest(), ev.Unrest(), ev.Want()):
+        effects = player.machine.handle(0, event)
+        sent = [e.message for e in effects if isinstance(e, ev.ToPeer)]
+        said += [x for x in sent if isinstance(x, m.Announce)]
+    assert [x.kind for x in said] == [AnnounceKind.IDLE] * 2
+    assert [x.share.returned for x in said] == [held] * 2
+    assert [x.share.resting for x in said] == [True, False]
+    assert player.state.main is Main.WANT, "it waits for the leases of the next round"

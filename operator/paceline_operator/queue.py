@@ -18,6 +18,7 @@ from paceline_operator.metrics import CONTROLLER, Metrics
 log = logging.getLogger("paceline.operator")
 
 WORKERS: Final = 32
+"""So many decisions at a time."""
 BROKEN_S: Final = 5.0
 """After a mistake in the decision itself, which is logged and must not become a hot loop."""
 
@@ -33,6 +34,7 @@ class Queue:
         self._again: set[Key] = set()
         self._news = asyncio.Event()
         self._open = asyncio.Event()
+        self._room = asyncio.Semaphore(WORKERS)
 
     def open(self) -> None:
         """Decisions may begin: this process leads, and the watches have their first lists."""
@@ -55,25 +57,29 @@ class Queue:
         self._news.set()
 
     async def run(self) -> None:
+        """Hands out whatever is due. One task waits for all, so that a piece of news wakes only
+        the decision that it is for."""
         async with asyncio.TaskGroup() as group:
-            for _ in range(WORKERS):
-                group.create_task(self._work())
+            while True:
+                await self._room.acquire()
+                await self._open.wait()
+                key = self._next()
+                if key is None:
+                    self._room.release()
+                    await self._wait()
+                    continue
+                self._busy.add(key)
+                group.create_task(self._work(key))
 
-    async def _work(self) -> None:
-        while True:
-            await self._open.wait()
-            key = self._next()
-            if key is None:
-                await self._wait()
-                continue
-            self._busy.add(key)
-            again_s = await self._one(key)
-            self._busy.discard(key)
-            if key in self._again:
-                self._again.discard(key)
-                self.add(key)
-            elif again_s is not None:
-                self.add(key, max(again_s, 0.001))
+    async def _work(self, key: Key) -> None:
+        again_s = await self._one(key)
+        self._busy.discard(key)
+        self._room.release()
+        if key in self._again:
+            self._again.discard(key)
+            self.add(key)
+        elif again_s is not None:
+            self.add(key, max(again_s, 0.001))
 
     def _next(self) -> Key | None:
         now_s = self._clock()

@@ -1,0 +1,218 @@
+"""The queue: each job once, whoever is due first, one decision at a time, none forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+import pytest
+from fake_cluster.virtual import VirtualLoop
+from paceline_operator.cluster.store import Key
+from paceline_operator.metrics import CONTROLLER, Metrics
+from paceline_operator.queue import BROKEN_S, WORKERS, Queue
+
+A, B, C = ("default", "a"), ("default", "b"), ("default", "c")
+
+
+class Line:
+    """A queue and what becomes of its jobs. `takes_s`: how long a decision lasts."""
+
+    def __init__(self) -> None:
+        self.loop = VirtualLoop()
+        self.metrics = Metrics()
+        self.queue = Queue(self._decide, self.metrics, self.loop.time)
+        self.takes_s = 0.0
+        self.again_s: dict[Key, list[float | None]] = {}
+        """What the next decisions on a job answer."""
+        self.broken: set[Key] = set()
+        self.begun: list[tuple[float, Key]] = []
+        self.busy: set[Key] = set()
+        self.most = 0
+        self._zero_s = self.loop.time()
+        self._task = self.loop.create_task(self.queue.run())
+        self.queue.open()
+
+    @property
+    def now_s(self) -> float:
+        return round(self.loop.time() - self._zero_s, 3)
+
+    @property
+    def order(self) -> list[str]:
+        return [key[1] for _, key in self.begun]
+
+    @property
+    def times(self) -> list[float]:
+        return [at_s for at_s, _ in self.begun]
+
+    def close(self) -> None:
+        self._task.cancel()
+        self.loop.spend(0.01)
+        assert self._task.cancelled()
+        self.loop.close()
+
+    async def _decide(self, key: Key) -> float | None:
+        assert key not in self.busy, "two decisions on one job at a time"
+        self.begun.append((self.now_s, key))
+        self.busy.add(key)
+        self.most = max(self.most, len(self.busy))
+        try:
+            await asyncio.sleep(self.takes_s)
+            if key in self.broken:
+                raise ValueError("a mistake of ours")
+        finally:
+            self.busy.discard(key)
+        answers = self.again_s.get(key)
+        return answers.pop(0) if answers else None
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    line = Line()
+    yield line
+    line.close()
+
+
+def test_a_job_that_waits_is_put_in_once(line: Line) -> None:
+    for _ in range(5):
+        line.queue.add(A)
+    line.loop.spend(1)
+    assert line.order == ["a"]
+
+
+def test_the_earliest_moment_counts(line: Line) -> None:
+    line.queue.add(A, 9.0)
+    line.queue.add(A, 3.0)
+    line.queue.add(A, 6.0)
+    line.loop.spend(20)
+    assert line.times == [3.0]
+
+
+def test_who_is_due_first_comes_first(line: Line) -> None:
+    line.queue.add(A, 3.0)
+    line.queue.add(B, 1.0)
+    line.queue.add(C, 2.0)
+    line.loop.spend(5)
+    assert line.order == ["b", "c", "a"]
+
+
+def test_news_during_a_decision_ask_for_one_more(line: Line) -> None:
+    line.takes_s = 1.0
+    line.queue.add(A)
+    line.loop.spend(0.5)
+    for _ in range(3):
+        line.queue.add(A)
+    line.loop.spend(5)
+    assert line.times == [0.0, 1.0]
+
+
+def test_a_look_that_becomes_due_during_a_decision_is_not_lost(line: Line) -> None:
+    """Put in for later while it is decided, and due before that is over."""
+    line.takes_s = 2.0
+    line.queue.add(A)
+    line.loop.spend(0.5)
+    line.queue.add(A, 0.5)
+    line.loop.spend(5)
+    assert line.times == [0.0, 2.0]
+
+
+def test_the_newest_decision_says_when_to_look_again(line: Line) -> None:
+    """It sees everything, so what an earlier one has said does not count any more."""
+    line.again_s[A] = [10.0, 10.0]
+    line.queue.add(A)
+    line.loop.spend(4)
+    line.queue.add(A)
+    line.loop.spend(25)
+    assert line.times == [0.0, 4.0, 14.0]
+
+
+def test_at_most_so_many_at_a_time_and_all_in_the_end(line: Line) -> None:
+    line.takes_s = 1.0
+    for number in range(3 * WORKERS):
+        line.queue.add(("default", f"job-{number}"))
+    line.loop.spend(0.5)
+    assert line.most == WORKERS
+    line.loop.spend(3)
+    assert line.most == WORKERS
+    assert sorted(line.order) == sorted(f"job-{n}" for n in range(3 * WORKERS))
+
+
+def test_a_job_that_always_has_news_does_not_starve_others(line: Line) -> None:
+    """More noisy jobs than workers, and a quiet one behind them."""
+    line.takes_s = 0.1
+    noisy = [("default", f"noisy-{number}") for number in range(2 * WORKERS)]
+    for key in noisy:
+        line.again_s[key] = [0.0] * 1000
+        line.queue.add(key)
+    line.loop.spend(5)
+    line.queue.add(A)
+    at_s = line.now_s
+    line.loop.spend(2)
+    began_s = next(begun_s for begun_s, key in line.begun if key == A)
+    assert began_s - at_s <= 3 * line.takes_s, "it waits for one turn of the others at most"
+
+
+def test_news_of_one_job_wake_one_decision(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 workers that all looked would cost more than the decision itself."""
+    looks = 0
+    look = line.queue._next
+
+    def counted() -> Key | None:
+        nonlocal looks
+        looks += 1
+        return look()
+
+    monkeypatch.setattr(line.queue, "_next", counted)
+    for _ in range(10):
+        line.queue.add(A)
+        line.loop.spend(1)
+    assert len(line.begun) == 10
+    assert looks <= 3 * 10
+
+
+def test_a_decision_that_wants_the_next_one_at_once_is_no_busy_loop(line: Line) -> None:
+    line.again_s[A] = [0.0] * 10_000
+    line.queue.add(A)
+    line.loop.spend(1)
+    assert len(line.begun) <= 1001, "the loop must get its turn"
+
+
+def test_a_mistake_is_logged_counted_and_tried_again(
+    line: Line, caplog: pytest.LogCaptureFixture
+) -> None:
+    line.broken.add(A)
+    line.queue.add(A)
+    line.queue.add(B)
+    with caplog.at_level(logging.ERROR):
+        line.loop.spend(1)
+    assert "a decision failed" in caplog.text
+    assert "a mistake of ours" in caplog.text
+    assert line.order == ["a", "b"], "others go on"
+    line.broken.clear()
+    line.loop.spend(BROKEN_S)
+    assert line.order == ["a", "b", "a"]
+    assert line.times[-1] == BROKEN_S
+    count = line.metrics.registry.get_sample_value
+    labels = {"controller": CONTROLLER}
+    name = "controller_runtime_reconcile_total"
+    assert count(name, labels | {"result": "error"}) == 1
+    assert count(name, labels | {"result": "success"}) == 2
+
+
+def test_news_after_a_mistake_need_not_wait(line: Line) -> None:
+    line.broken.add(A)
+    line.queue.add(A)
+    line.loop.spend(1)
+    line.queue.add(A)
+    line.loop.spend(0.5)
+    assert line.times == [0.0, 1.0]
+
+
+def test_nothing_is_decided_while_it_is_closed(line: Line) -> None:
+    line.queue.close()
+    line.queue.add(A)
+    line.loop.spend(5)
+    assert line.begun == []
+    line.queue.open()
+    line.loop.spend(1)
+    assert line.order == ["a"]

@@ -58,22 +58,31 @@ def _in_cluster() -> Credentials:
 
 
 def from_kubeconfig(file: Path) -> Credentials:
+    """Raises PacelineError. Files that it names are looked for beside it."""
     try:
         config = yaml.safe_load(file.read_text())
         context = _named(config["contexts"], config["current-context"])["context"]
         cluster = _named(config["clusters"], context["cluster"])["cluster"]
         user = _named(config["users"], context["user"])["user"]
         server = str(cluster["server"]).rstrip("/")
-    except (OSError, KeyError, TypeError, yaml.YAMLError, StopIteration) as error:
+        tls = _tls(cluster, user, file.parent) if server.startswith("https") else None
+    except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError, StopIteration) as error:
         raise PacelineError(
             f"{file}: is no usable kubeconfig: {error!r}",
-            hint="name a file with a current-context",
+            hint="name a file with a current-context, and with the whole of what it names",
             exit_code=EXIT_BAD_INPUT,
         ) from None
+    if plugin := {"exec", "auth-provider"} & set(user):
+        raise PacelineError(
+            f"{file}: asks a program who the user is ({plugin.pop()}), which is not supported",
+            hint="use a token, a tokenFile or a client certificate",
+            exit_code=EXIT_BAD_INPUT,
+        )
     return Credentials(
         server=server,
-        tls=_tls(cluster, user) if server.startswith("https") else None,
+        tls=tls,
         token=str(user.get("token", "")),
+        token_file=file.parent / user["tokenFile"] if "tokenFile" in user else None,
         namespace=str(context.get("namespace", "default")),
     )
 
@@ -82,23 +91,23 @@ def _named(items: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return next(item for item in items if item["name"] == name)
 
 
-def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
+def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> ssl.SSLContext:
     context = ssl.create_default_context()
     if "certificate-authority-data" in cluster:
         pem = base64.b64decode(cluster["certificate-authority-data"]).decode()
         context.load_verify_locations(cadata=pem)
     elif "certificate-authority" in cluster:
-        context.load_verify_locations(cafile=cluster["certificate-authority"])
+        context.load_verify_locations(cafile=folder / cluster["certificate-authority"])
     if cluster.get("insecure-skip-tls-verify"):
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if "client-certificate-data" in user:
         # The ssl module takes files only; they are gone again after this call.
-        with tempfile.TemporaryDirectory() as folder:
-            certificate, key = Path(folder) / "crt", Path(folder) / "key"
+        with tempfile.TemporaryDirectory() as passing:
+            certificate, key = Path(passing) / "crt", Path(passing) / "key"
             certificate.write_bytes(base64.b64decode(user["client-certificate-data"]))
             key.touch(mode=0o600)
             key.write_bytes(base64.b64decode(user["client-key-data"]))
             context.load_cert_chain(certificate, key)
     elif "client-certificate" in user:
-        context.load_cert_chain(user["client-certificate"], user["client-key"])
+        context.load_cert_chain(folder / user["client-certificate"], folder / user["client-key"])
     return context

@@ -45,6 +45,8 @@ class Server:
     """So many requests more are answered with 500."""
     failing_applied: bool = False
     """They are carried out all the same, as when the answer times out."""
+    watchers: list[Callable[[], None]] = field(default_factory=list)
+    """Called when there is something new in `log`."""
 
     # ---- what the operator calls ------------------------------------------------------------
 
@@ -83,6 +85,12 @@ class Server:
         name = manifest["metadata"]["name"]
         call = lambda: self.patch(kind, namespace, manifest, subresource)  # noqa: E731
         return await self._request("PATCH", f"{kind}/{subresource}".rstrip("/"), name, call)
+
+    async def replace(
+        self, kind: str, namespace: str, manifest: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        name = manifest["metadata"]["name"]
+        return await self._request("PUT", kind, name, lambda: self.put(kind, namespace, manifest))
 
     async def _request(
         self, verb: str, kind: str, name: str, do: Callable[[], Mapping[str, Any]]
@@ -165,6 +173,15 @@ class Server:
             self._bump(kind, "MODIFIED", body)
         return body
 
+    def put(self, kind: str, namespace: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """The whole object; only as long as nobody has written since it was read."""
+        body = self.find(kind, namespace, manifest["metadata"]["name"])
+        if manifest["metadata"].get("resourceVersion") != body["metadata"]["resourceVersion"]:
+            raise ApiError(409, "Conflict", "the object has been modified")
+        body["spec"] = copy.deepcopy(manifest["spec"])
+        self._bump(kind, "MODIFIED", body)
+        return body
+
     def change(self, kind: str, namespace: str, name: str, **fields: Any) -> None:
         """A write of somebody else; `spec` changes raise the generation."""
         body = self.find(kind, namespace, name)
@@ -202,6 +219,8 @@ class Server:
         self.version += 1
         body["metadata"]["resourceVersion"] = str(self.version)
         self.log.append((kind, what, copy.deepcopy(body)))
+        for watcher in self.watchers:
+            watcher()
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         return [body for (k, _, _), body in self.objects.items() if k == kind]

@@ -100,13 +100,12 @@ class Kube:
         content: str = "application/json",
     ) -> Mapping[str, Any]:
         assert self._session is not None, "use the client within `async with`"
-        headers = self.credentials.headers()
-        data = None
-        if body is not None:
-            headers["Content-Type"] = content
-            data = msgspec.json.encode(body)
+        data = msgspec.json.encode(body) if body is not None else None
         code = "<error>"
         try:
+            headers = self.credentials.headers()  # its file may be away for a moment
+            if body is not None:
+                headers["Content-Type"] = content
             async with self._session.request(
                 method,
                 self.credentials.server + target,

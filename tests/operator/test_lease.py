@@ -1,0 +1,244 @@
+"""Who leads: at most one at any time, soon another one when it is gone, and whoever lost it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_cluster.http_api import HttpApi
+from fake_cluster.server import Server
+from fake_cluster.virtual import VirtualLoop
+from paceline_operator.cluster.credentials import Credentials
+from paceline_operator.cluster.lease import MARGIN, NAME, Election, Terms
+
+HOST = "10.255.0.1"
+NAMESPACE = "paceline"
+DURATION_S, RENEW_S = 10.0, 3.0
+
+
+class Candidate:
+    """An election in the loop of a test instead of a thread. `fast`: how fast its clock runs."""
+
+    def __init__(
+        self, house: House, identity: str, *, token_file: Path | None, fast: float
+    ) -> None:
+        self._loop, self._fast, self._stopped_s = house.loop, fast, 0.0
+        self.told: list[bool] = []
+        self.election = Election(
+            Credentials(house.api.url, None, token_file=token_file),
+            Terms(NAMESPACE, identity, DURATION_S, RENEW_S),
+            clock=lambda: fast * house.loop.time(),
+            changed=self.told.append,
+        )
+        self._task = house.loop.create_task(self.election._elect())
+
+    @property
+    def leads(self) -> bool:
+        return self.election.leads()
+
+    def dies(self) -> None:
+        self._task.cancel()
+
+    def ends(self) -> None:
+        """In order."""
+        self.election._ended.set()
+
+
+class House:
+    def __init__(self) -> None:
+        self.loop = VirtualLoop()
+        self.server = Server(self.loop.time)
+        self.api = HttpApi(self.loop, self.server, HOST, lambda: None)
+        self.candidates: list[Candidate] = []
+
+    def candidate(
+        self, identity: str, *, token_file: Path | None = None, fast: float = 1.0
+    ) -> Candidate:
+        found = Candidate(self, identity, token_file=token_file, fast=fast)
+        self.candidates.append(found)
+        return found
+
+    def spend(self, seconds: float) -> None:
+        """Never two at a time."""
+        until_s = self.loop.time() + seconds
+        while self.loop.time() < until_s:
+            self.loop.spend(0.05)
+            leading = [one for one in self.candidates if one.leads]
+            assert len(leading) <= 1
+
+    def until_leads(self, candidate: Candidate, within_s: float) -> float:
+        began_s = self.loop.time()
+        while not candidate.leads:
+            assert self.loop.time() - began_s < within_s, "it does not lead"
+            self.spend(0.05)
+        return self.loop.time() - began_s
+
+    @property
+    def holder(self) -> str:
+        return str(self.server.find("leases", NAMESPACE, NAME)["spec"]["holderIdentity"])
+
+    def close(self) -> None:
+        for candidate in self.candidates:
+            candidate.dies()
+        self.loop.spend(0.1)
+        self.loop.close()
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    house = House()
+    yield house
+    house.close()
+
+
+def test_the_first_one_leads_and_keeps_it(house: House) -> None:
+    one = house.candidate("one")
+    house.until_leads(one, 0.2)
+    two = house.candidate("two")
+    house.spend(60)
+    assert one.told == [True]
+    assert two.told == []
+    assert house.holder == "one"
+    assert one.election.epoch == 1
+
+
+def test_two_that_begin_together_agree(house: House) -> None:
+    both = [house.candidate("one"), house.candidate("two")]
+    house.spend(20)
+    assert sum(one.leads for one in both) == 1
+
+
+def test_another_one_follows_a_dead_leader_within_the_duration_and_2_s(house: House) -> None:
+    one, two = house.candidate("one"), house.candidate("two")
+    house.spend(20)
+    first, second = (one, two) if one.leads else (two, one)
+    epoch = first.election.epoch
+    first.dies()
+    took_s = house.until_leads(second, DURATION_S + 2)
+    assert took_s > DURATION_S - RENEW_S - 0.5, "before its Lease is over nobody may take it"
+    assert second.election.epoch == epoch + 1
+
+
+def test_another_one_begins_at_once_when_the_leader_ends_in_order(house: House) -> None:
+    one = house.candidate("one")
+    house.spend(5)
+    two = house.candidate("two")
+    house.spend(5)
+    one.ends()
+    house.until_leads(two, 2.0)
+    assert one.told == [True, False]
+
+
+def test_a_holder_that_comes_back_goes_on_at_once_in_a_new_epoch(house: House) -> None:
+    before = house.candidate("one")
+    house.spend(5)
+    before.dies()
+    house.candidates.clear()
+    after = house.candidate("one")
+    house.until_leads(after, 0.2)
+    assert after.election.epoch == before.election.epoch + 1
+
+
+def test_without_an_api_server_the_lead_ends_before_another_one_may_begin(house: House) -> None:
+    one = house.candidate("one")
+    house.spend(5)
+    house.api.away(True)
+    house.spend(DURATION_S * (1 - MARGIN))
+    assert not one.leads
+    assert one.told == [True, False]
+    house.api.away(False)
+    house.until_leads(one, RENEW_S)
+    assert one.told == [True, False, True]
+    assert one.election.epoch == 2, "what it had told before is older"
+
+
+def test_a_short_absence_of_the_api_server_costs_nothing(house: House) -> None:
+    one = house.candidate("one")
+    house.spend(5)
+    house.api.away(True)
+    house.spend(4)
+    house.api.away(False)
+    house.spend(20)
+    assert one.told == [True]
+
+
+def test_an_api_server_that_swallows_everything_is_no_better(house: House) -> None:
+    one = house.candidate("one")
+    house.spend(5)
+    house.loop.network.swallow(HOST, True)
+    house.spend(DURATION_S)
+    assert not one.leads
+    house.loop.network.swallow(HOST, False)
+    house.until_leads(one, 2 * RENEW_S)
+
+
+def test_an_answer_that_is_late_counts_from_the_question(house: House) -> None:
+    """Else a leader would believe in a Lease that is over for all others."""
+    one = house.candidate("one")
+    house.spend(5)
+    house.api.late, house.api.late_s = 1, RENEW_S - 0.5
+    house.spend(RENEW_S)
+    renewed_s = one.election._renewed_s
+    assert house.loop.time() - renewed_s >= 0.0
+    house.api.away(True)
+    house.spend(DURATION_S * (1 - MARGIN) - (house.loop.time() - renewed_s) + 0.1)
+    assert not one.leads
+
+
+def test_a_renewal_that_somebody_else_has_overtaken_is_refused(house: House) -> None:
+    """Both read the Lease when it is over; the API server takes one of the writes."""
+    one = house.candidate("one")
+    house.spend(5)
+    one.dies()
+    late = [house.candidate("two"), house.candidate("three")]
+    house.spend(DURATION_S + RENEW_S)
+    assert sum(candidate.leads for candidate in late) == 1
+    assert house.server.find("leases", NAMESPACE, NAME)["spec"]["leaseTransitions"] == 2
+
+
+@pytest.mark.parametrize("ahead_s", [-3600, 3600])
+def test_the_time_in_the_lease_is_not_believed(house: House, ahead_s: int) -> None:
+    """Clocks of two machines differ; only how long it has not changed counts."""
+    one = house.candidate("one")
+    house.spend(5)
+    one.dies()
+    house.spend(0.1)
+    lease = house.server.find("leases", NAMESPACE, NAME)
+    year = 2020 if ahead_s < 0 else 2099
+    house.server.change(
+        "leases", NAMESPACE, NAME, spec={**lease["spec"], "renewTime": f"{year}-01-01T00:00:00Z"}
+    )
+    two = house.candidate("two")
+    took_s = house.until_leads(two, DURATION_S + 2)
+    assert took_s >= DURATION_S
+
+
+@pytest.mark.parametrize("fast", [0.9, 1.1])
+def test_clocks_that_run_a_tenth_apart_do_no_harm(house: House, fast: float) -> None:
+    one = house.candidate("one")
+    house.spend(5)
+    two = house.candidate("two", fast=fast)
+    house.spend(30)
+    assert one.told == [True]
+    house.loop.network.cut(HOST)
+    house.api.away(True)
+    house.spend(DURATION_S)
+    house.api.away(False)
+    house.spend(DURATION_S + 2)
+    assert one.leads != two.leads
+
+
+def test_a_token_that_is_away_for_a_moment_is_a_request_that_failed(
+    house: House, tmp_path: Path
+) -> None:
+    """The thread that renews must not die of it: nobody would ever be told."""
+    token = tmp_path / "token"
+    token.write_text("abc")
+    one = house.candidate("one", token_file=token)
+    house.spend(5)
+    token.unlink()
+    house.spend(DURATION_S)
+    assert one.told == [True, False]
+    token.write_text("abc")
+    house.until_leads(one, RENEW_S)

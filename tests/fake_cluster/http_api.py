@@ -83,7 +83,7 @@ class HttpApi:
         self.held: set[str] = set()
         """Kinds whose watches are behind."""
         self.oldest = 0
-        """Watches cannot begin before this version. kopf bears to be told so by an event only."""
+        """Watches cannot begin before this version."""
         self.gone_in_stream = False
         """How a watch is told that it is too old: by an event, or by the status of the answer."""
         self.busy = 0
@@ -142,7 +142,7 @@ class HttpApi:
         except CrashError:
             self._server.crash_in = None
             self._crashed()
-            raise ConnectionResetError("its client is gone") from None
+            return web.Response(status=503)  # nobody is there any more to hear it
         if self.late:
             self.late -= 1
             await asyncio.sleep(self.late_s)
@@ -197,7 +197,7 @@ class HttpApi:
     ) -> web.StreamResponse:
         since = int(request.query["resourceVersion"])
         too_old = since < self.oldest
-        if too_old and not self.gone_in_stream and kind != PLURAL:
+        if too_old and not self.gone_in_stream:
             raise ApiError(410, "Expired", f"too old resource version: {since}")
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
@@ -210,8 +210,11 @@ class HttpApi:
         stream = Stream(kind, here, self._loop.time() + BOOKMARK_S)
         self.streams.append(stream)
         try:
-            while True:
-                await self._follow(stream, response, wanted)
+            async with asyncio.timeout(float(request.query["timeoutSeconds"])):
+                while True:
+                    await self._follow(stream, response, wanted)
+        except TimeoutError:
+            return response  # the client begins the next one
         except ConnectionError:
             return response  # it was cut
         finally:

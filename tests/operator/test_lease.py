@@ -1,4 +1,4 @@
-"""Who leads: at most one at any time, soon another one when it is gone, and whoever lost it knows."""
+"""Who leads: at most one, another one soon after its end, and whoever lost the lead knows it."""
 
 from __future__ import annotations
 

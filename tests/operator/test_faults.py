@@ -1,0 +1,177 @@
+"""One fault at a time on the wires of the real operator, and what must follow from it how soon.
+
+What test_histories.py draws at random, each kind by itself, so that each is known to matter. What
+breaks a test here, tried by hand: a new list that takes in nothing or drops nothing
+(`Watch._list`, `Store.keep_pods`), a list of jobs that drops nothing (`Listing._list`), a watch
+whose silence is borne (`Kube.stream`), a link that is never away or never left
+(`Links._unanswered`, `leave`), a request that is not tried again (`Controller._retry_s`), a
+decision that does not look again when it has said so (`Queue._work`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from fake_cluster.inside import Answer, Inside
+from fake_cluster.parts import NAMESPACE, job_body
+from paceline_api.crdgen import PLURAL
+from paceline_operator.cluster.observe import SILENCE_S
+from paceline_operator.listing import RESYNC_S
+
+JOB = "digits"
+KEY = (NAMESPACE, JOB)
+
+
+@pytest.fixture
+def world() -> Iterator[Inside]:
+    """A job with two workers that train."""
+    world = Inside()
+    try:
+        world.server.insert(PLURAL, NAMESPACE, job_body(replicas=2))
+        world.settle(10)
+        assert workers(world) == ["digits-0-1", "digits-1-1"]
+        yield world
+    finally:
+        world.close()
+
+
+def workers(world: Inside) -> list[str]:
+    found = [pod for pod in world.pods(JOB) if pod["status"]["phase"] == "Running"]
+    return [pod["metadata"]["name"] for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+
+def mute(world: Inside) -> None:
+    """From now on no news of the coordinator wake the job."""
+    world.misbehave(JOB, Answer.SILENT)
+    world.settle(1)
+
+
+@pytest.mark.parametrize("in_stream", [True, False])
+def test_what_happened_before_a_new_list_is_found_in_it(world: Inside, in_stream: bool) -> None:
+    mute(world)
+    world.api.hold("pods", True)
+    world.server.remove("pods", NAMESPACE, "digits-1-1", at_once=True)
+    world.settle(1)
+    assert workers(world) == ["digits-0-1"]
+    world.api.gone_in_stream = in_stream
+    world.api.forget()
+    world.loop.network.cut(world.api.host)
+    world.api.hold("pods", False)
+    world.settle(10)
+    assert workers(world) == ["digits-0-1", "digits-1-2"]
+
+
+def test_a_watch_that_is_cut_goes_on_where_it_was(world: Inside) -> None:
+    mute(world)
+    world.api.hold("pods", True)
+    world.server.remove("pods", NAMESPACE, "digits-1-1", at_once=True)
+    world.settle(1)
+    world.loop.network.cut(world.api.host)
+    world.api.hold("pods", False)
+    lists = world.server.requests.total()
+    world.settle(10)
+    assert workers(world) == ["digits-0-1", "digits-1-2"]
+    assert world.server.requests.total() - lists < 20
+
+
+def test_a_watch_that_dies_without_a_word_is_begun_anew(world: Inside) -> None:
+    mute(world)
+    world.api.silence("pods")
+    world.server.remove("pods", NAMESPACE, "digits-1-1", at_once=True)
+    world.settle(SILENCE_S - 30)
+    assert workers(world) == ["digits-0-1"], "nobody can know"
+    world.settle(60)
+    assert workers(world) == ["digits-0-1", "digits-1-2"]
+    assert world.lives == 1
+
+
+def test_a_link_is_left_with_its_job(world: Inside) -> None:
+    world.server.remove(PLURAL, NAMESPACE, JOB)
+    world.settle(10)
+    assert world.operator._links._links == {}
+
+
+def test_a_job_that_went_while_its_watch_was_away_is_forgotten(world: Inside) -> None:
+    world.server.change(PLURAL, NAMESPACE, JOB, spec={"suspend": True})
+    world.settle(60)
+    assert workers(world) == [], "nothing is left to write, which would be refused with 404"
+    world.api.hold(PLURAL, True)
+    world.server.remove(PLURAL, NAMESPACE, JOB)
+    world.server.collect_garbage()
+    world.api.gone_in_stream = True
+    world.api.forget()
+    world.loop.network.cut(world.api.host)
+    world.api.hold(PLURAL, False)
+    world.settle(RESYNC_S + 10)
+    assert world.operator._store.jobs == {}
+    assert world.operator._controller is not None
+    assert world.operator._controller.memories == {}
+    assert world.operator._links._links == {}
+
+
+def test_requests_that_fail_are_tried_again(world: Inside) -> None:
+    mute(world)
+    world.server.failing = 4
+    world.server.remove("pods", NAMESPACE, "digits-1-1", at_once=True)
+    world.settle(15)
+    assert workers(world) == ["digits-0-1", "digits-1-2"]
+
+
+def test_a_creation_that_was_not_answered_makes_one_pod(world: Inside) -> None:
+    """The watch is behind as well, so only the name tells that it has been made (C3)."""
+    world.api.hold("pods", True)
+    world.api.lost = 1
+    world.server.change(PLURAL, NAMESPACE, JOB, spec={"replicas": 3})
+    world.settle(5)
+    world.api.hold("pods", False)
+    world.settle(5)
+    assert workers(world) == ["digits-0-1", "digits-1-1", "digits-2-2"]
+
+
+def test_a_pod_that_failed_twice_waits_and_is_replaced_then(world: Inside) -> None:
+    """Only the queue knows of the moment."""
+    mute(world)
+    for attempt in (1, 2, 3):
+        world.end_pod(f"digits-1-{attempt}", 1)
+        world.settle(1)
+        made = f"digits-1-{attempt + 1}" in {p["metadata"]["name"] for p in world.pods(JOB)}
+        assert made == (attempt == 1)
+        world.settle(10)
+    assert workers(world) == ["digits-0-1", "digits-1-4"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [wrong for wrong in Answer if wrong not in (Answer.LATE, Answer.OTHER)]
+)
+def test_a_coordinator_that_does_not_answer_is_away(world: Inside, wrong: Answer) -> None:
+    assert world.operator._links.connected == 1
+    world.misbehave(JOB, wrong)
+    world.settle(80)
+    assert world.operator._links.connected == 0
+    world.misbehave(JOB, None)
+    world.settle(10)
+    assert world.operator._links.connected == 1
+
+
+def test_an_answer_that_is_late_is_an_answer(world: Inside) -> None:
+    world.misbehave(JOB, Answer.LATE)
+    world.settle(60)
+    assert world.operator._links.connected == 1
+    assert workers(world) == ["digits-0-1", "digits-1-1"]
+
+
+def test_a_new_coordinator_is_followed_at_its_own_address(world: Inside) -> None:
+    before = world.operator._links._links[KEY].url
+    world.server.remove("pods", NAMESPACE, "digits-coordinator-1", at_once=True)
+    world.settle(10)
+    assert world.operator._links._links[KEY].url != before
+    assert world.ranks[KEY].inventory == {(0, 1), (1, 1)}, "it knows what there is"
+
+
+def test_a_killed_operator_leaves_nothing_undone(world: Inside) -> None:
+    world.server.crash_in, world.server.crash_before = 1, False
+    world.server.change(PLURAL, NAMESPACE, JOB, spec={"replicas": 4})
+    world.settle(15)
+    assert world.lives == 2
+    assert len(workers(world)) == 4

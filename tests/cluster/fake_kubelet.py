@@ -13,7 +13,7 @@ import ipaddress
 import logging
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -26,6 +26,8 @@ import msgspec
 import yaml
 
 EXIT_CODE = "paceline.test/exit-code"
+EVICTED = "evicted"
+"""In the place of an exit code."""
 BOUND = "/api/v1/pods?fieldSelector=spec.nodeName!="
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 LEASE_RENEW_S = 5.0
@@ -57,9 +59,14 @@ class PodSpec(msgspec.Struct):
     containers: list[Container] | None = None
 
 
+class PodStatus(msgspec.Struct):
+    phase: str = ""
+
+
 class Pod(msgspec.Struct):
     metadata: Metadata
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
+    status: PodStatus = msgspec.field(default_factory=PodStatus)
 
 
 class PodList(msgspec.Struct):
@@ -84,6 +91,8 @@ class FakeKubelet:
         self._given: dict[str, str] = {}
         """Pod uid -> its address."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._turns: dict[str, asyncio.Lock] = {}
+        """Pod uid -> who may write it: what is told later arrives later."""
 
     async def run(self, pods_per_node: int) -> None:
         for node in self._nodes:
@@ -139,6 +148,7 @@ class FakeKubelet:
 
     def _forget(self, uid: str) -> None:
         self._told.pop(uid, None)
+        self._turns.pop(uid, None)
         if address := self._given.pop(uid, ""):
             self._addresses.append(address)
 
@@ -152,8 +162,9 @@ class FakeKubelet:
         meta = pod.metadata
         exit_code = (meta.annotations or {}).get(EXIT_CODE)
         wanted = "go" if meta.deletionTimestamp else exit_code or "run"
-        if self._told.get(meta.uid) == wanted:
-            return
+        over = pod.status.phase in ("Succeeded", "Failed")
+        if self._told.get(meta.uid) == wanted or (over and wanted != "go"):
+            return  # what is over stays over
         self._told[meta.uid] = wanted
         path = f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}"
         if wanted == "go":
@@ -161,12 +172,16 @@ class FakeKubelet:
             sending = self._send("DELETE", path, body)
         else:
             status = _running(pod, self._address(meta.uid)) if wanted == "run" else None
-            status = status or _ended(pod, int(wanted))
+            status = status or _ended(pod, wanted)
             status_patch = {"metadata": {"uid": meta.uid}, "status": status}
             sending = self._send("PATCH", f"{path}/status", status_patch)
-        task = asyncio.create_task(sending)
+        task = asyncio.create_task(self._in_turn(meta.uid, sending))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _in_turn(self, uid: str, sending: Coroutine[Any, Any, None]) -> None:
+        async with self._turns.setdefault(uid, asyncio.Lock()):
+            await sending
 
     async def _send(self, method: str, path: str, body: dict[str, Any]) -> None:
         """Until the server has taken it: it may be away for a while, or have too much to do."""
@@ -225,7 +240,10 @@ def _running(pod: Pod, address: str) -> dict[str, Any]:
     }
 
 
-def _ended(pod: Pod, exit_code: int) -> dict[str, Any]:
+def _ended(pod: Pod, told: str) -> dict[str, Any]:
+    if told == EVICTED:
+        return {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}
+    exit_code = int(told)
     reason = "Error" if exit_code else "Completed"
     state = {"terminated": {"exitCode": exit_code, "reason": reason, "finishedAt": _now()}}
     phase = "Failed" if exit_code else "Succeeded"

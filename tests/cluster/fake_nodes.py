@@ -58,8 +58,15 @@ class FakeNodes:
 
     def end_pod(self, namespace: str, name: str, exit_code: int = 0) -> None:
         """Its containers end with this exit code."""
+        self._tell(namespace, name, str(exit_code))
+
+    def evict_pod(self, namespace: str, name: str) -> None:
+        """As a kubelet does that is short of memory."""
+        self._tell(namespace, name, fake_kubelet.EVICTED)
+
+    def _tell(self, namespace: str, name: str, end: str) -> None:
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
-        annotations = {fake_kubelet.EXIT_CODE: str(exit_code)}
+        annotations = {fake_kubelet.EXIT_CODE: end}
         self._api.patch(path, {"metadata": {"annotations": annotations}})
 
     def _all_untainted(self) -> bool:

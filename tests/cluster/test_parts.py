@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tarfile
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from cluster import host_python, instance, kubeconfigs, prerequisites, programs
 from cluster.api import Api, ApiError
 from cluster.audit import requests_of
 from cluster.certificates import Authority
+from cluster.fake_kubelet import EVICTED, EXIT_CODE, FakeKubelet, Metadata, Pod, PodStatus
 from cluster.images import Image
 
 
@@ -149,3 +152,30 @@ def test_audit_entries_are_counted_by_user(tmp_path: Path) -> None:
         ("create", "pods/binding"): 1,
         ("get", "/healthz"): 1,
     }
+
+
+def test_a_fake_kubelet_ends_a_pod_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was told to end while its start was still under way, or before it was seen at all: an
+    answer that came later, or a first look, made it run again, beside its replacement."""
+    sent: list[tuple[str, str]] = []
+
+    async def slow_at_first(self: FakeKubelet, method: str, path: str, body: Any) -> bool:
+        del self, method
+        phase = body["status"]["phase"]
+        await asyncio.sleep(0.02 if phase == "Running" else 0.0)
+        sent.append((path.split("/")[-2], phase))
+        return True
+
+    def pod(name: str, phase: str, **notes: str) -> Pod:
+        return Pod(Metadata(name, "default", name, annotations=notes), status=PodStatus(phase))
+
+    async def story() -> None:
+        kubelet = FakeKubelet(cast(Any, None), [], "10.0.0.0/29")
+        kubelet._look_at(pod("a", "Pending"))
+        kubelet._look_at(pod("a", "Pending", **{EXIT_CODE: EVICTED}))
+        kubelet._look_at(pod("b", "Failed"))
+        await asyncio.gather(*kubelet._tasks)
+
+    monkeypatch.setattr(FakeKubelet, "_sent", slow_at_first)
+    asyncio.run(story())
+    assert sent == [("a", "Running"), ("a", "Failed")]

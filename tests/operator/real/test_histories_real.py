@@ -132,11 +132,8 @@ class History:
             )
 
     def evict_pod(self) -> None:
-        """What a kubelet does that is short of memory."""
         if name := self._pick("worker"):
-            path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/status"
-            status = {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}
-            self._ignoring_absence(lambda: self.plane.api.patch(path, {"status": status}))
+            self._ignoring_absence(lambda: self.nodes.evict_pod(self.namespace, name))
 
     def _ignoring_absence(self, call: Any) -> None:
         try:

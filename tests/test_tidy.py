@@ -278,7 +278,6 @@ def test_words_that_were_given_up_do_not_come_back() -> None:
         (
             f"{name}:{line}: {word} (say: {RETIRED[word]})"
             for name in product()
-            if not name.startswith("operator/")
             for line, word in words_of(ROOT / name)
             if word in RETIRED
         ),

@@ -46,13 +46,13 @@ class Store:
         if metadata["uid"] in self._gone or (known is not None and not _newer(body, known)):
             return
         if known is not None and known["metadata"]["uid"] != metadata["uid"]:
-            self._bury(known["metadata"]["uid"])
+            self._note_gone(known["metadata"]["uid"])
         self.jobs[key] = body
         self._changed(key)
 
     def drop_job(self, key: Key, uid: str) -> None:
         """The object with this uid is gone; another one may already have its name."""
-        self._bury(uid)
+        self._note_gone(uid)
         known = self.jobs.get(key)
         if known is not None and known["metadata"]["uid"] == uid:
             del self.jobs[key]
@@ -77,7 +77,7 @@ class Store:
         self._changed(key)
 
     def drop_pod(self, key: Key, name: str, uid: str) -> None:
-        self._bury(uid)
+        self._note_gone(uid)
         pods = self._pods.get(key, {})
         known = pods.get(name)
         if known is not None and known.uid == uid:
@@ -160,7 +160,7 @@ class Store:
             if any(pod.node == node for pod in pods.values()):
                 self._changed(key)
 
-    def _bury(self, uid: str) -> None:
+    def _note_gone(self, uid: str) -> None:
         self._gone[uid] = None
         while len(self._gone) > TOMBSTONES:
             self._gone.popitem(last=False)

@@ -8,7 +8,7 @@ PYTEST := $(BIN)/pytest
 LANES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-cluster soak soak-cluster bench-smoke bench-operator test-fast check format generate verify clean
+.PHONY: help install demo test test-cluster soak soak-cluster bench-smoke bench-operator rehearse test-fast check format generate verify clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -34,6 +34,9 @@ soak-cluster: cluster-programs ## HISTORIES=200 random histories of jobs on a re
 
 bench-operator: cluster-programs ## requests, seconds, CPU of jobs; SIZES="1x8 1x64 100x8"
 	@$(BIN)/python -m benchmarks.operator_requests --sizes $${SIZES:-1x8 1x64 100x8}
+
+rehearse: install ## P=1024 ranks on this machine, all real but the training; figures and limits
+	@$(BIN)/python -m benchmarks.rehearsal $(or $(P),1024)
 
 soak: install ## the full fault matrix and on: SOAK_SECONDS=3600 for so long, SOAK_SEED=0 to begin with
 	@SOAK_SECONDS=$(or $(SOAK_SECONDS),3600) SOAK_SEED=$(or $(SOAK_SEED),0) \

@@ -1,0 +1,441 @@
+"""One rank of a rehearsal: the real state machine and sockets, two numbers in place of tensors.
+
+`RehearsedRank` is to `paceline.worker.comm_thread` what the simulation's rank is: it carries out
+the effects in the same order, on a thread of its own that waits in the kernel, and has no opinion.
+The script is played on the same thread: a pause for each batch.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+from paceline.clock import NS_PER_MS, NS_PER_S, now_ns
+from paceline.core import wire
+from paceline.core.messages import (
+    Commit,
+    Dismiss,
+    Doing,
+    Endpoints,
+    Heartbeat,
+    Part,
+    PeerMessage,
+    Prepare,
+    RankMessage,
+    Release,
+    Start,
+    State,
+    ToRank,
+)
+from paceline.core.protocol.composition import Weighing
+from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Scale, Swap, Zero
+from paceline.core.protocol.rank_leases import RankLeases
+from paceline.core.protocol.records import DataPlan, Go
+from paceline.core.protocol.snapshot import Totals
+from paceline.core.rank import events as ev
+from paceline.core.rank.machine import Rank
+from paceline.worker.metrics.heartbeat import HeartbeatFacts
+from paceline.worker.peer_sockets import Bytes, PeerSockets
+
+from benchmarks.rehearsal.meters import Account, Meter, RankRound
+from benchmarks.rehearsal.sums import NONE, LocalSums, Numbers, Seat, add
+
+BATCH: Final = 4
+PLAN: Final = DataPlan(samples=BATCH * 10**8, batch=BATCH, epochs=1, seed=1)
+"""More than any rehearsal works off, so that the operator's word ends it."""
+IDLE_MS: Final = 1_000
+END_S: Final = 0.01
+"""The script's own work after the last round."""
+
+
+class Link(Protocol):
+    """How words reach the coordinator."""
+
+    def send(self, message: RankMessage) -> None: ...
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What all ranks of a process share."""
+
+    sockets: Path
+    sums: LocalSums
+    step_s: Callable[[MemberId], float]
+    """How long the next batch of a rank takes."""
+
+
+class RehearsedRank:
+    """`told` is called when it knows how it ends, `ended` when its process would be reaped."""
+
+    def __init__(
+        self,
+        me: MemberId,
+        around: Surroundings,
+        *,
+        told: Callable[[RehearsedRank, ev.Exit], None],
+        ended: Callable[[RehearsedRank], None],
+    ) -> None:
+        self.me = me
+        self.meter = Meter()
+        self.facts = HeartbeatFacts()
+        self.link: Link | None = None
+        self.exit: ev.Exit | None = None
+        self.killed = False
+        name = str(me).replace("#", "-")
+        self._peers = PeerSockets(directory=around.sockets, name=name, host="", token="")
+        where = Endpoints(self._peers.address, f"data-{me}")
+        self.machine = Rank(me, pid=os.getpid(), host="rehearsal", endpoints=where)
+        self._around, self._told, self._ended = around, told, ended
+        self._random = random.Random(str(me))
+        # The communication thread.
+        self._posted: deque[ev.Event] = deque()
+        self._orders = _Orders()
+        self._wake_ns: int | None = None
+        self._work_since_ns = now_ns()
+        self._heard_go: tuple[GenerationId, int] | None = None
+        self._commit: Commit | None = None
+        self._seat: Seat | None = None
+        # Memory.
+        self._grad = self._late = self._result = NONE
+        self._accumulated = self._weights = NONE
+        self._queue: dict[int, Numbers] = {}
+        self._staged: dict[GenerationId, Bytes] = {}
+        self._part = NONE
+        # The script.
+        self._leases = RankLeases()
+        self._next: tuple[int, Callable[[], None]] | None = None
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name=f"rank-{me}", daemon=True)
+
+    # ---- any thread -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.post(ev.Begin("same", PLAN, 2, data=f"data-{self.me}"))
+        self._thread.start()
+
+    def post(self, event: ev.Event) -> None:
+        self._posted.append(event)
+        self._peers.wake()
+
+    def obey(self, order: ToRank) -> None:
+        """From the coordinator. An order that interrupts ends the reduction under way first."""
+        if _Orders.interrupts(order):
+            self._orders.arrived()
+            self._leave_seat("an order came")
+        self.post(order)
+
+    def kill(self) -> None:
+        """As by SIGKILL: it says nothing any more."""
+        self.killed = True
+        self._leave_seat("it was killed")
+        self._peers.wake()
+
+    def heartbeat(self) -> Heartbeat:
+        return self.facts.heartbeat(self.machine.state, self._doing())
+
+    def _doing(self) -> Doing:
+        go = self.machine.state.reducing
+        for_ms = (now_ns() - self._work_since_ns) // NS_PER_MS
+        return Doing(for_ms, go.round if go is not None else -1)
+
+    def _leave_seat(self, why: str) -> None:
+        if (seat := self._seat) is not None:
+            seat.fail(why)
+
+    def account(self) -> Account:
+        """Once it has ended."""
+        rank = self.machine.state
+        log, pending = rank.log, rank.pending
+        mine, total = log.ledger.by_member.get(self.me, Totals()), log.ledger.total()
+        gone = log.ledger.departed
+        return Account(
+            member=self.me,
+            finished=self.exit is not None and self.exit.finished,
+            digest=log.digest,
+            version=log.version,
+            produced=pending.produced,
+            pending=sum(x.samples for x in pending.steps) + sum(x.samples for x in pending.drops),
+            lost=pending.lost,
+            applied=mine.applied,
+            dropped=mine.dropped,
+            all_applied=total.applied,
+            all_dropped=total.dropped,
+            departed=gone.applied + gone.dropped,
+            weights=self._weights,
+        )
+
+    # ---- the thread -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._over and not self.killed:
+                self._turn()
+        finally:
+            self._peers.close()
+            self._ended(self)
+
+    def _turn(self) -> None:
+        while self._posted and not self.killed:
+            self._take(self._posted.popleft())
+        while not self._posted and not self.killed and (mail := self._peers.read()) is not None:
+            if isinstance(mail.message, Part):
+                self._part = _numbers(mail.payload[0]) if mail.payload else NONE
+            elif isinstance(mail.message, State):
+                self._staged[mail.message.generation] = mail.payload[0]
+            self._take(mail.message)
+        if self._posted or self.killed:
+            return
+        now = now_ns()
+        if self._next is not None and now >= self._next[0]:
+            (_, action), self._next = self._next, None
+            action()
+        elif self._wake_ns is not None and now >= self._wake_ns:
+            self._wake_ns = None
+            self._take(ev.Tick())
+        else:
+            meter = self.meter.round(self.machine.state.log.version)
+            meter.collect_ns += self.meter.spent_ns()
+            self.facts.refresh(self.machine.state, now)
+            meter.figures_ns += self.meter.spent_ns()
+            self._peers.wait(self._timeout_ms(now))
+
+    def _timeout_ms(self, now: int) -> int:
+        due = [x for x in (self._wake_ns, self._next[0] if self._next else None) if x is not None]
+        left_ns = min(due, default=now + IDLE_MS * NS_PER_MS) - now
+        return max(0, min(IDLE_MS, -(-left_ns // NS_PER_MS)))
+
+    def _take(self, event: ev.Event) -> None:
+        """One event, its effects, and the events that carrying them out brought."""
+        if _Orders.interrupts(event):
+            self._orders.taken()
+        now = self._work_since_ns = now_ns()
+        rank = self.machine.state
+        version, collecting = rank.log.version, not rank.in_flight
+        announced = rank.announced
+        if isinstance(event, Start):
+            self._heard_go = event.go.generation, event.go.round
+        self.meter.sent_ns = 0
+        effects = self.machine.handle(now, event)
+        meter = self.meter.round(version)
+        if rank.announced and not announced:
+            meter.announced_ns = now
+        blocking: list[ev.Reduce | ev.OpenChannel] = []
+        follow: deque[ev.Event] = deque()
+        for effect in effects:
+            if isinstance(effect, ev.Reduce | ev.OpenChannel):
+                blocking.append(effect)  # everything else of this event goes out first
+            else:
+                self._do(effect)
+        if isinstance(event, Prepare | Commit | ev.ChannelOpened):
+            self._meter_change(event)
+        elif collecting:
+            meter.heard += isinstance(event, PeerMessage)
+            meter.collect_ns += self.meter.spent_ns()
+            meter.sent_ns += self.meter.sent_ns
+        else:
+            meter.commit_ns += self.meter.spent_ns()
+        go = rank.reducing
+        if collecting and go is not None and self._heard_go != (go.generation, go.round):
+            self._weigh_go(meter, effects)
+        for wait in blocking:
+            follow.append(self._open(wait) if isinstance(wait, ev.OpenChannel) else self._sum(wait))
+        for event_after in follow:
+            if not self.killed:
+                self._take(event_after)
+
+    def _meter_change(self, event: Prepare | Commit | ev.ChannelOpened) -> None:
+        change = self.meter.change(self.machine.state.promise)
+        change.cpu_ns += self.meter.spent_ns()
+        if isinstance(event, Prepare):
+            change.promised_ns = change.promised_ns or now_ns()
+        elif isinstance(event, ev.ChannelOpened):
+            change.started_ns = now_ns()
+
+    def _weigh_go(self, meter: RankRound, effects: list[ev.Effect]) -> None:
+        """Of the starter, which was sent none. On no account: the product packs it but once."""
+        meter.started = True
+        sent = (x.message for x in effects if isinstance(x, ev.ToPeer))
+        if (start := next((x for x in sent if isinstance(x, Start)), None)) is not None:
+            meter.go_bytes = len(wire.pack_peer(start))
+        self.meter.spent_ns()
+
+    # ---- effects --------------------------------------------------------------------------
+
+    def _do(self, effect: ev.Effect) -> None:
+        match effect:
+            case ev.ToPeer(member=member, message=message):
+                self.meter.contact(member)
+                begun_ns = time.thread_time_ns()
+                self._peers.send(member, message)
+                self.meter.sent_ns += time.thread_time_ns() - begun_ns
+            case ev.ToCoordinator(message=message):
+                self._say(message)
+            case ev.ChangeBuffers(op=op):
+                self._buffers(op)
+            case ev.CloseChannel():
+                self._commit = None
+            case ev.Apply(go=go, weighing=weighing, hash=due):
+                self._apply(go, weighing, self._result)
+                if due:
+                    value = zlib.crc32(msgspec.json.encode(self._weights))
+                    self._posted.append(ev.Hashed(self.machine.state.log.version, value))
+            case ev.Queue(go=go):
+                self._queue[go.round] = self._result
+            case ev.DropQueue(generation=generation):
+                self._queue.clear()
+                self._staged = {g: s for g, s in self._staged.items() if g == generation}
+            case ev.InstallPart(go=go, weighing=weighing):
+                self._accumulated = self._part
+                self._step_optimizer(go, weighing)
+            case ev.InstallState(queued=queued):
+                state = _numbers(self._staged.pop(self.machine.state.gen_id))
+                half = len(state) // 2
+                self._weights, self._accumulated = state[:half], state[half:]
+                for go, weighing in queued:
+                    self._apply(go, weighing, self._queue[go.round])
+                self._queue.clear()
+            case ev.SendPart(to=to, part=part, with_result=with_result):
+                self.meter.change(part.generation).parts += 1
+                payload = [msgspec.json.encode(self._accumulated)] if with_result else []
+                self._peers.send_bulk(to, part, payload)
+            case ev.SendState(to=to, state=state_message):
+                both = msgspec.json.encode((*self._weights, *self._accumulated))
+                self._peers.send_bulk(to, state_message, [both])
+            case ev.Resume():
+                self._resume(effect)
+            case ev.Held(leases=leases):
+                self._leases.hold(leases)
+            case ev.WakeAt(at_ns=at_ns):
+                self._wake_ns = at_ns
+            case ev.Exit():
+                self.exit = effect
+                self._told(self, effect)
+                self._later(END_S, self._end)
+            case _:
+                raise AssertionError(f"a rehearsal has no checkpoints: {effect}")
+
+    def _say(self, message: RankMessage) -> None:
+        if self.link is not None:
+            self.link.send(message)
+
+    def _open(self, effect: ev.OpenChannel) -> ev.Event:
+        commit = self._commit = effect.commit
+        for member, where in commit.endpoints:
+            self._peers.know(member, where.trigger)
+        self._peers.keep_only((*commit.gen.members, commit.holder))
+        self.meter.contacts.intersection_update(commit.gen.members)
+        return ev.ChannelOpened()
+
+    def _sum(self, effect: ev.Reduce) -> ev.Event:
+        assert self._commit is not None
+        gen, brought = self._commit.gen, NONE
+        if effect.source is not None:
+            brought = self._grad if effect.source is BufferName.GRAD else self._late
+            brought = add(NONE, brought, effect.factor)
+        self.meter.round(effect.go.round).go_ns = now_ns()
+        seat = self._seat = Seat(self.me, brought)
+        if self._orders.outstanding or self.killed:
+            seat.fail("an order came before")
+        else:
+            self._around.sums.join(seat, gen.id, effect.go.round, gen.members)
+        answer = seat.wait()
+        self._result = seat.result
+        return answer
+
+    # ---- memory ---------------------------------------------------------------------------
+
+    def _buffers(self, op: BufferOp) -> None:
+        match op:
+            case Swap():
+                assert self._late == NONE, f"LATE of {self.me} is swapped but not empty"
+                self._late, self._grad = self._grad, NONE
+            case Merge(late_factor=late, grad_factor=grad):
+                self._late = add(add(NONE, self._late, late), self._grad, grad)
+                self._grad = NONE
+            case Scale(which=BufferName.GRAD, factor=factor):
+                self._grad = add(NONE, self._grad, factor)
+            case Scale(factor=factor):
+                self._late = add(NONE, self._late, factor)
+            case Zero(which=BufferName.GRAD):
+                self._grad = NONE
+            case Zero():
+                self._late = NONE
+
+    def _apply(self, go: Go, weighing: Weighing, result: Numbers) -> None:
+        before = NONE if weighing.first else self._accumulated
+        self._accumulated = add(before, result, weighing.unit)
+        self._step_optimizer(go, weighing)
+
+    def _step_optimizer(self, go: Go, weighing: Weighing) -> None:
+        if weighing.step:
+            self._weights = add(self._weights, self._accumulated)
+        self.facts.applied(go, self.machine.state, None)
+        meter = self.meter.round(go.round)
+        meter.applied_ns, meter.generation = now_ns(), go.generation
+
+    # ---- the script -----------------------------------------------------------------------
+
+    def _resume(self, effect: ev.Resume) -> None:
+        now = now_ns()
+        self.facts.resumed(now)
+        self.meter.active_ns = self.meter.active_ns or now
+        if effect.fresh:
+            self.meter.round(effect.version - 1).fresh = True
+        if effect.stopped:
+            self._later(END_S, lambda: self._take(ev.Finish()))
+        else:
+            self._later(0.0, self._next_batch)  # after the effects beside this one
+
+    def _next_batch(self) -> None:
+        if self._leases.wait():
+            self._take(ev.Want())
+            return
+        lease = self._leases.draw()
+        assert lease is not None
+        pause_s = self._around.step_s(self.me) * self._random.uniform(0.9, 1.1)
+        self._later(pause_s, lambda: self._finish_batch(lease))
+
+    def _finish_batch(self, lease: int) -> None:
+        self._grad = add(self._grad, (1.0, float(lease)))
+        self.facts.stepped(now_ns())
+        self._take(ev.Step((lease,), BATCH, BATCH))
+
+    def _end(self) -> None:
+        self._over = True
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        self._next = now_ns() + int(seconds * NS_PER_S), action
+
+
+class _Orders:
+    """Counts the orders that interrupt the thread and that it has not taken yet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.outstanding = 0
+
+    @staticmethod
+    def interrupts(order: object) -> bool:
+        return isinstance(order, Prepare | Release | Dismiss)
+
+    def arrived(self) -> None:
+        with self._lock:
+            self.outstanding += 1
+
+    def taken(self) -> None:
+        with self._lock:
+            self.outstanding -= 1
+
+
+def _numbers(data: Bytes) -> Numbers:
+    return tuple(msgspec.json.decode(bytes(data), type=list[float]))

@@ -8,7 +8,7 @@ PYTEST := $(BIN)/pytest
 LANES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-cluster soak soak-cluster bench-smoke bench-operator rehearse test-fast check format generate verify clean
+.PHONY: help install demo test test-cluster soak soak-cluster bench-smoke bench-operator rehearse large test-fast check format generate verify clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -37,6 +37,9 @@ bench-operator: cluster-programs ## requests, seconds, CPU of jobs; SIZES="1x8 1
 
 rehearse: install ## P=1024 ranks on this machine, all real but the training; figures and limits
 	@$(BIN)/python -m benchmarks.rehearsal $(or $(P),1024)
+
+large: install ## RANKS=40 torch ranks on this machine: digits, one killed, one replica joins
+	@$(BIN)/python -m benchmarks.large $(or $(RANKS),40)
 
 soak: install ## the full fault matrix and on: SOAK_SECONDS=3600 for so long, SOAK_SEED=0 to begin with
 	@SOAK_SECONDS=$(or $(SOAK_SECONDS),3600) SOAK_SEED=$(or $(SOAK_SEED),0) \

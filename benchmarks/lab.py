@@ -143,6 +143,19 @@ class Lab:
         self._fork_server = history.ForkServer()
         self._fork_server.__enter__()
 
+    @property
+    def pid(self) -> int:
+        """Of the process that all others are below."""
+        if self._fork_server is None:
+            self._start()
+        return int(self._fork_server._process.pid)  # noqa: SLF001
+
+    def call(self, function: str, order: object, folder: Path, *, limit_s: float) -> Any:
+        """What `function(order, folder)` ("module:name") returns in a new process."""
+        if self._fork_server is None:
+            self._start()
+        return self._fork_server.call(function, order, folder, limit_s=limit_s)
+
     def run(self, plan: Plan) -> Ran:
         """Raises LabError. No process of the job lives afterwards."""
         if self._fork_server is None:

@@ -160,7 +160,9 @@ class ForkServer:
         result["files left"] += left_files.left_since(before)
         return result
 
-    def call(self, function: str, order: object, folder: Path) -> Any:
+    def call(
+        self, function: str, order: object, folder: Path, *, limit_s: float = LIMIT_S
+    ) -> Any:
         """What `function(order, folder)` returns in a new process, through JSON."""
         read_end, write_end = os.pipe()
         with (folder / "runner.log").open("wb") as log:
@@ -174,11 +176,11 @@ class ForkServer:
                 limit_s=START_S,
             )
         os.close(write_end)
-        answer = _read_all(read_end, LIMIT_S)
+        answer = _read_all(read_end, limit_s)
         hung = [] if answer is not None else self._tree()
         left = self._end_all(0.0 if answer is None else ENDS_S)
         told = (folder / "runner.log").read_text()
-        assert answer is not None, f"{order}: not over after {LIMIT_S} s; {hung}\n{told}"
+        assert answer is not None, f"{order}: not over after {limit_s} s; {hung}\n{told}"
         assert answer, f"{order}: the process failed:\n{told}"
         assert not left, f"{order}: processes left over: {left}"
         return json.loads(answer)

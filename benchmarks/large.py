@@ -1,0 +1,201 @@
+"""`make large RANKS=40`: digits in Quorum with as many torch ranks as the machine holds.
+
+Everything is real but for how a process begins: all are forked from one that has imported torch
+(`lab`), so that each rank costs only the memory that is its own. One rank is killed and started
+again, and one replica joins; over MPI, and over gloo. The job must be complete, with each image
+applied exactly once in each epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import json
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.clock import NS_PER_S, now_ns
+from paceline.core.faults import parse_faults
+from paceline.local.processes import Child
+from paceline.local.runner import Runner
+from paceline_api.reading.load import job_from_mapping
+from paceline_api.resolve import resolve
+
+from benchmarks.lab import ROOT, Lab
+from benchmarks.rehearsal.watch import MIB
+
+DIGITS: Final = ROOT / "examples" / "digits"
+BACKENDS: Final = ("mpi", "gloo")
+BATCH: Final = 4
+IMAGES: Final = 1437
+ROUNDS: Final = 250
+KILL_AT: Final = 60
+JOIN_AT: Final = 90
+"""Rounds."""
+LOOK_S: Final = 5.0
+LIMIT_S: Final = 3600.0
+
+
+def epochs(ranks: int) -> int:
+    """Of about ROUNDS rounds, if everybody took part in each."""
+    return max(1, round(ROUNDS * ranks * BATCH / IMAGES))
+
+
+def job(ranks: int, procs: int, backend: str) -> dict[str, Any]:
+    replicas = ranks // procs
+    command = [sys.executable, str(DIGITS / "train.py"), "--epochs", str(epochs(ranks))]
+    return {
+        "apiVersion": "paceline.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": f"digits-{backend}"},
+        "spec": {
+            "replicas": replicas,
+            "procsPerReplica": procs,
+            "minReplicas": 1,
+            "maxReplicas": replicas + 1,
+            "collective": {
+                "backend": backend,
+                "mode": "Quorum",
+                "quorum": "75%",
+                "normalisation": "Fixed",
+                "maxAge": 0,
+                "freezeTimeout": "120s",  # many ranks on two cores are slow, not frozen
+            },
+            "template": {
+                "spec": {
+                    "containers": [
+                        {
+                            "name": "trainer",
+                            "image": "none",
+                            "command": [*command, "--batch-size", str(BATCH)],
+                        }
+                    ]
+                }
+            },
+        },
+    }
+
+
+def play(order: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """In a process of the fork server's: run the job, and say what came of it."""
+    fork_server: Any = importlib.import_module("local.fork_server")
+    start: Any = importlib.import_module("local.history_run").start_child
+    setattr(Child, "start", staticmethod(start(fork_server.start_below())))  # noqa: B010
+    printed: list[str] = []
+    runs = Runner(
+        resolve(job_from_mapping(order["job"])),
+        run_dir=folder,
+        working_dir=folder,
+        faults=tuple(parse_faults(order["faults"])),
+        show=lambda *_: None,
+        say=printed.append,
+        on_line=printed.append,
+    )
+    result = asyncio.run(runs.run())
+    status = result.status
+    assert status is not None
+    accuracy = folder / "result.json"
+    return {
+        "complete": result.outcome.complete,
+        "message": f"{result.outcome.reason}: {result.outcome.message}",
+        "printed": printed[-20:],
+        "rounds": status.version,
+        "round_s": status.log.round_s,
+        "exact": status.log.epochs_exact,
+        "dropped": sum(status.log.samples_dropped.values()),
+        "changes": [
+            [c.reason, c.members, *map(_seconds, (c.agree_s, c.start_s, c.gap_s))]
+            for c in status.changes
+        ],
+        "accuracy": json.loads(accuracy.read_text())["accuracy"] if accuracy.exists() else 0.0,
+    }
+
+
+def _seconds(value: float | None) -> str:
+    """Of a change that the next one overtook not all is known."""
+    return f"{value:6.2f} s" if value is not None else "      ? "
+
+
+class Memory:
+    """The most that the processes below one had together, pages that they share counted once."""
+
+    def __init__(self, root: int) -> None:
+        self.most = self.processes = 0
+        self._root = root
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        descendants: Any = importlib.import_module("local.history").descendants
+        while not self._over.wait(LOOK_S):
+            pids = descendants(self._root)
+            self.processes = max(self.processes, len(pids))
+            self.most = max(self.most, sum(map(_proportional_bytes, pids)))
+
+
+def _proportional_bytes(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0  # it has ended meanwhile
+    return sum(int(x.split()[1]) * 1024 for x in text.splitlines() if x.startswith("Pss:"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Digits with many torch ranks on this machine.")
+    parser.add_argument("ranks", type=int)
+    parser.add_argument("--procs", type=int, default=4, help="ranks of a replica")
+    parser.add_argument("--backend", choices=BACKENDS, help="only this one")
+    given = parser.parse_args()
+    if given.ranks % given.procs:
+        parser.error(f"{given.ranks} ranks are no whole number of replicas of {given.procs}")
+    wrong = []
+    with Lab() as lab, tempfile.TemporaryDirectory(prefix="pl-large-") as scratch:
+        for backend in (given.backend,) if given.backend else BACKENDS:
+            folder = Path(scratch) / backend
+            folder.mkdir()
+            wrong += run(lab, given.ranks, given.procs, backend, folder)
+    for line in wrong:
+        print(f"error: {line}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def run(lab: Lab, ranks: int, procs: int, backend: str, folder: Path) -> list[str]:
+    """Prints the figures of one job; what is wrong with it."""
+    faults = f"kill:rank=1,at=round:{KILL_AT};join:at=round:{JOIN_AT}"
+    order = {"job": job(ranks, procs, backend), "faults": faults}
+    memory = Memory(lab.pid)
+    begun_ns = now_ns()
+    try:
+        result = lab.call("benchmarks.large:play", order, folder, limit_s=LIMIT_S)
+    finally:
+        memory.close()
+    seconds = (now_ns() - begun_ns) / NS_PER_S
+    print(f"\n{ranks} ranks of {procs} per replica over {backend}: {result['message']}")
+    print(f"  {result['rounds']} rounds, median {result['round_s'] * 1000:.0f} ms; {seconds:.0f} s")
+    print(f"  accuracy {result['accuracy']:.4f}; {result['exact']} of {epochs(ranks)} epochs exact")
+    print(f"  {memory.most / MIB:.0f} MiB at most, in {memory.processes} processes")
+    for reason, members, agree_s, start_s, gap_s in result["changes"]:
+        print(
+            f"  {reason:<12}{members:>4} members   agreed {agree_s}"
+            f"   started {start_s}   between two commits {gap_s}"
+        )
+    wrong = [] if result["complete"] else [result["message"], *result["printed"]]
+    if result["exact"] != epochs(ranks) or result["dropped"]:
+        wrong.append(f"{result['exact']} epochs exact, {result['dropped']} samples dropped")
+    reasons = [change[0] for change in result["changes"]]
+    wrong += [f"nobody has {x.lower()}: {reasons}" for x in ("Died", "Joined") if x not in reasons]
+    return [f"{backend}: {line}" for line in wrong]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

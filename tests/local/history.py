@@ -160,9 +160,7 @@ class ForkServer:
         result["files left"] += left_files.left_since(before)
         return result
 
-    def call(
-        self, function: str, order: object, folder: Path, *, limit_s: float = LIMIT_S
-    ) -> Any:
+    def call(self, function: str, order: object, folder: Path, *, limit_s: float = LIMIT_S) -> Any:
         """What `function(order, folder)` returns in a new process, through JSON."""
         read_end, write_end = os.pipe()
         with (folder / "runner.log").open("wb") as log:

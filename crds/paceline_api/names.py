@@ -6,6 +6,8 @@ instead of doubling a pod, and a replacement need not wait until the old pod has
 
 from __future__ import annotations
 
+import hashlib
+import re
 from typing import Final
 
 JOB_NAME_MAX: Final = 45
@@ -17,6 +19,9 @@ LABEL_JOB: Final = "paceline.dev/job-name"
 LABEL_ROLE: Final = "paceline.dev/role"
 LABEL_SLOT: Final = "paceline.dev/slot"
 LABEL_ATTEMPT: Final = "paceline.dev/attempt"
+LABEL_MANAGER: Final = "paceline.dev/managed-by"
+"""On a job's pods, so that the API server shows each operator its own only."""
+LABEL_VALUE: Final = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 NOTE_FABRIC: Final = "paceline.dev/fabric"
 """Annotation of a worker's pod: the fabric profile that it was made with."""
 NOTE_KEY: Final = "paceline.dev/key-id"
@@ -95,6 +100,15 @@ def secret_name(job: str, uid: str, key_id: str) -> str:
 def group_name(job: str, uid: str) -> str:
     """Of the job's PodGroup and PodDisruptionBudget."""
     return f"{job}-{uid[:8]}"
+
+
+def manager_label(manager: str) -> str:
+    """A `spec.managedBy`, which may hold what a label must not, such as a slash."""
+    if re.fullmatch(LABEL_VALUE, manager):
+        return manager
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", manager)[:40].strip("-")
+    digest = hashlib.sha256(manager.encode()).hexdigest()[:8]
+    return f"{readable}-{digest}".lstrip("-")
 
 
 def worker_selector(job: str) -> str:

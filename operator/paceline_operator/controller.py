@@ -17,7 +17,7 @@ from paceline_operator.cluster.apply import Applier, DeposedError, JobGoneError
 from paceline_operator.cluster.memory import Memory
 from paceline_operator.cluster.store import Key, Store
 from paceline_operator.core.changes import Changes, Message
-from paceline_operator.core.job import Job, manager_of, read_job
+from paceline_operator.core.job import Job, read_job
 from paceline_operator.core.observed import Inventory
 from paceline_operator.core.reconcile import reconcile
 
@@ -49,7 +49,6 @@ class Controller:
         applier: Applier,
         coordinators: Coordinators,
         *,
-        manager: str,
         clock: Callable[[], float],
         epoch: Callable[[], int],
         nodes_fresh: Callable[[], bool],
@@ -57,7 +56,7 @@ class Controller:
     ) -> None:
         """`key_id`: of the operator's newest key."""
         self._store, self._applier, self._coordinators = store, applier, coordinators
-        self._manager, self._clock = manager, clock
+        self._clock = clock
         self._epoch, self._nodes_fresh, self._key_id = epoch, nodes_fresh, key_id
         self.memories: dict[Key, Memory] = {}
         self._read: dict[Key, tuple[str, Job]] = {}
@@ -66,7 +65,7 @@ class Controller:
     async def reconcile(self, key: Key) -> float | None:
         """Seconds until the next look, None for: when something has changed."""
         body = self._store.jobs.get(key)
-        if body is None or manager_of(body) != self._manager:
+        if body is None:
             self.forget(key)
             return None
         if not self._applier.leads():

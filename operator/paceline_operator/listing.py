@@ -7,8 +7,7 @@ shows which are missing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from paceline_api.crdgen import PLURAL
 from paceline_api.types.job import API_VERSION, KIND
@@ -51,24 +50,9 @@ class Listing:
                 log.warning("the jobs could not be listed: %s", error)
 
     async def _list(self) -> None:
-        before = dict(self._store.jobs)
+        before = self._store.uids()
         found = await self._kube.request("GET", self._target)
-        uids = set()
-        for item in found.get("items", ()):
-            body = {"apiVersion": API_VERSION, "kind": KIND, **item}
-            uids.add(body["metadata"]["uid"])
-            self._store.put_job(body)
-        for key, known in before.items():
-            if known["metadata"]["uid"] not in uids:
-                self._store.drop_job(key, known["metadata"]["uid"])
-
-    def namespaces_in_use(self) -> set[str]:
-        """Those with jobs that have not ended."""
-        return {key[0] for key, body in self._store.jobs.items() if not _has_ended(body)}
-
-
-def _has_ended(body: Mapping[str, Any]) -> bool:
-    conditions = (body.get("status") or {}).get("conditions") or ()
-    return any(
-        c.get("type") in ("Complete", "Failed") and c.get("status") == "True" for c in conditions
-    )
+        items = found.get("items", ())
+        # A list leaves out of its items what is the same for all.
+        bodies = ({"apiVersion": API_VERSION, "kind": KIND, **item} for item in items)
+        self._store.keep_jobs(bodies, before)

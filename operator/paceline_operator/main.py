@@ -57,7 +57,7 @@ class Operator:
         self._options, self._access = options, access
         self.metrics = Metrics()
         self._queue = Queue(self._decide, self.metrics, time.monotonic)
-        self._store = Store(self._queue.add)
+        self._store = Store(self._queue.add, options.manager)
         self._kube = Kube(access, self.metrics)
         self._keys = OwnKeys(self._kube, self._key_changed)
         self._listing = Listing(self._kube, self._store, options.scope)
@@ -77,7 +77,7 @@ class Operator:
             leads=self._leads,
         )
         self._services = Services(
-            self._kube, time.monotonic, self._listing.namespaces_in_use, options.scope
+            self._kube, time.monotonic, self._store.namespaces_in_use, options.scope
         )
         self._jobs = JobsWatch(access, time.monotonic)
         self._health = Health(self._store, self.metrics, lambda: self._links.connected, self._jobs)
@@ -227,7 +227,6 @@ class Operator:
             self._store,
             applier,
             self._links,
-            manager=self._options.manager,
             clock=time.time,
             epoch=lambda: self._election.epoch if self._election else self._started_epoch,
             nodes_fresh=lambda: self._nodes is not None and self._nodes.fresh,

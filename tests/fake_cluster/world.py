@@ -57,7 +57,6 @@ class World(Cluster):
             self.store,
             applier,
             self,
-            manager="paceline.dev/operator",
             clock=lambda: self.now_s,
             epoch=lambda: self.epoch,
             nodes_fresh=lambda: True,

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
 
 from paceline_api.crdgen import PLURAL
-from paceline_api.names import group_name
+from paceline_api.names import LABEL_MANAGER, group_name
 from paceline_api.types.job import API_VERSION, KIND
 
 from paceline_operator.cluster.api import Api, ApiError
@@ -232,11 +232,12 @@ class Applier:
             if error.code == 404:
                 return False
             raise
-        self._put_pod(body)
+        labels = create.manifest["metadata"]["labels"]
+        if (body["metadata"].get("labels") or {}).get(LABEL_MANAGER) == labels[LABEL_MANAGER]:
+            self._put_pod(body)  # the watch does not tell of the end of another operator's
         owners = body["metadata"].get("ownerReferences") or ()
         own = any(owner.get("uid") == job.uid for owner in owners)
         if not own:
-            labels = create.manifest["metadata"]["labels"]
             self._store.reserve(job.key, labels)
         return own and not body["metadata"].get("deletionTimestamp")
 

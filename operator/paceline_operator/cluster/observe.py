@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 import aiohttp
 import msgspec
 from msgspec import Struct
-from paceline_api.names import LABEL_JOB
+from paceline_api.names import LABEL_MANAGER, manager_label
 from paceline_api.types.fabric import FABRIC_PLURAL
 from paceline_api.types.job import API_VERSION
 
@@ -206,7 +206,7 @@ async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 def pod_source(store: Store, clock: Callable[[], float], namespace: str) -> Source[PodObject]:
-    """`namespace`: empty for all."""
+    """Of the jobs of this operator. `namespace`: empty for all."""
 
     def put(item: PodObject) -> None:
         if found := pod_of(item, clock()):
@@ -225,7 +225,7 @@ def pod_source(store: Store, clock: Callable[[], float], namespace: str) -> Sour
     return Source(
         kind="pods",
         path=f"/api/v1{within}/pods",
-        selector=LABEL_JOB,
+        selector=f"{LABEL_MANAGER}={manager_label(store.manager)}",
         page=msgspec.json.Decoder(Listed[PodObject]),
         event=msgspec.json.Decoder(Happened[PodObject]),
         listed=listed,

@@ -2,6 +2,9 @@
 
 Answers to own requests are put in at once, so that the next decision knows of them before their
 event arrives. An event that is older than what is known of the same object changes nothing.
+
+Jobs of other operators (`spec.managedBy`) are left out. Of those that have not ended it keeps only
+that they are there, since the Service of a namespace is shared by all of them.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from paceline_api.names import LABEL_ATTEMPT, LABEL_SLOT
+from paceline_api.names import DEFAULT_MANAGER, LABEL_ATTEMPT, LABEL_SLOT
 from paceline_api.types.fabric import FabricSpec
 
 from paceline_operator.cluster.wire import kept
+from paceline_operator.core.job import has_ended, manager_of
 from paceline_operator.core.observed import NO_SLOT, Node, Pod
 from paceline_operator.fabrics import built_in
 
@@ -24,11 +28,14 @@ TOMBSTONES: Final = 20_000
 
 
 class Store:
-    """`changed` is called with the key of each job whose facts have changed."""
+    """`changed` is called with the key of each job whose facts have changed. `manager`: whose jobs
+    are kept."""
 
-    def __init__(self, changed: Callable[[Key], None]) -> None:
-        self._changed = changed
+    def __init__(self, changed: Callable[[Key], None], manager: str = DEFAULT_MANAGER) -> None:
+        self._changed, self.manager = changed, manager
         self.jobs: dict[Key, Mapping[str, Any]] = {}
+        self._elsewhere: dict[Key, str] = {}
+        """Uids of the jobs of other operators that have not ended."""
         self._pods: dict[Key, dict[str, Pod]] = {}
         self.nodes: dict[str, Node] = {}
         self.fabrics: dict[str, FabricSpec] = dict(built_in())
@@ -42,17 +49,57 @@ class Store:
     def put_job(self, body: Mapping[str, Any]) -> None:
         metadata = body["metadata"]
         key = (metadata.get("namespace") or "default", metadata["name"])
+        if manager_of(body) != self.manager:
+            self._leave(key, body)
+            return
         known = self.jobs.get(key)
         if metadata["uid"] in self._gone or (known is not None and not _newer(body, known)):
             return
         if known is not None and known["metadata"]["uid"] != metadata["uid"]:
             self._note_gone(known["metadata"]["uid"])
+        self._elsewhere.pop(key, None)
         self.jobs[key] = body
         self._changed(key)
+
+    def _leave(self, key: Key, body: Mapping[str, Any]) -> None:
+        """To another operator. A job keeps its manager, so an own one of this name is gone."""
+        known = self.jobs.get(key)
+        uid = body["metadata"]["uid"]
+        if uid in self._gone or (known is not None and not _newer(body, known)):
+            return
+        if known is not None:
+            self.drop_job(key, known["metadata"]["uid"])
+        if has_ended(body):
+            self._elsewhere.pop(key, None)
+        else:
+            self._elsewhere[key] = uid
+
+    def keep_jobs(self, seen: Iterable[Mapping[str, Any]], before: Mapping[Key, str]) -> None:
+        """A complete list: what it lacks of `before`, which was known when it was asked for, is
+        gone."""
+        uids = set()
+        for body in seen:
+            uids.add(body["metadata"]["uid"])
+            self.put_job(body)
+        for key, uid in before.items():
+            if uid not in uids:
+                self.drop_job(key, uid)
+
+    def uids(self) -> dict[Key, str]:
+        """Of all jobs that are known, whoever looks after them."""
+        own = {key: str(body["metadata"]["uid"]) for key, body in self.jobs.items()}
+        return self._elsewhere | own
+
+    def namespaces_in_use(self) -> set[str]:
+        """Those with jobs that have not ended, whoever looks after them."""
+        own = {key[0] for key, body in self.jobs.items() if not has_ended(body)}
+        return own | {key[0] for key in self._elsewhere}
 
     def drop_job(self, key: Key, uid: str) -> None:
         """The object with this uid is gone; another one may already have its name."""
         self._note_gone(uid)
+        if self._elsewhere.get(key) == uid:
+            del self._elsewhere[key]
         known = self.jobs.get(key)
         if known is not None and known["metadata"]["uid"] == uid:
             del self.jobs[key]

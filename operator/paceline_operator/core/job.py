@@ -103,6 +103,13 @@ def manager_of(body: Mapping[str, Any]) -> str:
     return str((body.get("spec") or {}).get("managedBy") or DEFAULT_MANAGER)
 
 
+def has_ended(body: Mapping[str, Any]) -> bool:
+    conditions = (body.get("status") or {}).get("conditions") or ()
+    return any(
+        c.get("type") in ("Complete", "Failed") and c.get("status") == "True" for c in conditions
+    )
+
+
 def read_job(body: Mapping[str, Any]) -> Job:
     """From the object of the API server. Never raises for what a user wrote."""
     metadata = body["metadata"]

@@ -58,6 +58,7 @@ def labels(job: Job, role: str) -> dict[str, str]:
         "app.kubernetes.io/managed-by": "paceline-operator",
         names.LABEL_JOB: job.name,
         names.LABEL_ROLE: role,
+        names.LABEL_MANAGER: names.manager_label(job.manager),
     }
 
 

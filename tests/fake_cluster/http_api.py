@@ -179,12 +179,14 @@ class HttpApi:
     async def _collection(
         self, request: web.BaseRequest, kind: str, namespace: str | None
     ) -> web.StreamResponse:
-        label = request.query.get("labelSelector", "")
+        label, equals, value = request.query.get("labelSelector", "").partition("=")
 
         def wanted(body: dict[str, Any]) -> bool:
             metadata = body["metadata"]
             here = not namespace or metadata["namespace"] == namespace
-            return here and (not label or label in metadata.get("labels", {}))
+            labels = metadata.get("labels", {})
+            fits = labels.get(label) == value if equals else label in labels
+            return here and (not label or fits)
 
         if request.query.get("watch"):
             return await self._watch(request, kind, wanted)

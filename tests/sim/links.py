@@ -112,7 +112,7 @@ class Links:
 
         self._send((src, name), message, arrive)
 
-    def to_rank(self, name: str, dst: MemberId, message: m.ToRank) -> None:
+    def to_rank(self, name: str, dst: MemberId, message: m.ToRank | m.BeatEvery) -> None:
         number = self.open.get((dst, name))
 
         def arrive() -> None:
@@ -121,6 +121,9 @@ class Links:
             if name not in self.sim.coordinators:  # its last words arrive or not
                 lost = lost or self.sim.rng.random() < 0.5
             if rank is not None and rank.running and not lost:
+                if isinstance(message, m.BeatEvery):
+                    rank.told_to_beat_every(message.ms)
+                    return
                 self.sim.tell(f"{name} -> {dst}: {_short(message)}")
                 rank.post(message)
 

@@ -20,10 +20,9 @@ from sim.checkers import Checkers
 from sim.coordinators import SimCoordinator
 from sim.disk import Disk
 from sim.links import Links, Reductions
-from sim.ranks import SimRank
+from sim.ranks import BEAT_MS, SimRank
 from sim.world import MS, World
 
-BEAT_MS = 100
 OUTCOME_MS = 1000
 """So long a coordinator may take to say how a job ended of which nothing lives any more."""
 _DRAIN = ev.Drain()
@@ -257,7 +256,7 @@ class Simulation:
                     rank.doing(),
                 ),
             )
-        self.after(BEAT_MS, lambda: self._beat(rank))
+        self.after(rank.beat_ms, lambda: self._beat(rank))
 
     # ---- deaths ---------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from paceline.core import messages as m
 from paceline.core.coordinator.events import NS_PER_MS, NS_PER_S, ToAgent, WakeAt
 from paceline.core.coordinator.roster import KnownPod, KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
+from paceline.core.protocol.ids import NO_GENERATION
 
 RESTORE_NS: Final = 600 * NS_PER_S
 """Reading a checkpoint may take so long."""
@@ -169,9 +170,12 @@ def works(c: CoordinatorState, seen: KnownRank, beat: m.Heartbeat) -> bool:
 
 
 def _is_stuck_outside(c: CoordinatorState, seen: KnownRank) -> bool:
-    """One that owes an answer is judged by that."""
+    """One that owes an answer is judged by that; one with weights, which this coordinator may not
+    know of yet, waits for the others in a round and for a PREPARE."""
     return (
         seen.doing is not None
+        and not seen.has_state
+        and seen.last == NO_GENERATION
         and not c.owes_an_answer(seen.member)
         and seen.doing.for_ms * NS_PER_MS >= _longest_work_ns(c, [seen])
     )

@@ -391,6 +391,19 @@ def test_who_complained_owes_nothing() -> None:
     assert [x for x in (A, B) if desk.state.owes_an_answer(x)] == [B]
 
 
+def test_a_complaint_about_what_is_being_changed_begins_no_other_change() -> None:
+    """When a rank dies all others complain, many of them after PREPARE was sent."""
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    at = desk.form(A, B)
+    desk.say(m.Complain(at, A, 0, "broken"))
+    assert kinds(desk.post(coord.Tick(), 200)).count("Prepare") == 2
+    proposal = desk.state.proposal
+    assert kinds(desk.say(m.Complain(at, B, 0, "broken"))) == []
+    desk.post(coord.Tick(), 500)
+    assert desk.state.proposal == proposal
+
+
 def test_complaints_back_off_as_long_as_no_round_is_committed() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)

@@ -188,6 +188,8 @@ def _complain(c: CoordinatorState, message: m.Complain) -> None:
         told = f"{why}; in {c.complaints} memberships of the same ranks no round was committed"
         ending.fail(c, Reason.DATA_CHANNEL_FAILED, told, hint=CHANNEL_HINT)
         return
+    if c.phase is Phase.PREPARING and message.member in c.asked:
+        return  # the change under way repairs it; each new proposal would cost all ranks a report
     c.want_change(why, within)
 
 

@@ -1,7 +1,8 @@
 """The status of a job, and when a change of it is worth a request (C12).
 
-Transitions and counts are written at once, at most ten times a second; round, progress and the
-other figures that move all the time once a minute.
+Transitions and counts are written at once, at most ten times a second, but for workers that come
+one after the other: they share a write of each second, or of five before there is a membership.
+Round, progress and the other figures that move all the time are written once a minute.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from paceline_operator.core.report import conditions
 from paceline_operator.core.report.transport_status import transport_status, without_carrier
 
 COALESCE_S: Final = 0.1
+ARRIVALS_S: Final = 1.0
+"""Workers that are placed or ready, and nothing else: each write costs as much as two pods."""
+STARTING_S: Final = 5.0
+"""The same before they train: what is waited for is told by the membership."""
 WORDS_S: Final = 2.0
 """Reasons and messages without a transition."""
 FIGURES_S: Final = 60.0
@@ -193,6 +198,29 @@ def without_words(status: Mapping[str, Any]) -> dict[str, Any]:
     return {**status, "conditions": held, "state": None, "transport": transport}
 
 
+def _pause_s(old: Mapping[str, Any], new: Mapping[str, Any]) -> float:
+    if not _others_arrived(old, new):
+        return COALESCE_S
+    trains = new["conditions"].get(str(ConditionType.RING_READY)) == "True"
+    return ARRIVALS_S if trains else STARTING_S
+
+
+def _others_arrived(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """No other difference than more workers that are placed or ready."""
+    placed = str(ConditionType.SCHEDULED)
+    if old["conditions"].get(placed) == "True" != new["conditions"].get(placed):
+        return False
+    if (new.get("readyReplicas") or 0) < (old.get("readyReplicas") or 0):
+        return False
+    return _without_arrivals(old) == _without_arrivals(new)
+
+
+def _without_arrivals(status: Mapping[str, Any]) -> dict[str, Any]:
+    counts = ("ready", "readyReplicas", "activeRanks", "membershipGeneration")
+    held = {k: v for k, v in status["conditions"].items() if k != ConditionType.SCHEDULED}
+    return {**{k: v for k, v in status.items() if k not in counts}, "conditions": held}
+
+
 def due(
     before: Mapping[str, Any], status: Mapping[str, Any], seen: Observed, now_s: float
 ) -> tuple[bool, float | None]:
@@ -200,8 +228,9 @@ def due(
     if _normal(before) == _normal(status):
         return False, None
     old, new = without_figures(_normal(before)), without_figures(_normal(status))
-    if without_words(old) != without_words(new):
-        at_s = seen.sent.status_s + COALESCE_S
+    told, found = without_words(old), without_words(new)
+    if told != found:
+        at_s = seen.sent.status_s + _pause_s(told, found)
     elif old != new:
         at_s = seen.sent.status_s + WORDS_S
     else:

@@ -30,6 +30,7 @@ from paceline.core.protocol.records import (
     LoggedMetric,
     Share,
 )
+from paceline.core.protocol.sampling import total_leases
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode, Pacing
 
@@ -163,6 +164,15 @@ def test_a_go_that_does_not_fit_the_log_is_refused() -> None:
     log.deal.held[member(1)].clear()
     with pytest.raises(DealError, match=r"no lease is held by \['1.0#0'\]"):
         log.read(record)
+
+
+@pytest.mark.parametrize("plan", PLANS[:3])
+def test_the_log_tells_the_samples_of_every_lease(plan: DataPlan) -> None:
+    """Also of the last one of an epoch: smaller, or whole where the rest is left out."""
+    log = make_log(1, plan=plan)
+    for lease in range(total_leases(plan)):
+        log.deal.held[member(0)] = [lease]
+        assert is_usual(log, AnnounceKind.ARRIVE, fresh(log, 0)), lease
 
 
 # ---- bytes ---------------------------------------------------------------------------------------

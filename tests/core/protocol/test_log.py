@@ -118,6 +118,7 @@ def test_leases_are_dealt_round_robin_and_returned_ones_first() -> None:
     deal.refill(PLAN, {m: place for place, m in enumerate(members(0, 2, 3))})
     assert deal.held_by(member(3)) == (1, 4)
     assert deal.next == 6
+    assert not deal.short, "who holds enough, or has departed, is not looked at again"
 
 
 # ---- records that do not fit ---------------------------------------------------------------------

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from core.makers import go
+from core.makers import fresh, go, make_log
+from msgspec.structs import replace
 from paceline.core import messages as m
 from paceline.core import wire
-from paceline.core.protocol.composition import compact
+from paceline.core.protocol.arrivals import Arrival, Arrivals
+from paceline.core.protocol.composition import compact, ordinary_share, quiet_share
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind, Go
 from paceline.core.protocol.tree import Grid
 from paceline.core.rank import events as ev
 from paceline.core.rank import rounds
+from paceline.core.rank.gather import Collector, hear_all
 from paceline.core.rank.state import RankState
 
 from benchmarks.protocol import Player, announcement
@@ -93,3 +96,38 @@ def test_the_rest_waits_for_a_millisecond_and_the_unusual_for_nothing() -> None:
     share = wire.unpack_peer(wire.pack_peer(late)).share  # type: ignore[union-attr]
     pending = m.Announce(log.id, 1, AnnounceKind.PENDING, share)
     assert [x.words[0].kind for x in said(player, 4 * MS, pending)] == [AnnounceKind.PENDING]
+
+
+def test_a_head_holds_back_for_a_small_part_of_a_round() -> None:
+    log = make_log(4)
+    log.round_us.append(64_000)
+    collector = Collector(log, 0, log.active)
+    for at_ns, who in enumerate(log.active[:3]):
+        assert collector.due_ns() is None
+        share = ordinary_share(log, who)
+        assert share is not None
+        collector.hear(at_ns, m.Announce(log.id, 0, AnnounceKind.ARRIVE, share))
+        if at_ns < 2:
+            assert collector.due_ns() == 0
+            collector.take(at_ns)
+    assert collector.due_ns() == 2 + 2 * MS, "the 32nd part"
+
+
+def test_the_starter_hears_all_that_a_head_passes_on_at_its_time() -> None:
+    log = make_log(3)
+    first, second, third = log.active
+    collector = Collector(log, 0, log.active)
+    usual = ordinary_share(log, first)
+    assert usual is not None
+    collector.hear(1 * MS, m.Announce(log.id, 0, AnnounceKind.ARRIVE, usual))
+    late = replace(fresh(log, 1), fresh=False)
+    collector.hear(2 * MS, m.Announce(log.id, 0, AnnounceKind.PENDING, late))
+    quiet = quiet_share(log, third)
+    collector.hear(3 * MS, m.Announce(log.id, 0, AnnounceKind.IDLE, quiet))
+    arrivals = Arrivals(log, 0)
+    hear_all(arrivals, collector.take(4 * MS), log.active, 10 * MS)
+    assert arrivals.last == {
+        first: Arrival(AnnounceKind.ARRIVE, 7 * MS, None),
+        second: Arrival(AnnounceKind.PENDING, 8 * MS, late),
+        third: Arrival(AnnounceKind.IDLE, 9 * MS, None),
+    }

@@ -76,6 +76,8 @@ def test_every_nth_version_is_saved_and_leaves_with_the_next() -> None:
     assert job.take(ev.Written(2)) == [], "R19: nobody has committed version 3"
     job.round()
     assert job.orders() == [ev.Publish(2)]
+    job.take(ev.Tick())
+    assert job.orders() == [], "once"
     told = [e.message for e in job.take(ev.Published(2)) if isinstance(e, ev.ToCoordinator)]
     assert told == [Saved(ME, 2)]
     assert job.stage is Stage.NONE

@@ -1,0 +1,148 @@
+"""When the user's thread goes on, and what a rank says again, event by event (R8, R17)."""
+
+from __future__ import annotations
+
+from core.makers import fresh, go, member, members
+from msgspec import Struct
+from paceline.core.messages import Commit, Endpoints, Leaving, Prepare, Start, Stopped
+from paceline.core.protocol.ids import GenerationId
+from paceline.core.protocol.records import Benched, DataPlan, Drop, DropReason, Gen, Share
+from paceline.core.protocol.snapshot import Kept
+from paceline.core.rank import events as ev
+from paceline.core.rank.machine import Rank
+from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import Mode
+
+ME = member(0)
+ENDS = Endpoints("t", "d")
+
+
+def lone(plan: DataPlan, rules: RoundSettings | None = None) -> Rank:
+    """A job of one rank whose script has begun and computes its first step."""
+    rank = Rank(ME, pid=1, host="h", endpoints=ENDS)
+    take(rank, ev.Begin("same", plan, 2), Prepare(GenerationId(1, "c", 1)))
+    rules = rules or RoundSettings()
+    new = Gen(
+        rank.state.promise, (ME,), (ME,), (ME,), 0, lookahead=((ME, 2),), plan=plan, settings=rules
+    )
+    take(rank, Commit(new, ME, (), ME, (), ((ME, ENDS),)), ev.ChannelOpened())
+    return rank
+
+
+def take(rank: Rank, *events: ev.Event) -> list[ev.Effect]:
+    return [effect for event in events for effect in rank.handle(0, event)]
+
+
+def step(rank: Rank) -> list[ev.Effect]:
+    return take(rank, ev.Step(rank.state.log.held(ME)[:1], 4, 4))
+
+
+def resumed(effects: list[ev.Effect]) -> list[tuple[int, bool, bool]]:
+    return [(e.version, e.fresh, e.stopped) for e in effects if isinstance(e, ev.Resume)]
+
+
+def told(effects: list[ev.Effect], kind: type[Struct]) -> int:
+    return sum(isinstance(e, ev.ToCoordinator) and isinstance(e.message, kind) for e in effects)
+
+
+def test_the_last_round_lets_the_script_go_on_and_says_that_it_was_the_last() -> None:
+    rank = lone(DataPlan(samples=8, batch=4, epochs=1, seed=1))
+    assert resumed(step(rank)) == [], "its round is not committed"
+    assert resumed(take(rank, ev.Reduced())) == [(1, True, False)]
+    step(rank)
+    assert resumed(take(rank, ev.Reduced())) == [(2, True, True)]
+
+
+def test_a_script_that_rested_goes_on() -> None:
+    rank = lone(DataPlan(samples=40, batch=4, epochs=1, seed=1))
+    assert resumed(take(rank, ev.Rest(), ev.Reduced())) == []
+    assert rank.state.log.resting == {ME}
+    assert resumed(take(rank, ev.Unrest())) == [(1, False, False)]
+
+
+def test_what_an_older_connection_may_have_lost_is_said_again() -> None:
+    rank = lone(DataPlan(samples=4, batch=4, epochs=1, seed=1))
+    step(rank)
+    assert told(take(rank, ev.Reduced()), Stopped) == 1
+    assert told(take(rank, ev.Tick()), Stopped) == 0
+    assert told(take(rank, ev.Connected()), Stopped) == 1
+    leaver = lone(DataPlan(samples=40, batch=4, epochs=1, seed=1))
+    assert told(take(leaver, ev.Drain(), ev.Want(), ev.Reduced()), Leaving) == 1
+    assert told(take(leaver, ev.Tick()), Leaving) == 0
+    assert told(take(leaver, ev.Connected()), Leaving) == 1
+
+
+def test_a_script_that_waits_for_a_round_of_the_state_before_goes_on_with_the_new_one() -> None:
+    """The restored log may end at the very version that its step was computed on."""
+    rank = lone(DataPlan(samples=40, batch=4, epochs=1, seed=1))
+    log = rank.state.log
+    step(rank)
+    take(rank, ev.Reduced())
+    kept = Kept(log.id, 1, log.digest)
+    snapshot = log.snapshot()
+    step(rank)
+    new = GenerationId(1, "c", 2)
+    gen = Gen(
+        new, (ME,), (ME,), (ME,), 1, lookahead=((ME, 2),), plan=log.plan, settings=log.settings
+    )
+    commit = Commit(gen, ME, (), ME, (), ((ME, ENDS),), restore=kept)
+    assert ev.Restore(kept) in take(rank, Prepare(new), commit)
+    effects = take(rank, ev.Restored(snapshot), ev.ChannelOpened())
+    assert resumed(effects) == [(1, False, False)]
+    assert rank.state.pending.empty
+    assert rank.state.pending.lost == 4
+
+
+def second_of_two(plan: DataPlan) -> Rank:
+    """Its script computes its first step; the other rank starts the rounds."""
+    me, both = member(1), members(0, 1)
+    rank = Rank(me, pid=1, host="h", endpoints=ENDS)
+    take(rank, ev.Begin("same", plan, 2), Prepare(GenerationId(1, "c", 1)))
+    rules = RoundSettings(mode=Mode.SOLO)
+    ahead = tuple((m, 2) for m in both)
+    gen = Gen(rank.state.promise, both, both, both, 0, lookahead=ahead, plan=plan, settings=rules)
+    ends = tuple((m, ENDS) for m in both)
+    take(rank, Commit(gen, both[0], (), both[0], (), ends), ev.ChannelOpened())
+    return rank
+
+
+def test_who_was_left_behind_by_one_round_jumps_and_keeps_its_gradient() -> None:
+    rank = second_of_two(DataPlan(samples=40, batch=4, epochs=1, seed=1))
+    me = rank.state.me
+    log = rank.state.log
+    take(rank, ev.Step(log.held(me)[:1], 4, 4))
+    without = go(log, fresh(log, 0))
+    assert resumed(take(rank, Start(without), ev.Reduced())) == [(1, False, False)]
+    assert rank.state.facts.jumps == 1
+    assert [x.version for x in rank.state.pending.late.steps] == [0]
+
+
+def test_who_is_benched_in_the_middle_of_a_step_gives_it_up_when_it_ends() -> None:
+    """R13; without leases nothing else says that the step is of no use."""
+    rank = second_of_two(DataPlan(steps=9))
+    log = rank.state.log
+    one = Share(member(0), upto=1, count=1, fresh=True, samples=1, unit=1)
+    take(rank, Start(go(log, one, benched=(Benched(rank.state.me, ()),))), ev.Reduced())
+    assert rank.state.pending.void
+
+
+def test_buffers_are_averaged_every_so_many_rounds_and_with_the_last() -> None:
+    plan = DataPlan(samples=12, batch=4, epochs=1, seed=1)
+    rank = lone(plan, RoundSettings(buffers_every=2))
+    synced = []
+    for _ in range(3):
+        synced += [e.go.sync for e in step(rank) if isinstance(e, ev.Reduce)]
+        take(rank, ev.Reduced())
+    assert synced == [False, True, True]
+
+
+def test_only_a_lease_that_is_held_and_not_worked_off_can_be_skipped() -> None:
+    rank = lone(DataPlan(samples=40, batch=4, epochs=1, seed=1))
+    first, second = rank.state.log.held(ME)
+    take(rank, ev.Skip(9, 4))
+    assert rank.state.pending.empty, "another rank may hold it"
+    take(rank, ev.Step((first,), 4, 4), ev.Skip(first, 4))
+    assert rank.state.pending.drops == []
+    take(rank, ev.Skip(second, 4))
+    assert rank.state.pending.drops == [Drop(DropReason.SKIPPED, 4, (second,))]
+    assert rank.state.pending.produced == 8

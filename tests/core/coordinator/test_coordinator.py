@@ -233,6 +233,16 @@ def test_a_script_that_has_not_called_init_for_a_minute_is_named() -> None:
     assert no_part(desk) == [line]
 
 
+def test_a_process_lives_since_its_agent_first_spoke_of_it() -> None:
+    desk = Desk(replicas=1)
+    desk.pods(0)
+    desk.agent(A)
+    since_ns = desk.now
+    desk.post(coord.Tick(), 500)
+    desk.agent(A)
+    assert desk.state.roster.rank(A).alive_ns == since_ns
+
+
 def test_who_has_died_or_is_ready_within_the_minute_is_not_named() -> None:
     desk = Desk(replicas=1)
     desk.pods(0)
@@ -463,6 +473,15 @@ def test_a_round_in_between_makes_complaints_harmless() -> None:
     assert desk.state.outcome is None
 
 
+def test_a_complaint_about_an_older_generation_is_not_heard() -> None:
+    """R4: that one was given up already."""
+    desk, at = running()
+    complaints(desk, at, 1)
+    assert desk.state.proposal > at
+    desk.say(m.Complain(at, A, 0, "no link"))
+    assert desk.state.due_ns is None
+
+
 def test_another_membership_is_another_chance() -> None:
     desk = Desk(replicas=2)
     desk.pods(0, 1)
@@ -573,6 +592,12 @@ def test_no_death_after_the_release_changes_the_outcome(event: Event) -> None:
         desk.post(coord.FromAgent(m.RankDead(each, 0, "", False, (at, 9))))
     assert desk.state.outcome is not None
     assert desk.state.outcome.complete, desk.state.outcome
+
+
+def test_a_rank_that_comes_back_after_the_release_hears_it_again() -> None:
+    """R17: it may have been cut off when the others heard it."""
+    desk, at = released()
+    assert m.Release(at, 9) in desk.say(register(A, last=at))
 
 
 def test_a_job_that_was_stopped_is_not_said_to_be_complete() -> None:
@@ -739,6 +764,39 @@ def test_a_retired_coordinator_says_nothing_more() -> None:
     assert desk.say(register(A, later)) == []
 
 
+def test_the_end_of_the_job_is_told_to_its_agents_and_outside() -> None:
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    desk.form(A, B)
+    desk.post(coord.AgentGone(1, 0))
+    effects = desk.coordinator.handle(desk.now, coord.FromRank(m.Fatal(A, "ScriptFailed", "why")))
+    shutdowns = [e.slot for e in effects if isinstance(e, coord.ToAgent)]
+    assert shutdowns == [0], "the other one is not connected"
+    assert [e.outcome.reason for e in effects if isinstance(e, coord.JobEnded)] == ["ScriptFailed"]
+
+
+def test_a_report_for_an_older_proposal_is_not_counted() -> None:
+    """R4: it says nothing of what its rank has promised since."""
+    desk, at = running()
+    desk.say(m.Complain(at, A, 0, "no link"))
+    while desk.state.phase is Phase.RUNNING:
+        for who in (A, B):
+            desk.say(beat(who, at, version=0), 20)
+    desk.say(prepared(A, at))
+    assert A not in desk.state.reports
+    desk.say(prepared(A, desk.state.proposal))
+    assert A in desk.state.reports
+
+
+def test_a_new_job_is_above_the_generations_of_its_checkpoint() -> None:
+    """R1: they were made by another coordinator."""
+    desk = Desk(replicas=1)
+    desk.pods(0)
+    desk.agent(A)
+    desk.say(register(A, checkpoint=Kept(GenerationId(5, "b", 3), 2, "d")))
+    assert desk.state.proposal > GenerationId(6, "", 0)
+
+
 def test_a_pod_that_comes_after_the_end_is_sent_home() -> None:
     desk = Desk(replicas=1)
     desk.pods(0)
@@ -812,6 +870,13 @@ def test_a_round_without_an_end_is_given_up(facts: dict[str, int], bound_ms: int
     told = desk.say(at_work(A, at, bound_ms, **facts))
     assert kinds(told) == ["Prepare", "Prepare"]
     assert "rank 0.0#0 has been in the reduction of round 7 for" in desk.state.why
+
+
+def test_who_is_stuck_is_found_behind_others_at_work() -> None:
+    desk, at = running()
+    assert desk.say(at_work(A, at, 1)) == []
+    assert "Prepare" in kinds(desk.say(at_work(B, at, FREEZE_MS)))
+    assert "rank 1.0#0 has been in the reduction" in desk.state.why
 
 
 def test_who_is_stuck_and_does_not_answer_is_killed_by_its_agent() -> None:

@@ -192,6 +192,17 @@ def test_who_waits_for_the_end_leaves_before_those_that_train() -> None:
     assert [pod.slot for pod in pods_to_drain(desk.state.roster, 1, (A, B))] == [0]
 
 
+def test_the_slowest_replica_leaves_first_and_who_leaves_already_counts() -> None:
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    at = desk.form(A, B)
+    for who, step_s in ((A, 0.3), (B, 0.2)):
+        desk.say(m.Heartbeat(who, at, at, 3, step_s=step_s))
+    assert [pod.slot for pod in pods_to_drain(desk.state.roster, 1, (A, B))] == [0]
+    desk.state.roster.pods[1, 0].draining = True
+    assert pods_to_drain(desk.state.roster, 1, (A, B)) == []
+
+
 def test_a_checkpoint_that_only_a_part_of_a_replica_sees_is_waited_for_in_peace() -> None:
     """Not by asking everybody again at each heartbeat."""
     kept = Kept(GEN_1, 5, "digest")

@@ -293,6 +293,14 @@ def test_a_start_that_hangs_is_given_up() -> None:
     assert place.phase is Phase.WAITING
 
 
+def test_a_process_that_never_was_has_no_exit_code_for_a_rule() -> None:
+    limits = Limits(restarts_max=0, rules=(rule(FailureAction.IGNORE, 1),), drain_ns=30 * S)
+    never, failed = make_place(Phase.STARTING, limits), make_place(Phase.RUNNING, limits)
+    feed(never, 0, NeverStarted("its launcher ended"))
+    feed(failed, 0, Exited(1, ""))
+    assert (never.phase, failed.phase) == (Phase.ENDED, Phase.WAITING)
+
+
 def test_a_drain_before_the_start_loses_nothing() -> None:
     for phase in (Phase.STARTING, Phase.WAITING):
         place = make_place(phase)

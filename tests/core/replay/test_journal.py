@@ -118,6 +118,11 @@ def test_what_cannot_be_replayed_is_said() -> None:
         compose({A: whole[1:]})
     with pytest.raises(SequenceError, match="made no step of it"):
         compose({A: whole, B: [log[0], Let(0), Skipped(1)]})
+    more = logged(FIRST, go(ONE, 0, (A, 0), (B, 1)), go(ONE, 1, (A, 2), (B, 3)))
+    both: list[Entry] = [*whole[:-1], Let(1), step(2), gave(1), more[2], ended(more)]
+    once: list[Entry] = [more[0], Let(0), step(1), gave(0), more[1], Let(1), step(3)]
+    with pytest.raises(SequenceError, match=r"rank 1\.0#0 lacks what it gave to round 1"):
+        compose({A: both, B: once})
     other = Ended(2, log[-1].digest, 1, "another state")
     with pytest.raises(SequenceError, match="ended with different"):
         compose({A: whole, B: [other]})

@@ -23,6 +23,7 @@ from paceline.clock import NS_PER_MS, NS_PER_S, now_ns
 from paceline.core import wire
 from paceline.core.messages import (
     Commit,
+    CommitChange,
     Dismiss,
     Doing,
     Endpoints,
@@ -232,11 +233,13 @@ class RehearsedRank:
         blocking: list[ev.Reduce | ev.OpenChannel] = []
         follow: deque[ev.Event] = deque()
         for effect in effects:
+            if isinstance(effect, ev.OpenChannel):
+                self._meet(effect.commit)
             if isinstance(effect, ev.Reduce | ev.OpenChannel):
                 blocking.append(effect)  # everything else of this event goes out first
             else:
                 self._do(effect)
-        if isinstance(event, Prepare | Commit | ev.ChannelOpened):
+        if isinstance(event, Prepare | Commit | CommitChange | ev.ChannelOpened):
             self._meter_change(event)
         elif collecting:
             meter.heard += isinstance(event, PeerMessage)
@@ -253,7 +256,7 @@ class RehearsedRank:
             if not self.killed:
                 self._take(event_after)
 
-    def _meter_change(self, event: Prepare | Commit | ev.ChannelOpened) -> None:
+    def _meter_change(self, event: Prepare | Commit | CommitChange | ev.ChannelOpened) -> None:
         change = self.meter.change(self.machine.state.promise)
         change.cpu_ns += self.meter.spent_ns()
         if isinstance(event, Prepare):
@@ -311,6 +314,8 @@ class RehearsedRank:
             case ev.SendState(to=to, state=state_message):
                 both = msgspec.json.encode((*self._weights, *self._accumulated))
                 self._peers.send_bulk(to, state_message, [both])
+            case ev.PassState(to=to, state=state_message):
+                self._peers.send_bulk(to, state_message, [self._staged[state_message.generation]])
             case ev.Resume():
                 self._resume(effect)
             case ev.Held(leases=leases):
@@ -328,11 +333,13 @@ class RehearsedRank:
         if self.link is not None:
             self.link.send(message)
 
-    def _open(self, effect: ev.OpenChannel) -> ev.Event:
-        commit = self._commit = effect.commit
+    def _meet(self, commit: Commit) -> None:
         for member, where in commit.endpoints:
             self._peers.know(member, where.trigger)
         self._peers.keep_only((*commit.gen.members, commit.holder))
+
+    def _open(self, effect: ev.OpenChannel) -> ev.Event:
+        commit = self._commit = effect.commit
         self.meter.contacts.intersection_update(commit.gen.members)
         return ev.ChannelOpened()
 

@@ -233,6 +233,8 @@ class SimRank:
             case ev.SendState(to=to, state=state):
                 copied = dict(self.weights), dict(self.accumulated)
                 self.sim.links.send_state(self.me, to, state, copied)
+            case ev.PassState(to=to, state=state):
+                self.sim.links.send_state(self.me, to, state, self.staged[state.generation])
             case _:
                 raise AssertionError(effect)
 

@@ -1,4 +1,5 @@
-"""Announcements and GO by way of heads: nothing is lost with one, whatever the size (R41).
+"""Announcements and GO by way of heads (R41), states by way of joiners (R45): nothing is lost with
+one of them, whatever the size.
 
 The histories of test_simulation.py draw small jobs with and without heads; here are the moments
 that matter, jobs that are large enough for heads by themselves, and what goes wrong where a head
@@ -8,12 +9,14 @@ does not do its part.
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from paceline.core import messages as m
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import Go
 from paceline.core.protocol.tree import TREE_ABOVE
+from paceline.core.rank import membership
 from paceline.core.rank.gather import Collector
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
@@ -150,3 +153,34 @@ def test_a_head_tells_the_starter_in_few_messages() -> None:
     assert sent
     # Nine of a group: 1, 1, 2, 4 and the rest, and some more that were held for 1 ms.
     assert sorted(sent.values())[len(sent) // 2] <= 7
+
+
+def start_of_seven() -> Simulation:
+    world = World(replicas=7, settings=FULL, leases=21, until_ms=5000)
+    sim = Simulation(world, 4)
+    sim.start()
+    return sim
+
+
+def test_the_first_state_leaves_its_donor_twice() -> None:
+    """R45: whoever has it passes it on."""
+    sim = start_of_seven()
+    send_state, senders = sim.links.send_state, Counter[MemberId]()
+
+    def watch(src: MemberId, dst: MemberId, *what: Any) -> None:
+        senders[src] += 1
+        send_state(src, dst, *what)
+
+    sim.links.send_state = watch  # type: ignore[method-assign]
+    sim.run()
+    sim.checkers.at_end()
+    assert sum(senders.values()) == 6
+    assert max(senders.values()) == 2
+
+
+def test_without_r45_those_who_come_later_never_get_a_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(membership, "pass_on", lambda *_: None)
+    with pytest.raises(BrokenPromiseError, match="I8: not over"):
+        start_of_seven().run()

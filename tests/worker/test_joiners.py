@@ -42,6 +42,10 @@ class Donor:
         state: Any = SimpleNamespace(generation=GEN, log=SimpleNamespace(version=version))
         self.comm._do(ev.SendState(joiner, state))
 
+    def hear(self, state: Any, payload: tuple[bytes, ...]) -> None:
+        """As a joiner: `state` has come."""
+        self.comm._staged[state.generation] = payload
+
     def bytes_kept(self) -> int:
         """Of all that waits to be sent, what lies in one place counted once."""
         parts = [memoryview(part) for sent in self.sent.values() for part in sent[1:]]
@@ -59,6 +63,17 @@ def test_all_joiners_of_a_version_are_sent_the_same_memory() -> None:
         donor.serve(joiner, 1)
     assert donor.bytes_kept() == one
     assert all(parts[0] == donor.sent[JOINERS[0]][0] for parts in donor.sent.values())
+
+
+def test_a_joiner_passes_on_what_it_got_as_it_came() -> None:
+    donor, joiner = Donor(), Donor()
+    donor.update()
+    donor.serve(JOINERS[0], 1)
+    state: Any = SimpleNamespace(generation=GEN, log=SimpleNamespace(version=1))
+    payload = tuple(donor.sent[JOINERS[0]])
+    joiner.hear(state, payload)
+    joiner.comm._do(ev.PassState(JOINERS[1], state))
+    assert all(sent is came for sent, came in zip(joiner.sent[JOINERS[1]], payload, strict=True))
 
 
 def test_a_joiner_of_a_later_version_gets_that_one() -> None:

@@ -107,10 +107,13 @@ class AskState(Struct, frozen=True, tag="ask-state"):
 
 
 class State(Struct, frozen=True, tag="state"):
-    """The donor -> a joiner: committed state of the log's version; tensors follow as payload."""
+    """The donor -> a joiner, and on from there (R45): committed state of the log's version; tensors
+    follow as payload."""
 
     generation: GenerationId
     log: LogSnapshot
+    onward: tuple[MemberId, ...] = ()
+    """Joiners to whom the receiver passes it on."""
 
 
 class WeightsHash(Struct, frozen=True, tag="weights-hash"):

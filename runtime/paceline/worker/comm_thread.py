@@ -213,6 +213,8 @@ class CommThread:
         elif isinstance(mail.message, State):
             self._staged[mail.message.generation] = mail.payload
         self._take(mail.message)
+        if isinstance(mail.message, State) and self.machine.state.has_state_of(mail.message):
+            self._staged.pop(mail.message.generation, None)
 
     def _take(self, event: ev.Event) -> None:
         """One event, its effects, and the events that carrying them out brought."""
@@ -233,6 +235,8 @@ class CommThread:
         for effect in effects:
             if isinstance(effect, ev.Reduce | ev.OpenChannel | ev.Restore):
                 blocking.append(effect)  # everything else of this event goes out first
+                if isinstance(effect, ev.OpenChannel):
+                    self._meet(effect.commit)
             elif (event_after := self._do(effect)) is not None:
                 follow.append(event_after)
         for effect in blocking:
@@ -277,6 +281,8 @@ class CommThread:
                 self._peers.send_bulk(to, part, result)
             case ev.SendState(to=to, state=state):
                 self._peers.send_bulk(to, state, self._state_for_joiners(state))
+            case ev.PassState(to=to, state=state):
+                self._peers.send_bulk(to, state, self._staged[state.generation])
             case ev.Save() | ev.Publish() | ev.Unsave():
                 self._checkpoints.obey(effect)
             case ev.Resume():
@@ -296,10 +302,12 @@ class CommThread:
 
     # ---- data channel ---------------------------------------------------------------------
 
-    def _open(self, commit: Commit) -> ev.Event:
+    def _meet(self, commit: Commit) -> None:
         for member, where in commit.endpoints:
             self._peers.know(member, where.trigger)
         self._peers.keep_only((*commit.gen.members, commit.holder))
+
+    def _open(self, commit: Commit) -> ev.Event:
         return self._channel.open(commit, self.machine.state.me)
 
     def _reduce(self, effect: ev.Reduce) -> ev.Event:

@@ -9,7 +9,20 @@ from core.makers import members
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline.core.protocol.ids import MemberId
-from paceline.core.protocol.tree import Grid
+from paceline.core.protocol.tree import BRANCHES, Grid, branches
+
+
+@pytest.mark.parametrize("joiners", [0, 1, 2, 3, 7, 8, 100, 1023])
+def test_a_state_reaches_every_joiner_once_in_few_hops(joiners: int) -> None:
+    everybody, reached, hops = members(*range(joiners)), list[MemberId](), 0
+    senders = [everybody]
+    while any(senders):
+        ways = [way for onward in senders for way in branches(onward)]
+        assert all(len(list(branches(onward))) <= BRANCHES for onward in senders)
+        reached += [member for member, _ in ways]
+        senders, hops = [onward for _, onward in ways], hops + 1
+    assert sorted(reached) == list(everybody)
+    assert hops <= (joiners + 1).bit_length()
 
 
 @given(st.integers(1, 200), st.integers(0, 500), st.data())

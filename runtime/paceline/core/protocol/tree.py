@@ -10,7 +10,7 @@ its own group and to those at its own place in the others, and to nobody else.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import pairwise
 from math import isqrt
 from typing import Final
@@ -19,6 +19,17 @@ from paceline.core.protocol.ids import MemberId
 
 TREE_ABOVE: Final = 64
 """Members of a generation who talk to one rank directly."""
+BRANCHES: Final = 2
+"""So many copies of a state leave one rank (R45)."""
+
+
+def branches(joiners: Sequence[MemberId]) -> Iterator[tuple[MemberId, tuple[MemberId, ...]]]:
+    """To whom a state goes directly, each with those to whom that one passes it on. Neighbours
+    stay together: they are likely to be in one pod."""
+    cuts = [len(joiners) * part // BRANCHES for part in range(BRANCHES + 1)]
+    for low, high in pairwise(cuts):
+        if low < high:
+            yield joiners[low], tuple(joiners[low + 1 : high])
 
 
 class Grid:

@@ -263,6 +263,13 @@ class SendState(Struct, frozen=True):
     state: State
 
 
+class PassState(Struct, frozen=True):
+    """Send the donor's state on as it came, before it is installed (R45)."""
+
+    to: MemberId
+    state: State
+
+
 class Restore(Struct, frozen=True):
     """Load this checkpoint as the committed state, then report Restored."""
 
@@ -329,6 +336,7 @@ Effect = (
     | InstallState
     | SendPart
     | SendState
+    | PassState
     | Restore
     | Save
     | Publish

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from paceline.core.differences import changed
 from paceline.core.messages import (
     Ask,
@@ -27,6 +29,7 @@ from paceline.core.protocol.log import Log, LogError
 from paceline.core.protocol.records import Gen, Go
 from paceline.core.protocol.rows import rows_of
 from paceline.core.protocol.snapshot import LogSnapshot
+from paceline.core.protocol.tree import branches
 from paceline.core.rank import saving
 from paceline.core.rank.events import (
     CloseChannel,
@@ -34,6 +37,7 @@ from paceline.core.rank.events import (
     InstallPart,
     InstallState,
     OpenChannel,
+    PassState,
     Restore,
     SendPart,
     SendState,
@@ -284,15 +288,28 @@ def serve(rank: RankState) -> None:
     """The donor streams its state to the joiners, of a version that they can continue (R15)."""
     if not rank.serve or rank.frozen or rank.needs_part or rank.passive or not rank.started:
         return
-    for member, at_least in list(rank.serve.items()):
-        if rank.log.version >= at_least:
-            del rank.serve[member]
-            rank.emit(SendState(member, State(rank.gen_id, rank.log.snapshot())))
+    due = sorted(m for m, at_least in rank.serve.items() if rank.log.version >= at_least)
+    if not due:
+        return
+    snapshot = rank.log.snapshot()
+    for member in due:
+        del rank.serve[member]
+    for member, onward in branches(due):
+        rank.emit(SendState(member, State(rank.gen_id, snapshot, onward)))
+
+
+def pass_on(rank: RankState, state: State) -> None:
+    """The others get it from here, whatever becomes of it here (R45)."""
+    for member, onward in branches(state.onward):
+        rank.emit(PassState(member, replace(state, onward=onward)))
 
 
 def on_state(rank: RankState, state: State) -> None:
     """The donor's state is complete here: the old one is discarded only now (R8)."""
-    if not rank.passive or rank.frozen or state.generation != rank.gen_id:
+    if rank.frozen or state.generation != rank.gen_id:
+        return
+    pass_on(rank, state)
+    if not rank.passive:
         return
     base = state.log.version
     if base > rank.round and rank.broken:

@@ -16,6 +16,7 @@ from paceline.core.messages import (
     Gathered,
     PeerMessage,
     Register,
+    State,
 )
 from paceline.core.protocol.arrivals import Arrivals
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
@@ -246,6 +247,10 @@ class RankState:
             return ()
         done = self.pending.leases() | set(self.share.returned if self.share else ())
         return tuple(x for x in self.log.held(self.me) if x not in done)
+
+    def has_state_of(self, message: State) -> bool:
+        """It needs this state no more: what it had to be passed on to has gone out (R45)."""
+        return message.generation == self.gen_id and not self.frozen and not self.passive
 
     @property
     def wants_to_leave(self) -> bool:

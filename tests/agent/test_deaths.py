@@ -23,6 +23,7 @@ from agent.harness import (
     member,
     pod,
     started,
+    until,
 )
 from paceline.core.messages import AgentDone, AgentHello, KillRank, RankDead, RankStarted
 from paceline_api.settings import FailureRuleSettings
@@ -214,7 +215,8 @@ def test_a_failure_that_the_job_ignores_never_ends_the_pod(tmp_path: Path) -> No
     async def scenario() -> None:
         command = ["/bin/sh", "-c", "exit 3"]
         async with pod(tmp_path, command, backoff_limit=0, rules=rules) as (_, coordinator):
-            await started(coordinator, 0, restarts=2)
+            # Each of them may be gone before anybody can look at its process.
+            await until(lambda: len(coordinator.all(RankDead)) >= 2, "two deaths")
             assert [m.restarts for m in coordinator.all(RankDead)][:2] == [True, True]
 
     asyncio.run(scenario())

@@ -102,7 +102,7 @@ class Run:
         """Wait until a log holds `text`."""
         end = time.monotonic() + LIMIT_S
         while time.monotonic() < end:
-            logs = self.folder.glob("runs/*/*.log")
+            logs = self.folder.glob("runs/*/**/*.log")
             if any(text in log.read_text() for log in logs):
                 return
             time.sleep(0.05)

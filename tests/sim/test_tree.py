@@ -34,6 +34,13 @@ def gos(sim: Simulation) -> dict[int, Go]:
     return {r.round: r for r in history if isinstance(r, Go)}
 
 
+def harm(sim: Simulation, whom: MemberId, how: Kind) -> None:
+    if how is Kind.KILL:
+        sim.after(0, lambda: sim.kill(whom, restart=True))
+    else:
+        sim.ranks[whom].stopped = True
+
+
 def harm_a_head(sim: Simulation, how: Kind) -> list[tuple[MemberId, int]]:
     """The first head of a round, once GO is on its way to it: whom, and how many wait for it."""
     to_peer, harmed = sim.links.to_peer, list[tuple[MemberId, int]]()
@@ -43,10 +50,7 @@ def harm_a_head(sim: Simulation, how: Kind) -> list[tuple[MemberId, int]]:
         onward = message.onward if isinstance(message, m.Start) else ()
         if onward and message.go.round == ROUND and not harmed:
             harmed.append((to, len(onward)))
-            if how is Kind.KILL:
-                sim.after(0, lambda: sim.kill(to, restart=True))
-            else:
-                sim.ranks[to].stopped = True
+            harm(sim, to, how)
 
     sim.links.to_peer = watch  # type: ignore[method-assign]
     return harmed
@@ -93,10 +97,7 @@ def harm_who_collects(sim: Simulation, how: Kind) -> list[MemberId]:
         to_peer(source, to, message)
         if isinstance(message, m.Announce) and message.round == ROUND and not harmed:
             harmed.append(to)
-            if how is Kind.KILL:
-                sim.after(0, lambda: sim.kill(to, restart=True))
-            else:
-                sim.ranks[to].stopped = True
+            harm(sim, to, how)
 
     sim.links.to_peer = watch  # type: ignore[method-assign]
     return harmed

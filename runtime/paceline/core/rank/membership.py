@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from msgspec.structs import replace
 
 from paceline.core.differences import changed
@@ -24,7 +22,7 @@ from paceline.core.messages import (
     Started,
     State,
 )
-from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import Log, LogError
 from paceline.core.protocol.records import Gen, Go
 from paceline.core.protocol.rows import rows_of
@@ -65,10 +63,8 @@ def on_order(rank: RankState, order: Order) -> None:
                     # The proposal ended a reduction before it was read.
                     why = "a reduction was given up for a proposal that came too late"
                     rank.tell(Complain(rank.gen_id, rank.me, rank.round, why))
-        case Commit(gen=gen):
-            _hear_commit(rank, gen.id, lambda: order)
-        case CommitChange(id=new):
-            _hear_commit(rank, new, lambda: changed(rank.commit, order))
+        case Commit() | CommitChange():
+            _hear_commit(rank, order)
         case Release():
             _release(rank, order)
         case Dismiss(why=why):
@@ -78,9 +74,10 @@ def on_order(rank: RankState, order: Order) -> None:
                 rank.request = request
 
 
-def _hear_commit(rank: RankState, new: GenerationId, read: Callable[[], Commit]) -> None:
+def _hear_commit(rank: RankState, order: Commit | CommitChange) -> None:
+    new = order.gen.id if isinstance(order, Commit) else order.id
     if new == rank.promise and rank.frozen:
-        _accept(rank, read())
+        _accept(rank, order if isinstance(order, Commit) else changed(rank.commit, order))
     elif new < rank.promise:
         rank.tell(Refused(new, rank.me, rank.promise))
 

@@ -160,6 +160,22 @@ TIME: Final = Row(
             ),
             stacked=True,
         ),
+        Panel(
+            "Do reductions run beside backward()?",
+            "percentunit",
+            "Streamed: share of the rounds. Beside backward(): share of a rank's time. Given up: "
+            "share of the rounds that a worker made void, and why; many of them mean uneven steps.",
+            (
+                Query(_per_round("paceline_rounds_streamed_total"), "streamed"),
+                Query(_share("paceline_transfer_hidden_seconds_total"), "beside backward()"),
+                Query(
+                    f"sum by (cause) (rate(paceline_rounds_given_up_total{W}{RATE}))"
+                    f" / on () group_left () sum(rate(paceline_rounds_total{W}{RATE}))",
+                    "given up: {{cause}}",
+                ),
+            ),
+            empty=NONE,
+        ),
     ),
 )
 

@@ -2,8 +2,9 @@
 
 A stage is a folder of tests/. Cheap and pure stages come first, so that a broken decision is not
 first seen as a hanging process. Side by side (`pytest --numprocesses`) what needs a Kubernetes is
-one lane, which shares its clusters and lasts as long as all the rest; it begins at once, and the
-other lanes take the rest in order, test by test.
+one lane, which shares its clusters and mostly waits; it begins at once, and the other lanes take
+the rest in order, test by test. From three lanes on what needs nodes, which is two thirds of it, is
+a lane of its own.
 
 Under CI=true a skip is a failure, since it would mean that CI has lost a prerequisite without
 anybody seeing it. Only what CI need not be is exempt: a machine with a GPU, a user other than root,
@@ -40,6 +41,8 @@ STAGES = (
     *("cluster", "operator/real", "nodes"),
 )
 KUBERNETES = ("cluster", "operator/real", "nodes")
+NODE_FILES = ("test_nodes.py", "test_image_build.py")
+"""In tests/cluster, what uses fixtures of tests/nodes and no other ones."""
 MAY_SKIP = ("GPU", "root may write everywhere", "no right to mount")
 
 # Smoke sizes of the benchmarks start dozens of processes: `make bench-smoke`.
@@ -76,11 +79,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class Lanes(LoadScopeScheduling):
-    """Hands out what needs a Kubernetes as one piece, and all other tests one by one."""
+    """Hands out what shares a cluster as one piece, and all other tests one by one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        stage = stage_of(HERE.parent / nodeid.partition("::")[0])
-        return "kubernetes" if stage in KUBERNETES else nodeid
+        path = HERE.parent / nodeid.partition("::")[0]
+        stage = stage_of(path)
+        if stage not in KUBERNETES:
+            return nodeid
+        on_nodes = stage == "nodes" or path.name in NODE_FILES
+        return "kubernetes on nodes" if on_nodes and self.numnodes >= 3 else "kubernetes"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes:

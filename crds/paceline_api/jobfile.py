@@ -45,8 +45,8 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
     """Absolute; empty = that of the agent."""
     backend: str
     """spec.collective.backend; decides whether a rank is started by mpiexec."""
-    segment_bytes: int
-    """spec.collective.segmentBytes."""
+    segment_bytes: int | None
+    """spec.collective.segmentBytes; None: by the device."""
     backoff_limit: int
     failure_rules: tuple[FailureRuleSettings, ...]
     """Of spec.failurePolicy: which deaths of ranks do not count, or end the job."""

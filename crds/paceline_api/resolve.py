@@ -84,7 +84,8 @@ def resolve_collective(collective: Collective) -> CollectiveSettings:
         bench_after_ns=_auto_ns(_set(collective.bench_after)),
         freeze_timeout_ns=parse_duration(_set(collective.freeze_timeout)),
         buffers_every=_set(buffers.every_rounds) if buffers.policy is BufferPolicy.AVERAGE else 0,
-        segment_bytes=_set(collective.segment_bytes),
+        segment_bytes=collective.segment_bytes,
+        overlap=_set(collective.overlap),
         hash_every=_set(collective.hash_every_rounds),
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from paceline_api.settings import CollectiveSettings
-from paceline_api.types.enums import MaxAgePolicy, Mode, Normalisation, Pacing
+from paceline_api.types.enums import MaxAgePolicy, Mode, Normalisation, Overlap, Pacing
 
 
 class RoundSettings(Struct, frozen=True):
@@ -47,6 +47,8 @@ class RoundSettings(Struct, frozen=True):
     """Silence until a rank that alone is missing is benched (R13); 0 = max(60 s, 20 x median)."""
     buffers_every: int = 0
     """Float buffers (BatchNorm) are averaged every N rounds and at stop (R24, D10); 0 = local."""
+    overlap: Overlap = Overlap.AUTO
+    """Whether rounds may be streamed: reduced while backward() still runs."""
     hash_every: int = 100
     """Rounds between two comparisons of the committed weights' hashes; 0 = never."""
 
@@ -72,5 +74,6 @@ class RoundSettings(Struct, frozen=True):
             pacing=c.pacing,
             bench_after_ns=c.bench_after_ns or 0,
             buffers_every=c.buffers_every,
+            overlap=c.overlap,
             hash_every=c.hash_every,
         )

@@ -14,6 +14,7 @@ from paceline_api.types.enums import (
     MaxAgePolicy,
     Mode,
     Normalisation,
+    Overlap,
     Pacing,
     StragglerResponse,
 )
@@ -52,8 +53,9 @@ class CollectiveSettings:
     freeze_timeout_ns: int
     buffers_every: int
     """Rounds; 0: buffers stay local."""
-    segment_bytes: int
-    """Bound of what is reduced at a time."""
+    segment_bytes: int | None
+    """Bound of what is reduced at a time; None: by the device."""
+    overlap: Overlap
     hash_every: int
     """Rounds; 0: never."""
 

@@ -43,6 +43,7 @@ ENV_METRICS_PORT: Final = "PACELINE_METRICS_PORT"
 ENV_MEMBER: Final = "PACELINE_MEMBER"
 ENV_AGENT_FD: Final = "PACELINE_AGENT_FD"
 ENV_RECORD_FD: Final = "PACELINE_RECORD_FD"
+ENV_LINE_FD: Final = "PACELINE_LINE_FD"
 ENV_LISTEN: Final = "PACELINE_LISTEN"
 ENV_LISTEN_FD: Final = "PACELINE_LISTEN_FD"
 ENV_UID: Final = "PACELINE_UID"
@@ -137,7 +138,7 @@ class AgentSettings:
             drain_grace_s=_take(env, ENV_DRAIN_GRACE, _seconds, DRAIN_GRACE_S),
             host=env.get(ENV_HOST) or ("127.0.0.1" if local else socket.gethostname()),
             metrics_port=_take(env, ENV_METRICS_PORT, _count, METRICS_PORT),
-            tls_cert=_certificate(env),
+            tls_cert=_take(env, ENV_TLS_CERT, Path, None),
             drained_exit_code=_take(env, ENV_DRAINED_EXIT, _count, 0),
         )
 
@@ -146,8 +147,8 @@ class AgentSettings:
 class RankSettings:
     job: str
     member: MemberId
-    coordinators: tuple[str, ...]
     token: str
+    """Of the ranks' sockets to each other; they have none to the coordinator (R43)."""
     run_dir: Path
     spec_path: Path
     local: bool
@@ -157,8 +158,8 @@ class RankSettings:
     """Socket to the agent; for `worker.agent_pipe.AgentPipe`."""
     record_fd: int
     """Memory of the rank's metrics; for `telemetry.records.RankRecord.open`."""
-    tls_cert: Path | None = None
-    """The coordinator's; None = plain HTTP."""
+    line_fd: int
+    """Its line to the coordinator; for `worker.coordinator_line.CoordinatorLine`."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> RankSettings | None:
@@ -168,7 +169,6 @@ class RankSettings:
         return cls(
             job=_need(env, ENV_JOB, str),
             member=_need(env, ENV_MEMBER, parse_member),
-            coordinators=_need(env, ENV_COORDINATOR, _urls),
             token=_need(env, ENV_TOKEN, str),
             run_dir=_need(env, ENV_RUN_DIR, Path),
             spec_path=_need(env, ENV_SPEC, Path),
@@ -177,17 +177,15 @@ class RankSettings:
             host=_need(env, ENV_HOST, str),
             agent_fd=_need(env, ENV_AGENT_FD, _count),
             record_fd=_need(env, ENV_RECORD_FD, _count),
-            tls_cert=_certificate(env),
+            line_fd=_need(env, ENV_LINE_FD, _count),
         )
 
 
 def rank_environment(settings: AgentSettings, member: MemberId) -> dict[str, str]:
-    """What `RankSettings` reads, but for the two descriptors, which the shim adds."""
-    certificate = {ENV_TLS_CERT: str(settings.tls_cert)} if settings.tls_cert else {}
-    return certificate | {
+    """What `RankSettings` reads, but for the three descriptors, which the shim adds."""
+    return {
         ENV_JOB: settings.job,
         ENV_MEMBER: str(member),
-        ENV_COORDINATOR: ",".join(settings.coordinators),
         ENV_TOKEN: settings.token,
         ENV_RUN_DIR: str(settings.run_dir),
         ENV_SPEC: str(settings.spec_path),
@@ -232,10 +230,6 @@ class CoordinatorSettings:
             tls=(Path(cert), Path(key)) if cert else None,
             linger_s=_take(env, ENV_LINGER, _seconds, LINGER_S),
         )
-
-
-def _certificate(env: Mapping[str, str]) -> Path | None:
-    return _take(env, ENV_TLS_CERT, Path, None)
 
 
 def _need(env: Mapping[str, str], name: str, read: Callable[[str], T]) -> T:

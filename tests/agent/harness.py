@@ -110,7 +110,7 @@ class Coordinator:
         try:
             async for message in ws:
                 if message.type is WSMsgType.TEXT:
-                    decoded = wire.agent_message(message.data)
+                    decoded = wire.message_of_pod(message.data)
                     self.heard.append((time.monotonic_ns(), decoded))
                     self._news.set()
         finally:

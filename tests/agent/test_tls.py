@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from paceline.agent.coordinator_client import CoordinatorLink
 from paceline.control.tls import pinned
-from paceline.core.messages import AgentBeat, AgentHello
+from paceline.control.voice import PodVoice
+from paceline.core.agent.relay import Relay
+from paceline.core.messages import AgentHello
 from paceline_api.errors import PacelineError
 from paceline_operator.cluster.tls import pair_of
 from paceline_operator.core.keys import job_keys
@@ -55,10 +56,17 @@ async def coordinator(uid: str, folder: Path) -> AsyncIterator[tuple[str, asynci
 async def tells(uid: str, trusted: str, folder: Path) -> bool:
     """Whether an agent that trusts one coordinator says something to that of `uid`."""
     tls = pinned(certificate_of(trusted, folder)[0])
-    hello, beat = AgentHello(0, 1, "here", "", (), ()), AgentBeat(0, 1)
+    hello = AgentHello(0, 1, "here", "", (), ())
     async with coordinator(uid, folder) as (url, heard):
-        agent = CoordinatorLink(
-            (url,), "token", hello=lambda: hello, beat=lambda: beat, obey=lambda _: None, tls=tls
+        agent = PodVoice(
+            (url,),
+            "token",
+            Relay(0, 1),
+            hello=lambda _: hello,
+            carriers=lambda: (),
+            obey=lambda _: None,
+            tell=lambda *_: None,
+            tls=tls,
         )
         running = asyncio.create_task(agent.run())
         try:

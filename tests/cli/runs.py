@@ -1,4 +1,9 @@
-"""`paceline` as a process, for tests. A run has a folder of its own and ends, whatever happens."""
+"""`paceline` as a process, for tests. A run has a folder of its own and ends, whatever happens.
+
+Importing torch is most of the work of a small job. Where a test is about what a job does, and not
+about how its programs start, all processes are forked from one that has imported it: `ForkedRun`
+and `forked_paceline`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,8 @@ import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+
+from local.forked_call import ForkedCall
 
 PACELINE = Path(sys.executable).parent / "paceline"
 LIMIT_S = 240.0
@@ -46,6 +53,21 @@ def paceline(folder: Path, *words: str, **env: str) -> tuple[int, str]:
         check=False,
     )
     return done.returncode, done.stdout
+
+
+def forked_paceline(folder: Path, *words: str, **env: str) -> tuple[int, str]:
+    """The same. By then nothing of it may live."""
+    return end_of(ForkedCall(words, folder, os.environ | env))
+
+
+def end_of(call: ForkedCall) -> tuple[int, str]:
+    """Exit code and output. By then nothing of it may live."""
+    try:
+        said, _ = call.communicate(timeout=LIMIT_S)
+        assert call.left_over() == []
+    finally:
+        call.close()
+    return call.wait(), said
 
 
 def joined(said: str) -> set[str]:
@@ -99,14 +121,40 @@ class Run:
             time.sleep(0.1)
 
     def until(self, text: str) -> None:
-        """Wait until a log holds `text`."""
-        end = time.monotonic() + LIMIT_S
-        while time.monotonic() < end:
-            logs = self.folder.glob("runs/*/**/*.log")
-            if any(text in log.read_text() for log in logs):
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"no log says {text!r}")
+        until_logged(self.folder, text)
+
+
+class ForkedRun:
+    """One `paceline run` of a script; its processes are forked."""
+
+    def __init__(
+        self,
+        folder: Path,
+        command: str,
+        *words: str,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        (folder / "job.yaml").write_text(JOB.format(name="job", command=command, mark=""))
+        env = os.environ if env is None else env
+        self.process = ForkedCall(("run", "job.yaml", *words), folder, env)
+        self._logs = folder
+
+    def wait(self) -> tuple[int, str]:
+        return end_of(self.process)
+
+    def until(self, text: str) -> None:
+        until_logged(self._logs, text)
+
+
+def until_logged(folder: Path, text: str) -> None:
+    """Wait until a log of a run below `folder` holds `text`."""
+    end = time.monotonic() + LIMIT_S
+    while time.monotonic() < end:
+        logs = folder.glob("runs/*/**/*.log")
+        if any(text in log.read_text() for log in logs):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"no log says {text!r}")
 
 
 @cache

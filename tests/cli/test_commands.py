@@ -68,13 +68,14 @@ def test_a_valid_job(paceline) -> None:
     [
         (JOB.replace("replicas: 4", "replcas: 4"), ["spec.replcas", "replicas", "line 5"]),
         (JOB.replace("quorum: 3", "quorum: 9"), ["spec.collective.quorum", "9", "hint: "]),
+        (JOB.replace("maxReplicas: 5", "minReplicas: 5"), ["spec.minReplicas", "5", "4", "hint: "]),
         (JOB.replace("kind: TrainingJob", "kind: Job"), ["kind", "Job", "TrainingJob"]),
         (JOB.replace("name: trainer", "name: worker"), ["trainer", "hint: "]),
         ("a: [", ["job.yaml", "hint: "]),
         ("", ["job.yaml", "hint: "]),
         ("- 1\n- 2\n", ["job.yaml", "hint: "]),
     ],
-    ids=["misspelt", "quorum", "kind", "container", "no-yaml", "empty", "list"],
+    ids=["misspelt", "quorum", "minimum", "kind", "container", "no-yaml", "empty", "list"],
 )
 def test_a_wrong_job_is_explained(paceline, command: str, job: str, parts: list[str]) -> None:
     said = paceline(command, "job.yaml", job=job)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from cli.runs import PACELINE
+from local.forked_call import ForkedCall
 
 pytestmark = pytest.mark.processes
 
@@ -44,7 +45,7 @@ data = torch.utils.data.TensorDataset(torch.randn(4096, 2))
 loader = pl.DataLoader(data, batch_size=4)
 for _ in loader.epochs(1000):
     for (x,) in loader:
-        time.sleep(0.01)
+        time.sleep(0.05)
         model(x).square().mean().backward()
         optimizer.step()
 """
@@ -61,18 +62,10 @@ class Terminal:
         (folder / "user").mkdir(exist_ok=True)
         (folder / "job.yaml").write_text(JOB)
         (folder / "train.py").write_text(SCRIPT)
-        self.runner: subprocess.Popen[str] | None = None
+        self.runner: ForkedCall | None = None
 
     def run_job(self) -> None:
-        self.runner = subprocess.Popen(
-            [PACELINE, "run", "job.yaml"],
-            cwd=self.folder,
-            env=self.env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        self.runner = ForkedCall(["run", "job.yaml"], self.folder, self.env)
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
@@ -88,8 +81,11 @@ class Terminal:
         return done
 
     def status(self, *words: str) -> Any:
-        done = self.call("status", *words, "--json")
-        return json.loads(done.stdout) if done.returncode == 0 else None
+        """Asked often, so it is forked."""
+        call = ForkedCall(["status", *words, "--json"], self.folder, self.env)
+        said, _ = call.communicate(timeout=LIMIT_S)
+        call.close()
+        return json.loads(said) if call.wait() == 0 else None
 
     def until(self, name: str, want: Callable[[Any], bool]) -> Any:
         end = time.monotonic() + LIMIT_S
@@ -112,16 +108,16 @@ class Terminal:
         assert self.runner is not None
         self.runner.send_signal(signal.SIGINT)
         said, _ = self.runner.communicate(timeout=LIMIT_S)
-        return self.runner.returncode, said
+        self.runner.close()
+        return self.runner.wait(), said
 
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
     made = Terminal(tmp_path)
     yield made
-    if made.runner is not None and made.runner.poll() is None:
-        made.runner.kill()
-        made.runner.communicate()
+    if made.runner is not None:
+        made.runner.close()
 
 
 def active(count: int) -> Callable[[Any], bool]:
@@ -237,15 +233,18 @@ def test_without_a_folder_of_the_user_the_run_folder_will_do(tmp_path: Path) -> 
     assert "`paceline status` needs the folder" in said
 
 
+def _carriers(status: dict[str, Any]) -> list[str]:
+    return [rank["carrier"] for rank in status["ranks"] if rank["state"] == "active"]
+
+
 def test_it_says_what_carries_the_gradients_from_replica_to_replica(terminal: Terminal) -> None:
     """Found out by the agents of real processes; loopback is no RDMA on any machine."""
     script = SCRIPT.replace("Linear(2, 1)", "Linear(2, 200_000)")
     (terminal.folder / "train.py").write_text(script)
     terminal.run_job()
-    # Nothing is said in the first rounds of a membership, of which a busy machine may need several.
-    status = terminal.until("elastic", lambda s: s["carrier"] and active(2)(s))
+    # Nothing is said in the first rounds of a membership, and each agent finds out by itself.
+    status = terminal.until("elastic", lambda s: active(2)(s) and all(_carriers(s)))
+    assert _carriers(status) == ["TCP", "TCP"]
     assert status["carrier"] == "TCP"
-    active_ones = [rank for rank in status["ranks"] if rank["state"] == "active"]
-    assert [rank["carrier"] for rank in active_ones] == ["TCP", "TCP"]
     assert "gloo over TCP" in terminal.shown("elastic")
     terminal.end()

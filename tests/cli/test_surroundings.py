@@ -147,7 +147,7 @@ def test_a_port_in_use_in_a_pod_is_named(tmp_path: Path) -> None:
     ("name", "value", "parts"),
     [
         ("PACELINE_MEMBER", "first", ["PACELINE_MEMBER", "first"]),
-        ("PACELINE_COORDINATOR", "ftp://x", ["PACELINE_COORDINATOR", "http://"]),
+        ("PACELINE_HOST", "", ["PACELINE_HOST", "is not set"]),
         ("PACELINE_TOKEN", "", ["PACELINE_TOKEN", "is not set"]),
     ],
 )
@@ -157,7 +157,6 @@ def test_a_rank_says_which_variable_is_wrong(
     env = os.environ | {
         "PACELINE_JOB": "job",
         "PACELINE_MEMBER": "0.0#0",
-        "PACELINE_COORDINATOR": "http://127.0.0.1:1",
         "PACELINE_TOKEN": "secret",
         "PACELINE_RUN_DIR": str(tmp_path),
         "PACELINE_SPEC": str(tmp_path / "none.json"),

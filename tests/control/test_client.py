@@ -1,14 +1,11 @@
-"""A client's connection to the coordinator outlives what goes wrong at either end of it.
-
-The same for both clients: a rank, which has a thread for it, and an agent.
-"""
+"""A pod's connection to the coordinator outlives what goes wrong at either end of it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,12 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import WSMsgType, web
-from paceline.agent.coordinator_client import PACE
-from paceline.agent.coordinator_client import CoordinatorLink as AgentLink
-from paceline.control.client import ControlClient
+from failing import Failing
+from paceline.control import client as control
+from paceline.control.voice import INTRODUCTIONS_S, PodVoice
 from paceline.core import wire
+from paceline.core.agent.relay import Relay
 from paceline.core.messages import (
-    AgentBeat,
     AgentDone,
     AgentHello,
     BeatEvery,
@@ -29,29 +26,35 @@ from paceline.core.messages import (
     Endpoints,
     Figures,
     Heartbeat,
+    Introduce,
+    PodBeat,
+    RankDead,
+    RankGone,
     Register,
+    Said,
     Shutdown,
+    Stopped,
+    ToPod,
 )
 from paceline.core.protocol.ids import NO_GENERATION, MemberId
-from paceline.worker.coordinator_client import CoordinatorLink as RankLink
 
 WAIT_S = 30.0
 TOKEN = "secret"
-ME = MemberId(0, 0, 1000)
-GREETINGS: dict[str, msgspec.Struct] = {
-    "rank": Register(
-        ME, 1, "h", Endpoints("a", "b"), NO_GENERATION, NO_GENERATION, 0, False, ready=True
-    ),
-    "agent": AgentHello(0, 1, "h", "", (), ()),
-}
-BEATS: dict[str, msgspec.Struct] = {
-    "rank": Heartbeat(ME, NO_GENERATION, NO_GENERATION, 0),
-    "agent": AgentBeat(0, 1),
-}
+ME, OTHER = MemberId(0, 0, 1000), MemberId(0, 1, 1000)
+HELLO = AgentHello(0, 1, "h", "", (), ())
+BEAT = PodBeat(0, 1, carriers=())
+AGAIN = PodBeat(0, 1)
+"""A beat that says nothing new."""
 FIGURES = Figures(ME, 0, {"epoch": 1.0})
-ORDERS: dict[str, msgspec.Struct] = {"rank": Dismiss("over"), "agent": Shutdown("over")}
+ORDER = Shutdown("over")
+DEAD = RankDead(ME, -9, "killed", restarts=False)
+STOPPED = Stopped(NO_GENERATION, ME, 3)
 LAST = AgentDone(0, 1, "finished")
-both = pytest.mark.parametrize("side", ["rank", "agent"])
+
+
+def register(who: MemberId) -> Register:
+    ends = Endpoints("a", "b")
+    return Register(who, 1, "h", ends, NO_GENERATION, NO_GENERATION, 0, False, ready=True)
 
 
 class Coordinator:
@@ -61,6 +64,8 @@ class Coordinator:
         self.connections: list[web.WebSocketResponse] = []
         self.heard: asyncio.Queue[tuple[int, msgspec.Struct]] = asyncio.Queue()
         self.url = ""
+        self.deaf = 0
+        """So many attempts get no answer."""
 
     async def tell(self, text: str) -> None:
         await self.connections[-1].send_str(text)
@@ -73,6 +78,13 @@ class Coordinator:
                 if found == message:
                     return number
 
+    async def wait_for(self, kind: type) -> Any:
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                _, found = await self.heard.get()
+                if isinstance(found, kind):
+                    return found
+
     async def next(self) -> msgspec.Struct:
         async with asyncio.timeout(WAIT_S):
             return (await self.heard.get())[1]
@@ -80,14 +92,16 @@ class Coordinator:
     async def serve(self, request: web.Request) -> web.StreamResponse:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             raise web.HTTPUnauthorized
-        decode = wire.rank_message if request.path == "/v1/ranks" else wire.agent_message
+        while self.deaf:
+            self.deaf -= 1
+            await asyncio.sleep(WAIT_S)
         connection = web.WebSocketResponse()
         await connection.prepare(request)
         self.connections.append(connection)
         number = len(self.connections)
         async for message in connection:
             if message.type is WSMsgType.TEXT:
-                self.heard.put_nowait((number, decode(message.data)))
+                self.heard.put_nowait((number, wire.message_of_pod(message.data)))
         return connection
 
 
@@ -95,7 +109,7 @@ class Coordinator:
 async def coordinator() -> AsyncIterator[Coordinator]:
     mine = Coordinator()
     app = web.Application()
-    app.add_routes([web.get("/v1/ranks", mine.serve), web.get("/v1/agents", mine.serve)])
+    app.add_routes([web.get("/v1/agents", mine.serve)])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -107,78 +121,70 @@ async def coordinator() -> AsyncIterator[Coordinator]:
 
 
 @dataclass
-class Calls:
-    """What a client is given to call; each fails as often as it is told."""
+class Pod(Failing):
+    """What a voice is given to call; each fails as often as it is told. Its ranks answer at once,
+    but for those that are stopped."""
 
-    side: str
-    failures: dict[str, int] = field(default_factory=dict)
     obeyed: list[Any] = field(default_factory=list)
+    told: list[tuple[MemberId, Any]] = field(default_factory=list)
+    stopped: set[MemberId] = field(default_factory=set)
+    numbers: dict[MemberId, int] = field(default_factory=dict)
+    voice: PodVoice = field(init=False)
 
-    def greet(self) -> Any:
-        self._may_fail("greet")
-        return GREETINGS[self.side]
+    def hello(self, registers: tuple[Register, ...]) -> AgentHello:
+        self.may_fail("greet")
+        return msgspec.structs.replace(HELLO, registers=registers)
 
-    def beat(self) -> Any:
-        self._may_fail("beat")
-        return BEATS[self.side]
+    def carriers(self) -> tuple[()]:
+        self.may_fail("beat")
+        return ()
 
     def obey(self, order: Any) -> None:
-        self._may_fail("obey")
+        self.may_fail("obey")
         self.obeyed.append(order)
 
-    def connected(self) -> None:
-        self._may_fail("connected")
+    def tell(self, member: MemberId, data: bytes) -> None:
+        order = wire.message_to_rank(data)
+        self.told.append((member, order))
+        if isinstance(order, Introduce):
+            self.numbers[member] = order.connection
+            if member not in self.stopped:
+                self.say(register(member))
 
-    def _may_fail(self, what: str) -> None:
-        left = self.failures.get(what, 0)
-        if left:
-            self.failures[what] = left - 1
-            raise RuntimeError("dictionary changed size during iteration")
+    def say(self, message: Any) -> None:
+        said = Said(self.numbers[message.member], message)
+        self.voice.heard(message.member, msgspec.json.encode(said))
 
 
 @asynccontextmanager
-async def linked(
-    calls: Calls, *urls: str, token: str = TOKEN
-) -> AsyncIterator[Callable[[msgspec.Struct], None]]:
-    """What sends a message."""
-    if calls.side == "rank":
-        rank = RankLink(
-            urls,
-            token,
-            register=calls.greet,
-            heartbeat=calls.beat,
-            figures=lambda: FIGURES,
-            obey=calls.obey,
-            connected=calls.connected,
-        )
-        rank.start()
-        try:
-            yield rank.send
-        finally:
-            await asyncio.to_thread(rank.close)
-            assert not rank._thread.is_alive()
-    else:
-        agent = AgentLink(urls, token, hello=calls.greet, beat=calls.beat, obey=calls.obey)
-        running = asyncio.create_task(agent.run())
-        try:
-            yield agent.send
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+async def speaking(pod: Pod, *urls: str, token: str = TOKEN) -> AsyncIterator[PodVoice]:
+    pod.voice = PodVoice(
+        urls,
+        token,
+        Relay(0, 1),
+        hello=pod.hello,
+        carriers=pod.carriers,
+        obey=pod.obey,
+        tell=pod.tell,
+    )
+    running = asyncio.create_task(pod.voice.run())
+    try:
+        yield pod.voice
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
-@both
-def test_what_is_no_message_is_skipped(side: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_no_message_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        calls = Calls(side)
-        async with coordinator() as mine, linked(calls, mine.url):
-            await mine.wait(GREETINGS[side])
+        pod = Pod()
+        async with coordinator() as mine, speaking(pod, mine.url):
+            await mine.wait(HELLO)
             await mine.tell('{"type": "news from a later release"}')
-            await mine.tell(wire.to_json(ORDERS[side]))
+            await mine.tell(wire.to_json(ORDER))
             # A beat that comes after the order has been read.
-            for _ in range(2):
-                assert await mine.wait(BEATS[side]) == 1
-            assert calls.obeyed == [ORDERS[side]]
+            assert await mine.wait(AGAIN) == 1
+            assert pod.obeyed == [ORDER]
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(scenario())
@@ -189,86 +195,80 @@ def test_beats_and_figures_come_as_often_as_the_coordinator_wants() -> None:
     """R42; over the next connection they are those of a small job until it says so again."""
 
     async def scenario() -> None:
-        async with coordinator() as mine, linked(Calls("rank"), mine.url):
-            assert [await mine.next() for _ in range(3)] == [
-                GREETINGS["rank"],
-                BEATS["rank"],
-                FIGURES,
-            ]
-            await mine.tell(wire.to_json(BeatEvery(ms=20, figures=3)))
-            await mine.wait(FIGURES)
-            told = [await mine.next() for _ in range(8)]
-            assert told == 2 * [*3 * [BEATS["rank"]], FIGURES]
+        pod = Pod()
+        async with coordinator() as mine, speaking(pod, mine.url) as voice:
+            await mine.wait(HELLO)
+            voice.open(ME)
+            assert await mine.wait(register(ME)) == 1
+            pod.say(FIGURES)
+            assert [await mine.next() for _ in range(2)] == [BEAT, FIGURES]
+            rhythm = BeatEvery(ms=20, figures=3)
+            await mine.tell(wire.to_json(rhythm))
+            await mine.wait(AGAIN)
+            assert pod.told[-1] == (ME, rhythm), "the ranks make no more figures than are wanted"
+            voice.open(OTHER)
+            assert pod.told[-1] == (OTHER, rhythm)
+            await mine.wait(register(OTHER))
+            counts = []
+            for _ in range(2):
+                pod.say(FIGURES)
+                beats = 0
+                while await mine.next() != FIGURES:
+                    beats += 1
+                counts.append(beats)
+            assert counts[1] == 3
             await mine.tell(wire.to_json(BeatEvery(ms=3_600_000, figures=1)))
-            while not mine.heard.empty():
-                await mine.next()
             await mine.connections[-1].close()
-            assert await mine.wait(BEATS["rank"]) == 2
+            assert await mine.wait(BEAT) == 2
 
     asyncio.run(scenario())
 
 
-@both
-def test_a_heartbeat_that_cannot_be_made_is_left_out(
-    side: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_beat_that_cannot_be_made_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        calls = Calls(side, {"beat": 2})
-        async with coordinator() as mine, linked(calls, mine.url):
-            assert await mine.wait(BEATS[side]) == 1
+        async with coordinator() as mine, speaking(Pod({"beat": 2}), mine.url):
+            assert await mine.wait(BEAT) == 1
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(scenario())
     assert caplog.text.count("a heartbeat could not be made: RuntimeError") == 1
 
 
-@pytest.mark.parametrize(
-    ("side", "what"),
-    [
-        ("rank", "greet"),
-        ("rank", "obey"),
-        ("rank", "connected"),
-        ("agent", "greet"),
-        ("agent", "obey"),
-    ],
-)
+@pytest.mark.parametrize("what", ["greet", "obey"])
 def test_any_other_call_that_fails_costs_the_connection_only(
-    side: str, what: str, caplog: pytest.LogCaptureFixture
+    what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        calls = Calls(side, {what: 1})
-        async with coordinator() as mine, linked(calls, mine.url):
+        async with coordinator() as mine, speaking(Pod({what: 1}), mine.url):
             if what == "obey":
-                await mine.wait(GREETINGS[side])
-                await mine.tell(wire.to_json(ORDERS[side]))
-            assert await mine.wait(BEATS[side]) == 2
+                await mine.wait(HELLO)
+                await mine.tell(wire.to_json(ORDER))
+            assert await mine.wait(BEAT) == 2
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(scenario())
     assert "the connection to the coordinator was given up after RuntimeError" in caplog.text
 
 
-@both
 def test_addresses_are_tried_in_turn_and_complained_about_once(
-    side: str, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:
         with socket.create_server(("127.0.0.1", 0)) as closed:
             port = closed.getsockname()[1]
         async with coordinator() as mine:
             nobody = f"http://127.0.0.1:{port}"
-            async with linked(Calls(side), nobody, nobody, mine.url):
-                assert await mine.wait(BEATS[side]) == 1
+            async with speaking(Pod(), nobody, nobody, mine.url):
+                assert await mine.wait(BEAT) == 1
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(scenario())
     assert caplog.text.count("no coordinator at http://127.0.0.1:") == 1
 
 
-@both
-def test_a_wrong_token_is_named(side: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_token_is_named(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        async with coordinator() as mine, linked(Calls(side), mine.url, token="other"):
+        async with coordinator() as mine, speaking(Pod(), mine.url, token="other"):
             async with asyncio.timeout(WAIT_S):
                 while "refuses the token" not in caplog.text:  # noqa: ASYNC110 - a log wakes nobody
                     await asyncio.sleep(0.02)
@@ -278,65 +278,134 @@ def test_a_wrong_token_is_named(side: str, caplog: pytest.LogCaptureFixture) -> 
     assert caplog.text.count("refuses the token: it belongs to another job") == 1
 
 
-@pytest.mark.parametrize("keeps", [True, False])
-def test_what_is_said_to_nobody_is_kept_or_lost(keeps: bool) -> None:
-    """Kept for an agent; a rank's state machine repeats what still matters on a new connection."""
+def test_a_coordinator_that_is_busy_is_given_more_time_with_each_attempt(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each attempt that is given up costs it another handshake."""
+    monkeypatch.setattr(control, "OPEN_S", 0.1)
 
-    async def scenario() -> bool:
-        calls = Calls("agent")
-        async with coordinator() as mine:
-            client = ControlClient(
-                (mine.url,),
-                "/v1/agents",
-                TOKEN,
-                pace=PACE,
-                greet=calls.greet,
-                beat=calls.beat,
-                decode=wire.message_to_agent,
-                obey=calls.obey,
-                keeps=keeps,
-            )
-            client.send(LAST)
-            running = asyncio.create_task(client.run())
-            heard = [await mine.heard.get() for _ in range(2)]
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            assert heard[0] == (1, GREETINGS["agent"])
-            return heard[1] == (1, LAST)
-
-    assert asyncio.run(scenario()) is keeps
-
-
-def test_the_last_word_of_a_rank_is_heard() -> None:
     async def scenario() -> None:
         async with coordinator() as mine:
-            async with linked(Calls("rank"), mine.url) as send:
-                await mine.wait(BEATS["rank"])
-                send(GREETINGS["rank"])
-                send(BEATS["rank"])
-            assert await mine.wait(GREETINGS["rank"]) == 1
+            mine.deaf = 2
+            async with speaking(Pod(), mine.url):
+                assert await mine.wait(BEAT) == 1
 
-    asyncio.run(scenario())
-
-
-def test_a_rank_that_reaches_nobody_can_be_closed() -> None:
-    async def scenario() -> None:
-        async with linked(Calls("rank"), "http://127.0.0.1:1"):
-            pass
-
-    asyncio.run(scenario())
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(scenario())
+    given = [record.message for record in caplog.records if "no answer" in record.message]
+    assert [text.split(" within ")[1].split(";")[0] for text in given] == ["0.1 s", "0.2 s"]
 
 
 def test_an_agent_knows_that_its_last_word_was_read() -> None:
     async def scenario() -> None:
-        async with coordinator() as mine:
-            calls = Calls("agent")
-            link = AgentLink(
-                (mine.url,), TOKEN, hello=calls.greet, beat=calls.beat, obey=calls.obey
-            )
-            running = asyncio.create_task(link.run())
-            assert await link.finish(LAST)
-            await running
+        async with coordinator() as mine, speaking(Pod(), mine.url) as voice:
+            assert await voice.finish(LAST)
             assert await mine.wait(LAST) == 1
 
     asyncio.run(scenario())
+
+
+# ---- for its ranks (R43) -------------------------------------------------------------------------
+
+
+def test_what_is_lost_with_a_connection_and_what_is_kept() -> None:
+    """A rank's state machine repeats what still matters; evidence is the agent's own."""
+
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            port = closed.getsockname()[1]
+        nobody = f"http://127.0.0.1:{port}"
+        async with coordinator() as mine, speaking(Pod(), nobody, mine.url) as voice:
+            voice.send(DEAD)
+            voice._client.pass_on(STOPPED)
+            assert [await mine.next() for _ in range(3)] == [HELLO, DEAD, BEAT]
+
+    asyncio.run(scenario())
+
+
+def test_a_new_connection_begins_with_all_ranks_in_one_greeting() -> None:
+    async def scenario() -> None:
+        pod = Pod()
+        async with coordinator() as mine, speaking(pod, mine.url) as voice:
+            await mine.wait(HELLO)
+            for who in (ME, OTHER):
+                voice.open(who)
+                await mine.wait(register(who))
+            both = msgspec.structs.replace(HELLO, registers=(register(ME), register(OTHER)))
+            await mine.connections[-1].close()
+            assert await mine.wait(both) == 2
+            pod.stopped.add(OTHER)
+            begun_s = asyncio.get_running_loop().time()
+            await mine.connections[-1].close()
+            one = msgspec.structs.replace(HELLO, registers=(register(ME),))
+            assert await mine.wait(one) == 3
+            assert asyncio.get_running_loop().time() - begun_s >= INTRODUCTIONS_S
+            pod.say(register(OTHER))
+            assert await mine.wait(register(OTHER)) == 3
+
+    asyncio.run(scenario())
+
+
+def test_an_order_for_many_reaches_each_and_an_older_rank_s_word_nobody() -> None:
+    async def scenario() -> None:
+        pod = Pod()
+        async with coordinator() as mine, speaking(pod, mine.url) as voice:
+            await mine.wait(HELLO)
+            for who in (ME, OTHER):
+                voice.open(who)
+                await mine.wait(register(who))
+            order = Dismiss("over")
+            packed = msgspec.Raw(msgspec.json.encode(order))
+            await mine.tell(wire.to_json(ToPod((ME, OTHER), packed)))
+            await mine.tell(wire.to_json(ORDER))
+            while not pod.obeyed:
+                await mine.wait_for(PodBeat)
+            assert pod.told[-2:] == [(ME, order), (OTHER, order)]
+            voice.heard(ME, msgspec.json.encode(Said(pod.numbers[ME] + 99, STOPPED)))
+            pod.say(Heartbeat(ME, NO_GENERATION, NO_GENERATION, 0))
+            beat = await mine.wait_for(PodBeat)
+            while not beat.heard:
+                beat = await mine.wait_for(PodBeat)
+            assert beat.heard == ((0, 1000),)
+            voice.close(ME)
+            assert await mine.next() == RankGone(ME), "the stale word was not passed on"
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_that_says_nonsense_is_not_passed_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        pod = Pod()
+        async with coordinator() as mine, speaking(pod, mine.url) as voice:
+            await mine.wait(HELLO)
+            voice.open(ME)
+            await mine.wait(register(ME))
+            voice.heard(ME, b"nonsense")
+            voice.heard(ME, msgspec.json.encode(Said(pod.numbers[ME], register(OTHER))))
+            assert isinstance(await mine.next(), PodBeat)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(scenario())
+    assert "said something that is no message" in caplog.text
+    assert "speaks for 0.1#1000" in caplog.text
+
+
+def test_a_coordinator_that_reads_nothing_loses_the_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(control, "OUTBOX_MAX", 8)
+
+    async def scenario() -> None:
+        pod = Pod()
+        async with coordinator() as mine, speaking(pod, mine.url) as voice:
+            await mine.wait(HELLO)
+            voice.open(ME)
+            await mine.wait(register(ME))
+            for _ in range(9):
+                pod.say(STOPPED)
+            again = msgspec.structs.replace(HELLO, registers=(register(ME),))
+            assert await mine.wait(again) == 2
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(scenario())
+    assert "the coordinator leaves more than 8 messages unread" in caplog.text

@@ -15,7 +15,7 @@ from paceline.coordinator.server import Server
 from paceline.core.coordinator.events import Config
 from paceline.core.coordinator.machine import Coordinator
 from paceline.core.coordinator.pace import Pace
-from paceline.core.messages import AgentHello, Endpoints, Register
+from paceline.core.messages import AgentHello, Endpoints, Register, pod_of
 from paceline.core.protocol.ids import NO_GENERATION, MemberId
 from paceline.core.status import Status
 
@@ -39,14 +39,14 @@ class Served:
         async with self.http.post(path, data=msgspec.json.encode(body)) as response:
             return response.status, await response.json()
 
-    async def socket(self, path: str, first: msgspec.Struct) -> aiohttp.ClientWebSocketResponse:
-        socket = await self.bare_socket(path)
+    async def socket(self, first: AgentHello) -> aiohttp.ClientWebSocketResponse:
+        socket = await self.bare_socket()
         await socket.send_str(text(first))
         return socket
 
-    async def bare_socket(self, path: str) -> aiohttp.ClientWebSocketResponse:
-        headers = {"Authorization": f"Bearer {TOKEN}"}
-        return await self.ends.enter_async_context(self.http.ws_connect(path, headers=headers))
+    async def bare_socket(self) -> aiohttp.ClientWebSocketResponse:
+        calling = self.http.ws_connect("/v1/agents", headers={"Authorization": f"Bearer {TOKEN}"})
+        return await self.ends.enter_async_context(calling)
 
 
 def text(message: msgspec.Struct) -> str:
@@ -71,11 +71,18 @@ def hello(slot: int, attempt: int = 0) -> AgentHello:
     return AgentHello(slot, attempt, host="here", metrics="", living=(), dead=())
 
 
+def greeting(*members: MemberId) -> AgentHello:
+    """Of a pod with these ranks, all of which have introduced themselves."""
+    slot, attempt = pod_of(members[0])
+    registers = tuple(register(member) for member in members)
+    return msgspec.structs.replace(hello(slot, attempt), living=members, registers=registers)
+
+
 @asynccontextmanager
 async def served(
-    *, replicas: int = 2, linger_s: float = 5.0, pace: Pace | None = None
+    *, replicas: int = 2, procs: int = 1, linger_s: float = 5.0, pace: Pace | None = None
 ) -> AsyncIterator[Served]:
-    config = Config(job="job", replicas=replicas, pace=pace or Pace())
+    config = Config(job="job", replicas=replicas, procs=procs, pace=pace or Pace())
     coordinator = Coordinator(config, uid="uid", now_ns=now_ns(), wall_s=wall_s())
     server = Server(coordinator, token=TOKEN, operator_token=OPERATOR_TOKEN, linger_s=linger_s)
     runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=0.1)

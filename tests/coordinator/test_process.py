@@ -269,6 +269,6 @@ def test_too_few_files_for_the_job_are_named(tmp_path: Path) -> None:
     )
     assert ended.returncode == 2
     said, hint = ended.stderr.splitlines()
-    assert "the coordinator needs up to 17" in said, said
+    assert "the coordinator needs up to 12" in said, said
     assert said.endswith("open files and sockets, and the limit is 1024")
-    assert hint.startswith("hint: allow 17")
+    assert hint.startswith("hint: allow 12")

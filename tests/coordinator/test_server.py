@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Coroutine
 from typing import Any
@@ -10,10 +11,22 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
-from coordinator.served import OPERATOR_TOKEN, TOKEN, hello, register, served, text
+from aiohttp import web
+from coordinator.served import OPERATOR_TOKEN, TOKEN, greeting, hello, register, served, text
 from paceline.coordinator.server import LOOK_S, SIGNS_S
+from paceline.core import wire
 from paceline.core.coordinator.pace import Pace
-from paceline.core.messages import Fatal, Heartbeat, Inventory, KillRank, RankDead, Targets
+from paceline.core.messages import (
+    Fatal,
+    Heartbeat,
+    Inventory,
+    KillRank,
+    PodBeat,
+    Prepare,
+    RankDead,
+    Targets,
+    ToPod,
+)
 from paceline.core.protocol.ids import MemberId
 from paceline.core.status import RankPhase
 from prometheus_client.parser import text_string_to_metric_families
@@ -32,11 +45,16 @@ async def until_closed(ws: aiohttp.ClientWebSocketResponse) -> None:
     assert ws.closed
 
 
+def heartbeat(who: MemberId, version: int) -> Heartbeat:
+    nothing = register(who).promise
+    return Heartbeat(who, nothing, nothing, version)
+
+
 # ---- who is let in --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("token", ["", "Bearer", f"Bearer {TOKEN}x", f"bearer {TOKEN}", "Bearer ü"])
-@pytest.mark.parametrize("path", ["/v1/status", "/v1/ranks", "/v1/agents", "/metrics", "/nothing"])
+@pytest.mark.parametrize("path", ["/v1/status", "/v1/agents", "/metrics", "/nothing"])
 def test_nothing_without_the_token(token: str, path: str) -> None:
     async def go() -> None:
         headers = {"Authorization": token} if token else {}
@@ -59,7 +77,6 @@ def test_nothing_without_the_token(token: str, path: str) -> None:
         (TOKEN, "POST", "/v1/acknowledge"),
         (TOKEN, "GET", "/v1/status"),
         (TOKEN, "GET", "/metrics"),
-        (OPERATOR_TOKEN, "GET", "/v1/ranks"),
         (OPERATOR_TOKEN, "GET", "/v1/agents"),
     ],
 )
@@ -107,7 +124,7 @@ def test_the_health_check_needs_no_token() -> None:
 def test_a_rank_that_registers_is_in_the_status_and_one_whose_connection_ends_stays_there() -> None:
     async def go() -> None:
         async with served() as at:
-            ws = await at.socket("/v1/ranks", register(RANK))
+            ws = await at.socket(greeting(RANK))
             before = await at.status(after="0", timeout="5s")
             assert [rank.member for rank in before.ranks] == [RANK]
             await ws.close()
@@ -123,16 +140,23 @@ def test_a_rank_that_registers_is_in_the_status_and_one_whose_connection_ends_st
     [
         ["nonsense"],
         ["{}"],
-        [text(Fatal(RANK, "TooEarly", "before it has registered"))],
-        [text(register(RANK)), "nonsense"],
-        [text(register(RANK)), text(register(NEIGHBOUR))],
-        [text(register(RANK)), text(Fatal(NEIGHBOUR, "Mine", "in another's name"))],
+        [text(register(RANK))],
+        [text(Fatal(RANK, "TooEarly", "before its agent has said hello"))],
+        [text(greeting(RANK)), "nonsense"],
+        [text(greeting(RANK)), text(hello(1))],
+        [text(greeting(RANK)), text(register(NEIGHBOUR))],
+        [text(greeting(RANK)), text(Fatal(NEIGHBOUR, "Mine", "in another's name"))],
+        [text(greeting(RANK)), text(RankDead(NEIGHBOUR, -9, "in another's name", False))],
+        [text(greeting(RANK)), text(PodBeat(1, 0, ((0, 0),)))],
+        [text(greeting(RANK)), text(PodBeat(0, 0, ((0, 0),), changed=(heartbeat(NEIGHBOUR, 9),)))],
+        [text(msgspec.structs.replace(hello(0), registers=(register(NEIGHBOUR),)))],
+        [text(msgspec.structs.replace(hello(0), dead=(NEIGHBOUR,)))],
     ],
 )
 def test_who_breaks_the_protocol_is_cut_off_and_changes_nothing(words: list[str]) -> None:
     async def go() -> None:
         async with served() as at:
-            ws = await at.bare_socket("/v1/ranks")
+            ws = await at.bare_socket()
             for word in words:
                 await ws.send_str(word)
             await until_closed(ws)
@@ -143,35 +167,61 @@ def test_who_breaks_the_protocol_is_cut_off_and_changes_nothing(words: list[str]
     run(go())
 
 
-def test_an_agent_may_speak_for_its_own_pod_only() -> None:
-    """Whoever says that another pod's rank is dead is cut off, and the rank lives."""
-
-    async def go() -> None:
-        async with served() as at:
-            await at.socket("/v1/ranks", register(NEIGHBOUR))
-            before = await at.status(after="0", timeout="5s")
-            ws = await at.socket("/v1/agents", hello(0))
-            await ws.send_str(text(RankDead(NEIGHBOUR, -9, "in another's name", False)))
-            await until_closed(ws)
-            after = await at.status()
-            assert [rank.state for rank in after.ranks] == [rank.state for rank in before.ranks]
-            assert [(rank.member, rank.why) for rank in after.ranks] == [(NEIGHBOUR, "")]
-
-    run(go())
-
-
 def test_the_newest_connection_of_a_name_counts() -> None:
     async def go() -> None:
         async with served() as at:
-            old = await at.socket("/v1/agents", hello(0))
+            old = await at.socket(hello(0))
             first = await at.status(after="0", timeout="5s")
-            new = await at.socket("/v1/agents", hello(0))
+            new = await at.socket(hello(0))
             await until_closed(old)
             await at.status(after=str(first.seq), timeout="5s")
             at.server._agents[0, 0].send(KillRank(RANK, "test"))
             assert "kill-rank" in (await new.receive(30.0)).data
 
     run(go())
+
+
+def test_the_ranks_of_a_pod_are_told_the_same_once() -> None:
+    """R43, and each pod gets what is meant for its ranks."""
+
+    async def go() -> None:
+        async with served(replicas=2, procs=2) as at:
+            pods = []
+            for slot in range(2):
+                ranks = tuple(MemberId(slot, local, 0) for local in range(2))
+                ready = tuple(msgspec.structs.replace(register(x), ready=True) for x in ranks)
+                said = msgspec.structs.replace(greeting(*ranks), registers=ready)
+                pods.append((ranks, await at.socket(said)))
+            for ranks, ws in pods:
+                order = msgspec.json.decode((await ws.receive(30.0)).data, type=ToPod)
+                assert order.members == ranks
+                assert isinstance(wire.message_to_rank(bytes(order.message)), Prepare)
+
+    run(go())
+
+
+def test_a_client_that_has_gone_before_it_is_answered_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the middle of its TLS handshake, for instance, because it had waited for too long."""
+
+    async def gone(*_: object) -> None:
+        raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+
+    async def go() -> None:
+        async with served() as at:
+            with monkeypatch.context() as patched:
+                patched.setattr(web.WebSocketResponse, "prepare", gone)
+                with pytest.raises(aiohttp.ClientError):
+                    await at.bare_socket()
+            await at.socket(greeting(RANK))
+            seen = await at.status(after="0", timeout="5s")
+            assert [rank.member for rank in seen.ranks] == [RANK]
+
+    with caplog.at_level(logging.INFO):
+        run(go())
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert "has gone before it was answered" in caplog.text
 
 
 def test_who_does_not_read_is_cut_off_and_holds_up_nobody() -> None:
@@ -187,7 +237,7 @@ def test_who_does_not_read_is_cut_off_and_holds_up_nobody() -> None:
                 f"Authorization: Bearer {TOKEN}\r\n\r\n"
             )
             deaf.sendall(request.encode() + _masked_frame(text(hello(0))))
-            ears = await at.socket("/v1/agents", hello(1))
+            ears = await at.socket(hello(1))
             while len(at.server._agents) < 2:
                 await at.status()
             long = KillRank(RANK, "x" * 100_000)
@@ -264,13 +314,11 @@ def test_a_long_poll_ends_in_time_and_after_a_restart_at_once() -> None:
 def test_a_heartbeat_is_news_only_if_it_shows_a_new_round() -> None:
     async def go() -> None:
         async with served() as at:
-            ws = await at.socket("/v1/ranks", register(RANK))
+            ws = await at.socket(greeting(RANK))
             status = await at.status(after="0", timeout="5s")
-            nothing = register(RANK).promise
 
             async def beat(version: int) -> None:
-                beat = Heartbeat(RANK, nothing, nothing, version)
-                await ws.send_str(text(beat))
+                await ws.send_str(text(PodBeat(0, 0, ((0, 0),), version=version)))
 
             poll = asyncio.create_task(at.status(after=str(status.seq), timeout="30s"))
             await beat(3)
@@ -291,15 +339,14 @@ def test_of_a_large_job_readers_hear_as_often_as_one_of_its_ranks_tells() -> Non
     async def go() -> None:
         # Two ranks that beat as rarely as many do: every second.
         async with served(pace=Pace(beats_per_s=2)) as at:
-            ws = await at.socket("/v1/ranks", register(RANK))
+            ws = await at.socket(greeting(RANK))
             status = await at.status(after="0", timeout="5s")
             again = await at.status()
             assert again.wall_s == status.wall_s, "made once for all who ask"
-            nothing = register(RANK).promise
             begun_s = asyncio.get_running_loop().time()
             polls = 0
             for version in range(1, 30):
-                await ws.send_str(text(Heartbeat(RANK, nothing, nothing, version)))
+                await ws.send_str(text(PodBeat(0, 0, ((0, 0),), version=version)))
             while status.version < 29:
                 status = await at.status(after=str(status.seq), timeout="30s")
                 polls += 1
@@ -312,7 +359,7 @@ def test_of_a_large_job_readers_hear_as_often_as_one_of_its_ranks_tells() -> Non
 def test_the_metrics_page() -> None:
     async def go() -> None:
         async with served() as at:
-            await at.socket("/v1/ranks", register(RANK))
+            await at.socket(greeting(RANK))
             await at.status(after="0", timeout="5s")
             async with at.http.get("/metrics") as response:
                 page = await response.text()
@@ -336,7 +383,7 @@ def test_it_stays_until_the_end_was_acknowledged() -> None:
         async with served(linger_s=30.0) as at:
             waiting = asyncio.create_task(at.server.wait())
             assert (await at.post("/v1/acknowledge", {}))[0] == 409
-            ws = await at.socket("/v1/ranks", register(RANK))
+            ws = await at.socket(greeting(RANK))
             await ws.send_str(text(Fatal(RANK, "ScriptFailed", "it raised")))
             seen = await at.status()
             while seen.outcome is None:
@@ -353,7 +400,7 @@ def test_it_does_not_stay_for_ever() -> None:
     async def go() -> None:
         async with served(linger_s=0.05) as at:
             waiting = asyncio.create_task(at.server.wait())
-            ws = await at.socket("/v1/ranks", register(RANK))
+            ws = await at.socket(greeting(RANK))
             await ws.send_str(text(Fatal(RANK, "ScriptFailed", "it raised")))
             assert await waiting == ""
 
@@ -376,16 +423,14 @@ def test_told_to_go_it_sees_off_those_who_leave_too() -> None:
     async def go() -> None:
         async with served() as at:
             waiting = asyncio.create_task(at.server.wait())
-            agent = await at.socket("/v1/agents", hello(RANK.slot))
             leaving = msgspec.structs.replace(register(RANK), leaving=True)
-            rank = await at.socket("/v1/ranks", leaving)
+            agent = await at.socket(msgspec.structs.replace(greeting(RANK), registers=(leaving,)))
             seen = await at.status()
             while not seen.ranks or seen.ranks[0].state is not RankPhase.DRAINING:
                 seen = await at.status(after=str(seen.seq), timeout="5s")
             at.server.leave()
             done, _ = await asyncio.wait([waiting], timeout=SIGNS_S + 2 * LOOK_S)
             assert not done, "it went before the rank that leaves"
-            await rank.close()
             await agent.close()
             assert await asyncio.wait_for(waiting, 5.0) == ""
 

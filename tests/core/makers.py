@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from msgspec.structs import replace
+from paceline.core import messages as m
 from paceline.core.protocol.arrivals import Arrival, Arrivals
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log
@@ -88,3 +89,10 @@ def table(log: Log, said: Mapping[MemberId, Arrival], opened_ns: int = 0) -> Arr
         assert share is not None
         made.hear(kind, at_ns, share)
     return made
+
+
+def pod_beat(*beats: m.Heartbeat) -> m.PodBeat:
+    """What the agent of these ranks says the first time."""
+    slot, attempt = m.pod_of(beats[0].member)
+    heard = tuple((beat.member.local, beat.member.attempt) for beat in beats)
+    return m.PodBeat(slot, attempt, heard, changed=beats)

@@ -32,7 +32,6 @@ from typing import Any
 from msgspec import Struct
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
-from paceline.core.coordinator import AgentGone
 from paceline.core.messages import CommitChange
 from paceline.core.protocol.composition import Weighing
 from paceline.core.protocol.ids import parse_member
@@ -210,14 +209,12 @@ class Play:
 
     def _do_cut(self, slot: str) -> None:
         pod = self._pod(slot)
-        self.sim.links.cut.update(pod.living)
-        for who in pod.living:
-            self.sim.links.disconnect(who)
-        self.sim.to_coordinators(AgentGone(*pod.key))
+        self.sim.links.cut.add(pod.key)
+        self.sim.links.disconnect(pod)
 
     def _do_heal(self, slot: str) -> None:
         pod = self._pod(slot)
-        self.sim.links.cut.difference_update(pod.living)
+        self.sim.links.cut.discard(pod.key)
         for name in list(self.sim.coordinators):
             self.sim.connect(pod, name)
 

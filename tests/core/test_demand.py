@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from core.makers import members
 from paceline.core.collectives.schedules import ALGORITHMS, partners
 from paceline.core.demand import (
+    GRIDS,
     agent_files,
     coordinator_files,
     local_processes,
     most_partners,
+    most_peers,
     rank_files,
 )
+from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.tree import Grid
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8, 13, 31, 64, 100])
@@ -21,12 +26,30 @@ def test_no_rank_has_more_partners_over_mpi_than_counted(ranks: int) -> None:
 
 def test_what_each_process_may_have_open() -> None:
     assert rank_files(1, ["gloo"]) == 0
-    assert rank_files(1024, ["gloo"]) == 1023 * (6 + 3)
-    assert rank_files(1024, ["mpi"]) == 1023 * 6 + 64 + 13 * 6
+    assert rank_files(64, ["gloo"]) == 63 * (6 + 3), "everybody speaks to everybody"
+    assert rank_files(1024, ["gloo"]) == 256 * 4 + 1023 * (2 + 3)
+    assert rank_files(1024, ["mpi"]) == 256 * 4 + 1023 * 2 + 64 + 13 * 6
     assert rank_files(8, ["mpi", "gloo", "nccl"]) < 256
-    assert coordinator_files(1024, 128) == 1152
-    assert agent_files(8) < 128
+    assert coordinator_files(128) == 256
+    assert agent_files(8) < 160
     assert local_processes(16, 8, mpi=True) == 73
+
+
+@pytest.mark.parametrize("ranks", [65, 100, 128, 256, 300])
+def test_no_rank_has_more_peers_in_a_generation_than_counted(ranks: int) -> None:
+    """With every tenth rank passive, so that others stand in."""
+    everybody = members(*range(ranks))
+    active = {x for x in everybody if x.slot % 10}
+    grid, peers = Grid(everybody, active), {x: set[MemberId]() for x in everybody}
+    for round_ in range(ranks):
+        starter = grid.starter(round_)
+        told = [(grid.collector(x, round_), x) for x in everybody]
+        for at, onward in grid.ways(starter, round_).items():
+            told += [(starter, at), *((at, x) for x in onward)]
+        for a, b in told:
+            peers[a].add(b)
+            peers[b].add(a)
+    assert GRIDS * max(len(found - {x}) for x, found in peers.items()) <= most_peers(ranks)
 
 
 @pytest.mark.parametrize("transports", [["mpi"], ["gloo"], ["mpi", "gloo", "nccl"]])

@@ -39,12 +39,13 @@ FAST = get_args(m.PeerMessage)
 SLOW = [
     (kind, decode)
     for union, decode in (
-        (m.RankMessage, wire.rank_message),
-        (m.AgentMessage, wire.agent_message),
-        (m.ToRank, wire.message_to_rank),
-        (m.ToAgent, wire.message_to_agent),
+        (m.RankMessage | m.AgentMessage, wire.message_of_pod),
+        (m.ToRank | m.Introduce | m.BeatEvery, wire.message_to_rank),
+        (m.ToAgent | m.BeatEvery, wire.message_to_pod),
+        (m.Said | None, wire.said_by_rank),
     )
     for kind in get_args(union)
+    if kind is not type(None)
 ]
 
 st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
@@ -122,9 +123,20 @@ def test_bodies(kind: type[msgspec.Struct]) -> None:
         wire.body(kind, '{"revision": "x", "replicas": "x"}')
 
 
+def test_an_agent_hands_over_what_it_does_not_open() -> None:
+    """R43: a COMMIT is packed once for all pods, and unpacked by the ranks."""
+    order = m.Dismiss("over")
+    packed = msgspec.Raw(msgspec.json.encode(order))
+    sent = wire.to_json(m.ToPod((MemberId(0, 1, 0), MemberId(0, 2, 0)), packed))
+    got = wire.message_to_pod(sent)
+    assert isinstance(got, m.ToPod)
+    assert got.members == (MemberId(0, 1, 0), MemberId(0, 2, 0))
+    assert wire.message_to_rank(bytes(got.message)) == order
+
+
 def test_a_message_of_another_table_is_refused() -> None:
     text = wire.to_json(m.Dismiss("over"))
-    for decode in (wire.rank_message, wire.agent_message, wire.message_to_agent):
+    for decode in (wire.message_of_pod, wire.said_by_rank, wire.message_to_pod):
         with pytest.raises(wire.WireError):
             decode(text)
 
@@ -139,13 +151,13 @@ SETTINGS = RoundSettings(
     pacing=Pacing.SAMPLES,
 )
 SETTINGS_BYTES = (
-    "de0012a46d6f6465a651756f72756da671756f72756d02ae71756f72756d5f70657263656e7400b072616e64"
-    "6f6d5f696e69746961746f72c2ab646561646c696e655f6e7305af646561646c696e655f666163746f72cb40"
-    "08000000000000a867726163655f6e7307ab67726163655f7368617265cb3fa999999999999aad7761726d75"
-    "705f726f756e647300aa66756c6c5f657665727900a76d61785f61676504a46c617465a54465636179ac6465"
-    "6361795f666163746f72cb3fe0000000000000ad6e6f726d616c69736174696f6ea74170706c696564a67061"
-    "63696e67a753616d706c6573ae62656e63685f61667465725f6e7300ad627566666572735f657665727900aa"
-    "686173685f657665727964"
+    "de0013a46d6f6465a651756f72756da671756f72756d02ae71756f72756d5f70657263656e7400b072616e"
+    "646f6d5f696e69746961746f72c2ab646561646c696e655f6e7305af646561646c696e655f666163746f72"
+    "cb4008000000000000a867726163655f6e7307ab67726163655f7368617265cb3fa999999999999aad7761"
+    "726d75705f726f756e647300aa66756c6c5f657665727900a76d61785f61676504a46c617465a544656361"
+    "79ac64656361795f666163746f72cb3fe0000000000000ad6e6f726d616c69736174696f6ea74170706c69"
+    "6564a6706163696e67a753616d706c6573ae62656e63685f61667465725f6e7300ad627566666572735f65"
+    "7665727900a76f7665726c6170a44175746faa686173685f657665727964"
 )
 GEN_BYTES_BEFORE_SETTINGS = (
     "8aa474797065a367656ea269649301a16302a76d656d6265727392930000cd03e8930100cd07d0aa77697468"
@@ -175,10 +187,11 @@ def test_the_bytes_of_a_record_are_these() -> None:
     go = Go(gen.id, 0, Trigger.QUORUM, (share,), request=Request(1, SETTINGS), wait_us=3)
     assert pack_record(gen).hex() == GEN_BYTES_BEFORE_SETTINGS + SETTINGS_BYTES
     assert SETTINGS_BYTES in pack_record(go).hex()
-    assert chain(chain("", gen), go) == "88a345dede2c8da69b2ed5ef"
+    assert chain(chain("", gen), go) == "1d62427ba03e0b26d85eaa8a"
     assert wire.to_json(SETTINGS) == (
         '{"mode":"Quorum","quorum":2,"quorum_percent":0,"random_initiator":false,"deadline_ns":5,'
         '"deadline_factor":3.0,"grace_ns":7,"grace_share":0.05,"warmup_rounds":0,"full_every":0,'
         '"max_age":4,"late":"Decay","decay_factor":0.5,"normalisation":"Applied",'
-        '"pacing":"Samples","bench_after_ns":0,"buffers_every":0,"hash_every":100}'
+        '"pacing":"Samples","bench_after_ns":0,"buffers_every":0,"overlap":"Auto",'
+        '"hash_every":100}'
     )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
+from local.forked_call import the_fork_server
 from local.history import ForkServer
 
 
 @pytest.fixture(scope="session")
-def fork_server() -> Iterator[ForkServer]:
-    with ForkServer() as started:
-        yield started
+def fork_server() -> ForkServer:
+    return the_fork_server()

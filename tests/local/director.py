@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.clock import NS_PER_S, now_ns
+from paceline.core.protocol.records import Trigger
 from paceline.core.status import RankPhase, RankStatus, Status, place_of
 from paceline.local.runner import Runner
 from paceline.local.timeline import Timeline
@@ -165,10 +166,11 @@ class Director:
         )
 
     async def _cut(self, place: int, milliseconds: int) -> None:
-        """The script then cuts its connection to the coordinator."""
-        pid = (await self._living(place)).pid
-        (self._folder / f"cut-{pid}").write_text(str(milliseconds))
-        os.kill(pid, signal.SIGUSR1)
+        """The agent then cuts the connection of its pod to the coordinator."""
+        slot = (await self._living(place)).member.slot
+        agent = next(x for x in self._cluster.agents if x.name.startswith(f"agent-{slot}-"))
+        (self._folder / f"cut-{agent.pid}").write_text(str(milliseconds))
+        agent.signal(signal.SIGUSR1)
         await asyncio.sleep(milliseconds / 1000)
 
     async def _slow_disk(self, _: int, milliseconds: int) -> None:
@@ -228,6 +230,8 @@ class Director:
             "redealt": log.samples_redealt,
             "exact": log.epochs_exact,
             "short": log.epochs_short,
+            "streamed": log.streamed,
+            "void": log.rounds.get(Trigger.VOID, 0),
             "changes": [[c.reason, c.agree_s, c.start_s, c.gap_s] for c in status.changes],
         }
 

@@ -32,6 +32,8 @@ SPEEDS = ("alike", "straggler")
 
 FOR_EVER_MS = 0
 """Of a stop: ended by the freeze time-out."""
+PIECES = 4
+"""Of ballast, in half of all histories: their rounds are streamed."""
 WRITES_BYTES = 20_000
 """What each step prints where the disk is slow: more than all buffers on the way hold."""
 Draw = Callable[[random.Random, int], dict[str, Any]]
@@ -67,9 +69,34 @@ def _kill_in_a_change(draw: random.Random, ranks: int) -> dict[str, Any]:
     return _steps(*steps, dies=dies, may_lose_all=ranks == 2)
 
 
+def _inside(draw: random.Random, ranks: int, what: str) -> dict[str, Any]:
+    """Between two segments of the gradient of a rank, some steps after its start."""
+    inside = {str(draw.randrange(ranks)): (what, draw.randrange(3, 40), draw.randrange(PIECES))}
+    return {"steps": (), "inside": inside, "pieces": PIECES}
+
+
 def _nan(draw: random.Random, ranks: int) -> dict[str, Any]:
+    if draw.random() < 0.5:
+        return {**_inside(draw, ranks, "nan"), "poisoned": True}
     rank, at = draw.randrange(ranks), draw.randrange(3, 40)
     return {"steps": (), "inject": f"nan:rank={rank},at=round:{at}", "poisoned": True}
+
+
+def _short_stop(draw: random.Random, ranks: int) -> dict[str, Any]:
+    """Of the process, or of its main thread inside backward()."""
+    milliseconds = draw.randrange(50, 900)
+    if draw.random() < 0.5:
+        return _inside(draw, ranks, str(milliseconds / 1000))
+    return _steps(("stop", draw.randrange(ranks), milliseconds, _moment(draw)))
+
+
+def _kill_in_a_reduction(draw: random.Random, ranks: int) -> dict[str, Any]:
+    """Of one segment, or of one of many."""
+    place, delay_ms = draw.randrange(ranks), draw.uniform(0, 4)
+    if draw.random() < 0.5:
+        return _dies("allreduce", draw.randrange(8, 60), delay_ms, place, pieces=2 * PIECES)
+    ballast = {"ballast": 400_000, "rounds": 40, "pieces": 1}
+    return _dies("allreduce", draw.randrange(8, 20), delay_ms, place, **ballast)
 
 
 def _freeze_ms(ranks: int) -> int:
@@ -135,14 +162,12 @@ def _at_the_end(draw: random.Random, ranks: int) -> dict[str, Any]:
 
 SINGLE: dict[str, Draw] = {
     "kill": lambda d, n: _steps(("kill", d.randrange(n), 0, _moment(d))),
-    "kill in a reduction": lambda d, n: _dies(
-        "allreduce", d.randrange(8, 20), d.uniform(0, 4), d.randrange(n), ballast=400_000, rounds=40
-    ),
+    "kill in a reduction": _kill_in_a_reduction,
     "kill in a join": lambda d, n: _steps(
         ("scale", n + 1, 0, _moment(d)), ("kill", d.randrange(n), 0, _together(d))
     ),
     "kill in a change": _kill_in_a_change,
-    "short stop": lambda d, n: _steps(("stop", d.randrange(n), d.randrange(50, 900), _moment(d))),
+    "short stop": _short_stop,
     "freeze": _freeze,
     "hang in a reduction": _hang,
     "sigterm": lambda d, n: _steps(("sigterm", d.randrange(n), 0, _moment(d))),
@@ -193,6 +218,7 @@ MEETING: dict[str, Draw] = {
     ),
     "sigterm and kill": _sigterm_and_kill,
     "all killed": _kill_all,
+    "batch dropped in backward": lambda d, n: {**_inside(d, n, "discard"), "poisoned": True},
 }
 FAULTS = SINGLE | MEETING
 
@@ -213,7 +239,10 @@ def draw_history(row: Row, seed: int) -> History:
     draw = random.Random(f"{row} {seed}")
     slow_ms = {str(draw.randrange(ranks)): 60.0} if speed == "straggler" else {}
     collective = {"mode": mode, "pacing": pacing} | MODES[mode]
-    drawn = {"slow_ms": slow_ms, "collective": collective, "rounds": 100 if ranks < 5 else 60}
+    drawn = {"slow_ms": slow_ms, "collective": collective}
+    # In Full each round may be streamed, in other modes those for which nobody is late.
+    often = (1, PIECES, PIECES) if mode == "Full" else (1, PIECES)
+    drawn["pieces"] = random.Random(f"pieces {row} {seed}").choice(often)
     drawn |= FAULTS[fault](draw, ranks)
     return History(backend, ranks, mode, fault, seed, **drawn)
 

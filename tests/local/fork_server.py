@@ -40,9 +40,12 @@ ANSWER_S: Final = 20.0
 PRELOADED: Final = (
     *("numpy", "torch", "torch._dynamo", "aiohttp", "zmq", "msgspec", "mpi4py"),
     *("paceline", "paceline.agent.__main__", "paceline.coordinator.__main__"),
-    *("paceline.local.runner", "paceline.transport.factory", "paceline.transport.mpi.transport"),
-    "paceline.worker.checkpoint.service",
-    *("paceline.transport.torch.gloo", "local.history_run", "runpy"),
+    *("paceline.cli.run", "paceline.cli.status", "paceline.local.runner"),
+    *("paceline.transport.factory", "paceline.transport.mpi.transport"),
+    *("paceline.worker.session", "paceline.worker.checkpoint.service", "zmq.utils.z85"),
+    *("paceline.train.context", "paceline.train.ddp", "paceline.train.loader"),
+    *("paceline.train.optimizer", "paceline.train.steps", "paceline.transport.solo"),
+    *("paceline.transport.torch.gloo", "local.history_run", "local.forked", "runpy"),
 )
 
 

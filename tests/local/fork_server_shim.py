@@ -42,7 +42,7 @@ def main() -> None:
         fds[int(os.environ["PMI_FD"])] = int(os.environ["PMI_FD"])
     pid = fork_server.ask(
         os.environ.pop(ENV_FORK_SERVER),
-        "local.history_run:become_rank",
+        "local.forked:become_rank",
         arguments=[name, key, agent],
         env=os.environ,
         fds=fds,

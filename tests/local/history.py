@@ -27,6 +27,8 @@ from local import fork_server
 
 SCRIPT = Path(__file__).with_name("history_script.py")
 TESTS = Path(__file__).parent.parent
+PIECE = 16_384
+"""Floats of a piece of ballast that is a segment by itself."""
 LIMIT_S = 240.0
 START_S = 120.0
 ENDS_S = 5.0
@@ -49,14 +51,20 @@ class History:
     dies: dict[str, tuple[str, int, float]] = field(default_factory=dict)
     """Slot -> (method of the data channel, call, ms into it) in which its rank kills itself."""
     hangs: dict[str, int] = field(default_factory=dict)
-    """Slot -> reduction in which the communication thread of its rank hangs for ever."""
+    """Slot -> transfer in which the thread of its rank that sums hangs for ever."""
+    inside: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+    """Slot -> (what happens to its rank inside backward(), step, piece of ballast): "nan",
+    "discard", or the seconds for which it stops there."""
     slow_ms: dict[str, float] = field(default_factory=dict)
     collective: dict[str, Any] = field(default_factory=dict)
     ballast: int = 1000
+    pieces: int = 1
+    """Of ballast. With several, each is a segment, and half of a step's pause is inside backward():
+    so rounds are streamed."""
     batch: int = 2
     accumulate: int = 1
     epochs: int = 2
-    rounds: int = 100
+    rounds: int = 60
     """Of an epoch, if everybody took part in each."""
     step_ms: float = 15.0
     freeze_ms: int = 15_000
@@ -88,9 +96,10 @@ class History:
         return self.rounds * self.ranks * self.batch * self.accumulate - 1
 
     def config(self) -> dict[str, Any]:
-        names = ("seed", "samples", "batch", "accumulate", "epochs", "ballast")
-        own = ("step_ms", "slow_ms", "dies", "hangs", "rounds", "writes_bytes", "linger_ms")
-        return {name: getattr(self, name) for name in (*names, *own)}
+        names = ("seed", "samples", "batch", "accumulate", "epochs", "ballast", "pieces", "rounds")
+        own = ("step_ms", "slow_ms", "dies", "hangs", "inside", "writes_bytes", "linger_ms")
+        config = {name: getattr(self, name) for name in (*names, *own)}
+        return config | ({"ballast": PIECE} if self.pieces > 1 else {})
 
     def job(self) -> dict[str, Any]:
         # Not a sample may be dropped for its age: exactly once is what is to be shown.
@@ -99,6 +108,8 @@ class History:
         collective |= {"backend": self.backend, "mode": self.mode, **self.collective}
         if self.mode == "Quorum":
             collective |= {"quorum": self.ranks // 2 + 1}
+        if self.pieces > 1:
+            collective |= {"segmentBytes": PIECE * 4}
         trainer = {
             "name": "trainer",
             "image": "none",
@@ -124,9 +135,9 @@ class ForkServer:
     """The process that has imported everything; histories are run one at a time."""
 
     def __enter__(self) -> Self:
-        self._name = f"paceline-fork-server-{os.getpid()}-{random.randbytes(4).hex()}"
+        self.name = f"paceline-fork-server-{os.getpid()}-{random.randbytes(4).hex()}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.bind(f"\0{self._name}")
+        listener.bind(f"\0{self.name}")
         listener.listen(8)
         env = {n: v for n, v in os.environ.items() if not n.startswith("PACELINE_")}
         paths = [str(TESTS), *env.get("PYTHONPATH", "").split(os.pathsep)]
@@ -165,7 +176,7 @@ class ForkServer:
         read_end, write_end = os.pipe()
         with (folder / "runner.log").open("wb") as log:
             fork_server.ask(
-                self._name,
+                self.name,
                 "local.history_run:answer",
                 arguments=[function, json.dumps(order), str(folder), 3],
                 env=self._env | {"TMPDIR": str(folder)},
@@ -184,14 +195,14 @@ class ForkServer:
         return json.loads(answer)
 
     def _tree(self) -> list[str]:
-        return [_command(pid) for pid in descendants(self._process.pid)]
+        return [command_of(pid) for pid in descendants(self._process.pid)]
 
     def _end_all(self, patience_s: float) -> list[str]:
         """Processes of the history that have not ended by themselves."""
         until = time.monotonic() + patience_s
         while (pids := descendants(self._process.pid)) and time.monotonic() < until:
             time.sleep(0.02)
-        left = [_command(pid) for pid in pids]
+        left = [command_of(pid) for pid in pids]
         while pids := descendants(self._process.pid):
             for pid in pids:
                 try:
@@ -225,6 +236,8 @@ def check(history: History, result: dict[str, Any], *, may_drop: bool = False) -
     assert log["exact"] + log["short"] == history.epochs, f"{log}\n{story}"
     assert sum(seen) == log["applied"], f"{Counter(seen)} {log}\n{story}"
     assert max(seen) <= history.epochs, f"applied twice: {Counter(seen)}\n{story}"
+    if history.mode == "Full" and history.pieces > 1 and not history.at_the_end:
+        assert log["streamed"], f"no round was streamed: {log}\n{story}"
     if history.poisoned:
         assert 0 < dropped <= history.batch * history.accumulate, f"{log}\n{story}"
     else:
@@ -277,7 +290,7 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def _command(pid: int) -> str:
+def command_of(pid: int) -> str:
     try:
         words = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
         env = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

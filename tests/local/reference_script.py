@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
+from typing import Any
 
 import paceline as pl
 import torch
@@ -21,6 +23,15 @@ from paceline.transport.mpi.transport import MpiTransport
 CONFIG = json.loads(os.environ["CONFIG"])
 
 
+def pause_in_backward(model: Any) -> None:
+    """Behind the gradients of the last layer, so that there is something to overlap with."""
+
+    def pause(_: object) -> None:
+        time.sleep(CONFIG["pause_s"])
+
+    model[1].register_forward_hook(lambda _, __, output: output.register_hook(pause) and None)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     if CONFIG["algorithm"]:
@@ -28,6 +39,8 @@ def main() -> None:
         MpiTransport.algorithms = (CONFIG["algorithm"],)
     pl.init()
     model = make_model(CONFIG["hidden"])
+    if CONFIG["pause_s"]:
+        pause_in_backward(model)
     optimizer = pl.DistributedOptimizer(
         make_optimizer(CONFIG["optimizer"], model),
         model,

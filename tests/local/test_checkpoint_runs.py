@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cli.runs import Run, processes_with
+from cli.runs import ForkedRun
 from small_disk import small_disk
 
 pytestmark = pytest.mark.processes
@@ -54,7 +54,7 @@ print(f"SLOWEST {{slowest}}", flush=True)
 """
 
 
-class Job(Run):
+class Job(ForkedRun):
     """A run whose job has checkpoints; `text` is all that it says."""
 
     def __init__(self, folder: Path, *words: str, path: str = "saved", every: int = 5) -> None:
@@ -67,23 +67,7 @@ class Job(Run):
     def kill(self) -> None:
         """SIGKILL to everything at once, as if the machine had lost its power."""
         self.process.kill()
-        self.process.communicate()
-        until = time.monotonic() + WAIT_S
-        while self._others() and time.monotonic() < until:
-            for pid in self._others():
-                with_kill(pid)
-            time.sleep(0.05)
-
-    def _others(self) -> list[int]:
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal():
-                try:
-                    if self.mark.encode() in (entry / "environ").read_bytes():
-                        found.append(int(entry.name))
-                except OSError:
-                    continue
-        return [pid for pid in found if pid != os.getpid()]
+        self.process.close()
 
 
 def with_kill(pid: int) -> None:
@@ -182,4 +166,3 @@ def test_a_slow_disk_holds_no_round(tmp_path: Path) -> None:
     log = json.loads(next((tmp_path / "runs").glob("*/status.json")).read_text())
     hidden = max(r["facts"].get("checkpoint_hidden_seconds", 0.0) for r in log["ranks"])
     assert hidden > 2 * max(slowest), (hidden, slowest)
-    assert processes_with(str(tmp_path)) == []

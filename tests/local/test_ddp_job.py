@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
-from cli.runs import joined, paceline
+from cli.runs import forked_paceline, joined
 
 pytestmark = pytest.mark.processes
 
@@ -27,8 +28,10 @@ import torch
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
-EPOCHS = int(os.environ["EPOCHS"])
-net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+EPOCHS, HIDDEN = int(os.environ["EPOCHS"]), int(os.environ["HIDDEN"])
+net = torch.nn.Sequential(torch.nn.Linear(8, HIDDEN), torch.nn.Tanh(), torch.nn.Linear(HIDDEN, 1))
+if HIDDEN > 1000:
+    net[0].weight.register_hook(lambda _: time.sleep(0.005))  # the last of backward()
 x = torch.randn(600, 8, generator=torch.Generator().manual_seed(1))
 data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
 
@@ -102,17 +105,23 @@ dist.destroy_process_group()
 def run(folder: Path, script: str, *words: str, **env: str) -> tuple[int, str]:
     (folder / "job.yaml").write_text(JOB)
     (folder / "script.py").write_text(script)
-    settings = {"SCRIPT": "script.py", "EPOCHS": "2"} | env
-    return paceline(folder, "run", "job.yaml", *words, **settings)
+    settings = {"SCRIPT": "script.py", "EPOCHS": "2", "HIDDEN": "16"} | env
+    return forked_paceline(folder, "run", "job.yaml", *words, **settings)
 
 
 def test_full_mode_gives_the_bits_of_a_script_with_a_plain_model(tmp_path: Path) -> None:
-    code, said = run(tmp_path, DDP)
+    """And its rounds are streamed, other than those of the plain model."""
+    segments = "--set=spec.collective.segmentBytes=65536"
+    code, said = run(tmp_path, DDP, segments, "--run-dir=run", HIDDEN="9000")
     assert code == 0, said
     hashes = re.findall(r"WEIGHTS (\w+)", said)
     assert len(hashes) == 3
     assert said.count("REFUSED torch.distributed.all_reduce() in a job") == 3
-    code, plain = run(tmp_path, PLAIN)
+    log = json.loads((tmp_path / "run" / "status.json").read_text())["log"]
+    assert log["streamed"] > sum(log["rounds"].values()) / 2, log
+    code, plain = run(
+        tmp_path, PLAIN, segments, "--set=spec.collective.overlap=Never", HIDDEN="9000"
+    )
     assert code == 0, plain
     assert {*hashes, *re.findall(r"WEIGHTS (\w+)", plain)} == {hashes[0]}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from signal import SIGKILL, SIGSTOP
 
 import pytest
-from cli.runs import Run
+from cli.runs import ForkedRun
 from local.history import ForkServer, History, check
 
 pytestmark = pytest.mark.processes
@@ -35,7 +35,7 @@ for epoch in loader.epochs(1):
 def test_a_rank_that_is_still_importing_does_not_hold_up_the_end(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     options = ["--replicas", "3", "--set", "spec.elasticity.settleSeconds=1"]
-    run = Run(tmp_path, "[python, train.py]", *options, "--run-dir", "run")
+    run = ForkedRun(tmp_path, "[python, train.py]", *options, "--run-dir", "run")
     code, said = run.wait()
     assert code == 0, said
     assert "still importing" in said

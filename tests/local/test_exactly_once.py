@@ -26,6 +26,7 @@ def test_two_kills_a_join_and_a_straggler(
         collective={"pacing": pacing},
         accumulate=2,
         epochs=3,
+        rounds=100,
     )
     result = fork_server.run(history, tmp_path / "run")
     check(history, result)

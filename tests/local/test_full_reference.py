@@ -1,4 +1,5 @@
-"""Mode Full equals synchronous training by hand, bit for bit, and Quorum(P) equals Full (I10)."""
+"""Mode Full equals synchronous training by hand, bit for bit, and Quorum(P) equals Full (I10),
+whether rounds are streamed or not (R27)."""
 
 from __future__ import annotations
 
@@ -17,15 +18,28 @@ CHANNELS = [
     ("gloo", ""),
     *(("mpi", algorithm) for algorithm in ("ring", "recursive_doubling", "halving_doubling")),
 ]
-ONE_SEGMENT = {"hidden": 33, "segment_bytes": 1 << 20}
-SEVERAL_SEGMENTS = {"hidden": 6000, "segment_bytes": 1 << 16}
+SIZES = (2, 3, 5)
+ONE_SEGMENT = {"hidden": 33, "segment_bytes": 1 << 20, "pause_s": 0.0}
+SEVERAL_SEGMENTS = {"hidden": 6000, "segment_bytes": 1 << 16, "pause_s": 0.005}
 PLAIN = {"accumulate": 1, "clip_norm": None, "scheduler": False}
 RICH = {"accumulate": 2, "clip_norm": 0.5, "scheduler": True}
+KINDS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+    ("SGD", PLAIN, ONE_SEGMENT),
+    ("SGD", RICH, SEVERAL_SEGMENTS),
+    ("AdamW", RICH, ONE_SEGMENT),
+)
+# Each channel meets each number of ranks and each kind, and each number of ranks each kind.
+JOBS = [
+    (channel, ranks, KINDS[(i + j) % len(KINDS)])
+    for i, channel in enumerate(CHANNELS)
+    for j, ranks in enumerate(SIZES)
+]
 
 
-def job(backend: str, config: dict[str, Any], mode: str) -> dict[str, Any]:
+def job(backend: str, config: dict[str, Any], mode: str, overlap: str) -> dict[str, Any]:
     ranks = config["ranks"]
     collective: dict[str, Any] = {"backend": backend, "mode": mode, "pacing": "Round"}
+    collective["overlap"] = overlap
     collective["segmentBytes"] = config["segment_bytes"]
     if mode == "Quorum":
         collective |= {"quorum": ranks}
@@ -48,52 +62,62 @@ def job(backend: str, config: dict[str, Any], mode: str) -> dict[str, Any]:
 
 
 def weights_of(
-    fork_server: ForkServer, backend: str, config: dict[str, Any], mode: str, at: Path
+    fork_server: ForkServer,
+    backend: str,
+    config: dict[str, Any],
+    at: Path,
+    *,
+    mode: str = "Full",
+    overlap: str = "Auto",
 ) -> str:
-    """The final weights, which are equal on all ranks."""
+    """The final weights, which are equal on all ranks. With several segments some rounds are
+    streamed, if they may be."""
     at.mkdir()
     nothing = {"steps": [], "at_the_end": [], "inject": "", "slow_log": "", "small_disk": False}
-    order = {"job": job(backend, config, mode), **nothing}
+    order = {"job": job(backend, config, mode, overlap), **nothing}
     result = fork_server.call("local.history_run:history", order, at)
     assert result["complete"], result
+    streams = overlap == "Auto" and config["pause_s"] > 0
+    assert (result["log"]["streamed"] > 0) is streams, result["log"]
     found = [x.partition("WEIGHTS ")[2] for x in result["printed"] if "WEIGHTS " in x]
     assert len(found) == config["ranks"]
     assert len(set(found)) == 1
     return str(found[0])
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 5])
-@pytest.mark.parametrize(("backend", "algorithm"), CHANNELS)
+@pytest.mark.parametrize(
+    ("channel", "ranks", "kind"), JOBS, ids=["-".join((*c, str(n), k[0])) for c, n, k in JOBS]
+)
 def test_full_equals_the_reference(
-    fork_server: ForkServer, backend: str, algorithm: str, ranks: int, tmp_path: Path
+    fork_server: ForkServer,
+    channel: tuple[str, str],
+    ranks: int,
+    kind: tuple[str, dict[str, Any], dict[str, Any]],
+    tmp_path: Path,
 ) -> None:
     """SGD with momentum and AdamW; plain, and with accumulation, clipping and a scheduler; in one
     segment and in several. The last step of an epoch is smaller, with a last batch that is smaller
     still."""
-    kinds: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
-        ("SGD", PLAIN, ONE_SEGMENT),
-        ("SGD", RICH, SEVERAL_SEGMENTS),
-        ("AdamW", RICH, ONE_SEGMENT),
-    )
-    for number, (optimizer, more, segments) in enumerate(kinds):
-        config = {
-            "ranks": ranks,
-            "optimizer": optimizer,
-            "batch": 4,
-            "samples": 4 * 2 * ranks * 4 - 3,
-            "epochs": 3,
-            "algorithm": algorithm,
-            **more,
-            **segments,
-        }
-        at = tmp_path / str(number)
-        at.mkdir()
-        wanted = fork_server.call("local.reference:train", config, at)
-        assert weights_of(fork_server, backend, config, "Full", at / "full") == wanted, config
+    (backend, algorithm), (optimizer, more, segments) = channel, kind
+    config = {
+        "ranks": ranks,
+        "optimizer": optimizer,
+        "batch": 4,
+        "samples": 4 * 2 * ranks * 4 - 3,
+        "epochs": 3,
+        "algorithm": algorithm,
+        **more,
+        **segments,
+    }
+    (tmp_path / "by-hand").mkdir()
+    wanted = fork_server.call("local.reference:train", config, tmp_path / "by-hand")
+    assert weights_of(fork_server, backend, config, tmp_path / "full") == wanted, config
 
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_a_quorum_of_all_equals_full(fork_server: ForkServer, backend: str, tmp_path: Path) -> None:
+def test_a_quorum_of_all_equals_full_streamed_or_not(
+    fork_server: ForkServer, backend: str, tmp_path: Path
+) -> None:
     config = {
         "ranks": 3,
         "optimizer": "AdamW",
@@ -104,5 +128,6 @@ def test_a_quorum_of_all_equals_full(fork_server: ForkServer, backend: str, tmp_
         **RICH,
         **SEVERAL_SEGMENTS,
     }
-    full = weights_of(fork_server, backend, config, "Full", tmp_path / "full")
-    assert weights_of(fork_server, backend, config, "Quorum", tmp_path / "quorum") == full
+    full = weights_of(fork_server, backend, config, tmp_path / "full")
+    assert weights_of(fork_server, backend, config, tmp_path / "not", overlap="Never") == full
+    assert weights_of(fork_server, backend, config, tmp_path / "quorum", mode="Quorum") == full

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from cli.runs import joined, paceline
+from cli.runs import forked_paceline, joined
 from paceline.core.protocol.pending import Merge, Swap
 from paceline.core.replay import sequence as replay
 from paceline.core.replay.journal import Did, Gave, Logged, Placed, pack
@@ -40,12 +41,16 @@ import torch
 torch.manual_seed(0)
 torch.set_num_threads(1)
 pl.init()
+HIDDEN, TWICE = int(os.environ["HIDDEN"]), os.environ["TWICE"] == "yes"
 net = torch.nn.Sequential(
-    torch.nn.Linear(8, 90), torch.nn.Dropout(float(os.environ["DROPOUT"])), torch.nn.Linear(90, 1)
+    torch.nn.Linear(8, HIDDEN), torch.nn.Dropout(float(os.environ["DROPOUT"])),
+    torch.nn.Linear(HIDDEN, 1),
 )
 optimizer = pl.DistributedOptimizer(torch.optim.Adam(net.parameters(), lr=0.01), net, clip_norm=1.0)
 x = torch.randn(603, 8, generator=torch.Generator().manual_seed(1))
 loader = pl.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), 4, accumulate=2)
+if TWICE:
+    net[0].weight.register_hook(lambda _: time.sleep(0.005))  # the last of backward()
 EPOCHS, WAIT_FOR, STOP = (int(os.environ[name]) for name in ("EPOCHS", "WAIT_FOR", "STOP"))
 steps = 0
 for _ in loader.epochs(EPOCHS):
@@ -53,7 +58,11 @@ for _ in loader.epochs(EPOCHS):
         steps += 1
         if steps > 60 and pl.size() < WAIT_FOR:
             time.sleep(0.2)  # the job shall not end before all are there
-        torch.nn.functional.mse_loss(net(x), y).backward()
+        loss = torch.nn.functional.mse_loss(net(x), y)
+        if TWICE and x[0, 0] > 1.5:  # by the batch alone, so that the replay does it too
+            loss = loss / 2
+            loss.backward(retain_graph=True)
+        loss.backward()
         optimizer.step()
         if steps == STOP:
             pl.stop()
@@ -61,7 +70,8 @@ for _ in loader.epochs(EPOCHS):
 
 
 def call(folder: Path, *words: str, **env: str) -> tuple[int, str]:
-    return paceline(folder, *words, **({"EPOCHS": "3", "WAIT_FOR": "0", "STOP": "0"} | env))
+    usual = {"EPOCHS": "3", "WAIT_FOR": "0", "STOP": "0", "HIDDEN": "90", "TWICE": "no"}
+    return forked_paceline(folder, *words, **(usual | env))
 
 
 def record(folder: Path, *words: str, backend: str = "mpi", dropout: str = "0", **env: str) -> str:
@@ -105,6 +115,20 @@ def test_a_slow_rank_a_kill_and_joins_replay_to_the_same_state(
     code, said = call(tmp_path, "replay", "run", EPOCHS="8")
     assert code == 0, said
     assert re.search(r"replayed \d+ rounds with \d+ contributions of 5 ranks", said)
+    assert "same: the state of version" in said
+
+
+def test_streamed_rounds_and_void_ones_replay_to_the_same_state(tmp_path: Path) -> None:
+    """Some batches need two passes of backward(), the second of which writes what was summed."""
+    settings = ("mode=Full", "quorum=3", "segmentBytes=65536")
+    words = [f"--set=spec.collective.{setting}" for setting in settings]
+    large = {"HIDDEN": "9000", "TWICE": "yes"}
+    record(tmp_path, *words, **large)
+    log = json.loads((tmp_path / "run" / "status.json").read_text())["log"]
+    assert log["streamed"] > 0, log
+    assert log["rounds"]["void"] > 0, log
+    code, said = call(tmp_path, "replay", "run", **large)
+    assert code == 0, said
     assert "same: the state of version" in said
 
 

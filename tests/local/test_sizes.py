@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.runs import Run
+from cli.runs import ForkedRun
 from local.even_script import even_steps
 
 pytestmark = pytest.mark.processes
@@ -18,7 +18,7 @@ def finished(folder: Path, *options: str) -> dict[str, Any]:
     """The last status of a run with three replicas."""
     (folder / "train.py").write_text(even_steps(2400, together=3))
     words = ("--set=spec.replicas=3", "--run-dir=run", *options)
-    code, said = Run(folder, "[python, train.py]", *words).wait()
+    code, said = ForkedRun(folder, "[python, train.py]", *words).wait()
     assert code == 0, said
     status: dict[str, Any] = json.loads((folder / "run" / "status.json").read_text())
     assert status["log"]["epochs_exact"] == 1, "each sample counts once"

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from cli.runs import Run
+from cli.runs import ForkedRun
 from local.even_script import even_steps
 
 pytestmark = pytest.mark.processes
@@ -23,7 +23,7 @@ def test_it_is_named_started_again_once_and_shadow_says_what_it_cost(tmp_path: P
         '--set=spec.straggler.respond=["RestartInPlace"]',
         "--run-dir=run",
     ]
-    code, said = Run(tmp_path, "[python, train.py]", *options).wait()
+    code, said = ForkedRun(tmp_path, "[python, train.py]", *options).wait()
     assert code == 0, said
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     named = [h["message"] for h in status["happenings"] if h["reason"] == "RankSlow"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.runs import Run, joined
+from cli.runs import ForkedRun, joined
 
 pytestmark = pytest.mark.processes
 
@@ -43,7 +43,7 @@ KILL_AND_JOIN = ("--inject=kill:rank=1,at=round:50", "--inject=join:at=round:50"
 def run(folder: Path, loop: str, mode: str) -> tuple[int, str, dict[str, Any]]:
     (folder / "train.py").write_text(SCRIPT.format(loop=loop))
     words = (f"--set=spec.collective.mode={mode}", "--run-dir=run", *KILL_AND_JOIN)
-    code, said = Run(folder, "[python, train.py]", *words).wait()
+    code, said = ForkedRun(folder, "[python, train.py]", *words).wait()
     status: dict[str, Any] = json.loads((folder / "run" / "status.json").read_text())
     return code, said, status
 
@@ -92,7 +92,7 @@ def test_a_script_that_counts_for_itself_says_when_the_job_is_over(
     """As nanoGPT: `if iter_num > max_iters: break`; in Solo the slow one is far behind then."""
     (tmp_path / "train.py").write_text(SCRIPT.format(loop=OWN_COUNT).replace(WAITS, "while False:"))
     words = (f"--set=spec.collective.mode={mode}", "--run-dir=run")
-    code, said = Run(tmp_path, "[python, train.py]", *words).wait()
+    code, said = ForkedRun(tmp_path, "[python, train.py]", *words).wait()
     assert code == 0, said
     assert said.count("ENDS") == 2
     through = re.findall(r"THROUGH (\d+) (\d+) (\w+)", said)
@@ -105,7 +105,7 @@ def test_one_rank_ends_the_job_and_the_others_may_know_nothing_of_it(tmp_path: P
     """A loop without an end of its own: its script ends there, and nothing fails."""
     loop = "while True:\n    made == 20 and pl.rank() == 0 and (pl.stop(), exit())"
     (tmp_path / "train.py").write_text(SCRIPT.format(loop=loop).replace(WAITS, "while False:"))
-    code, said = Run(tmp_path, "[python, train.py]", "--run-dir=run").wait()
+    code, said = ForkedRun(tmp_path, "[python, train.py]", "--run-dir=run").wait()
     assert code == 0, said
     assert "another rank has ended the job with pl.stop()" in said
     assert "THROUGH" not in said

@@ -57,19 +57,19 @@ class SimCoordinator:
         if self.stopped:
             self.backlog.append(event)
             return
-        for effect in self.machine.handle(self.sim.now, event):
+        for effect in coord.by_pod(self.machine.handle(self.sim.now, event)):
             self._carry_out(effect)
 
-    def _carry_out(self, effect: coord.Effect) -> None:
+    def _carry_out(self, effect: coord.Effect | coord.ToRanks) -> None:
         sim = self.sim
         match effect:
-            case coord.ToRank(member=member, message=message):
+            case coord.ToRanks(message=message):
                 if isinstance(message, m.Commit | m.CommitChange):
                     assert self.state.commit is not None
                     sim.checkers.formed(self.state, self.state.commit.gen)
-                sim.links.to_rank(self.name, member, message)
+                sim.links.to_ranks(self.name, effect)
             case coord.ToAgent(slot=slot, attempt=attempt, message=order):
-                sim.after(2, lambda: sim.order_agent((slot, attempt), order))
+                sim.links.to_agent(self.name, (slot, attempt), order)
             case coord.WakeAt(at_ns=at_ns):
                 self.wake_ns = at_ns
                 sim.at(at_ns, lambda: self._tick(at_ns))

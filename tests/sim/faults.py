@@ -7,9 +7,9 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 from paceline.core import messages as m
-from paceline.core.coordinator import AgentGone
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
+from sim.pods import SimPod
 from sim.ranks import SimRank
 from sim.simulation import Simulation
 
@@ -24,7 +24,11 @@ class Kind(StrEnum):
     CUT = "cut"
     """A pod from all coordinators: a false suspicion."""
     RECONNECT = "reconnect"
-    """A connection is replaced; what was under way on it is lost."""
+    """A pod's connection is replaced; what was under way on it is lost."""
+    ORPHAN = "orphan"
+    """The agent of a pod dies; its ranks see that and end (D6)."""
+    DAZE = "daze"
+    """SIGSTOP of an agent: nobody of its pod is heard, and none of its ranks hears anything."""
     HANG = "hang"
     """The main thread of a rank."""
     FREEZE = "freeze"
@@ -74,7 +78,7 @@ def plant_at_the_end(sim: Simulation, faults: list[Fault]) -> None:
 def happen(sim: Simulation, fault: Fault) -> None:
     after = bool(sim.world.after_ms)
     there = (r for r in sim.ranks.values() if r.running or (after and r.released))
-    live = [r for r in there if r.me not in sim.links.cut]
+    live = [r for r in there if m.pod_of(r.me) not in sim.links.cut]
     if not live or (sim.finished and not after):
         return
     rank = live[fault.pick % len(live)]
@@ -84,16 +88,19 @@ def happen(sim: Simulation, fault: Fault) -> None:
         case Kind.WIPE:
             for each in live:
                 sim.kill(each.me, restart=True)
-        case Kind.KILL | Kind.LOSE | Kind.DRAIN | Kind.JOIN | Kind.SHRINK:
+        case Kind.KILL | Kind.LOSE | Kind.ORPHAN | Kind.DRAIN | Kind.JOIN | Kind.SHRINK:
             _to_processes(sim, fault, rank, len(live))
         case Kind.CUT:
             _cut(sim, rank, fault.ms)
         case Kind.RECONNECT:
-            sim.tell(f"rank {rank.me} gets a new connection")
-            names = [n for x, n in list(sim.links.open) if x == rank.me]
-            sim.links.disconnect(rank.me, noticed=False)
+            pod = sim.pods[m.pod_of(rank.me)]
+            sim.tell(f"pod {pod.key} gets a new connection")
+            names = sim.links.names(pod)
+            sim.links.disconnect(pod, noticed=False)
             for name in names:
-                sim.after(fault.ms % 30, lambda n=name: sim.links.connect(rank, n))  # type: ignore[misc]
+                sim.after(fault.ms % 30, lambda n=name: sim.connect(pod, n))  # type: ignore[misc]
+        case Kind.DAZE:
+            _daze(sim, sim.pods[m.pod_of(rank.me)], fault.ms)
         case Kind.BREAK:
             sim.tell(f"links fail for {fault.ms:.0f} ms")
             sim.broken_until = sim.now + int(fault.ms * 10**6)
@@ -108,6 +115,17 @@ def happen(sim: Simulation, fault: Fault) -> None:
 
 def _with(settings: RoundSettings, mode: Mode, quorum: int) -> RoundSettings:
     return replace(settings, mode=mode, quorum=quorum)
+
+
+def _daze(sim: Simulation, pod: SimPod, ms: float) -> None:
+    sim.tell(f"the agent of pod {pod.key} is stopped for {ms:.0f} ms")
+    pod.frozen = True
+
+    def over() -> None:
+        sim.tell(f"the agent of pod {pod.key} goes on")
+        pod.thaw()
+
+    sim.after(ms, over)
 
 
 def _to_threads(sim: Simulation, fault: Fault, rank: SimRank) -> None:
@@ -155,6 +173,9 @@ def _to_processes(sim: Simulation, fault: Fault, rank: SimRank, live: int) -> No
         case Kind.LOSE:
             sim.remove_pod(pod)
             sim.after(fault.ms, lambda: sim.replace_pod(pod.key[0]))
+        case Kind.ORPHAN:
+            sim.kill_agent(pod)
+            sim.after(fault.ms, lambda: sim.replace_pod(pod.key[0]))
         case Kind.DRAIN if live > 1:
             sim.drain(pod.key)
             sim.after(fault.ms, lambda: sim.replace_pod(pod.key[0]))
@@ -178,15 +199,12 @@ def _scale(sim: Simulation, step: int) -> None:
 def _cut(sim: Simulation, rank: SimRank, ms: float) -> None:
     """The control channel of a pod is cut; it goes on with its peers as long as they do."""
     pod = sim.pods[m.pod_of(rank.me)]
-    members = tuple(pod.living)
     sim.tell(f"pod {pod.key} is cut off for {ms:.0f} ms")
-    sim.links.cut.update(members)
-    for member in members:
-        sim.links.disconnect(member)
-    sim.to_coordinators(AgentGone(*pod.key))
+    sim.links.cut.add(pod.key)
+    sim.links.disconnect(pod)
 
     def heal() -> None:
-        sim.links.cut.difference_update(members)
+        sim.links.cut.discard(pod.key)
         sim.tell(f"pod {pod.key} is connected again")
         for name in list(sim.coordinators):
             sim.connect(pod, name)

@@ -55,7 +55,7 @@ def modes(draw: st.DrawFn, ranks: int) -> RoundSettings:
 @st.composite
 def worlds(draw: st.DrawFn, replicas: int | None = None, procs: int | None = None) -> World:
     n = replicas or draw(st.sampled_from([1, 2, 3, 5]))
-    per_pod = procs or draw(st.sampled_from([1, 1, 1, 2]))
+    per_pod = procs or draw(st.sampled_from([1, 1, 2, 3]))
     return World(
         replicas=n,
         procs=per_pod,
@@ -70,6 +70,10 @@ def worlds(draw: st.DrawFn, replicas: int | None = None, procs: int | None = Non
         nan=draw(st.sampled_from([0.0, 0.0, 0.05])),
         skip=draw(st.sampled_from([0.0, 0.0, 0.05])),
         rest=draw(st.sampled_from([0.0, 0.0, 0.05])),
+        segments=draw(st.sampled_from([1, 2, 4])),
+        discard=draw(st.sampled_from([0.0, 0.0, 0.1])),
+        rewrite=draw(st.sampled_from([0.0, 0.0, 0.1])),
+        misjudge=draw(st.sampled_from([0.0, 0.0, 0.1])),
         save_every=draw(st.sampled_from([0, 1, 3])),
         disk_full=draw(st.sampled_from([0.0, 0.0, 0.3])),
         tree_above=draw(st.sampled_from([TREE_ABOVE, 0])),

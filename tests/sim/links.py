@@ -1,23 +1,23 @@
-"""Messages on their way, and reductions: delays, order, what a death or a cut takes with it."""
+"""Messages on their way: delays, order, what a death or a cut takes with it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
-from paceline.core.protocol.ids import GenerationId, MemberId
-from paceline.core.protocol.records import Gen
-from paceline.core.rank import events as ev
-from sim.sums import Sum, add
+from paceline.core.protocol.ids import MemberId
+from sim.sums import Sum
 from sim.world import MS
 
 if TYPE_CHECKING:
-    from sim.ranks import SimRank
+    from sim.pods import SimPod
     from sim.simulation import Simulation
 
+GREET_MS = 20
+"""An agent waits so long for the introductions of its ranks."""
 
 Gate = Callable[[tuple[object, ...], Struct, Callable[[], None]], bool]
 """(lane, message, what sends it on) -> whether it was taken away."""
@@ -29,9 +29,10 @@ class Links:
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self.last: dict[tuple[object, ...], int] = {}
-        self.open: dict[tuple[MemberId, str], int] = {}
-        """Connections of ranks to coordinators, by the number that tells old from new."""
-        self.cut: set[MemberId] = set()
+        self.open: dict[tuple[tuple[int, int], str], int] = {}
+        """Connections of pods to coordinators, by the number that tells old from new."""
+        self.cut: set[tuple[int, int]] = set()
+        """Pods that reach no coordinator."""
         self.gate: Gate | None = None
         """A script may hold or drop single messages."""
 
@@ -82,52 +83,137 @@ class Links:
             self.sim.tell(f"{src} -> {dst}: {type(message).__name__}")
         rank.post(message)
 
-    # ---- rank and coordinator -------------------------------------------------------------
+    # ---- pod and coordinator (R43) --------------------------------------------------------
 
-    def connect(self, rank: SimRank, name: str) -> None:
-        if name in self.sim.coordinators and rank.running and rank.me not in self.cut:
-            self.sim.count += 1
-            self.open[rank.me, name] = self.sim.count
-            rank.post(ev.Connected())
-        elif name in self.sim.coordinators and rank.released and rank.me not in self.cut:
-            self.sim.count += 1
-            self.open[rank.me, name] = self.sim.count
-            self.to_coordinators(rank.me, rank.state.registration())
+    def connect(self, pod: SimPod, name: str) -> None:
+        """The agent of a pod calls a coordinator. It greets when all of its ranks that take part
+        have introduced themselves, or a little later."""
+        self.sim.count += 1
+        number = self.open[pod.key, name] = self.sim.count
+        pod.waiting[name] = []
+        for member, word in pod.relay(name).connect():
+            self._introduce(name, member, word)
 
-    def disconnect(self, member: MemberId, *, noticed: bool = True) -> None:
-        for key in [k for k in self.open if k[0] == member]:
-            del self.open[key]
+        def greet() -> None:
+            if self.open.get((pod.key, name)) == number:
+                pod.act(lambda: self.greet(pod, name))
+
+        self.sim.after(GREET_MS, greet)
+        self._greet_if_all_are_there(pod, name)
+
+    def _greet_if_all_are_there(self, pod: SimPod, name: str) -> None:
+        if not pod.relay(name).awaits:
+            self.greet(pod, name)
+
+    def greet(self, pod: SimPod, name: str) -> None:
+        if name not in pod.waiting:
+            return  # it was quick
+        hello, waiting = pod.hello(pod.relay(name).greet()), pod.waiting.pop(name)
+        for message in (hello, *pod.kept, *waiting):
+            self._way_up(pod, name, message)()
+        pod.kept.clear()
+
+    def disconnect(self, pod: SimPod, *, noticed: bool = True) -> None:
+        for key, name in [k for k in self.open if k[0] == pod.key]:
+            del self.open[key, name]
+            pod.waiting.pop(name, None)
+            pod.relay(name).disconnect()
             if noticed:
-                self.sim.to_coordinators(coord.RankGone(member), key[1])
+                self.sim.to_coordinators(coord.AgentGone(*pod.key), name)
 
-    def to_coordinators(self, src: MemberId, message: m.RankMessage) -> None:
-        for (member, name), number in list(self.open.items()):
-            if member == src:
-                self._up(src, name, number, message)
+    def names(self, pod: SimPod) -> list[str]:
+        """Of the coordinators to which it is connected."""
+        return [name for key, name in self.open if key == pod.key and name in self.sim.coordinators]
 
-    def _up(self, src: MemberId, name: str, number: int, message: m.RankMessage) -> None:
+    def open_line(self, pod: SimPod, member: MemberId) -> None:
+        for name, relay in pod.relays.items():
+            if (word := relay.open(member)) is not None:
+                self._introduce(name, member, word)
+
+    def close_line(self, pod: SimPod, member: MemberId) -> None:
+        for name, relay in pod.relays.items():
+            for word in relay.close(member):
+                self._way_up(pod, name, word)()
+
+    def _introduce(self, name: str, member: MemberId, word: m.Introduce) -> None:
+        self.sim.ranks[member].introduce(name, word)
+
+    def to_coordinators(self, src: MemberId, message: m.RankMessage | m.Heartbeat) -> None:
+        """A rank speaks: its agent passes it on."""
+        pod = self.sim.pods[m.pod_of(src)]
+        for name, number in list(self.sim.ranks[src].connections.items()):
+            pod.hear(name, src, m.Said(number, message))
+
+    def heard(self, pod: SimPod, name: str, src: MemberId, said: m.Said) -> None:
+        if (pod.key, name) not in self.open:
+            return
+        words = pod.relay(name).hear(src, said)
+        if name in pod.waiting:
+            self._greet_if_all_are_there(pod, name)
+        for word in words:
+            send = self._way_up(pod, name, word)
+            if self.gate is None or not self.gate((src, name), word, send):
+                send()
+
+    def from_agent(self, pod: SimPod, message: m.AgentMessage) -> None:
+        """Evidence: kept for the next connection if there is none."""
+        names = self.names(pod)
+        for name in names:
+            self._way_up(pod, name, message)()
+        if not names:
+            pod.kept.append(message)
+
+    def beat(self, pod: SimPod) -> None:
+        for name in self.names(pod):
+            if name not in pod.waiting:
+                self._way_up(pod, name, pod.relay(name).beat())()
+
+    def _way_up(
+        self, pod: SimPod, name: str, message: m.AgentMessage | m.RankMessage
+    ) -> Callable[[], None]:
+        """What sends it over the connection that there is now."""
+        if name in pod.waiting:
+            return lambda: pod.waiting.get(name, []).append(message)
+        number = self.open.get((pod.key, name))
+
         def arrive() -> None:
-            if self.open.get((src, name)) == number:
-                self.sim.to_coordinators(coord.FromRank(message), name)
+            if number is not None and self.open.get((pod.key, name)) == number:
+                self.sim.to_coordinators(coord.heard(message), name)
 
-        self._send((src, name), message, arrive)
+        return lambda: self._later((pod.key, name), arrive)
 
-    def to_rank(self, name: str, dst: MemberId, message: m.ToRank | m.BeatEvery) -> None:
-        number = self.open.get((dst, name))
+    def to_ranks(self, name: str, order: coord.ToRanks) -> None:
+        pod, message = self.sim.pods[order.pod], order.message
+        members = []
+        for member in order.members:
+            alone = self._way_down(name, pod, lambda x=member: self._tell(name, pod, (x,), message))  # type: ignore[misc]
+            if self.gate is None or not self.gate((name, member), message, alone):
+                members.append(member)
+        if members:
+            self._way_down(name, pod, lambda: self._tell(name, pod, members, message))()
 
-        def arrive() -> None:
-            rank = self.sim.ranks.get(dst)
-            lost = number is None or self.open.get((dst, name)) != number
-            if name not in self.sim.coordinators:  # its last words arrive or not
-                lost = lost or self.sim.rng.random() < 0.5
-            if rank is not None and rank.running and not lost:
-                if isinstance(message, m.BeatEvery):
-                    rank.told_to_beat_every(message.ms)
-                    return
-                self.sim.tell(f"{name} -> {dst}: {_short(message)}")
+    def _tell(self, name: str, pod: SimPod, members: Iterable[MemberId], message: m.ToRank) -> None:
+        for member in pod.relay(name).listeners(members):
+            rank = self.sim.ranks[member]
+            if rank.running:
+                self.sim.tell(f"{name} -> {member}: {_short(message)}")
                 rank.post(message)
 
-        self._send((name, dst), message, arrive)
+    def to_agent(self, name: str, key: tuple[int, int], order: m.ToAgent | m.BeatEvery) -> None:
+        pod = self.sim.pods[key]
+        self._way_down(name, pod, lambda: self.sim.obey(pod, order))()
+
+    def _way_down(self, name: str, pod: SimPod, action: Callable[[], None]) -> Callable[[], None]:
+        number = self.open.get((pod.key, name))
+
+        def arrive() -> None:
+            lost = number is None or self.open.get((pod.key, name)) != number
+            if name not in self.sim.coordinators:  # its last words arrive or not
+                lost = lost or self.sim.rng.random() < 0.5
+            if not lost:
+                pod.act(action)
+
+        return lambda: self._later((name, pod.key), arrive)
 
 
 def _short(message: Struct) -> str:
@@ -141,52 +227,3 @@ def _short(message: Struct) -> str:
             extra += [f" behind={[str(x) for x, _, _ in behind]}"] if behind else []
             return f"Commit {gen.id}{''.join(extra)}"
     return type(message).__name__
-
-
-class Reductions:
-    """A reduction can complete at a rank only after every member joined it; then at each rank
-    by itself, and perhaps never where a member has gone since."""
-
-    def __init__(self, sim: Simulation) -> None:
-        self.sim = sim
-        self.joined: dict[tuple[GenerationId, int], dict[MemberId, Sum]] = {}
-        self.never: dict[tuple[MemberId, int], GenerationId | None] = {}
-        """(rank, round): does not complete there in the first generation that tries."""
-
-    def join(self, rank: SimRank, gen: Gen, round_: int, own: Sum) -> None:
-        joined = self.joined.setdefault((gen.id, round_), {})
-        joined[rank.me] = own
-        for old in [k for k in self.joined if k[0] == gen.id and k[1] < round_ - 2]:
-            del self.joined[old]
-        if set(joined) != set(gen.members):
-            return
-        total: Sum = {}
-        for share in joined.values():
-            add(total, share)
-        for member in gen.members:
-            ms = self.sim.rng.uniform(0.1, 5.0)
-            self.sim.after(ms, lambda x=member: self._complete(x, gen, round_, total))  # type: ignore[misc]
-
-    def _complete(self, member: MemberId, gen: Gen, round_: int, total: Sum) -> None:
-        if (member, round_) in self.never:
-            first = self.never[member, round_] = self.never[member, round_] or gen.id
-            if first == gen.id:
-                return
-        gone = [x for x in gen.members if not self._takes_part(x, gen.id)]
-        if gone and self.sim.rng.random() < 0.5:
-            return
-        self.sim.ranks[member].complete(gen.id, round_, total)
-
-    def _takes_part(self, member: MemberId, generation: GenerationId) -> bool:
-        rank = self.sim.ranks[member]
-        return rank.alive and rank.state.promise <= generation
-
-    def fail(self, lost: MemberId) -> None:
-        """Some peers see at once that a member is gone; the others wait for the coordinator."""
-        for rank in self.sim.ranks.values():
-            group = rank.group
-            if rank.reducing is None or group is None or lost not in group.gen.members:
-                continue
-            if self.sim.rng.random() < 0.5:
-                ms = self.sim.rng.uniform(0.1, 30)
-                self.sim.after(ms, lambda x=rank: x.abort("peer lost", aborted=False))  # type: ignore[misc]

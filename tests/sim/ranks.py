@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -14,21 +15,49 @@ from paceline.core.protocol.composition import Weighing
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Scale, Swap, Zero
 from paceline.core.protocol.rank_leases import RankLeases
-from paceline.core.protocol.records import Go, LoggedMetric
+from paceline.core.protocol.records import GivenUp, Go, LoggedMetric
 from paceline.core.protocol.sampling import samples_of
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.rank.state import RankState
-from sim.sums import Label, Sum, add, scaled
+from sim.sums import FLAG, Label, Sum, add, scaled
 from sim.world import MS
-
-BEAT_MS = 100
-SMALL_GROUPS_BEAT_MS = 200
 
 if TYPE_CHECKING:
     from sim.simulation import Simulation
 
 WANTS_MAX = 20
+TRANSFER_NS = 8 * MS
+
+
+@dataclass
+class Batch:
+    """What the script is computing."""
+
+    label: Label
+    lease: int
+    samples: int
+    poisoned: int
+    """First segment with a NaN in it; as many as there are: none."""
+    handed: int = 0
+    """Segments that are ready."""
+    rewritten: bool = False
+    """One of those was written again."""
+    stepped: bool = False
+    dropped: bool = False
+
+
+@dataclass
+class Stream:
+    """The data thread: one segment of a streamed round after the other."""
+
+    reduce: ev.Reduce
+    batch: Batch | None
+    """For whose segments it waits."""
+    given_up: GivenUp | None
+    segment: int = 0
+    joined: bool = False
+    """The segment is being reduced."""
 
 
 class SimRank:
@@ -49,7 +78,11 @@ class SimRank:
         """Its communication thread; heartbeats go on."""
         self.work_since = 0
         """Of its communication thread."""
-        self.beat_ms = BEAT_MS
+        # Its agent.
+        self.initialised = False
+        """Its script has called `pl.init()`: somebody reads the line."""
+        self.connections: dict[str, int] = {}
+        """To coordinators, by the number that its agent has told last."""
         # Memory.
         self.grad: Sum = {}
         self.late: Sum = {}
@@ -62,16 +95,22 @@ class SimRank:
         # The communication thread.
         self.group: m.Commit | None = None
         self.reducing: ev.Reduce | None = None
+        self.stream: Stream | None = None
+        self.outcome: ev.Reduced | ev.Voided | None = None
+        """What the stream came to while the communication thread was stuck."""
         self.waiting: deque[ev.Event] = deque()
         """Events that arrive while it is inside a reduction."""
         self.backlog: deque[ev.Event] = deque()
         """Events that arrive while it is stopped or stuck."""
+        self.introductions: deque[tuple[str, m.Introduce]] = deque()
+        """Of its agent's connections, while it is stopped."""
         self.wake_ns: int | None = None
         # The script.
         self.rank_leases = RankLeases()
         self.wants = 0
         """In a row; a lease may be dealt to others just before it is pulled."""
         self.labels = 0
+        self.batch: Batch | None = None
         self.steps = 0
         self.ending = False
         """Its script ends the job when it comes back from `step()`."""
@@ -98,9 +137,16 @@ class SimRank:
 
     # ---- events in, effects out -----------------------------------------------------------
 
-    def told_to_beat_every(self, ms: int) -> None:
-        """R42. Small groups beat twice as often here as they are told: histories are short."""
-        self.beat_ms = ms if ms > SMALL_GROUPS_BEAT_MS else BEAT_MS
+    def introduce(self, name: str, word: m.Introduce) -> None:
+        """Its agent has a new connection to this coordinator."""
+        if self.stopped:
+            self.introductions.append((name, word))
+            return
+        self.connections[name] = word.connection
+        if self.running:
+            self.post(ev.Connected())
+        elif self.released:
+            self._carry_out(ev.ToCoordinator(self.state.registration()))
 
     def post(self, event: ev.Event) -> None:
         if not self.running:
@@ -109,6 +155,10 @@ class SimRank:
             self.backlog.append(event)
             if isinstance(event, ev.Connected) and not self.stopped:
                 self._carry_out(ev.ToCoordinator(self.state.registration()))
+        elif self.stream is not None:
+            if isinstance(event, m.Prepare | m.Release | m.Dismiss):
+                self.abort("an order came", aborted=True)
+            self._handle(event)
         elif self.reducing is not None and not isinstance(event, ev.Reduced | ev.ChannelFailed):
             self.waiting.append(event)
             if isinstance(event, m.Prepare | m.Release | m.Dismiss):
@@ -125,6 +175,10 @@ class SimRank:
 
     def thaw(self) -> None:
         self.stopped = self.stuck = False
+        while self.introductions and not self.stopped:
+            self.introduce(*self.introductions.popleft())
+        if self.outcome is not None and self.running:
+            self._take_outcome(self.outcome)
         while self.backlog and not (self.stopped or self.stuck):
             self.post(self.backlog.popleft())
 
@@ -138,6 +192,9 @@ class SimRank:
             done = self._carry_out(effect)
             if done is not None:
                 follow.append(done)
+        if isinstance(event, ev.Step) and self.batch is not None:
+            self.batch.stepped = True
+            self._go_on()
         self.sim.checkers.after_event(self, before)
         for done in follow:
             if self.running:
@@ -166,10 +223,14 @@ class SimRank:
             case ev.Unsave():
                 sim.disk.drop(self)
             case ev.CloseChannel():
-                self.reducing = self.group = None
+                self.reducing = self.group = self.stream = None
             case ev.Reduce():
                 self.reducing, self.work_since = effect, sim.now
                 self._join_reduction(effect)
+            case ev.GiveUp(why=why):
+                assert self.stream is not None
+                self.stream.given_up = why
+                self._go_on()
             case ev.WakeAt(at_ns=at_ns):
                 self.wake_ns = at_ns
                 sim.at(at_ns, lambda: self._tick(at_ns))
@@ -245,39 +306,100 @@ class SimRank:
 
     def _step_optimizer(self, go: Go, weighing: Weighing) -> None:
         if weighing.step:
-            self.weights = dict(self.weights)
-            add(self.weights, self.accumulated)
+            taken = self.sim.checkers.taken(self)
+            self.weights = dict(self.weights) if taken is None else taken
+            if taken is None:
+                add(self.weights, self.accumulated)
         self.sim.checkers.committed(self, go, weighing)
 
     # ---- reductions -----------------------------------------------------------------------
 
     def _join_reduction(self, effect: ev.Reduce) -> None:
         assert self.group is not None
-        own: Sum = {}
-        if effect.source is not None:
-            source = self.grad if effect.source is BufferName.GRAD else self.late
-            own = scaled(source, Fraction(effect.factor))
+        if effect.go.streamed:
+            batch = self.batch if effect.in_hand else None
+            self.stream = Stream(effect, batch, GivenUp.DROPPED if effect.gives_up else None)
+            self._go_on()
+            return
+        own = self._own(effect)
         self.sim.checkers.joined(self, effect, own)
-        self.sim.reductions.join(self, self.group.gen, effect.go.round, own)
+        self.sim.reductions.join(self, self.group.gen, effect.go.round, 0, own)
 
-    def complete(self, generation: object, round_: int, total: Sum) -> None:
-        """The reduction is through on this rank, unless it was abandoned."""
+    def _own(self, reduce: ev.Reduce) -> Sum:
+        if reduce.source is None:
+            return {}
+        source = self.grad if reduce.source is BufferName.GRAD else self.late
+        return scaled(source, Fraction(reduce.factor))
+
+    def _go_on(self) -> None:
+        """The data thread, if it waits and what it waits for is there (R30)."""
+        stream = self.stream
+        if stream is None or stream.joined or self.group is None:
+            return
+        reduce, batch, segment = stream.reduce, stream.batch, stream.segment
+        last = segment == self.sim.world.segments - 1
+        if batch is not None and stream.given_up is None:
+            if batch.dropped:
+                stream.given_up = GivenUp.DROPPED
+            elif batch.poisoned <= segment < batch.handed:
+                stream.given_up = GivenUp.NONFINITE
+            elif not batch.stepped and (last or segment >= batch.handed):
+                return
+        if self._flags(stream):
+            own = {FLAG: Fraction(1)}
+        elif batch is None:
+            own = self._own(reduce)
+        else:
+            own = {batch.label: Fraction(reduce.factor)}
+        if last and stream.given_up is None:
+            self.sim.checkers.joined(self, reduce, own)
+        stream.joined = True
+        self.sim.reductions.join(self, self.group.gen, reduce.go.round, segment, own)
+
+    def _flags(self, stream: Stream) -> bool:
+        """R31."""
+        return stream.given_up is not None
+
+    def complete(self, generation: object, round_: int, segment: int, total: Sum) -> None:
+        """The reduction of a segment is through on this rank, unless it was abandoned."""
         reduce = self.reducing
         if reduce is None or (reduce.go.generation, reduce.go.round) != (generation, round_):
             return
         if not self.running:
             return
-        if self.stopped or self.stuck:
-            self.sim.after(20, lambda: self.complete(generation, round_, total))
+        if self.stopped or (self.stuck and self.stream is None):
+            self.sim.after(20, lambda: self.complete(generation, round_, segment, total))
             return
-        self.result = total
-        self.reducing = None
-        self._handle(ev.Reduced())
-        self._work_off()
+        if self.stream is None:
+            self.result = total
+            self.reducing = None
+            self.sim.checkers.ended(reduce.go, void=False)
+            self._handle(ev.Reduced(TRANSFER_NS))
+            self._work_off()
+        elif FLAG in total:
+            self._end_stream(ev.Voided(self.stream.given_up))
+        elif segment == self.sim.world.segments - 1:
+            self.result = total
+            self._end_stream(ev.Reduced(TRANSFER_NS))
+        else:
+            self.stream.segment, self.stream.joined = segment + 1, False
+            self._go_on()
+
+    def _end_stream(self, event: ev.Reduced | ev.Voided) -> None:
+        assert self.reducing is not None
+        self.sim.checkers.ended(self.reducing.go, void=isinstance(event, ev.Voided))
+        if self.stuck:
+            self.outcome = event
+        else:
+            self._take_outcome(event)
+
+    def _take_outcome(self, event: ev.Reduced | ev.Voided) -> None:
+        self.reducing = self.stream = self.outcome = None
+        self._handle(event)
 
     def abort(self, why: str, *, aborted: bool) -> None:
         if self.reducing is not None and self.running:
-            self.reducing = None
+            self.reducing = self.stream = None
             self._handle(ev.ChannelFailed(why, None, aborted))
             self._work_off()
 
@@ -287,7 +409,7 @@ class SimRank:
         world = self.sim.world
         if world.save_every:
             self.post(self.sim.disk.look())
-        self.post(ev.Begin("same", world.plan, world.lookahead))
+        self.post(ev.Begin("same", world.plan, world.lookahead, segments=world.segments))
 
     def _resume(self, effect: ev.Resume) -> None:
         self.resumed.append(effect)
@@ -333,22 +455,63 @@ class SimRank:
                 return
         factor = world.slow.get(self.me.slot, 1.0)
         pause = sim.rng.uniform(*world.step_ms) * factor
-        sim.after(pause, lambda: self.finish_batch(lease, samples))
+        self.labels += 1
+        poisoned = world.segments
+        if world.nan and sim.rng.random() < world.nan:
+            poisoned = sim.rng.randrange(world.segments)
+        self.batch = batch = Batch(Label(self.me, self.labels), lease, samples, poisoned)
+        if world.segments > 1:
+            gap = pause * 2 / 3 / world.segments  # of a backward pass behind a third of forward
+            sim.after(pause / 3 + gap, lambda: self.hand_over(batch, gap))
+        else:
+            sim.after(pause, lambda: self.finish_batch(batch))
 
-    def finish_batch(self, lease: int, samples: int) -> None:
+    def hand_over(self, batch: Batch, gap: float) -> None:
+        """A segment of the batch is ready; the script may do with it what it likes."""
+        sim, world = self.sim, self.sim.world
         if not self.running:
             return
         if self.hung or self.stopped:
-            self.sim.after(20, lambda: self.finish_batch(lease, samples))
+            sim.after(20, lambda: self.hand_over(batch, gap))
             return
-        self.labels += 1
+        if world.leases and world.discard and sim.rng.random() < world.discard / world.segments:
+            batch.dropped = True
+            self.post(ev.Skip(batch.lease, batch.samples))
+            self._go_on()
+            sim.after(0.01, self.next_batch)
+            return
+        batch.handed += 1
+        if batch.handed == 1 and batch.poisoned:
+            leases = (batch.lease,) if batch.lease >= 0 else ()
+            self.post(ev.Coming(leases, batch.samples, batch.samples))
+            if not world.leases and world.misjudge and sim.rng.random() < world.misjudge:
+                batch.samples += 1
+                batch.rewritten = True
+        elif world.rewrite and sim.rng.random() < world.rewrite / world.segments:
+            batch.rewritten = True
+        self._go_on()
+        if batch.handed < world.segments - 1:
+            sim.after(gap, lambda: self.hand_over(batch, gap))
+        else:
+            sim.after(gap, lambda: self.finish_batch(batch))
+
+    def finish_batch(self, batch: Batch) -> None:
+        if not self.running:
+            return
+        if self.hung or self.stopped:
+            self.sim.after(20, lambda: self.finish_batch(batch))
+            return
         self.steps += 1
-        label = Label(self.me, self.labels)
+        label, lease, samples = batch.label, batch.lease, batch.samples
         unit = self.state.pending.grad.unit if self.grad else samples
         if unit != samples:  # the training layer rescales what lies in GRAD before the backward
             self.grad = scaled(self.grad, Fraction(unit, samples))
         self.grad = {**self.grad, label: Fraction(1)}
-        finite = not (self.sim.world.nan and self.sim.rng.random() < self.sim.world.nan)
+        finite = batch.poisoned == self.sim.world.segments
+        stream = self.stream
+        if stream is not None and stream.batch is batch and (batch.rewritten or not finite):
+            # Looked at by the communication thread, before it hands over the rest.
+            stream.given_up = GivenUp.REWRITTEN
         self.sim.checkers.produced(label, lease, samples, finite=finite)
         leases = (lease,) if lease >= 0 else ()
         metrics = (LoggedMetric("loss", 1.0 * samples, samples),)

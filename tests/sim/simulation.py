@@ -19,8 +19,10 @@ from paceline.core.rank import events as ev
 from sim.checkers import Checkers
 from sim.coordinators import SimCoordinator
 from sim.disk import Disk
-from sim.links import Links, Reductions
-from sim.ranks import BEAT_MS, SimRank
+from sim.links import Links
+from sim.pods import SimPod
+from sim.ranks import SimRank
+from sim.reductions import Reductions
 from sim.world import MS, World
 
 OUTCOME_MS = 1000
@@ -30,20 +32,6 @@ _DRAIN = ev.Drain()
 
 class BrokenPromiseError(AssertionError):
     """A promise is broken; the message is the story of the run."""
-
-
-class SimPod:
-    """An agent with its ranks."""
-
-    def __init__(self, slot: int, attempt: int) -> None:
-        self.key = (slot, attempt)
-        self.alive = True
-        self.draining = False
-        self.closing = False
-        self.living: list[MemberId] = []
-        self.dead: list[MemberId] = []
-        self.released: tuple[object, int] | None = None
-        self.restarts: dict[int, int] = {}
 
 
 class Simulation:
@@ -147,7 +135,7 @@ class Simulation:
     def start_pod(self, slot: int) -> SimPod:
         """The inventory names a pod before any process of it exists (R25)."""
         attempt = 1 + max((p.key[1] for p in self.pods.values() if p.key[0] == slot), default=-1)
-        pod = self.pods[slot, attempt] = SimPod(slot, attempt)
+        pod = self.pods[slot, attempt] = SimPod(self, slot, attempt)
         self.set_inventory((*self.inventory.pods, pod.key))
         self.tell(f"pod {slot}#{attempt} starts")
         self.after(self.rng.uniform(2, 8), lambda: self._pod_up(pod))
@@ -164,8 +152,9 @@ class Simulation:
 
     def _pod_beats(self, pod: SimPod) -> None:
         if pod.alive:
-            self.from_agent(pod, m.AgentBeat(*pod.key))
-            self.after(BEAT_MS, lambda: self._pod_beats(pod))
+            if not pod.frozen:
+                self.links.beat(pod)
+            self.after(pod.beat_ms, lambda: self._pod_beats(pod))
 
     def replace_pod(self, slot: int) -> None:
         """As the runner does it: nothing is started once it has heard that the last round is made,
@@ -174,8 +163,9 @@ class Simulation:
             self.start_pod(slot)
 
     def start_rank(self, pod: SimPod, local: int) -> None:
-        if not pod.alive:
-            return
+        pod.act(lambda: self._start_rank(pod, local))
+
+    def _start_rank(self, pod: SimPod, local: int) -> None:
         if pod.closing:
             self._pod_done(pod)
             return
@@ -185,48 +175,35 @@ class Simulation:
         me = MemberId(slot, local, attempt * m.ATTEMPT_STRIDE + restarts)
         rank = self.ranks[me] = SimRank(self, me)
         pod.living.append(me)
-        self.from_agent(pod, m.RankStarted(me, slot))
+        self.links.from_agent(pod, m.RankStarted(me, slot))
 
-        def connect() -> None:
-            for name in list(self.coordinators):
-                self.links.connect(rank, name)
+        def initialise() -> None:
+            if rank.running:
+                rank.initialised = True
+                self.links.open_line(pod, me)
 
-        self.after(self.rng.uniform(0, 20), connect)
+        self.after(self.rng.uniform(0, 20), lambda: pod.act(initialise))
         self.after(self.rng.uniform(21, 60), rank.start_script)
-        self.after(BEAT_MS, lambda: self._beat(rank))
+        self.after(pod.beat_ms, lambda: self._beat(pod, rank))
 
     def connect(self, pod: SimPod, name: str) -> None:
-        """Agent and ranks of a pod introduce themselves to a coordinator."""
-        if not pod.alive or name not in self.coordinators or set(pod.living) & self.links.cut:
-            return
-        if not pod.living and not pod.dead:
-            return  # not up yet
-        hello = m.AgentHello(
-            *pod.key,
-            "sim",
-            "",
-            tuple(pod.living),
-            tuple(pod.dead),
-            pod.released,  # type: ignore[arg-type]
-        )
-        self.to_coordinators(coord.FromAgent(hello), name)
-        for member in pod.living:
-            if (member, name) not in self.links.open:
-                self.links.connect(self.ranks[member], name)
+        """The agent of a pod reaches a coordinator."""
+        if pod.living or pod.dead:  # else it is not up yet
+            pod.act(lambda: self._connect(pod, name))
 
-    def from_agent(self, pod: SimPod, message: m.AgentMessage) -> None:
-        if pod.alive and not set(pod.living) & self.links.cut:
-            self.to_coordinators(coord.FromAgent(message))
+    def _connect(self, pod: SimPod, name: str) -> None:
+        reaches = name in self.coordinators and pod.key not in self.links.cut
+        if reaches and (pod.key, name) not in self.links.open:
+            self.links.connect(pod, name)
 
-    def order_agent(self, key: tuple[int, int], order: m.ToAgent) -> None:
-        pod = self.pods[key]
-        if not pod.alive or set(pod.living) & self.links.cut:
-            return
+    def obey(self, pod: SimPod, order: m.ToAgent | m.BeatEvery) -> None:
         match order:
+            case m.BeatEvery(ms=ms):
+                pod.told_to_beat_every(ms)
             case m.KillRank(member=member):
                 self.kill(member, why="killed by its agent", restart=not pod.draining)
             case m.DrainPod():
-                self.drain(key)
+                self.drain(pod.key)
             case m.Closing():
                 pod.closing = True
                 for each in list(pod.living):
@@ -239,7 +216,7 @@ class Simulation:
         for member in list(pod.living):
             self.kill(member, why="shut down")
 
-    def _beat(self, rank: SimRank) -> None:
+    def _beat(self, pod: SimPod, rank: SimRank) -> None:
         if not (rank.running or (rank.alive and self.world.after_ms)):
             return
         s = rank.state
@@ -256,7 +233,7 @@ class Simulation:
                     rank.doing(),
                 ),
             )
-        self.after(rank.beat_ms, lambda: self._beat(rank))
+        self.after(pod.beat_ms, lambda: self._beat(pod, rank))
 
     # ---- deaths ---------------------------------------------------------------------------
 
@@ -270,20 +247,19 @@ class Simulation:
         self.tell(f"rank {member} dies: {why}")
         pod = self.pods[m.pod_of(member)]
         self._dead(rank)
+        pod.act(lambda: self.links.close_line(pod, member))
         restart = restart and rank.exit is None and not (pod.draining or pod.closing)
         released = rank.state.released if rank.exit is not None else None
         dead = m.RankDead(member, code, why, restart, released)
-        self.after(self.rng.uniform(0.5, 20), lambda: self._reaped(pod, rank, dead))
+        late = self.rng.uniform(0.5, 20)
+        self.after(late, lambda: pod.act(lambda: self._reaped(pod, rank, dead)))
 
     def _dead(self, rank: SimRank) -> None:
         rank.alive = False
-        self.links.disconnect(rank.me)
         self.reductions.fail(rank.me)
 
     def _reaped(self, pod: SimPod, rank: SimRank, dead: m.RankDead) -> None:
-        if not pod.alive:
-            return
-        self.from_agent(pod, dead)
+        self.links.from_agent(pod, dead)
         pod.living.remove(rank.me)
         pod.dead.append(rank.me)
         pod.released = pod.released or dead.released
@@ -295,7 +271,7 @@ class Simulation:
     def _pod_done(self, pod: SimPod) -> None:
         if pod.living:
             return
-        self.from_agent(pod, m.AgentDone(*pod.key, "finished" if pod.released else "drained"))
+        self.links.from_agent(pod, m.AgentDone(*pod.key, "finished" if pod.released else "drained"))
         self.after(30, lambda: self.remove_pod(pod))
 
     def remove_pod(self, pod: SimPod) -> None:
@@ -304,16 +280,34 @@ class Simulation:
             return
         pod.alive = False
         for member in pod.living:
-            if self.ranks[member].alive:
-                self.tell(f"rank {member} dies with its pod")
-                self._dead(self.ranks[member])
-        self.to_coordinators(coord.AgentGone(*pod.key))
+            self._dies_with_its_pod(self.ranks[member])
+        self._pod_gone(pod)
+
+    def _dies_with_its_pod(self, rank: SimRank) -> None:
+        if rank.alive:
+            self.tell(f"rank {rank.me} dies with its pod")
+            self._dead(rank)
+
+    def kill_agent(self, pod: SimPod) -> None:
+        """Its ranks see the end of their lines, and end."""
+        self.tell(f"the agent of pod {pod.key} dies")
+        pod.alive = False
+        for member in pod.living:
+            rank = self.ranks[member]
+            self.after(self.rng.uniform(0, 5), lambda r=rank: self._dies_with_its_pod(r))  # type: ignore[misc]
+        self._pod_gone(pod)
+
+    def _pod_gone(self, pod: SimPod) -> None:
+        self.links.disconnect(pod)
         late = self.rng.uniform(5, 300)
         self.after(
             late, lambda: self.set_inventory(tuple(k for k in self.inventory.pods if k != pod.key))
         )
 
     def drain(self, key: tuple[int, int]) -> None:
+        self.pods[key].act(lambda: self._drain(key))
+
+    def _drain(self, key: tuple[int, int]) -> None:
         self.pods[key].draining = True
         for member in self.pods[key].living:
             if self.ranks[member].running:

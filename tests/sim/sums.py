@@ -18,6 +18,9 @@ class Label(NamedTuple):
     number: int
 
 
+FLAG = Label(MemberId(-1, 0, 0), 0)
+"""In a segment of a round that somebody has given up."""
+
 Sum = dict[Label, Fraction]
 """How many samples of which batch are in it."""
 

@@ -211,7 +211,7 @@ def kill_at(world: World, seed: int, what: list[Fault], at_ns: int, slot: int) -
 @pytest.mark.parametrize("mode", [Mode.FULL, Mode.SOLO])
 def test_a_death_at_every_step_of_a_round(mode: Mode) -> None:
     world = World(replicas=3, settings=RoundSettings(mode=mode, bench_after_ns=300 * MS), leases=12)
-    times = event_times(world, 11, [], 120, 160)
+    times = event_times(world, 11, [], 165, 205)
     assert len(times) > 20
     for at_ns in times:
         for slot in range(3):
@@ -222,8 +222,8 @@ def test_a_death_at_every_step_of_a_round(mode: Mode) -> None:
 def test_a_death_at_every_step_of_a_generation_change(kind: Kind) -> None:
     settings = RoundSettings(mode=Mode.QUORUM, quorum=2, bench_after_ns=300 * MS)
     world = World(replicas=3, settings=settings, leases=30)
-    what = [Fault(150, kind, 30, 2)]
-    times = event_times(world, 5, what, 150, 215)[::2]
+    what = [Fault(175, kind, 30, 2)]
+    times = event_times(world, 5, what, 175, 240)[::2]
     assert len(times) > 20
     for at_ns in times:
         for slot in range(3):

@@ -36,6 +36,14 @@ class World:
     skip: float = 0.0
     rest: float = 0.0
     """Shares of the batches that are poisoned, skipped, or after which the rank evaluates."""
+    segments: int = 1
+    """Of the gradients; with several of them rounds may be streamed."""
+    discard: float = 0.0
+    rewrite: float = 0.0
+    misjudge: float = 0.0
+    """Shares of the batches that are dropped in the middle of backward(), of which a segment is
+    written once more after it was handed over, or (of a script that feeds itself) of which step()
+    says other samples than COMING did."""
     stop: float = 0.0
     """Share of the batches after which the script ends the job."""
     tree_above: int = TREE_ABOVE

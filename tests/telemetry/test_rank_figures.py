@@ -19,6 +19,7 @@ from paceline.core.protocol.records import (
     Drop,
     DropReason,
     Gen,
+    GivenUp,
     Go,
     LeftOut,
     Share,
@@ -368,6 +369,8 @@ def test_every_metric_of_a_rank_is_written(one: OneRank) -> None:
     for _ in range(2):
         one.round(one.share(A, 0), took_ms=0)
     one.metrics.failed(RING)
+    one.metrics.streamed(hidden_ns=10**6)
+    one.metrics.voided(GivenUp.LATE)
     one.rank.facts.jumps = 1
     one.generation(A, B, D, left=(LeftOut(C, "silent"),))
     held = one.rank.log.held(A)

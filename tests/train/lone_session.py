@@ -19,7 +19,6 @@ from paceline.core.protocol.sampling import samples_of, total_leases
 from paceline.train import context
 from paceline.worker.session import StepResult
 from paceline.worker.state.committed import Committed
-from paceline.worker.state.flat import SEGMENT_BYTES
 from paceline.worker.state.gradients import Gradients
 
 
@@ -34,7 +33,7 @@ class LoneSession:
     size = 1
     place = 0
     is_publisher = True
-    segment_bytes = SEGMENT_BYTES
+    segment_bytes: int | None = None
     is_replay = False
     stopped_by_another = False
 
@@ -86,13 +85,13 @@ class LoneSession:
         leases: tuple[int, ...],
         samples: int,
         unit: int,
-        finite: bool,
         metrics: tuple[LoggedMetric, ...],
+        usable: bool = True,
         foreign: bool = False,
     ) -> StepResult:
         assert not self.stopped
         assert unit == self.gradients.unit
-        assert not finite or self.gradients.finite(BufferName.GRAD)
+        finite = usable and self.gradients.finite(BufferName.GRAD)
         self.steps += 1
         self.metrics.extend(metrics)
         mine = [lease for lease in leases if lease in self.held]
@@ -152,6 +151,9 @@ class LoneSession:
         self.committed.copy_to_model()
         self.released = True
 
+    def computing(self, leases: tuple[int, ...], samples: int, unit: int) -> None:
+        """There is nobody to begin a round with."""
+
     def lose(self, lease: int) -> None:
         """Another rank gets the lease, and applies it."""
         self._forget(lease)
@@ -164,8 +166,9 @@ class LoneSession:
     def _round(self, unit: int) -> None:
         gradients, committed = self.gradients, self.committed
         gradients.swap()
-        result = gradients.load_result(BufferName.LATE)
-        committed.accumulate(result, first=True)
+        for segment in range(len(gradients.result)):
+            gradients.load_result(segment, BufferName.LATE)
+        committed.accumulate(gradients.result, first=True)
         divisor = self.waiting_samples / unit
         committed.apply(divisor, step=True, scheduler_steps=self.scheduler_steps)
         gradients.zero(BufferName.LATE)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paceline.core.protocol.pending import BufferName
+from paceline.core.protocol.pending import BufferName, Zero
 from paceline.worker.state.gradients import Gradients
 
 SHAPES = [(3, 5), (), (0,), (7,), (2, 3, 4)]
@@ -27,7 +29,15 @@ def add_gradient(gradients: Gradients, value: float) -> None:
 
 
 def late(gradients: Gradients) -> list[torch.Tensor]:
-    return gradients.layout.views(gradients.load_result(BufferName.LATE))
+    return gradients.layout.views(loaded(gradients, BufferName.LATE))
+
+
+def loaded(
+    gradients: Gradients, source: BufferName | None, factor: float = 1.0
+) -> list[torch.Tensor]:
+    for segment in range(len(gradients.result)):
+        gradients.load_result(segment, source, factor)
+    return gradients.result
 
 
 def all_equal(tensors: list[torch.Tensor], value: float) -> bool:
@@ -45,7 +55,7 @@ operations = st.lists(
     st.one_of(
         st.tuples(st.just("backward"), st.integers(-8, 8)),
         st.tuples(st.just("announce"), st.sampled_from([1, 2, 0.5])),
-        st.tuples(st.just("commit"), st.just(0)),
+        st.tuples(st.sampled_from(["commit", "commit in place"]), st.just(0)),
         st.tuples(st.just("zero_grad"), st.just(0)),
         st.tuples(st.just("scale"), st.sampled_from([1, 2, 0.25])),
     ),
@@ -74,9 +84,12 @@ def test_the_two_buffers_hold_what_separate_numbers_would(
                     gradients.swap()
                     waiting = grad
                 grad = 0.0
-            case "commit":
-                gradients.zero(BufferName.LATE)
+            case "commit" if gradients.late_in_use:
+                gradients.carry_out(Zero(BufferName.LATE))
                 waiting = 0.0
+            case "commit in place":
+                gradients.carry_out(Zero(BufferName.GRAD))
+                grad = 0.0
             case "zero_grad":
                 for parameter in gradients.parameters:
                     parameter.grad = None  # model.zero_grad()
@@ -85,7 +98,7 @@ def test_the_two_buffers_hold_what_separate_numbers_would(
                 gradients.scale(BufferName.GRAD, value)
                 grad *= value
         assert all_equal(grads(gradients), grad)
-        assert all_equal(late(gradients), waiting)
+        assert not gradients.late_in_use or all_equal(late(gradients), waiting)
 
 
 def test_a_gradient_made_outside_is_copied_in_and_counted() -> None:
@@ -132,10 +145,10 @@ def test_the_result_of_an_abandoned_reduction_is_left_alone() -> None:
     gradients = make_buckets()
     add_gradient(gradients, 4.0)
     gradients.swap()
-    old = gradients.load_result(BufferName.LATE, 0.5)
+    old = loaded(gradients, BufferName.LATE, 0.5)
     assert all_equal(gradients.layout.views(old), 2.0)
     gradients.renew_result()
-    new = gradients.load_result(None)
+    new = loaded(gradients, None)
     old[0].fill_(9.0)
     assert not any(flat.any() for flat in new)
     assert all_equal(late(gradients), 4.0)
@@ -148,7 +161,6 @@ def test_finite_is_exact() -> None:
         gradients.zero(BufferName.GRAD)
         grads(gradients)[0].fill_(value)
         assert gradients.finite(BufferName.GRAD) is want
-        assert gradients.finite(BufferName.LATE)
     both = grads(gradients)[0].view(-1)
     both[0], both[1] = float("inf"), float("-inf")
     assert not gradients.finite(BufferName.GRAD)
@@ -162,3 +174,120 @@ def test_the_fingerprint_tells_models_apart() -> None:
     assert base == of("w", (2, 3), torch.float32)
     assert len({base, of("v", (2, 3), torch.float32), of("w", (3, 2), torch.float32)}) == 3
     assert base != of("w", (2, 3), torch.float64)
+
+
+# ---- which segments are complete -----------------------------------------------------------------
+
+
+def watched(*names: str, cell: int = 16) -> tuple[Gradients, list[torch.nn.Parameter], list[int]]:
+    """Parameters in the order of their registration, two in a segment, and what is told."""
+    named = [(name, torch.nn.Parameter(torch.ones(cell))) for name in names]
+    gradients, told = Gradients(named, segment_bytes=2 * cell * 4), list[int]()
+    gradients.watch(told.append)
+    return gradients, [parameter for _, parameter in named], told
+
+
+def test_a_segment_is_told_of_when_it_has_its_last_gradient() -> None:
+    gradients, [a, b, c, d], told = watched(*"abcd")
+    assert [slot.segment for slot in gradients.layout.slots] == [1, 1, 0, 0]
+    d.sum().backward()
+    a.sum().backward()
+    assert told == []
+    c.sum().backward()
+    assert told == [0]
+    before = gradients.written(1)
+    b.sum().backward()
+    assert told == [0, 1]
+    assert gradients.written(1) > before
+    assert torch.equal(a.grad, torch.ones_like(a))  # type: ignore[arg-type]
+
+
+def test_a_segment_is_told_of_once_however_often_it_is_written() -> None:
+    gradients, parameters, told = watched(*"abcd")
+    for _ in range(3):
+        sum(p.sum() for p in parameters).backward()  # type: ignore[union-attr]
+    assert sorted(told) == [0, 1]
+    gradients.watch(told.append)
+    parameters[3].sum().backward()
+    assert sorted(told) == [0, 1]
+    parameters[2].sum().backward()
+    assert sorted(told) == [0, 0, 1]
+
+
+def test_a_parameter_without_a_gradient_keeps_its_segment_untold() -> None:
+    gradients, [a, b, c, _], told = watched(*"abcd")
+    (a.sum() + b.sum() + c.sum()).backward()
+    assert told == [1]
+    gradients.watch(None)
+    add_gradient(gradients, 1.0)
+    assert told == [1], "nobody listens any more"
+
+
+def test_a_frozen_parameter_keeps_its_segment_untold() -> None:
+    _, [a, b, c, d], told = watched(*"abcd")
+    d.requires_grad_(False)
+    (a.sum() + b.sum() + c.sum() + d.sum()).backward()
+    assert told == [1]
+
+
+def test_a_parameter_that_is_used_twice_has_one_gradient() -> None:
+    _, [_, _, c, d], told = watched(*"abcd")
+    (2.0 * d.sum() + 3.0 * d.sum()).backward()
+    assert told == []
+    c.sum().backward()
+    assert told == [0]
+    assert torch.equal(d.grad, torch.full_like(d, 5.0))  # type: ignore[arg-type]
+
+
+def test_gradients_that_were_taken_away_are_in_the_segment_when_it_is_told_of() -> None:
+    seen = []
+    gradients, parameters, _ = watched(*"abcd")
+
+    def look(segment: int) -> None:
+        flats = loaded(gradients, BufferName.GRAD)
+        seen.append((segment, float(flats[segment].sum())))
+
+    gradients.watch(look)
+    for parameter in parameters:
+        parameter.grad = None
+    sum(p.sum() for p in parameters).backward()  # type: ignore[union-attr]
+    assert sorted(seen) == [(0, 32.0), (1, 32.0)]
+    assert gradients.attach() == 0
+
+
+def test_an_error_inside_backward_leaves_the_rest_untold_and_the_next_batch_whole() -> None:
+    gradients, parameters, told = watched(*"abcd")
+
+    def fail(_: torch.Tensor) -> None:
+        raise ValueError
+
+    hook = parameters[2].register_hook(fail)
+    for parameter in reversed(parameters):
+        with contextlib.suppress(ValueError):
+            parameter.sum().backward()
+    assert told == [1]
+    hook.remove()
+    gradients.zero(BufferName.GRAD)
+    gradients.watch(told.append)
+    sum(p.sum() for p in parameters).backward()  # type: ignore[union-attr]
+    assert sorted(told) == [0, 1, 1]
+    assert all_equal([gradients.result[0]], 0.0)
+
+
+def test_a_compiled_model_tells_too() -> None:
+    """Not by the compiler itself, which would take a minute: what it makes is one autograd node
+    with the gradients of all parameters."""
+    gradients, parameters, told = watched(*"abcd")
+
+    class AllAtOnce(torch.autograd.Function):
+        @staticmethod
+        def forward(_: object, *given: torch.Tensor) -> torch.Tensor:
+            return torch.stack(given).sum()
+
+        @staticmethod
+        def backward(_: object, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return tuple(grad.expand(16) for _ in range(4))
+
+    AllAtOnce.apply(*parameters).backward()  # type: ignore[no-untyped-call]
+    assert sorted(told) == [0, 1]
+    assert all(torch.equal(x, torch.ones(16)) for x in grads(gradients))

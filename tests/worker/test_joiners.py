@@ -9,7 +9,7 @@ import torch
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.rank import events as ev
 from paceline.transport.solo import NoTransport
-from paceline.worker.comm_thread import CommThread, Interrupts, Tensors
+from paceline.worker.comm_thread import CommThread, Interrupts
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
 from torch import nn
@@ -32,7 +32,7 @@ class Donor:
         )
         nobody: Any = SimpleNamespace(applied=lambda *_: None, state=None)
         self.comm = CommThread(nobody, peers, NoTransport(), nobody, Interrupts(), nobody)
-        self.comm.tensors = Tensors(gradients, self.committed, None)
+        self.comm.take(gradients, self.committed, None)
 
     def update(self) -> None:
         go: Any = None

@@ -48,6 +48,18 @@ def exchange(ranks: Sequence[PeerSockets]) -> int:
             rank.close()
 
 
+def test_a_wait_says_whether_anything_came(tmp_path: Path) -> None:
+    sockets = PeerSockets(directory=tmp_path, name="a", host="", token="")
+    try:
+        assert not sockets.wait(1)
+        sockets.wake()
+        assert sockets.wait(10_000)
+        assert not sockets.wait(0)
+        assert sockets.read() is None
+    finally:
+        sockets.close()
+
+
 def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -76,6 +88,27 @@ def test_whatever_the_folder_is_called(tmp_path: Path, folder: str) -> None:
 
 
 NOTE = AskState(GEN_1, member(0), at_least=3)
+
+
+def test_what_a_whole_generation_has_not_used_is_closed(tmp_path: Path) -> None:
+    """Else a rank would be linked to all in the end, since each change gives it other peers."""
+    ranks = [PeerSockets(directory=tmp_path, name=n, host="", token="") for n in "abc"]
+    one = ranks[0]
+    try:
+        for slot in (1, 2):
+            one.know(member(slot), ranks[slot].address)
+            one.send(member(slot), NOTE)
+        one.keep_only([member(1), member(2)])
+        both = len(one._out)
+        one.send(member(2), NOTE)
+        one.keep_only([member(1), member(2)])
+        assert (both, len(one._out)) == (2, 1)
+        one.send(member(1), NOTE)
+        ranks[1].wait(10_000)
+        assert ranks[1].read() is not None
+    finally:
+        for rank in ranks:
+            rank.close()
 
 
 @pytest.fixture(params=["ipc", "tcp"])

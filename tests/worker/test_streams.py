@@ -22,7 +22,7 @@ from paceline.core.protocol.records import DataPlan
 from paceline.core.rank import events as ev
 from paceline.transport.solo import NoTransport
 from paceline.worker import comm_thread, engine
-from paceline.worker.comm_thread import CommThread, Interrupts, Tensors
+from paceline.worker.comm_thread import CommThread, Interrupts
 from paceline.worker.state import committed
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
@@ -151,9 +151,9 @@ class Rank:
         deaf: Any = Deaf()
         main: Any = told
         self.driver = CommThread(machine, deaf, NoTransport(), main, Interrupts(), deaf)
-        self.driver.tensors = Tensors(self.gradients, self.committed, None)
         channel: Any = SimpleNamespace(sum=lambda _: record.note("sum"), carrier=lambda _: None)
         self.driver._channel = channel
+        self.driver.take(self.gradients, self.committed, None)
 
     def do(self, effect: Any) -> None:
         with Watch(self.record):
@@ -178,7 +178,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Record:
     return made
 
 
-GO: Any = SimpleNamespace(round=1, sync=True, contributing=1)
+GO: Any = SimpleNamespace(round=1, sync=True, contributing=1, streamed=False)
 WEIGHING: Any = SimpleNamespace(first=True, divisor=2.0, step=True, scheduler_steps=0)
 TO: Any = MemberId(0, 1, 0)
 ANY: Any = None
@@ -189,11 +189,11 @@ READING = {
     "the state for a joiner": ev.SendState(TO, STATE),
 }
 WRITING = {
-    "contribute": ev.Reduce(GO, BufferName.LATE, 0.5),
+    "contribute": ev.Reduce(GO, BufferName.GRAD, 0.5),
     "contribute nothing": ev.Reduce(GO, None, 1.0),
     "apply": ev.Apply(GO, WEIGHING, hash=False),
     "keep": ev.Queue(GO),
-    "scale": ev.ChangeBuffers(Scale(BufferName.LATE, 0.5)),
+    "scale": ev.ChangeBuffers(Scale(BufferName.GRAD, 0.5)),
     "zero": ev.ChangeBuffers(Zero(BufferName.GRAD)),
     "let go on": ev.Resume(1, True, False, Progress()),
 }
@@ -244,7 +244,7 @@ def test_the_evidence_of_a_journal_and_a_copy_of_the_state_are_whole(record: Rec
 def test_a_transport_gets_memory_in_which_all_is_done(record: Record) -> None:
     """It reads with streams of its own, or from the host."""
     rank = Rank(record)
-    rank.do(ev.Reduce(GO, BufferName.LATE, 1.0))
+    rank.do(ev.Reduce(GO, BufferName.GRAD, 1.0))
     assert record.before("sum") == "synchronize"
 
 
@@ -301,7 +301,7 @@ def test_a_main_thread_parks_when_its_kernels_have_run_and_adopts_what_it_gets(
             while (lease := session.pull()) is None:
                 assert session.wait_lease()
             model(torch.ones(2, 2)).sum().backward()
-            session.step(leases=(lease,), samples=2, unit=1, finite=True, metrics=())
+            session.step(leases=(lease,), samples=2, unit=1, metrics=())
         while session.wait_lease():
             assert session.pull() is None
         session.finish()

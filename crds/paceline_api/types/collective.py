@@ -12,6 +12,7 @@ from paceline_api.types.enums import (
     MaxAgePolicy,
     Mode,
     Normalisation,
+    Overlap,
     Pacing,
 )
 from paceline_api.types.model import (
@@ -117,10 +118,17 @@ class Collective(Model):
     buffers: Buffers | None = behaviour()
     """The model's buffers that are no parameters, such as the running averages of BatchNorm."""
 
-    segment_bytes: SegmentBytes | None = behaviour(25 * 2**20, fixed=True)
+    segment_bytes: SegmentBytes | None = behaviour(None, fixed=True)
     """Gradients are reduced in segments of at most so many bytes, those that backward() makes first
     in front; the first segment is about 1 MiB. Smaller ones begin earlier and cost more messages.
-    Other names for it: bucket_cap_mb of DDP, the fusion threshold of Horovod."""
+    Without it 4 MiB (4194304) where the model is on a GPU, and 25 MiB where the processors that
+    compute also reduce. Other names for it: bucket_cap_mb of DDP, the fusion threshold of
+    Horovod."""
+
+    overlap: Overlap | None = behaviour(Overlap.AUTO)
+    """Auto: where all ranks are about as fast, gradients are reduced while backward() still runs,
+    segment by segment; a round that was begun too hopefully is given up and made again. Never:
+    only after it. The sums have the same bits either way."""
 
     hash_every_rounds: Count | None = behaviour(100)
     """Rounds between two comparisons of the ranks' weights; ranks that differ end the job with the

@@ -44,6 +44,11 @@ class Pacing(StrEnum):
     SAMPLES = "Samples"
 
 
+class Overlap(StrEnum):
+    AUTO = "Auto"
+    NEVER = "Never"
+
+
 class BufferPolicy(StrEnum):
     AVERAGE = "Average"
     LOCAL = "Local"

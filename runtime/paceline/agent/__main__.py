@@ -20,19 +20,21 @@ from typing import Final
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 from paceline_api.jobfile import JobFile, read_job_file
 
-from paceline.agent.coordinator_client import CoordinatorLink
 from paceline.agent.http import HttpServer
 from paceline.agent.launch import LaunchPlan, find_mpiexec, needs_mpi, plan_rank
 from paceline.agent.logs import Output
 from paceline.agent.network import NetworkWatch, nccl_log
+from paceline.agent.rank_lines import RankLines
 from paceline.agent.supervisor import Supervisor
 from paceline.agent.system import Reaper, become_subreaper
 from paceline.clock import NS_PER_S
 from paceline.control.tls import pinned
+from paceline.control.voice import Carriers, PodVoice
 from paceline.core.agent.exits import End, Ended
+from paceline.core.agent.relay import Relay
 from paceline.core.agent.supervise import Limits, Report
 from paceline.core.demand import agent_files
-from paceline.core.messages import AgentBeat, AgentDone, AgentHello, Shutdown, ToAgent
+from paceline.core.messages import AgentDone, AgentHello, Register, Shutdown, ToAgent
 from paceline.core.protocol.ids import MemberId
 from paceline.environment import AgentSettings
 from paceline.limits import ensure_files
@@ -61,15 +63,18 @@ class Agent:
         self._output = Output(loop, sys.stdout.fileno(), settings.run_dir / "logs")
         self._reaper = Reaper()
         self._records = PodRecords(settings.slot, settings.procs)
-        self._link = CoordinatorLink(
+        self._voice = PodVoice(
             settings.coordinators,
             settings.token,
+            Relay(settings.slot, settings.attempt),
             hello=self._hello,
-            beat=self._beat,
+            carriers=self._carriers,
             obey=self._obey,
+            tell=lambda member, data: self._lines.tell(member, data),
             tls=pinned(settings.tls_cert),
         )
-        self._records.connection = lambda: (self._link.connected, self._link.connections)
+        self._lines = RankLines(loop, self._voice)
+        self._records.connection = lambda: (self._voice.connected, self._voice.connections)
         self._supervisor = Supervisor(
             settings,
             Limits(spec.backoff_limit, int(settings.drain_grace_s * NS_PER_S), spec.failure_rules),
@@ -77,6 +82,7 @@ class Agent:
             records=self._records,
             output=self._output,
             reaper=self._reaper,
+            lines=self._lines,
             send=self._send,
         )
 
@@ -96,7 +102,7 @@ class Agent:
         host = "127.0.0.1" if self._settings.local else "0.0.0.0"
         port = await http.start(host, self._settings.metrics_port, search=self._settings.local)
         self._metrics_url = f"http://{self._settings.host}:{port}/metrics"
-        link = asyncio.create_task(self._link.run())
+        link = asyncio.create_task(self._voice.run())
         watch = asyncio.create_task(self._network.run())
         try:
             ended = await self._supervisor.run()
@@ -104,11 +110,12 @@ class Agent:
             done = AgentDone(
                 self._settings.slot, self._settings.attempt, str(ended.end), ended.message
             )
-            await self._link.finish(done)
+            await self._voice.finish(done)
         finally:
             link.cancel()
             watch.cancel()
             await asyncio.wait([link, watch])
+            self._lines.close()
             await http.stop()
             self._output.close()
             self._records.close()
@@ -136,7 +143,7 @@ class Agent:
             agent_pid=os.getpid(),
         )
 
-    def _hello(self) -> AgentHello:
+    def _hello(self, registers: tuple[Register, ...]) -> AgentHello:
         return AgentHello(
             self._settings.slot,
             self._settings.attempt,
@@ -145,21 +152,21 @@ class Agent:
             self._supervisor.living(),
             self._supervisor.dead(),
             self._supervisor.released(),
+            registers,
         )
 
-    def _beat(self) -> AgentBeat:
-        carriers = tuple((m, network) for m, network in self._network.verdicts.items() if network)
-        return AgentBeat(self._settings.slot, self._settings.attempt, carriers)
+    def _carriers(self) -> Carriers:
+        return tuple((m, network) for m, network in self._network.verdicts.items() if network)
 
     def _obey(self, message: ToAgent) -> None:
         self._supervisor.obey(message)
 
     def _send(self, report: Report) -> None:
-        self._link.send(report.message)
+        self._voice.send(report.message)
 
     def _health(self) -> dict[str, object]:
         places = {str(place.member): str(place.phase) for place in self._supervisor.places}
-        return {"ranks": places, "coordinator": self._link.connected}
+        return {"ranks": places, "coordinator": self._voice.connected}
 
 
 async def _run(settings: AgentSettings, spec: JobFile) -> Ended:

@@ -20,6 +20,7 @@ import msgspec
 
 from paceline.agent.launch import LaunchPlan
 from paceline.agent.logs import Output, Pump
+from paceline.agent.rank_lines import RankLines
 from paceline.agent.rank_pipe import Message, RankPipe
 from paceline.agent.system import Reaper
 from paceline.core.agent import supervise
@@ -44,12 +45,13 @@ class RankProcess:
         loop: asyncio.AbstractEventLoop,
         reaper: Reaper,
         output: Output,
+        lines: RankLines,
         record_fd: int,
         post: Callable[[RankProcess, supervise.Event], None],
     ) -> None:
         self.member = member
         self.key = secrets.token_hex(16)
-        self._loop, self._reaper, self._output = loop, reaper, output
+        self._loop, self._reaper, self._output, self._lines = loop, reaper, output, lines
         self._record_fd = record_fd
         self._post = post
         self._launcher: int | None = None
@@ -121,9 +123,12 @@ class RankProcess:
         os.lseek(order, 0, os.SEEK_SET)
         self._pumps["stdout"] = self._pump(out_r, shown=True)
         self._pumps["stderr"] = self._pump(err_r, shown=True)
-        sent = pipe.send({"kind": "go"}, (out_w, err_w, self._record_fd, order))
+        line = self._lines.open(self.member)
+        passed = (out_w, err_w, self._record_fd, line.fileno(), order)
+        sent = pipe.send({"kind": "go"}, passed)
         for fd in (out_w, err_w, order):
             os.close(fd)
+        line.close()
         if sent:
             self._post(self, supervise.Up(pid))
 
@@ -205,6 +210,7 @@ class RankProcess:
         if self._pipe is not None:
             self._pipe.drain()  # its last words, before the verdict
             self._pipe.close()
+        self._lines.end(self.member)
         for pump in self._pumps.values():
             pump.drain()
         tail = self._pumps["stderr"].tail

@@ -10,10 +10,10 @@ subreaper, so its exit status reaches the agent on any kernel. Measured with MPI
 and Open_port work in a rank that was handed over.
 
 The rank asks the kernel to kill it when the agent dies, moves into a session of its own and tells
-the agent its pid (by SO_PEERCRED). It receives four descriptors: stdout, stderr, the memory of its
-metrics, and the order: command, environment and folder, which so never pass through hydra (to which
-a lone ":" among the arguments would mean a second program). Then it executes the command. The
-connection stays open across that, as PACELINE_AGENT_FD.
+the agent its pid (by SO_PEERCRED). It receives five descriptors: stdout, stderr, the memory of its
+metrics, its line to the coordinator (R43), and the order: command, environment and folder, which so
+never pass through hydra (to which a lone ":" among the arguments would mean a second program). Then
+it executes the command. The connection stays open across that, as PACELINE_AGENT_FD.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ def main() -> None:
     line = _connect(name, key, "rank")
     line.settimeout(ANSWER_S)
     try:
-        answer, descriptors, _, _ = socket.recv_fds(line, 16, 4)
+        answer, descriptors, _, _ = socket.recv_fds(line, 16, 5)
     except OSError as error:
         sys.exit(f"paceline: no answer from the agent: {error}")
     if not answer:
         os._exit(0)  # the agent has given up on this start
     line.settimeout(None)
-    stdout, stderr, record, order = descriptors
+    stdout, stderr, record, talk, order = descriptors
     with open(order, "rb") as file:  # noqa: PTH123  (a descriptor, no path)
         wanted = json.load(file)
-    _take_over(stdout, stderr, record, line)
+    _take_over(stdout, stderr, record, talk, line)
     os.environ.update(wanted["env"])
     try:
         if wanted["dir"]:
@@ -129,14 +129,16 @@ def _connect(name: str, key: str, role: str) -> socket.socket:
     return line
 
 
-def _take_over(stdout: int, stderr: int, record: int, line: socket.socket) -> None:
+def _take_over(stdout: int, stderr: int, record: int, talk: int, line: socket.socket) -> None:
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     os.close(stdout)
     os.close(stderr)
     os.set_inheritable(record, True)
+    os.set_inheritable(talk, True)
     line.set_inheritable(True)
     os.environ["PACELINE_RECORD_FD"] = str(record)
+    os.environ["PACELINE_LINE_FD"] = str(talk)
     os.environ["PACELINE_AGENT_FD"] = str(line.fileno())
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, and that survives exec
         signal.signal(number, signal.SIG_DFL)

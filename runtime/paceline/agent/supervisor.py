@@ -16,6 +16,7 @@ from typing import Final, assert_never
 from paceline.agent.launch import LaunchPlan
 from paceline.agent.logs import Output
 from paceline.agent.process import CHAIN_S, RankProcess
+from paceline.agent.rank_lines import RankLines
 from paceline.agent.rank_pipe import Message, RankPipe, RankPipeListener
 from paceline.agent.system import Reaper
 from paceline.clock import NS_PER_S, now_ns
@@ -60,11 +61,13 @@ class Supervisor:
         records: PodRecords,
         output: Output,
         reaper: Reaper,
+        lines: RankLines,
         send: Send,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._make_plan = make_plan
         self._records, self._output, self._reaper, self._send = records, output, reaper, send
+        self._lines = lines
         self._listener = RankPipeListener(self._loop, self._introduced)
         self._slots = [
             _Slot(supervise.Place(settings.slot, local, settings.attempt, limits))
@@ -194,6 +197,7 @@ class Supervisor:
             loop=self._loop,
             reaper=self._reaper,
             output=self._output,
+            lines=self._lines,
             record_fd=self._records.begin(member),
             post=post,
         )

@@ -3,8 +3,10 @@ whenever it ends.
 
 A coordinator may be away for as long as it likes (R10). The addresses are tried in turn until one
 answers, and every connection begins with a greeting that holds all facts, so nothing that happened
-meanwhile is lost. No fault of what the client is given to call ends it in silence: a beat that
-cannot be made is left out, any other call that raises costs the connection, and both are logged.
+meanwhile is lost. After an attempt without an answer the next one has twice as long: a coordinator
+that a whole job calls at once is busy with handshakes, and each that is given up costs it another.
+No fault of what the client is given to call ends it in silence: a beat that cannot be made is left
+out, any other call that raises costs the connection, and both are logged.
 """
 
 from __future__ import annotations
@@ -12,24 +14,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import socket
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 import aiohttp
 import msgspec
+from aiohttp.connector import AddrInfoType
 
 from paceline.core import wire
 from paceline.core.messages import BeatEvery
 
 log = logging.getLogger("paceline.control")
 
-CONNECT_S: Final = 5.0
-"""For the opening of a connection, and for its closing."""
-OUTBOX_MAX: Final = 256
-"""Messages that wait for a connection; the greeting says the same in short."""
+OPEN_S: Final = 5.0
+"""For the first attempt to open a connection to an address; the next one has twice as long."""
+OPEN_MAX_S: Final = 40.0
+CALLS: Final = 2
+"""The kernel calls again so often at an address from which nothing at all comes, which takes 7 s:
+it is nobody's any more, and the others have their turn."""
+CLOSE_S: Final = 5.0
+OUTBOX_MAX: Final = 1024
+"""Messages. A coordinator that leaves so many unread loses the connection."""
 
 Order = TypeVar("Order")
 
@@ -44,6 +53,13 @@ class Pace:
     """Between two attempts; the first is doubled up to this."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    message: msgspec.Struct
+    kept: bool
+    """It outlives the connection."""
+
+
 class ControlClient(Generic[Order]):
     def __init__(
         self,
@@ -52,28 +68,27 @@ class ControlClient(Generic[Order]):
         token: str,
         *,
         pace: Pace,
-        greet: Callable[[], msgspec.Struct],
+        greet: Callable[[], Awaitable[msgspec.Struct]],
         beat: Callable[[], msgspec.Struct],
+        figures: Callable[[], Iterable[msgspec.Struct]],
         decode: Callable[[str], Order | BeatEvery],
-        obey: Callable[[Order], None],
-        keeps: bool,
-        figures: Callable[[], msgspec.Struct] | None = None,
-        connected: Callable[[], None] = lambda: None,
+        obey: Callable[[Order | BeatEvery], None],
+        ended: Callable[[], None],
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`keeps`: what is sent while nobody listens goes out with the next connection; else it is
-        lost. `connected` is called after each greeting. `figures` go with every so many beats, as
-        the coordinator wants it."""
+        """`figures` go with every so many beats, as the coordinator wants it. `ended` is called
+        after each connection, also if it came to no greeting."""
         self._urls = deque(urls)
         self._path = path
         self._headers = {"Authorization": f"Bearer {token}"}
         self._pace = pace
         self._greet, self._beat, self._decode, self._obey = greet, beat, decode, obey
-        self._keeps, self._connected = keeps, connected
-        self._figures = figures
+        self._figures, self._ended = figures, ended
         self._tls = tls
-        self._outbox: deque[msgspec.Struct] = deque(maxlen=OUTBOX_MAX)
+        self._outbox: deque[_Letter] = deque()
         self._news = asyncio.Event()
+        self._full = asyncio.Event()
+        self._open_s = dict.fromkeys(urls, OPEN_S)
         self._rhythm = BeatEvery(int(1000 * pace.beat_s), 1)
         self._due_s = 0.0
         self._beats = 0
@@ -88,10 +103,18 @@ class ControlClient(Generic[Order]):
         self.connections = 0
 
     def send(self, message: msgspec.Struct) -> None:
-        """At once if the coordinator is there."""
-        if self._keeps or self.connected:
-            self._outbox.append(message)
-            self._news.set()
+        """At once if the coordinator is there, else with the next connection."""
+        self._post(_Letter(message, kept=True))
+
+    def pass_on(self, message: msgspec.Struct) -> None:
+        """Over this connection, or the one that is being opened; it is lost with it."""
+        self._post(_Letter(message, kept=False))
+
+    def _post(self, letter: _Letter) -> None:
+        self._outbox.append(letter)
+        self._news.set()
+        if len(self._outbox) > OUTBOX_MAX:
+            self._full.set()
 
     def leave(self, last: msgspec.Struct | None = None) -> None:
         """Say what is still to be said, then `last`, and end `run`."""
@@ -101,27 +124,32 @@ class ControlClient(Generic[Order]):
     async def run(self) -> None:
         """Keep a connection until it was left, or for ever."""
         delay_s = self._pace.retry_s
-        async with aiohttp.ClientSession(headers=self._headers) as session:
+        calls = aiohttp.TCPConnector(socket_factory=_socket)
+        async with aiohttp.ClientSession(headers=self._headers, connector=calls) as session:
             while True:
                 url, before, fault = self._urls[0], self.connections, None
                 try:
                     await self._connect(session, url)
                     why = "the connection to the coordinator ended"
-                except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                except TimeoutError:
+                    why = f"no answer from the coordinator at {url} within {self._open_s[url]:g} s"
+                    self._open_s[url] = min(2 * self._open_s[url], OPEN_MAX_S)
+                except (aiohttp.ClientError, OSError) as error:
                     why = _reason(url, error)
                 except Exception as error:
                     why = f"the connection to the coordinator was given up after {error!r}"
                     fault = error
                 finally:
                     self.connected = False
-                    if not self._keeps:
-                        self._outbox.clear()
-                if self.left.is_set() or (self._leaving and not self._keeps):
+                    self._outbox = deque(letter for letter in self._outbox if letter.kept)
+                    self._full.clear()
+                    self._ended()
+                if self.left.is_set():
                     return
                 self._complain(why, fault)
                 self._urls.rotate(-1)
                 if self.connections > before and fault is None:
-                    delay_s = self._pace.retry_s
+                    delay_s, self._open_s[url] = self._pace.retry_s, OPEN_S
                 # Not all processes of a job at the same moment when its coordinator comes back.
                 await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
                 delay_s = min(2 * delay_s, self._pace.retry_max_s)
@@ -130,43 +158,48 @@ class ControlClient(Generic[Order]):
         opening = session.ws_connect(
             f"{url}{self._path}",
             heartbeat=self._pace.ping_s,
-            timeout=aiohttp.ClientWSTimeout(ws_close=CONNECT_S),
+            timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),
             ssl=self._tls if self._tls is not None else True,
         )
-        async with await asyncio.wait_for(opening, CONNECT_S) as socket:
+        async with await asyncio.wait_for(opening, self._open_s[url]) as line:
             self._farewell = False
             self._rhythm = BeatEvery(int(1000 * self._pace.beat_s), 1)
             self._due_s = asyncio.get_running_loop().time() + self._pace.beat_s
-            await socket.send_str(wire.to_json(self._greet()))
+            await line.send_str(wire.to_json(await self._greet()))
             self.connected, self._complaint = True, ""
             self.connections += 1
             log.info("connected to the coordinator at %s", url)
-            self._connected()
-            await self._exchange(socket)
+            await self._exchange(line)
 
-    async def _exchange(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    async def _exchange(self, line: aiohttp.ClientWebSocketResponse) -> None:
         """Both directions, until one of them ends."""
         tasks = (
-            asyncio.create_task(self._read(socket)),
-            asyncio.create_task(self._write(socket)),
+            asyncio.create_task(self._read(line)),
+            asyncio.create_task(self._write(line)),
+            asyncio.create_task(self._choke()),
         )
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if self._farewell:
-                await asyncio.wait(tasks, timeout=CONNECT_S)
+                await asyncio.wait(tasks[:2], timeout=CLOSE_S)
         finally:
             for task in tasks:
                 task.cancel()
             ends = await asyncio.gather(*tasks, return_exceptions=True)
-        if self._farewell and socket.close_code not in (None, aiohttp.WSCloseCode.ABNORMAL_CLOSURE):
+        if self._farewell and line.close_code not in (None, aiohttp.WSCloseCode.ABNORMAL_CLOSURE):
             # It answered our closing, which comes after all messages: it has read them.
             self.left.set()
         for end in ends:
             if isinstance(end, Exception):
                 raise end
 
-    async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        async for message in socket:
+    async def _choke(self) -> None:
+        """Ends the connection when too much is unread."""
+        await self._full.wait()
+        log.warning("the coordinator leaves more than %d messages unread", OUTBOX_MAX)
+
+    async def _read(self, line: aiohttp.ClientWebSocketResponse) -> None:
+        async for message in line:
             if message.type is not aiohttp.WSMsgType.TEXT:
                 continue
             try:
@@ -176,8 +209,7 @@ class ControlClient(Generic[Order]):
                 continue
             if isinstance(order, BeatEvery):
                 self._beat_every(order)
-            else:
-                self._obey(order)
+            self._obey(order)
 
     def _beat_every(self, rhythm: BeatEvery) -> None:
         """Thousands are told at the same moment: the next beats are spread over the interval."""
@@ -187,38 +219,38 @@ class ControlClient(Generic[Order]):
         self._beats = random.randrange(rhythm.figures)
         self._news.set()
 
-    async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    async def _write(self, line: aiohttp.ClientWebSocketResponse) -> None:
         loop = asyncio.get_running_loop()
         while True:
             while self._outbox:
-                await socket.send_str(wire.to_json(self._outbox[0]))
+                await line.send_str(wire.to_json(self._outbox[0].message))
                 self._outbox.popleft()
             if self._leaving:
                 if self._last is not None:
-                    await socket.send_str(wire.to_json(self._last))
+                    await line.send_str(wire.to_json(self._last))
                 self._farewell = True
-                await socket.close()
+                await line.close()
                 return
             self._news.clear()
             try:
                 async with asyncio.timeout_at(self._due_s):
                     await self._news.wait()
             except TimeoutError:
-                await self._say_alive(socket)
+                await self._say_alive(line)
                 self._due_s = loop.time() + self._rhythm.ms / 1000
 
-    async def _say_alive(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    async def _say_alive(self, line: aiohttp.ClientWebSocketResponse) -> None:
         try:
             said = [wire.to_json(self._beat())]
-            if self._figures is not None and self._beats % self._rhythm.figures == 0:
-                said.append(wire.to_json(self._figures()))
+            if self._beats % self._rhythm.figures == 0:
+                said.extend(wire.to_json(figures) for figures in self._figures())
         except Exception as error:
             # It reads what other threads change; the next one may well be made.
             self._complain(f"a heartbeat could not be made: {error!r}", error)
             return
         self._beats += 1
         for text in said:
-            await socket.send_str(text)
+            await line.send_str(text)
 
     def _complain(self, text: str, fault: Exception | None = None) -> None:
         """Once per reason, since a coordinator may be away for long."""
@@ -227,11 +259,16 @@ class ControlClient(Generic[Order]):
             self._complaint = text
 
 
+def _socket(address: AddrInfoType) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, CALLS)
+    return made
+
+
 def _reason(url: str, error: BaseException) -> str:
     if isinstance(error, aiohttp.WSServerHandshakeError):
         if error.status in (401, 403):
             return f"the coordinator at {url} refuses the token: it belongs to another job"
         return f"{url} answers {error.status}, which no coordinator does"
-    if isinstance(error, TimeoutError):
-        return f"no answer from the coordinator at {url} within {CONNECT_S:g} s"
     return f"no coordinator at {url}: {error}"

@@ -41,5 +41,5 @@ def pinned(certificate: Path | None) -> ssl.SSLContext | None:
 
 def spare_buffers() -> None:
     """asyncio sets a buffer of 256 KiB aside for each TLS connection of the process, for as long as
-    it is open; a coordinator has one to every rank and every agent of its job."""
+    it is open; a coordinator has one to every pod of its job."""
     SSLProtocol.max_size = RECORD_BYTES

@@ -62,9 +62,9 @@ def main() -> int:
 def _make_room(job: ResolvedJob, *, encrypted: bool) -> None:
     """For the connections of the largest size that the job may have. Raises LimitError."""
     replicas = max(job.replicas, job.max_replicas or 0)
-    connections = coordinator_files(replicas * job.procs_per_replica, replicas)
+    connections = coordinator_files(replicas)
     ensure_files("the coordinator", connections, all_that_is_allowed=True)
-    ensure_callers("the coordinator", connections)
+    ensure_callers("the coordinator", replicas)
     if encrypted:
         ensure_memory(
             f"the coordinator of {replicas} x {job.procs_per_replica} ranks",

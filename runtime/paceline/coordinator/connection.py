@@ -1,8 +1,8 @@
-"""One open web socket of a rank or an agent, as the coordinator sees it.
+"""One open web socket of a pod, as the coordinator sees it.
 
 Sending never blocks: messages wait in a bounded queue that a task of the connection empties. Who
-does not read for so long that the queue fills loses the connection and has to register again, so a
-slow or stopped process holds up nobody else (docs/design/control-channel.md).
+does not read for so long that the queue fills loses the connection and has to greet again, so a
+slow or stopped agent holds up nobody else (docs/design/control-channel.md).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from msgspec import Struct
 
 from paceline.core.wire import to_json
 
-QUEUE_MAX: Final = 256
-"""Messages. A generation change sends a handful to each rank."""
+QUEUE_MAX: Final = 512
+"""Messages. A generation change sends a handful to each rank, and most of them to all at once."""
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
-"""A report of 4,096 members is below 0.5 MiB."""
+"""A report of 4,096 members is below 0.5 MiB; a greeting has no more of each rank."""
 
 
 class Connection:
@@ -26,18 +26,18 @@ class Connection:
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
-        self._socket = web.WebSocketResponse(max_msg_size=MESSAGE_BYTES_MAX)
+        self.socket = web.WebSocketResponse(max_msg_size=MESSAGE_BYTES_MAX)
         self._queue: asyncio.Queue[str] = asyncio.Queue(QUEUE_MAX)
         self._writer: asyncio.Task[None] | None = None
 
-    async def open(self) -> web.WebSocketResponse:
-        await self._socket.prepare(self._request)
+    async def open(self) -> None:
+        """Raises ConnectionError if the client has gone meanwhile."""
+        await self.socket.prepare(self._request)
         self._writer = asyncio.create_task(self._write())
-        return self._socket
 
     async def receive(self, timeout_s: float | None = None) -> str | None:
         """The next message, None at the end. Raises TimeoutError."""
-        message = await self._socket.receive(timeout_s)
+        message = await self.socket.receive(timeout_s)
         return str(message.data) if message.type is WSMsgType.TEXT else None
 
     def send(self, message: Struct) -> None:
@@ -56,7 +56,7 @@ class Connection:
         if self._writer is not None:
             self._writer.cancel()
             await asyncio.wait([self._writer])
-        if not self._socket.closed:  # else it was closed in order, by the other side
+        if not self.socket.closed:  # else it was closed in order, by the other side
             self.abort()
 
     async def flush(self, timeout_s: float) -> None:
@@ -72,7 +72,7 @@ class Connection:
         while True:
             text = await self._queue.get()
             try:
-                await self._socket.send_str(text)
+                await self.socket.send_str(text)
             except ConnectionError:
                 return
             finally:

@@ -1,7 +1,7 @@
 """Sockets and a timer around `core.coordinator`: carries messages, decides nothing.
 
-    GET  /v1/ranks        web socket of a rank; first message Register
-    GET  /v1/agents       web socket of an agent; first message AgentHello
+    GET  /v1/agents       web socket of a pod: of its agent and all of its ranks (R43); first
+                          message AgentHello
     GET  /v1/status       core.status.Status; ?after=SEQ&timeout=10s waits for something newer
     POST /v1/inventory    core.messages.Inventory (R25)
     POST /v1/targets      core.messages.Targets
@@ -9,8 +9,9 @@
     GET  /metrics         for Prometheus
     GET  /healthz         no token needed
 
-Ranks and agents have one token, for their sockets; who looks after the job has another one, for
-all the rest: what a rank runs is the user's, and an inventory from it could declare others dead.
+Agents have one token, for their sockets, which their ranks know too. Who looks after the job has
+another one, for all the rest: what a rank runs is the user's, and an inventory from it could
+declare others dead.
 
 Everything runs on one thread, so the events of all connections reach the coordinator one after the
 other. An event that it cannot handle ends the process: a new one recovers from the registrations.
@@ -22,8 +23,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Final, Generic, TypeVar, assert_never
+from typing import Final, TypeVar, assert_never
 
 import msgspec
 from aiohttp import web
@@ -36,27 +36,22 @@ from paceline.core import wire
 from paceline.core.coordinator import events as core
 from paceline.core.coordinator.machine import Coordinator
 from paceline.core.messages import (
-    AgentBeat,
+    AgentDone,
     AgentHello,
     AgentMessage,
     Figures,
-    Heartbeat,
     Inventory,
-    RankDead,
+    PodBeat,
     RankMessage,
-    RankStarted,
-    Register,
     Targets,
+    ToPod,
     pod_of,
 )
-from paceline.core.protocol.ids import MemberId
 from paceline.core.status import Outcome, RankPhase, Status
 
 log = logging.getLogger("paceline.coordinator")
 
-RANKS: Final = "/v1/ranks"
 AGENTS: Final = "/v1/agents"
-SOCKETS: Final = (RANKS, AGENTS)
 HEALTH: Final = "/healthz"
 HELLO_S: Final = 10.0
 """For the first message of a connection."""
@@ -70,45 +65,24 @@ SEE_OFF_S: Final = 20.0
 LOOK_S: Final = 0.2
 
 _Body = TypeVar("_Body", Inventory, Targets)
-_Name = TypeVar("_Name")
-_Message = TypeVar("_Message")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-@dataclass(frozen=True)
-class _Channel(Generic[_Name, _Message]):
-    """What differs between the sockets of ranks and of agents."""
-
-    what: str
-    decode: Callable[[str], _Message]
-    hello: type
-    sender: Callable[[_Message], _Name]
-    event: Callable[[_Message], core.Event]
-    gone: Callable[[_Name], core.Event]
+_Pod = tuple[int, int]
 
 
-def _pod(message: AgentMessage) -> tuple[int, int]:
-    if isinstance(message, (RankStarted, RankDead)):
-        return pod_of(message.member)
-    return message.slot, message.attempt
-
-
-_RANKS: Final[_Channel[MemberId, RankMessage]] = _Channel(
-    what="rank",
-    decode=wire.rank_message,
-    hello=Register,
-    sender=lambda message: message.member,
-    event=core.FromRank,
-    gone=core.RankGone,
-)
-_AGENTS: Final[_Channel[tuple[int, int], AgentMessage]] = _Channel(
-    what="agent",
-    decode=wire.agent_message,
-    hello=AgentHello,
-    sender=_pod,
-    event=core.FromAgent,
-    gone=lambda pod: core.AgentGone(*pod),
-)
+def _pods(message: AgentMessage | RankMessage) -> set[_Pod]:
+    """Of whom it speaks: an agent may speak for its own pod only."""
+    match message:
+        case AgentHello(slot=slot, attempt=attempt):
+            named = (*message.living, *message.dead, *(r.member for r in message.registers))
+        case PodBeat(slot=slot, attempt=attempt):
+            named = tuple(beat.member for beat in message.changed)
+        case AgentDone(slot=slot, attempt=attempt):
+            named = ()
+        case _:
+            return {pod_of(message.member)}
+    return {(slot, attempt), *map(pod_of, named)}
 
 
 class BrokenError(Exception):
@@ -122,11 +96,10 @@ class Server:
         self, coordinator: Coordinator, *, token: str, operator_token: str, linger_s: float
     ) -> None:
         self._coordinator = coordinator
-        self._of_ranks = f"Bearer {token}".encode()
+        self._of_pods = f"Bearer {token}".encode()
         self._of_the_operator = f"Bearer {operator_token}".encode()
         self._linger_s = linger_s
-        self._ranks: dict[MemberId, Connection] = {}
-        self._agents: dict[tuple[int, int], Connection] = {}
+        self._agents: dict[_Pod, Connection] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._seq = 0
         self._version = 0
@@ -148,7 +121,6 @@ class Server:
         app = web.Application(middlewares=[self._guard])
         app.add_routes(
             [
-                web.get(RANKS, self._serve_rank),
                 web.get(AGENTS, self._serve_agent),
                 web.get("/v1/status", self._get_status),
                 web.post("/v1/inventory", self._post_inventory),
@@ -231,17 +203,24 @@ class Server:
             self._broken = error
             self._over.set()
             return
-        for effect in effects:
-            self._do(effect)
+        packed: dict[int, msgspec.Raw] = {}
+        for effect in core.by_pod(effects):
+            self._do(effect, packed)
         told = any(isinstance(effect, (core.Happened, core.JobEnded)) for effect in effects)
         if self._is_news(event) or told:
             self._tell_readers()
 
-    def _do(self, effect: core.Effect) -> None:
+    def _do(self, effect: core.Effect | core.ToRanks, packed: dict[int, msgspec.Raw]) -> None:
+        """`packed`: what was sent for the same event; a COMMIT to a thousand is packed once."""
         match effect:
+            case core.ToRanks(members=members, message=message):
+                if agent := self._agents.get(effect.pod):
+                    key = id(message)
+                    if key not in packed:
+                        packed[key] = msgspec.Raw(msgspec.json.encode(message))
+                    agent.send(ToPod(members, packed[key]))
             case core.ToRank():
-                if rank := self._ranks.get(effect.member):
-                    rank.send(effect.message)
+                raise AssertionError("they are put together by pod")
             case core.ToAgent():
                 if agent := self._agents.get((effect.slot, effect.attempt)):
                     agent.send(effect.message)
@@ -280,10 +259,11 @@ class Server:
         match event:
             case core.FromRank(message=Figures()):
                 return False
-            case core.FromRank(message=Heartbeat(version=version)):
+            case core.FromAgent(message=PodBeat() as beat):
+                version = max((beat.version, *(each.version for each in beat.changed)))
                 newer, self._version = version > self._version, max(version, self._version)
                 return newer and self._tells_of_rounds()
-            case core.FromAgent(message=AgentBeat()) | core.Tick():
+            case core.Tick():
                 return False
         return True
 
@@ -305,51 +285,43 @@ class Server:
 
     # ---- web sockets ----------------------------------------------------------------------
 
-    async def _serve_rank(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, _RANKS, self._ranks)
-
     async def _serve_agent(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, _AGENTS, self._agents)
-
-    async def _serve(
-        self,
-        request: web.Request,
-        channel: _Channel[_Name, _Message],
-        table: dict[_Name, Connection],
-    ) -> web.StreamResponse:
-        """One connection from its first message to its end. The newest of a name counts."""
+        """One connection from its first message to its end. The newest of a pod counts."""
         connection = Connection(request)
-        socket = await connection.open()
-        name: _Name | None = None
+        pod: _Pod | None = None
         try:
-            while text := await connection.receive(HELLO_S if name is None else None):
-                message = channel.decode(text)
-                if name is None:
-                    if not isinstance(message, channel.hello):
+            await connection.open()
+            while text := await connection.receive(HELLO_S if pod is None else None):
+                message = wire.message_of_pod(text)
+                named = _pods(message)
+                if pod is None:
+                    if not isinstance(message, AgentHello):
                         raise wire.WireError(f"first message is {type(message).__name__}")
-                    name = channel.sender(message)
-                    if older := table.get(name):
+                    pod = message.slot, message.attempt
+                    if older := self._agents.get(pod):
                         older.abort()
-                    table[name] = connection
-                elif table.get(name) is not connection:
+                    self._agents[pod] = connection
+                elif self._agents.get(pod) is not connection:
                     break
-                if channel.sender(message) != name:
-                    raise wire.WireError(f"a message in the name of {channel.sender(message)}")
-                self.post(channel.event(message))
+                if named != {pod}:
+                    raise wire.WireError(f"a message in the name of {named - {pod}}")
+                self.post(core.heard(message))
         except wire.WireError as error:
-            log.warning("%s %s: %s", channel.what, name or request.remote, error)
+            log.warning("agent %s: %s", pod or request.remote, error)
         except TimeoutError:
-            log.warning("%s %s: silent for %g s", channel.what, request.remote, HELLO_S)
+            log.warning("agent %s: silent for %g s", request.remote, HELLO_S)
+        except ConnectionError as error:
+            log.info("agent %s has gone before it was answered: %s", request.remote, error)
         finally:
-            if name is not None and table.get(name) is connection:
-                del table[name]
-                self.post(channel.gone(name))
+            if pod is not None and self._agents.get(pod) is connection:
+                del self._agents[pod]
+                self.post(core.AgentGone(*pod))
             await connection.close()
-        return socket
+        return connection.socket
 
     async def _shut(self, _: web.Application) -> None:
         """Everybody gets what is queued for him, then all connections end."""
-        connections = [*self._ranks.values(), *self._agents.values()]
+        connections = list(self._agents.values())
         await asyncio.gather(*(connection.flush(FLUSH_S) for connection in connections))
         for connection in connections:
             connection.abort()
@@ -362,11 +334,11 @@ class Server:
         if request.path == HEALTH:
             return await handler(request)
         given = request.headers.get("Authorization", "").encode()
-        of_a_rank = hmac.compare_digest(given, self._of_ranks)
+        of_a_pod = hmac.compare_digest(given, self._of_pods)
         of_the_operator = hmac.compare_digest(given, self._of_the_operator)
-        if not of_a_rank and not of_the_operator:
+        if not of_a_pod and not of_the_operator:
             return _refuse(401, "the job's token is missing or wrong")
-        if of_a_rank is not (request.path in SOCKETS):
+        if of_a_pod is not (request.path == AGENTS):
             return _refuse(403, f"this token is not for {request.path}")
         return await handler(request)
 

@@ -1,19 +1,19 @@
 """Every message of the protocol, with who sends it to whom.
 
-Three channels carry them: rank to rank (fast path, msgpack over zmq), rank to coordinator and
-agent to coordinator (slow path, JSON over a web socket). `core.wire` turns them into bytes. A
-message that can arrive late carries the generation that it belongs to (R1, R4).
+Two paths carry them: rank to rank (fast, msgpack over zmq), and rank to agent to coordinator (slow,
+JSON over a line within the pod and one web socket for it, R43). `core.wire` turns them into bytes.
+A message that can arrive late carries the generation that it belongs to (R1, R4).
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Pacing
 
-from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.records import (
     AnnounceKind,
     DataPlan,
@@ -72,6 +72,9 @@ class Gathered(Struct, frozen=True, tag="gathered", omit_defaults=True):
     quiet: bytes = b""
     ages: bytes = b""
     """How long ago the ordinary and then the quiet ones came to the head (`core.protocol.bits`)."""
+    coming: bytes = b""
+    """A bit for each that has said COMING of an ordinary share."""
+    coming_ages: bytes = b""
     metrics: tuple[LoggedMetric, ...] = ()
     """User's figures, summed over the ordinary ranks."""
     words: tuple[Word, ...] = ()
@@ -126,7 +129,7 @@ class WeightsHash(Struct, frozen=True, tag="weights-hash"):
     value: int
 
 
-# ---- rank -> coordinator ----------------------------------------------------------------------
+# ---- rank -> coordinator, passed on by its agent ----------------------------------------------
 
 
 class Endpoints(Struct, frozen=True):
@@ -139,7 +142,8 @@ class Endpoints(Struct, frozen=True):
 
 
 class Register(Struct, frozen=True, tag="register"):
-    """First message of a rank on each connection, and again when one of its facts changes."""
+    """First message of a rank for each connection of its agent, and again when one of its facts
+    changes."""
 
     member: MemberId
     pid: int
@@ -186,7 +190,7 @@ class Doing(Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(Struct, frozen=True, tag="heartbeat", omit_defaults=True):
-    """What decides, every fifth of a second or as rarely as `BeatEvery` says; small for that."""
+    """What decides: to its agent every fifth of a second, and on from there in `PodBeat`."""
 
     member: MemberId
     promise: GenerationId
@@ -204,8 +208,8 @@ class Heartbeat(Struct, frozen=True, tag="heartbeat", omit_defaults=True):
 
 
 class Figures(Struct, frozen=True, tag="figures"):
-    """For `status` only, by `core.status.Fact`; with every so many heartbeats (R42). No decision
-    reads them but the pace of the rounds, which tells stragglers."""
+    """For `status` only, by `core.status.Fact`; with every so many beats of the pod (R42). No
+    decision reads them but the pace of the rounds, which tells stragglers."""
 
     member: MemberId
     version: int
@@ -376,9 +380,27 @@ class Ask(Struct, frozen=True, tag="ask"):
     request: Request
 
 
+# ---- rank <-> agent ---------------------------------------------------------------------------
+
+
+class Introduce(Struct, frozen=True, tag="introduce"):
+    """An agent -> its rank: there is a new connection to a coordinator. Say who you are, and again
+    what the one before may have lost."""
+
+    connection: int
+    """Its number, which is in every word that is said for it."""
+
+
+class Said(Struct, frozen=True):
+    """A rank -> its agent: a word for the coordinator at the other end of that connection."""
+
+    connection: int
+    message: RankMessage | Heartbeat
+
+
 class BeatEvery(Struct, frozen=True, tag="beat-every"):
-    """To ranks and agents: how often they beat, and with how many beats figures come (R42). It
-    holds for the connection over which it came."""
+    """To agents, which pass it on: how often they beat, and with how many beats figures come (R42).
+    It holds for the connection over which it came."""
 
     ms: int
     figures: int
@@ -388,7 +410,7 @@ class BeatEvery(Struct, frozen=True, tag="beat-every"):
 
 
 class AgentHello(Struct, frozen=True, tag="agent-hello"):
-    """First message of an agent: which processes it has, after a reconnection too."""
+    """First message of an agent: which processes it has, after a reconnection too (R43)."""
 
     slot: int
     attempt: int
@@ -399,13 +421,33 @@ class AgentHello(Struct, frozen=True, tag="agent-hello"):
     dead: tuple[MemberId, ...]
     released: tuple[GenerationId, int] | None = None
     """One of the dead was released with this record and version (R17)."""
+    registers: tuple[Register, ...] = ()
+    """Of the living, as far as they have introduced themselves for this connection."""
 
 
-class AgentBeat(Struct, frozen=True, tag="agent-beat"):
+class PodBeat(Struct, frozen=True, tag="pod-beat", omit_defaults=True):
+    """That an agent lives, and what its ranks' heartbeats say, in few words (R43)."""
+
     slot: int
     attempt: int
-    carriers: tuple[tuple[MemberId, Network], ...] = ()
-    """What carries the data channel of its ranks to other pods, as far as it knows."""
+    heard: tuple[tuple[int, int], ...] = ()
+    """(local, attempt) of the ranks of which a heartbeat has come since the last beat of the pod:
+    an agent that beats must not hide a rank that does not."""
+    promise: GenerationId = NO_GENERATION
+    last: GenerationId = NO_GENERATION
+    version: int = 0
+    """These three of all who were heard and are not in `changed`; the highest version of theirs."""
+    changed: tuple[Heartbeat, ...] = ()
+    """Of those who say something else than they said last, or than the others of the pod."""
+    carriers: tuple[tuple[MemberId, Network], ...] | None = None
+    """What carries the data channel of its ranks to other pods, as far as it knows; None: what it
+    said last over this connection."""
+
+
+class RankGone(Struct, frozen=True, tag="rank-gone"):
+    """Its line to the agent has ended. Not evidence: the process may live (R25)."""
+
+    member: MemberId
 
 
 class RankStarted(Struct, frozen=True, tag="rank-started"):
@@ -434,6 +476,14 @@ class AgentDone(Struct, frozen=True, tag="agent-done"):
     outcome: str
     """"finished", "drained" or "failed"."""
     message: str = ""
+
+
+class ToPod(Struct, frozen=True, tag="to-pod"):
+    """For ranks of the pod: a COMMIT comes once, however many they are (R43)."""
+
+    members: tuple[MemberId, ...]
+    message: Raw
+    """`ToRank`; the agent does not open it."""
 
 
 class KillRank(Struct, frozen=True, tag="kill-rank"):
@@ -483,19 +533,9 @@ class Targets(Struct, frozen=True):
 
 PeerMessage = Announce | Gathered | Start | Part | AskState | State | WeightsHash
 RankMessage = (
-    Register
-    | Heartbeat
-    | Figures
-    | Prepared
-    | Refused
-    | Started
-    | Stopped
-    | Saved
-    | Complain
-    | Leaving
-    | Fatal
+    Register | Figures | Prepared | Refused | Started | Stopped | Saved | Complain | Leaving | Fatal
 )
-AgentMessage = AgentHello | AgentBeat | RankStarted | RankDead | AgentDone
+AgentMessage = AgentHello | PodBeat | RankStarted | RankGone | RankDead | AgentDone
 ToRank = Prepare | Commit | CommitChange | Release | Dismiss | Ask
 ToAgent = KillRank | DrainPod | Closing | Shutdown
 

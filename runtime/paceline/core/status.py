@@ -38,6 +38,9 @@ class Fact(StrEnum):
     EPOCH = "epoch"
     """Of the batch in its hand."""
 
+    GIVEN_UP = "given_up."
+    """+ reason: streamed rounds that it made void."""
+
     CARRIED = "carried."
     """+ transport: size classes of buffers that it moves, chosen when the channel was opened."""
 
@@ -56,6 +59,8 @@ class Fact(StrEnum):
     LOG = "log."
     ROUNDS = "log.rounds."
     """+ trigger."""
+    STREAMED = "log.streamed"
+    """Rounds that were reduced while backward() ran."""
     GRADIENTS = "log.gradients"
     APPLIED = "log.samples_applied"
     LATE = "log.samples_late"
@@ -157,6 +162,8 @@ class LogStatus(Struct, frozen=True):
 
     rounds: dict[str, int] = {}
     """By trigger: why they started."""
+    streamed: int = 0
+    """Those of them that were reduced while backward() ran."""
     gradients: int = 0
     """Contributions applied; one is one optimizer step of one rank."""
     samples_applied: int = 0
@@ -256,7 +263,7 @@ class Status(Struct, frozen=True):
     procs: int = 1
     """Ranks per replica."""
     beat_ms: int = 200
-    """From one heartbeat of a rank to the next: what is told of it is as old (R42)."""
+    """From one beat of a pod to the next: what is told of its ranks is as old (R42)."""
     inventory: int = 0
     """Revision of the last inventory received."""
     settings: RoundSettings = RoundSettings()
@@ -316,6 +323,7 @@ def log_status(facts: dict[str, float]) -> LogStatus:
         samples_redealt=whole(Fact.REDEALT),
         samples_discounted=facts.get(Fact.DISCOUNTED, 0.0),
         updates=whole(Fact.UPDATES),
+        streamed=whole(Fact.STREAMED),
         epochs_exact=whole(Fact.EPOCHS_EXACT),
         epochs_short=whole(Fact.EPOCHS_SHORT),
         progress=facts.get(Fact.PROGRESS),

@@ -23,15 +23,15 @@ class WireError(Exception):
 _pack = msgspec.msgpack.Encoder().encode
 _json = msgspec.json.Encoder().encode
 _peer: msgspec.msgpack.Decoder[messages.PeerMessage] = msgspec.msgpack.Decoder(messages.PeerMessage)
-_from_rank: msgspec.json.Decoder[messages.RankMessage] = msgspec.json.Decoder(messages.RankMessage)
-_from_agent: msgspec.json.Decoder[messages.AgentMessage] = msgspec.json.Decoder(
-    messages.AgentMessage
+_from_pod: msgspec.json.Decoder[messages.AgentMessage | messages.RankMessage] = (
+    msgspec.json.Decoder(messages.AgentMessage | messages.RankMessage)
 )
-_to_rank: msgspec.json.Decoder[messages.ToRank | messages.BeatEvery] = msgspec.json.Decoder(
-    messages.ToRank | messages.BeatEvery
+_to_pod: msgspec.json.Decoder[messages.ToAgent | messages.ToPod | messages.BeatEvery] = (
+    msgspec.json.Decoder(messages.ToAgent | messages.ToPod | messages.BeatEvery)
 )
-_to_agent: msgspec.json.Decoder[messages.ToAgent | messages.BeatEvery] = msgspec.json.Decoder(
-    messages.ToAgent | messages.BeatEvery
+_said: msgspec.json.Decoder[messages.Said] = msgspec.json.Decoder(messages.Said)
+_to_rank: msgspec.json.Decoder[messages.ToRank | messages.Introduce | messages.BeatEvery] = (
+    msgspec.json.Decoder(messages.ToRank | messages.Introduce | messages.BeatEvery)
 )
 
 
@@ -51,20 +51,28 @@ def to_json(message: msgspec.Struct) -> str:
     return _json(message).decode()
 
 
-def rank_message(text: str | bytes) -> messages.RankMessage:
-    return _decode(_from_rank, text)
+def message_of_pod(text: str | bytes) -> messages.AgentMessage | messages.RankMessage:
+    """What a coordinator reads."""
+    return _decode(_from_pod, text)
 
 
-def agent_message(text: str | bytes) -> messages.AgentMessage:
-    return _decode(_from_agent, text)
+def message_to_pod(
+    text: str | bytes,
+) -> messages.ToAgent | messages.ToPod | messages.BeatEvery:
+    """What an agent reads of its coordinator."""
+    return _decode(_to_pod, text)
 
 
-def message_to_rank(text: str | bytes) -> messages.ToRank | messages.BeatEvery:
-    return _decode(_to_rank, text)
+def said_by_rank(data: str | bytes) -> messages.Said:
+    """What an agent reads of its ranks."""
+    return _decode(_said, data)
 
 
-def message_to_agent(text: str | bytes) -> messages.ToAgent | messages.BeatEvery:
-    return _decode(_to_agent, text)
+def message_to_rank(
+    data: str | bytes | msgspec.Raw,
+) -> messages.ToRank | messages.Introduce | messages.BeatEvery:
+    """What a rank reads of its agent."""
+    return _decode(_to_rank, data)
 
 
 def body(kind: type[T], text: str | bytes) -> T:

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from paceline_api.types.enums import StragglerResponse
 
-from paceline.core.protocol.records import DropReason
+from paceline.core.protocol.records import DropReason, GivenUp, Trigger
 from paceline.core.status import (
     Change,
     Fact,
@@ -30,6 +30,7 @@ def summary(status: Status | None, timeline: Timeline) -> list[str]:
         ("applied gradients/s", f"{timeline.gradients_per_s:.1f}"),
         ("optimizer steps", f"{log.updates:,}"),
         ("rounds started by", _counts(log.rounds)),
+        ("streamed", _streamed(status)),
         ("samples applied", f"{log.samples_applied:,}, of these {log.samples_late:,} late"),
         ("samples dropped", _counts(log.samples_dropped)),
         ("WARNING", _skipped(log.samples_dropped)),
@@ -84,6 +85,22 @@ def _shadow(shadow: ShadowStatus) -> list[str]:
         *(f"    {mode:<10} {shadow_line(shadow, mode)}" for mode in shadow.saved_s),
         "    a forecast: it cannot know when a rank that nobody waits for would arrive next",
     ]
+
+
+def _streamed(status: Status) -> str:
+    """Empty if no round was begun while backward() ran."""
+    log, void = status.log, status.log.rounds.get(Trigger.VOID, 0)
+    if not log.streamed + void:
+        return ""
+    made = sum(log.rounds.values()) - void
+    text = f"{log.streamed / made:.0%} of the rounds ran beside backward()" if made else "none"
+    if not void:
+        return text
+    whys = {
+        str(why): sum(int(rank.facts.get(Fact.GIVEN_UP + why, 0.0)) for rank in status.ranks)
+        for why in GivenUp
+    }
+    return f"{text}; {void:,} were given up and made again ({_counts(whys)})"
 
 
 def _checkpoints(status: Status) -> str:

@@ -23,7 +23,7 @@ from paceline.core.agent.supervise import Phase
 from paceline.core.collectives.schedules import ALGORITHMS
 from paceline.core.collectives.select import CLASS_NAMES, NATIVE
 from paceline.core.messages import Network
-from paceline.core.protocol.records import DropReason, Trigger
+from paceline.core.protocol.records import DropReason, GivenUp, Trigger
 
 
 class Kind(StrEnum):
@@ -47,6 +47,7 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "mode": tuple(Mode),
     "trigger": tuple(Trigger),
     "reason": tuple(DropReason),
+    "cause": tuple(GivenUp),
     "kind": ("fresh", "late"),
     "ranks": ("members", "active"),
     "why": ("leave", "dead", "silent"),
@@ -145,9 +146,26 @@ CATALOG: Final[tuple[Metric, ...]] = (
         _COMM,
         "Rounds applied as they came; those in the state that a joiner gets are not in it. "
         "trigger: all (everybody arrived), quorum, deadline, initiator (the drawn rank), tail "
-        "(nothing more to come), bench (a silent rank was left out).",
+        "(nothing more to come), bench (a silent rank was left out), void (streamed and given up).",
         "mode",
         "trigger",
+    ),
+    _counter(
+        "paceline_rounds_streamed_total",
+        _COMM,
+        "Rounds of which segments were reduced while backward() still ran.",
+    ),
+    _counter(
+        "paceline_rounds_given_up_total",
+        _COMM,
+        "Streamed rounds that this rank made void. cause: late (it kept the others waiting), "
+        "dropped (the batch), nonfinite, rewritten (a gradient, after it was handed over).",
+        "cause",
+    ),
+    _counter(
+        "paceline_transfer_hidden_seconds_total",
+        _COMM,
+        "Part of the transfers of streamed rounds that ran beside backward() here.",
     ),
     _histogram(
         "paceline_round_duration_seconds",

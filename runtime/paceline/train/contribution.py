@@ -129,6 +129,9 @@ class ContributionBuilder:
         self._rescale(self._unit(batch))
         gradients.mark_untouched()
         self._batch = self._lease = batch
+        if batch.last:
+            samples = self._samples + batch.samples
+            self._session.computing((batch.lease,), samples, self._unit(batch))
 
     def complete(self) -> Contribution | None:
         """The gradient of the batch is in GRAD; returns the contribution if it was the last one."""
@@ -275,6 +278,6 @@ class ContributionBuilder:
             leases=(batch.lease,),
             samples=batch.lease_samples,
             unit=gradients.unit,
-            finite=False,
             metrics=(),
+            usable=False,
         )

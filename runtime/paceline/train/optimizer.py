@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.records import DataPlan
 from paceline.errors import ChangedLaterError, DismissedError, JobStoppedError, UsageError
 from paceline.train import clipping, refusals
@@ -244,7 +243,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._differed
 
     def _announce(self, contribution: Contribution, *, foreign: bool = False) -> None:
-        session, gradients = self._context.session, self._gradients
+        session = self._context.session
         self._faults.before_announcing(
             version=session.version,
             rank=session.place,
@@ -255,12 +254,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             leases=contribution.leases,
             samples=contribution.samples,
             unit=contribution.unit,
-            finite=gradients.finite(BufferName.GRAD),
             metrics=self._context.take_metrics(),
             foreign=foreign,
         )
         self.after_parking()
         self._faults.step_ended()
+        if self._self_fed and not self.stopped:
+            # What the next step says of itself is taken to be the same.
+            session.computing((), contribution.samples, contribution.unit)
 
     def _after_stop(self) -> None:
         self._steps_after_stop += 1

@@ -19,6 +19,7 @@ import torch
 from paceline_api.jobfile import JOB_FILE, read_job_file
 
 from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.progress import Progress
 from paceline.core.protocol.records import DataPlan, LoggedMetric
 from paceline.core.replay import sequence as core
@@ -93,8 +94,8 @@ class ReplaySession:
         leases: tuple[int, ...],
         samples: int,
         unit: int,
-        finite: bool,
         metrics: tuple[LoggedMetric, ...],  # noqa: ARG002
+        usable: bool = True,
         foreign: bool = False,  # noqa: ARG002
     ) -> StepResult:
         assert self._now is not None
@@ -104,6 +105,7 @@ class ReplaySession:
                 f"the script makes a step of leases {leases}, {samples} samples / {unit}; in the "
                 f"run it was {then.leases}, {then.samples} / {then.unit}"
             )
+        finite = usable and self._gradients.finite(BufferName.GRAD)
         if finite and not then.finite:
             # A fault that was injected, or a number that is random: it was dropped then.
             self._note_difference()
@@ -119,6 +121,9 @@ class ReplaySession:
 
     def holds(self, lease: int) -> bool:
         return not self.stopped and self._now is not None and lease in self._now.step.leases
+
+    def computing(self, leases: tuple[int, ...], samples: int, unit: int) -> None:
+        """Here rounds are made when all steps are."""
 
     def skip(self, lease: int, samples: int) -> None:  # noqa: ARG002
         raise ReplayError(f"the script skips a batch of lease {lease}; in the run it did not")
@@ -167,11 +172,14 @@ class ReplaySession:
                     self._memories[member] = self._gradients.new_memory()
                 case core.Give(member=member, source=source, factor=factor):
                     self._become(member)
-                    flats = self._gradients.load_result(source, factor)
-                    self._given[member] = [flat.clone() for flat in flats]
+                    for segment in range(len(self._gradients.layout.segments)):
+                        self._gradients.load_result(segment, source, factor)
+                    self._given[member] = [flat.clone() for flat in self._gradients.result]
                     self._keep()
                 case core.Round():
                     self._make_round(action)
+                case core.Void(round=round_):
+                    self.version = round_ + 1
                 case core.Check(version=version, value=value):
                     assert version == self.version
                     if self._committed.hash() != value:

@@ -12,7 +12,9 @@ import logging
 import threading
 import traceback
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
@@ -20,21 +22,24 @@ from paceline_api.errors import PacelineError
 
 from paceline.clock import NS_PER_MS, now_ns
 from paceline.core.messages import (
+    Announce,
     Commit,
     Dismiss,
     Doing,
     Fatal,
+    Gathered,
     Part,
     Prepare,
     RankMessage,
     Release,
     Saved,
+    Start,
     State,
     Stopped,
 )
 from paceline.core.protocol.composition import Weighing
 from paceline.core.protocol.ids import GenerationId
-from paceline.core.protocol.pending import BufferOp
+from paceline.core.protocol.pending import BufferName, BufferOp, Zero
 from paceline.core.protocol.records import Go
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
@@ -43,6 +48,7 @@ from paceline.worker.data_channel import DataChannel
 from paceline.worker.metrics.rounds import RoundMetrics
 from paceline.worker.peer_sockets import PeerSockets, ReceivedMessage
 from paceline.worker.recorder import Recorder
+from paceline.worker.reduction import Reducer
 from paceline.worker.session import MainThread
 from paceline.worker.state.committed import Bytes, Committed
 from paceline.worker.state.gradients import Gradients
@@ -54,6 +60,13 @@ log = logging.getLogger("paceline.rank")
 
 IDLE_MS: Final = 1_000
 """Longest wait of an idle thread, after which it looks at its timers again."""
+SOON_MS: Final = 1
+"""After a round: a main thread that computes for longer is not held up by what waits then."""
+ROUND: Final = (Announce, Gathered, Start, ev.Reduced)
+"""What comes in each round, beside Step."""
+INTERRUPTING: Final = (Prepare, Release, Dismiss)
+WRITER: Final = (ev.Written, ev.Published)
+BLOCKING: Final = (ev.Reduce, ev.OpenChannel, ev.Restore)
 RECENT: Final = 32
 """Reductions that tell how long one usually takes."""
 
@@ -68,7 +81,7 @@ class Interrupts:
 
     @staticmethod
     def interrupts(order: object) -> bool:
-        return isinstance(order, Prepare | Release | Dismiss)
+        return isinstance(order, INTERRUPTING)
 
     def arrived(self) -> None:
         with self._lock:
@@ -96,6 +109,7 @@ class Tensors:
 
     gradients: Gradients
     committed: Committed
+    reducer: Reducer
     checkpoints: CheckpointService | None
     """None: the job has none."""
 
@@ -128,6 +142,11 @@ class CommThread:
         """The state of a version, for those that join at it."""
         self._synced: torch.Tensor | None = None
         """Averaged float buffers that wait for the main thread to be parked (D10)."""
+        self._later: deque[Callable[[], None]] = deque()
+        """Figures of the last round, in their order. Nobody waits for them, and the main thread,
+        which has just been let go, wants the interpreter lock."""
+        self._streamed: ev.Reduce | None = None
+        """The streamed round under way, or the last one."""
         self._work_since_ns = now_ns()
         self._reductions_ms: deque[int] = deque(maxlen=RECENT)
         self._usual_ms = 0
@@ -138,6 +157,19 @@ class CommThread:
 
     def start(self) -> None:
         self._thread.start()
+
+    def take(
+        self, gradients: Gradients, committed: Committed, checkpoints: CheckpointService | None
+    ) -> None:
+        """The script has begun. Main thread, before its first word."""
+        reducer = Reducer(self._channel, gradients, committed, self._float_buffers, self._hear)
+        self.tensors = Tensors(gradients, committed, reducer, checkpoints)
+
+    def _hear(self, event: ev.Coming | None) -> None:
+        if event is None:
+            self._peers.wake()
+        else:
+            self.post(event)
 
     @property
     def alive(self) -> bool:
@@ -151,8 +183,10 @@ class CommThread:
     def doing(self) -> Doing:
         """For the heartbeat: this thread cannot say itself that it is stuck (R35)."""
         go, tensors = self.machine.state.reducing, self.tensors
+        # Of two threads at work the one that has been at it for longer.
+        since_ns = (self._work_since_ns, tensors.reducer.busy_since_ns if tensors else 0)
         return Doing(
-            for_ms=(now_ns() - self._work_since_ns) // NS_PER_MS,
+            for_ms=(now_ns() - min(x for x in since_ns if x)) // NS_PER_MS,
             round=go.round if go is not None else -1,
             usual_ms=self._usual_ms,
             payload_bytes=sum(x.nbytes for x in tensors.gradients.result) if tensors else 0,
@@ -171,12 +205,15 @@ class CommThread:
         try:
             while not self._closing:
                 self._turn()
+            self._catch_up()
         except BaseException as error:
             text = "".join(traceback.format_exception(error))
             log.error("the communication thread failed:\n%s", text)
             self._say(Fatal(self.machine.state.me, "RuntimeBroken", f"{error!r}"))
             self._main.broken(error)
         finally:
+            if self.tensors is not None:
+                self.tensors.reducer.shutdown()
             self._channel.shutdown()
             self._peers.close()
             if self.recorder is not None:
@@ -186,8 +223,10 @@ class CommThread:
 
     def _turn(self) -> None:
         self._work_since_ns = now_ns()
+        self._take_outcome()
         while self._posted and not self._closing:
             self._take(self._posted.popleft())
+            self._take_outcome()
         while not self._posted and (mail := self._peers.read()) is not None:
             self._receive(mail)
         if self._posted:
@@ -197,7 +236,15 @@ class CommThread:
             self._take(ev.Tick())
             return
         self._metrics.facts.refresh(self.machine.state, now_ns())
-        self._peers.wait(self._timeout_ms())
+        timeout_ms = self._timeout_ms()
+        if not self._peers.wait(min(SOON_MS, timeout_ms) if self._later else timeout_ms):
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """With what can wait: while the announcement of the next Step is on its way, or when
+        nothing has come for a moment. The log must not have gone on."""
+        while self._later:
+            self._later.popleft()()
 
     def _timeout_ms(self) -> int:
         if self._posted or self._closing:
@@ -221,11 +268,18 @@ class CommThread:
         if isinstance(event, Prepare) and self._has_nothing_newer():
             self._take(self._checkpoints.look())  # R26: the report names the newest one
         if self._interrupts.interrupts(event):
+            if self.tensors is not None:
+                self.tensors.reducer.stop()
+                self._take_outcome()  # what was reduced before the order counts
             self._interrupts.taken()
+        if isinstance(event, ev.Step):
+            event = self._reducer.finish(event)
+        elif not isinstance(event, ROUND):
+            self._catch_up()
         now = self._work_since_ns = now_ns()
         effects = self.machine.handle(now, event)
         self._metrics.handled(self.machine.state, event, now)  # before an effect lets main go on
-        if isinstance(event, ev.Written | ev.Published):
+        if isinstance(event, WRITER):
             facts = self._checkpoints.figures(self.machine.state.saving)
             self._metrics.facts.checkpoints = facts
         if self.recorder is not None:
@@ -233,12 +287,17 @@ class CommThread:
         blocking: list[ev.Reduce | ev.OpenChannel | ev.Restore] = []
         follow: deque[ev.Event] = deque()
         for effect in effects:
-            if isinstance(effect, ev.Reduce | ev.OpenChannel | ev.Restore):
+            if isinstance(effect, BLOCKING):
                 blocking.append(effect)  # everything else of this event goes out first
                 if isinstance(effect, ev.OpenChannel):
                     self._meet(effect.commit)
             elif (event_after := self._do(effect)) is not None:
                 follow.append(event_after)
+        if isinstance(event, ev.Step):
+            self._reducer.complete()
+            self._catch_up()
+        if self.tensors is not None:
+            self._reducer.joined()
         for effect in blocking:
             if (event_after := self._block(effect)) is not None:
                 follow.append(event_after)
@@ -256,16 +315,25 @@ class CommThread:
 
     def _do(self, effect: ev.Effect) -> ev.Event | None:
         match effect:
+            # What each round brings goes first.
             case ev.ToPeer(member=member, message=message):
                 self._peers.send(member, message)
-            case ev.ToCoordinator(message=message):
-                self._say(message)
             case ev.ChangeBuffers(op=op):
                 self._buffers(op)
-            case ev.CloseChannel():
-                self._channel.close()
             case ev.Apply(go=go, weighing=weighing, hash=due):
                 return self._apply(go, weighing, hash_due=due)
+            case ev.Resume():
+                self._resume(effect)
+            case ev.Held(leases=leases):
+                self._main.held(leases)
+            case ev.WakeAt(at_ns=at_ns):
+                self._wake_ns = at_ns
+            case ev.ToCoordinator(message=message):
+                self._say(message)
+            case ev.CloseChannel():
+                self._channel.close()
+            case ev.GiveUp(why=why):
+                self._reducer.give_up(why)
             case ev.Queue(go=go):
                 with self._gradients.streams.own():
                     self._queue[go.round] = [x.clone() for x in self._gradients.result]
@@ -285,12 +353,6 @@ class CommThread:
                 self._peers.send_bulk(to, state, self._staged[state.generation])
             case ev.Save() | ev.Publish() | ev.Unsave():
                 self._checkpoints.obey(effect)
-            case ev.Resume():
-                self._resume(effect)
-            case ev.Held(leases=leases):
-                self._main.held(leases)
-            case ev.WakeAt(at_ns=at_ns):
-                self._wake_ns = at_ns
             case ev.Exit():
                 if self.recorder is not None and effect.finished:
                     self.recorder.ended(self.machine.state.log, self._committed.strong_hash())
@@ -310,33 +372,43 @@ class CommThread:
     def _open(self, commit: Commit) -> ev.Event:
         return self._channel.open(commit, self.machine.state.me)
 
-    def _reduce(self, effect: ev.Reduce) -> ev.Event:
-        gradients, begun_ns = self._gradients, now_ns()
-        self._metrics.reducing(effect.go, self.machine.state, begun_ns)
-        with gradients.streams.own():
-            buffers = list(gradients.load_result(effect.source, effect.factor))
-            extra = (
-                self._float_buffers(contributing=effect.source is not None)
-                if (effect.go.sync)
-                else None
-            )
-            if extra is not None and extra.numel():
-                buffers.append(extra)
-            if self.recorder is not None and effect.source is not None:
-                self.recorder.gives(effect, self._channel.methods(buffers))
-            gradients.streams.complete()  # transports read with streams of their own, or none
-            if (failed := self._channel.sum(buffers)) is not None:
-                gradients.renew_result()
-                return failed
-            self._metrics.reduced(now_ns())
-            self._reductions_ms.append((now_ns() - begun_ns) // NS_PER_MS)
-            self._usual_ms = max(self._reductions_ms)
-            if extra is not None:
-                count = effect.go.contributing
-                self._synced = extra.div_(count) if count else None
-        return ev.Reduced()
+    def _reduce(self, effect: ev.Reduce) -> ev.Event | None:
+        self._catch_up()  # with the round before, if no Step came in between
+        self._metrics.reducing(effect.go, self.machine.state, now_ns())
+        if effect.go.streamed:
+            self._streamed = effect
+        else:
+            self._record(effect)
+        outcome = self._reducer.reduce(effect)
+        if isinstance(outcome, ev.Reduced):
+            self._reduced(outcome)
+        return outcome
 
-    def _float_buffers(self, *, contributing: bool) -> torch.Tensor:
+    def _take_outcome(self) -> None:
+        """Of a streamed round, if it has come to an end."""
+        outcome = self.tensors.reducer.outcome() if self.tensors is not None else None
+        if outcome is None:
+            return
+        if isinstance(outcome, ev.Reduced):
+            assert self._streamed is not None
+            self._record(self._streamed)  # its batch has been announced by now
+            self._reduced(outcome)
+            self._metrics.streamed(self._reducer.hidden_ns)
+        elif isinstance(outcome, ev.Voided):
+            self._metrics.voided(outcome.own)
+        self._take(outcome)
+
+    def _reduced(self, outcome: ev.Reduced) -> None:
+        self._later.append(partial(self._metrics.reduced, now_ns()))
+        self._reductions_ms.append(outcome.transfer_ns // NS_PER_MS)
+        self._usual_ms = max(self._reductions_ms)
+        self._synced = self._reducer.synced
+
+    def _record(self, effect: ev.Reduce) -> None:
+        if self.recorder is not None and effect.source is not None:
+            self.recorder.gives(effect, self._channel.methods(self._gradients.result))
+
+    def _float_buffers(self, contributing: bool) -> torch.Tensor:
         flat = self._committed.float_buffers_flat()
         return flat if contributing else flat.zero_()
 
@@ -347,7 +419,8 @@ class CommThread:
         with self._gradients.streams.own():
             self._committed.accumulate(self._gradients.result, first=weighing.first)
             self._update(weighing)
-        self._metrics.applied(go, self.machine.state, now_ns(), now_ns() - begun_ns)
+        now, rank = now_ns(), self.machine.state
+        self._later.append(partial(self._metrics.applied, go, rank, now, now - begun_ns))
         if hash_due:
             return ev.Hashed(self.machine.state.log.version, self._committed.hash())
         return None
@@ -411,6 +484,10 @@ class CommThread:
     def _buffers(self, op: BufferOp) -> None:
         if self.recorder is not None:
             self.recorder.did(op)
+        if op == Zero(BufferName.GRAD):  # the optimizer, which comes next, does not look at it
+            self._reducer.beside(partial(self._gradients.carry_out, op))
+            return
+        self._reducer.joined()
         with self._gradients.streams.own():
             self._gradients.carry_out(op)
 
@@ -427,12 +504,18 @@ class CommThread:
             if self.recorder.wants_hash:
                 self.recorder.hashed(effect.version, self._committed.hash())
             self.recorder.let(effect.version)
+        self._reducer.joined()
         self._main.resumed(effect)
 
     @property
     def _gradients(self) -> Gradients:
         assert self.tensors is not None, "before begin()"
         return self.tensors.gradients
+
+    @property
+    def _reducer(self) -> Reducer:
+        assert self.tensors is not None, "before begin()"
+        return self.tensors.reducer
 
     @property
     def _committed(self) -> Committed:
@@ -443,7 +526,7 @@ class CommThread:
         if self.link is None:
             return
         if isinstance(message, Stopped | Saved):  # the last word about the rounds comes with it
+            self._catch_up()
             self._metrics.facts.work_out(self.machine.state)
-            self.link.send(self._metrics.facts.heartbeat(self.machine.state))
             self.link.send(self._metrics.facts.figures(self.machine.state))
         self.link.send(message)

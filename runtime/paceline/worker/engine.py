@@ -2,7 +2,7 @@
 
 main thread            the user's loop; blocks in a Session call while it is parked
 paceline-comm          `comm_thread`: rounds, committed state, data channel
-paceline-link          `coordinator_client`: control channel
+paceline-link          `coordinator_line`: control channel, by way of the agent
 paceline-agent         reads the agent's pipe: drain, and the end of the agent (D6)
 """
 
@@ -23,7 +23,6 @@ from paceline_api.jobfile import read_job_file
 from paceline_api.types.enums import Pacing
 
 from paceline.clock import now_ns
-from paceline.control.tls import pinned
 from paceline.core.messages import Dismiss, Endpoints, ToRank
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.progress import Progress, progress_of
@@ -44,8 +43,8 @@ from paceline.transport.base import Transport, TransportError
 from paceline.transport.factory import make_transport
 from paceline.transport.solo import NoTransport
 from paceline.worker.agent_pipe import AgentPipe
-from paceline.worker.comm_thread import CommThread, Interrupts, Tensors
-from paceline.worker.coordinator_client import CoordinatorLink
+from paceline.worker.comm_thread import CommThread, Interrupts
+from paceline.worker.coordinator_line import CoordinatorLine
 from paceline.worker.metrics.loop import LoopMetrics
 from paceline.worker.metrics.rounds import RoundMetrics
 from paceline.worker.peer_sockets import PeerSockets
@@ -53,7 +52,6 @@ from paceline.worker.recorder import Recorder
 from paceline.worker.session import Session, StepResult
 from paceline.worker.standalone import StandaloneCoordinator
 from paceline.worker.state.committed import Committed
-from paceline.worker.state.flat import SEGMENT_BYTES
 from paceline.worker.state.gradients import Gradients
 
 if TYPE_CHECKING:  # only a job that has checkpoints loads what writes them
@@ -136,15 +134,13 @@ class Engine:
         if settings is None:
             self._comm.link = StandaloneCoordinator(self._obey)
         else:
-            self._comm.link = CoordinatorLink(
-                settings.coordinators,
-                settings.token,
+            self._comm.link = CoordinatorLine(
+                settings.line_fd,
                 register=self._state.registration,
                 heartbeat=lambda: self._metrics.facts.heartbeat(self._state, self._comm.doing()),
                 figures=lambda: self._metrics.facts.figures(self._state),
                 obey=self._obey,
                 connected=lambda: self._comm.post(ev.Connected()),
-                tls=pinned(settings.tls_cert),
             )
             self._agent = AgentPipe(settings.agent_fd)
             self._agent.tell("present")
@@ -193,7 +189,7 @@ class Engine:
             raise _told(error) from error
         self._gradients, self._committed = gradients, committed
         checkpoints = self._checkpoints(gradients, committed, plan)
-        self._comm.tensors = Tensors(gradients, committed, checkpoints)
+        self._comm.take(gradients, committed, checkpoints)
         if checkpoints is not None:
             self._comm.post(checkpoints.look())
         self._call(
@@ -203,6 +199,7 @@ class Engine:
                 lookahead,
                 pacing,
                 data=self._transport.address,
+                segments=len(gradients.layout.segments),
                 seed=None if plan.samples else torch.initial_seed(),
             )
         )
@@ -226,16 +223,25 @@ class Engine:
         leases: tuple[int, ...],
         samples: int,
         unit: int,
-        finite: bool,
         metrics: tuple[LoggedMetric, ...],
+        usable: bool = True,
         foreign: bool = False,
     ) -> StepResult:
         assert self._gradients is not None
+        self._close_batch()
         self._gradients.streams.await_gradients()
         begun_ns = now_ns()
-        resume = self._call(ev.Step(leases, samples, unit, finite, metrics, foreign))
+        resume = self._call(ev.Step(leases, samples, unit, usable, metrics, foreign))
         self._loop.stepped(begun_ns, now_ns(), fresh=resume.fresh)
         return StepResult(resume.version, resume.fresh, resume.stopped)
+
+    def computing(self, leases: tuple[int, ...], samples: int, unit: int) -> None:
+        if self._comm.tensors is not None:
+            self._comm.tensors.reducer.begin(ev.Coming(leases, samples, unit))
+
+    def _close_batch(self, *, dropped: bool = False) -> None:
+        if self._comm.tensors is not None:
+            self._comm.tensors.reducer.close(dropped=dropped)
 
     def pull(self) -> int | None:
         with self._lock:
@@ -259,6 +265,7 @@ class Engine:
     def skip(self, lease: int, samples: int) -> None:
         with self._lock:
             self._leases.skip(lease)
+        self._close_batch(dropped=True)
         self._comm.post(ev.Skip(lease, samples))
 
     def rest(self) -> None:
@@ -303,8 +310,8 @@ class Engine:
         return place_of(self._state.me, self._spec.procs if self._spec else 1)
 
     @property
-    def segment_bytes(self) -> int:
-        return self._spec.segment_bytes if self._spec else SEGMENT_BYTES
+    def segment_bytes(self) -> int | None:
+        return self._spec.segment_bytes if self._spec else None
 
     @property
     def version(self) -> int:

@@ -29,6 +29,8 @@ from paceline.limits import LISTEN_BACKLOG
 
 Bytes = bytes | bytearray | memoryview
 
+POLLIN: Final = int(zmq.POLLIN)
+"""A plain number: the flag of zmq takes a microsecond to be compared."""
 PIECE_BYTES: Final = 1024 * 1024
 """Of a state or a sum, in one frame: what the I/O thread encrypts at a time, and GO waits for."""
 
@@ -61,11 +63,15 @@ class PeerSockets:
         self._bulk, bulk = self._bind(directory, f"{name}.b", host)
         self.address = msgspec.json.encode(Lanes(fast, bulk)).decode()
         self._out: dict[tuple[str, int], zmq.Socket[bytes]] = {}
+        self._used: set[tuple[str, int]] = set()
+        """Of them, in the generation that runs."""
         self._under_way: dict[str, zmq.MessageTracker] = {}
         """By address: whether the last state or part has left this process."""
         self._addresses: dict[MemberId, str] = {}
         self._packed: tuple[PeerMessage | None, bytes] = None, b""
         """The last message of the fast lane."""
+        self._has_fast = self._has_bulk = False
+        """A `wait` has seen something there that was not read yet."""
         self._lock = threading.Lock()
         self._closed = False
         self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -98,11 +104,14 @@ class PeerSockets:
             self._addresses[member] = address
 
     def keep_only(self, members: Sequence[MemberId]) -> None:
-        """Close the connections to everybody else."""
+        """A generation begins. Closes the connections to everybody else, and those that the one
+        before has not used: what may still wait in them is of an older one, which nobody listens
+        to any more (R4). With each change a rank has other peers, and would be linked to all."""
         self._addresses = {m: a for m, a in self._addresses.items() if m in members}
         live = set(self._addresses.values())
-        for key in [k for k in self._out if k[0] not in live]:
+        for key in [k for k in self._out if k[0] not in live or k not in self._used]:
             self._give_up(key)
+        self._used.clear()
 
     def send(self, member: MemberId, message: PeerMessage) -> None:
         """Fast lane. Never blocks; what a dead peer does not read is lost with it."""
@@ -136,6 +145,7 @@ class PeerSockets:
     def _socket(self, member: MemberId, lane: int) -> zmq.Socket[bytes]:
         address = self._addresses[member]
         key = (address, lane)
+        self._used.add(key)
         if key not in self._out:
             socket = self._context.socket(zmq.PUSH)
             socket.set(zmq.LINGER, 0)
@@ -153,24 +163,31 @@ class PeerSockets:
 
     # ---- receiving ------------------------------------------------------------------------
 
-    def wait(self, timeout_ms: int | None) -> None:
-        """Block in the kernel until a message, a `wake` or the end of the time."""
-        for source, _ in self._poller.poll(timeout_ms):
+    def wait(self, timeout_ms: int | None) -> bool:
+        """Block in the kernel until a message, a `wake` or the end of the time, which is False."""
+        ready = self._poller.poll(timeout_ms)
+        for source, _ in ready:
             if source == self._event_fd:
                 os.eventfd_read(self._event_fd)
+            elif source is self._bulk:
+                self._has_bulk = True
+            else:
+                self._has_fast = True
+        return bool(ready)
 
     def read(self) -> ReceivedMessage | None:
-        """The next message, if there is one now."""
-        for socket in (self._fast, self._bulk):
-            try:
-                first = socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
+        """The next message, if there is one of those that `wait` has seen or that came since."""
+        # A lane is not asked in vain, and the exception that says so costs more than to ask.
+        lanes = (self._fast,) * self._has_fast + (self._bulk,) * self._has_bulk
+        for socket in lanes:
+            if not int(socket.get(zmq.EVENTS)) & POLLIN:
                 continue
-            message = wire.unpack_peer(first)
+            message = wire.unpack_peer(socket.recv(zmq.NOBLOCK))
             if not socket.get(zmq.RCVMORE):
                 return ReceivedMessage(message, ())
             sizes = msgspec.msgpack.decode(socket.recv(), type=list[int])
             return ReceivedMessage(message, tuple(_put_together(socket, size) for size in sizes))
+        self._has_fast = self._has_bulk = False
         return None
 
     def wake(self) -> None:

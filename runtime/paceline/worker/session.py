@@ -56,16 +56,20 @@ class Session(Protocol):
         leases: tuple[int, ...],
         samples: int,
         unit: int,
-        finite: bool,
         metrics: tuple[LoggedMetric, ...],
+        usable: bool = True,
         foreign: bool = False,
     ) -> StepResult:
         """Announce the gradient in GRAD; returns when the next batch may start. One that is
-        not finite, or foreign, is dropped and counted.
+        not finite, not usable, or foreign, is dropped and counted.
 
         `unit`: the gradient buffer holds sum(per-sample gradients) / unit. When it returns, the
         gradient views are zero (or hold what could not be announced yet) and the model holds the
         newest committed weights."""
+
+    def computing(self, leases: tuple[int, ...], samples: int, unit: int) -> None:
+        """The batch that completes these leases is computed next, and `step` will say the same of
+        it: what backward() has ready may be reduced before it has ended (R28)."""
 
     def pull(self) -> int | None:
         """The next lease that this rank holds and has not pulled; None if there is none now."""
@@ -107,8 +111,9 @@ class Session(Protocol):
         """Slot x processes + process: the name of this rank that never changes."""
 
     @property
-    def segment_bytes(self) -> int:
-        """How large a segment of the gradients may be (`collective.segmentBytes`)."""
+    def segment_bytes(self) -> int | None:
+        """How large a segment of the gradients may be (`collective.segmentBytes`); None: by the
+        device."""
 
     @property
     def version(self) -> int:

@@ -21,7 +21,7 @@ from paceline.core.protocol.ids import MemberId
 
 ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT))
-from benchmarks.coordinator_load import Crowd  # noqa: E402
+from benchmarks.coordinator_load import PROCS, Crowd  # noqa: E402
 
 SIZES = (64, 256, 1024)
 CORE = str(Path(package.__file__).parents[1])
@@ -63,7 +63,7 @@ def crowds() -> dict[int, Crowd]:
     made = {ranks: Crowd(ranks) for ranks in SIZES}
     for crowd in made.values():
         crowd.start()
-        crowd.beat(1, crowd.members)
+        crowd.beat(1, crowd.pods)
     return made
 
 
@@ -71,32 +71,40 @@ def per_rank(counts: dict[int, int]) -> list[float]:
     return [counts[ranks] / ranks for ranks in SIZES]
 
 
-def test_a_heartbeat_costs_the_same_for_any_number_of_ranks(
+def test_a_beat_of_a_pod_costs_the_same_for_any_number_of_pods(
     crowds: dict[int, Crowd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = {
-        ranks: count(lambda c=crowd: c.beat(2, [c.members[5]]), monkeypatch)  # type: ignore[misc]
-        for ranks, crowd in crowds.items()
-    }
-    assert max(counts.values()) < 100, f"but for chance in dictionaries all alike: {counts}"
+    counts = {}
+    for ranks, crowd in crowds.items():
+        said = crowd.said_by((0, 0), 2)
+        counts[ranks] = count(lambda c=crowd, said=said: c.hear(said), monkeypatch)  # type: ignore[misc]
+    assert max(counts.values()) < 100 * PROCS, f"all alike but for chance: {counts}"
 
 
-def test_a_second_of_heartbeats_is_bounded(
+def test_a_second_of_beats_is_bounded(
     crowds: dict[int, Crowd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The looks at all ranks that time alone asks for are in it."""
     counts = {}
     for ranks, crowd in crowds.items():
         state = crowd.coordinator.state
-        every_ns = state.config.pace.beat_ns(state.expected)
+        every_ns = state.config.pace.beat_ns(state.expected_pods)
 
-        def minute(crowd: Crowd = crowd, every_ns: int = every_ns) -> None:
+        said = [
+            [crowd.said_by(pod, version) for pod in crowd.pods]
+            for version in range(3, 3 + 60 * 10**9 // every_ns)
+        ]
+
+        def minute(crowd: Crowd = crowd, every_ns: int = every_ns, said: Any = said) -> None:
             begin = crowd.now
-            for beat in range(60 * 10**9 // every_ns):
-                crowd.at(begin + beat * every_ns)
-                crowd.beat(3 + beat, crowd.members)
+            for n, beats in enumerate(said):
+                crowd.at(begin + n * every_ns)
+                for beat in beats:
+                    crowd.hear(beat)
 
-        counts[ranks] = count(minute, monkeypatch) // 60
+        beats = len(said) * len(crowd.pods)
+        counts[ranks] = count(minute, monkeypatch) // beats
+        assert beats <= 60 * state.config.pace.beats_per_s
     assert counts[256] < 1.5 * counts[64], counts
     assert counts[1024] < 1.5 * counts[64], counts
 
@@ -139,15 +147,14 @@ def test_what_1024_ranks_say_is_less_than_100_kb_per_second() -> None:
     crowd = Crowd(1024)
     crowd.start()
     state = crowd.coordinator.state
-    rhythm = state.config.pace.to_rank(1024)
+    rhythm = state.config.pace.to_agent(128, 1024)
+    crowd.beat(99_999, crowd.pods)
     crowd.heard_bytes = 0
-    crowd.beat(100_000, crowd.members)
-    beats = crowd.heard_bytes + FRAME_BYTES * 1024
+    crowd.beat(100_000, crowd.pods)
+    beats = crowd.heard_bytes + FRAME_BYTES * 128
     names = [f"a_figure_with_a_long_name_{n}" for n in range(16)]
     figures = m.Figures(crowd.members[-1], 100_000, dict.fromkeys(names, 12345.678912))
-    agents = len(wire.to_json(m.AgentBeat(127, 0))) + FRAME_BYTES
     of_figures = 1024 * (len(wire.to_json(figures)) + FRAME_BYTES) / rhythm.figures
-    of_agents = 128 * agents / state.config.pace.agent_beats
-    per_s = (beats + of_figures + of_agents) * 1000 / rhythm.ms
+    per_s = (beats + of_figures) * 1000 / rhythm.ms
     assert per_s < 100_000, per_s
     assert state.freeze_ns >= 5 * rhythm.ms * 10**6

@@ -35,7 +35,7 @@ class Desk:
         """The agents beat twice, knowing this; the job's carrier."""
         for slot in sorted({who.slot for who in self._members}) * 2:
             own = tuple((who, network) for who, network in carriers if who.slot == slot)
-            self._post(m.AgentBeat(slot, 0, own))
+            self._post(m.PodBeat(slot, 0, carriers=own))
         return self.status.carrier
 
     @property

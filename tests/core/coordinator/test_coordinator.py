@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from core.makers import GEN_1, PLAN, member
+from core.makers import GEN_1, PLAN, member, pod_beat
 from msgspec import Struct
+from msgspec.structs import replace
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
 from paceline.core.coordinator.events import Event
@@ -66,7 +67,9 @@ class Desk:
         effects = self.coordinator.handle(self.now, event)
         return [e.message for e in effects if isinstance(e, coord.ToRank | coord.ToAgent)]
 
-    def say(self, message: m.RankMessage, ms: int = 1) -> list[Struct]:
+    def say(self, message: m.RankMessage | m.Heartbeat, ms: int = 1) -> list[Struct]:
+        if isinstance(message, m.Heartbeat):
+            return self.post(coord.FromAgent(pod_beat(message)), ms)
         return self.post(coord.FromRank(message), ms)
 
     def pods(self, *slots: int, **facts: bool) -> None:
@@ -275,7 +278,7 @@ def test_weights_are_lost_only_when_nobody_is_left_who_may_have_them() -> None:
         desk.say(beat(who, at))
     for who in (B, C):
         desk.post(coord.FromAgent(m.RankDead(who, -9, "killed", False)))
-    desk.post(coord.RankGone(A))
+    desk.post(coord.FromAgent(m.RankGone(A)))
     for slot in (1, 2):
         desk.say(register(MemberId(slot, 0, 1)))
     assert desk.state.outcome is None, "rank 0 is only silent"
@@ -335,7 +338,7 @@ def test_a_lost_commit_is_sent_again_over_the_new_connection() -> None:
     desk.say(register(A))
     at = desk.state.proposal
     desk.say(prepared(A, at))
-    desk.post(coord.RankGone(A))
+    desk.post(coord.FromAgent(m.RankGone(A)))
     told = desk.say(register(A, NO_GENERATION, promise=at))
     assert [x.gen.id for x in told if isinstance(x, m.Commit)] == [at]
 
@@ -531,7 +534,7 @@ def test_who_talks_is_not_dead_whatever_the_inventory_says() -> None:
     desk.form(A, B)
     desk.pods(0)
     assert not desk.state.roster.rank(B).dead
-    desk.post(coord.RankGone(B))
+    desk.post(coord.FromAgent(m.RankGone(B)))
     assert desk.state.roster.rank(B).dead
     assert kinds(desk.say(register(B))) == ["Dismiss"]
 
@@ -541,13 +544,13 @@ def test_a_release_that_nobody_took_out_is_no_success() -> None:
     desk = Desk(replicas=1)
     desk.pods(0)
     at = desk.form(A)
-    desk.post(coord.RankGone(A))
+    desk.post(coord.FromAgent(m.RankGone(A)))
     desk.say(m.Stopped(at, A, 9))
     assert desk.state.released is None
     desk.agent(A)
     told = desk.say(register(A, at, version=9))
     assert "Release" in kinds(told)
-    desk.post(coord.RankGone(A))
+    desk.post(coord.FromAgent(m.RankGone(A)))
     desk.pods()
     assert desk.state.outcome is not None
     assert desk.state.outcome.reason == "StateLost"
@@ -619,7 +622,7 @@ def released_and_gone() -> Desk:
     """Both have ended; the agent of A says so, that of B is stopped."""
     desk, at = released()
     desk.post(coord.FromAgent(m.RankDead(A, 0, "", False, (at, 9))))
-    desk.post(coord.RankGone(B))
+    desk.post(coord.FromAgent(m.RankGone(B)))
     assert desk.state.outcome is None
     return desk
 
@@ -643,20 +646,117 @@ def test_an_agent_that_is_silent_after_the_release_does_not_hold_up_the_end() ->
 def test_an_agent_that_beats_is_waited_for() -> None:
     desk = released_and_gone()
     for _ in range(20):
-        desk.post(coord.FromAgent(m.AgentBeat(1, 0)), FREEZE_MS // 2)
+        desk.post(coord.FromAgent(m.PodBeat(1, 0)), FREEZE_MS // 2)
     assert desk.state.outcome is None
     assert not desk.coordinator.status(desk.now).silent
 
 
-def test_a_released_rank_that_still_works_is_waited_for_although_its_agent_is_silent() -> None:
+def test_a_released_rank_that_still_works_is_waited_for_as_long_as_its_agent_speaks_for_it() -> (
+    None
+):
     desk, at = released()
     desk.post(coord.FromAgent(m.RankDead(A, 0, "", False, (at, 9))))
     for _ in range(20):
         desk.say(beat(B, at), FREEZE_MS // 2)
     assert desk.state.outcome is None
-    desk.post(coord.RankGone(B))
+    desk.post(coord.Tick(), FREEZE_MS)
     assert desk.state.outcome is not None
     assert desk.state.outcome.complete
+
+
+def frozen_agent() -> tuple[Desk, GenerationId]:
+    """Of three pods one says nothing any more: not its agent, so neither its rank."""
+    desk = Desk(replicas=3)
+    desk.pods(0, 1, 2)
+    at = desk.form(A, B, C)
+    for _ in range(2):
+        for who in (A, B, C):
+            desk.say(beat(who, at), FREEZE_MS // 6)
+    told: list[Struct] = []
+    while not desk.state.roster.rank(C).suspect:
+        for who in (A, B):
+            told += desk.say(beat(who, at), FREEZE_MS // 6)
+    all_three = (A, B, C)
+    state = {"members": all_three, "with_state": all_three, "active": all_three}
+    for who in (A, B):
+        report = {**state, "gen_active": all_three, "last": at, "has_state": True, "version": 3}
+        told += desk.say(prepared(who, desk.state.proposal, **report))
+    for who in (A, B):
+        told += desk.say(m.Started(desk.state.proposal, who, True))
+    assert desk.state.phase is Phase.RUNNING, "the others go on"
+    assert not [x for x in told if isinstance(x, m.KillRank)], "nobody could hear that C lives"
+    return desk, at
+
+
+def test_the_ranks_of_a_silent_agent_are_suspect_and_come_back_with_it() -> None:
+    """R43: an agent that was stopped for a while must not kill its ranks when it goes on."""
+    desk, at = frozen_agent()
+    told = desk.say(beat(C, at))
+    assert not [x for x in told if isinstance(x, m.KillRank)]
+    assert not desk.state.roster.rank(C).suspect
+
+
+def test_a_rank_that_stays_silent_behind_an_agent_that_is_back_is_killed() -> None:
+    """R43: a beating agent must not hide a rank that does not beat."""
+    desk, at = frozen_agent()
+    told: list[Struct] = []
+    for _ in range(6):
+        assert not [x for x in told if isinstance(x, m.KillRank)]
+        for who in (A, B):
+            told += desk.say(beat(who, at), FREEZE_MS // 12)
+        told += desk.post(coord.FromAgent(m.PodBeat(2, 0)))
+    for _ in range(3):
+        told += desk.post(coord.FromAgent(m.PodBeat(2, 0)), FREEZE_MS // 12)
+    assert [x.member for x in told if isinstance(x, m.KillRank)] == [C]
+
+
+def test_who_comes_back_after_the_release_is_released_too_or_found_to_be_stuck() -> None:
+    """R17: it was told to those only who could be asked then."""
+    desk, at = frozen_agent()
+    for who in (A, B):
+        desk.say(m.Stopped(desk.state.proposal, who, 9))
+    assert desk.state.phase is Phase.RELEASED
+    told = desk.say(at_work(C, at, 0))
+    assert kinds(told) == ["Release"]
+    told = desk.say(at_work(C, at, FREEZE_MS))
+    assert kinds(told) == ["KillRank"]
+
+
+def test_what_all_ranks_of_a_pod_say_alike_is_said_once() -> None:
+    """R43: who is heard and not listed is where the pod is, and else as it said last."""
+    desk = Desk(replicas=1)
+    desk.pods(0)
+    at = desk.form(A)
+    desk.say(m.Heartbeat(A, at, at, 7, doing=m.Doing(0, -1, 40), active=True))
+    desk.post(coord.FromAgent(m.PodBeat(0, 0, ((0, 0),), at, at, 9)), 30)
+    seen = desk.state.roster.rank(A)
+    assert (seen.version, seen.heard_ns, desk.state.version) == (9, desk.now, 9)
+    assert (seen.active, seen.doing) == (True, m.Doing(0, -1, 40))
+
+
+def test_when_a_pod_s_connection_ends_nobody_of_it_can_be_asked() -> None:
+    """R43: and the greeting over the next one says who can."""
+    neighbour = MemberId(0, 1, 0)
+    desk = Desk(replicas=1)
+    desk.pods(0)
+    hello = m.AgentHello(0, 0, "h", "", (A, neighbour), ())
+    desk.post(coord.FromAgent(hello))
+    desk.say(register(A))
+    desk.say(register(neighbour))
+    assert [s.member for s in desk.state.roster.present()] == [A, neighbour]
+    desk.post(coord.AgentGone(0, 0))
+    assert desk.state.roster.present() == []
+    desk.post(coord.FromAgent(replace(hello, registers=(register(A),))))
+    assert [s.member for s in desk.state.roster.present()] == [A]
+
+
+def test_a_greeting_over_a_new_connection_replaces_what_the_old_one_said() -> None:
+    """The end of the old one may be noticed later than the new one comes, or never."""
+    desk = Desk(replicas=1)
+    desk.pods(0)
+    desk.form(A)
+    desk.agent(A)
+    assert desk.state.roster.present() == [], "it has not introduced itself again"
 
 
 def test_a_script_that_fails_after_its_release_is_told() -> None:
@@ -948,9 +1048,9 @@ def test_the_status_has_each_rank_s_own_figures_and_the_log_s_once() -> None:
 def test_many_ranks_beat_rarely_and_may_be_silent_for_longer() -> None:
     """R42: 1,024 ranks beat every 4 s, so 400 ms of silence would make all of them suspect."""
     desk = Desk(replicas=1024)
-    desk.agent(A)
-    told = desk.say(register(A))
-    assert m.BeatEvery(4000, 8) in told
+    told = desk.post(coord.FromAgent(m.AgentHello(A.slot, 0, "h", "", (A,), ())))
+    assert m.BeatEvery(4000, 7) in told
+    desk.say(register(A))
     for _ in range(19):
         desk.post(coord.Tick(), ms=1000)
     assert not desk.state.roster.rank(A).suspect
@@ -960,16 +1060,12 @@ def test_many_ranks_beat_rarely_and_may_be_silent_for_longer() -> None:
 
 def test_all_hear_of_another_pace_when_the_job_grows() -> None:
     desk = Desk(replicas=2)
-    desk.agent(A)
-    assert not any(isinstance(x, m.BeatEvery) for x in desk.say(register(A)))
+    told = desk.post(coord.FromAgent(m.AgentHello(A.slot, 0, "h", "", (A,), ())))
+    assert not any(isinstance(x, m.BeatEvery) for x in told)
     told = desk.post(coord.SetTargets(m.Targets(replicas=128)))
-    assert [x for x in told if isinstance(x, m.BeatEvery)] == [
-        m.BeatEvery(500, 8),
-        m.BeatEvery(1000, 1),
-    ]
+    assert [x for x in told if isinstance(x, m.BeatEvery)] == [m.BeatEvery(500, 7)]
     told = desk.post(coord.SetTargets(m.Targets(replicas=2)))
     assert m.BeatEvery(200, 1) in told
-    assert m.BeatEvery(1000, 1) in told
 
 
 def test_only_a_rank_that_tells_of_the_log_speaks_for_it() -> None:
@@ -983,3 +1079,51 @@ def test_only_a_rank_that_tells_of_the_log_speaks_for_it() -> None:
     desk.say(m.Figures(B, 10, {"log.gradients": 20.0}))
     desk.say(beat(A, at, version=11))
     assert status(desk.state).log.gradients == 20
+
+
+def test_all_are_there_and_none_has_trained_so_nobody_waits() -> None:
+    """Not even for the inventory, or for a pod more than the job wants."""
+    desk = Desk(replicas=2)
+    assert desk.say(register(A)) == []
+    assert kinds(desk.say(register(B))) == ["Prepare", "Prepare"]
+
+
+def test_once_ranks_have_trained_all_that_may_live_are_waited_for() -> None:
+    desk = Desk(replicas=2)
+    desk.pods(0, 1, 2, trained=True)
+    kept = Kept(GenerationId(1, "b", 1), 2, "d", 0, False)
+    for who in (A, B):
+        desk.agent(who)
+        assert desk.say(register(who, checkpoint=kept)) == []
+    assert desk.state.due_ns == desk.state.roster.rank(A).ready_ns + SETTLE_MS * MS
+
+
+def test_who_is_silent_is_found_in_time_beside_one_that_is_dead() -> None:
+    desk, _ = running()
+    desk.post(coord.FromAgent(m.RankDead(A, -9, "killed", True)))
+    heard_ns = desk.state.roster.rank(B).heard_ns
+    assert desk.state.wake_ns == heard_ns + FREEZE_MS * MS
+    for _ in range(3):
+        desk.post(coord.FromAgent(m.PodBeat(B.slot, 0)), FREEZE_MS // 5)
+    desk.now = heard_ns + FREEZE_MS * MS
+    assert kinds(desk.post(coord.Tick(), 0)) == ["KillRank"]
+
+
+def test_before_the_first_generation_a_leaver_goes_only_without_weights() -> None:
+    """R16: with weights it may be the only one that has them."""
+    desk = Desk(replicas=2)
+    assert kinds(desk.say(register(B, leaving=True))) == ["Dismiss"]
+    assert "Dismiss" not in kinds(desk.say(register(A, GEN_1, leaving=True)))
+    desk, _ = running()
+    assert kinds(desk.say(register(C, GEN_1, leaving=True))) == ["Dismiss"]
+
+
+def test_a_rank_whose_pod_is_gone_has_no_exit_code_of_a_failure() -> None:
+    desk, _ = running()
+    desk.post(coord.FromAgent(m.RankGone(B)))
+    inventory = m.Inventory(2, ((0, 0),))
+    desk.coordinator.handle(desk.now, coord.SetInventory(inventory))
+    died = [e for e in desk.coordinator.state.effects if isinstance(e, coord.Happened)]
+    assert [(e.message, e.facts) for e in died if e.reason == "RankDied"] == [
+        (f"rank {B}: its pod is gone (inventory 2)", {"exit_code": "0"})
+    ]

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from core.coordinator.test_coordinator import prepared, register
-from core.makers import member
+from core.makers import member, pod_beat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -131,7 +131,7 @@ def happen(stage: Stage, what: str, who: int, n: int) -> None:
         case "beat":
             rank.version += n % 2 if rank.last != NO_GENERATION else 0
             doing = m.Doing(100 * n, rank.version, usual_ms=10 * (n % 5))
-            stage.say(beat(rank, doing=doing, step=0.01 * (1 + n)))
+            stage.agent_says(pod_beat(beat(rank, doing=doing, step=0.01 * (1 + n))))
         case "obey":
             stage.say(rank.obey())
         case "all obey":
@@ -144,11 +144,17 @@ def happen(stage: Stage, what: str, who: int, n: int) -> None:
         case "stop":
             stage.say(m.Stopped(rank.last, me, rank.version))
         case "gone":
-            stage.post(coord.RankGone(me))
+            stage.post(coord.FromAgent(m.RankGone(me)))
         case "hello":
-            stage.agent_says(m.AgentHello(who, 0, "h", "", (me,), ()))
+            said = register(me, rank.last, **{**rank.report, "promise": rank.promise})
+            here = (said,) if n % 2 else ()
+            stage.agent_says(m.AgentHello(who, 0, "h", "", (me,), (), registers=here))
         case "agent beats":
-            stage.agent_says(m.AgentBeat(who, 0, ((me, m.Network.TCP),) if n else ()))
+            stage.agent_says(m.PodBeat(who, 0, carriers=((me, m.Network.TCP),) if n else ()))
+        case "all still":
+            version = rank.version
+            at = {"promise": rank.promise, "last": rank.last, "version": version}
+            stage.agent_says(m.PodBeat(who, 0, ((me.local, me.attempt),), **at))
         case "agent gone":
             stage.post(coord.AgentGone(who, 0))
         case "dies":
@@ -169,7 +175,7 @@ def beat(rank: Played, *, doing: m.Doing, step: float) -> m.Heartbeat:
 
 
 EVENTS = (
-    *("beat",) * 4,
+    *("beat", "beat", "beat", "all still"),
     *("obey", "all obey", "time") * 2,
     *("register", "leave", "complain", "stop", "gone", "hello", "agent beats"),
     *("agent gone", "dies", "inventory", "targets"),

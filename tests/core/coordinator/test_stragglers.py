@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from core.makers import PLAN, member
+from core.makers import PLAN, member, pod_beat
 from msgspec import Struct
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
@@ -43,7 +43,10 @@ class Job:
                 self.kills.append(effect.message)
 
     def say(self, message: Struct) -> None:
-        self.post(coord.FromRank(message))  # type: ignore[arg-type]
+        if isinstance(message, m.Heartbeat):
+            self.post(coord.FromAgent(pod_beat(message)))
+        else:
+            self.post(coord.FromRank(message))  # type: ignore[arg-type]
 
     def register(self, who: MemberId) -> None:
         ends = m.Endpoints("t", "d")

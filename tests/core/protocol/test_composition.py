@@ -155,6 +155,18 @@ def test_both_forms_of_a_round_say_the_same(
         assert plain.ledger.samples == plain.ledger.total().applied == short.ledger.samples
 
 
+def test_the_round_appended_last_is_told_beside_the_one_that_comes_next() -> None:
+    """A rank may join the next round before it has applied what it has appended."""
+    log = make_log(3)
+    last = go(log, fresh(log, 0), fresh(log, 1))
+    made, weighing = log.read(last), log.weigh(last)
+    log.append(last)
+    following = go(log, fresh(log, 2))
+    assert log.read(following).share_of(member(2)) is not None
+    assert log.read(last) is made
+    assert log.weigh(last) is weighing
+
+
 def test_a_go_that_does_not_fit_the_log_is_refused() -> None:
     log = make_log(3)
     usual = dict.fromkeys(log.active, (AnnounceKind.ARRIVE, 0))

@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from paceline.core.messages import Commit, Endpoints, Prepare
+from paceline.core.protocol.composition import compact
 from paceline.core.protocol.deal import Deal, DealError
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log, LogError
 from paceline.core.protocol.progress import progress_of
 from paceline.core.protocol.records import (
+    AnnounceKind,
     Benched,
     DataPlan,
     Drop,
@@ -385,3 +387,21 @@ def _first_generation(me: MemberId, plan: DataPlan) -> list[ev.Event]:
     )
     commit = Commit(gen, me, (), me, (), ((me, Endpoints("t", "d")),))
     return [ev.ChannelOpened(), commit, Prepare(GEN_1), ev.Begin("same", plan, 2)]
+
+
+# ---- arrivals that are remembered ----------------------------------------------------------------
+
+
+def test_remembered_arrivals_are_of_all_ranks_and_of_several_rounds() -> None:
+    """The automatic deadline follows from them; with 128 ranks that end the rank order it would
+    follow from these alone."""
+    ranks = 256
+    log = make_log(ranks, RoundSettings(mode=Mode.DEADLINE), DataPlan())
+    for round_ in range(40):
+        came = {m: (AnnounceKind.ARRIVE, ranks * (round_ % 16) + m.slot) for m in log.active}
+        log.append(compact(log, go(log), came))
+    kept = [divmod(us, ranks) for us in log.offsets_us]
+    assert {round_ for round_, _ in kept} == set(range(8)), "the last eight"
+    slots = sorted(slot for _, slot in kept)
+    assert len(set(slots)) > 100, "others in each round"
+    assert [sum(low <= x < low + 64 for x in slots) for low in range(0, ranks, 64)] == [32] * 4

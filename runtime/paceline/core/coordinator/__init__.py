@@ -14,14 +14,16 @@ from paceline.core.coordinator.events import (
     FromRank,
     Happened,
     JobEnded,
-    RankGone,
     Retire,
     SetInventory,
     SetTargets,
     Tick,
     ToAgent,
     ToRank,
+    ToRanks,
     WakeAt,
+    by_pod,
+    heard,
 )
 from paceline.core.coordinator.machine import Coordinator
 from paceline.core.status import Outcome
@@ -37,12 +39,14 @@ __all__ = [
     "Happened",
     "JobEnded",
     "Outcome",
-    "RankGone",
     "Retire",
     "SetInventory",
     "SetTargets",
     "Tick",
     "ToAgent",
     "ToRank",
+    "ToRanks",
     "WakeAt",
+    "by_pod",
+    "heard",
 ]

@@ -6,10 +6,10 @@ from paceline_api.failures import ruled
 from paceline_api.types.enums import FailureAction
 
 from paceline.core import messages as m
-from paceline.core.coordinator import ending
+from paceline.core.coordinator import ending, hearing, silence
 from paceline.core.coordinator.events import ToAgent
 from paceline.core.coordinator.report import carrier
-from paceline.core.coordinator.roster import KnownPod
+from paceline.core.coordinator.roster import KnownPod, KnownRank
 from paceline.core.coordinator.sizes import pods_to_drain
 from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.messages import Network
@@ -18,14 +18,18 @@ from paceline.core.protocol.ids import MemberId
 
 def from_agent(c: CoordinatorState, message: m.AgentMessage) -> bool:
     """Whether anything has changed that a decision is made from."""
-    pods = len(c.roster.pods)
+    pods, beats = len(c.roster.pods), False
     match message:
         case m.AgentHello():
             pod = c.roster.pod(message.slot, message.attempt, c.now_ns)
             _hello(c, pod, message)
-        case m.AgentBeat():
+        case m.PodBeat():
             pod = c.roster.pod(message.slot, message.attempt, c.now_ns)
-            _carried(c, pod, dict(message.carriers))
+            beats = hearing.beats(c, message)
+            _carried(c, pod, message.carriers)
+        case m.RankGone():
+            pod = c.roster.pod(*m.pod_of(message.member), c.now_ns)
+            _rank_gone(c, c.roster.rank(message.member))
         case m.RankStarted():
             pod = c.roster.pod(*m.pod_of(message.member), c.now_ns)
             pod.living.add(message.member)
@@ -44,15 +48,23 @@ def from_agent(c: CoordinatorState, message: m.AgentMessage) -> bool:
             pod.living.clear()
             if message.outcome == "failed" and c.phase is not Phase.RELEASED:
                 ending.fail(c, "RankFailed", message.message)
-    news = pod.silent or len(c.roster.pods) > pods
+    news = beats or pod.silent or len(c.roster.pods) > pods
+    if not silence.is_awake(c, pod):
+        pod.awake_ns, news = c.now_ns, True
     pod.heard_ns, pod.silent = c.now_ns, False
-    return news or not isinstance(message, m.AgentBeat)
+    return news or not isinstance(message, m.PodBeat)
 
 
 def _hello(c: CoordinatorState, pod: KnownPod, hello: m.AgentHello) -> None:
     pod.connected = True
-    pod.connected_ns = c.now_ns
+    pod.awake_ns = pod.heard_ns = c.now_ns
     pod.living = set(hello.living)
+    here = {register.member for register in hello.registers}
+    for seen in c.roster.of_pod(pod.slot, pod.attempt):
+        if seen.connected and seen.member not in here:
+            _rank_gone(c, seen)
+        if seen.suspect:
+            seen.kill_asked = False  # over the connection before, where it may be lost
     for member in hello.living:
         seen = c.roster.rank(member)
         seen.newborn = seen.register is None and (seen.newborn or pod.newborn)
@@ -63,19 +75,37 @@ def _hello(c: CoordinatorState, pod: KnownPod, hello: m.AgentHello) -> None:
         _died(c, member, "reaped by its agent", 0)
     if c.phase is Phase.RELEASED:
         ending.close(c, pod)
-    order = c.config.pace.to_agent(c.expected)
-    if order != c.config.pace.to_agent(0):
-        c.effects.append(ToAgent(pod.slot, pod.attempt, order))
+    if c.pace_told is not None and c.pace_told != c.config.pace.to_agent(0, 0):
+        c.effects.append(ToAgent(pod.slot, pod.attempt, c.pace_told))
     ending.prove(c, hello.released)
+    for register in hello.registers:
+        hearing.from_rank(c, register)
 
 
-def _carried(c: CoordinatorState, pod: KnownPod, carriers: dict[MemberId, Network]) -> None:
+def gone(c: CoordinatorState, slot: int, attempt: int) -> None:
+    """The pod's connection is closed: nobody of it is heard any more (R43)."""
+    c.roster.pod(slot, attempt, c.now_ns).connected = False
+    for seen in c.roster.of_pod(slot, attempt):
+        if seen.connected:
+            _rank_gone(c, seen)
+
+
+def _rank_gone(c: CoordinatorState, seen: KnownRank) -> None:
+    seen.connected, seen.gone_ns = False, c.now_ns
+
+
+def _carried(
+    c: CoordinatorState, pod: KnownPod, said: tuple[tuple[MemberId, Network], ...] | None
+) -> None:
+    """`said`: None where it is what was said before."""
     generation = c.gen.id if c.gen else None
     changed = generation != c.carrier_of
-    for member in pod.living:
-        seen, found = c.roster.rank(member), carriers.get(member, Network.UNKNOWN)
-        changed = changed or found is not seen.carrier
-        seen.carrier = found
+    if said is not None:
+        carriers = dict(said)
+        for member in pod.living:
+            seen, found = c.roster.rank(member), carriers.get(member, Network.UNKNOWN)
+            changed = changed or found is not seen.carrier
+            seen.carrier = found
     if not changed:
         return
     c.carrier_of = generation

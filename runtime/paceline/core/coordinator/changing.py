@@ -142,8 +142,9 @@ def _prepare(c: CoordinatorState, asked: set[MemberId]) -> None:
     c.reports = {}
     c.due_ns = None
     c.history.prepared(c.now_ns)
+    prepare = m.Prepare(c.proposal)
     for member in sorted(asked):
-        c.tell(member, m.Prepare(c.proposal))
+        c.tell(member, prepare)
 
 
 def ask_again(c: CoordinatorState, register: m.Register) -> None:

@@ -42,8 +42,9 @@ def release(c: CoordinatorState, generation: GenerationId, version: int) -> None
     c.released = (generation, version)
     end = "they end here, as was asked for" if c.stop_asked else "the job is complete"
     c.happened("Released", f"all ranks have version {version}; {end}")
+    order = m.Release(generation, version)
     for seen in c.roster.present():
-        c.tell(seen.member, m.Release(generation, version))
+        c.tell(seen.member, order)
     for pod in c.roster.pods.values():
         if pod.connected:
             close(c, pod)
@@ -67,6 +68,8 @@ def answer_late(c: CoordinatorState, register: m.Register) -> None:
 def answer_late_agent(c: CoordinatorState, message: m.AgentMessage) -> None:
     """A pod that was still starting when the job ended has nothing left to do."""
     if isinstance(message, m.AgentHello) and c.outcome is not None:
+        for register in message.registers:
+            answer_late(c, register)
         c.effects.append(ToAgent(message.slot, message.attempt, m.Shutdown(c.outcome.reason)))
 
 

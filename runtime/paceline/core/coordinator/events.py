@@ -52,13 +52,9 @@ class Config:
 
 
 class FromRank(Struct, frozen=True):
+    """By way of its agent (R43)."""
+
     message: m.RankMessage
-
-
-class RankGone(Struct, frozen=True):
-    """Its connection was closed. Not evidence: the process may live (R25)."""
-
-    member: MemberId
 
 
 class FromAgent(Struct, frozen=True):
@@ -66,6 +62,8 @@ class FromAgent(Struct, frozen=True):
 
 
 class AgentGone(Struct, frozen=True):
+    """The connection of a pod was closed. Not evidence: agent and ranks may live (R25)."""
+
     slot: int
     attempt: int
 
@@ -82,15 +80,23 @@ class Tick(Struct, frozen=True):
     pass
 
 
-Event = FromRank | RankGone | FromAgent | AgentGone | SetInventory | SetTargets | Tick
+Event = FromRank | FromAgent | AgentGone | SetInventory | SetTargets | Tick
+
+
+def heard(message: m.AgentMessage | m.RankMessage) -> Event:
+    """What comes over the connection of a pod, as an event."""
+    return FromRank(message) if isinstance(message, m.RankMessage) else FromAgent(message)
 
 
 # ---- effects -------------------------------------------------------------------------------------
 
 
 class ToRank(Struct, frozen=True):
+    """By way of its agent. What goes to many is one object for all of them, so that it is sent to
+    each pod once (`by_pod`)."""
+
     member: MemberId
-    message: m.ToRank | m.BeatEvery
+    message: m.ToRank
 
 
 class ToAgent(Struct, frozen=True):
@@ -124,3 +130,34 @@ class Retire(Struct, frozen=True):
 
 
 Effect = ToRank | ToAgent | WakeAt | Happened | JobEnded | Retire
+
+
+class ToRanks(Struct, frozen=True):
+    """The same to some ranks of one pod."""
+
+    members: tuple[MemberId, ...]
+    message: m.ToRank
+
+    @property
+    def pod(self) -> tuple[int, int]:
+        return m.pod_of(self.members[0])
+
+
+def by_pod(effects: list[Effect]) -> list[Effect | ToRanks]:
+    """The same effects in the same order; what neighbours of one pod are told is put together."""
+    found: list[Effect | ToRanks] = []
+    for effect in effects:
+        if not isinstance(effect, ToRank):
+            found.append(effect)
+            continue
+        members: tuple[MemberId, ...] = (effect.member,)
+        before = found[-1] if found else None
+        if (
+            isinstance(before, ToRanks)
+            and before.message is effect.message
+            and before.pod == m.pod_of(effect.member)
+        ):
+            members = (*before.members, effect.member)
+            found.pop()
+        found.append(ToRanks(members, effect.message))
+    return found

@@ -13,7 +13,7 @@ from paceline.core.coordinator import changing, ending, silence
 from paceline.core.coordinator.events import NS_PER_S, Retire
 from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
-from paceline.core.protocol.ids import NO_GENERATION, GenerationId
+from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.records import Request
 from paceline.core.protocol.rows import members_of
 from paceline.core.protocol.snapshot import Kept
@@ -38,10 +38,8 @@ def from_rank(c: CoordinatorState, message: m.RankMessage) -> bool:
         seen.heard_ns = c.now_ns
         ending.answer_late(c, message)
         return True
-    silence.heard(c, seen, answers=not isinstance(message, m.Heartbeat | m.Figures))
+    silence.heard(c, seen, answers=not isinstance(message, m.Figures))
     match message:
-        case m.Heartbeat():
-            return _heartbeat(c, seen, message) or unknown
         case m.Figures():
             seen.facts, seen.facts_version = message.facts, message.version
             return unknown
@@ -99,8 +97,6 @@ def _register(c: CoordinatorState, seen: KnownRank, register: m.Register) -> Non
         c.happened("RankReady", f"rank {register.member} is ready on {register.host}")
     elif first:
         c.happened("RankStarted", f"rank {register.member} started on {register.host}")
-    if c.pace_told is not None and c.pace_told != c.config.pace.to_rank(0):
-        c.tell(register.member, c.pace_told)
     changing.ask_again(c, register)
     _dismiss_outsider(c, seen)
 
@@ -118,23 +114,40 @@ def _dismiss_outsider(c: CoordinatorState, seen: KnownRank) -> None:
         c.dismiss(seen, "drained, and not needed by the group")
 
 
-def _heartbeat(c: CoordinatorState, seen: KnownRank, beat: m.Heartbeat) -> bool:
-    before = _read_by_decisions(c, seen)
-    if beat.version > c.version:
-        c.version = beat.version
+def beats(c: CoordinatorState, pod: m.PodBeat) -> bool:
+    """The heartbeats of a pod's ranks (R43). Whether anything has changed that is decided from."""
+    changed = {beat.member: beat for beat in pod.changed}
+    news = False
+    for local, attempt in pod.heard:
+        member = MemberId(pod.slot, local, attempt)
+        news = news or member not in c.roster.ranks
+        seen = c.roster.rank(member)
+        silence.heard(c, seen, answers=False)
+        before = _read_by_decisions(c, seen)
+        beat = changed.get(member)
+        if beat is not None:
+            seen.leaving = beat.leaving
+            seen.active, seen.benched, seen.done = beat.active, beat.benched, beat.done
+            seen.step_s = beat.step_s
+            news = silence.works(c, seen, beat) or news
+        at = beat or pod
+        seen.version, seen.promise = at.version, at.promise
+        _committed(c, at.version)
+        _learn(c, at.promise)
+        if c.gen is not None and at.last == c.gen.id:
+            seen.last, seen.gen_active = c.gen.id, c.gen.active
+        if c.phase is not Phase.ENDED:
+            _dismiss_outsider(c, seen)
+        news = news or _read_by_decisions(c, seen) != before
+    return news
+
+
+def _committed(c: CoordinatorState, version: int) -> None:
+    if version > c.version:
+        c.version = version
         c.failures = 0  # progress ends the row of failures (C8)
-    c.had_state = c.had_state or beat.version > 0
-    c.history.committed(beat.version, c.now_ns)
-    seen.version, seen.leaving = beat.version, beat.leaving
-    seen.active, seen.benched, seen.done = beat.active, beat.benched, beat.done
-    seen.step_s = beat.step_s
-    stuck = silence.works(c, seen, beat)
-    if c.gen is not None and beat.last == c.gen.id:
-        seen.last, seen.gen_active = c.gen.id, c.gen.active
-    _learn(c, beat.promise)
-    if c.phase is not Phase.ENDED:
-        _dismiss_outsider(c, seen)
-    return stuck or _read_by_decisions(c, seen) != before
+    c.had_state = c.had_state or version > 0
+    c.history.committed(version, c.now_ns)
 
 
 def _read_by_decisions(c: CoordinatorState, seen: KnownRank) -> tuple[object, ...]:
@@ -263,8 +276,9 @@ def set_targets(c: CoordinatorState, targets: m.Targets) -> None:
 
 def _ask(c: CoordinatorState, request: Request) -> None:
     c.request, c.request_number = request, request.number
+    ask = m.Ask(request)
     for seen in c.roster.present():
-        c.tell(seen.member, m.Ask(request))
+        c.tell(seen.member, ask)
 
 
 def _learn_request(c: CoordinatorState, number: int) -> None:

@@ -25,7 +25,6 @@ from paceline.core.coordinator.events import (
     Event,
     FromAgent,
     FromRank,
-    RankGone,
     SetInventory,
     SetTargets,
     Tick,
@@ -82,13 +81,10 @@ class Coordinator:
         match event:
             case FromRank(message=message):
                 return hearing.from_rank(c, message)
-            case RankGone(member=member):
-                seen = c.roster.rank(member)
-                seen.connected, seen.gone_ns = False, c.now_ns
             case FromAgent(message=message):
                 return agents.from_agent(c, message)
             case AgentGone(slot=slot, attempt=attempt):
-                c.roster.pod(slot, attempt, c.now_ns).connected = False
+                agents.gone(c, slot, attempt)
             case SetInventory(inventory=inventory):
                 agents.set_inventory(c, inventory)
             case SetTargets(targets=targets):
@@ -103,6 +99,7 @@ class Coordinator:
         silence.suspect_the_silent(c)
         silence.name_those_never_heard(c)
         silence.break_off_the_stuck(c)
+        silence.kill_the_silent(c)
         agents.declare_dead(c)
         agents.drain_surplus(c)
         stragglers.judge_now_and_then(c)

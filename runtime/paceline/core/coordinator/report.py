@@ -36,7 +36,7 @@ def status(c: CoordinatorState) -> Status:
         replicas=c.replicas,
         told=c.told,
         procs=c.config.procs,
-        beat_ms=c.config.pace.to_rank(c.expected).ms,
+        beat_ms=c.config.pace.beat_ns(c.expected_pods) // 1_000_000,
         inventory=c.roster.inventory.revision if c.roster.inventory else 0,
         settings=c.settings,
         ranks=(*living, *dead),

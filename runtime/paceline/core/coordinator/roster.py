@@ -20,7 +20,7 @@ class KnownRank:
     ready_ns: int = 0
     """When it was first ready to train."""
     gone_ns: int | None = None
-    """When its connection was closed."""
+    """When its line to the agent, or the agent's connection, was closed."""
     suspect: str = ""
     """Why it is asked nothing more; empty if it is not suspect."""
     dead: str = ""
@@ -69,7 +69,7 @@ class KnownRank:
 
     @property
     def present(self) -> bool:
-        """Can be asked: registered over a living connection, neither suspect nor dead."""
+        """Can be asked: registered over its agent's connection, neither suspect nor dead."""
         return self.register is not None and self.connected and not self.suspect and not self.dead
 
     @property
@@ -84,7 +84,9 @@ class KnownPod:
     slot: int
     attempt: int
     connected: bool = False
-    connected_ns: int = 0
+    awake_ns: int = 0
+    """Since when it is heard without a long pause: before that it may have slept through what its
+    ranks said (R43)."""
     heard_ns: int = 0
     silent: bool = False
     """After the release it has said nothing for so long that nobody waits for its word."""
@@ -166,6 +168,9 @@ class Roster:
         )
         first = min(silent, default=None)
         return "" if first is None else f"rank {first} is silent and not known dead"
+
+    def of_pod(self, slot: int, attempt: int) -> list[KnownRank]:
+        return [seen for member, seen in self.ranks.items() if pod_of(member) == (slot, attempt)]
 
     def agent_of(self, member: MemberId) -> KnownPod | None:
         """The connected agent of a rank, which can kill it and give evidence."""

@@ -1,7 +1,9 @@
 """Silence: who is suspect, for how long it is borne, when to look again (R6, R25, R35).
 
 Silence makes a rank suspect, never dead. Its living agent kills it, which is evidence; without an
-agent the change goes on without it if R6 allows that.
+agent the change goes on without it if R6 allows that. An agent that is silent itself is the reason
+why nothing is heard of its ranks (R43): they are suspect, and it is asked to kill them only when it
+is back and they are silent all the same.
 
 A rank whose communication thread is stuck is not silent, since another thread sends its heartbeats.
 They say for how long that thread has been at one piece of work; when that is too long for any
@@ -53,14 +55,51 @@ def _is_listened_for(c: CoordinatorState, seen: KnownRank) -> bool:
 
 
 def _suspect(c: CoordinatorState, seen: KnownRank, why: str) -> None:
-    """It is asked nothing more, and its agent turns that into evidence."""
+    """It is asked nothing more."""
     seen.suspect = why
     c.happened("RankSilent", f"rank {seen.member} is {why}")
+
+
+def kill_the_silent(c: CoordinatorState) -> None:
+    """Their agents turn it into evidence."""
+    for seen in sorted(_to_be_killed(c), key=lambda s: s.member):
+        agent = c.roster.agent_of(seen.member)
+        if agent is not None and is_awake(c, agent) and _kill_due_ns(c, seen, agent) <= c.now_ns:
+            _kill(c, seen)
+
+
+def _kill(c: CoordinatorState, seen: KnownRank) -> None:
     agent = c.roster.agent_of(seen.member)
     if agent is not None:
         seen.kill_asked = True
-        kill = m.KillRank(seen.member, why)
+        kill = m.KillRank(seen.member, seen.suspect)
         c.effects.append(ToAgent(agent.slot, agent.attempt, kill))
+
+
+def _suspect_the_stuck(c: CoordinatorState, seen: KnownRank, why: str) -> None:
+    """It says so itself: its heartbeats, which come from another thread, clear it of nothing."""
+    seen.mute = True
+    _suspect(c, seen, why)
+    _kill(c, seen)
+
+
+def _to_be_killed(c: CoordinatorState) -> list[KnownRank]:
+    return [
+        seen
+        for member, seen in c.roster.ranks.items()
+        if seen.suspect and not seen.kill_asked and not c.roster.is_dead(member)
+    ]
+
+
+def is_awake(c: CoordinatorState, agent: KnownPod) -> bool:
+    """It was heard lately: it beats several times as often."""
+    return c.now_ns - agent.heard_ns < c.freeze_ns // 2
+
+
+def _kill_due_ns(c: CoordinatorState, seen: KnownRank, agent: KnownPod) -> int:
+    """When its agent has been heard for the whole bound, and nothing of the rank, or no answer."""
+    since_ns = agent.awake_ns if seen.mute else max(agent.awake_ns, seen.heard_ns)
+    return since_ns + c.freeze_ns
 
 
 def name_those_never_heard(c: CoordinatorState) -> None:
@@ -77,7 +116,7 @@ def name_those_never_heard(c: CoordinatorState) -> None:
 
 def give_up_silent_agents(c: CoordinatorState) -> None:
     """After the release only an agent can tell that its ranks have ended, and one that is stopped
-    never does. Before it an agent's silence means nothing: who trains answers for itself."""
+    never does. Before it an agent's silence is that of its ranks."""
     for pod in _whose_word_is_awaited(c):
         if c.now_ns - pod.heard_ns >= c.freeze_ns:
             pod.silent = True
@@ -124,8 +163,9 @@ def break_off_the_stuck(c: CoordinatorState) -> None:
     for seen in c.roster.present():
         if seen.member not in c.index and _is_stuck_outside(c, seen):
             assert seen.doing is not None
-            seen.mute = True  # its heartbeats come from another thread
-            _suspect(c, seen, f"stuck for {seen.doing.for_ms / 1e3:.1f} s before its first round")
+            when = "after the release" if c.phase is Phase.RELEASED else "before its first round"
+            why = f"stuck for {seen.doing.for_ms / 1e3:.1f} s {when}"
+            _suspect_the_stuck(c, seen, why)
     if c.gen is None or c.phase not in (Phase.RUNNING, Phase.RELEASED):
         return
     members = [c.roster.rank(member) for member in c.gen.members]
@@ -140,7 +180,7 @@ def break_off_the_stuck(c: CoordinatorState) -> None:
         where = f"in the reduction of round {doing.round}" if doing.round >= 0 else "at one thing"
         why = f"rank {seen.member} has been {where} for {doing.for_ms / 1e3:.1f} s"
         if c.phase is Phase.RELEASED:  # nobody asks it anything any more
-            _suspect(c, seen, why)
+            _suspect_the_stuck(c, seen, why)
             continue
         c.happened("RoundStuck", f"{why}, the bound is {bound_ns / 1e9:.1f} s")
         c.want_change(why, 0)
@@ -151,7 +191,7 @@ def works(c: CoordinatorState, seen: KnownRank, beat: m.Heartbeat) -> bool:
     """Take over what a heartbeat says of the communication thread; whether `break_off_the_stuck`
     may find something now that it has not found before."""
     before, now = seen.doing, beat.doing
-    seen.doing, seen.promise = now, beat.promise
+    seen.doing = now
     if seen.member not in c.index:
         return _is_stuck_outside(c, seen)
     if c.phase not in (Phase.RUNNING, Phase.RELEASED):
@@ -171,11 +211,12 @@ def works(c: CoordinatorState, seen: KnownRank, beat: m.Heartbeat) -> bool:
 
 def _is_stuck_outside(c: CoordinatorState, seen: KnownRank) -> bool:
     """One that owes an answer is judged by that; one with weights, which this coordinator may not
-    know of yet, waits for the others in a round and for a PREPARE."""
+    know of yet, waits for the others in a round and for a PREPARE, which comes no more after the
+    release."""
+    waits = seen.has_state or seen.last != NO_GENERATION
     return (
         seen.doing is not None
-        and not seen.has_state
-        and seen.last == NO_GENERATION
+        and not (waits and c.phase is not Phase.RELEASED)
         and not c.owes_an_answer(seen.member)
         and seen.doing.for_ms * NS_PER_MS >= _longest_work_ns(c, [seen])
     )
@@ -203,7 +244,7 @@ def _patience(c: CoordinatorState, seen: KnownRank) -> tuple[int, int]:
         agent = c.roster.agent_of(seen.member)
         if agent is None:
             return GONE_NS, seen.gone_ns
-        return freeze_ns, max(seen.gone_ns, agent.connected_ns)
+        return freeze_ns, max(seen.gone_ns, agent.awake_ns)
     if c.owes_an_answer(seen.member):
         asked_ns = min(c.asked_ns, seen.heard_ns)
         if c.phase is not Phase.STARTING:
@@ -225,6 +266,9 @@ def heard(c: CoordinatorState, seen: KnownRank, *, answers: bool) -> None:
         seen.suspect, seen.mute = "", False
         c.changed = True
         c.happened("RankBack", f"rank {seen.member} answers again")
+        if c.released is not None:  # all who could be asked then were told
+            c.tell(seen.member, m.Release(*c.released))
+            return
         c.want_change(f"rank {seen.member} answers again", 0)
 
 
@@ -236,7 +280,7 @@ def forgive_own_sleep(c: CoordinatorState, now_ns: int) -> None:
             seen.heard_ns = now_ns
             seen.gone_ns = None if seen.gone_ns is None else now_ns
         for pod in c.roster.pods.values():
-            pod.heard_ns = now_ns
+            pod.heard_ns = pod.awake_ns = now_ns
         c.asked_ns = c.wake_ns = now_ns
 
 
@@ -252,6 +296,10 @@ def wake(c: CoordinatorState) -> None:
         times.append(c.joins_ns)
     ranks = c.roster.ranks.values()
     times.extend(sum(_patience(c, seen)) for seen in ranks if _is_listened_for(c, seen))
+    for seen in _to_be_killed(c):
+        agent = c.roster.agent_of(seen.member)
+        if agent is not None and is_awake(c, agent):
+            times.append(_kill_due_ns(c, seen, agent))
     if c.phase is not Phase.RELEASED:
         times += [_init_due_ns(seen) for seen in _never_heard(c)]
     times += [p.heard_ns + c.freeze_ns for p in _whose_word_is_awaited(c)]

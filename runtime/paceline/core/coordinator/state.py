@@ -114,7 +114,7 @@ class CoordinatorState:
     changed: bool = True
     """Something that a decision is made from, since they were made last."""
     pace_told: m.BeatEvery | None = None
-    """What ranks are told when they register (R42)."""
+    """What agents are told when they say hello (R42)."""
     freeze_ns: int = 0
     """Silence after which a rank is suspect; also the bound of every answer that it owes."""
     settled_ns: int = -(10**18)
@@ -159,6 +159,10 @@ class CoordinatorState:
         return max(self.wanted_ranks, len(self.index))
 
     @property
+    def expected_pods(self) -> int:
+        return max(self.replicas, len({m.pod_of(member) for member in self.index}))
+
+    @property
     def wall_s(self) -> float:
         return self.wall_offset_s + self.now_ns / 1e9
 
@@ -182,22 +186,19 @@ class CoordinatorState:
             self.due_ns, self.why = due, why
             self.history.cause(why, self.now_ns)
 
-    def tell(self, member: MemberId, message: m.ToRank | m.BeatEvery) -> None:
+    def tell(self, member: MemberId, message: m.ToRank) -> None:
         self.effects.append(ToRank(member, message))
 
     def tell_pace(self) -> None:
         """To everybody who is there, if it is another one now."""
-        told, pace = self.pace_told, self.config.pace
-        now = self.pace_told = pace.to_rank(self.expected)
-        self.freeze_ns = pace.freeze_ns(self.expected, self.config.freeze_timeout_ns)
+        told, pace, pods = self.pace_told, self.config.pace, self.expected_pods
+        now = self.pace_told = pace.to_agent(pods, self.expected)
+        self.freeze_ns = pace.freeze_ns(pods, self.config.freeze_timeout_ns)
         if now == told:
             return
-        for seen in self.roster.present():
-            self.tell(seen.member, now)
-        order = pace.to_agent(self.expected)
         for pod in self.roster.pods.values():
             if pod.connected:
-                self.effects.append(ToAgent(pod.slot, pod.attempt, order))
+                self.effects.append(ToAgent(pod.slot, pod.attempt, now))
 
     def dismiss(self, seen: KnownRank, why: str) -> None:
         seen.dismissed = True

@@ -51,6 +51,9 @@ class Arrivals:
         """Active ranks that are waited for no more: they have said more than PENDING."""
         self.done = 0
         """Active ranks whose loops have ended."""
+        self.coming: dict[MemberId, Arrival] = {}
+        """Active ranks that have said COMING and nothing since: silent, but for a streamed round
+        (R34)."""
         self.ready: set[MemberId] = set()
         """Passive ranks that may be made active."""
         self._metrics: dict[str, tuple[float, float]] = {}
@@ -77,14 +80,14 @@ class Arrivals:
             self._hear(share.member, Arrival(kind, at_ns, share))
 
     def hear_usual(self, kind: AnnounceKind, at_ns: int, member: MemberId) -> None:
-        """ARRIVE of an ordinary rank, or IDLE of a quiet one; its figures come apart."""
+        """ARRIVE or COMING of an ordinary rank, or IDLE of a quiet one; its figures come apart."""
         self._hear(member, Arrival(kind, at_ns, None))
 
     def hear_ordinary(self, members: Sequence[MemberId], at_ns: Sequence[int]) -> None:
         """ARRIVE of many at once; at most one of each rank."""
         last, places, fresh, new = self.last, self.log.places, self.fresh, 0
         for member, when_ns in zip(members, at_ns, strict=True):
-            if member in last or member not in places:
+            if member in last or member not in places or member in self.coming:
                 self.hear_usual(AnnounceKind.ARRIVE, when_ns, member)
             else:
                 last[member] = Arrival(AnnounceKind.ARRIVE, when_ns, None)
@@ -103,6 +106,11 @@ class Arrivals:
 
     def _hear(self, member: MemberId, new: Arrival) -> None:
         old = self.last.get(member)
+        if new.kind is AnnounceKind.COMING:
+            if member in self.log.places and (old is None or old.kind is AnnounceKind.PENDING):
+                self.coming[member] = new
+            return
+        self.coming.pop(member, None)
         if old is not None:
             if new.kind is AnnounceKind.PENDING and old.kind is not AnnounceKind.PENDING:
                 return  # overtaken on its way by what the rank said after it
@@ -135,7 +143,7 @@ class Arrivals:
             return
         self.done += by * share.done
         resting = member in self.log.resting
-        said = share.count or share.drops or share.returned or share.stop
+        said = share.count or share.drops or share.returned or share.stop or share.metrics
         if said or share.resting is not resting:
             self._notable += by
 
@@ -145,6 +153,28 @@ class Arrivals:
     def missing(self) -> int:
         """Active ranks that the round might wait for."""
         return len(self.log.active) - self.here
+
+    @property
+    def all_coming(self) -> bool:
+        """Nobody is missing but those who have said COMING."""
+        return bool(self.coming) and len(self.coming) == self.missing
+
+    @property
+    def spread_ns(self) -> int:
+        """From the announcement with which a round would have enough, COMING counted as if it were
+        ARRIVE, to the last one (R34)."""
+        comers = sorted([*self.fresh, *(a.at_ns for a in self.coming.values())])
+        enough_ns = comers[min(self.quorum, len(comers)) - 1]
+        return max(comers[-1], self.latest_ns) - enough_ns
+
+    def named(self, *, streamed: bool) -> dict[MemberId, Arrival]:
+        """What a GO would name of each active rank; of one that is coming only if it is streamed:
+        its batch, as if it had arrived."""
+        said = {m: self.last[m] for m in self.log.active if m in self.last}
+        if streamed:
+            coming = self.coming.items()
+            said |= {m: a._replace(kind=AnnounceKind.ARRIVE) for m, a in coming}
+        return said
 
     def silent(self) -> tuple[MemberId, ...]:
         """Their names."""

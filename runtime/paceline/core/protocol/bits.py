@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import compress
 from typing import Final, TypeVar
 
@@ -37,14 +37,19 @@ def chosen(bits: bytes, everybody: Sequence[T]) -> tuple[T, ...]:
     raise ValueError(f"a set of {8 * len(bits)} bits names some of {len(everybody)}")
 
 
-def pack_offsets(offsets_us: Iterable[int]) -> bytes:
+def pack_offsets(offsets_us: Sequence[int]) -> bytes:
     """Times in 16 bits each, as floating point numbers: up to 4 ms they are exact. In the order of
     the times, so that comparing what is packed compares the times."""
-    codes = array("H")
-    for given_us in offsets_us:
-        us = min(max(0, given_us), OFFSET_MAX_US)
-        shift = max(0, us.bit_length() - _MANTISSA)
-        codes.append((shift << (_MANTISSA - 1)) + (us >> shift))
+    if offsets_us and (min(offsets_us) < 0 or max(offsets_us) > OFFSET_MAX_US):
+        offsets_us = [min(max(0, us), OFFSET_MAX_US) for us in offsets_us]
+    exact, half = 1 << _MANTISSA, _MANTISSA - 1
+    codes = array(
+        "H",
+        [
+            us if us < exact else ((shift := us.bit_length() - _MANTISSA) << half) + (us >> shift)
+            for us in offsets_us
+        ],
+    )
     if sys.byteorder == "big":
         codes.byteswap()
     return codes.tobytes()

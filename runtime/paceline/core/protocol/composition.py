@@ -71,7 +71,7 @@ def quiet_share(log: Before, member: MemberId) -> Share:
 
 def is_usual(log: Before, kind: AnnounceKind, share: Share) -> bool:
     """What is announced can be told from the log: ordinary, or quiet."""
-    if kind is AnnounceKind.ARRIVE:
+    if kind in (AnnounceKind.ARRIVE, AnnounceKind.COMING):
         told = ordinary_share(log, share.member)
         if told is not None and share.metrics:
             told = replace(told, metrics=share.metrics)

@@ -109,26 +109,24 @@ class Deal:
             return
         held, depth = self.held, self.lookahead
         takers = [m for m in self.short if m in places and m not in resting]
-        takers = [m for m in takers if len(held.get(m, ())) < depth.get(m, DEPTH)]
         # Who rests or is not active is looked at again when that has changed.
         self.short.intersection_update(resting)
-        self.short.update(takers)
         takers.sort(key=places.__getitem__)
-        while takers and (self.pool or self.next < total):
-            wanting = []
-            for at, member in enumerate(takers):
-                own = held.setdefault(member, [])
-                if self.pool:
-                    own.append(heappop(self.pool))
-                elif self.next < total:
-                    own.append(self.next)
-                    self.next += 1
-                else:
-                    wanting += takers[at:]
-                    break
-                self.count += 1
-                if len(own) < depth.get(member, DEPTH):
-                    wanting.append(member)
-                else:
-                    self.short.discard(member)
-            takers = wanting
+        while takers:
+            takers = [m for m in takers if len(held.get(m, ())) < depth.get(m, DEPTH)]
+            leases = self._draw(len(takers), total)
+            for member, lease in zip(takers, leases, strict=False):
+                held.setdefault(member, []).append(lease)
+            self.count += len(leases)
+            if len(leases) < len(takers):
+                self.short.update(takers)
+                return
+
+    def _draw(self, most: int, total: int) -> list[int]:
+        """The next leases: returned ones, then new ones, as far as there are any."""
+        pool = self.pool
+        leases = [heappop(pool) for _ in range(min(most, len(pool)))] if pool else []
+        new = range(self.next, min(self.next + most - len(leases), total))
+        self.next += len(new)
+        leases += new
+        return leases

@@ -32,6 +32,8 @@ class Ledger:
     """User's figures: (sum, weight) over the contributions committed so far (D11)."""
     rounds: dict[Trigger, int] = field(default_factory=dict)
     """Rounds committed, by why they started."""
+    streamed: int = 0
+    """Those of them that were reduced while backward() ran."""
     contributions: int = 0
     """Optimizer steps of single ranks that were applied."""
     samples: int = 0
@@ -115,7 +117,8 @@ class Ledger:
             self.epochs_exact += not new.dropped
             self.epochs_short += bool(new.dropped)
 
-    def round(self, trigger: Trigger) -> None:
+    def round(self, trigger: Trigger, *, streamed: bool) -> None:
+        self.streamed += streamed
         self.rounds[trigger] = self.rounds.get(trigger, 0) + 1
 
     def redealt(self, member: MemberId, samples: int) -> None:
@@ -147,6 +150,7 @@ class Ledger:
             epochs_short=self.epochs_short,
             metrics=tuple((name, *pair) for name, pair in sorted(self.metrics.items())),
             rounds=tuple(sorted(self.rounds.items())),
+            streamed=self.streamed,
             contributions=self.contributions,
         )
 
@@ -161,6 +165,7 @@ class Ledger:
             epochs_short=s.epochs_short,
             metrics={name: (total, weight) for name, total, weight in s.metrics},
             rounds=dict(s.rounds),
+            streamed=s.streamed,
             contributions=s.contributions,
         )
         ledger.samples = ledger.total().applied

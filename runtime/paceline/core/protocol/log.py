@@ -23,7 +23,15 @@ from paceline.core.protocol.composition import Composition, Weighing, read
 from paceline.core.protocol.deal import Deal
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.ledger import Ledger
-from paceline.core.protocol.records import DataPlan, Gen, Go, Record, Share, pack_record
+from paceline.core.protocol.records import (
+    DataPlan,
+    Gen,
+    Go,
+    Record,
+    Share,
+    Trigger,
+    pack_record,
+)
 from paceline.core.protocol.sampling import samples_of
 from paceline.core.protocol.shadow import ShadowReport, follow
 from paceline.core.protocol.snapshot import LogSnapshot
@@ -31,6 +39,10 @@ from paceline.core.protocol.waits import quorum_of
 
 WINDOW: Final = 32
 """Rounds whose durations and arrival offsets are remembered (grace, auto deadline, bench)."""
+OFFSETS_MAX: Final = 16
+"""Arrivals of one round that are remembered."""
+ONE: Final = Fraction(1)
+"""What a round makes in which everybody is fresh; sums of fractions take long to make."""
 RECENT_MAX: Final = 256
 """Records kept for members that are behind; more generations without a round are an error."""
 
@@ -66,10 +78,16 @@ class Log:
     stopping: bool = False
     stopped_by: MemberId | None = None
     """The lowest rank whose script has ended the job, if one has."""
+    stopped: bool = False
+    """This version is the final one (R17)."""
     started: int = 0
     """Version with which the job's first generation began (0, or a checkpoint's)."""
     deal: Deal = field(default_factory=Deal)
     ledger: Ledger = field(default_factory=Ledger)
+    after_void: bool = False
+    """The last round came to nothing; nobody says COMING in this one (R32)."""
+    after_streamed: bool = False
+    """The last round was streamed, void or not."""
     heard: dict[MemberId, int] = field(default_factory=dict)
     """Oldest version that the next batch of each active rank can be of (MaxAgePolicy.WAIT)."""
     accumulated: int = 0
@@ -97,6 +115,8 @@ class Log:
     """Of a script that feeds itself: samples of each member's last step that was listed."""
     _read: Composition | None = None
     """Of the last GO that was looked at."""
+    _appended: Composition | None = None
+    """Of the last GO but void ones."""
     _places: dict[MemberId, int] = field(default_factory=dict)
     _places_of: tuple[MemberId, ...] = ()
     """What `_places` was made of; both stay the same for many rounds."""
@@ -126,8 +146,7 @@ class Log:
         return self.active[self.version % len(self.active)]
 
     @property
-    def stopped(self) -> bool:
-        """This version is the final one (R17)."""
+    def _is_final(self) -> bool:
         return self.stopping or (self.plan.ends and self.is_worked_off)
 
     @property
@@ -192,6 +211,8 @@ class Log:
 
     def read(self, go: Go) -> Composition:
         """Who has what in `go`: the one that comes next, or the one appended last."""
+        if self._appended is not None and self._appended.go is go:
+            return self._appended  # who applies it asks, perhaps with the next one read already
         if self._read is None or self._read.go is not go:
             if self.gen is None or go.round != self.version:
                 raise LogError(f"GO of round {go.round} read at version {self.version}")
@@ -234,7 +255,8 @@ class Log:
                 total = accumulated
             case Normalisation.CONTRIBUTORS:
                 total = float(count * step_samples)
-        gain = Fraction(samples) / (len(self.active) * self._step_samples(samples, steps))
+        whole = len(self.active) * self._step_samples(samples, steps)
+        gain = ONE if samples == whole else Fraction(samples, whole)
         return Weighing(
             contributors=made.contributors,
             unit=unit,
@@ -243,7 +265,7 @@ class Log:
             first=first,
             step=step,
             divisor=total / unit,
-            scheduler_steps=int(self.progress + gain) - int(self.progress),
+            scheduler_steps=1 if gain is ONE else int(self.progress + gain) - int(self.progress),
             progress=gain,
         )
 
@@ -265,7 +287,7 @@ class Log:
 
     def _steps_of(self, go: Go) -> Fraction:
         made = self.read(go).gradients + sum(len(share.drops) for share in go.listed)
-        return Fraction(made, len(self.active))
+        return ONE if made == len(self.active) else Fraction(made, len(self.active))
 
     # ---- appending ------------------------------------------------------------------------
 
@@ -282,6 +304,7 @@ class Log:
             raise LogError(f"{RECENT_MAX} records without a round: {record}")
         if not self.stopping:
             self.deal.refill(self.plan, self.places, self.resting)
+        self.stopped = self._is_final
 
     def _append_gen(self, gen: Gen) -> None:
         if gen.version != self.version and self.gen is not None:
@@ -321,6 +344,10 @@ class Log:
             raise LogError(f"GO of round {go.round} after the stop round")
         if not self.active:
             raise LogError("GO without an active rank")
+        self.after_void, self.after_streamed = go.void, go.streamed
+        if go.void:
+            self._append_void()
+            return
         made, weighing, steps = self.read(go), self.weigh(go), self._steps_of(go)
         if self.settings.mode is Mode.SHADOW:
             conditions = (self.settings, len(self.active), self.median_round_us, self.offsets_us)
@@ -329,10 +356,11 @@ class Log:
         # A round ends the job, never a GEN, so that what was accumulated is applied with the last
         # one.
         self.stopping = self.stopping or (not self.plan.ends and self.stops_with(go))
-        self.stopped_by = min((s.member for s in go.listed if s.stop), default=None)
+        self.stopped_by = min([s.member for s in go.listed if s.stop], default=None)
         self.stopping = self.stopping or self.stopped_by is not None
         self._append_usual(made)
-        self._append_listed(go.listed)
+        if go.listed:
+            self._append_listed(go.listed)
         if go.admitted or go.benched:
             self._change_active(go)
         if go.request:
@@ -342,7 +370,17 @@ class Log:
             self.settings = go.request.settings or self.settings
             self.stopping = self.stopping or go.request.stop
         self._account(made, weighing)
+        self._appended = made
         self.steps += steps
+        self._forget_before_last_go()
+
+    def _append_void(self) -> None:
+        """The weights stay, so that versions mean one round more: ages, warm-up and `fullEvery` do
+        not see it, and what was computed on this version is fresh on the next (R32)."""
+        self.version += 1
+        self.started += 1
+        self.heard = {m: version + 1 for m, version in self.heard.items()}
+        self.ledger.round(Trigger.VOID, streamed=False)
         self._forget_before_last_go()
 
     def _change_active(self, go: Go) -> None:
@@ -430,9 +468,15 @@ class Log:
             self.accumulated += weighing.samples
             self.accumulated_count += len(weighing.contributors)
             self.accumulated_steps += made.gradients
-        self.ledger.round(go.trigger)
-        self.round_us.append(go.round_us)
-        self.offsets_us.extend(made.fresh_us)
+        self.ledger.round(go.trigger, streamed=go.streamed)
+        if go.before_us:
+            self.round_us.append(go.before_us)
+        if not go.streamed:
+            self.round_us.append(go.round_us)
+            # Of a large round some ranks, others in the next: not those that end the rank order.
+            fresh_us = made.fresh_us
+            step = max(1, -(-len(fresh_us) // OFFSETS_MAX))
+            self.offsets_us.extend(fresh_us[self.version % step :: step])
         self.version += 1
 
     def _samples(self, leases: tuple[int, ...]) -> int:
@@ -468,6 +512,8 @@ class Log:
             pool=tuple(sorted(self.deal.pool)),
             held=self.deal.all_held(),
             lookahead=tuple(sorted(self.deal.lookahead.items())),
+            after_void=self.after_void,
+            after_streamed=self.after_streamed,
             heard=tuple(sorted(self.heard.items())),
             upto=tuple(sorted(self.upto.items())),
             usual=tuple(sorted(self.usual.items())),
@@ -508,6 +554,8 @@ class Log:
                 lookahead=dict(s.lookahead),
             ),
             ledger=Ledger.restore(s.ledger),
+            after_void=s.after_void,
+            after_streamed=s.after_streamed,
             heard=dict(s.heard),
             upto=dict(s.upto),
             usual=dict(s.usual),
@@ -523,4 +571,5 @@ class Log:
         log.deal.enlist(log.active)
         log.round_us.extend(s.round_us)
         log.offsets_us.extend(s.offsets_us)
+        log.stopped = log._is_final
         return log

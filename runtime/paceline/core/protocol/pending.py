@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 
 from msgspec import Struct
 from msgspec import field as msgspec_field
+from msgspec.structs import replace
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy
 
 from paceline.core.protocol.ids import MemberId
-from paceline.core.protocol.records import Drop, DropReason, LoggedMetric, Share
+from paceline.core.protocol.records import Drop, DropReason, LoggedMetric, Share, summed
 
 
 class BufferName(StrEnum):
@@ -97,6 +99,9 @@ class Pending:
     """The backward pass under way adds to a sum that was given up: its step drops all of GRAD."""
     drops: list[Drop] = field(default_factory=list)
     """Decided here, not yet in the log."""
+    unsaid: tuple[LoggedMetric, ...] = ()
+    """The user's figures of steps that were applied after no more than COMING."""
+    unsaid_rounds: int = 0
 
     def buffer(self, which: BufferName) -> Buffer:
         return self.grad if which is BufferName.GRAD else self.late
@@ -159,9 +164,10 @@ class Pending:
             steps = self.buffer(which).steps
             if any(not holds(x) for p in steps for x in p.leases):
                 ops += self.drop(which, DropReason.REVOKED, holds)
-        revoked = [d for d in self.drops if any(not holds(x) for x in d.leases)]
-        self.drops = [d for d in self.drops if d not in revoked]
-        self.lost += sum(d.samples for d in revoked)
+        if self.drops:
+            revoked = [d for d in self.drops if any(not holds(x) for x in d.leases)]
+            self.drops = [d for d in self.drops if d not in revoked]
+            self.lost += sum(d.samples for d in revoked)
         return ops
 
     def lose_all(self, *, grad_in_use: bool) -> list[BufferOp]:
@@ -173,6 +179,7 @@ class Pending:
         self.void = grad_in_use
         self.lost += sum(d.samples for d in self.drops)
         self.drops = []
+        self.unsaid, self.unsaid_rounds = (), 0
         return ops
 
     # ---- announcing (R11, D4) -------------------------------------------------------------
@@ -195,23 +202,23 @@ class Pending:
         if settings.max_age:
             for which in buffers:
                 ops += self._age(which, round_, settings, holds)
-        steps = [p for which in buffers for p in self.buffer(which).steps]
-        filled = [b for b in (self.buffer(p) for p in buffers) if b.steps]
+        filled = [b for b in map(self.buffer, buffers) if b.steps]
+        steps = [p for b in filled for p in b.steps]
         units = {b.unit for b in filled}
-        kept = sum(b.samples * b.discount for b in filled)
-        samples = sum(p.samples for p in steps)
+        kept = sum([b.samples * b.discount for b in filled])
+        samples = sum([p.samples for p in steps])
         return Share(
             member=member,
             upto=self.seq if with_grad else max((p.seq for p in steps), default=0),
             count=len(steps),
-            oldest=min((p.version for p in steps), default=round_),
+            oldest=min([p.version for p in steps], default=round_),
             fresh=fresh,
             samples=samples,
             unit=units.pop() if len(units) == 1 else 1,
             discount=kept / samples if samples else 1.0,
-            leases=tuple(x for p in steps for x in p.leases),
+            leases=tuple([x for p in steps for x in p.leases]),
             drops=tuple(self.drops),
-            metrics=_sum_metrics(steps),
+            metrics=summed(chain(self.unsaid if with_grad else (), *(p.metrics for p in steps))),
         ), ops
 
     def _age(
@@ -258,9 +265,15 @@ class Pending:
         grad.steps, grad.discount = [], 1.0
         return [op]
 
-    def applied(self, share: Share) -> list[BufferOp]:
-        """The round that named `share` is committed: forget what it took."""
+    def applied(self, share: Share, *, was_coming: bool = False) -> list[BufferOp]:
+        """The round that named `share` is committed: forget what it took. `was_coming`: it was
+        named after COMING, which has no figures; they go with the next ARRIVE."""
         ops: list[BufferOp] = []
+        if was_coming:
+            self.unsaid = summed(chain(self.unsaid, *(p.metrics for p in self.steps)))
+            self.unsaid_rounds += 1
+        elif share.fresh or share.idle:
+            self.unsaid, self.unsaid_rounds = (), 0
         for which in (BufferName.LATE, BufferName.GRAD):
             buffer = self.buffer(which)
             if share.count and buffer.steps and buffer.steps[-1].seq <= share.upto:
@@ -270,17 +283,13 @@ class Pending:
             self.drops.remove(drop)
         return ops
 
+    def lift(self) -> None:
+        """A round has changed no weights: its version and the next are the same (R32)."""
+        for buffer in (self.grad, self.late):
+            buffer.steps = [replace(p, version=p.version + 1) for p in buffer.steps]
+
     def recount(self, counted: int) -> None:
         """The log of the group says `counted` of this rank's samples: what neither it nor this
         rank has was lost, be it applied in a round that the group abandoned (R8, V17)."""
         pending = sum(p.samples for p in self.steps) + sum(d.samples for d in self.drops)
         self.lost = self.produced - counted - pending
-
-
-def _sum_metrics(steps: list[StepGradient]) -> tuple[LoggedMetric, ...]:
-    sums: dict[str, tuple[float, float]] = {}
-    for step in steps:
-        for m in step.metrics:
-            total, weight = sums.get(m.name, (0.0, 0.0))
-            sums[m.name] = (total + m.total, weight + m.weight)
-    return tuple(LoggedMetric(name, *sums[name]) for name in sorted(sums))

@@ -6,6 +6,7 @@ Everything that must be equal on all ranks is a function of the sequence of thes
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
@@ -76,6 +77,15 @@ class LoggedMetric(Struct, frozen=True):
     weight: float
 
 
+def summed(metrics: Iterable[LoggedMetric]) -> tuple[LoggedMetric, ...]:
+    """One figure of each name."""
+    sums: dict[str, tuple[float, float]] = {}
+    for m in metrics:
+        total, weight = sums.get(m.name, (0.0, 0.0))
+        sums[m.name] = total + m.total, weight + m.weight
+    return tuple(LoggedMetric(name, *sums[name]) for name in sorted(sums))
+
+
 class Share(Struct, frozen=True, omit_defaults=True):
     """What one rank has in a round. Only ranks that announced something are named in a GO."""
 
@@ -125,6 +135,21 @@ class Trigger(StrEnum):
     INITIATOR = "initiator"
     TAIL = "tail"
     BENCH = "bench"
+    VOID = "void"
+    """Began streamed and came to nothing: a record without shares (R32)."""
+
+
+class GivenUp(StrEnum):
+    """Why a rank made a streamed round void (R31)."""
+
+    LATE = "late"
+    """Its patience with its own batch was over (R33)."""
+    DROPPED = "dropped"
+    """The script, or a change of the leases, gave up the batch that GO names."""
+    NONFINITE = "nonfinite"
+    """A segment had a NaN or an Inf."""
+    REWRITTEN = "rewritten"
+    """A segment was written again after it was handed over, or step() said other samples."""
 
 
 class AnnounceKind(StrEnum):
@@ -132,6 +157,8 @@ class AnnounceKind(StrEnum):
 
     PENDING = "pending"
     """Has something from earlier rounds; may still become fresh in this one."""
+    COMING = "coming"
+    """Its first segment is ready: will be fresh in this round, once backward() has ended (R28)."""
     ARRIVE = "arrive"
     """Fresh: computed on the version of this round; waits for it."""
     IDLE = "idle"
@@ -164,10 +191,16 @@ class Go(Struct, frozen=True, tag="go", omit_defaults=True):
     request: Request | None = None
     sync: bool = False
     """The contributors' float buffers are reduced along (D10)."""
+    streamed: bool = False
+    """Each rank reduces a segment as soon as it has it; some have said COMING only (R30)."""
+    coming: bytes = b""
+    """A bit for each active rank that has said no more than COMING."""
     wait_us: int = 0
     """First arrival until GO, on the starter's clock."""
     round_us: int = 0
-    """The starter's previous commit until GO."""
+    """The starter's previous commit until GO; 0 of a streamed round, which starts early."""
+    before_us: int = 0
+    """If the round before was streamed: how long it took on the starter, commit to commit."""
 
     @property
     def contributing(self) -> int:
@@ -179,6 +212,14 @@ class Go(Struct, frozen=True, tag="go", omit_defaults=True):
     def degraded(self) -> bool:
         """Quorum not promised in this round (R12, R13, R20)."""
         return self.trigger in (Trigger.TAIL, Trigger.BENCH)
+
+    @property
+    def void(self) -> bool:
+        return self.trigger is Trigger.VOID
+
+    def voided(self) -> Go:
+        """What is appended instead, on every rank, if a segment came back flagged (R32)."""
+        return Go(self.generation, self.round, Trigger.VOID, streamed=True)
 
 
 class LeftOut(Struct, frozen=True):

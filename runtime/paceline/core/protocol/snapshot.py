@@ -47,6 +47,7 @@ class LedgerSnapshot(Struct, frozen=True):
     epochs_short: int
     metrics: tuple[tuple[str, float, float], ...]
     rounds: tuple[tuple[Trigger, int], ...]
+    streamed: int
     contributions: int
 
 
@@ -72,6 +73,8 @@ class LogSnapshot(Struct, frozen=True):
     pool: tuple[int, ...]
     held: tuple[tuple[MemberId, tuple[int, ...]], ...]
     lookahead: tuple[tuple[MemberId, int], ...]
+    after_void: bool
+    after_streamed: bool
     heard: tuple[tuple[MemberId, int], ...]
     upto: tuple[tuple[MemberId, int], ...]
     usual: tuple[tuple[MemberId, int], ...]

@@ -8,7 +8,7 @@ have conditions of their own. The answer carries its reason.
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from paceline_api.types.enums import Mode
 
@@ -16,6 +16,9 @@ from paceline.core.protocol.arrivals import Arrivals
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind, Trigger
+
+NEVER: Final = -1
+"""As the spread of a streamed round."""
 
 
 class Decision(NamedTuple):
@@ -25,11 +28,14 @@ class Decision(NamedTuple):
     wake_ns: int | None = None
     """Ask again then, if nothing arrives before."""
     benched: tuple[MemberId, ...] = ()
+    streamed: bool = False
 
 
-def decide(arrivals: Arrivals, *, now_ns: int, has_request: bool) -> Decision:
+def decide(
+    arrivals: Arrivals, *, now_ns: int, has_request: bool, spread_ns: int = NEVER
+) -> Decision:
     """Whether the round of `arrivals` starts now. `has_request`: an unwritten request is at hand
-    (R18)."""
+    (R18). `spread_ns`: how far apart announcements may be in a streamed round (R34)."""
     log, fresh, idle = arrivals.log, len(arrivals.fresh), arrivals.idle
     if not arrivals.missing:
         if fresh == len(log.active):
@@ -41,16 +47,34 @@ def decide(arrivals: Arrivals, *, now_ns: int, has_request: bool) -> Decision:
         return Decision(None, "nothing to apply")
 
     late = arrivals.overdue
-    if late is not None:
+    met = _condition_met(arrivals, now_ns) if late is None else None
+    if (met is None or met.trigger is None) and arrivals.all_coming:
+        streamed = _streamed(arrivals, spread_ns)
+        if streamed is not None:
+            return streamed
+    if met is None:
         why = f"{late} would become older than {log.settings.max_age} rounds"
         return _or_bench(arrivals, now_ns, why)
-    met = _condition_met(arrivals, now_ns)
     if met.trigger is None:
         bench = _or_bench(arrivals, now_ns, met.why)
         if bench.trigger is None and met.wake_ns is not None:
             return bench._replace(wake_ns=min(x for x in (bench.wake_ns, met.wake_ns) if x))
         return bench
     return met
+
+
+def _streamed(arrivals: Arrivals, spread_ns: int) -> Decision | None:
+    """Everybody has come, some with the end of backward() still ahead. Not if the last one came so
+    late that those who were enough would be through by now without it (R34)."""
+    if arrivals.spread_ns > spread_ns:
+        return None
+    come = len(arrivals.fresh) + len(arrivals.coming)
+    if come == len(arrivals.log.active):
+        trigger = Trigger.ALL
+    else:
+        trigger = Trigger.QUORUM if come >= arrivals.quorum else Trigger.TAIL
+    why = f"{len(arrivals.fresh)} arrived, {len(arrivals.coming)} coming, {arrivals.idle} idle"
+    return Decision(trigger, why, streamed=True)
 
 
 def _condition_met(arrivals: Arrivals, now_ns: int) -> Decision:

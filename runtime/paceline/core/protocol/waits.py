@@ -14,6 +14,9 @@ from paceline_api.types.enums import Mode
 
 DEADLINE_UNKNOWN_NS: Final = 0
 """Auto deadline before any arrival offset was seen: start with the minimum."""
+PATIENCE_MIN_NS: Final = 10**6
+PATIENCE_SHARE: Final = 16
+"""Of a round, at most; the bound that R41 states."""
 
 
 def quorum_of(mode: Mode, settings: RoundSettings, active: int) -> int:
@@ -47,3 +50,12 @@ def deadline_ns(settings: RoundSettings, recent_offsets_us: Iterable[int]) -> in
     median = offsets[len(offsets) // 2]
     spread = sorted(abs(x - median) for x in offsets)[len(offsets) // 2]
     return int((median + settings.deadline_factor * spread) * 1000)
+
+
+def patience_ns(median_round_us: int, recent_offsets_us: Iterable[int]) -> int:
+    """How long the head of a group may keep what is far from deciding: half of the time in which
+    nine of ten ranks arrive, but no more than a small part of a round."""
+    offsets = sorted(recent_offsets_us)
+    spread_us = offsets[len(offsets) * 9 // 10] if offsets else 0
+    bound_us = median_round_us // PATIENCE_SHARE
+    return max(PATIENCE_MIN_NS, min(spread_us // 2, bound_us) * 1000)

@@ -33,7 +33,7 @@ from paceline.core.protocol.composition import Weighing
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.pending import BufferName, BufferOp
 from paceline.core.protocol.progress import Progress
-from paceline.core.protocol.records import DataPlan, Go, LoggedMetric
+from paceline.core.protocol.records import DataPlan, GivenUp, Go, LoggedMetric
 from paceline.core.protocol.snapshot import Kept, LogSnapshot
 
 # ---- events: the main thread ---------------------------------------------------------------------
@@ -48,6 +48,8 @@ class Begin(Struct, frozen=True):
     pacing: Pacing = Pacing.ROUND
     data: str = ""
     """Where peers reach the data channel, which may depend on the model's devices."""
+    segments: int = 1
+    """Of the gradients."""
     seed: int | None = None
     """Of torch's random numbers, where the script feeds itself; None: it does not matter."""
 
@@ -62,6 +64,15 @@ class Step(Struct, frozen=True):
     metrics: tuple[LoggedMetric, ...] = ()
     foreign: bool = False
     """Computed before this rank had the job's weights, which were others."""
+
+
+class Coming(Struct, frozen=True):
+    """The first segment of the batch in hand is final and finite (R28); its Step will say the same
+    of leases, samples and unit, or the batch is dropped."""
+
+    leases: tuple[int, ...]
+    samples: int
+    unit: int
 
 
 class Want(Struct, frozen=True):
@@ -108,6 +119,16 @@ class ChannelFailed(Struct, frozen=True):
 
 class Reduced(Struct, frozen=True):
     """The reduction is complete on this rank; the sum lies in the scratch buffer (R21)."""
+
+    transfer_ns: int = 0
+    """What it took, without waiting for a batch of this rank's own."""
+
+
+class Voided(Struct, frozen=True):
+    """A segment of a streamed round came back flagged: nobody completes it (R31)."""
+
+    own: GivenUp | None
+    """Why this rank has flagged it; None if others have."""
 
 
 class Hashed(Struct, frozen=True):
@@ -156,6 +177,7 @@ class Tick(Struct, frozen=True):
 
 Event = (
     Begin
+    | Coming
     | Step
     | Want
     | Skip
@@ -165,6 +187,7 @@ Event = (
     | ChannelOpened
     | ChannelFailed
     | Reduced
+    | Voided
     | Hashed
     | Found
     | Restored
@@ -210,11 +233,26 @@ class CloseChannel(Struct, frozen=True):
 
 
 class Reduce(Struct, frozen=True):
-    """Sum over the members; own contribution: what lies in `source` times `factor`, or zeros."""
+    """Sum over the members; own contribution: what lies in `source` times `factor`, or zeros.
+
+    In a streamed round segment by segment, while events are handled; then Reduced or Voided."""
 
     go: Go
     source: BufferName | None
     factor: float
+    in_hand: bool = False
+    """backward() still adds to `source`: a segment is contributed once it is handed over (R30)."""
+    divisor: float = 0.0
+    """Of the average, in a streamed round whose sum alone makes a step: for each segment as soon as
+    it is summed. 0: it is made when all are."""
+    gives_up: bool = False
+    """What GO names of this rank does not exist any more: the round is void (R31)."""
+
+
+class GiveUp(Struct, frozen=True):
+    """The batch in hand will not come, or too late: from here on contribute zeros and the flag."""
+
+    why: GivenUp
 
 
 class Apply(Struct, frozen=True):
@@ -329,6 +367,7 @@ Effect = (
     | OpenChannel
     | CloseChannel
     | Reduce
+    | GiveUp
     | Apply
     | Queue
     | DropQueue

@@ -7,6 +7,8 @@ join, to serve, to report. So each of these rules stands in one place.
 
 from __future__ import annotations
 
+from typing import Final
+
 from paceline.core.messages import (
     Announce,
     Ask,
@@ -25,11 +27,12 @@ from paceline.core.messages import (
     WeightsHash,
 )
 from paceline.core.protocol.ids import MemberId
-from paceline.core.rank import membership, rounds, saving, script
+from paceline.core.rank import membership, rounds, saving, script, streaming
 from paceline.core.rank.events import (
     Begin,
     ChannelFailed,
     ChannelOpened,
+    Coming,
     Connected,
     Drain,
     Effect,
@@ -45,10 +48,14 @@ from paceline.core.rank.events import (
     Step,
     Tick,
     Unrest,
+    Voided,
     Want,
     Written,
 )
 from paceline.core.rank.state import EARLY_MAX, RankState, Saving
+
+WORD: Final = (Announce, Gathered)
+REPAIR: Final = (Part, State)
 
 
 class Rank:
@@ -67,19 +74,31 @@ class Rank:
         if rank.ended:
             return []
         self._dispatch(event)
-        self._settle()
+        self._settle(event)
         while rank.inbox and not rank.ended:
-            self._peer(rank.inbox.popleft())
-            self._settle()
+            message = rank.inbox.popleft()
+            self._peer(message)
+            self._settle(message)
         return rank.effects
 
     def _dispatch(self, event: Event) -> None:
         rank = self.state
         match event:
-            case Begin() | Step() | Want() | Skip() | Rest() | Unrest() | Finish() | Drain():
-                script.on_script(rank, event)
+            # What comes in every round goes first; a starter hears hundreds of words in one.
+            case Announce() | Gathered():
+                self._peer(event)
+            case Step():
+                script.on_step(rank, event)
             case Reduced():
-                rounds.on_reduced(rank)
+                rounds.on_reduced(rank, event)
+            case Start():
+                self._peer(event)
+            case Begin() | Want() | Skip() | Rest() | Unrest() | Finish() | Drain():
+                script.on_script(rank, event)
+            case Coming():
+                script.on_coming(rank, event)
+            case Voided():
+                rounds.on_voided(rank, event)
             case Connected():
                 membership.on_connected(rank)
             case ChannelOpened():
@@ -107,8 +126,7 @@ class Rank:
         if message.generation < rank.promise:
             return
         known = message.generation == rank.gen_id and not rank.frozen
-        repairs = isinstance(message, Part | State)
-        if not known or (not rank.started and not repairs):
+        if not known or (not rank.started and not isinstance(message, REPAIR)):
             if len(rank.early) < EARLY_MAX:
                 rank.early.append(message)
             return
@@ -126,13 +144,21 @@ class Rank:
             case WeightsHash():
                 rounds.on_weights_hash(rank, message)
 
-    def _settle(self) -> None:
+    def _settle(self, event: Event) -> None:
         rank = self.state
-        script.wake(rank)
-        rounds.announce(rank)
-        rounds.pass_on(rank)
-        rounds.consider_start(rank)
+        is_word = isinstance(event, WORD)  # moves nothing but its round's start
+        between_rounds = rank.talks and not rank.in_flight
+        if not is_word:
+            script.wake(rank, between_rounds=between_rounds)
+        if between_rounds:
+            if not is_word:
+                rounds.announce(rank)
+            rounds.pass_on(rank)
+            rounds.consider_start(rank)
         rounds.join(rank)
+        streaming.consider_giving_up(rank)
+        if is_word:
+            return
         membership.serve(rank)
         rounds.report_stop(rank)
         membership.leave(rank)

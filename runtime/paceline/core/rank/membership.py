@@ -101,7 +101,8 @@ def _promise(rank: RankState, prepare: Prepare) -> None:
     # A rank that still waits for its missing part reports as of its old record (R5).
     rank.needs_part = False
     rank.stop_reported = rank.leave_asked = False
-    rank.announced = rank.announced_pending = False
+    rank.announced = rank.announced_pending = rank.stream.announced = False
+    rank.stream.due_ns = None
     rank.share = None
     rank.words.clear()
     rank.arrivals = rank.collector = None
@@ -168,7 +169,7 @@ def _accept(rank: RankState, commit: Commit) -> None:
         for member, (index, digest) in behind.items():
             records = rank.log.missing_after(index, digest)
             part = Part(gen.id, records)
-            with_result = any(isinstance(r, Go) for r in records)
+            with_result = any(isinstance(r, Go) and not r.void for r in records)
             rank.emit(SendPart(member, part, with_result))
     if not rank.is_member:
         if rank.draining:
@@ -270,6 +271,8 @@ def on_part(rank: RankState, part: Part) -> None:
     for record in part.records:
         if isinstance(record, Gen):
             rank.log.append(record)
+        elif record.void:
+            after_commit(rank, record)
         else:
             weighing = rank.log.weigh(record)
             after_commit(rank, record)
@@ -324,7 +327,8 @@ def on_state(rank: RankState, state: State) -> None:
     queued = []
     for go in rank.queue:
         if go.round >= base:
-            queued.append((go, rank.log.weigh(go)))
+            if not go.void:
+                queued.append((go, rank.log.weigh(go)))
             rank.log.append(go)
     if rank.log.version != rank.round:
         raise LogError(f"state of version {base} does not reach round {rank.round}")

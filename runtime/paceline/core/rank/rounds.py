@@ -22,12 +22,21 @@ from paceline.core.messages import (
     WeightsHash,
 )
 from paceline.core.protocol.arrivals import Arrivals
-from paceline.core.protocol.bits import rounded
+from paceline.core.protocol.bits import chosen, pack_bits, rounded
 from paceline.core.protocol.composition import compact
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import LogError
-from paceline.core.protocol.records import AnnounceKind, Benched, Go, Request, Share, Trigger
-from paceline.core.protocol.trigger import Decision, decide
+from paceline.core.protocol.pending import BufferName
+from paceline.core.protocol.records import (
+    AnnounceKind,
+    Benched,
+    Go,
+    Request,
+    Share,
+    Trigger,
+)
+from paceline.core.protocol.trigger import NEVER, Decision, decide
+from paceline.core.rank import streaming
 from paceline.core.rank.events import (
     Apply,
     ChannelFailed,
@@ -35,26 +44,32 @@ from paceline.core.rank.events import (
     Hashed,
     Queue,
     Reduce,
+    Reduced,
+    Voided,
     WakeAt,
 )
 from paceline.core.rank.gather import Collector, hear_all
-from paceline.core.rank.state import Main, RankState
+from paceline.core.rank.state import NOTHING, Main, RankState
 
 HASHES_MAX: Final = 16
 """Versions whose hashes are compared at the same time."""
 
 
-# ---- announcing ----------------------------------------------------------------------------------
+# ---- announcing: while this rank takes part and no GO is under way -------------------------------
 
 
 def announce(rank: RankState) -> None:
-    """Say to the starter what there is to say; at most two messages in a round (R11)."""
-    if not rank.talks or rank.in_flight or rank.announced:
+    """Say to the starter what there is to say: PENDING or COMING, and what supersedes it (R11)."""
+    if rank.announced:
         return
     kind = _kind(rank)
     if kind is None:
         return
     log = rank.log
+    if kind is AnnounceKind.COMING:
+        rank.stream.announced = True
+        _say(rank, kind, streaming.share_of_coming(rank))
+        return
     with_grad = kind in (AnnounceKind.ARRIVE, AnnounceKind.IDLE)
     share, ops = rank.pending.share(
         rank.me,
@@ -70,7 +85,12 @@ def announce(rank: RankState) -> None:
         rank.announced_pending = True
     else:
         rank.announced = True
-    rank.send(rank.head or rank.starter, Announce(log.id, log.version, kind, rank.share))
+    _say(rank, kind, rank.share)
+
+
+def _say(rank: RankState, kind: AnnounceKind, share: Share) -> None:
+    log = rank.log
+    rank.send(rank.head or rank.starter, Announce(log.id, log.version, kind, share))
 
 
 def _kind(rank: RankState) -> AnnounceKind | None:
@@ -84,7 +104,7 @@ def _kind(rank: RankState) -> AnnounceKind | None:
         return AnnounceKind.IDLE
     if not rank.announced_pending and (rank.pending.late.steps or rank.pending.drops):
         return AnnounceKind.PENDING
-    return None
+    return AnnounceKind.COMING if streaming.hopes(rank) else None
 
 
 def _with_standing(rank: RankState, share: Share, kind: AnnounceKind) -> Share:
@@ -93,12 +113,14 @@ def _with_standing(rank: RankState, share: Share, kind: AnnounceKind) -> Share:
         standing = rank.me in rank.log.resting, rank.me in rank.log.done
         return replace(share, resting=standing[0], done=standing[1], base=rank.main_version)
     resting = rank.is_resting
-    worked = rank.pending.leases()
-    held = rank.log.held(rank.me)
     # What a first word of this round has given back stays so (`script.on_script`, Unrest): taken
     # up again, it would make a gradient that this round cannot name, for which nobody waits.
-    given_back = rank.share.returned if rank.share is not None else ()
-    returned = tuple(x for x in held if x not in worked) if resting else given_back
+    returned = rank.share.returned if rank.share is not None else ()
+    if resting:
+        worked = rank.pending.leases()
+        returned = tuple(x for x in rank.log.held(rank.me) if x not in worked)
+    elif kind is AnnounceKind.ARRIVE and not returned and not rank.stops:
+        return share  # as in nearly all rounds
     return replace(
         share,
         idle=kind is AnnounceKind.IDLE,
@@ -109,7 +131,7 @@ def _with_standing(rank: RankState, share: Share, kind: AnnounceKind) -> Share:
     )
 
 
-# ---- starting ------------------------------------------------------------------------------------
+# ---- starting: likewise --------------------------------------------------------------------------
 
 
 def on_announce(rank: RankState, message: Announce | Gathered) -> None:
@@ -124,9 +146,9 @@ def pass_on(rank: RankState) -> None:
     """The head of a group tells the starter what it has heard, or asks to be woken when it is time
     to (R41)."""
     log, grid = rank.log, rank.grid
-    if grid is None or not rank.talks or rank.in_flight:
+    if grid is None:
         return
-    if rank.head != rank.me or rank.starter == rank.me:
+    if rank.starter == rank.me or rank.head != rank.me:
         return
     number = grid.number[rank.me]
     if rank.collector is None:
@@ -144,16 +166,13 @@ def pass_on(rank: RankState) -> None:
 def consider_start(rank: RankState) -> None:
     """Send GO if the trigger table says so, else ask to be woken when it may."""
     log = rank.log
-    if not rank.talks or rank.in_flight or not log.active or rank.starter != rank.me:
+    if rank.arrivals is None and log.version not in rank.words:
+        return  # before the first word nothing can start it
+    if not log.active or rank.starter != rank.me:
         return
-    arrivals = _arrivals(rank)
-    has_request = unwritten(rank) is not None
-    decision = decide(arrivals, now_ns=rank.now_ns, has_request=has_request)
-    if decision.trigger is None:
-        if decision.wake_ns is not None:
-            rank.emit(WakeAt(decision.wake_ns))
+    go = _next_go(rank, _arrivals(rank), streaming.spread_ns(rank))
+    if go is None:
         return
-    go = _make_go(rank, arrivals, decision)
     grid, alone = rank.grid, Start(go)
     if grid is None:
         ways: dict[MemberId, tuple[MemberId, ...]] = dict.fromkeys(log.members, ())
@@ -163,6 +182,21 @@ def consider_start(rank: RankState) -> None:
     for member, onward in ways.items():
         rank.send(member, Start(go, onward) if onward else alone)
     on_go(rank, go)
+
+
+def _next_go(rank: RankState, arrivals: Arrivals, spread_ns: int) -> Go | None:
+    """None: not yet."""
+    has_request = unwritten(rank) is not None
+    decision = decide(arrivals, now_ns=rank.now_ns, has_request=has_request, spread_ns=spread_ns)
+    if decision.trigger is None:
+        if decision.wake_ns is not None:
+            rank.emit(WakeAt(decision.wake_ns))
+        return None
+    go = _make_go(rank, arrivals, decision)
+    if go.streamed and rank.log.stops_with(go):
+        # What comes with step() only, such as the user's figures, has no later round to ride in.
+        return _next_go(rank, arrivals, NEVER)
+    return go
 
 
 def _arrivals(rank: RankState) -> Arrivals:
@@ -185,8 +219,7 @@ def unwritten(rank: RankState) -> Request | None:
 
 
 def _make_go(rank: RankState, arrivals: Arrivals, decision: Decision) -> Go:
-    log, said = rank.log, arrivals.last
-    named = {m: said[m] for m in log.active if m in said}
+    log, named = rank.log, arrivals.named(streamed=decision.streamed)
     first_ns = min((a.at_ns for a in named.values()), default=rank.now_ns)
     benched = []
     for member in decision.benched:
@@ -211,8 +244,13 @@ def _make_go(rank: RankState, arrivals: Arrivals, decision: Decision) -> Go:
         admitted=tuple(sorted(arrivals.ready)),
         benched=tuple(benched),
         request=unwritten(rank),
+        streamed=decision.streamed,
+        coming=pack_bits(bytearray(m in arrivals.coming for m in log.active))
+        if decision.streamed
+        else b"",
         wait_us=(rank.now_ns - first_ns) // 1000,
-        round_us=(rank.now_ns - rank.opened_ns) // 1000,
+        round_us=0 if decision.streamed else (rank.now_ns - rank.opened_ns) // 1000,
+        before_us=rank.before_ns // 1000 if log.after_streamed else 0,
     )
     go = compact(log, go, usual)
     every = log.settings.buffers_every
@@ -241,35 +279,45 @@ def join(rank: RankState) -> None:
     go = rank.gos.get(rank.round)
     if go is None or rank.reducing is not None or not rank.in_rounds or rank.broken:
         return
-    source, factor = None, 1.0
-    if not rank.passive:
-        share = rank.log.read(go).share_of(rank.me)
-        if share is not None and share.count:
-            _check_share(rank, share)
-            source, ops = rank.pending.contribute(share.upto)
-            rank.do(ops)
-            factor = rank.log.weigh(go).factor(share)
+    share = None if rank.passive else rank.log.read(go).share_of(rank.me)
     rank.reducing = go
-    rank.emit(Reduce(go, source, factor))
+    reduce = Reduce(go, None, 1.0) if share is None else _part(rank, go, share)
+    streaming.began(rank, in_hand=reduce.in_hand)
+    if go.streamed and not rank.passive:
+        weighing = rank.log.weigh(go)
+        if weighing.first and weighing.step:
+            reduce = replace(reduce, divisor=weighing.divisor)
+    rank.emit(reduce)
 
 
-def _check_share(rank: RankState, share: Share) -> None:
+def _part(rank: RankState, go: Go, share: Share) -> Reduce:
+    """What this rank adds to the sum."""
+    if not share.count:
+        return Reduce(go, None, 1.0)
+    factor = rank.log.weigh(go).factor(share)
+    if go.streamed and rank.stream.announced:
+        if streaming.is_in_hand(rank, share):
+            return Reduce(go, BufferName.GRAD, factor, in_hand=True)
+        if not _has(rank, share):
+            return Reduce(go, None, 1.0, gives_up=True)
+    if not _has(rank, share):
+        have = tuple(x for p in rank.pending.steps for x in p.leases)
+        raise LogError(f"GO {rank.round} names {share} of {rank.me}, which has {have} pending")
+    source, ops = rank.pending.contribute(share.upto)
+    rank.do(ops)
+    return Reduce(go, source, factor)
+
+
+def _has(rank: RankState, share: Share) -> bool:
     mine = [p for p in rank.pending.steps if p.seq <= share.upto]
-    leases = tuple(x for p in mine for x in p.leases)
-    if leases != share.leases or len(mine) != share.count:
-        raise LogError(
-            f"GO {rank.round} names {share.leases} of {rank.me}, which has {leases} pending"
-        )
+    return len(mine) == share.count and share.leases == tuple(x for p in mine for x in p.leases)
 
 
-def on_reduced(rank: RankState) -> None:
-    go = rank.reducing
+def on_reduced(rank: RankState, reduced: Reduced) -> None:
+    go = _taken(rank)
     if go is None:
-        return  # abandoned by a PREPARE that came in between
-    rank.reducing = None
-    for old in [r for r in rank.gos if r <= go.round]:
-        del rank.gos[old]
-    rank.round = go.round + 1
+        return
+    streaming.ended(rank, go, transfer_ns=reduced.transfer_ns)
     if rank.passive:
         _queue(rank, go)
     else:
@@ -280,22 +328,57 @@ def on_reduced(rank: RankState) -> None:
         rank.emit(Apply(go, weighing, hash=due))
 
 
+def on_voided(rank: RankState, voided: Voided) -> None:
+    """The round came to nothing on every rank (R32)."""
+    go = _taken(rank)
+    if go is None:
+        return
+    streaming.voided(rank, voided.own)
+    if rank.passive:
+        rank.queue.append(go.voided())
+    else:
+        after_commit(rank, go.voided())
+
+
+def _taken(rank: RankState) -> Go | None:
+    """The round under way is over; None if a PREPARE that came in between has abandoned it."""
+    go = rank.reducing
+    if go is not None:
+        rank.reducing = None
+        for old in [r for r in rank.gos if r <= go.round]:
+            del rank.gos[old]
+        rank.round = go.round + 1
+    return go
+
+
 def after_commit(rank: RankState, go: Go) -> None:
     """Append GO to the log and forget what it applied of this rank's own."""
+    was_coming = rank.me in chosen(go.coming, rank.log.active)
     rank.log.append(go)
-    share = rank.log.read(go).share_of(rank.me)
-    if share is not None:
-        rank.do(rank.pending.applied(share))
+    if go.void:
+        _lift(rank)
+    else:
+        share = rank.log.read(go).share_of(rank.me)
+        if share is not None:
+            rank.do(rank.pending.applied(share, was_coming=was_coming))
     rank.do(rank.pending.drop_revoked(rank.owns, grad_in_use=rank.main is Main.RUN))
     if rank.main is Main.RUN and any(b.member == rank.me for b in go.benched):
         rank.pending.void = True  # the batch in hand is dropped when it ends (R13)
     rank.round = rank.log.version
-    rank.opened_ns = rank.now_ns
+    rank.before_ns, rank.opened_ns = rank.now_ns - rank.opened_ns, rank.now_ns
     rank.announced = rank.announced_pending = False
     rank.share = None
     rank.arrivals = rank.collector = None
     for old in [r for r in rank.words if r < rank.log.version]:
         del rank.words[old]
+
+
+def _lift(rank: RankState) -> None:
+    """The weights of the version before are those of this one (`Log`)."""
+    rank.main_version += 1
+    if rank.waits_for != NOTHING:
+        rank.waits_for += 1
+    rank.pending.lift()
 
 
 def _queue(rank: RankState, go: Go) -> None:
@@ -313,7 +396,7 @@ def _queue(rank: RankState, go: Go) -> None:
 
 def on_failed(rank: RankState, event: ChannelFailed) -> None:
     """The data channel is of no use any more; a new generation repairs it."""
-    rank.reducing = None
+    rank.reducing = rank.stream.due_ns = None
     rank.broken = True
     if not event.aborted and not rank.frozen and rank.commit is not None:
         rank.tell(Complain(rank.gen_id, rank.me, rank.round, event.why, event.lost))

@@ -11,9 +11,11 @@ from msgspec.structs import replace
 
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.progress import progress_of
-from paceline.core.protocol.records import Drop, DropReason
+from paceline.core.protocol.records import Drop, DropReason, GivenUp
+from paceline.core.rank import streaming
 from paceline.core.rank.events import (
     Begin,
+    Coming,
     Drain,
     Finish,
     Held,
@@ -26,7 +28,7 @@ from paceline.core.rank.events import (
 )
 from paceline.core.rank.state import NOTHING, Main, RankState
 
-ScriptEvent = Begin | Step | Want | Skip | Rest | Unrest | Finish | Drain
+ScriptEvent = Begin | Want | Skip | Rest | Unrest | Finish | Drain
 
 
 def on_script(rank: RankState, event: ScriptEvent) -> None:
@@ -34,13 +36,13 @@ def on_script(rank: RankState, event: ScriptEvent) -> None:
         case Begin():
             rank.begun = event
             rank.endpoints = replace(rank.endpoints, data=event.data)
+            rank.stream.segments = event.segments
             rank.main, rank.waits_for = Main.PARKED, NOTHING
             rank.tell(rank.registration())
-        case Step():
-            _step(rank, event)
         case Want():
             _put_down(rank, Main.WANT)
         case Skip(lease=lease, samples=samples):
+            _drop_coming(rank, lease=lease)
             if rank.owns(lease) and lease not in rank.pending.leases():
                 rank.pending.drops.append(Drop(DropReason.SKIPPED, samples, (lease,)))
                 rank.pending.produced += samples
@@ -57,8 +59,25 @@ def on_script(rank: RankState, event: ScriptEvent) -> None:
             rank.draining = True
 
 
+def on_coming(rank: RankState, coming: Coming) -> None:
+    if rank.main is Main.RUN:
+        rank.stream.coming = coming
+
+
+def _drop_coming(rank: RankState, why: GivenUp = GivenUp.DROPPED, lease: int | None = None) -> None:
+    """The batch in hand, if it is of this lease, will never be announced. A GO that is on its way
+    may name it, so its number is used up (R28)."""
+    stream = rank.stream
+    if stream.coming is None or lease not in (None, *stream.coming.leases):
+        return
+    if stream.announced:
+        rank.pending.seq += 1
+    streaming.give_up(rank, why)
+
+
 def _put_down(rank: RankState, main: Main) -> None:
     """No backward pass is under way any more: what waited in GRAD for its end is looked at."""
+    _drop_coming(rank)
     rank.main = main
     rank.do(rank.pending.drop_revoked(rank.owns, grad_in_use=False))
 
@@ -79,7 +98,10 @@ def _say_more(rank: RankState) -> bool:
     return True
 
 
-def _step(rank: RankState, step: Step) -> None:
+def on_step(rank: RankState, step: Step) -> None:
+    stream, made = rank.stream, Coming(step.leases, step.samples, step.unit)
+    if stream.coming not in (None, made):
+        _drop_coming(rank, GivenUp.REWRITTEN)
     rank.main = Main.PARKED
     rank.waits_for = rank.main_version
     rank.facts.steps += 1
@@ -94,12 +116,16 @@ def _step(rank: RankState, step: Step) -> None:
     owned = all(rank.owns(x) for p in pending.grad.steps for x in p.leases)
     if pending.void or rank.passive or not rank.is_active or not owned:
         # Benched or left out meanwhile: the log deals these leases to others (R13, R8).
+        streaming.give_up(rank, GivenUp.DROPPED)
         rank.do(pending.drop(BufferName.GRAD, DropReason.REVOKED, rank.owns))
         rank.waits_for = NOTHING
     elif step.foreign:
+        streaming.give_up(rank, GivenUp.DROPPED)
         rank.do(pending.drop(BufferName.GRAD, DropReason.FOREIGN, rank.holds))
     elif not step.finite:
+        streaming.give_up(rank, GivenUp.NONFINITE)
         rank.do(pending.drop(BufferName.GRAD, DropReason.NONFINITE, rank.holds))
+    stream.coming = stream.due_ns = None
 
 
 def _unrest(rank: RankState) -> None:
@@ -109,14 +135,15 @@ def _unrest(rank: RankState) -> None:
         rank.waits_for = rank.log.version
 
 
-def wake(rank: RankState) -> None:
-    """Let the main thread go on if nothing speaks against it."""
+def wake(rank: RankState, *, between_rounds: bool) -> None:
+    """Let the main thread go on if nothing speaks against it. `between_rounds`: this rank takes
+    part, and no GO is under way."""
     show_leases(rank)
     if rank.main not in (Main.PARKED, Main.WANT) or rank.passive or not rank.has_state:
         return
     if rank.log.stopped and not rank.needs_part:
         _resume(rank, fresh=_was_fresh(rank))
-    elif rank.talks and rank.is_active and not rank.draining and not rank.in_flight:
+    elif between_rounds and rank.is_active and not rank.draining:
         _wake_active(rank)
 
 

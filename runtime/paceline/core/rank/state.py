@@ -35,6 +35,7 @@ from paceline.core.rank.events import (
     ToPeer,
 )
 from paceline.core.rank.gather import Collector
+from paceline.core.rank.streaming import Streaming
 
 EARLY_MAX: Final = 4096
 """Messages kept of a generation that this rank has not started (R4)."""
@@ -152,6 +153,7 @@ class RankState:
     found: Found = Found(None)  # noqa: RUF009 - frozen
     saving: Saving = field(default_factory=Saving)
     pending: Pending = field(default_factory=Pending)
+    stream: Streaming = field(default_factory=Streaming)
     shown_leases: tuple[int, ...] = ()
 
     announced_pending: bool = False
@@ -171,6 +173,8 @@ class RankState:
     """The next round that this rank joins."""
     opened_ns: int = 0
     """When that round began here."""
+    before_ns: int = 0
+    """How long the one before took."""
     queue: list[Go] = field(default_factory=list)
     queue_max: int = QUEUE_MAX
     serve: dict[MemberId, int] = field(default_factory=dict)
@@ -245,8 +249,11 @@ class RankState:
         """Leases to work on: held and not worked off."""
         if self.passive or not self.has_state or not self.is_active:
             return ()
+        held = self.log.held(self.me)
+        if not held:
+            return ()
         done = self.pending.leases() | set(self.share.returned if self.share else ())
-        return tuple(x for x in self.log.held(self.me) if x not in done)
+        return tuple(x for x in held if x not in done)
 
     def has_state_of(self, message: State) -> bool:
         """It needs this state no more: what it had to be passed on to has gone out (R45)."""
@@ -255,7 +262,7 @@ class RankState:
     @property
     def wants_to_leave(self) -> bool:
         """Draining, and nothing of its own is left to apply, or to be said (R16)."""
-        left = self.main is Main.RUN or self.stops
+        left = self.main is Main.RUN or self.stops or self.pending.unsaid
         return self.draining and self.pending.empty and not left
 
     @property

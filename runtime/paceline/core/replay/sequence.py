@@ -96,6 +96,12 @@ class Round(Struct, frozen=True):
     """With this round."""
 
 
+class Void(Struct, frozen=True):
+    """A round that came to nothing: the next version has the weights of the one before (R32)."""
+
+    round: int
+
+
 class Check(Struct, frozen=True):
     """The hash that a rank found for the weights of the present version."""
 
@@ -104,7 +110,7 @@ class Check(Struct, frozen=True):
     value: int
 
 
-Action = Compute | Operate | Forget | Give | Round | Check
+Action = Compute | Operate | Forget | Give | Round | Void | Check
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +269,10 @@ def compose(journals: Mapping[MemberId, Sequence[Entry]]) -> Score:
         attempt = attempts.get(log.version, NEVER)
         for part in parts:
             actions += part.walk(log, attempt)
-        if isinstance(record, Go):
+        if isinstance(record, Go) and record.void:
+            _append(log, record)
+            actions.append(Void(record.round))
+        elif isinstance(record, Go):
             did = methods.get((record.generation, record.round), ())
             actions.append(_round(log, record, did))
         else:

@@ -8,6 +8,7 @@ same messages in the same order, which is all that matching needs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -36,8 +37,17 @@ class Cells:
         assert buffer.is_contiguous(), buffer.stride()
         self.tensor = buffer.detach()
         self.itemsize = buffer.element_size()
-        self.bytes = self.tensor.view(torch.uint8).numpy() if len(buffer) else np.empty(0, np.uint8)
-        self.numbers = self.tensor.numpy() if buffer.dtype in _NUMPY_TYPES else None
+
+    # The native loop asks for neither.
+
+    @cached_property
+    def bytes(self) -> Any:
+        tensor = self.tensor
+        return tensor.view(torch.uint8).numpy() if len(tensor) else np.empty(0, np.uint8)
+
+    @cached_property
+    def numbers(self) -> Any:
+        return self.tensor.numpy() if self.tensor.dtype in _NUMPY_TYPES else None
 
     def add(self, low: int, high: int, scratch: Any) -> None:
         """Add the first bytes of `scratch` to what lies at the bytes low..high."""

@@ -17,7 +17,7 @@ from paceline.core.messages import Doing, Figures, Heartbeat
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.ledger import Ledger
 from paceline.core.protocol.log import Log
-from paceline.core.protocol.records import Go
+from paceline.core.protocol.records import GivenUp, Go
 from paceline.core.protocol.shadow import ShadowReport
 from paceline.core.rank.state import Main, RankState
 from paceline.core.status import Fact
@@ -46,6 +46,7 @@ class HeartbeatFacts:
         self._parked_ns: int | None = None
         self._wait_ns = 0
         self._avoided_ns = 0
+        self._given_up: dict[str, float] = {}
         self._contributed: dict[MemberId, int] = {}
         self._active: dict[MemberId, int] = {}
         """Rounds in which each was active. The last ones, in which the same ranks were, are not in
@@ -121,6 +122,10 @@ class HeartbeatFacts:
         logged = self._logged(rank) if _tells_of_the_log(rank) else {}
         self._facts = self._measured() | logged | self.checkpoints | self.carried
 
+    def gave_up(self, why: GivenUp) -> None:
+        """A streamed round."""
+        self._given_up[Fact.GIVEN_UP + why] = self._given_up.get(Fact.GIVEN_UP + why, 0.0) + 1
+
     def heartbeat(self, rank: RankState, doing: Doing | None = None) -> Heartbeat:
         """The rank's present state."""
         takes_part = rank.has_state and not rank.passive
@@ -151,6 +156,7 @@ class HeartbeatFacts:
             Fact.LAG_S: median(self._lags_us) / US_PER_S if self._lags_us else 0.0,
             Fact.WAIT_S: self._wait_ns / NS_PER_S,
             Fact.AVOIDED_S: self._avoided_ns / NS_PER_S,
+            **self._given_up,
         }
 
     def _logged(self, rank: RankState) -> dict[str, float]:
@@ -167,6 +173,7 @@ class HeartbeatFacts:
             Fact.EPOCHS_SHORT: float(ledger.epochs_short),
             Fact.ROUND_S: log.median_round_us / US_PER_S,
         }
+        facts[Fact.STREAMED] = float(ledger.streamed)
         for trigger, count in ledger.rounds.items():
             facts[Fact.ROUNDS + trigger] = float(count)
         for reason, samples in ledger.dropped.items():

@@ -17,7 +17,7 @@ from paceline.clock import NS_PER_S
 from paceline.core.collectives.select import CLASS_NAMES, Method
 from paceline.core.protocol.composition import Composition
 from paceline.core.protocol.ids import MemberId
-from paceline.core.protocol.records import Go, Share, Trigger
+from paceline.core.protocol.records import GivenUp, Go, Share, Trigger
 from paceline.core.protocol.shadow import PARTIAL, Hindsight, ShadowReport
 from paceline.core.protocol.snapshot import Totals
 from paceline.core.rank import events as ev
@@ -77,6 +77,9 @@ class RoundMetrics:
         self._regret_of = cache(
             lambda size: record.gauge("paceline_transport_regret_seconds", size_class=size)
         )
+        self._streamed = counter("paceline_rounds_streamed_total")
+        self._hidden_s = counter("paceline_transfer_hidden_seconds_total")
+        self._given_up = cache(lambda r: counter("paceline_rounds_given_up_total", cause=r))
         self._copies = counter("paceline_weight_copies_total")
         self._copy_s = counter("paceline_weight_copy_seconds_total")
         self._lag_s = histogram("paceline_arrival_lag_seconds")
@@ -143,6 +146,18 @@ class RoundMetrics:
     def reduced(self, now_ns: int) -> None:
         """The sum is complete."""
         self._transfer_s.observe((now_ns - self._go_ns) / NS_PER_S)
+
+    def streamed(self, hidden_ns: int) -> None:
+        """The round was; so much of its transfers ran beside backward()."""
+        self._streamed.add()
+        self._hidden_s.add(hidden_ns / NS_PER_S)
+
+    def voided(self, own: GivenUp | None) -> None:
+        """A streamed round came to nothing."""
+        self._rounds_of(self._mode, Trigger.VOID).add()
+        if own is not None:
+            self._given_up(own).add()
+            self.facts.gave_up(own)
 
     def carried(self, method: Method, payload_bytes: int, spent_ns: int) -> None:
         """The data channel has moved so many bytes."""

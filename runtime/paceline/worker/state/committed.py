@@ -10,8 +10,8 @@ renewed while the main thread is parked.
                  two rounds.
     weights      the committed weights; the parameters of the rebound optimizer are views of them
 
-With LATE and the scratch of `Gradients` these are the four parameter-size buffers that exist
-beside the model, its gradients and the optimizer's state (D15).
+With the scratch of `Gradients` these are the three parameter-size buffers that exist beside the
+model, its gradients and the optimizer's state; where gradients wait, LATE is a fourth (D15).
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from paceline.worker.state.optimizer_binding import OptimizerBinding, SchedulerF
 
 T = TypeVar("T")
 Bytes = bytes | bytearray | memoryview
-BUFFERS = ("LATE", "result", "accumulated", "weights")
-"""Parameter-size buffers beside the model, its gradients and the optimizer's state."""
+BUFFERS = ("result", "accumulated", "weights")
+"""Parameter-size buffers beside the model, its gradients and the optimizer's state; LATE comes when
+a gradient first has to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,10 @@ class MemoryReport:
     def __str__(self) -> str:
         names = ", ".join(BUFFERS)
         mib = self.buffer_bytes / 2**20
-        return f"{len(BUFFERS)} buffers of {mib:.1f} MiB ({names}) for {self.parameters} parameters"
+        return (
+            f"{len(BUFFERS)} buffers of {mib:.1f} MiB ({names}) for {self.parameters} parameters; "
+            "one more once a gradient has to wait for its round"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,10 @@ class Committed:
         self._weights = self._layout.zeros()
         self._accumulated = self._layout.zeros()
         self._accumulating = False
-        self._average_made: list[torch.Tensor] = []
+        self._average_views: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+        """Memory that averages were made in lately, and the parameters' shapes on it."""
+        self._prepared: set[int] = set()
+        """Segments of which the average is made, in the memory of the sum before."""
         self._views = self._layout.views(self._weights)
         self._extras: list[torch.Tensor] | None = None
         # The main thread reads (state_dict) while the communication thread may apply a round.
@@ -115,14 +122,30 @@ class Committed:
 
     # ---- one round --------------------------------------------------------------------------
 
-    def accumulate(self, results: Sequence[torch.Tensor], *, first: bool) -> None:
+    def prepare(self, segment: int, divisor: float) -> None:
+        """Make the average of a segment while others are still being summed, in a round that steps
+        and begins anew. Nothing is updated (R21). It goes where the sum before lies: all members
+        are in this round, so that none can lack that one (R7)."""
+        torch.div(self._gradients.result[segment], divisor, out=self._accumulated[segment])
+        self._prepared.add(segment)
+
+    def accumulate(self, results: list[torch.Tensor], *, first: bool) -> None:
         """Add the result of a whole reduction (R21); `first` after a step of the optimizer."""
-        for accumulated, result in zip(self._accumulated, results, strict=True):
-            if first:
-                accumulated.copy_(result)
-            else:
-                accumulated.add_(result)
+        if first and results is self._gradients.result:
+            # The sum stays where it was made; the memory of the one before is the next scratch.
+            self._gradients.result, self._accumulated = self._accumulated, results
+        else:
+            assert not self._prepared, "an average was made of what is not this sum"
+            for accumulated, result in zip(self._accumulated, results, strict=True):
+                if first:
+                    accumulated.copy_(result)
+                else:
+                    accumulated.add_(result)
         self._accumulating = True
+
+    def forget_prepared(self) -> None:
+        """The round that segments were prepared for came to nothing."""
+        self._prepared.clear()
 
     def last_result(self) -> list[memoryview]:
         """Bytes of a copy of the sum for a rank that is behind (R7)."""
@@ -148,15 +171,27 @@ class Committed:
 
     def _average(self, divisor: float) -> list[torch.Tensor]:
         average = self._gradients.result
-        if self._average_made is not average:  # also after `renew_result`
-            self.binding.point_gradients(self._layout.views(average))
-            self._average_made = average
-        for target, accumulated in zip(average, self._accumulated, strict=True):
+        self.binding.point_gradients(self._views_of(average))
+        for segment, (target, accumulated) in enumerate(
+            zip(average, self._accumulated, strict=True)
+        ):
+            if segment in self._prepared:
+                continue
             if divisor == 1.0:
                 target.copy_(accumulated)
             else:
                 torch.div(accumulated, divisor, out=target)
+        self._prepared.clear()
         return average
+
+    def _views_of(self, average: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Sums and averages take turns with two sets of memory, so two are kept."""
+        for known, views in self._average_views:
+            if known is average:
+                return views
+        views = self._layout.views(average)
+        self._average_views = [*self._average_views[-1:], (average, views)]
+        return views
 
     # ---- evidence ---------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 Shape legend: every buffer is one flat tensor per segment (`flat.FlatLayout`).
 
     GRAD     where backward() adds: each `p.grad` is a view of it, so that announcing copies nothing
-    LATE     what is announced, or waits to be, until its round is committed (R7, R22)
+    LATE     what is announced, or waits to be, until its round is committed (R7, R22); there is
+             none before a gradient has to wait while the next one is computed
     result   scratch of the reduction; an abandoned reduction may still write to it
              (docs/design/data-channel.md)
 
@@ -14,13 +15,14 @@ the main thread is parked, belongs to the communication thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 
 from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Scale, Swap, Zero
-from paceline.worker.state.flat import SEGMENT_BYTES, FlatLayout
+from paceline.worker.state.flat import FlatLayout
 from paceline.worker.state.streams import Streams
 
 
@@ -40,7 +42,7 @@ class Gradients:
     def __init__(
         self,
         parameters: Iterable[tuple[str, torch.nn.Parameter]],
-        segment_bytes: int = SEGMENT_BYTES,
+        segment_bytes: int | None = None,
     ) -> None:
         named = list(parameters)
         assert named, "gradients without a parameter"
@@ -54,10 +56,22 @@ class Gradients:
         training layer, which rescales GRAD before a batch of another size is computed (D3)."""
         self.copied_in = 0
         """Gradients that arrived outside the buffers and had to be copied (D3)."""
-        self._flats = {which: self.layout.zeros() for which in BufferName}
+        self._flats = {BufferName.GRAD: self.layout.zeros()}
         self._views = {which: self.layout.views(flats) for which, flats in self._flats.items()}
         self._occupied = False
         self._untouched: list[int] = []
+        self._members: list[list[int]] = [[] for _ in self.layout.segments]
+        """Indices of the parameters of each segment."""
+        self._left: list[int] | None = None
+        """Of each segment: gradients that the batch in hand has not added yet; None: nobody counts
+        them."""
+        self._begun: list[int] = []
+        """`written` of each segment before them."""
+        self._tell: Callable[[int], None] | None = None
+        for index, slot in enumerate(self.layout.slots):
+            self._members[slot.segment].append(index)
+        if len(self.layout.segments) > 1:  # else there is nothing to watch (`worker.reduction`)
+            self._add_hooks()
         self.attach()
         self.mark_untouched()
 
@@ -77,18 +91,56 @@ class Gradients:
         `model.zero_grad()` detaches the views, and backward() then makes tensors of its own: those
         are added to what GRAD has.
         """
-        outside = 0
-        with torch.no_grad():
-            for parameter, view in zip(self.parameters, self._views[BufferName.GRAD], strict=True):
-                gradient = parameter.grad
-                if gradient is view:
-                    continue
-                if gradient is not None:
-                    view.add_(gradient)
-                    outside += 1
-                parameter.grad = view
-        self.copied_in += outside
+        return self._attach(range(len(self.parameters)))
+
+    def _attach(self, indices: Iterable[int]) -> int:
+        parameters, views, outside = self.parameters, self._views[BufferName.GRAD], 0
+        for index in indices:
+            parameter, view = parameters[index], views[index]
+            if parameter.grad is not view:
+                outside += parameter.grad is not None
+                self._copy_in(parameter, view)
         return outside
+
+    def watch(self, tell: Callable[[int], None] | None) -> None:
+        """From here on `tell` hears of each segment that backward() has added the last gradient to,
+        once, in one of autograd's threads; None: of none."""
+        self._tell, self._begun = tell, self._versions()
+        self._left = None if tell is None else [len(members) for members in self._members]
+
+    def _add_hooks(self) -> None:
+        """Autograd calls them for each gradient, so they only count."""
+        for segment, members in enumerate(self._members):
+
+            def added(_: torch.Tensor, segment: int = segment) -> None:
+                left = self._left
+                if left is not None:
+                    left[segment] -= 1
+                    if left[segment] == 0:
+                        self._complete(segment)
+
+            for index in members:
+                add = self.parameters[index].register_post_accumulate_grad_hook
+                add(added)  # type: ignore[no-untyped-call]
+
+    def _complete(self, segment: int) -> None:
+        """The last gradient of a segment is made."""
+        members = self._members[segment]
+        if self.written(segment) != self._begun[segment] + len(members):
+            self._attach(members)  # not each of them was added once, and here
+        if self._tell is not None:
+            self._tell(segment)
+
+    def _copy_in(self, parameter: torch.Tensor, view: torch.Tensor) -> None:
+        with torch.no_grad():
+            if parameter.grad is not None:
+                view.add_(parameter.grad)
+                self.copied_in += 1
+            parameter.grad = view
+
+    def written(self, segment: int) -> int:
+        """How often GRAD's segment was written; grows with every addition (autograd's counter)."""
+        return self._flats[BufferName.GRAD][segment]._version  # noqa: SLF001
 
     def detached(self) -> bool:
         """True if the user's code has removed every gradient (`model.zero_grad()`)."""
@@ -108,17 +160,18 @@ class Gradients:
             for parameter, view in zip(self.parameters, views, strict=True)
         )
 
-    def finite(self, which: BufferName) -> bool:
-        """False if there is a NaN or an Inf. One pass: a finite sum has finite terms only; a sum
-        that is not finite may have overflowed, so then each element is looked at."""
-        for flat in self._flats[which]:
+    def finite(self, which: BufferName, segments: Iterable[int] | None = None) -> bool:
+        """False if there is a NaN or an Inf, in these segments or anywhere. One pass: a finite sum
+        has finite terms only; a sum that is not finite may have overflowed, so then each element is
+        looked at."""
+        flats = self._flats[which]
+        for flat in flats if segments is None else [flats[s] for s in segments]:
             if not flat.is_floating_point():
                 continue
             wide = torch.float64 if flat.dtype is torch.float64 else torch.float32
-            if not bool(torch.isfinite(flat.sum(dtype=wide))) and not bool(
-                torch.isfinite(flat).all()
-            ):
-                return False
+            if isfinite(flat.sum(dtype=wide).item()) or bool(torch.isfinite(flat).all()):
+                continue
+            return False
         return True
 
     # ---- communication thread, while the main thread is parked ------------------------------
@@ -127,29 +180,29 @@ class Gradients:
         """What GRAD has becomes LATE; the new GRAD is zero. Only when LATE is empty."""
         assert not self._occupied, "LATE is in use: merge instead"
         flats, views = self._flats, self._views
-        flats[BufferName.GRAD], flats[BufferName.LATE] = (
-            flats[BufferName.LATE],
-            flats[BufferName.GRAD],
-        )
-        views[BufferName.GRAD], views[BufferName.LATE] = (
-            views[BufferName.LATE],
-            views[BufferName.GRAD],
-        )
+        if BufferName.LATE not in flats:
+            flats[BufferName.LATE] = self.layout.zeros()
+            views[BufferName.LATE] = self.layout.views(flats[BufferName.LATE])
+        for held in (flats, views):
+            held[BufferName.GRAD], held[BufferName.LATE] = (
+                held[BufferName.LATE],
+                held[BufferName.GRAD],
+            )
         for parameter, view in zip(self.parameters, views[BufferName.GRAD], strict=True):
             parameter.grad = view
-        self._occupied = True
         self.unit = 0
+        self._occupied = True
         self.mark_untouched()
 
     def merge(self, late_factor: float, grad_factor: float) -> None:
         """LATE = LATE x late_factor + GRAD x grad_factor; GRAD is zero afterwards."""
+        assert self._occupied, "nothing is in LATE: swap instead"
         self.scale(BufferName.LATE, late_factor)
         for late, grad in zip(
             self._flats[BufferName.LATE], self._flats[BufferName.GRAD], strict=True
         ):
             # alpha = 1 adds without multiplying: equal units leave the bits alone (D3).
             late.add_(grad, alpha=grad_factor)
-        self._occupied = True
         self.zero(BufferName.GRAD)
 
     def scale(self, which: BufferName, factor: float) -> None:
@@ -186,10 +239,8 @@ class Gradients:
 
     def new_memory(self) -> GradientMemory:
         """That of a rank that has computed nothing yet."""
-        flats = {which: self.layout.zeros() for which in BufferName}
-        return GradientMemory(
-            flats, {which: self.layout.views(flats[which]) for which in BufferName}
-        )
+        flats = self.layout.zeros()
+        return GradientMemory({BufferName.GRAD: flats}, {BufferName.GRAD: self.layout.views(flats)})
 
     def exchange(self, memory: GradientMemory) -> GradientMemory:
         """Go on as the rank that `memory` is of; returns that of the rank before."""
@@ -203,16 +254,15 @@ class Gradients:
 
     # ---- communication thread ---------------------------------------------------------------
 
-    def load_result(self, source: BufferName | None, factor: float = 1.0) -> list[torch.Tensor]:
-        """Fill the scratch from `source` times `factor`, or with zeros; returns what to reduce."""
-        for index, result in enumerate(self.result):
-            if source is None:
-                result.zero_()
-            elif factor == 1.0:
-                result.copy_(self._flats[source][index])
-            else:
-                torch.mul(self._flats[source][index], factor, out=result)
-        return self.result
+    def load_result(self, segment: int, source: BufferName | None, factor: float = 1.0) -> None:
+        """Fill a segment of the scratch from `source` times `factor`, or with zeros."""
+        result = self.result[segment]
+        if source is None:
+            result.zero_()
+        elif factor == 1.0:
+            result.copy_(self._flats[source][segment])
+        else:
+            torch.mul(self._flats[source][segment], factor, out=result)
 
     def renew_result(self) -> None:
         """Take fresh memory: an abandoned reduction may still write to the old one."""

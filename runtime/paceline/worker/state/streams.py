@@ -4,6 +4,7 @@ A kernel that is queued is no gradient yet, and a copy that is queued is no weig
 communication thread does with tensors goes through a stream of its own, so each crossing has its
 method here:
 
+    a segment is handed over     mark_gradients    waited for by who reads it
     the main thread parks        await_gradients   its kernels have run
     tensors, on our stream       own               queued in the order of the calls
     bytes leave the device       settled           what was queued before has run
@@ -16,7 +17,7 @@ On a CPU everything is done when the call returns, and each method here does not
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Final, Protocol
 
 import torch
@@ -85,14 +86,25 @@ class Streams:
     def await_gradients(self) -> None:
         """Main thread, before it parks: returns when what it has queued so far is complete in
         memory. Its gradients are read then, and the weights that its kernels use overwritten."""
+        for event in self.mark_gradients():
+            event.synchronize()
+
+    def mark_gradients(self) -> list[Event]:
+        """Any thread whose kernels make gradients: one event per device; when they have passed,
+        what that thread has queued so far is in memory."""
+        events = []
         for device in self._own:
             event = self._queues.event(device)
             event.record(self._queues.current(device))
-            event.synchronize()
+            events.append(event)
+        return events
+
+    def own(self) -> AbstractContextManager[None]:
+        """What is queued inside runs beside the main thread's work."""
+        return self._current() if self._own else nullcontext()
 
     @contextmanager
-    def own(self) -> Iterator[None]:
-        """What is queued inside runs beside the main thread's work."""
+    def _current(self) -> Iterator[None]:
         with ExitStack() as stack:
             for stream in self._own.values():
                 stack.enter_context(self._queues.use(stream))

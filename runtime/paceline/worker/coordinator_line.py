@@ -1,0 +1,213 @@
+"""A rank's line to the coordinator, by way of its agent (R43): its own thread, so that a busy rank
+stays reachable.
+
+Orders go to the communication thread. Those that end what it may be blocked in (PREPARE, RELEASE,
+DISMISS) raise the abort flag first. When the agent has a new connection it says so: the rank begins
+with Register, and the state machine repeats what may be lost (`Connected`). Between rank and agent
+heartbeats come every fifth of a second; the agent tells the coordinator what it has to know.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from paceline.clock import NS_PER_MS, NS_PER_S, now_ns
+from paceline.control import packets
+from paceline.core import wire
+from paceline.core.messages import (
+    BeatEvery,
+    Figures,
+    Heartbeat,
+    Introduce,
+    RankMessage,
+    Register,
+    Said,
+    ToRank,
+)
+
+log = logging.getLogger("paceline.rank")
+
+BEAT_NS: Final = NS_PER_S // 5
+OUTBOX_MAX: Final = 256
+"""Messages. An agent that leaves so many unread is stopped; the rank introduces itself anew."""
+CLOSE_S: Final = 5.0
+
+
+class CoordinatorLine:
+    """Takes over the descriptor; all that is said is up to the callbacks."""
+
+    def __init__(
+        self,
+        fd: int,
+        *,
+        register: Callable[[], Register],
+        heartbeat: Callable[[], Heartbeat],
+        figures: Callable[[], Figures],
+        obey: Callable[[ToRank], None],
+        connected: Callable[[], None],
+    ) -> None:
+        os.set_inheritable(fd, False)  # not for the script's own subprocesses
+        self._socket = socket.socket(fileno=fd)
+        self._socket.setblocking(False)
+        self._register, self._heartbeat, self._figures = register, heartbeat, figures
+        self._obey, self._connected = obey, connected
+        self._news: int | None = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._lock = threading.Lock()
+        """Of `_news`, which other threads write to."""
+        self._outbox: deque[RankMessage] = deque()
+        self._connection = 0
+        """Of the agent, as it says; 0: it has none."""
+        self._registered: Register | None = None
+        """What was said for this connection last."""
+        self._figures_ns = BEAT_NS
+        self._beat_due_ns = self._figures_due_ns = 0
+        self._complaint = ""
+        self._closing_ns: int | None = None
+        """When it gives up what is still to be said."""
+        self._thread = threading.Thread(target=self._run, name="paceline-link", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, message: RankMessage) -> None:
+        """From any thread. Lost if the agent has no connection: the next one begins with the
+        facts."""
+        if self._connection:
+            self._outbox.append(message)
+            self._wake()
+
+    def close(self) -> None:
+        """Say what is still to be said and end the thread; bounded."""
+        if self._thread.is_alive():
+            self._closing_ns = now_ns() + int(CLOSE_S * NS_PER_S)
+            self._wake()
+            self._thread.join(CLOSE_S)
+
+    def _wake(self) -> None:
+        with self._lock:
+            if self._news is not None:
+                os.eventfd_write(self._news, 1)
+
+    # ---- the thread -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        finally:
+            self._socket.close()
+            with self._lock:
+                assert self._news is not None
+                os.close(self._news)
+                self._news = None
+
+    def _turn(self) -> bool:
+        """False at the end: of the agent, or when all is said."""
+        all_said = self._write()
+        if self._closing_ns is not None and (all_said or now_ns() >= self._closing_ns):
+            return False
+        self._wait(all_said)
+        while True:
+            try:
+                data = packets.receive(self._socket)
+            except BlockingIOError:
+                break
+            if data is None:
+                return False
+            self._take(data)
+        if self._connection and now_ns() >= self._beat_due_ns and self._write():
+            self._beat()
+        return True
+
+    def _wait(self, all_said: bool) -> None:
+        """For a packet, a word of this process, room for what is to be said, or the next beat."""
+        assert self._news is not None
+        poll = select.poll()
+        poll.register(self._news, select.POLLIN)
+        poll.register(self._socket, select.POLLIN | (0 if all_said else select.POLLOUT))
+        due_ns = [self._beat_due_ns] if self._connection else []
+        due_ns += [self._closing_ns] if self._closing_ns is not None else []
+        left_ns = max(0, min(due_ns) - now_ns()) if due_ns else None
+        if any(fd == self._news for fd, _ in poll.poll(left_ns and -(-left_ns // NS_PER_MS))):
+            os.eventfd_read(self._news)
+
+    def _take(self, data: bytes) -> None:
+        try:
+            order = wire.message_to_rank(data)
+        except wire.WireError as error:
+            log.warning("the coordinator sent something that is no message: %s", error)
+            return
+        try:
+            match order:
+                case Introduce():
+                    self._connection = order.connection
+                    self._introduce()
+                case BeatEvery(ms=ms, figures=figures):
+                    self._figures_ns = max(BEAT_NS, ms * figures * NS_PER_MS)
+                case _:
+                    self._obey(order)
+        except Exception as error:
+            # Whatever it was: who introduces himself is told again what he has to know.
+            self._complain(f"{type(order).__name__} could not be followed: {error!r}", error)
+            self._registered = None
+            self._outbox.append(self._register())
+
+    def _introduce(self) -> None:
+        self._registered = None
+        self._outbox = deque((self._register(),))
+        self._beat_due_ns = self._figures_due_ns = 0
+        self._connected()
+
+    def _write(self) -> bool:
+        """Whether everything is said."""
+        if len(self._outbox) > OUTBOX_MAX:
+            self._introduce()
+        while self._outbox:
+            message = self._outbox[0]
+            known = isinstance(message, Register) and message == self._registered
+            if not known and not self._say(message):
+                return False
+            self._outbox.popleft()
+        return True
+
+    def _say(self, message: RankMessage | Heartbeat) -> bool:
+        """Whether there was room."""
+        try:
+            packets.send(self._socket, msgspec.json.encode(Said(self._connection, message)))
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True  # the agent has ended; the reader sees that too
+        if isinstance(message, Register):
+            self._registered = message
+        return True
+
+    def _beat(self) -> None:
+        now = now_ns()
+        self._beat_due_ns = now + BEAT_NS
+        try:
+            said: list[Heartbeat | Figures] = [self._heartbeat()]
+            if now >= self._figures_due_ns:
+                self._figures_due_ns = now + self._figures_ns
+                said.append(self._figures())
+        except Exception as error:
+            # It reads what other threads change; the next one may well be made.
+            self._complain(f"a heartbeat could not be made: {error!r}", error)
+            return
+        for message in said:
+            self._say(message)
+
+    def _complain(self, text: str, fault: Exception) -> None:
+        """Once per reason."""
+        if text != self._complaint:
+            log.warning("%s", text, exc_info=fault)
+            self._complaint = text

@@ -1,0 +1,435 @@
+"""Carries out the reductions that the state machine asks for, segment by segment (R27-R31).
+
+A round that is not streamed is summed at once, on the communication thread. In a streamed round two
+threads of its own go from segment to segment while backward() still makes the next ones. So the
+communication thread handles what happens meanwhile, and the link carries one segment while the next
+one is made ready.
+
+    main thread           begin, hand_over, close: the batch in hand, whose segments become ready
+    communication thread  reduce, finish, complete, give_up, stop, outcome
+    memory thread         looks at a first segment, then says Coming; fills the scratch of a
+                          streamed round, and makes averages of what is summed
+    data thread           sums what is filled; passes over memory beside the communication thread
+
+A segment is contributed only when it is final and finite; the last one only after `complete`, which
+follows the batch's Step. So nothing of a batch can be applied before it has been announced (R29).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import torch
+from msgspec.structs import replace
+
+from paceline.clock import now_ns
+from paceline.core.protocol.pending import BufferName
+from paceline.core.protocol.records import GivenUp
+from paceline.core.rank import events as ev
+from paceline.worker.data_channel import DataChannel
+from paceline.worker.serial_thread import SerialThread
+from paceline.worker.state.committed import Committed
+from paceline.worker.state.gradients import Gradients
+from paceline.worker.state.streams import Event
+
+log = logging.getLogger("paceline.rank")
+
+ABANDONED: Final = ev.ChannelFailed("given up for a new generation", aborted=True)
+FloatBuffers = Callable[[bool], torch.Tensor]
+"""The model's, flat; zeros unless this rank contributes."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """The last batch of a lease, while backward() works on it."""
+
+    coming: ev.Coming
+    handed: dict[int, tuple[int, list[Event]]] = field(default_factory=dict)
+    """Ready segments: how often each had been written, and what its device has to finish first."""
+    looked_at: set[int] = field(default_factory=set)
+    finite: bool = True
+    """As far as it was looked at."""
+    closed: bool = False
+    """The main thread is through with it; Coming would come too late."""
+    complete: bool = False
+    """Its Step is known, and all of it may be contributed."""
+    dropped: bool = False
+
+
+@dataclass(slots=True)
+class _Streamed:
+    """A streamed round under way."""
+
+    order: ev.Reduce
+    batch: Batch | None
+    """Whose segments are waited for; None: all that is named is there."""
+    given_up: GivenUp | None
+    """Why this rank flags what is left of it."""
+    filled: int = 0
+    """Segments that the data thread has been given."""
+    summed: int = 0
+    averaged: int = 0
+    end: ev.Reduced | ev.Voided | ev.ChannelFailed | None = None
+    spent_ns: int = 0
+    """In transfers."""
+    busy_since_ns: int = 0
+    """Of the transfer under way; 0 = it waits for a segment."""
+
+
+class Reducer:
+    """Of one rank, from the beginning of its training on."""
+
+    def __init__(
+        self,
+        channel: DataChannel,
+        gradients: Gradients,
+        committed: Committed,
+        float_buffers: FloatBuffers,
+        post: Callable[[ev.Coming | None], None],
+    ) -> None:
+        """`post` hands an event to the communication thread; with None it only wakes it."""
+        self._channel, self._gradients, self._committed = channel, gradients, committed
+        self._float_buffers, self._post = float_buffers, post
+        self._last: Final = len(gradients.layout.segments) - 1
+        self.synced: torch.Tensor | None = None
+        """What the last round summed of the float buffers (D10)."""
+        self.hidden_ns = 0
+        """Of the last streamed round's transfers, while backward() ran here."""
+        self._news = threading.Condition()
+        self._batch: Batch | None = None
+        self._announced: Batch | None = None
+        """Its Step is being handled; some let the main thread begin the next batch meanwhile."""
+        self._round: _Streamed | None = None
+        self._outcome: ev.Reduced | ev.Voided | ev.ChannelFailed | None = None
+        self._error: BaseException | None = None
+        self._stopping = self._closing = False
+        self._thread: threading.Thread | None = None
+        self._data = SerialThread("paceline-data", self._failed)
+        self._beside = False
+        """Something is done there that `joined` waits for."""
+
+    # ---- main thread, and autograd's ------------------------------------------------------
+
+    def begin(self, coming: ev.Coming) -> None:
+        """The last batch of these leases is computed next."""
+        if not self._last:
+            return
+        with self._news:
+            self._forget()
+            self._batch = Batch(coming)
+            self._start_thread()
+        self._gradients.watch(self.hand_over)
+
+    def hand_over(self, segment: int) -> None:
+        """All gradients of a segment are added, or their kernels are queued."""
+        written, ready = self._gradients.written(segment), self._gradients.streams.mark_gradients()
+        with self._news:
+            batch = self._batch
+            if batch is None or batch.closed or segment == self._last:
+                return
+            batch.handed[segment] = written, ready
+            if segment == 0 or self._round is not None:
+                self._news.notify_all()
+
+    def close(self, *, dropped: bool = False) -> None:
+        """The batch is computed, or given up by the script; its Step or Skip is still to come."""
+        if not self._last:
+            return
+        self._gradients.watch(None)
+        with self._news:
+            if self._batch is not None:
+                self._batch.closed = True
+            if dropped:
+                self._forget()
+
+    def _forget(self) -> None:
+        if self._batch is not None:
+            self._batch.dropped = True
+            self._news.notify_all()
+        self._batch = None
+
+    # ---- communication thread -------------------------------------------------------------
+
+    def reduce(self, order: ev.Reduce) -> ev.Reduced | ev.ChannelFailed | None:
+        """None of a streamed round: see `outcome`."""
+        self.synced = None
+        if not order.go.streamed:
+            return self._sum_all(order)
+        with self._news:
+            batch = self._batch if order.in_hand else None
+            gone = order.gives_up or (order.in_hand and batch is None)
+            self._round = _Streamed(order, batch, GivenUp.DROPPED if gone else None)
+            self._start_thread()
+            self._news.notify_all()
+        return None
+
+    def finish(self, step: ev.Step) -> ev.Step:
+        """Step, with what is known of its gradient; to be handled before `complete`."""
+        with self._news:
+            batch, self._batch = self._batch, None
+            self._announced = batch
+        changed = batch is None or any(
+            self._gradients.written(segment) != written
+            for segment, (written, _) in batch.handed.items()
+        )
+        known = None if changed else batch
+        looked_at = known.looked_at if known is not None else ()
+        rest = [s for s in range(self._last + 1) if s not in looked_at]
+        with self._gradients.streams.own():
+            finite = step.finite and (known is None or known.finite)
+            finite = finite and self._gradients.finite(BufferName.GRAD, rest)
+        with self._news:
+            now = self._round
+            if now is not None and batch is not None and now.batch is batch:
+                if changed or batch.coming != _coming_of(step):
+                    now.given_up = now.given_up or GivenUp.REWRITTEN
+                elif not finite:
+                    now.given_up = now.given_up or GivenUp.NONFINITE
+        return step if finite == step.finite else replace(step, finite=finite)
+
+    def complete(self) -> None:
+        """The state machine knows the Step: what is left of the batch may be contributed."""
+        with self._news:
+            if self._announced is not None:
+                self._announced.complete = True
+            self._announced = None
+            self._news.notify_all()
+
+    def give_up(self, why: GivenUp) -> None:
+        """From here on this rank contributes zeros and the flag (R31)."""
+        with self._news:
+            if self._round is not None:
+                self._round.given_up = self._round.given_up or why
+                self._news.notify_all()
+
+    def stop(self) -> None:
+        """Returns when no streamed round is under way; the abort flag of the channel is raised."""
+        with self._news:
+            self._stopping = True
+            self._news.notify_all()
+            while self._round is not None and self._error is None:
+                self._news.wait()
+            self._stopping = False
+
+    def outcome(self) -> ev.Reduced | ev.Voided | ev.ChannelFailed | None:
+        """What the last streamed round came to, once."""
+        if self._thread is None:
+            return None  # there was none
+        with self._news:
+            if self._error is not None:
+                raise self._error
+            outcome, self._outcome = self._outcome, None
+        if isinstance(outcome, ev.ChannelFailed):
+            self._gradients.renew_result()
+        if not isinstance(outcome, ev.Reduced | None):
+            self._committed.forget_prepared()
+        return outcome
+
+    def beside(self, work: Callable[[], None]) -> None:
+        """`work` is done while the communication thread goes on, which sees to it by `joined` that
+        nothing of it is used before. Where there is no data thread, memory is small: at once."""
+        if self._thread is None:
+            self._do(work)
+            return
+        self.joined()
+        self._beside = True
+        self._data.do(partial(self._do, work))
+
+    def joined(self) -> None:
+        """Returns when what was given to `beside` is done."""
+        if self._beside:
+            with self._news:
+                while self._beside and self._error is None:
+                    self._news.wait()
+
+    def _do(self, work: Callable[[], None]) -> None:
+        with self._gradients.streams.own():
+            work()
+        with self._news:
+            self._beside = False
+            self._news.notify_all()
+
+    @property
+    def busy_since_ns(self) -> int:
+        """Of a streamed round's transfer; 0 = it waits for a segment of this rank. Any thread."""
+        now = self._round
+        return now.busy_since_ns if now is not None else 0
+
+    def shutdown(self) -> None:
+        """The channel's abort flag is raised, or nothing is under way."""
+        with self._news:
+            self._closing = self._stopping = True
+            self._news.notify_all()
+        self._data.end()
+
+    # ---- either of the two that sum -------------------------------------------------------
+
+    def _sum_all(self, order: ev.Reduce) -> ev.Reduced | ev.ChannelFailed:
+        gradients, begun_ns = self._gradients, now_ns()
+        with gradients.streams.own():
+            for segment in range(self._last + 1):
+                gradients.load_result(segment, order.source, order.factor)
+            gradients.streams.complete()  # transports read with streams of their own, or none
+            failed = self._channel.sum(gradients.result) or self._sum_float_buffers(order)
+        if failed is not None:
+            gradients.renew_result()
+            return failed
+        return ev.Reduced(now_ns() - begun_ns)
+
+    def _sum_float_buffers(self, order: ev.Reduce) -> ev.ChannelFailed | None:
+        if not order.go.sync:
+            return None
+        flat = self._float_buffers(order.source is not None)
+        if flat.numel():
+            self._gradients.streams.complete()
+            if (failed := self._channel.sum([flat])) is not None:
+                return failed
+        count = order.go.contributing
+        self.synced = flat.div_(count) if count else None
+        return None
+
+    # ---- memory thread --------------------------------------------------------------------
+
+    def _start_thread(self) -> None:
+        """At first use; most jobs of small models never need it."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="paceline-memory", daemon=True)
+            self._thread.start()
+            self._data.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._work()
+        except BaseException as error:
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        """The communication thread ends with it."""
+        with self._news:
+            self._error = error
+            self._news.notify_all()
+        self._post(None)
+
+    def _work(self) -> None:
+        with self._news:
+            while not (self._closing or self._round or self._unseen(self._batch)):
+                self._news.wait()
+            now, batch = self._round, self._batch
+        if now is not None:
+            outcome = self._stream(now)
+            with self._news:
+                self._outcome, self._round = outcome, None
+                self._news.notify_all()
+            self._post(None)
+        elif batch is not None and self._unseen(batch) and self._look(batch, 0):
+            with self._news:
+                if self._batch is batch and not batch.closed:
+                    self._post(batch.coming)
+
+    @staticmethod
+    def _unseen(batch: Batch | None) -> bool:
+        return batch is not None and 0 in batch.handed and 0 not in batch.looked_at
+
+    def _look(self, batch: Batch, segment: int) -> bool:
+        """Whether a segment is finite, once its device has it."""
+        if segment in batch.looked_at:
+            return batch.finite
+        for event in batch.handed[segment][1]:
+            event.synchronize()
+        with self._gradients.streams.own():
+            finite = self._gradients.finite(BufferName.GRAD, (segment,))
+        with self._news:
+            batch.looked_at.add(segment)
+            batch.finite &= finite
+        return finite
+
+    def _stream(self, now: _Streamed) -> ev.Reduced | ev.Voided | ev.ChannelFailed:
+        self.hidden_ns = 0
+        while (segment := self._await(now)) is not None:
+            if segment < now.filled:
+                assert now.order.divisor is not None
+                with self._gradients.streams.own():
+                    self._committed.prepare(segment, now.order.divisor)
+                now.averaged += 1
+            else:
+                self._fill(now, segment)
+                now.filled += 1
+                self._data.do(partial(self._sum, now, segment))
+        return now.end or ABANDONED
+
+    def _await(self, now: _Streamed) -> int | None:
+        """The segment that comes next: one that can be contributed, be it as zeros, and else one
+        whose average can be made. None when the round is over; what has no average then gets it
+        as in a round that is not streamed."""
+        with self._news:
+            while now.end is None and self._error is None:
+                if self._stopping:
+                    if now.summed == now.filled:
+                        break
+                elif now.filled <= self._last and self._may_fill(now):
+                    return now.filled
+                elif now.order.divisor and now.averaged < now.summed:
+                    return now.averaged
+                self._news.wait()
+        return None
+
+    @staticmethod
+    def _may_fill(now: _Streamed) -> bool:
+        batch = now.batch
+        if batch is None or now.given_up or batch.complete:
+            return True
+        if batch.dropped:
+            now.given_up = GivenUp.DROPPED
+            return True
+        return now.filled in batch.handed
+
+    def _fill(self, now: _Streamed, segment: int) -> None:
+        """The scratch, with what this rank contributes."""
+        gradients, order, batch = self._gradients, now.order, now.batch
+        if batch is not None and not (now.given_up or batch.complete or self._look(batch, segment)):
+            now.given_up = now.given_up or GivenUp.NONFINITE
+        with gradients.streams.own():
+            source = order.source if now.given_up is None else None
+            gradients.load_result(segment, source, order.factor)
+
+    # ---- data thread ----------------------------------------------------------------------
+
+    def _sum(self, now: _Streamed, segment: int) -> None:
+        """One after the other: with the first that all know for void the round is over (R31)."""
+        with self._news:
+            if self._stopping:
+                now.end = now.end or ABANDONED
+                self._news.notify_all()
+        if now.end is not None:
+            return
+        gradients, result = self._gradients, self._gradients.result[segment]
+        begun_ns = now.busy_since_ns = now_ns()
+        with gradients.streams.own():
+            if now.given_up is not None:  # perhaps since the scratch was filled
+                result[-1] = 1
+            gradients.streams.complete()
+            failed = self._channel.sum([result])
+            void = failed is None and bool(result[-1])
+            if failed is None and not void and segment == self._last:
+                failed = self._sum_float_buffers(now.order)
+        now.busy_since_ns = 0
+        now.spent_ns += now_ns() - begun_ns
+        with self._news:
+            now.summed += 1
+            if now.batch is not None and not now.batch.complete:
+                self.hidden_ns = now.spent_ns
+            if failed is not None or void:
+                now.end = failed or ev.Voided(now.given_up)
+            elif segment == self._last:
+                now.end = ev.Reduced(now.spent_ns)
+            self._news.notify_all()
+
+
+def _coming_of(step: ev.Step) -> ev.Coming:
+    return ev.Coming(step.leases, step.samples, step.unit)

@@ -1,0 +1,245 @@
+"""One voice per pod (R43): what is passed on, what is dropped, and what a beat of the pod tells."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from paceline.core import messages as m
+from paceline.core.agent.relay import Relay
+from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
+
+A, B, C = (MemberId(4, local, 1000) for local in range(3))
+GEN = GenerationId(1, "c", 7)
+LATER = GenerationId(1, "c", 8)
+
+
+def register(who: MemberId, *, ready: bool = True) -> m.Register:
+    ends = m.Endpoints("t", "d")
+    return m.Register(who, 1, "h", ends, NO_GENERATION, NO_GENERATION, 0, False, ready)
+
+
+def beat(who: MemberId, version: int = 5, at: GenerationId = GEN, **facts: object) -> m.Heartbeat:
+    given: dict[str, object] = {"doing": m.Doing(3, version, 12, 400), "active": True, **facts}
+    return m.Heartbeat(who, at, at, version, **given)  # type: ignore[arg-type]
+
+
+class Pod:
+    """A relay whose ranks answer as ranks do, unless they are stopped."""
+
+    def __init__(self, *ranks: MemberId) -> None:
+        self.relay = Relay(4, 1)
+        self.numbers: dict[MemberId, int] = {}
+        self.stopped: set[MemberId] = set()
+        for who in ranks:
+            self.open(who)
+
+    def open(self, who: MemberId) -> list[object]:
+        return self.told(who, self.relay.open(who))
+
+    def told(self, who: MemberId, word: m.Introduce | None) -> list[object]:
+        if word is None or who in self.stopped:
+            return []
+        self.numbers[who] = word.connection
+        return self.say(register(who))
+
+    def connect(self) -> None:
+        for who, word in self.relay.connect():
+            self.told(who, word)
+
+    def say(self, message: m.RankMessage | m.Heartbeat, number: int | None = None) -> list[object]:
+        who = message.member
+        number = self.numbers.get(who, 0) if number is None else number
+        return list(self.relay.hear(who, m.Said(number, message)))
+
+    def greeted(self) -> tuple[m.Register, ...]:
+        self.connect()
+        return self.relay.greet()
+
+
+def test_one_greeting_has_all_who_introduce_themselves() -> None:
+    pod = Pod(B, A)
+    assert pod.greeted() == (register(A), register(B))
+
+
+def test_who_is_late_is_passed_on_and_not_waited_for_the_first_time() -> None:
+    """A script that has not called `pl.init()` reads nothing yet."""
+    pod = Pod(A)
+    pod.stopped.add(B)
+    pod.open(B)
+    pod.connect()
+    assert not pod.relay.awaits
+    assert pod.relay.greet() == (register(A),)
+    pod.numbers[B] = 2
+    assert pod.say(register(B)) == [register(B)]
+
+
+def test_who_took_part_before_is_waited_for() -> None:
+    pod = Pod(A, B)
+    pod.greeted()
+    pod.relay.disconnect()
+    pod.stopped.add(B)
+    pod.connect()
+    assert pod.relay.awaits
+    pod.relay.close(B)
+    assert not pod.relay.awaits, "it will never answer"
+
+
+def test_what_was_said_for_an_older_connection_is_dropped() -> None:
+    pod = Pod(A)
+    pod.greeted()
+    old = pod.numbers[A]
+    pod.relay.disconnect()
+    stale = m.Stopped(GEN, A, 5)
+    assert pod.say(stale, old) == []
+    pod.connect()
+    assert pod.say(stale, old) == []
+    assert pod.say(stale) == [stale]
+
+
+def test_nothing_passes_to_a_rank_that_this_coordinator_does_not_know() -> None:
+    """It may be an order of the one before: the rank introduces itself, and is asked again."""
+    pod = Pod(A, B)
+    pod.greeted()
+    assert pod.relay.listeners((A, B, C)) == [A, B]
+    pod.relay.disconnect()
+    pod.stopped.add(B)
+    pod.connect()
+    assert pod.relay.listeners((A, B)) == [A]
+
+
+def test_a_rank_that_read_nothing_for_long_begins_anew() -> None:
+    pod = Pod(A)
+    pod.greeted()
+    old = pod.numbers[A]
+    word = pod.relay.anew(A)
+    assert word is not None
+    assert pod.relay.listeners((A,)) == []
+    assert pod.say(m.Stopped(GEN, A, 5), old) == []
+    assert pod.told(A, word) == [register(A)]
+    assert pod.relay.listeners((A,)) == [A]
+
+
+def test_the_end_of_a_line_is_told_if_the_rank_was_known() -> None:
+    pod = Pod(A)
+    pod.greeted()
+    assert pod.relay.close(A) == [m.RankGone(A)]
+    assert pod.relay.close(A) == []
+    pod.stopped.add(B)
+    pod.open(B)
+    assert pod.relay.close(B) == []
+
+
+def test_a_rank_may_speak_for_itself_only_and_says_first_who_it_is() -> None:
+    pod = Pod(A)
+    pod.connect()
+    with pytest.raises(ValueError, match="speaks for"):
+        pod.relay.hear(A, m.Said(1, register(B)))
+    other = Relay(4, 1)
+    other.open(A)
+    [(_, word)] = other.connect()
+    with pytest.raises(ValueError, match="has not introduced itself"):
+        other.hear(A, m.Said(word.connection, m.Stopped(GEN, A, 5)))
+
+
+# ---- beats -----------------------------------------------------------------------------------
+
+
+def test_a_beat_says_once_what_all_say_alike() -> None:
+    pod = Pod(A, B)
+    pod.greeted()
+    for who in (A, B):
+        pod.say(beat(who))
+    first = pod.relay.beat()
+    assert first.heard == ((0, 1000), (1, 1000))
+    assert [x.member for x in first.changed] == [A, B], "a new coordinator knows nothing of them"
+    for version in range(6, 9):
+        pod.say(beat(A, version))
+        pod.say(beat(B, version - 1, doing=m.Doing(900, version, 13, 400), step_s=0.0))
+        later = pod.relay.beat()
+        assert (later.promise, later.last, later.version) == (GEN, GEN, version)
+        assert later.changed == ()
+
+
+def test_who_is_not_heard_is_not_said_to_be() -> None:
+    """A beating agent cannot hide a rank that does not beat."""
+    pod = Pod(A, B)
+    pod.greeted()
+    for who in (A, B):
+        pod.say(beat(who))
+    pod.relay.beat()
+    pod.say(beat(A))
+    assert pod.relay.beat().heard == ((0, 1000),)
+    assert pod.relay.beat().heard == ()
+
+
+CHANGES: dict[str, dict[str, object]] = {
+    "leaves": {"leaving": True},
+    "benched": {"active": False, "benched": True},
+    "done": {"done": True},
+    "slower": {"step_s": 0.058},
+    "longer reductions": {"doing": m.Doing(3, 5, 200, 400)},
+    "long at work": {"doing": m.Doing(1501, 5, 12, 400)},
+    "another generation": {"at": LATER},
+}
+
+
+@pytest.mark.parametrize("facts", CHANGES.values(), ids=CHANGES)
+def test_what_changes_is_told(facts: dict[str, object]) -> None:
+    pod = Pod(A, B, C)
+    pod.greeted()
+    for who in (A, B, C):
+        pod.say(beat(who, step_s=0.050))
+    pod.relay.beat()
+    for who in (A, C):
+        pod.say(beat(who, step_s=0.052))
+    changed = beat(B, **{"step_s": 0.050, **facts})  # type: ignore[arg-type]
+    pod.say(changed)
+    told = pod.relay.beat()
+    assert [x.member for x in told.changed] == [B]
+    assert (told.promise, told.last) == (GEN, GEN)
+    [said] = told.changed
+    assert replace(said, doing=None) == replace(changed, doing=None)
+
+
+def test_who_was_long_at_work_and_is_no_more_is_told() -> None:
+    pod = Pod(A)
+    pod.greeted()
+    for for_ms in (1501, 1701):
+        pod.say(beat(A, doing=m.Doing(for_ms, 5, 12, 400)))
+        [said] = pod.relay.beat().changed
+        assert said.doing == m.Doing(for_ms, 5, 12, 400)
+    pod.say(beat(A, doing=m.Doing(20, 6, 12, 400)))
+    [said] = pod.relay.beat().changed
+    assert said.doing == m.Doing(0, -1, 12, 400)
+    pod.say(beat(A, doing=m.Doing(20, 6, 12, 400)))
+    assert pod.relay.beat().changed == ()
+
+
+def test_over_a_new_connection_all_is_told_again() -> None:
+    pod = Pod(A)
+    pod.greeted()
+    carriers = ((A, m.Network.TCP),)
+    for _ in range(2):
+        pod.say(beat(A))
+        told = pod.relay.beat(carriers)
+        assert [x.member for x in told.changed] == [A]
+        assert told.carriers == carriers
+        pod.say(beat(A))
+        told = pod.relay.beat(carriers)
+        assert (told.changed, told.carriers) == ((), None)
+        pod.relay.disconnect()
+        pod.greeted()
+
+
+def test_figures_wait_for_their_turn_but_not_beyond_the_end() -> None:
+    pod = Pod(A)
+    pod.greeted()
+    for version in range(3):
+        assert pod.say(m.Figures(A, version, {})) == []
+    assert pod.relay.figures() == [m.Figures(A, 2, {})]
+    assert pod.relay.figures() == []
+    pod.say(m.Figures(A, 3, {}))
+    last = m.Stopped(GEN, A, 3)
+    assert pod.say(last) == [m.Figures(A, 3, {}), last]
+    pod.say(m.Figures(A, 4, {}))
+    assert pod.relay.close(A) == [m.Figures(A, 4, {}), m.RankGone(A)]

@@ -1,0 +1,53 @@
+"""Jobs that are large enough for heads by themselves: promises with heads that die and freeze, and
+how long a start and a change take. Weights are looked at on a sample of the ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hypothesis import given
+from hypothesis import strategies as st
+from paceline.core.protocol.tree import TREE_ABOVE
+from sim.faults import Fault, Kind
+from sim.heads import harm_a_head, harm_who_collects
+from sim.histories import bounded, faults, run, seeds, worlds
+from sim.large import STATE_MS, large, measure
+from sim.world import World
+
+
+def test_256_ranks_lose_nothing_with_heads_that_die_and_freeze() -> None:
+    """One dies with announcements in its hands, one freezes for ever with a GO, one with
+    announcements."""
+    ranks = 256
+    sim = large(ranks, leases_each=5)
+    sim.start()
+    died = harm_who_collects(sim, Kind.KILL, 1)
+    frozen = harm_a_head(sim, Kind.FREEZE, 2)
+    silent = harm_who_collects(sim, Kind.FREEZE, 4)
+    sim.run()
+    sim.checkers.at_end()
+    [behind] = [waiting for _, waiting in frozen]
+    assert behind == 15
+    assert len({*died, *silent, frozen[0][0]}) == 3
+    assert len(sim.finished) >= ranks - 3
+    log = sim.finished[0].state.log
+    assert log.ledger.total().applied == sim.world.plan.samples
+    assert log.id.counter >= 4, "three changes at least"
+
+
+def test_a_start_and_a_change_take_as_long_as_the_hops_and_states_in_them() -> None:
+    """Limits of a job of 1,024 ranks (docs/scale.md); states go in a tree, so that the eighth part
+    of the ranks takes three steps of it less."""
+    took = measure(2 * TREE_ABOVE, state_ms=STATE_MS)
+    assert took.start_s <= 10 - 3 * 2 * STATE_MS / 1000
+    assert took.still_s <= 1
+
+
+@bounded(60)
+@given(st.integers(3, 9).flatmap(lambda n: worlds(replicas=n, procs=1)), seeds, faults())
+def test_the_promises_hold_where_even_small_jobs_have_heads(
+    world: World, seed: int, what: list[Fault]
+) -> None:
+    """R41 at 3 to 9 ranks, whatever happens."""
+    sim = run(dataclasses.replace(world, tree_above=0), seed, what)
+    assert sim.finished or sim.outcomes & {"StateLost", "Interrupted"}, sim.story()

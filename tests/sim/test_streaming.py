@@ -1,0 +1,236 @@
+"""Streamed rounds: R28 to R34, each with what goes wrong without it.
+
+The histories of `test_simulation` draw them as well; here every job has them, and scripts that drop
+a batch inside backward(), write a gradient twice, compute a NaN or stop in the middle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+from msgspec.structs import replace
+from paceline.core.protocol.arrivals import Arrivals
+from paceline.core.protocol.log import Log
+from paceline.core.protocol.records import AnnounceKind, Go
+from paceline.core.rank import rounds, script, streaming
+from paceline.core.rank.state import RankState
+from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import Mode, Overlap
+from sim.faults import Fault, Kind
+from sim.histories import run
+from sim.ranks import SimRank
+from sim.simulation import BrokenPromiseError, Simulation
+from sim.world import MS, World
+
+SEEDS = 20
+"""A rule that is switched off is noticed in one of so many histories."""
+CLEAN = World(replicas=3, segments=4, leases=40, until_ms=8_000)
+HARD = RoundSettings(mode=Mode.QUORUM, quorum=2, bench_after_ns=300 * MS)
+
+
+def records(sim: Simulation) -> list[Go]:
+    history = sim.checkers.history(sim.finished[0].state.log.digest)
+    return [r for r in history if isinstance(r, Go)]
+
+
+def troubled(seed: int) -> tuple[World, list[Fault]]:
+    """A job whose rounds are begun too hopefully again and again."""
+    draw = random.Random(seed)
+    world = World(
+        replicas=draw.choice([2, 3, 5]),
+        segments=draw.choice([2, 4]),
+        leases=60,
+        settings=replace(HARD, mode=draw.choice([Mode.FULL, Mode.QUORUM, Mode.MAJORITY])),
+        discard=draw.choice([0.0, 0.3]),
+        rewrite=draw.choice([0.0, 0.2]),
+        nan=draw.choice([0.0, 0.2]),
+        until_ms=8_000,
+    )
+    kinds = [Kind.HANG, Kind.HANG, Kind.KILL, Kind.DRAIN, Kind.CRASH]
+    faults = [Fault(draw.uniform(50, 400), draw.choice(kinds), 150, seed) for _ in range(3)]
+    return world, faults
+
+
+# ---- with all rules ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [Mode.FULL, Mode.QUORUM])
+def test_where_nobody_is_slow_nearly_all_rounds_are_streamed(mode: Mode) -> None:
+    sim = run(World(replicas=3, segments=4, leases=90, settings=replace(HARD, mode=mode)), 1, [])
+    streamed = [go.streamed for go in records(sim)]
+    assert sum(streamed) >= (0.9 if mode is Mode.FULL else 0.6) * len(streamed)
+    assert not any(go.void for go in records(sim))
+
+
+def test_a_job_may_be_told_not_to() -> None:
+    world = World(replicas=3, segments=4, settings=RoundSettings(overlap=Overlap.NEVER))
+    assert not any(go.streamed for go in records(run(world, 1, [])))
+
+
+def test_the_last_round_is_not_streamed_so_that_no_figure_is_lost() -> None:
+    sim = run(CLEAN, 1, [])
+    assert not records(sim)[-1].streamed
+    log = sim.finished[0].state.log
+    assert log.ledger.metrics["loss"][1] == log.ledger.total().applied
+
+
+def test_the_same_job_streamed_and_not_applies_the_same() -> None:
+    ends = []
+    for overlap in Overlap:
+        world = World(replicas=3, segments=4, leases=60, settings=RoundSettings(overlap=overlap))
+        ends.append(run(world, 3, []).finished[0].state.log.ledger.total().applied)
+    assert ends[0] == ends[1]
+
+
+def test_troubled_jobs_hold_every_promise_and_some_rounds_are_void() -> None:
+    void = streamed = 0
+    for seed in range(SEEDS):
+        world, faults = troubled(seed)
+        sim = run(world, seed, faults)
+        assert sim.finished, sim.story()
+        void += sum(sim.checkers.is_void.values())
+        streamed += sum(go.streamed for go in records(sim))
+    assert void > SEEDS
+    assert streamed > SEEDS
+
+
+def test_who_keeps_the_others_waiting_is_quiet_for_longer_each_time() -> None:
+    rank = RankState(me=None, pid=0, host="", endpoints=None)  # type: ignore[arg-type]
+    waits = []
+    for _ in range(8):
+        streaming.voided(rank, None)
+        streaming.voided(rank, script.GivenUp.LATE)
+        waits.append(rank.stream.quiet)
+    assert waits == [2, 4, 8, 16, 32, 64, 64, 64]
+    assert rank.stream.given_up == {script.GivenUp.LATE: 8}
+
+
+# ---- each rule, and what breaks without it -------------------------------------------------------
+
+
+def breaks(world: World, *faults: Fault) -> bool:
+    """Whether some history of such a job ends with a broken promise."""
+    for seed in range(SEEDS):
+        try:
+            run(world, seed, list(faults))
+        except (BrokenPromiseError, AssertionError, KeyError):
+            return True
+    return False
+
+
+def never(*_: object, **__: object) -> bool:
+    """The rule is off."""
+    return False
+
+
+HOPES = streaming.hopes
+HEAR = Arrivals.hear
+APPEND = Log._append_go
+POST = SimRank.post
+
+
+def test_r28_only_a_batch_of_the_present_weights_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hopes_for_any(rank: RankState) -> bool:
+        before, rank.main_version = rank.main_version, rank.log.version
+        hope = HOPES(rank)
+        rank.main_version = before
+        return hope
+
+    world = dataclasses.replace(CLEAN, settings=replace(HARD, quorum=1), slow={0: 3.0})
+    assert not breaks(world)
+    monkeypatch.setattr(streaming, "hopes", hopes_for_any)
+    assert breaks(world)
+
+
+def test_r28_a_number_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def uses_it_again(rank: RankState, *_: object, **__: object) -> None:
+        rank.stream.coming = None
+
+    world = dataclasses.replace(CLEAN, leases=0, misjudge=0.3)
+    assert not breaks(world)
+    monkeypatch.setattr(script, "_drop_coming", uses_it_again)
+    assert breaks(world)
+
+
+def test_r30_a_rank_that_waits_for_itself_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits(self: SimRank, event: object) -> None:
+        inside = self.stream is not None
+        if inside and type(event).__name__ in ("Step", "Prepare", "Skip", "Tick"):
+            self.waiting.append(event)  # type: ignore[arg-type]
+        else:
+            POST(self, event)  # type: ignore[arg-type]
+
+    assert len(run(CLEAN, 1, []).ranks) == 3
+    monkeypatch.setattr(SimRank, "post", waits)
+    assert len(run(CLEAN, 1, []).ranks) > 3
+
+
+@pytest.mark.parametrize("trouble", ["discard", "rewrite", "nan"])
+def test_r31_what_does_not_come_as_named_makes_the_round_void(
+    trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = dataclasses.replace(CLEAN, **{trouble: 0.3})
+    assert not breaks(world)
+    monkeypatch.setattr(SimRank, "_flags", never)
+    # A gradient that was rewritten leaves no trace in sums of labels; that it ends the round is
+    # shown by `tests/worker/test_reduction.py`.
+    assert breaks(world) or trouble == "rewrite"
+
+
+def test_r32_a_void_round_makes_nobody_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = dataclasses.replace(CLEAN, rewrite=0.5)
+
+    def late() -> int:
+        return sum(
+            run(world, seed, []).finished[0].state.log.ledger.total().late for seed in range(5)
+        )
+
+    assert late() == 0
+    monkeypatch.setattr(rounds, "_lift", never)
+    assert late() > 0
+
+
+def test_r32_nobody_says_coming_in_the_round_after_a_void_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def forgets(log: Log, go: Go) -> None:
+        APPEND(log, go)
+        log.after_void = False
+
+    def said_after_void() -> int:
+        said = 0
+        for seed in range(SEEDS):
+            sim = run(dataclasses.replace(CLEAN, replicas=5, discard=0.5), seed, [])
+            void = {key for key, is_void in sim.checkers.is_void.items() if is_void}
+            said += sum(
+                coming and (generation, round_ - 1) in void
+                for generation, round_, _, coming in sim.checkers.words
+            )
+        return said
+
+    assert said_after_void() == 0
+    monkeypatch.setattr(Log, "_append_go", forgets)
+    assert said_after_void() > 0
+
+
+def test_r33_patience_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that stops for ever inside backward(), after COMING."""
+    world = dataclasses.replace(CLEAN, settings=HARD)
+    hang = [Fault(at_ms, Kind.HANG, 10**7, 1) for at_ms in (153.0, 157.0, 161.0)]
+    assert not breaks(world, *hang)
+    monkeypatch.setattr(streaming, "consider_giving_up", never)
+    assert breaks(world, *hang)
+
+
+def test_r34_coming_is_silence_for_a_round_that_is_not_streamed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def takes_it_for_arrive(self: Arrivals, kind: AnnounceKind, *rest: object) -> None:
+        arrive = AnnounceKind.ARRIVE if kind is AnnounceKind.COMING else kind
+        HEAR(self, arrive, *rest)  # type: ignore[arg-type]
+
+    assert not breaks(CLEAN)
+    monkeypatch.setattr(Arrivals, "hear", takes_it_for_arrive)
+    assert breaks(CLEAN)

@@ -1,0 +1,228 @@
+"""A rank's line to the coordinator, with the agent's end of it in the test's hands (R43)."""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+from failing import Failing
+from paceline.control import packets
+from paceline.core import wire
+from paceline.core.messages import (
+    Ask,
+    BeatEvery,
+    Dismiss,
+    Endpoints,
+    Figures,
+    Heartbeat,
+    Introduce,
+    Register,
+    Said,
+    Saved,
+    Stopped,
+)
+from paceline.core.protocol.ids import NO_GENERATION, MemberId
+from paceline.core.protocol.records import Request
+from paceline.worker import coordinator_line
+from paceline.worker.coordinator_line import CoordinatorLine
+
+WAIT_S = 30.0
+ME = MemberId(0, 0, 1000)
+REGISTER = Register(
+    ME, 1, "h", Endpoints("a", "b"), NO_GENERATION, NO_GENERATION, 0, False, ready=True
+)
+BEAT = Heartbeat(ME, NO_GENERATION, NO_GENERATION, 0)
+FIGURES = Figures(ME, 0, {"epoch": 1.0})
+STOPPED = Stopped(NO_GENERATION, ME, 3)
+
+
+@dataclass
+class Rank(Failing):
+    """What a line is given to call; each fails as often as it is told."""
+
+    obeyed: list[Any] = field(default_factory=list)
+    connections: int = 0
+    news: tuple[socket.socket, socket.socket] = field(default_factory=socket.socketpair)
+
+    def register(self) -> Register:
+        return REGISTER
+
+    def heartbeat(self) -> Heartbeat:
+        self.may_fail("beat")
+        return BEAT
+
+    def obey(self, order: Any) -> None:
+        self.may_fail("obey")
+        self.obeyed.append(order)
+        self.news[1].send(b"!")
+
+    def connected(self) -> None:
+        self.connections += 1
+
+    def until_obeyed(self) -> Any:
+        self.news[0].settimeout(WAIT_S)
+        self.news[0].recv(1)
+        return self.obeyed[-1]
+
+
+@dataclass
+class Agent:
+    socket: socket.socket
+
+    def tell(self, *orders: msgspec.Struct) -> None:
+        for order in orders:
+            packets.send(self.socket, wire.to_json(order).encode())
+
+    def next(self) -> Said | None:
+        """None at the end."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        assert poll.poll(WAIT_S * 1000), "nothing more is said"
+        data = packets.receive(self.socket)
+        return wire.said_by_rank(data) if data is not None else None
+
+    def wait(self, message: msgspec.Struct) -> Said:
+        while (said := self.next()) is not None:
+            if said.message == message:
+                return said
+        raise AssertionError(f"{message} was never said")
+
+
+@contextmanager
+def lined(rank: Rank) -> Iterator[tuple[CoordinatorLine, Agent]]:
+    ours, theirs = packets.pair()
+    line = CoordinatorLine(
+        theirs.detach(),
+        register=rank.register,
+        heartbeat=rank.heartbeat,
+        figures=lambda: FIGURES,
+        obey=rank.obey,
+        connected=rank.connected,
+    )
+    line.start()
+    try:
+        yield line, Agent(ours)
+    finally:
+        ours.close()
+        line.close()
+        for end in rank.news:
+            end.close()
+        assert not line._thread.is_alive()
+
+
+def test_a_rank_says_nothing_before_its_agent_has_a_connection() -> None:
+    with lined(Rank()) as (line, agent):
+        line.send(STOPPED)
+        agent.tell(Introduce(7))
+        first = [agent.next() for _ in range(3)]
+        assert first == [Said(7, REGISTER), Said(7, BEAT), Said(7, FIGURES)]
+
+
+def test_each_connection_begins_with_the_facts() -> None:
+    rank = Rank()
+    with lined(rank) as (line, agent):
+        for number in (3, 9):
+            agent.tell(Introduce(number))
+            assert agent.wait(REGISTER) == Said(number, REGISTER)
+            line.send(REGISTER)  # as the state machine says it too
+            line.send(STOPPED)
+            assert agent.wait(STOPPED) == Said(number, STOPPED)
+        assert rank.connections == 2
+        while (said := agent.next()) is not None and said.message != BEAT:
+            assert said.message != REGISTER, "once is enough"
+
+
+def test_an_order_of_any_size_arrives() -> None:
+    rank = Rank()
+    with lined(rank) as (_, agent):
+        for size in (10, packets.PACKET_BYTES, 1_000_000):
+            order = Dismiss("x" * size)
+            agent.tell(order)
+            assert rank.until_obeyed() == order
+
+
+def test_a_word_of_any_size_arrives() -> None:
+    with lined(Rank()) as (line, agent):
+        agent.tell(Introduce(1))
+        agent.wait(REGISTER)
+        for size in (10, packets.PACKET_BYTES, 1_000_000):
+            word = Saved(ME, 1, "x" * size)
+            line.send(word)
+            assert agent.wait(word) == Said(1, word)
+
+
+def test_figures_come_as_often_as_is_wanted() -> None:
+    with lined(Rank()) as (_, agent):
+        agent.tell(Introduce(1), BeatEvery(ms=3_600_000, figures=1))
+        first = [agent.next() for _ in range(6)]
+        assert FIGURES in [x.message for x in first if x is not None], "the first time"
+        later = [agent.next() for _ in range(6)]
+        assert FIGURES not in [x.message for x in later if x is not None]
+
+
+def test_what_is_no_message_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    rank = Rank()
+    with caplog.at_level(logging.WARNING), lined(rank) as (_, agent):
+        packets.send(agent.socket, b'{"type": "news from a later release"}')
+        agent.tell(Dismiss("over"))
+        assert rank.until_obeyed() == Dismiss("over")
+    assert "the coordinator sent something that is no message" in caplog.text
+
+
+def test_a_heartbeat_that_cannot_be_made_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), lined(Rank({"beat": 2})) as (_, agent):
+        agent.tell(Introduce(1))
+        agent.wait(BEAT)
+    assert caplog.text.count("a heartbeat could not be made: RuntimeError") == 1
+
+
+def test_an_order_that_cannot_be_followed_is_asked_for_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The coordinator repeats to who registers what he has to know."""
+    with caplog.at_level(logging.WARNING), lined(Rank({"obey": 1})) as (_, agent):
+        agent.tell(Introduce(1))
+        agent.wait(REGISTER)
+        agent.tell(Ask(Request(1, None, stop=True)))
+        agent.wait(REGISTER)
+    assert "Ask could not be followed: RuntimeError" in caplog.text
+
+
+def test_who_left_too_much_unread_is_introduced_to_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that was stopped: what waited is thrown away, and the facts said again."""
+    monkeypatch.setattr(coordinator_line, "OUTBOX_MAX", 8)
+    rank = Rank()
+    with lined(rank) as (line, agent):
+        agent.tell(Introduce(1))
+        agent.wait(REGISTER)
+        word = Saved(ME, 1, "x" * 30_000)
+        while rank.connections == 1:
+            line.send(word)
+        agent.wait(REGISTER)
+        line.send(STOPPED)
+        agent.wait(STOPPED)
+
+
+def test_the_last_word_of_a_rank_is_heard() -> None:
+    with lined(Rank()) as (line, agent):
+        agent.tell(Introduce(1))
+        agent.wait(REGISTER)
+        line.send(STOPPED)
+        line.close()
+        agent.wait(STOPPED)
+        while agent.next() is not None:
+            pass
+
+
+def test_the_end_of_the_agent_is_the_end_of_the_line() -> None:
+    with lined(Rank()) as (line, agent):
+        agent.socket.close()
+        line._thread.join(WAIT_S)
+        line.send(STOPPED)

@@ -17,7 +17,7 @@ from paceline_operator.cluster.apply import Applier, DeposedError, JobGoneError
 from paceline_operator.cluster.memory import Memory
 from paceline_operator.cluster.store import Key, Store
 from paceline_operator.core.changes import Changes, Message
-from paceline_operator.core.job import Job, read_job
+from paceline_operator.core.job import Job, read_again, read_job
 from paceline_operator.core.observed import Inventory
 from paceline_operator.core.reconcile import reconcile
 
@@ -59,8 +59,8 @@ class Controller:
         self._clock = clock
         self._epoch, self._nodes_fresh, self._key_id = epoch, nodes_fresh, key_id
         self.memories: dict[Key, Memory] = {}
-        self._read: dict[Key, tuple[str, Job]] = {}
-        """Each job as it was read last, with its resourceVersion."""
+        self._read: dict[Key, tuple[Mapping[str, Any], Job]] = {}
+        """Each job as it was read last, with its object."""
 
     async def reconcile(self, key: Key) -> float | None:
         """Seconds until the next look, None for: when something has changed."""
@@ -112,11 +112,15 @@ class Controller:
 
     def _job(self, key: Key, body: Mapping[str, Any]) -> Job:
         """Pods change far more often than their job, and to read one means to validate it."""
-        version = str(body["metadata"]["resourceVersion"])
         known = self._read.get(key)
-        if known is None or known[0] != version:
-            known = self._read[key] = version, read_job(body)
-        return known[1]
+        if known is None:
+            job = read_job(body)
+        elif known[0] is body:
+            return known[1]
+        else:
+            job = read_again(body, *known)
+        self._read[key] = body, job
+        return job
 
     def _memory(self, key: Key, job: Job) -> Memory:
         memory = self.memories.get(key)

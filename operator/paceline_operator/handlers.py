@@ -23,8 +23,13 @@ from paceline_api.types.job import GROUP, VERSION
 
 from paceline_operator.cluster.credentials import Credentials
 from paceline_operator.cluster.kube import CONNECT_S
+from paceline_operator.cluster.rights import asked, denied, words_of
 from paceline_operator.cluster.store import Store
 
+log = logging.getLogger("paceline.operator")
+
+DENIED_S: Final = 30
+"""So long the operator waits for a right that it lacks."""
 WATCH_S: Final = 60
 """So long the API server keeps one watch of jobs open."""
 
@@ -37,6 +42,9 @@ class JobsWatch:
     def __init__(self, access: Credentials, clock: Callable[[], float]) -> None:
         self._access, self._clock = access, clock
         self._heard_s = clock()
+        self._denied_s = 0.0
+        """Since when."""
+        self.denied = ""
 
     @property
     def age_s(self) -> float:
@@ -60,7 +68,24 @@ class JobsWatch:
         response = await send(request)
         if response.status == HTTPStatus.OK and "watch" in request.url.query:
             self.heard()
+        if response.status == HTTPStatus.FORBIDDEN:
+            watch = "watch" in request.url.query
+            self._deny(asked(request.method, request.url.path, watch=watch), await response.read())
+        elif response.status == HTTPStatus.OK:
+            self.denied = ""
         return response
+
+    def _deny(self, what: str, raw: bytes) -> None:
+        """Raises PacelineError when it lasts. An API server that begins knows no roles yet, so kopf
+        tries again for a minute, and then ends the operator without a word of what to do."""
+        now_s = self._clock()
+        missing = denied(what, words_of(raw)[1])
+        if not self.denied:
+            self._denied_s = now_s
+            log.error("%s; %s", missing.message, missing.hint)
+        self.denied = what
+        if now_s - self._denied_s >= DENIED_S:
+            raise missing
 
 
 def make_registry(store: Store, watch: JobsWatch, access: Credentials) -> kopf.OperatorRegistry:
@@ -87,8 +112,22 @@ def make_registry(store: Store, watch: JobsWatch, access: Credentials) -> kopf.O
     return registry
 
 
+class NoEssence(kopf.DiffBaseStorage):
+    """kopf copies each object of each event to find out what has changed, though nobody asks."""
+
+    def build(self, **_: Any) -> Any:
+        return {}
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        raise AssertionError("there are no handlers of changes")
+
+
 def make_settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
+    settings.persistence.diffbase_storage = NoEssence()
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.scanning.disabled = True
@@ -104,9 +143,9 @@ def make_settings() -> kopf.OperatorSettings:
 
 
 def _plain(value: Any) -> Any:
-    """kopf's views of an object as ordinary mappings, without the bookkeeping of field owners."""
+    """kopf's views of an object as ordinary mappings."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items() if key != "managedFields"}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value

@@ -29,6 +29,11 @@ class Watched(Protocol):
     @property
     def age_s(self) -> float: ...
 
+    @property
+    def denied(self) -> str:
+        """What the operator has no right to, in the words of a role."""
+        ...
+
 
 class Health:
     """`connected`: how many coordinators answer. `jobs`: the watch of TrainingJobs."""
@@ -55,6 +60,9 @@ class Health:
 
     def ready(self) -> str:
         """What is wrong, or nothing."""
+        denied = [watch.denied for watch in self._all() if watch.denied]
+        if denied:
+            return f"the operator may not {', '.join(denied)}"
         return "" if self.synced else "not yet synced"
 
     def page(self) -> bytes:

@@ -29,6 +29,7 @@ from paceline_operator.cluster.kube import Kube, pause
 from paceline_operator.cluster.lease import Election, Terms
 from paceline_operator.cluster.memory import Memory
 from paceline_operator.cluster.own_key import OwnKeys
+from paceline_operator.cluster.rights import denied
 from paceline_operator.cluster.services import Services
 from paceline_operator.cluster.store import Key, Store
 from paceline_operator.cluster.tls import pair_of, pinned
@@ -49,6 +50,9 @@ from paceline_operator.queue import Queue
 log = logging.getLogger("paceline.operator")
 
 START_S: Final = 60.0
+PODS_S: Final = 0.02
+"""So long a decision waits for more news of pods: of a job that starts each pod is told of three
+times, within moments."""
 EXIT_DEPOSED: Final = 3
 
 
@@ -57,7 +61,11 @@ class Operator:
         self._options, self._access = options, access
         self.metrics = Metrics()
         self._queue = Queue(self._decide, self.metrics, time.monotonic)
-        self._store = Store(self._queue.add, options.manager)
+        self._store = Store(
+            self._queue.add,
+            options.manager,
+            pods_changed=lambda key: self._queue.add(key, PODS_S),
+        )
         self._kube = Kube(access, self.metrics)
         self._keys = OwnKeys(self._kube, self._key_changed)
         self._listing = Listing(self._kube, self._store, options.scope)
@@ -83,6 +91,15 @@ class Operator:
         self._health = Health(self._store, self.metrics, lambda: self._links.connected, self._jobs)
 
     async def run(self) -> int:
+        """Raises PacelineError where somebody has to mend something first."""
+        try:
+            return await self._run()
+        except ApiError as error:
+            if error.denied:
+                raise denied(error.denied, error.message) from None
+            raise
+
+    async def _run(self) -> int:
         loop = asyncio.get_running_loop()
         self._handle_signals()
         async with AsyncExitStack() as stack:

@@ -17,12 +17,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
-from cluster.api import ApiError
+from cluster.api import Api, ApiError
 from cluster.audit import entries
 from cluster.control_plane import ControlPlane
+from cluster.instance import Instance
 from fake_cluster.parts import job_body
 from paceline_operator.cluster.tls import pair_of
 from paceline_operator.core.keys import JobKeys
@@ -34,6 +35,18 @@ JOBS = "/apis/paceline.dev/v1alpha1/namespaces/{}/trainingjobs"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 USER = "paceline-operator"
 WRITES = ("create", "patch", "update", "delete", "deletecollection")
+
+
+class Plane(Protocol):
+    """An API server, real or of memory (fake_cluster.loopback)."""
+
+    @property
+    def api(self) -> Api: ...
+
+    @property
+    def instance(self) -> Instance: ...
+
+    def kubeconfig_of(self, user: str, *groups: str) -> Path: ...
 
 
 def until(check: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
@@ -78,7 +91,7 @@ def install_crd(plane: ControlPlane) -> None:
 class Running:
     """One operator; `start` again after an end. `user`: as whom it acts, for the audit log."""
 
-    def __init__(self, plane: ControlPlane, namespace: str, log: Path, *, user: str = USER) -> None:
+    def __init__(self, plane: Plane, namespace: str, log: Path, *, user: str = USER) -> None:
         self.plane, self.namespace, self.log, self.user = plane, namespace, log, user
         self.process: subprocess.Popen[bytes] | None = None
         self.port = 0
@@ -121,6 +134,13 @@ class Running:
         if self.process is not None and self.process.poll() is None:
             self.stop(signal.SIGKILL)
 
+    def memory_mib(self, figure: str = "VmRSS") -> float:
+        """Now, or at most so far: VmHWM."""
+        assert self.process is not None
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        line = next(line for line in text.splitlines() if line.startswith(figure))
+        return int(line.split()[1]) / 1024
+
     def cpu_seconds(self) -> float:
         assert self.process is not None
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -139,9 +159,7 @@ def operator_of(plane: ControlPlane, namespace: str, log: Path) -> Iterator[Runn
             sys.stderr.write(log.read_text())
 
 
-def submit(
-    plane: ControlPlane, namespace: str, name: str = "digits", **spec: Any
-) -> dict[str, Any]:
+def submit(plane: Plane, namespace: str, name: str = "digits", **spec: Any) -> dict[str, Any]:
     return plane.api.create(JOBS.format(namespace), job_body(name, **spec))
 
 
@@ -174,7 +192,7 @@ def holds(body: dict[str, Any], kind: str) -> dict[str, Any] | None:
     return None
 
 
-def own_key(plane: ControlPlane, namespace: str) -> bytes:
+def own_key(plane: Plane, namespace: str) -> bytes:
     secret = plane.api.get(f"/api/v1/namespaces/{namespace}/secrets/paceline-operator-key")
     return base64.b64decode(secret["data"]["key"])
 

@@ -176,7 +176,13 @@ class Cluster:
         state |= uids
         ranks.had_state = True
         self.version[uid] = self.version.get(uid, 0) + 1
-        staying = [p for p in sorted(living) if p not in ranks.drained]
+        self._drain(key)
+
+    def _drain(self, key: Key) -> None:
+        """Who is too many goes; of a pod that no inventory lists the coordinator does not speak."""
+        ranks, living = self.ranks[key], self.processes(key[1])
+        listed = ranks.inventory or ranks.members
+        staying = sorted((ranks.members & listed & set(living)) - ranks.drained)
         for place in staying[ranks.replicas :]:
             ranks.drained.add(place)
             self.end_pod(living[place]["metadata"]["name"], 0)
@@ -224,6 +230,7 @@ class Cluster:
         ranks = self.ranks[key]
         ranks.replicas = targets.get("replicas", ranks.replicas)
         ranks.stopping |= bool(targets.get("stop"))
+        self._drain(key)
 
     def hear_inventory(self, key: Key, revision: int, pods: Places) -> bool:
         """POST /v1/inventory; whether it is newer than all before."""
@@ -231,6 +238,7 @@ class Cluster:
         if revision <= ranks.revision:
             return False
         ranks.revision, ranks.inventory = revision, frozenset(pods)
+        self._drain(key)
         return True
 
     def judge(self, key: Key, pods: Places) -> None:

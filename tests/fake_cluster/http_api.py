@@ -63,22 +63,23 @@ class Stream:
     kind: str
     at: int
     """Where it is in the log of the server."""
-    bookmark_s: float
-    """When it is due to say that it lives."""
+    bookmark_s: float | None
+    """When it is due to say that it lives; never if its client has not asked for that."""
     silent: bool = False
     """It stands, and nothing comes through any more."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class HttpApi:
-    """`crashed` is called when the server was told to take its client along (`crash_in`)."""
+    """Answers requests, whoever listens for them. `crashed` is called when the server was told to
+    take its client along (`crash_in`)."""
 
     def __init__(
-        self, loop: VirtualLoop, server: Server, host: str, crashed: Callable[[], None]
+        self, loop: asyncio.AbstractEventLoop, server: Server, crashed: Callable[[], None]
     ) -> None:
-        self._loop, self._server, self.host, self._crashed = loop, server, host, crashed
+        self._loop, self._server, self._crashed = loop, server, crashed
         server.watchers.append(self._wake)
-        self._web = web.Server(self._answer, loop=loop, access_log=None)
+        self.web = web.Server(self._answer, loop=loop, access_log=None)
         self.streams: list[Stream] = []
         self.held: set[str] = set()
         """Kinds whose watches are behind."""
@@ -91,20 +92,6 @@ class HttpApi:
         self.late = self.lost = 0
         """So many requests more are carried out, and answered late or not at all."""
         self.late_s = 0.0
-        self.away(False)
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.host}:6443"
-
-    def away(self, away: bool) -> None:
-        """The server is being restarted: it knows everything, and nobody reaches it."""
-        address = (self.host, 6443)
-        if not away and address not in self._loop.network.listeners:
-            self._loop.network.listen(address, self._web)
-        elif away:
-            self._loop.network.listeners.pop(address, None)
-            self._loop.network.cut(self.host)
 
     def hold(self, kind: str, held: bool) -> None:
         (self.held.add if held else self.held.discard)(kind)
@@ -179,6 +166,8 @@ class HttpApi:
     async def _collection(
         self, request: web.BaseRequest, kind: str, namespace: str | None
     ) -> web.StreamResponse:
+        if kind in self._server.refusing:
+            raise self._server.refusing[kind]
         label, equals, value = request.query.get("labelSelector", "").partition("=")
 
         def wanted(body: dict[str, Any]) -> bool:
@@ -209,7 +198,9 @@ class HttpApi:
             return response
         at = next((n for n, entry in enumerate(self._server.log) if _version(entry) > since), None)
         here = len(self._server.log) if at is None else at
-        stream = Stream(kind, here, self._loop.time() + BOOKMARK_S)
+        marked = request.query.get("allowWatchBookmarks") == "true"
+        due_s = self._loop.time() + BOOKMARK_S if marked else None
+        stream = Stream(kind, here, due_s)
         self.streams.append(stream)
         try:
             async with asyncio.timeout(float(request.query["timeoutSeconds"])):
@@ -237,10 +228,34 @@ class HttpApi:
             async with asyncio.timeout_at(stream.bookmark_s):
                 await stream.news.wait()
         except TimeoutError:
-            stream.bookmark_s += BOOKMARK_S
+            stream.bookmark_s = self._loop.time() + BOOKMARK_S
             if not stream.silent and stream.kind not in self.held:
                 metadata = {"resourceVersion": str(_version(log[stream.at - 1]))}
                 await response.write(_line("BOOKMARK", {"metadata": metadata}))
+
+
+class VirtualApi(HttpApi):
+    """At an address of the network of memory."""
+
+    def __init__(
+        self, loop: VirtualLoop, server: Server, host: str, crashed: Callable[[], None]
+    ) -> None:
+        super().__init__(loop, server, crashed)
+        self._network, self.host = loop.network, host
+        self.away(False)
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:6443"
+
+    def away(self, away: bool) -> None:
+        """The server is being restarted: it knows everything, and nobody reaches it."""
+        address = (self.host, 6443)
+        if not away and address not in self._network.listeners:
+            self._network.listen(address, self.web)
+        elif away:
+            self._network.listeners.pop(address, None)
+            self._network.cut(self.host)
 
 
 def _version(entry: tuple[str, str, dict[str, Any]]) -> int:

@@ -21,7 +21,7 @@ import kopf
 import msgspec
 from aiohttp import web
 from fake_cluster.cluster import Cluster
-from fake_cluster.http_api import HttpApi
+from fake_cluster.http_api import VirtualApi
 from fake_cluster.parts import NAMESPACE, START_S
 from fake_cluster.virtual import VirtualLoop
 from paceline_api.crdgen import PLURAL
@@ -78,7 +78,7 @@ class Inside(Cluster):
         super().__init__()
         for name in self.nodes:
             self.server.insert("nodes", "", _node(name, ready=True))
-        self.api = HttpApi(self.loop, self.server, API_HOST, self.crash)
+        self.api = VirtualApi(self.loop, self.server, API_HOST, self.crash)
         self.posts: dict[str, Post] = {}
         """By uid of the coordinator's pod."""
         self.manners: dict[str, Answer | None] = {}

@@ -145,8 +145,10 @@ class Server:
     def _admit(self, namespace: str, body: dict[str, Any]) -> None:
         if self.bad_image and body["spec"]["containers"][0].get("image") == self.bad_image:
             raise ApiError(422, "Invalid", f'Pod "{body["metadata"]["name"]}" is invalid: image')
+        if self.quota is None:
+            return
         pods = [k for k, o in self.objects.items() if k[:2] == ("pods", namespace) and not _over(o)]
-        if self.quota is not None and len(pods) >= self.quota:
+        if len(pods) >= self.quota:
             raise ApiError(403, "Forbidden", f"pods is forbidden: exceeded quota: {self.quota}")
 
     def find(self, kind: str, namespace: str, name: str) -> dict[str, Any]:

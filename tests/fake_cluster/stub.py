@@ -19,9 +19,8 @@ import aiohttp
 import msgspec
 import yaml
 from aiohttp import web
-from cluster.control_plane import ControlPlane
 from cluster.fake_kubelet import EXIT_CODE, session
-from fake_cluster.beside import JOBS, own_key, server_context
+from fake_cluster.beside import JOBS, Plane, own_key, server_context
 from fake_cluster.parts import place_of
 from fake_cluster.pods_seen import owner_of, runs, trains
 from fake_cluster.ring import Place, Ring, State
@@ -55,7 +54,7 @@ class Fleet:
     """For the jobs of one namespace. `start_s`: an agent's start-up; `operator`: its namespace."""
 
     def __init__(
-        self, plane: ControlPlane, namespace: str, *, start_s: float = 0.3, operator: str = ""
+        self, plane: Plane, namespace: str, *, start_s: float = 0.3, operator: str = ""
     ) -> None:
         self._plane, self._namespace, self._start_s = plane, namespace, start_s
         self._operator = operator or namespace
@@ -119,6 +118,10 @@ class Fleet:
         if ring is not None:
             ring.slow.add(place)
             ring.seq += 1
+
+    def train(self) -> None:
+        """One round in every job whose ranks have come together."""
+        self._call(self._train)
 
     @property
     def serving(self) -> int:
@@ -298,6 +301,12 @@ class Fleet:
         coordinator.ring.finish()
         self._end(coordinator.job_uid, set(self._alive(coordinator.job_uid)))
         coordinator.news.set()
+
+    def _train(self) -> None:
+        for coordinator in self._coordinators.values():
+            if coordinator.ring.members:
+                coordinator.ring.train()
+                coordinator.news.set()
 
     # ---- one coordinator ------------------------------------------------------------------------
 

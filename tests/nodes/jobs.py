@@ -62,6 +62,7 @@ class Job:
         config |= {
             "epochs": self.epochs,
             "ballast": 1000,
+            "pieces": 1,
             "step_ms": LONG_MS if long else STEP_MS,
             "slow_ms": dict(slow_ms or {}),
         }

@@ -42,8 +42,9 @@ def test_digits_trains_on_both_nodes(platform: Platform, new_job: NewJob) -> Non
     assert "Complete" in row
 
 
-def test_pods_move_data_over_mpi(new_job: NewJob) -> None:
-    """Over a TCP network between two nodes. With `backend: auto` a measurement decides instead."""
+def test_pods_have_no_rights_and_move_data_over_mpi(platform: Platform, new_job: NewJob) -> None:
+    """No token is mounted, nothing runs as root, and only the operator's key is kept by it. Over a
+    TCP network between two nodes. With `backend: auto` a measurement decides instead."""
     job = new_job()
     job.apply(2, collective={"mode": "Full", "maxAge": 0, "backend": "mpi"})
     job.wait_trains(2)
@@ -52,17 +53,9 @@ def test_pods_move_data_over_mpi(new_job: NewJob) -> None:
         lines = [line for line in page.splitlines() if "transport_selected_info{" in line]
         assert lines, page
         assert all('transport="mpi"' in line for line in lines), lines
-    job.finish()
-
-
-def test_pods_of_a_job_have_no_rights(platform: Platform, new_job: NewJob) -> None:
-    """No token is mounted, nothing runs as root, and only the operator's key is kept by it."""
-    job = new_job()
-    job.apply(1)
-    job.wait_trains(1)
-    (worker,), coordinator = job.workers(), job.coordinator()
+    coordinator = job.coordinator()
     assert coordinator is not None
-    for pod in (worker, coordinator):
+    for pod in (job.workers()[0], coordinator):
         name = pod["metadata"]["name"]
         folder = "/var/run/secrets/kubernetes.io"
         who = job.kubectl("exec", name, "--", "sh", "-c", f"id -u; ls {folder} 2>&1 || true")

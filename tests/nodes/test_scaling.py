@@ -27,22 +27,9 @@ def test_scale_up_and_down(new_job: NewJob) -> None:
     assert ("Scaling", "2 -> 4 replicas") in job.events()
 
 
-def test_a_deleted_worker_is_replaced(new_job: NewJob) -> None:
-    job = new_job()
-    job.apply(2)
-    job.wait_trains(2)
-    gone = job.workers()[1]["metadata"]["name"]
-    job.kubectl("delete", "pod", gone, "--wait=false")
-    job.until(
-        lambda: [p["metadata"]["name"] for p in job.workers()] == ["job-0-1", "job-1-2"],
-        CHANGE_S,
-        "replaced",
-    )
-    job.wait_trains(2)
-    job.finish()
-
-
-def test_a_killed_rank_starts_again_in_its_pod(new_job: NewJob) -> None:
+def test_a_killed_rank_starts_again_in_its_pod_and_a_deleted_worker_is_replaced(
+    new_job: NewJob,
+) -> None:
     job = new_job()
     job.apply(2)
     job.wait_trains(2)
@@ -52,4 +39,11 @@ def test_a_killed_rank_starts_again_in_its_pod(new_job: NewJob) -> None:
     job.until(lambda: "1.0#1001" in job.watcher.pids, CHANGE_S, "started again")
     job.wait_trains(2)
     assert containers(job.workers()) == before, "a container was restarted"
+    job.kubectl("delete", "pod", "job-1-1", "--wait=false")
+    job.until(
+        lambda: [p["metadata"]["name"] for p in job.workers()] == ["job-0-1", "job-1-2"],
+        CHANGE_S,
+        "replaced",
+    )
+    job.wait_trains(2)
     job.finish()

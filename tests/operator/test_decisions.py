@@ -409,7 +409,7 @@ def test_the_user_is_told_from_which_checkpoint_the_job_goes_on() -> None:
     text = "the job goes on from the checkpoint of version 40; 3 rounds are lost"
     seen = training()
     assert seen.coordinator is not None
-    happening = Happening(5, "ResumedFromCheckpoint", text)
+    happening = Happening(5, text)
     seen = replace(seen, coordinator=replace(seen.coordinator, happenings=(happening,)))
     (event,) = (e for e in decided(job_of(RUNNING), seen).events if e.message == text)
     assert event.reason == "ResumedFromCheckpoint"

@@ -161,6 +161,24 @@ def test_an_answer_that_is_late_is_an_answer(world: Inside) -> None:
     assert workers(world) == ["digits-0-1", "digits-1-1"]
 
 
+@pytest.mark.parametrize("away_s", [2, 80])
+def test_who_was_made_while_the_coordinator_was_away_is_not_drained(
+    world: Inside, away_s: int
+) -> None:
+    """It hears of the new workers and of the number that is wanted at the same time; by the number
+    that it was told before they would be too many."""
+    world.misbehave(JOB, Answer.SILENT)
+    world.settle(away_s)
+    world.server.change(PLURAL, NAMESPACE, JOB, spec={"replicas": 4})
+    world.settle(20)
+    made = workers(world)
+    assert len(made) == 4
+    world.misbehave(JOB, None)
+    world.settle(20)
+    assert len(world.ranks[KEY].inventory) == 4
+    assert workers(world) == made
+
+
 def test_a_new_coordinator_is_followed_at_its_own_address(world: Inside) -> None:
     before = world.operator._links._links[KEY].url
     world.server.remove("pods", NAMESPACE, "digits-coordinator-1", at_once=True)

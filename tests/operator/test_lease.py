@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_cluster.http_api import HttpApi
+from fake_cluster.http_api import VirtualApi
 from fake_cluster.server import Server
 from fake_cluster.virtual import VirtualLoop
 from paceline_operator.cluster.credentials import Credentials
@@ -49,7 +49,7 @@ class House:
     def __init__(self) -> None:
         self.loop = VirtualLoop()
         self.server = Server(self.loop.time)
-        self.api = HttpApi(self.loop, self.server, HOST, lambda: None)
+        self.api = VirtualApi(self.loop, self.server, HOST, lambda: None)
         self.candidates: list[Candidate] = []
 
     def candidate(

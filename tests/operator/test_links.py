@@ -25,7 +25,6 @@ from fake_cluster.observations import (
     worker,
 )
 from fake_cluster.parts import job_body
-from paceline_api.reasons import Reason
 from paceline_operator.cluster import coordinator as cluster_coordinator
 from paceline_operator.cluster.coordinator import Links
 from paceline_operator.cluster.store import Key
@@ -292,22 +291,29 @@ def test_no_number_is_too_large(number: float) -> None:
 
 
 def test_history_and_texts_are_cut() -> None:
-    happened = [{"seq": n, "reason": "r" * 10**5, "message": "m" * 10**5} for n in range(1000)]
+    reason = "ResumedFromCheckpoint"
+    happened = [{"seq": n, "reason": reason, "message": "m" * 10**5} for n in range(1000)]
     conditions = [{"type": f"t{n}", "message": "m" * 10**5} for n in range(1000)]
     status = read_coordinator_status({"happenings": happened, "conditions": conditions})
     assert [h.seq for h in status.happenings] == list(range(1000 - 256, 1000)), "the latest"
     assert len(status.conditions) == 64
-    texts = [h.reason + h.message for h in status.happenings]
+    texts = [h.message for h in status.happenings]
     texts += [reason + message for reason, message in status.conditions.values()]
     assert max(map(len, texts)) < 10_000
+
+
+def test_only_what_users_are_told_of_is_kept_of_a_history() -> None:
+    """Of a job that goes on for long it would be more than all the rest that the operator has."""
+    reasons = ["Draining", "ResumedFromCheckpoint", "RankDied"]
+    happened = [{"seq": n, "reason": each, "message": "m"} for n, each in enumerate(reasons)]
+    status = read_coordinator_status({"happenings": happened})
+    assert status.happenings == (Happening(1, "m"),)
 
 
 def test_a_coordinator_has_a_bounded_number_of_events() -> None:
     sent: frozenset[str] = frozenset()
     for seq in range(0, 1000, 100):
-        resumed = tuple(
-            Happening(seq + n, Reason.RESUMED_FROM_CHECKPOINT, "again") for n in range(100)
-        )
+        resumed = tuple(Happening(seq + n, "again") for n in range(100))
         workers = [worker(slot) for slot in range(3)]
         seen = training(
             coordinator=coordinator_status(workers, happenings=resumed), sent=Sent(events=sent)

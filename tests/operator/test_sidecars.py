@@ -13,7 +13,7 @@ from paceline_operator.cluster.wire import PodObject, pod_of
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.decide.backoff import NOTE_SLOT_FAILURES, SIDECAR_S
 from paceline_operator.core.job import Job, timestamp
-from paceline_operator.core.observed import Observed, Pod
+from paceline_operator.core.observed import Observed, Pod, Sent
 from paceline_operator.core.reconcile import reconcile
 
 RUNNING = {"name": "logger", "state": {"running": {"startedAt": timestamp(NOW - 600)}}}
@@ -147,3 +147,61 @@ def test_the_word_of_one_that_was_released_is_not_deleted_before_the_end() -> No
     assert seen.coordinator is not None
     seen = replace(seen, coordinator=replace(seen.coordinator, stopping=True))
     assert deleted(reconcile(job_of(TRAINING, replicas=3), seen, NOW + 600)) == []
+
+
+# ---- before the start -------------------------------------------------------------------------
+
+WAITS = {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}
+NO_IMAGE = {"reason": "ErrImagePull", "message": "logger:1 is not to be had"}
+
+
+def starting(init: list[dict[str, Any]], trainer: dict[str, Any]) -> Pod:
+    """A worker whose init containers, native sidecars among them, are told of by a kubelet."""
+    labels = {
+        "paceline.dev/job-name": "digits",
+        "paceline.dev/role": "worker",
+        "paceline.dev/slot": "0",
+        "paceline.dev/attempt": "1",
+    }
+    owners = [{"uid": UID, "controller": True}]
+    metadata = {"name": "digits-0-1", "uid": "pod-0-1", "labels": labels, "ownerReferences": owners}
+    status = {"phase": "Pending", "initContainerStatuses": init, "containerStatuses": [trainer]}
+    body = {"metadata": metadata, "spec": {"nodeName": "node-1"}, "status": status}
+    found = pod_of(msgspec.convert(body, PodObject), NOW)
+    assert found is not None
+    return found[2]
+
+
+def told(pod: Pod) -> tuple[str, str, str]:
+    changes = reconcile(job_of(), Observed(pods=(pod, COORDINATOR), sent=Sent(secret=True)), NOW)
+    assert changes.status is not None
+    found = [c for c in changes.status["conditions"] if c["type"] == "Degraded"]
+    return tuple(found[0][n] for n in ("status", "reason", "message")) if found else ("", "", "")
+
+
+def test_a_native_sidecar_that_cannot_be_pulled_is_told_like_the_trainer() -> None:
+    mended = {"name": "copy", "state": {"terminated": {"exitCode": 0}}}
+    stuck = {"name": "logger", "state": {"waiting": NO_IMAGE}}
+    words = "digits-0-1: ErrImagePull: init container logger: logger:1 is not to be had"
+    assert told(starting([mended, stuck], WAITS)) == ("True", "PodNotStarting", words)
+
+
+def test_a_native_sidecar_that_crashes_tells_its_last_words() -> None:
+    last = {"terminated": {"exitCode": 2, "message": "no such file: logger.yaml"}}
+    waits = {"reason": "CrashLoopBackOff", "message": "back-off 40s"}
+    stuck = {"name": "logger", "state": {"waiting": waits}, "lastState": last}
+    words = "digits-0-1: CrashLoopBackOff: init container logger: no such file: logger.yaml"
+    assert told(starting([stuck], WAITS)) == ("True", "PodNotStarting", words)
+
+
+@pytest.mark.parametrize(
+    ("init", "trainer"),
+    [
+        ({"state": {"running": {}}}, WAITS),
+        ({"state": {"waiting": {"reason": "PodInitializing"}}}, WAITS),
+        ({"state": {"waiting": NO_IMAGE}}, {"name": "trainer", "state": {"running": {}}}),
+    ],
+)
+def test_who_begins_or_trains_is_not_stuck(init: dict[str, Any], trainer: dict[str, Any]) -> None:
+    """A sidecar that crashes later does not hold up the trainer."""
+    assert told(starting([{"name": "logger", **init}], trainer))[0] != "True"

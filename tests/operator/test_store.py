@@ -23,6 +23,15 @@ def body(uid: str, version: int) -> dict[str, Any]:
     return {"metadata": metadata | {"resourceVersion": str(version)}}
 
 
+def test_the_account_of_field_owners_is_not_kept() -> None:
+    """It is longer than the job, and nobody reads it."""
+    store, _ = made()
+    told = body("job", 1)
+    told["metadata"]["managedFields"] = [{"manager": "kubectl"}]
+    store.put_job(told)
+    assert store.jobs[KEY] == body("job", 1)
+
+
 def test_an_older_event_changes_nothing_and_wakes_nobody() -> None:
     store, woken = made()
     store.put_pod(KEY, POD)

@@ -35,12 +35,22 @@ PATHS: Final = {
 class ApiError(Exception):
     """An answer of the API server that is no success, or none at all (code 0)."""
 
-    def __init__(self, code: int, reason: str, message: str, retry_after_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        code: int,
+        reason: str,
+        message: str,
+        retry_after_s: float = 0.0,
+        *,
+        denied: str = "",
+    ) -> None:
+        """`denied`: what was asked, in the words of a role, where the right to it is missing."""
         super().__init__(f"{code} {reason}: {message}")
         self.code = code
         self.reason = reason
         self.message = message
         self.retry_after_s = retry_after_s
+        self.denied = denied
 
     @property
     def transient(self) -> bool:

@@ -70,6 +70,8 @@ class Link:
     """Of an answer."""
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
     seq: int | None = None
+    replicas: int = 0
+    """Wanted, by the coordinator's last word."""
     answered_s: float = 0.0
     away: bool = True
     unheard: Unheard | None = None
@@ -198,6 +200,7 @@ class Links:
             if link.away:
                 log.info("connected to the coordinator at %s", link.url, extra=_of(link))
             link.away, link.answered_s, link.seq = False, self._clock(), status.seq
+            link.replicas = status.replicas
             link.unheard = link.warned = None
             self._heard(link.key, status)
             await self._rest(link)
@@ -229,21 +232,28 @@ class Links:
                 await pause(RETRY_MAX_S)
                 continue
             try:
+                # One that hears of more pods than it knows to be wanted drains the new ones.
+                grows = targets.get("replicas", 0) > link.replicas
+                if grows:
+                    await self._aim(link, targets)
                 if inventory is not None:
                     await self._call(link, "POST", "/v1/inventory", body=inventory.body())
                     if link.inventory is inventory:
                         link.inventory = None
                     self._arrived(link.key, inventory)
-                if targets:
-                    await self._call(link, "POST", "/v1/targets", body=targets)
-                    if link.targets == targets:
-                        link.targets = {}
+                if targets and not grows:
+                    await self._aim(link, targets)
                 delay_s = RETRY_S
             except FAILURES as error:
                 log.info("the coordinator did not hear: %s", _why(error), extra=_of(link))
                 link.to_send.set()
                 await pause(delay_s)
                 delay_s = min(2 * delay_s, RETRY_MAX_S)
+
+    async def _aim(self, link: Link, targets: dict[str, Any]) -> None:
+        await self._call(link, "POST", "/v1/targets", body=targets)
+        if link.targets == targets:
+            link.targets = {}
 
     def _unanswered(self, link: Link, error: Exception) -> None:
         unheard = Unheard(_cause(error), _host(link.url), _why(error))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -16,6 +17,7 @@ import msgspec
 
 from paceline_operator.cluster.api import MANAGER, PATHS, ApiError
 from paceline_operator.cluster.credentials import Credentials
+from paceline_operator.cluster.rights import asked, words_of
 from paceline_operator.metrics import Metrics
 
 REQUEST_S: Final = 15.0
@@ -116,7 +118,7 @@ class Kube:
                 code = str(response.status)
                 raw = await response.read()
                 if response.status >= 400:
-                    raise _error(response, raw)
+                    raise _error(response, raw, asked(method, target))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ApiError(0, "Unreachable", f"{type(error).__name__}: {error}") from None
         finally:
@@ -139,7 +141,8 @@ class Kube:
         ) as response:
             self._metrics.requests.labels(str(response.status), "WATCH").inc()
             if response.status >= 400:
-                raise _error(response, await response.read())
+                what = asked("GET", target, watch="watch" in query)
+                raise _error(response, await response.read(), what)
             yield response.content
 
 
@@ -150,17 +153,13 @@ def path(kind: str, namespace: str, name: str = "", subresource: str = "") -> st
     return "/".join(part for part in (found, name, subresource) if part)
 
 
-def _error(response: aiohttp.ClientResponse, raw: bytes) -> ApiError:
-    reason, message = response.reason or "", raw[:500].decode(errors="replace")
-    try:
-        status = msgspec.json.decode(raw)
-        if isinstance(status, dict):
-            reason = str(status.get("reason") or reason)
-            message = str(status.get("message") or message)
-    except msgspec.MsgspecError:
-        pass  # a proxy's page, shown as it is
+def _error(response: aiohttp.ClientResponse, raw: bytes, what: str) -> ApiError:
+    reason, message = words_of(raw)
+    reason = reason or response.reason or ""
     after = response.headers.get("Retry-After", "")
-    return ApiError(response.status, reason, message, float(after) if after.isdecimal() else 0.0)
+    after_s = float(after) if after.isdecimal() else 0.0
+    denied = what if response.status == HTTPStatus.FORBIDDEN else ""
+    return ApiError(response.status, reason, message, after_s, denied=denied)
 
 
 async def pause(seconds: float) -> None:

@@ -24,6 +24,7 @@ from typing import Any, Final
 from paceline_operator.cluster.api import ApiError
 from paceline_operator.cluster.credentials import Credentials
 from paceline_operator.cluster.kube import Kube, pause
+from paceline_operator.cluster.rights import told
 from paceline_operator.metrics import Metrics
 
 log = logging.getLogger("paceline.operator")
@@ -83,7 +84,8 @@ class Election:
                 try:
                     held = await asyncio.wait_for(self._try(kube), self._terms.renew_s)
                 except (ApiError, TimeoutError) as error:
-                    log.warning("the Lease could not be renewed: %s", error)
+                    said = told(error) if isinstance(error, ApiError) else error
+                    log.warning("the Lease could not be renewed: %s", said)
                     held = self.leads()
                 self._set(held)
                 spent_s = self._clock() - started_s

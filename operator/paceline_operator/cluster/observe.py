@@ -23,6 +23,7 @@ from paceline_api.types.job import API_VERSION
 
 from paceline_operator.cluster.api import ApiError
 from paceline_operator.cluster.kube import Kube, pause
+from paceline_operator.cluster.rights import told
 from paceline_operator.cluster.store import Store
 from paceline_operator.cluster.wire import (
     FabricObject,
@@ -83,6 +84,8 @@ class Source(Generic[Item]):
     """Where the watch goes on; empty: with a list."""
     heard_s: float = 0.0
     synced: bool = False
+    denied: str = ""
+    """What the operator has no right to; empty once it was let."""
     optional: bool = False
     """The API server may not know this kind, or not show it: then there are none."""
 
@@ -102,6 +105,10 @@ class Watch(Generic[Item]):
     def age_s(self) -> float:
         """Since its last sign of life."""
         return self._clock() - self.source.heard_s if self.source.heard_s else 0.0
+
+    @property
+    def denied(self) -> str:
+        return self.source.denied
 
     @property
     def fresh(self) -> bool:
@@ -126,11 +133,13 @@ class Watch(Generic[Item]):
                 missing = self.source.optional and error.code in (403, 404)
                 if missing:
                     self._none()
+                else:
+                    self.source.denied = error.denied
                 log.log(
                     logging.INFO if missing or error.code == 410 else logging.WARNING,
                     "watch of %s: %s",
                     self.source.kind,
-                    error,
+                    error if missing else told(error),
                 )
             except (TimeoutError, aiohttp.SocketTimeoutError):
                 cause = "silent"
@@ -174,7 +183,7 @@ class Watch(Generic[Item]):
             "labelSelector": self.source.selector,
         }
         async with self._kube.stream(self.source.path, query, silence_s=SILENCE_S) as stream:
-            self.source.heard_s = self._clock()
+            self.source.heard_s, self.source.denied = self._clock(), ""
             async for line in _lines(stream):
                 self.source.heard_s = self._clock()
                 self._take(line)

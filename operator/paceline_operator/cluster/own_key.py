@@ -21,6 +21,7 @@ from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 
 from paceline_operator.cluster.api import Api, ApiError
 from paceline_operator.cluster.kube import pause
+from paceline_operator.cluster.rights import told
 from paceline_operator.core.keys import OPERATOR_KEY_BYTES, key_id
 
 log = logging.getLogger("paceline.operator")
@@ -75,7 +76,9 @@ class OwnKeys:
             await pause(LOOK_S)
             try:
                 await self.look(leads())
-            except (ApiError, PacelineError) as error:
+            except ApiError as error:
+                log.warning("the operator's key: %s", told(error))
+            except PacelineError as error:
                 log.warning("the operator's key: %s", error)
 
     async def look(self, may_write: bool) -> None:

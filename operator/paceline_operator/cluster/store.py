@@ -29,10 +29,17 @@ TOMBSTONES: Final = 20_000
 
 class Store:
     """`changed` is called with the key of each job whose facts have changed. `manager`: whose jobs
-    are kept."""
+    are kept. `pods_changed`: in the place of `changed` for what was told of a pod."""
 
-    def __init__(self, changed: Callable[[Key], None], manager: str = DEFAULT_MANAGER) -> None:
+    def __init__(
+        self,
+        changed: Callable[[Key], None],
+        manager: str = DEFAULT_MANAGER,
+        *,
+        pods_changed: Callable[[Key], None] | None = None,
+    ) -> None:
         self._changed, self.manager = changed, manager
+        self._pods_changed = pods_changed or changed
         self.jobs: dict[Key, Mapping[str, Any]] = {}
         self._elsewhere: dict[Key, str] = {}
         """Uids of the jobs of other operators that have not ended."""
@@ -58,7 +65,7 @@ class Store:
         if known is not None and known["metadata"]["uid"] != metadata["uid"]:
             self._note_gone(known["metadata"]["uid"])
         self._elsewhere.pop(key, None)
-        self.jobs[key] = body
+        self.jobs[key] = _without_owners(body)
         self._changed(key)
 
     def _leave(self, key: Key, body: Mapping[str, Any]) -> None:
@@ -121,7 +128,7 @@ class Store:
         if known is not None and known.uid == pod.uid and pod.version <= known.version:
             return
         pods[pod.name] = kept(pod, known)
-        self._changed(key)
+        self._pods_changed(key)
 
     def drop_pod(self, key: Key, name: str, uid: str) -> None:
         self._note_gone(uid)
@@ -211,6 +218,14 @@ class Store:
         self._gone[uid] = None
         while len(self._gone) > TOMBSTONES:
             self._gone.popitem(last=False)
+
+
+def _without_owners(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The API server's account of who has set which field is longer than the job itself."""
+    if "managedFields" not in body["metadata"]:
+        return body
+    metadata = {name: each for name, each in body["metadata"].items() if name != "managedFields"}
+    return {**body, "metadata": metadata}
 
 
 def _newer(body: Mapping[str, Any], known: Mapping[str, Any]) -> bool:

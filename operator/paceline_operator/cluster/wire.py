@@ -80,6 +80,8 @@ class PodStatus(Struct, frozen=True, rename="camel"):
     pod_ip: str = msgspec.field(name="podIP", default="")
     conditions: list[Condition] | None = None
     container_statuses: list[ContainerStatus] | None = None
+    init_container_statuses: list[ContainerStatus] | None = None
+    """Of native sidecars too."""
 
 
 class PodSpec(Struct, frozen=True, rename="camel"):
@@ -186,13 +188,23 @@ def _end(item: PodObject) -> End | None:
 
 def _waiting(item: PodObject) -> str:
     main = _main(item)
-    waiting = main.state.waiting if main is not None else None
+    if main is not None and (words := _stuck(main)):
+        return words
+    if main is not None and main.state.waiting is None:
+        return ""  # it has begun, so a sidecar that is started again does not hold it up
+    for init in item.status.init_container_statuses or ():
+        if words := _stuck(init, f"init container {init.name}: "):
+            return words
+    return ""
+
+
+def _stuck(container: ContainerStatus, whose: str = "") -> str:
+    """Why it does not start; the kubelet's word for it comes first."""
+    waiting, last = container.state.waiting, container.last_state.terminated
     if waiting is None or waiting.reason in ("", "ContainerCreating", "PodInitializing"):
         return ""
-    message = waiting.message
-    if main is not None and main.last_state.terminated is not None:
-        message = main.last_state.terminated.message or message
-    return f"{waiting.reason}: {message}"
+    message = last.message or waiting.message if last is not None else waiting.message
+    return f"{waiting.reason}: {whose}{message}"
 
 
 def node_of(item: NodeObject, before: Node | None, now_s: float) -> Node:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
+from paceline_api.reasons import Reason
+
 ATTEMPT_STRIDE: Final = 1000
 """Attempt of a rank = attempt of its pod x this + restarts inside the pod."""
 SILENT_MS: Final = 3000
@@ -26,7 +28,7 @@ NAME_MAX: Final = 256
 TEXT_MAX: Final = 8192
 """A message for people; an outcome's has the last lines of the script."""
 KINDS_MAX: Final = 64
-"""Conditions, triggers of rounds, facts of one happening."""
+"""Conditions, triggers of rounds."""
 HAPPENINGS_MAX: Final = 256
 """The latest; an honest coordinator remembers no more."""
 
@@ -74,10 +76,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
+    """That the job goes on from a checkpoint. Of the others, of which a coordinator remembers
+    hundreds, the operator tells nobody."""
+
     seq: int
-    reason: str
     message: str
-    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +177,9 @@ def read_coordinator_status(data: Any) -> CoordinatorStatus:
             for c in map(_mapping, _items(body.get("conditions"))[:KINDS_MAX])
         },
         happenings=tuple(
-            Happening(
-                _whole(h.get("seq")),
-                _name(h.get("reason")),
-                _text(h.get("message")),
-                {_name(k): _name(v) for k, v in _few(h.get("facts"))},
-            )
+            Happening(_whole(h.get("seq")), _text(h.get("message")))
             for h in map(_mapping, _items(body.get("happenings"))[-HAPPENINGS_MAX:])
+            if h.get("reason") == Reason.RESUMED_FROM_CHECKPOINT
         ),
         restarts=_whole(body.get("restarts")),
         stopping=bool(body.get("stopping", False)),

@@ -40,7 +40,7 @@ def events_of(
     coordinator = seen.coordinator or CoordinatorStatus()
     told = sum(key.startswith(RESUMED) for key in seen.sent.events)
     for happened in coordinator.happenings:
-        if happened.reason == Reason.RESUMED_FROM_CHECKPOINT and told < RESUMED_MAX:
+        if told < RESUMED_MAX:
             key = f"{RESUMED}{coordinator.pod_uid}:{happened.seq}"
             told += key not in seen.sent.events
             events.append(Event(key, Reason.RESUMED_FROM_CHECKPOINT, happened.message))

@@ -1,0 +1,64 @@
+"""A job is read anew when something that it is made of has changed, and only then."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from fake_cluster.observations import NOW, UID
+from fake_cluster.parts import job_body
+from paceline_operator.core.job import read_again, read_job, timestamp
+
+
+def body() -> dict[str, Any]:
+    made = job_body()
+    made["metadata"] |= {"uid": UID, "generation": 1, "resourceVersion": "1"}
+    return made
+
+
+def with_status(before: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    metadata = {**before["metadata"], "resourceVersion": "2"}
+    return {**before, "metadata": metadata, "status": {**before.get("status", {}), **fields}}
+
+
+def changed(part: str, **fields: Any) -> dict[str, Any]:
+    made = copy.deepcopy(body())
+    made[part] |= fields
+    return made
+
+
+def test_of_a_new_status_only_the_status_is_read() -> None:
+    known = read_job(body())
+    told = with_status(body(), resolved=known.frozen, round=7)
+    again = read_again(told, body(), known)
+    assert again == read_job(told), "what it keeps is what it had resolved"
+    assert again.round == 7
+    assert again.spec is known.spec
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        changed("spec", replicas=3),
+        changed("spec", replicas=-1),
+        changed("metadata", labels={"kueue.x-k8s.io/queue-name": "team"}),
+        changed("metadata", annotations={"a": "b"}),
+        changed("metadata", deletionTimestamp=timestamp(NOW)),
+        changed("metadata", uid="another"),
+        with_status(body(), resolved={"procsPerReplica": 1, "backoffLimit": 99}),
+    ],
+)
+def test_everything_else_is_read_as_a_whole(told: dict[str, Any]) -> None:
+    known = read_job(body())
+    again = read_again(told, body(), known)
+    assert again == read_job(told)
+    assert again != known
+
+
+def test_a_job_with_problems_keeps_them() -> None:
+    wrong = changed("spec", replicas=-1)
+    known = read_job(wrong)
+    assert known.problems
+    told = with_status(wrong, round=1)
+    assert read_again(told, wrong, known) == read_job(told)

@@ -8,7 +8,7 @@ PYTEST := $(BIN)/pytest
 LANES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-cluster soak soak-cluster bench-smoke bench-operator rehearse large test-fast check format generate verify clean
+.PHONY: help install demo test test-cluster soak soak-cluster bench-smoke bench-operator bench-memory rehearse large test-fast check format generate verify clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -34,6 +34,9 @@ soak-cluster: cluster-programs ## HISTORIES=200 random histories of jobs on a re
 
 bench-operator: cluster-programs ## requests, seconds, CPU of jobs; SIZES="1x8 1x64 100x8"
 	@$(BIN)/python -m benchmarks.operator_requests --sizes $${SIZES:-1x8 1x64 100x8}
+
+bench-memory: install ## MiB of the operator while many jobs train; JOBS="100 300 1000"
+	@$(BIN)/python -m benchmarks.operator_memory --jobs $${JOBS:-100 300 1000}
 
 rehearse: install ## P=1024 ranks on this machine, all real but the training; figures and limits
 	@$(BIN)/python -m benchmarks.rehearsal $(or $(P),1024)

@@ -15,6 +15,7 @@ from benchmarks import (
     b7_blocks,
     b8_recovery,
     b9_checkpoint,
+    b10_ddp,
 )
 from benchmarks.command import Benchmark, options, parser
 from benchmarks.lab import Lab
@@ -29,6 +30,7 @@ ALL: Final[dict[str, Benchmark]] = {
     "b7": b7_blocks.run,
     "b8": b8_recovery.run,
     "b9": b9_checkpoint.run,
+    "b10": b10_ddp.run,
 }
 
 

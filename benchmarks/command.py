@@ -25,6 +25,8 @@ class Options:
     """Folder of the result files."""
     torchft: str
     """An interpreter that can import torchft; empty = torchft is left out."""
+    parts: str = ""
+    """Of B10, by their letters; empty = all."""
 
 
 Benchmark = Callable[[Lab, Options], Report]
@@ -38,13 +40,14 @@ def parser(what: str | None) -> argparse.ArgumentParser:
     made.add_argument(
         "--torchft", default="", metavar="PYTHON", help="B8: interpreter that can import torchft"
     )
+    made.add_argument("--parts", default="", metavar="LETTERS", help="B10: of a, b, c and d")
     return made
 
 
 def options(given: argparse.Namespace) -> Options:
     folder = given.out or (None if given.smoke else RESULTS)
     rounds = SMOKE_ROUNDS if given.smoke else given.rounds
-    return Options(given.smoke, rounds, folder, given.torchft)
+    return Options(given.smoke, rounds, folder, given.torchft, given.parts)
 
 
 def main(run: Benchmark, what: str | None) -> NoReturn:

@@ -18,7 +18,6 @@ from paceline.clock import now_ns
 from paceline.core.faults import parse_faults
 from paceline.core.messages import Targets
 from paceline.core.status import RankPhase, Status
-from paceline.local import processes
 from paceline.local.client import CoordinatorAwayError
 from paceline.local.runner import Runner
 from paceline.local.timeline import Timeline
@@ -33,8 +32,7 @@ RETRY_S = 0.05
 def runner(text: str, folder: str, answer: int) -> int:
     """One job; its result goes to the descriptor `answer` as JSON."""
     below = importlib.import_module("local.fork_server").start_below()
-    start: Any = importlib.import_module("local.history_run").start_child(below)
-    processes.Child.start = staticmethod(start)  # type: ignore[method-assign]
+    importlib.import_module("local.forked").start_by(below)
     result = asyncio.run(_conduct(json.loads(text), Path(folder)))
     with os.fdopen(answer, "w") as file:
         json.dump(result, file)

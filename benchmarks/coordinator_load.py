@@ -1,9 +1,9 @@
-"""What the coordinator's decisions cost a core: heartbeats, a status, a change of the membership.
+"""What the coordinator's decisions cost a core: beats, a status, a change of the membership.
 
     python -m benchmarks.coordinator_load [--ranks 64 256 1024] [--json] [--smoke]
 
 The pure state machine with ranks that say what ranks say, in pods of eight, on a virtual clock. No
-sockets: this is the part of the decisions only. Bar: a second of heartbeats takes 50 ms.
+sockets: this is the part of the decisions only. Bar: a second of beats takes 50 ms.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 import msgspec
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
+from paceline.core.agent.relay import Relay
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.rows import Rows, rows_of
@@ -42,6 +43,8 @@ class Crowd:
         config = coord.Config("job", replicas=pods, procs=PROCS, settle_ns=60 * S)
         self.coordinator = coord.Coordinator(config, uid=UID, now_ns=self.now)
         self.told: list[coord.ToRank] = []
+        self.numbers: dict[MemberId, int] = {}
+        self.relays = {pod: self._relay(pod) for pod in self.pods}
         self.rows: Rows = ()
         """Members of the generation in force, all of them active and with state."""
 
@@ -71,9 +74,9 @@ class Crowd:
             self.post(event)
         self.at(begin + SPREAD_NS)
 
-    def say(self, message: m.RankMessage) -> None:
+    def hear(self, message: m.RankMessage | m.AgentMessage) -> None:
         self.heard_bytes += len(msgspec.json.encode(message))
-        self.post(coord.FromRank(message))
+        self.post(coord.heard(message))
 
     def start(self) -> None:
         """From nothing to the first round."""
@@ -84,12 +87,14 @@ class Crowd:
         ]
         self.all_say([coord.FromAgent(x) for x in hello])
         self.all_say([coord.FromRank(self._register(x)) for x in self.members])
+        self.at(self.now + SPREAD_NS)
         self.answer()
 
     def lose(self, member: MemberId) -> None:
         """One rank dies; the others go on without it."""
         self.members.remove(member)
-        self.post(coord.RankGone(member))
+        [gone] = self.relays[m.pod_of(member)].close(member)
+        self.hear(gone)
         self.post(coord.FromAgent(m.RankDead(member, -9, "killed", restarts=False)))
         self.at(self.now + SPREAD_NS)
         self.answer()
@@ -103,13 +108,31 @@ class Crowd:
             said = [self._answer(x.member, x.message) for x in told]
             self.all_say([coord.FromRank(x) for x in said if x is not None])
 
-    def beat(self, version: int, ranks: list[MemberId]) -> None:
+    def beat(self, version: int, pods: tuple[tuple[int, int], ...]) -> None:
+        """Of these pods, whose ranks have all said something since the last one."""
+        for pod in pods:
+            self.hear(self.said_by(pod, version))
+
+    def said_by(self, pod: tuple[int, int], version: int) -> m.PodBeat:
+        """What its agent makes of the heartbeats of its ranks."""
         doing = m.Doing(3, version, 12, 1_000_000_000)
-        for member in ranks:
+        relay = self.relays[pod]
+        for member in relay.lines:
             beat = m.Heartbeat(
                 member, self.gen, self.gen, version, doing=doing, active=True, step_s=0.012345
             )
-            self.say(beat)
+            relay.hear(member, m.Said(self.numbers[member], beat))
+        return relay.beat()
+
+    def _relay(self, pod: tuple[int, int]) -> Relay:
+        relay = Relay(*pod)
+        for member in (x for x in self.members if m.pod_of(x) == pod):
+            relay.open(member)
+        for member, word in relay.connect():
+            self.numbers[member] = word.connection
+            relay.hear(member, m.Said(word.connection, self._register(member)))
+        relay.greet()
+        return relay
 
     def _register(self, member: MemberId) -> m.Register:
         where = m.Endpoints(f"tcp://10.0.0.{member.slot}:5000", f"10.0.0.{member.slot}:6000")
@@ -154,17 +177,20 @@ def measure(ranks: int) -> dict[str, float]:
     begun = time.process_time()
     crowd.start()
     start_s = time.process_time() - begun
-    config, expected = crowd.coordinator.state.config, crowd.coordinator.state.expected
-    interval_ns = config.pace.beat_ns(expected)
+    pods = len(crowd.pods)
+    interval_ns = crowd.coordinator.state.config.pace.beat_ns(pods)
     seconds = 20
-    begun_ns, begun = crowd.now, time.process_time()
+    begun_ns, spent_s = crowd.now, 0.0
     beats = 0
     while crowd.now < begun_ns + seconds * S:
-        for n, member in enumerate(crowd.members):
-            crowd.at(begun_ns + beats // ranks * interval_ns + n * interval_ns // ranks)
-            crowd.beat(1 + beats // ranks, [member])
+        for n, pod in enumerate(crowd.pods):
+            said = crowd.said_by(pod, 1 + beats // pods)
+            begun = time.process_time()
+            crowd.at(begun_ns + beats // pods * interval_ns + n * interval_ns // pods)
+            crowd.hear(said)
+            spent_s += time.process_time() - begun
             beats += 1
-    beating_s = (time.process_time() - begun) / ((crowd.now - begun_ns) / S)
+    beating_s = spent_s / ((crowd.now - begun_ns) / S)
     begun = time.process_time()
     body = msgspec.json.encode(crowd.coordinator.status(crowd.now))
     status_s = time.process_time() - begun
@@ -174,7 +200,7 @@ def measure(ranks: int) -> dict[str, float]:
     return {
         "ranks": ranks,
         "core_of_beats": beating_s,
-        "beat_us": 1e6 * beating_s * interval_ns / S / ranks,
+        "beat_us": 1e6 * beating_s * interval_ns / S / pods,
         "status_ms": 1e3 * status_s,
         "status_kb": len(body) / 1e3,
         "change_ms": 1e3 * change_s,

@@ -167,7 +167,7 @@ class Lab:
         env = {**self._fork_server._env, "TMPDIR": str(folder)}  # noqa: SLF001
         with (folder / "runner.log").open("wb") as log:
             self._ask(
-                self._fork_server._name,  # noqa: SLF001
+                self._fork_server.name,
                 "benchmarks.conductor:runner",
                 arguments=[json.dumps(plan.order()), str(folder), 3],
                 env=env,

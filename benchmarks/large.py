@@ -20,7 +20,6 @@ from typing import Any, Final
 
 from paceline.clock import NS_PER_S, now_ns
 from paceline.core.faults import parse_faults
-from paceline.local.processes import Child
 from paceline.local.runner import Runner
 from paceline_api.reading.load import job_from_mapping
 from paceline_api.resolve import resolve
@@ -82,9 +81,8 @@ def job(ranks: int, procs: int, backend: str) -> dict[str, Any]:
 
 def play(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     """In a process of the fork server's: run the job, and say what came of it."""
-    fork_server: Any = importlib.import_module("local.fork_server")
-    start: Any = importlib.import_module("local.history_run").start_child
-    setattr(Child, "start", staticmethod(start(fork_server.start_below())))  # noqa: B010
+    below = importlib.import_module("local.fork_server").start_below()
+    importlib.import_module("local.forked").start_by(below)
     printed: list[str] = []
     runs = Runner(
         resolve(job_from_mapping(order["job"])),

@@ -130,13 +130,6 @@ class Bench:
         after = next((cpu for at_s, cpu in self.samples if at_s >= until_s), self.cpu())
         return {name: spent - before.get(name, 0.0) for name, spent in after.items()}
 
-    def peak_mib(self) -> float:
-        """Of the operator's memory."""
-        assert self.operator.process is not None
-        text = Path(f"/proc/{self.operator.process.pid}/status").read_text()
-        line = next(line for line in text.splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) / 1024
-
 
 @contextmanager
 def bench(log: Path) -> Iterator[Bench]:

@@ -110,7 +110,7 @@ def with_operator(b: Bench, jobs: int, workers: int) -> Figures:
         else:
             others = b.own_requests(namespace, but="job-0")
             figures.life = Counter({k: round(n * jobs / (jobs - 1)) for k, n in others.items()})
-        figures.peak_mib = b.peak_mib()
+        figures.peak_mib = b.operator.memory_mib("VmHWM")
         assert fleet.wrong == [], fleet.wrong
     return figures
 

@@ -27,7 +27,8 @@ KNOBS = Path("knobs.json")
 class Probe:
     """Records of one rank; made before `pl.init()`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, rounds: bool = True) -> None:
+        """`rounds`: false for steps that are so short that watching the rounds would be felt."""
         self.reductions: list[tuple[int, int, int]] = []
         """(round, begun, ended)."""
         self.commits: list[dict[str, Any]] = []
@@ -35,7 +36,8 @@ class Probe:
         """(version before, announced, went on, iteration)."""
         self._knobs: dict[str, Any] = {}
         self._knobs_at = -1
-        self._wrap()
+        if rounds:
+            self._wrap()
 
     def _wrap(self) -> None:
         reduce, apply = CommThread._reduce, CommThread._apply  # noqa: SLF001

@@ -14,29 +14,32 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, assert_never
 
-from paceline.agent.coordinator_client import FAREWELL_S
-from paceline.agent.coordinator_client import PACE as AGENT_PACE
+import msgspec
 from paceline.clock import NS_PER_S, now_ns
-from paceline.control.client import ControlClient
+from paceline.control.voice import PACE, PodVoice
 from paceline.core import wire
 from paceline.core.agent import supervise
 from paceline.core.agent.exits import Ended, RankOutcome
+from paceline.core.agent.relay import Relay
 from paceline.core.messages import (
-    AgentBeat,
     AgentDone,
     AgentHello,
+    BeatEvery,
     Closing,
     Dismiss,
     DrainPod,
+    Heartbeat,
+    Introduce,
     KillRank,
     RankMessage,
+    Register,
+    Said,
     Shutdown,
     ToAgent,
-    ToRank,
 )
 from paceline.core.protocol.ids import MemberId
 from paceline.core.rank import events as ev
-from paceline.worker.coordinator_client import PACE as RANK_PACE
+from paceline.worker.coordinator_line import BEAT_NS
 
 from benchmarks.rehearsal.rank import RehearsedRank, Surroundings
 
@@ -58,52 +61,74 @@ class Job:
     procs: int
 
 
-class RankLink:
-    """A rank's connection to the coordinator, on the loop of its process (the product gives it a
-    thread of its own)."""
+class RankLine:
+    """A rank's line to the coordinator by way of its agent, on the loop of its process (the product
+    gives it a thread in the rank, and a socket).
 
-    def __init__(self, job: Job, rank: RehearsedRank, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._client: ControlClient[ToRank] = ControlClient(
-            (job.coordinator,),
-            "/v1/ranks",
-            job.token,
-            pace=replace(RANK_PACE, ping_s=PATIENCE_S),
-            greet=rank.machine.state.registration,
-            beat=rank.heartbeat,
-            decode=wire.message_to_rank,
-            obey=rank.obey,
-            keeps=False,
-            connected=partial(_connected, rank),
-            tls=job.tls,
-        )
-        self._task = loop.create_task(self._client.run())
+    It beats as often as its pod does: in the product a rank beats more often, on a core of its own.
+    """
+
+    def __init__(
+        self, voice: PodVoice, rank: RehearsedRank, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._voice, self._rank, self._loop = voice, rank, loop
+        self._connection = 0
+        self._registered: Register | None = None
+        self._interval_s = BEAT_NS / NS_PER_S
+        self._timer: asyncio.TimerHandle | None = None
 
     def send(self, message: RankMessage) -> None:
         """From any thread."""
-        self._loop.call_soon_threadsafe(self._client.send, message)
+        if self._connection:
+            self._loop.call_soon_threadsafe(self._say, message)
 
-    def close(self, *, killed: bool) -> None:
-        """On the loop. A killed rank says nothing more; another one says it to the end."""
-        if killed or not self._client.connected:
-            self._task.cancel()
-        else:
-            self._client.leave()
+    def tell(self, data: bytes) -> None:
+        """From the agent."""
+        match wire.message_to_rank(data):
+            case Introduce(connection=number):
+                self._connection, self._registered = number, None
+                self._interval_s = BEAT_NS / NS_PER_S
+                self._say(self._rank.machine.state.registration())
+                self._rank.meter.registered_ns = self._rank.meter.registered_ns or now_ns()
+                self._rank.post(ev.Connected())
+                self._beat_later()
+            case BeatEvery(ms=ms):
+                self._interval_s = ms / 1000
+            case order:
+                self._rank.obey(order)
 
-    async def closed(self) -> None:
-        await asyncio.wait([self._task])
+    def close(self) -> None:
+        """On the loop, when the rank has ended."""
+        self._connection = 0
+        if self._timer is not None:
+            self._timer.cancel()
+        self._voice.close(self._rank.me)
 
+    def _say(self, message: RankMessage | Heartbeat) -> None:
+        if not self._connection:
+            return  # it was killed meanwhile
+        if isinstance(message, Register):
+            if message == self._registered:
+                return
+            self._registered = message
+        data = msgspec.json.encode(Said(self._connection, message))
+        self._voice.heard(self._rank.me, data)
 
-def _connected(rank: RehearsedRank) -> None:
-    rank.meter.registered_ns = rank.meter.registered_ns or now_ns()
-    rank.post(ev.Connected())
+    def _beat_later(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(self._interval_s, self._beat)
+
+    def _beat(self) -> None:
+        self._say(self._rank.heartbeat())
+        self._beat_later()
 
 
 @dataclass
 class _Slot:
     place: supervise.Place
     rank: RehearsedRank | None = None
-    link: RankLink | None = None
+    line: RankLine | None = None
     timer: asyncio.TimerHandle | None = None
 
 
@@ -127,36 +152,33 @@ class Pod:
         ]
         self._done: asyncio.Future[Ended] = self._loop.create_future()
         self._leaving = False
-        self._link: ControlClient[ToAgent] = ControlClient(
+        self._lines: dict[MemberId, RankLine] = {}
+        self._voice = PodVoice(
             (job.coordinator,),
-            "/v1/agents",
             job.token,
-            pace=replace(AGENT_PACE, ping_s=PATIENCE_S),
-            greet=self._hello,
-            beat=lambda: AgentBeat(slot, attempt),
-            decode=wire.message_to_agent,
+            Relay(slot, attempt),
+            hello=self._hello,
+            carriers=lambda: (),
             obey=self._obey,
-            keeps=True,
+            tell=self._tell,
             tls=job.tls,
+            pace=replace(PACE, ping_s=PATIENCE_S),
         )
 
     async def run(self) -> Ended:
         """Until all its ranks have ended and the coordinator has heard of it."""
-        link = asyncio.create_task(self._link.run())
+        voice = asyncio.create_task(self._voice.run())
         for slot in self._slots:
             self._post(slot, supervise.Tick())
         ended = await self._done
-        self._link.leave(AgentDone(self.slot, self.attempt, str(ended.end), ended.message))
-        left = asyncio.create_task(self._link.left.wait())
-        await asyncio.wait([left], timeout=FAREWELL_S)
-        left.cancel()
-        link.cancel()
-        await asyncio.wait([link, *(asyncio.ensure_future(x) for x in self._closings())])
+        await self._voice.finish(AgentDone(self.slot, self.attempt, str(ended.end), ended.message))
+        voice.cancel()
+        await asyncio.wait([voice])
         return ended
 
-    def _closings(self) -> list[asyncio.Task[None]]:
-        links = (slot.link for slot in self._slots if slot.link is not None)
-        return [asyncio.create_task(link.closed()) for link in links]
+    def _tell(self, member: MemberId, data: bytes) -> None:
+        if (line := self._lines.get(member)) is not None:
+            line.tell(data)
 
     # ---- what happens to it ---------------------------------------------------------------
 
@@ -222,7 +244,7 @@ class Pod:
                 assert slot.rank is not None
                 slot.rank.kill()
             case supervise.Report(message=message):
-                self._link.send(message)
+                self._voice.send(message)
             case _:
                 assert_never(effect)
 
@@ -233,13 +255,16 @@ class Pod:
             told=lambda *end: self._on_loop(partial(self._told, *end)),
             ended=lambda rank: self._on_loop(partial(self._ended, rank)),
         )
-        rank.link = slot.link = RankLink(self._job, rank, self._loop)
+        rank.link = slot.line = RankLine(self._voice, rank, self._loop)
         self._born(rank)
         rank.start()
         self._loop.call_soon(self._up, slot, rank)
 
     def _up(self, slot: _Slot, rank: RehearsedRank) -> None:
         if slot.rank is rank and slot.place.phase is supervise.Phase.STARTING:
+            assert slot.line is not None
+            self._lines[rank.me] = slot.line
+            self._voice.open(rank.me)
             self._post(slot, supervise.Up(os.getpid()))
             outcome = supervise.ReportedOutcome(RankOutcome.PRESENT, "")
             self._post(slot, outcome)
@@ -252,8 +277,8 @@ class Pod:
 
     def _ended(self, rank: RehearsedRank) -> None:
         slot = self._slot_of(rank)
-        assert slot.link is not None
-        slot.link.close(killed=rank.killed)
+        if (line := self._lines.pop(rank.me, None)) is not None:
+            line.close()
         self._died(rank)
         in_order = rank.exit is not None and not rank.killed
         self._post(slot, supervise.Exited(0 if in_order else SIGKILL, ""))
@@ -272,7 +297,7 @@ class Pod:
             delay_s = max(0, slot.place.wake_at_ns - now_ns()) / NS_PER_S
             slot.timer = self._loop.call_later(delay_s, self._post, slot, supervise.Tick())
 
-    def _hello(self) -> AgentHello:
+    def _hello(self, registers: tuple[Register, ...]) -> AgentHello:
         places = [slot.place for slot in self._slots]
         return AgentHello(
             self.slot,
@@ -282,4 +307,5 @@ class Pod:
             living=tuple(place.member for place in places if place.alive),
             dead=tuple(member for place in places for member in place.dead),
             released=next((place.released for place in places if place.released), None),
+            registers=registers,
         )

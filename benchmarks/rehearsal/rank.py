@@ -186,6 +186,7 @@ class RehearsedRank:
             self._ended(self)
 
     def _turn(self) -> None:
+        self._work_since_ns = now_ns()
         while self._posted and not self.killed:
             self._take(self._posted.popleft())
         while not self._posted and not self.killed and (mail := self._peers.read()) is not None:

@@ -26,6 +26,7 @@ TOPICS = (
     "b7_blocks",
     "b8_recovery",
     "b9_checkpoint",
+    "b10_ddp",
 )
 LIMIT_S = 600
 
@@ -87,3 +88,18 @@ def test_an_unknown_benchmark_is_refused_by_name() -> None:
     )
     assert done.returncode == 2
     assert "there is no benchmark b99" in done.stderr
+
+
+def test_the_operator_s_memory_is_measured(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.operator_memory", "--smoke", "--out", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    result = json.loads(next(tmp_path.glob("*.json")).read_text())
+    assert [row[0] for row in result["rows"]] == [0, 2, 4]
+    assert all(row[3] > 30 for row in result["rows"]), "MiB of a Python process"

@@ -1,0 +1,462 @@
+"""B10: Paceline beside torch DDP on gloo when nobody is slow, and beside what is possible.
+
+Part a: the device is emulated, so that two cores carry the ranks, and the link is a token bucket on
+loopback in a network of its own; at three speeds, so that a reduction takes C = 0.25, 0.5 and 1
+times the computing of a step. Where the cores cannot move the bytes that fast, the layers are made
+longer until they can. Part b computes for real, part c next to nothing. Part d is about streamed
+rounds: one rank is slow, or a random one late, and they may not cost what they win elsewhere.
+
+DDP gets the best of its settings at each speed; both have torch's fused optimizer, and Paceline in
+part a the segments that a job has by itself on a device. Blocks of both take turns; a ratio is that
+of the medians of a block and the block of DDP in front of it, and beside it that of their means.
+The limit is what the waits allow if a reduction begins as soon as the first of n pieces is there, n
+as many as the model has layers: max(1 + C/n, 1/3 + 2/3/n + C) times the computing, and the
+optimizer behind it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+from paceline.worker.state.flat import SEGMENT_BYTES
+from paceline_api.types.collective import Collective
+
+from benchmarks import network
+from benchmarks import report as r
+from benchmarks.command import Options, main
+from benchmarks.lab import Lab, Phase, Plan, Ran
+from benchmarks.rounds import Stretch, same_weights, stretches
+
+PARTS: Final = "abcd"
+MODES: Final[Mapping[str, dict[str, Any]]] = {
+    "Full": {"mode": "Full"},
+    "Quorum(75%)": {"mode": "Quorum", "quorum": "75%"},
+}
+TRANSPORTS: Final = ("gloo", "mpi")
+SHARES: Final = (0.25, 0.5, 1.0)
+"""C: of a reduction, in the computing of a step."""
+HEADROOM: Final = 1.2
+"""Of the cores over the quickest link: the link shall be what limits."""
+BAR_EVEN: Final = 1.02
+BAR_TINY: Final = 1.1
+BAR_LIMIT: Final = 0.95
+BAR_UNSTREAMED: Final = 0.98
+BAR_VOID: Final = 1 / 20
+SETTLE_S: Final = 0.3
+"""Of a block, before what is measured: the rounds after a change of mode."""
+VOID_AFTER: Final = 50
+"""Rounds of a part before void ones are counted."""
+OVERLAPS: Final = ({"overlap": "Never"}, {"overlap": "Auto"})
+LATENESS: Final = ("slow", "in front", "inside")
+LATE_MS: Final = 300
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the ranks do in a step, and for how long it is watched."""
+
+    part: str
+    ranks: int
+    config: Mapping[str, Any]
+    """For `even`."""
+    pieces: int
+    """n of the limit."""
+    collective: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    """Of Paceline's job."""
+    block_s: float
+    """Of one block at least."""
+    steps: int
+    """In it, at least."""
+    bar: float
+
+    @property
+    def layers_ms(self) -> int:
+        """Emulated: all forward and backward waits of a step."""
+        one = self.config["forward_ms"] + self.config["backward_ms"]
+        return int(self.config["layers"] * one)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of a step without Paceline; ms."""
+
+    compute: float
+    optimizer: float
+    reduce: float
+    setting: dict[str, Any]
+    """Of DDP: the quickest."""
+    expected: float
+    """A step of DDP with it."""
+
+    @property
+    def share(self) -> float:
+        """C."""
+        return self.reduce / self.compute
+
+    def limit(self, pieces: int) -> float:
+        c, n = self.share, pieces
+        factor: float = max(1 + c / n, 1 / 3 + 2 / 3 / n + c)
+        return factor * self.compute + self.optimizer
+
+
+def emulated(ranks: int, smoke: bool) -> Load:
+    """16 layers of 4 MB, 4 and 8 ms each."""
+    layers, elements = (4, 10_000) if smoke else (16, 1_000_000)
+    config = {
+        "model": "emulated",
+        "layers": layers,
+        "elements": elements,
+        "forward_ms": 4,
+        "backward_ms": 8,
+        "watch_rounds": False,
+    }
+    block_s, steps = (0.4, 4) if smoke else (3.0, 8)
+    as_on_a_gpu = {"segmentBytes": SEGMENT_BYTES}
+    return Load("a", ranks, config, layers, block_s, steps, BAR_EVEN, collective=as_on_a_gpu)
+
+
+def transformer(smoke: bool) -> Load:
+    layers, width, words = (2, 32, 16) if smoke else (10, 256, 64)
+    config = {
+        "model": "transformer",
+        "layers": layers,
+        "width": width,
+        "sentences": 2,
+        "words": words,
+        "watch_rounds": False,
+    }
+    block_s, steps = (0.4, 4) if smoke else (4.0, 12)
+    return Load("b", 2, config, layers, block_s, steps, BAR_EVEN)
+
+
+def tiny(smoke: bool) -> Load:
+    config = {"model": "tiny", "watch_rounds": False}
+    block_s, steps = (0.4, 50) if smoke else (3.0, 300)
+    return Load("c", 2, config, 1, block_s, steps, BAR_TINY)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Of one system; ms per round as its slowest main thread sees it."""
+
+    middle: float
+    """The median: what a machine that others use too leaves alone."""
+    mean: float
+
+    @classmethod
+    def of(cls, ranks: Sequence[Sequence[tuple[int, int]]]) -> Block:
+        """By rank: after each step its number, or the version before it, and when it ended."""
+        rounds = [
+            [
+                (end - begin) / 1e6 / (after - before)
+                for (before, begin), (after, end) in pairwise(steps)
+                if after > before
+            ]
+            for steps in ranks
+        ]
+        return cls(max(map(r.middle, rounds)), max(map(fmean, rounds)))
+
+
+# ---- blocks --------------------------------------------------------------------------------------
+
+
+class Turns:
+    """Runs blocks of both sides, one at a time."""
+
+    def __init__(self, lab: Lab, scratch: Path) -> None:
+        self._lab, self._scratch = lab, scratch
+        self._runs = 0
+
+    def ddp(self, load: Load, task: str, **named: Any) -> list[dict[str, Any]]:
+        self._runs += 1
+        folder = self._scratch / str(self._runs)
+        folder.mkdir()
+        order = {**load.config, "ranks": load.ranks, "task": task, **named}
+        found: list[dict[str, Any]] = self._lab.call(
+            "benchmarks.ddp_ranks:run", order, folder, limit_s=600.0
+        )
+        return found
+
+    def reduce_ms(self, load: Load) -> float:
+        return float(self.ddp(load, "reduce", reductions=3)[0]["reduce_ms"])
+
+    def measure(self, load: Load) -> Measured:
+        steps = max(4, load.steps // 2)
+        found = self.ddp(load, "tune", reductions=steps, steps=steps)
+        settings = [
+            (max(rank["settings"][at][1] for rank in found), setting)
+            for at, (setting, _) in enumerate(found[0]["settings"])
+        ]
+        expected, setting = min(settings, key=lambda one: one[0])
+        return Measured(
+            max(rank["compute_ms"] for rank in found),
+            max(rank["optimizer_ms"] for rank in found),
+            # Whoever begins last waits for nobody.
+            min(rank["reduce_ms"] for rank in found),
+            setting,
+            expected,
+        )
+
+    def ddp_block(self, load: Load, known: Measured) -> Block:
+        steps = max(load.steps, round(1000 * load.block_s / known.expected))
+        found = self.ddp(load, "block", setting=known.setting, steps=steps)
+        return Block.of([list(enumerate(rank["ends"])) for rank in found])
+
+    def paceline_blocks(
+        self, load: Load, known: Measured, transport: str, modes: Mapping[str, dict[str, Any]]
+    ) -> tuple[dict[str, Block], Ran]:
+        """By mode: one job whose mode is switched while it runs."""
+        # A step of Paceline may be much longer than one of DDP, and the job's first are slow.
+        seconds = SETTLE_S + max(load.block_s, 1.5 * load.steps * known.expected / 1000)
+        first = Phase("first", min(3.0, seconds), modes[next(iter(modes))])
+        ran = self._lab.run(
+            Plan(
+                "even_paceline.py",
+                load.ranks,
+                [first, *(Phase(name, seconds, how) for name, how in modes.items())],
+                {**load.config, "ranks": load.ranks},
+                collective={"backend": transport, "mode": "Full", **load.collective},
+                one_pod=True,
+            )
+        )
+        return {phase["name"]: rounds_of(ran, phase) for phase in ran.phases[1:]}, ran
+
+
+def rounds_of(ran: Ran, phase: Mapping[str, Any]) -> Block:
+    begun, ended = phase["begun"] + SETTLE_S * 1e9, phase["ended"]
+    inside = [
+        [(version, at) for version, _, at, _ in probe["steps"] if begun <= at <= ended]
+        for probe in ran.probes
+    ]
+    few = min(len(steps) for steps in inside)
+    assert few >= 3, f"only {few} steps in {phase['name']}; make it longer"
+    return Block.of(inside)
+
+
+@dataclass
+class Compared:
+    """Blocks of one load at one link speed."""
+
+    known: Measured
+    ddp: list[Block] = field(default_factory=list)
+    own: dict[str, list[tuple[Block, Block]]] = field(default_factory=dict)
+    """By system: a block, and that of DDP in front of it."""
+    hashes: list[str] = field(default_factory=list)
+    equal: bool = True
+
+
+def compare(
+    turns: Turns, load: Load, known: Measured, rounds: int, transports: tuple[str, ...]
+) -> Compared:
+    found = Compared(known)
+    for _ in range(rounds):
+        for transport in transports:
+            beside = turns.ddp_block(load, known)
+            found.ddp.append(beside)
+            blocks, ran = turns.paceline_blocks(load, known, transport, MODES)
+            found.equal = found.equal and same_weights(ran)
+            found.hashes.append(ran.probes[0]["hash"])
+            for mode, block in blocks.items():
+                ratio = block.middle / beside.middle
+                print(  # part a takes most of an hour
+                    f"part {load.part}, P={load.ranks}, C={known.share:.2f}, {transport}, {mode}: "
+                    f"{block.middle:.4g} ms, {ratio:.3f} x DDP's {beside.middle:.4g}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                found.own.setdefault(f"{transport}, {mode}", []).append((block, beside))
+    return found
+
+
+def add_rows(
+    out: r.Report, load: Load, found: Compared, *, link: str = "-", wanted: float = 0.0
+) -> None:
+    """`wanted`: the C that the link was set for; the measured one stands in the table."""
+    known = found.known
+    limit = known.limit(load.pieces)
+    start = (load.part, load.ranks, link, f"{known.share:.2f}")
+    where = f"part {load.part}, P={load.ranks}" + (f", C={wanted:g}" if wanted else "")
+    systems = {"DDP": [(block, block) for block in found.ddp], **found.own}
+    for name, pairs in systems.items():
+        values = [own.middle for own, _ in pairs]
+        ms, over = r.middle(values), [own.middle / ddp.middle for own, ddp in pairs]
+        out.rows.append(
+            (
+                *start,
+                name,
+                ms,
+                r.percent(r.spread(values)),
+                r.middle(over),
+                f"{min(over):.2f} to {max(over):.2f}",
+                r.middle(own.mean / ddp.mean for own, ddp in pairs),
+                limit,
+                limit / ms,
+            )
+        )
+        out.details[f"{where}, {name}"] = [asdict(own) for own, _ in pairs]
+        if name == "DDP":
+            continue
+        text = f"{where}, {name}: step over DDP's"
+        out.bars.append(r.Bar(text, r.middle(over), load.bar, at_least=False))
+        if load.part == "a":
+            out.bars.append(r.Bar(f"{where}, {name}: of what is possible", limit / ms, BAR_LIMIT))
+    out.notes.append(
+        f"{where}: computing {known.compute:.4g} ms, optimizer {known.optimizer:.3g}, a plain "
+        f"reduction {known.reduce:.4g}; DDP with {settings(known.setting)}"
+    )
+    out.checks[f"{where}: equal weights on all ranks"] = found.equal
+    out.hashes[where] = r.one_hash(found.hashes)
+    out.details[where] = asdict(known)
+
+
+def settings(setting: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in setting.items())
+
+
+# ---- parts ---------------------------------------------------------------------------------------
+
+
+def link_bits(load: Load, share: float) -> int:
+    """A ring moves 2 (P-1)/P of the bytes per rank, and all ranks send through the one bucket."""
+    moved = 2 * (load.ranks - 1) * 4 * load.config["elements"] * load.config["layers"]
+    bits_per_s: float = 8 * moved / (share * load.layers_ms / 1000)
+    return round(bits_per_s)
+
+
+def stretched(load: Load, turns: Turns) -> tuple[Load, int]:
+    """With layers so many times longer that the cores can follow the quickest link."""
+    free_ms = turns.reduce_ms(load)
+    times = max(1, math.ceil(HEADROOM * free_ms / (min(SHARES) * load.layers_ms)))
+    longer = {key: times * load.config[key] for key in ("forward_ms", "backward_ms")}
+    return replace(load, config={**load.config, **longer}), times
+
+
+def part_a(out: r.Report, turns: Turns, given: Options, link: network.Link) -> None:
+    for ranks in (2,) if given.smoke else (2, 4):
+        load = emulated(ranks, given.smoke)
+        link.unlimit()
+        load, times = (load, 1) if given.smoke else stretched(load, turns)
+        if times > 1:
+            out.notes.append(
+                f"part a, P={ranks}: layers {times} times longer than 4 and 8 ms, so that the "
+                "cores can move the bytes"
+            )
+        for share in SHARES[-1:] if given.smoke else SHARES:
+            bits = link_bits(load, share)
+            link.limit(bits)
+            found = compare(
+                *(turns, load, turns.measure(load), repetitions(given)),
+                TRANSPORTS[:1] if given.smoke else TRANSPORTS,
+            )
+            add_rows(out, load, found, link=f"{bits / 1e9:.3g} Gbit/s", wanted=share)
+    link.unlimit()
+
+
+def part_bc(out: r.Report, turns: Turns, given: Options, load: Load) -> None:
+    found = compare(
+        *(turns, load, turns.measure(load), repetitions(given)),
+        TRANSPORTS[1:] if given.smoke else TRANSPORTS,
+    )
+    add_rows(out, load, found)
+
+
+def part_d(out: r.Report, turns: Turns, given: Options, link: network.Link) -> None:
+    """Streamed rounds beside today's, in Quorum, while somebody is slow or late."""
+    ranks = 2 if given.smoke else 4
+    load = emulated(ranks, given.smoke)
+    load, times = (load, 1) if given.smoke else stretched(load, turns)
+    link.limit(link_bits(load, 0.5))
+    known = turns.measure(load)
+    late_ms = LATE_MS // 10 if given.smoke else LATE_MS
+    for late in LATENESS:
+        config = {**load.config, "watch_rounds": True, "late": late, "late_ms": late_ms * times}
+        watched = replace(load, config=config, block_s=4 * load.block_s)
+        for transport in TRANSPORTS[:1] if given.smoke else TRANSPORTS:
+            phases = [
+                {**MODES["Quorum(75%)"], **how}
+                for _ in range(repetitions(given))
+                for how in OVERLAPS
+            ]
+            names = [f"{i} {how['overlap']}" for i, how in enumerate(phases)]
+            _, ran = turns.paceline_blocks(
+                watched, known, transport, dict(zip(names, phases, strict=True))
+            )
+            add_late_rows(out, ran, late, transport, ranks)
+    link.unlimit()
+
+
+def add_late_rows(out: r.Report, ran: Ran, late: str, transport: str, ranks: int) -> None:
+    where = f"part d, P={ranks}, {transport}, {late}"
+    groups: dict[str, list[Stretch]] = {}
+    for found in stretches(ran)[1:]:
+        groups.setdefault(found.name.split()[-1], []).append(found)
+    for overlap, blocks in groups.items():
+        rates = [block.rounds_per_s for block in blocks]
+        start = ("d", ranks, late, "-", f"{transport}, overlap {overlap}")
+        out.rows.append((*start, 1000 / r.middle(rates), r.percent(r.spread(rates)), *["-"] * 5))
+    pairs = list(zip(groups["Auto"], groups["Never"], strict=True))
+    rounds = r.middle(a.rounds_per_s / b.rounds_per_s for a, b in pairs)
+    gradients = r.middle(a.gradients_per_s / b.gradients_per_s for a, b in pairs)
+    text = f"{where}: streamed over unstreamed"
+    out.bars.append(r.Bar(f"{text}, rounds/s", rounds, BAR_UNSTREAMED))
+    out.bars.append(r.Bar(f"{text}, gradients/s", gradients, BAR_UNSTREAMED))
+    streamed = [c for block in groups["Auto"] for c in block.commits if c["round"] >= VOID_AFTER]
+    void = sum(c["trigger"] == "void" for c in streamed) / max(1, len(streamed))
+    out.bars.append(r.Bar(f"{where}: share of void rounds", void, BAR_VOID, at_least=False))
+    out.checks[f"{where}: equal weights on all ranks"] = same_weights(ran)
+    out.hashes[where] = ran.probes[0]["hash"]
+
+
+def repetitions(given: Options) -> int:
+    return 1 if given.smoke else given.rounds
+
+
+@contextmanager
+def workplace(emulating: bool) -> Iterator[tuple[Turns, network.Link | None]]:
+    """A lab, in a network of its own where that can be had."""
+    with ExitStack() as stack:
+        link = stack.enter_context(network.own_network()) if emulating else None
+        lab = stack.enter_context(Lab())
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="pl-b10-"))
+        yield Turns(lab, Path(scratch)), link
+
+
+def run(_: Lab, given: Options) -> r.Report:
+    """With a lab of its own, whose processes live in the emulated network."""
+    out = r.Report(
+        "b10_ddp",
+        "B10: beside torch DDP on gloo, nobody slow; ms per step",
+        (
+            *("part", "P", "link", "C", "system", "step ms", "spread"),
+            *("over DDP", "its range", "means", "limit ms", "limit / step"),
+        ),
+        smoke=given.smoke,
+    )
+    parts = [part for part in PARTS if part in (given.parts or PARTS)]
+    lacking = network.missing()
+    with workplace(not lacking) as (turns, link):
+        for part in parts:
+            if part in "ad" and link is None:
+                out.notes.append(f"part {part} was not measured: this machine lacks {lacking}")
+            elif part == "d" and "overlap" not in Collective.model_fields:
+                out.notes.append("part d was not measured: rounds are not streamed")
+            elif part == "a" and link is not None:
+                part_a(out, turns, given, link)
+            elif part == "d" and link is not None:
+                part_d(out, turns, given, link)
+            else:
+                part_bc(out, turns, given, {"b": transformer, "c": tiny}[part](given.smoke))
+    return out
+
+
+if __name__ == "__main__":
+    main(run, __doc__)

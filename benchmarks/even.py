@@ -1,0 +1,147 @@
+"""B10's common ground: the same model, data and optimizer for DDP and for Paceline.
+
+Used by the scripts of both sides, so it imports nothing but torch.
+
+    emulated      layers on a device that is not there: forward and backward are waits without the
+                  interpreter lock and without a core; the gradients are as large as they would be
+    transformer   real computing
+    tiny          next to nothing to compute and to send: what a step itself costs
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+CONFIG: dict[str, Any] = json.loads(os.environ["BENCHMARK"])
+BATCHES: Final = 8
+"""Different ones, made before the first step."""
+VOCABULARY: Final = 512
+
+Loss = Callable[[nn.Module, int], torch.Tensor]
+"""Of the model, which may be wrapped, on the batch of a step."""
+
+
+def make(rank: int) -> tuple[nn.Module, Loss]:
+    torch.manual_seed(0)
+    model, loss = {"emulated": _emulated, "transformer": _transformer, "tiny": _tiny}[
+        CONFIG["model"]
+    ](rank, torch.Generator().manual_seed(1 + rank))
+    return model, loss
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, fused=True)
+
+
+# ---- a device that is not there ------------------------------------------------------------------
+
+
+class Late:
+    """Who is how late in which step; drawn by all ranks alike."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank, self._size = rank, CONFIG.get("ranks", 1)
+        self._how = CONFIG.get("late", "")
+        self._dice = random.Random(7)
+        self.factor = 2.0 if self._how == "slow" and rank == self._size - 1 else 1.0
+        self.inside = -1
+        """Layer whose backward the lateness of this step comes in front of."""
+
+    def begin(self, layers: int) -> None:
+        """A step; waits if the lateness is in front of it."""
+        victim, layer = self._dice.randrange(self._size), self._dice.randrange(layers)
+        self.inside = -1
+        if victim != self._rank:
+            return
+        if self._how == "in front":
+            time.sleep(CONFIG["late_ms"] / 1000)
+        elif self._how == "inside":
+            self.inside = layer
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, _weight: torch.Tensor, model: Emulated, index: int
+    ) -> torch.Tensor:
+        ctx.model, ctx.index = model, index
+        time.sleep(model.late.factor * CONFIG["forward_ms"] / 1000)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        model = ctx.model
+        if ctx.index == model.late.inside:
+            time.sleep(CONFIG["late_ms"] / 1000)
+        time.sleep(model.late.factor * CONFIG["backward_ms"] / 1000)
+        return gradient, model.gradient, None, None
+
+
+class Emulated(nn.Module):
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        elements = CONFIG["elements"]
+        self.layers = nn.ParameterList(torch.zeros(elements) for _ in range(CONFIG["layers"]))
+        self.gradient = torch.full((elements,), 1.0 + rank)
+        self.late = Late(rank)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.late.begin(len(self.layers))
+        for index, weight in enumerate(self.layers):
+            x = _Layer.apply(x, weight, self, index)
+        return x
+
+
+def _emulated(rank: int, _: torch.Generator) -> tuple[nn.Module, Loss]:
+    x = torch.ones(1)
+    return Emulated(rank), lambda model, _: model(x).sum()
+
+
+# ---- real computing ------------------------------------------------------------------------------
+
+
+class Transformer(nn.Module):
+    """8.2 million parameters at a width of 256 and ten layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = CONFIG["width"]
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        layer = nn.TransformerEncoderLayer(
+            width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, CONFIG["layers"], enable_nested_tensor=False)
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.head(self.layers(self.embedding(tokens)))
+        return answer
+
+
+def _transformer(_: int, dice: torch.Generator) -> tuple[nn.Module, Loss]:
+    shape = BATCHES, CONFIG["sentences"], CONFIG["words"] + 1
+    tokens = torch.randint(0, VOCABULARY, shape, generator=dice)
+
+    def loss(model: nn.Module, step: int) -> torch.Tensor:
+        text = tokens[step % BATCHES]
+        guesses = model(text[:, :-1])
+        return nn.functional.cross_entropy(guesses.flatten(0, 1), text[:, 1:].flatten())
+
+    return Transformer(), loss
+
+
+def _tiny(_: int, dice: torch.Generator) -> tuple[nn.Module, Loss]:
+    x = torch.randn(BATCHES, 4, 64, generator=dice)
+    model = nn.Sequential(
+        *(nn.Linear(64, 256), nn.ReLU()),
+        *(nn.Linear(256, 192), nn.ReLU(), nn.Linear(192, 16)),
+    )
+    return model, lambda model, step: model(x[step % BATCHES]).square().mean()

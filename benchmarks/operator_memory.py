@@ -1,0 +1,145 @@
+"""What the operator's process holds in memory while many jobs train.
+
+`python -m benchmarks.operator_memory [--jobs 100 300 1000]`: jobs of 8 workers are added to one
+operator until there are so many. It is the program as it is delivered, with its watches, its Lease
+and a TLS connection to every job's coordinator. The API server and the coordinators are stand-ins
+in this process (tests/fake_cluster/loopback.py, stub.py), since real ones need more of the machine
+than is measured here. They keep account of field owners, which most of an object's text is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import http.client
+import re
+import sys
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT / "tests")]
+
+from fake_cluster.beside import Running, submit, until  # noqa: E402
+from fake_cluster.loopback import Loopback  # noqa: E402
+from fake_cluster.stub import Fleet  # noqa: E402
+
+from benchmarks.report import Bar, Report  # noqa: E402
+
+RESULTS: Final = Path(__file__).parent / "results"
+JOBS: Final = (100, 300, 1000)
+SMOKE: Final = (2, 4)
+WORKERS: Final = 8
+NAMESPACE: Final = "training"
+OWN: Final = "paceline-system"
+BAR_MIB: Final = 250
+BAR_JOBS: Final = 1000
+STEADY_S: Final = 60
+"""So long all jobs train before a figure is taken: each status is written once by then."""
+SMOKE_S: Final = 2
+ROUND_S: Final = 1.0
+LEASE_S: Final = 60
+"""The stand-ins may be slow to answer."""
+PER_JOB_S: Final = 2.0
+"""Bound of the wait for each job, beside a minute."""
+LOG_SHOWN: Final = 5000
+"""Of the operator's log, when something goes wrong."""
+COLUMNS: Final = (
+    *("jobs", "pods", "TLS connections", "MiB", "MiB at most", "KiB per further job"),
+    *("all train after s", "cores while they train"),
+)
+
+
+def run(sizes: tuple[int, ...], *, smoke: bool) -> Report:
+    gc.disable()  # to look through all objects of the stand-ins would hold them up for seconds
+    out = Report("operator_memory", "The operator's memory", COLUMNS, smoke=smoke)
+    with tempfile.TemporaryDirectory() as name, Loopback(Path(name)) as plane:
+        operator = Running(plane, OWN, Path(name) / "operator.log")
+        try:
+            operator.started(f"--lease-duration={LEASE_S}")
+            time.sleep(SMOKE_S)
+            before = (0, operator.memory_mib())
+            out.rows.append((0, 0, 0, before[1], operator.memory_mib("VmHWM"), "-", "-", "-"))
+            with Fleet(plane, NAMESPACE, operator=OWN) as fleet:
+                for jobs in sizes:
+                    before = _grow(out, plane, operator, fleet, before, jobs, smoke=smoke)
+                out.checks["no coordinator was told less than there was"] = not fleet.wrong
+        except BaseException:
+            sys.stderr.write(operator.log.read_text()[-LOG_SHOWN:])
+            raise
+        finally:
+            operator.end()
+    return out
+
+
+def _grow(
+    out: Report,
+    plane: Loopback,
+    operator: Running,
+    fleet: Fleet,
+    before: tuple[int, float],
+    jobs: int,
+    *,
+    smoke: bool,
+) -> tuple[int, float]:
+    had, had_mib = before
+    begun_s = time.monotonic()
+    for number in range(had, jobs):
+        submit(plane, NAMESPACE, f"job-{number}", replicas=WORKERS)
+
+    def all_train() -> bool:
+        time.sleep(0.5)
+        return _figures(operator)["training"] >= jobs
+
+    until(all_train, f"{jobs} jobs train", 60 + PER_JOB_S * jobs)
+    took_s = time.monotonic() - begun_s
+    spent_s, since_s = operator.cpu_seconds(), time.monotonic()
+    while time.monotonic() - since_s < (SMOKE_S if smoke else STEADY_S):
+        fleet.train()
+        time.sleep(ROUND_S)
+    cores = (operator.cpu_seconds() - spent_s) / (time.monotonic() - since_s)
+    figures, mib = _figures(operator), operator.memory_mib()
+    connected = int(figures["connected"])
+    per_job = (mib - had_mib) * 1024 / (jobs - had)
+    highest = operator.memory_mib("VmHWM")
+    pods = int(figures["pods"])
+    out.rows.append((jobs, pods, connected, mib, highest, per_job, took_s, cores))
+    out.checks[f"{jobs} jobs: a connection to each coordinator"] = connected == jobs
+    out.checks[f"{jobs} jobs: all pods are known"] = pods == jobs * (WORKERS + 1)
+    if jobs == BAR_JOBS:
+        text = f"MiB at most with {jobs} jobs of {WORKERS} workers"
+        out.bars.append(Bar(text, highest, BAR_MIB, at_least=False))
+    return jobs, mib
+
+
+def _figures(operator: Running) -> dict[str, float]:
+    """As its own /metrics tells."""
+    with closing(http.client.HTTPConnection("127.0.0.1", operator.port, timeout=30)) as asked:
+        asked.request("GET", "/metrics")
+        page = asked.getresponse().read().decode()
+    lines = {
+        "training": 'paceline_operator_jobs_in_state{state="Training"}',
+        "connected": "paceline_operator_coordinators_connected",
+        "pods": "paceline_operator_pods",
+    }
+    found = {
+        name: re.search(rf"^{re.escape(line)} (\S+)$", page, re.M) for name, line in lines.items()
+    }
+    return {name: float(hit[1]) if hit else 0.0 for name, hit in found.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--jobs", nargs="+", type=int, default=list(JOBS), help="rising numbers")
+    parser.add_argument("--smoke", action="store_true", help="smallest size")
+    parser.add_argument("--out", type=Path, default=None, help="folder of the result files")
+    given = parser.parse_args()
+    report = run(SMOKE if given.smoke else tuple(given.jobs), smoke=given.smoke)
+    return report.publish(given.out or (None if given.smoke else RESULTS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""B10 with torch DDP on gloo: a plain script, timed as the one with Paceline is.
+
+`task` "tune" measures what a step takes alone, what one reduction takes, and each setting of DDP;
+"block" runs steps with one setting.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import pairwise, product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.even import CONFIG, make, make_optimizer
+
+BUCKETS_MB = (1, 5, 25)
+WARM = 3
+"""Steps; DDP lays its buckets out again after the first."""
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    facts: dict[str, Any]
+    match CONFIG["task"]:
+        case "reduce":
+            facts = {"reduce_ms": reduce_ms()}
+        case "tune":
+            facts = {**alone(rank), "reduce_ms": reduce_ms(), "settings": settings_ms(rank)}
+        case _:
+            facts = {"ends": train(rank, CONFIG["setting"], CONFIG["steps"])}
+    Path(f"ddp-{rank}.json").write_text(json.dumps(facts))
+    dist.barrier()  # nobody leaves while another still talks
+
+
+def train(rank: int, setting: dict[str, Any], steps: int) -> list[int]:
+    """When each step ended."""
+    model, loss_of = make(rank)
+    optimizer = make_optimizer(model)
+    replicated = DistributedDataParallel(model, **setting)
+    ends = []
+    for step in range(WARM + steps):
+        optimizer.zero_grad()
+        loss_of(replicated, step).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        ends.append(time.monotonic_ns())
+    return ends[WARM - 1 :]
+
+
+def settings_ms(rank: int) -> list[tuple[dict[str, Any], float]]:
+    found = []
+    for bucket_mb, view in product(BUCKETS_MB, (False, True)):
+        setting = {"bucket_cap_mb": bucket_mb, "gradient_as_bucket_view": view}
+        ends = train(rank, setting, CONFIG["steps"])
+        steps = [(b - a) / 1e6 for a, b in pairwise(ends)]
+        found.append((setting, median(steps)))
+    return found
+
+
+def alone(rank: int) -> dict[str, float]:
+    """A step without its communication, all ranks at once as in a job."""
+    model, loss_of = make(rank)
+    optimizer = make_optimizer(model)
+    parts: dict[str, list[float]] = {"compute_ms": [], "optimizer_ms": []}
+    for step in range(WARM + CONFIG["steps"]):
+        optimizer.zero_grad()
+        dist.barrier()
+        begun = time.monotonic_ns()
+        loss_of(model, step).backward()  # type: ignore[no-untyped-call]
+        computed = time.monotonic_ns()
+        optimizer.step()
+        parts["compute_ms"].append((computed - begun) / 1e6)
+        parts["optimizer_ms"].append((time.monotonic_ns() - computed) / 1e6)
+    return {name: median(values[WARM:]) for name, values in parts.items()}
+
+
+def reduce_ms() -> float:
+    """Of as many bytes as the model's gradients have, in one piece."""
+    numel = sum(parameter.numel() for parameter in make(0)[0].parameters())
+    flat = torch.ones(numel)
+    found = []
+    for _ in range(1 + CONFIG["reductions"]):
+        dist.barrier()
+        begun = time.monotonic_ns()
+        dist.all_reduce(flat)
+        found.append((time.monotonic_ns() - begun) / 1e6)
+    return median(found[1:])
+
+
+main()

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +15,8 @@ from typing import Any
 import pytest
 import typer.main
 import yaml
+from cli.runs import end_of
+from local.forked_call import ForkedCall
 from paceline.agent.launch import group_of_one
 from paceline.cli.main import app
 from paceline.core.faults import parse_faults
@@ -26,7 +26,6 @@ from paceline_api.reading.overrides import with_overrides
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("examples/*/*.md")])
-LIMIT_S = 120.0
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.M | re.S)
 INDENTED = re.compile(r"(?:^    \S.*\n)+", re.M)
 
@@ -79,17 +78,9 @@ def test_snippets_compile(where: str, code: str) -> None:
 @pytest.mark.parametrize(("where", "code"), RUNNABLE, ids=[where for where, _ in RUNNABLE])
 def test_snippets_run(where: str, code: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(code)
-    done = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=tmp_path,
-        env=os.environ | group_of_one(MemberId(0, 0, 0)) | {"EPOCHS": "1", "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, f"{where}\n{done.stdout}{done.stderr}"
+    env = os.environ | group_of_one(MemberId(0, 0, 0)) | {"EPOCHS": "1", "OMP_NUM_THREADS": "1"}
+    code, said = end_of(ForkedCall(["script.py"], tmp_path, env, "python"))
+    assert code == 0, f"{where}\n{said}"
 
 
 def test_get_started_shows_the_files_of_the_example() -> None:

@@ -60,6 +60,10 @@ class Rank(ABC):
         return self.result()
 
 
+class RankEndedError(AssertionError):
+    """A process is gone that nobody killed; the message has what it said last."""
+
+
 class ProcessRank(Rank):
     """A process under its own `mpiexec -n 1`."""
 
@@ -95,7 +99,7 @@ class ProcessRank(Rank):
             outcome = self.connection.recv()
         except EOFError as error:
             said = Path(self._log.name).read_text()[-2000:]
-            raise AssertionError(f"{self.name} has ended; it said:\n{said}") from error
+            raise RankEndedError(f"{self.name} has ended; it said:\n{said}") from error
         assert isinstance(outcome, Outcome)
         return outcome
 

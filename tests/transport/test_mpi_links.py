@@ -12,7 +12,7 @@ from paceline.transport.mpi.abandoned import EMPTIED_MAX
 from paceline.transport.mpi.lanes import PIECE_BYTES
 from paceline.transport.mpi.links import mpi_environment
 from paceline.transport.rendezvous import Deadline, Rendezvous
-from transport.harness import Crew, ProcessPool
+from transport.harness import Crew, ProcessPool, RankEndedError
 from transport.rank_body import Payload, digest
 
 pytestmark = pytest.mark.processes
@@ -83,19 +83,34 @@ def test_links_survive_the_generations(pool: ProcessPool) -> None:
 
 def test_the_dead_cost_no_memory(pool: ProcessPool) -> None:
     """What was on its way to a dead rank never arrives; it is not kept for each of them."""
+    try:
+        outlive_many(pool)
+    except RankEndedError as ended:
+        # Rarely MPICH ends the process with its peer (docs/limits.md): that costs no memory.
+        if "OFI poll failed" not in str(ended):
+            raise
+        outlive_many(pool)
+
+
+def outlive_many(pool: ProcessPool) -> None:
     kind, mib, deaths = "mpi:ring", 24, EMPTIED_MAX + 2
     survivor, *victims = pool.take(1 + deaths)
     crew = Crew(kind, [survivor, *victims])
     payload = Payload(1, (mib << 18,))
     resident = []
-    for victim in victims:
-        crew.open([survivor, victim])
-        survivor.start("allreduce", kind, 0, payload)
-        assert not survivor.has_answered(0.3), "nobody receives"
-        victim.kill()
-        assert (outcome := survivor.result()).error == "PeerLost", outcome
-        survivor.call("close", kind)
-        resident.append(survivor.call("resident_mib").value)
+    try:
+        for victim in victims:
+            crew.open([survivor, victim])
+            survivor.start("allreduce", kind, 0, payload)
+            assert not survivor.has_answered(0.3), "nobody receives"
+            victim.kill()
+            assert (outcome := survivor.result()).error == "PeerLost", outcome
+            survivor.call("close", kind)
+            resident.append(survivor.call("resident_mib").value)
+    finally:
+        for victim in victims:
+            if victim.connection is not None:
+                victim.kill()
     assert max(resident[1:]) - resident[0] < mib, resident
     assert int(survivor.call("describe", kind).value["abandoned"]) <= EMPTIED_MAX
     pool.give_back([survivor])

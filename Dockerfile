@@ -65,7 +65,7 @@ RUN set -eu; \
 COPY --from=wheel /wheel /wheel
 RUN /tools/bin/pip --python /opt/paceline/bin/python3 install --quiet --no-deps --no-index /wheel/*.whl
 # The image has no compiler: what a rank would compile when it first reduces is built here.
-RUN /opt/paceline/bin/python3 -m paceline.transport.mpi.native
+RUN /opt/paceline/bin/python3 -m paceline.transport.native
 
 FROM ${BASE} AS worker
 ENV PATH=/opt/paceline/bin:$PATH PYTHONUNBUFFERED=1 USER=paceline HOME=/tmp

@@ -1,4 +1,4 @@
-"""The native loop is built once, kept, and done without where it cannot be built."""
+"""A native loop is built once, kept, and done without where it cannot be built."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-from paceline.transport.mpi import native
-from paceline.transport.mpi.native import UnavailableError, cache_folder, load
+from paceline.transport import native
+from paceline.transport.native import (
+    REDUCE,
+    SHARED,
+    SOURCES,
+    UnavailableError,
+    cache_folder,
+    load,
+)
 
 
 @pytest.fixture
@@ -18,19 +25,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_is_built_once_and_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load().paceline_reduce
+    assert load(REDUCE).paceline_reduce
     (built,) = cache.iterdir()  # and no draft beside it
     monkeypatch.setenv("CC", "false")
-    assert load().paceline_reduce
+    assert load(REDUCE).paceline_reduce
     assert list(cache.iterdir()) == [built]
 
 
-def test_another_source_is_another_library(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load()
+def test_another_source_is_another_library(cache: Path) -> None:
+    load(REDUCE)
     changed = cache / "changed.c"
-    changed.write_text(native.SOURCE.read_text() + "/* changed */\n")
-    monkeypatch.setattr(native, "SOURCE", changed)
-    load()
+    changed.write_text(REDUCE.read_text() + "/* changed */\n")
+    load(changed)
     assert len(list(cache.glob("*.so"))) == 2
 
 
@@ -39,12 +45,15 @@ def test_what_an_image_has_beside_the_source_is_taken(
 ) -> None:
     package = tmp_path / "installed"
     package.mkdir()
-    shutil.copy(native.SOURCE, package)
-    monkeypatch.setattr(native, "SOURCE", package / native.SOURCE.name)
-    runpy.run_module("paceline.transport.mpi.native", run_name="__main__")
+    installed = [package / source.name for source in SOURCES]
+    for source in SOURCES:
+        shutil.copy(source, package)
+    monkeypatch.setattr(native, "SOURCES", installed)
+    runpy.run_module("paceline.transport.native", run_name="__main__")
     monkeypatch.setenv("CC", "false")
     monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
-    assert load().paceline_reduce
+    assert load(installed[SOURCES.index(REDUCE)]).paceline_reduce
+    assert load(installed[SOURCES.index(SHARED)]).paceline_shared
 
 
 def test_without_a_compiler_it_says_what_to_do(
@@ -52,20 +61,20 @@ def test_without_a_compiler_it_says_what_to_do(
 ) -> None:
     monkeypatch.setenv("PATH", str(cache))
     with pytest.raises(UnavailableError, match=r"no C compiler; hint: install one, or set CC"):
-        load()
+        load(REDUCE)
 
 
 def test_a_compiler_that_fails_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "false")
     with pytest.raises(UnavailableError, match=r"/false failed"):
-        load()
+        load(REDUCE)
     assert list(cache.iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_written_is_named(cache: Path) -> None:
     cache.write_text("a file where the folder should be")
     with pytest.raises(UnavailableError, match=str(cache)):
-        load()
+        load(REDUCE)
 
 
 def test_the_cache_is_where_the_user_keeps_such_things(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from paceline.core.collectives.schedules import Schedule, ScheduleStep
 from paceline.transport.base import Abort, PeerLost, TransportAborted
 from paceline.transport.mpi.lanes import PIECE_BYTES, Cells
 from paceline.transport.mpi.links import LANES, Link
-from paceline.transport.mpi.native import UnavailableError, load
+from paceline.transport.native import REDUCE, UnavailableError, load
 from paceline.transport.rendezvous import LAST_WORDS_NS, PeerConnections
 
 ABORTED, LOST, FAILED = 1, 2, 3
@@ -102,7 +102,7 @@ class NativeLoop:
         """Raises UnavailableError."""
         if mpi._sizeof(mpi.COMM_WORLD) != ctypes.sizeof(ctypes.c_int):  # noqa: SLF001
             raise UnavailableError("this build of mpi4py does not use MPICH's ABI")
-        self._run = load().paceline_reduce
+        self._run = load(REDUCE).paceline_reduce
         self._run.argtypes = [ctypes.POINTER(_Call), ctypes.POINTER(ctypes.c_int)]
         library = ctypes.CDLL("libmpi.so.12")  # the one that mpi4py has loaded
         self._library = mpi

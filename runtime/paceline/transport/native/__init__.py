@@ -1,10 +1,13 @@
-"""The native loop of the mpi transport: builds it once per machine with the C compiler, loads it.
+"""The native loops of the transports: built once per machine with the C compiler, then loaded.
 
-The library's name holds the hash of its source. It lies in the user's cache folder, so that it is
+    reduce.c  the steps of a schedule over MPI (`transport.mpi.native_loop`)
+    shared.c  sums in shared memory (`transport.shm.native_loop`)
+
+A library's name holds the hash of its source. It lies in the user's cache folder, so that it is
 compiled by the first rank that ever needs it, or beside its source, where the making of an image
-puts it (`python -m paceline.transport.mpi.native`). Ranks that start together may all compile: each
-renames its own result into place. Where nothing can be compiled or kept, the transport does the
-same in Python and says so.
+puts it (`python -m paceline.transport.native`). Ranks that start together may all compile: each
+renames its own result into place. Where nothing can be compiled or kept, the transports do the
+same in Python and say so.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-SOURCE: Final = Path(__file__).with_name("reduce.c")
+REDUCE: Final = Path(__file__).with_name("reduce.c")
+SHARED: Final = Path(__file__).with_name("shared.c")
+SOURCES: Final = (REDUCE, SHARED)
 FLAGS: Final = ("-O3", "-fPIC", "-shared")
 COMPILE_S: Final = 60.0
 
@@ -28,14 +33,14 @@ class UnavailableError(Exception):
     """There is no native loop in this process, and why."""
 
 
-def load() -> ctypes.CDLL:
-    """The library, compiled if need be. Raises UnavailableError."""
-    path = SOURCE.parent / file_name()
+def load(source: Path) -> ctypes.CDLL:
+    """The library made of it, compiled if need be. Raises UnavailableError."""
+    path = source.parent / file_name(source)
     try:
         if not path.exists():
-            path = cache_folder() / file_name()
+            path = cache_folder() / file_name(source)
         if not path.exists():
-            build(path.parent)
+            build(source, path.parent)
         if path.stat().st_uid not in (os.geteuid(), 0):
             raise UnavailableError(f"{path} belongs to another user")
         return ctypes.CDLL(str(path))
@@ -43,9 +48,9 @@ def load() -> ctypes.CDLL:
         raise UnavailableError(f"{path}: {error}") from error
 
 
-def file_name() -> str:
+def file_name(source: Path) -> str:
     facts = f"{platform.machine()} {FLAGS}".encode()
-    return f"reduce-{hashlib.sha256(SOURCE.read_bytes() + facts).hexdigest()[:16]}.so"
+    return f"{source.stem}-{hashlib.sha256(source.read_bytes() + facts).hexdigest()[:16]}.so"
 
 
 def cache_folder() -> Path:
@@ -57,17 +62,17 @@ def cache_folder() -> Path:
         raise UnavailableError(f"no cache folder: {error}") from error
 
 
-def build(target: Path) -> None:
+def build(source: Path, target: Path) -> None:
     """Compile into a folder. Raises UnavailableError, or OSError where nothing can be written."""
     compiler = shutil.which(os.environ.get("CC") or "cc")
     if compiler is None:
         raise UnavailableError("no C compiler; hint: install one, or set CC")
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target, prefix="build-") as folder:
-        draft = Path(folder) / file_name()
+        draft = Path(folder) / file_name(source)
         try:
             done = subprocess.run(
-                [compiler, *FLAGS, "-o", str(draft), str(SOURCE)],
+                [compiler, *FLAGS, "-o", str(draft), str(source)],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

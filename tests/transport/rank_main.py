@@ -34,6 +34,23 @@ def make(kind: str) -> Transport:
             from paceline.transport.torch.gloo import GlooTransport
 
             return GlooTransport(host=LOOPBACK)
+        case "shm":
+            from paceline.transport.shm.memory import SharedMemory
+            from paceline.transport.shm.transport import ShmTransport
+
+            return ShmTransport(SharedMemory())
+        case "shm-mixed":
+            from paceline.transport.shm.memory import SharedMemory
+            from paceline.transport.shm.transport import ShmTransport
+
+            return ShmTransport(SharedMemory(), native=int(sys.argv[2][1:]) % 2 == 0)
+        case "hier:mpi" | "hier:gloo" as name:
+            from paceline.transport.shm.hier import HierTransport
+            from paceline.transport.shm.memory import SharedMemory
+
+            # Two machines: of the ranks that a test takes, two or three are on each.
+            place = f"machine-{int(sys.argv[2][1:]) % 2}"
+            return HierTransport(SharedMemory(), make(name.removeprefix("hier:")), place=place)
         case name:
             return make_transport(name, local=True)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ from transport.harness import FAILED, Crew, Hubs, ProcessPool, ProcessRank, Rank
 from transport.rank_body import Outcome, Payload, digest
 
 MPI = ["mpi:ring", "mpi:recursive_doubling", "mpi:halving_doubling", "mpi-mixed:ring"]
-REAL = ["gloo", *MPI, "auto"]
+SHARED = ["shm", "shm-mixed", "hier:mpi:ring", "hier:gloo"]
+"""The second: every other rank without a compiler. The last two: every other rank elsewhere."""
+REAL = ["gloo", *MPI, *SHARED, "auto"]
 IN_MEMORY = ["sim", "staged", "without-first", "without-second"]
 """The last two: of two transports one is left out, since one rank cannot wire it."""
 ON_GPUS = ["nccl"]
@@ -234,12 +237,17 @@ def test_ports_are_local_and_given_back(crew: Crew) -> None:
     a, b = crew.ranks[:2]
     crew.open([a, b])
     _, address = crew.peers([a])[0]
-    ports = [part.rpartition("=")[2].rpartition(":") for part in address.split(";")]
-    assert {host for host, _, _ in ports} == {"127.0.0.1"}
+    parts = [part.rpartition("=")[2] for part in address.replace("|", ";").split(";")]
+    ports = [part.rpartition(":") for part in parts if "/" not in part]
+    names = [part.rpartition("/")[2] for part in parts if "/" in part]
+    assert ports or names
+    assert {host for host, _, _ in ports} <= {"127.0.0.1"}
+    assert all(name in Path("/proc/net/unix").read_text() for name in names)
     crew.all([a, b], "shutdown", crew.kind)
     for host, _, port in ports:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((host, int(port)), timeout=1)
+    assert not any(name in Path("/proc/net/unix").read_text() for name in names)
 
 
 def test_nccl(pool: ProcessPool) -> None:

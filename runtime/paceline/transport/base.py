@@ -15,9 +15,11 @@ every implementation to, the in-memory one of the simulation included:
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -51,10 +53,26 @@ class Abort:
         self._event = threading.Event()
         self.flag = ctypes.c_int32(0)
         """The same for native code that waits without the interpreter lock: 0 = not raised."""
+        self._lock = threading.Lock()
+        self._eventfds: list[int] = []
 
     def raise_(self) -> None:
         self.flag.value = 1
         self._event.set()
+        with self._lock:
+            for fd in self._eventfds:
+                os.eventfd_write(fd, 1)
+
+    @contextmanager
+    def waking(self, eventfd: int) -> Iterator[None]:
+        """Inside, raising the flag also writes to this descriptor, which the caller may poll."""
+        with self._lock:
+            self._eventfds.append(eventfd)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._eventfds.remove(eventfd)
 
     def clear(self) -> None:
         self.flag.value = 0
@@ -127,6 +145,13 @@ class Transport(ABC):
     def moves(self, device: torch.device) -> bool:
         """Whether it reaches this memory itself. What it does not can go through host memory."""
         return device.type == HOST.type
+
+    def zeros(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A new buffer for sums. `allreduce` takes it as any other, and some transports take it
+        without a copy; then all ranks get theirs from here, or none does.
+
+        Raises TransportError, and LimitError for more than the pod may have."""
+        return torch.zeros(numel, dtype=dtype, device=device)
 
     def unfit(self, addresses: Sequence[str]) -> str:  # noqa: ARG002
         """Why the processes at these addresses cannot be a group; empty if they can. The same on

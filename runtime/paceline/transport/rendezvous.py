@@ -82,23 +82,24 @@ class PeerConnection:
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # The machine of a peer may vanish without a word: ask it now and then.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in KEEPALIVE.items():
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._sock = sock
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # The machine of a peer may vanish without a word: ask it now and then.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in KEEPALIVE.items():
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        self.sock = sock
         self._received = bytearray()
 
     def fileno(self) -> int:
-        return self._sock.fileno()
+        return self.sock.fileno()
 
     def close(self) -> None:
-        self._sock.close()
+        self.sock.close()
 
     def end_sending(self) -> None:
         with suppress(OSError):  # the other end has closed already
-            self._sock.shutdown(socket.SHUT_WR)
+            self.sock.shutdown(socket.SHUT_WR)
 
     def send(self, message: dict[str, Any]) -> None:
         body = json.dumps(message).encode()
@@ -107,12 +108,12 @@ class PeerConnection:
         end_ns = now_ns() + SEND_NS
         while left:
             try:
-                left = left[self._sock.send(left) :]
+                left = left[self.sock.send(left) :]
             except BlockingIOError:
                 # The buffers of the socket are full, so the peer does not read; seldom and short.
                 if now_ns() > end_ns:
                     raise PeerClosedError("the peer does not read") from None
-                _ready([self._sock], select.POLLOUT, POLL_S)
+                _ready([self.sock], select.POLLOUT, POLL_S)
             except OSError as error:
                 raise PeerClosedError(str(error)) from error
 
@@ -120,7 +121,7 @@ class PeerConnection:
         """The next message if it is all here. Raises PeerClosedError when the peer has left."""
         while (message := self._take()) is None:
             try:
-                data = self._sock.recv(1 << 16)
+                data = self.sock.recv(1 << 16)
             except BlockingIOError:
                 return None
             except OSError as error:
@@ -152,7 +153,7 @@ class PeerConnection:
     def receive(self, deadline: Deadline, what: str, rank: int) -> dict[str, Any]:
         while (message := self.poll()) is None:
             deadline.check(what, rank)
-            _ready([self._sock], select.POLLIN, min(POLL_S, deadline.left_s()))
+            _ready([self.sock], select.POLLIN, min(POLL_S, deadline.left_s()))
         return message
 
 
@@ -161,12 +162,20 @@ class Rendezvous:
 
     def __init__(self, host: str) -> None:
         try:
-            self._listener = socket.create_server((host, 0), backlog=LISTEN_BACKLOG)
+            self._listener = self._listen(host)
         except OSError as error:
             raise TransportError(f"cannot listen on {host}: {error}") from error
         self._listener.setblocking(False)
         self._unread: list[PeerConnection] = []
         self._waiting: dict[str, tuple[dict[str, Any], PeerConnection]] = {}
+
+    def _listen(self, host: str) -> socket.socket:
+        return socket.create_server((host, 0), backlog=LISTEN_BACKLOG)
+
+    def _target(self, address: str) -> tuple[socket.socket, Any]:
+        """A socket, and what to connect it to."""
+        host, _, port = address.rpartition(":")
+        return socket.socket(), (host, int(port))
 
     @property
     def address(self) -> str:
@@ -205,14 +214,13 @@ class Rendezvous:
             deadline.pause(REDIAL_S, what, rank)
 
     def _call(self, peer: Peer, what: str, rank: int, deadline: Deadline) -> PeerConnection | None:
-        host, _, port = peer.address.rpartition(":")
         try:
-            sock = socket.socket()
+            sock, target = self._target(peer.address)
         except OSError as error:
             raise TransportError(f"no socket for a call: {error}; {MORE_FILES}") from error
         sock.setblocking(False)
         try:
-            sock.connect_ex((host, int(port)))
+            sock.connect_ex(target)
             while not _ready([sock], select.POLLOUT, POLL_S):
                 deadline.check(what, rank)
             if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
@@ -277,6 +285,11 @@ def _ready(sockets: Sequence[_Descriptor], events: int, timeout_s: float) -> boo
     for sock in sockets:
         poll.register(sock.fileno(), events)
     return bool(poll.poll(max(0.0, timeout_s) * 1000))
+
+
+def readable(sock: _Descriptor, timeout_s: float) -> bool:
+    """Wait until something can be read from it."""
+    return _ready([sock], select.POLLIN, timeout_s)
 
 
 class PeerConnections:

@@ -19,6 +19,9 @@ CLASS_NAMES: Final = ("4KiB", "64KiB", "1MiB")
 NATIVE: Final = "native"
 """The algorithm of a transport that chooses by itself, as a library with its own allreduce does."""
 
+HIERARCHICAL: Final = "hier:"
+"""Before the name of the transport that carries between machines what each has summed inside."""
+
 Seconds = Mapping[str, Sequence[float]]
 """By candidate: seconds of one allreduce in each size class; 0 = not measured."""
 
@@ -38,8 +41,9 @@ class Method:
     @classmethod
     def of(cls, candidate: str) -> Method:
         """Inverse of `candidate`."""
-        transport, _, algorithm = candidate.partition(":")
-        return cls(transport, algorithm or NATIVE)
+        levels = HIERARCHICAL if candidate.startswith(HIERARCHICAL) else ""
+        transport, _, algorithm = candidate.removeprefix(levels).partition(":")
+        return cls(levels + transport, algorithm or NATIVE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,12 +182,10 @@ static void wake(Room *room) {
             while (write(room->members[k].eventfd, &one, sizeof one) < 0 && errno == EINTR) {}
 }
 
-/* The counters are looked at before what the lifelines say: a step that a rank has stored counts,
- * whatever became of the rank. */
-static int somebody_lost(Room *room, uint64_t step) {
+/* Who is gone has not waited for this meeting to be complete, so it has died or given up. */
+static int somebody_gone(Room *room) {
     for (int32_t k = 0; k < room->count; k++)
-        if (room->members[k].gone &&
-            atomic_load_explicit(&room->members[k].block->step, memory_order_acquire) < step) {
+        if (room->members[k].gone) {
             room->who = k;
             return 1;
         }
@@ -199,9 +197,9 @@ static int sleep_until(Room *room, uint64_t step) {
     uint64_t told;
     int result = DONE;
     uint64_t always = atomic_exchange_explicit(&own->sleeps, 1, memory_order_seq_cst);
-    while (!all_there(room, step)) {
+    while (!all_there(room, step)) { /* Looked at after what the lifelines said. */
         if (*room->abort) { result = ABORTED; break; }
-        if (somebody_lost(room, step)) { result = LOST; break; }
+        if (somebody_gone(room)) { result = LOST; break; }
         if (poll(room->lines, (nfds_t)room->count, -1) <= 0) continue;
         for (int32_t k = 0; k < room->count; k++) {
             if (!room->lines[k].revents) continue;
@@ -294,6 +292,10 @@ static void sum(Room *room, const Call *call, char *target, int64_t low, int64_t
     const char *parts[RANKS_MAX];
     if (low >= high) return;
     for (int32_t k = 0; k < room->count; k++) parts[k] = shown(room, call, k, low, small);
+    if (room->count == 1) { /* Of one that is alone on its machine: only carried. */
+        if (target != parts[0]) memcpy(target, parts[0], (size_t)(high - low));
+        return;
+    }
     add(call->kind, target, parts, room->count, (high - low) / call->itemsize);
 }
 

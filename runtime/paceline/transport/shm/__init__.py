@@ -1,0 +1,1 @@
+"""The data channel inside a machine: sums in memory that ranks hand to each other."""

@@ -1,0 +1,131 @@
+"""Two levels: shared memory inside each machine, another transport between the machines.
+
+The ranks of a machine sum in shared memory, one slice each; the l-th ranks of all machines then sum
+slice l over the other transport, side by side; everybody copies the slices. So each byte crosses
+the network once per machine and not once per rank. A machine with fewer ranks than others sets how
+many slices there are; what more ranks there are elsewhere contribute and copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import torch
+
+from paceline.core.collectives.select import HIERARCHICAL
+from paceline.transport.base import HOST, Abort, Group, Peer, PeerLost, Transport
+from paceline.transport.rendezvous import Deadline
+from paceline.transport.shm.memory import SharedMemory
+from paceline.transport.shm.plain_loop import Carry
+from paceline.transport.shm.rendezvous import place_of
+from paceline.transport.shm.transport import LocalSums
+
+ADDRESSES = "|"
+"""Between the address on the machine and that between machines."""
+
+
+class HierTransport(Transport):
+    """One rank's end; `between` carries the slices and is driven by nobody else."""
+
+    def __init__(self, memory: SharedMemory, between: Transport, *, place: str = "") -> None:
+        """Raises TransportError."""
+        self._sums = LocalSums(memory, place=place)
+        self._between = between
+        self.name = HIERARCHICAL + between.name  # type: ignore[misc]
+        self.algorithms = between.algorithms  # type: ignore[misc]
+        self._group: Group | None = None
+        self._peers: Sequence[int] = ()
+        """Ranks that have the same slice, one per machine; empty if this rank has none."""
+        self._machines = 0
+
+    @property
+    def address(self) -> str:
+        return f"{self._sums.address}{ADDRESSES}{self._between.address}"
+
+    def begin(self, devices: Collection[torch.device]) -> None:
+        self._between.begin(devices)
+
+    def zeros(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        if device.type != HOST.type:
+            return super().zeros(numel, dtype, device)
+        return self._sums.memory.zeros(numel, dtype)
+
+    def unfit(self, addresses: Sequence[str]) -> str:
+        machines = machines_of(addresses)
+        if len(machines) == 1:
+            return f"{self.name} is for several machines, and all ranks are on one; shm is for that"
+        if max(map(len, machines)) == 1:
+            return f"{self.name} is for several ranks on a machine, and each rank has one of its own"
+        return ""
+
+    def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
+        self.close()
+        deadline = Deadline(abort, timeout_s)
+        machines = machines_of([peer.address for peer in group.peers])
+        parts = min(map(len, machines))
+        own = next(ranks for ranks in machines if group.rank in ranks)
+        place = own.index(group.rank)
+        try:
+            self._sums.open(_part(group, range(group.size), 0), own, deadline, parts)
+            if place < parts:
+                self._peers = [ranks[place] for ranks in machines]
+                part = replace(_part(group, self._peers, 1), key=f"{group.key}/{place}")
+                self._between.open(part, abort, max(deadline.left_s(), 0.0))
+        except PeerLost as error:
+            self.close()
+            raise self._named(error) from error
+        except BaseException:
+            self.close()
+            raise
+        self._group, self._machines = group, len(machines)
+
+    def allreduce(self, buffers: Sequence[torch.Tensor], abort: Abort, algorithm: str) -> None:
+        assert self._group is not None, "allreduce outside a group"
+
+        def carry(part: torch.Tensor) -> None:
+            try:
+                self._between.allreduce([part], abort, algorithm)
+            except PeerLost as error:
+                raise self._named(error) from error
+
+        carried: Carry | None = carry if self._machines > 1 else None
+        for buffer in buffers:
+            self._sums.reduce(buffer, abort, carried)
+
+    def _named(self, error: PeerLost) -> PeerLost:
+        """With the rank in the whole group."""
+        if error.rank is None or not self._peers:
+            return error
+        return PeerLost(str(error), self._peers[error.rank])
+
+    def close(self) -> None:
+        self._group, self._peers = None, ()
+        self._sums.close()
+        self._between.close()
+
+    def shutdown(self) -> None:
+        self.close()
+        self._sums.shutdown()
+        self._between.shutdown()
+
+    def describe(self) -> dict[str, str]:
+        between = {f"between.{key}": value for key, value in self._between.describe().items()}
+        return {**self._sums.describe(), "machines": str(self._machines), **between}
+
+
+def machines_of(addresses: Sequence[str]) -> list[list[int]]:
+    """The ranks of each machine, ascending; machines in the order of their first ranks."""
+    found: dict[str, list[int]] = {}
+    for rank, address in enumerate(addresses):
+        found.setdefault(place_of(address.partition(ADDRESSES)[0]), []).append(rank)
+    return list(found.values())
+
+
+def _part(group: Group, ranks: Sequence[int], which: int) -> Group:
+    """These ranks, with one of their two addresses."""
+    peers = tuple(
+        Peer(group.peers[rank].name, group.peers[rank].address.split(ADDRESSES)[which])
+        for rank in ranks
+    )
+    return replace(group, peers=peers, rank=list(ranks).index(group.rank))

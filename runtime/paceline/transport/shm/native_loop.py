@@ -1,0 +1,172 @@
+"""Hands a sum in shared memory to the loop in C: one call without the interpreter lock."""
+
+from __future__ import annotations
+
+import ctypes
+import select
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+import torch
+
+from paceline.core.collectives.shared import SLOT_BYTES, SMALL_BYTES
+from paceline.transport.base import Abort, PeerLost, TransportAborted
+from paceline.transport.rendezvous import CLOSED
+from paceline.transport.shm.errors import different, left
+from paceline.transport.shm.plain_loop import Carry
+from paceline.transport.shm.room import SHOW_WORDS, SHOWS, SLOTS_AT, Room
+
+DONE, ABORTED, LOST, LEFT, DIFFERENT, CARRY = range(6)
+SPIN_NS: Final = 50_000
+"""Longest look before a wait; halved each time it was in vain. None where ranks share cores."""
+NATIVE_KINDS: Final = {
+    torch.float32: 0,
+    torch.float64: 1,
+    torch.int32: 2,
+    torch.int64: 3,
+    torch.bfloat16: 4,
+}
+"""What the loop can add; other types are left to the loop in Python."""
+
+Fields = Sequence[tuple[str, Any]]
+
+
+class _Member(ctypes.Structure):
+    _fields_: ClassVar[Fields] = [
+        ("block", ctypes.c_void_p),
+        ("memory", ctypes.c_void_p),
+        ("mark", ctypes.c_uint64),
+        ("eventfd", ctypes.c_int32),
+        ("gone", ctypes.c_int32),
+    ]
+
+
+class _PollFd(ctypes.Structure):
+    _fields_: ClassVar[Fields] = [
+        ("fd", ctypes.c_int),
+        ("events", ctypes.c_short),
+        ("revents", ctypes.c_short),
+    ]
+
+
+class _Room(ctypes.Structure):
+    _fields_: ClassVar[Fields] = [
+        ("members", ctypes.POINTER(_Member)),
+        ("lines", ctypes.POINTER(_PollFd)),
+        ("count", ctypes.c_int32),
+        ("own", ctypes.c_int32),
+        ("parts", ctypes.c_int32),
+        ("who", ctypes.c_int32),
+        ("step", ctypes.c_uint64),
+        ("uses", ctypes.c_uint64),
+        ("memory_bytes", ctypes.c_uint64),
+        ("slots_at", ctypes.c_int64),
+        ("slot_bytes", ctypes.c_int64),
+        ("small_bytes", ctypes.c_int64),
+        ("spin_ns", ctypes.c_int64),
+        ("patience_ns", ctypes.c_int64),
+        ("abort", ctypes.POINTER(ctypes.c_int32)),
+    ]
+
+
+class _Call(ctypes.Structure):
+    _fields_: ClassVar[Fields] = [
+        ("data", ctypes.c_void_p),
+        ("nbytes", ctypes.c_int64),
+        ("kind", ctypes.c_int32),
+        ("itemsize", ctypes.c_int32),
+        ("place", ctypes.c_int64),
+        ("carried", ctypes.c_int32),
+        ("resumed", ctypes.c_int32),
+        ("low", ctypes.c_int64),
+        ("high", ctypes.c_int64),
+        ("carry_place", ctypes.c_int64),
+        ("carry_bytes", ctypes.c_int64),
+    ]
+
+
+class NativeLoop:
+    """The library, and what it must know of one room."""
+
+    def __init__(self, library: ctypes.CDLL, room: Room, *, spins: bool) -> None:
+        self._run = library.paceline_shared
+        self._run.argtypes = [ctypes.POINTER(_Room), ctypes.POINTER(_Call)]
+        self._room = room
+        members = room.members
+        spin_ns = SPIN_NS if spins else 0
+        self._members = (_Member * len(members))(
+            *(
+                _Member(start + m.place, start, m.mark, m.eventfd, 0)
+                for m in members
+                for start in (m.memory.ctypes.data,)
+            )
+        )
+        self._lines = (_PollFd * len(members))(
+            *(
+                _PollFd(room.eventfd, select.POLLIN, 0)
+                if m.lifeline < 0
+                else _PollFd(m.lifeline, CLOSED, 0)
+                for m in members
+            )
+        )
+        self._native = _Room(
+            self._members,
+            self._lines,
+            len(members),
+            room.own,
+            room.parts,
+            0,
+            0,
+            0,
+            min(len(m.memory) for m in members),
+            SLOTS_AT,
+            SLOT_BYTES,
+            SMALL_BYTES,
+            spin_ns,
+            spin_ns,
+        )
+
+    def reduce(
+        self, data: torch.Tensor, kind: int, abort: Abort, carry: Carry | None = None
+    ) -> None:
+        """Like the loop in Python."""
+        room, native = self._room, self._native
+        native.step, native.uses, native.abort = room.step, room.uses, ctypes.pointer(abort.flag)
+        call = _Call(
+            data.data_ptr(),
+            data.nbytes,
+            kind,
+            data.element_size(),
+            room.memory.place(data),
+            carry is not None,
+        )
+        with abort.waking(room.eventfd):
+            while (result := self._run(ctypes.byref(native), ctypes.byref(call))) == CARRY:
+                if call.carry_bytes:
+                    assert carry is not None
+                    carry(self._slice(call, data))
+                call.resumed = 1
+        room.step, room.uses = native.step, native.uses
+        if result == DONE:
+            return
+        if result == ABORTED:
+            raise TransportAborted("abandoned in a reduction")
+        rank = room.ranks[native.who]
+        if result == LOST:
+            raise PeerLost(f"rank {rank} has gone", rank)
+        if result == LEFT:
+            raise left(rank)
+        assert result == DIFFERENT, result
+        at = SHOWS + SHOW_WORDS * (room.uses & 1)
+        raise different(rank, int(room.members[native.who].head[at]), data.nbytes)
+
+    def _slice(self, call: _Call, data: torch.Tensor) -> torch.Tensor:
+        """The own part that is to be carried; what it refers to stays with it."""
+        first = call.carry_place
+        if call.place:
+            first -= call.place
+            whole = data.view(torch.uint8)
+        else:
+            first -= self._room.place
+            whole = torch.from_numpy(self._room.block)
+        return whole[first : first + call.carry_bytes].view(data.dtype)

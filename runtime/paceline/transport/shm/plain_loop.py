@@ -1,0 +1,197 @@
+"""A sum in shared memory, in Python: act by act as `core.collectives.shared` names them.
+
+What the loop in C does; taken where it cannot be built, and for types that it does not add. Its
+waits have the same descriptors. It always asks to be woken and wakes everybody, since Python has
+no way to order a store before a load. On other processors than those of x86-64, which keep the
+order of all other pairs, it needs the fence of the library.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import select
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from paceline.core.collectives.shared import SLOT_BYTES, Act, What, is_small, reduction, slices
+from paceline.transport.base import Abort, PeerLost, TransportAborted
+from paceline.transport.rendezvous import CLOSED
+from paceline.transport.shm.errors import different, left
+from paceline.transport.shm.room import MARK, SHOW_WORDS, SHOWS, SLEEPS, SLOTS_AT, STEP, Room
+
+Carry = Callable[[torch.Tensor], None]
+"""Sums the own slice with those of other machines, in place."""
+ORDERED: Final = ("x86_64", "AMD64")
+
+
+def keeps_order() -> bool:
+    return platform.machine() in ORDERED
+
+
+def no_fence() -> None:
+    """Nothing is needed where `keeps_order`."""
+
+
+class PlainLoop:
+    def __init__(self, room: Room, fence: Callable[[], None]) -> None:
+        self._room, self._fence = room, fence
+        self._heads = [member.head for member in room.members]
+        self._gone: set[int] = set()
+        self._poll = select.poll()
+        self._poll.register(room.eventfd, select.POLLIN)
+        self._line_of = {m.lifeline: index for index, m in enumerate(room.members)}
+        for member in room.members:
+            if member.lifeline >= 0:
+                self._poll.register(member.lifeline, CLOSED)
+
+    def reduce(
+        self, data: torch.Tensor, kind: int, abort: Abort, carry: Carry | None = None
+    ) -> None:
+        """`data`: flat, on the host, with elements."""
+        call = _Call(self, data, kind, carry)
+        own = self._heads[self._room.own]
+        before, own[SLEEPS] = int(own[SLEEPS]), 1
+        with abort.waking(self._room.eventfd):
+            for act in reduction(data.nbytes, call.in_place, carried=carry is not None):
+                call.do(act, abort)
+        own[SLEEPS] = before
+
+    def look(self) -> None:
+        self._fence()
+        for index, (head, member) in enumerate(zip(self._heads, self._room.members, strict=True)):
+            if int(head[MARK]) != member.mark:
+                raise left(self._room.ranks[index])
+
+    def meet(self, abort: Abort) -> None:
+        self.look()
+        room = self._room
+        room.step += 1
+        self._fence()
+        self._heads[room.own][STEP] = room.step
+        self._fence()
+        for member in room.members:
+            if member.eventfd != room.eventfd:
+                _wake(member.eventfd)
+        while not self._all_there():
+            if abort.is_raised():
+                raise TransportAborted("abandoned in a reduction")
+            if self._gone:  # without waiting for this meeting to be complete
+                rank = room.ranks[min(self._gone)]
+                raise PeerLost(f"rank {rank} has gone", rank)
+            self._sleep()
+        self._fence()
+
+    def _all_there(self) -> bool:
+        return all(int(head[STEP]) >= self._room.step for head in self._heads)
+
+    def _sleep(self) -> None:
+        for fd, _ in self._poll.poll():
+            if fd == self._room.eventfd:
+                os.eventfd_read(fd)
+            else:
+                self._gone.add(self._line_of[fd])
+                self._poll.unregister(fd)
+
+    def show(self, use: int) -> list[list[int]]:
+        """What each says of its buffer."""
+        at = SHOWS + SHOW_WORDS * (use & 1)
+        return [[int(word) for word in head[at : at + SHOW_WORDS]] for head in self._heads]
+
+    def say(self, use: int, words: list[int]) -> None:
+        at = SHOWS + SHOW_WORDS * (use & 1)
+        self._heads[self._room.own][at : at + SHOW_WORDS] = words
+
+
+class _Call:
+    """One buffer on its way through the acts."""
+
+    def __init__(
+        self, loop: PlainLoop, data: torch.Tensor, kind: int, carry: Carry | None
+    ) -> None:
+        self._loop, self._room, self._carry = loop, loop._room, carry
+        self._data, self._type = data, data.dtype
+        self._bytes = data.view(torch.uint8)
+        self._kind = kind
+        small = is_small(data.nbytes, carried=carry is not None)
+        self._place = 0 if small else self._room.memory.place(data)
+        self._shows: list[list[int]] = []
+        self._low = 0
+
+    def in_place(self) -> list[bool]:
+        return [place != 0 for _, _, place in self._shows]
+
+    def do(self, act: Act, abort: Abort) -> None:
+        room, low, high = self._room, act.low, act.high
+        match act.what:
+            case What.SHOW:
+                room.uses += 1
+                self._low, self._shows = low, []
+                self._loop.say(room.uses, [self._data.nbytes, self._kind, self._place])
+                if not self._place:
+                    self._slot(room.own)[: high - low].copy_(self._bytes[low:high])
+            case What.MEET:
+                self._loop.meet(abort)
+                if not self._shows:
+                    self._compare()
+            case What.SUM_ALL:
+                self._sum(self._bytes[low:high], low, high)
+            case What.SUM:
+                first, last = self._slice(low, high, room.own)
+                self._sum(self._shown(room.own, first, last), first, last)
+            case What.CARRY:
+                first, last = self._slice(low, high, room.own)
+                if first < last:
+                    assert self._carry is not None
+                    self._loop.look()
+                    self._carry(self._shown(room.own, first, last).view(self._type))
+            case What.COPY:
+                for index in range(room.parts):
+                    first, last = self._slice(low, high, index)
+                    self._bytes[first:last].copy_(self._shown(index, first, last))
+            case What.LOOK:
+                self._loop.look()
+
+    def _compare(self) -> None:
+        self._shows = self._loop.show(self._room.uses)
+        self._loop.look()  # who has left may show anything
+        for index, (nbytes, kind, _) in enumerate(self._shows):
+            if (nbytes, kind) != (self._data.nbytes, self._kind):
+                raise different(self._room.ranks[index], nbytes, self._data.nbytes)
+
+    def _slice(self, low: int, high: int, index: int) -> tuple[int, int]:
+        parts = self._room.parts
+        if index >= parts:
+            return high, high
+        at = slices(low, high, parts)
+        return at[index], at[index + 1]
+
+    def _slot(self, index: int) -> torch.Tensor:
+        member = self._room.members[index]
+        at = member.place + SLOTS_AT + SLOT_BYTES * (self._room.uses & 1)
+        return torch.from_numpy(member.memory[at : at + SLOT_BYTES])
+
+    def _shown(self, index: int, first: int, last: int) -> torch.Tensor:
+        """The bytes first..last of a member's buffer, where they can be read."""
+        place = self._shows[index][2]
+        if place:
+            memory = self._room.members[index].memory
+            return torch.from_numpy(memory[place + first : place + last])
+        return self._slot(index)[first - self._low : last - self._low]
+
+    def _sum(self, target: torch.Tensor, first: int, last: int) -> None:
+        if first == last:
+            return
+        total = self._shown(0, first, last).view(self._type).clone()
+        for index in range(1, len(self._room.members)):
+            total.add_(self._shown(index, first, last).view(self._type))
+        target.view(self._type).copy_(total)
+
+
+def _wake(eventfd: int) -> None:
+    try:
+        os.eventfd_write(eventfd, 1)
+    except BlockingIOError:
+        return  # it has been woken 2^64 times and did not look once

@@ -1,0 +1,138 @@
+"""Where ranks of one machine meet: a socket without a file, over which they hand on descriptors.
+
+Who is on the same machine is found out from what the ranks publish: the boot of the kernel and the
+network namespace that they run in, in which the name of an abstract socket is good. Pods have a
+namespace each, so it is the ranks of a pod that meet here, and all of `paceline run`. The name
+holds 128 random bits, and callers of another user are turned away.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.limits import LISTEN_BACKLOG
+from paceline.transport.base import Group, TransportError
+from paceline.transport.rendezvous import (
+    POLL_S,
+    Deadline,
+    PeerClosedError,
+    PeerConnection,
+    Rendezvous,
+    readable,
+)
+
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+NETWORK: Final = Path("/proc/self/ns/net")
+DESCRIPTORS: Final = 2
+"""Memory and eventfd."""
+
+
+def machine_place() -> str:
+    """Equal in two processes that can meet here."""
+    try:
+        network = NETWORK.stat()
+        return f"{BOOT_ID.read_text().strip()}.{network.st_dev}.{network.st_ino}"
+    except OSError as error:
+        raise TransportError(f"shm cannot tell which machine this is: {error}") from error
+
+
+def place_of(address: str) -> str:
+    return address.rpartition("/")[0]
+
+
+class LocalRendezvous(Rendezvous):
+    """A rendezvous of one machine."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        self._name = f"paceline-{secrets.token_hex(16)}"
+        super().__init__("this machine")
+
+    def _listen(self, host: str) -> socket.socket:  # noqa: ARG002
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f"\0{self._name}")
+        listener.listen(LISTEN_BACKLOG)
+        return listener
+
+    def _target(self, address: str) -> tuple[socket.socket, Any]:
+        return socket.socket(socket.AF_UNIX), "\0" + address.rpartition("/")[2]
+
+    @property
+    def address(self) -> str:
+        return f"{self._place}/{self._name}"
+
+    def swap(
+        self,
+        group: Group,
+        rank: int,
+        facts: dict[str, Any],
+        own: Sequence[int],
+        deadline: Deadline,
+    ) -> tuple[dict[str, Any], list[int], PeerConnection]:
+        """Meet `rank`: what it says, its descriptors, and the connection, over which nothing is
+        said from then on."""
+        what = f"taking the memory of rank {rank} ({group.peers[rank].name})"
+        while True:
+            dials = rank > group.rank
+            found, connection = (
+                self.dial(group, rank, facts, deadline)
+                if dials
+                else self.answer(group, rank, deadline)
+            )
+            try:
+                self._ensure_same_user(connection)
+                # One after the other: plain bytes in front of them would swallow descriptors.
+                if dials:
+                    _give(connection, own)
+                    return found, _take(connection, deadline, what, rank), connection
+                connection.send(facts)
+                taken = _take(connection, deadline, what, rank)
+                _give(connection, own)
+            except PeerClosedError:
+                connection.close()  # it has given this meeting up, and may come back
+                deadline.pause(POLL_S, what, rank)
+            except BaseException:
+                connection.close()
+                raise
+            else:
+                return found, taken, connection
+
+    @staticmethod
+    def _ensure_same_user(connection: PeerConnection) -> None:
+        told = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        if struct.unpack("3i", told)[1] != os.geteuid():
+            raise PeerClosedError("a process of another user")
+
+
+def _give(connection: PeerConnection, descriptors: Sequence[int]) -> None:
+    try:
+        socket.send_fds(connection.sock, [b"."], list(descriptors))
+    except OSError as error:
+        raise PeerClosedError(str(error)) from error
+
+
+def _take(connection: PeerConnection, deadline: Deadline, what: str, rank: int) -> list[int]:
+    while True:
+        try:
+            data, found, flags, _ = socket.recv_fds(
+                connection.sock, 1, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            deadline.check(what, rank)
+            readable(connection, min(POLL_S, deadline.left_s()))
+            continue
+        except OSError as error:
+            raise PeerClosedError(str(error)) from error
+        if len(found) == DESCRIPTORS and not flags & socket.MSG_CTRUNC:
+            return found
+        for fd in found:
+            os.close(fd)
+        if data:
+            raise TransportError("no room for the descriptors of a rank; hint: raise ulimit -n")
+        raise PeerClosedError("connection closed")

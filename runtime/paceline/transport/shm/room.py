@@ -1,0 +1,190 @@
+"""The ranks of one group that share a machine, as one of them has wired them.
+
+A rank's *block* begins with words that it alone writes (`core.collectives.shared`), followed by its
+two slots. Each generation has blocks of its own, told apart by their marks: 64 random bits. The
+connection over which a pair met stays open and is the lifeline; with it a rank has the memory and
+the eventfd of each other one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from paceline.core.collectives.shared import SLOT_BYTES
+from paceline.transport.base import Group, TransportError
+from paceline.transport.rendezvous import Deadline, PeerConnections
+from paceline.transport.shm.memory import SharedMemory, map_others
+from paceline.transport.shm.rendezvous import LocalRendezvous
+
+# Words of a block. Mirrored in `transport/native/shared.c`.
+MARK: Final = 0
+STEP: Final = 1
+SLEEPS: Final = 8
+"""Not 0: it has to be woken."""
+SHOWS: Final = 16
+"""What it says of its buffer: bytes, kind, place; twice, in turns like the slots."""
+SHOW_WORDS: Final = 3
+HEAD_WORDS: Final = 24
+SLOTS_AT: Final = mmap.PAGESIZE
+BLOCK_BYTES: Final = SLOTS_AT + 2 * SLOT_BYTES
+LEFT_MAX: Final = 4
+"""Groups whose blocks are kept until everybody has left; who is still in an older one is stopped,
+and will find that its mark is gone."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One rank of the machine. Arrays are read-only but for the own ones."""
+
+    rank: int
+    """In the group."""
+    memory: Any
+    """All of its memory, as bytes."""
+    place: int
+    """Of its block."""
+    mark: int
+    eventfd: int
+    lifeline: int
+    """Descriptor; -1 for the own one."""
+
+    @property
+    def head(self) -> Any:
+        return self.memory[self.place : self.place + 8 * HEAD_WORDS].view(np.uint64)
+
+
+class Room:
+    """The local members of a group, wired. `rank_of` an index here is its rank in the group."""
+
+    def __init__(self, memory: SharedMemory, eventfd: int, ranks: Sequence[int], own: int) -> None:
+        self.memory = memory
+        self.ranks = tuple(ranks)
+        self.own = self.ranks.index(own)
+        self.block: Any = memory.block(BLOCK_BYTES)
+        self.eventfd = eventfd
+        self.connections = PeerConnections()
+        self.members: list[Member] = []
+        self.parts = len(self.ranks)
+        """Slices; the first members have one each."""
+        self.uses = self.step = 0
+        """Of the slots so far; meetings so far."""
+        self._mark = secrets.randbits(64) | 1
+        self.place = int(self.block.ctypes.data) - memory.start
+        self._words = self.block[: 8 * HEAD_WORDS].view(np.uint64)
+        self._words[MARK] = self._mark
+
+    def wire(self, rendezvous: LocalRendezvous, group: Group, deadline: Deadline) -> None:
+        """Meet the others. Raises TransportError; `leave` it then."""
+        facts = {"memory": self.memory.nbytes, "block": self.place, "mark": self._mark}
+        descriptors = self.memory.fd, self.eventfd
+        found = {group.rank: self._own_member()}
+        above = [rank for rank in self.ranks if rank > group.rank]
+        below = [rank for rank in self.ranks if rank < group.rank]
+        # Higher ranks first: the highest only answers, so no circle of ranks waits for itself.
+        for rank in (*reversed(above), *reversed(below)):
+            told, (fd, eventfd), connection = rendezvous.swap(
+                group, rank, facts, descriptors, deadline
+            )
+            self.connections.add(rank, connection)
+            try:
+                others = map_others(fd, int(told["memory"]))
+            except TransportError:
+                os.close(eventfd)
+                raise
+            finally:
+                os.close(fd)
+            found[rank] = Member(
+                rank,
+                others,
+                int(told["block"]),
+                int(told["mark"]),
+                eventfd,
+                connection.fileno(),
+            )
+            self.members.append(found[rank])
+        self.members = [found[rank] for rank in self.ranks]
+
+    def _own_member(self) -> Member:
+        memory, rank = self.memory.bytes, self.ranks[self.own]
+        return Member(rank, memory, self.place, self._mark, self.eventfd, lifeline=-1)
+
+    def always_wake(self) -> None:
+        """The loop in Python waits without being able to say so in time."""
+        self._words[SLEEPS] = 1
+
+    @property
+    def has_left(self) -> bool:
+        return bool(self._words[MARK] != self._mark)
+
+    def give_up(self) -> None:
+        """A reduction has failed: from now on nothing that others read here is true. They wake."""
+        self._words[MARK] = 0
+        self.connections.say_goodbye()
+
+    def leave(self) -> bool:
+        """Close what only this end needs. True: `all_gone` tells when the block may go, too; what
+        others read in it meanwhile is true."""
+        for member in self.members:
+            if member.eventfd != self.eventfd:
+                os.close(member.eventfd)
+        self.members = []
+        if self.has_left:
+            self.connections.close()
+            return False
+        self.connections.say_goodbye()
+        return not self.all_gone()
+
+    def all_gone(self) -> bool:
+        """Everybody has left this group."""
+        return self.connections.all_lost()
+
+    def forget(self) -> None:
+        """Who is still in it, is so no more."""
+        self._words[MARK] = 0
+        self.connections.close()
+
+
+class Rooms:
+    """The present room, and those that were left while others may still read in them."""
+
+    def __init__(self, memory: SharedMemory, place: str) -> None:
+        self.memory = memory
+        self.rendezvous = LocalRendezvous(place)
+        self.eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.room: Room | None = None
+        self._left: list[Room] = []
+
+    def enter(self, group: Group, ranks: Sequence[int], deadline: Deadline) -> Room:
+        self.leave()
+        room = self.room = Room(self.memory, self.eventfd, ranks, group.rank)
+        try:
+            room.wire(self.rendezvous, group, deadline)
+        except BaseException:
+            room.give_up()
+            self.leave()
+            raise
+        return room
+
+    def leave(self) -> None:
+        room, self.room = self.room, None
+        if room is not None and room.leave():
+            self._left.append(room)
+        self._left = [old for old in self._left if not old.all_gone()]
+        while len(self._left) > LEFT_MAX:
+            self._left.pop(0).forget()
+
+    def close(self) -> None:
+        self.leave()
+        for old in self._left:
+            old.forget()
+        self._left = []
+        self.rendezvous.close()
+        if self.eventfd >= 0:
+            os.close(self.eventfd)
+            self.eventfd = -1

@@ -219,10 +219,15 @@ BAD: dict[str, Bad] = {
         "spec.collective.backend",
         '"gloo" uses TCP only, and spec.fabric.required is RDMA', "use mpi, nccl or auto",
     ),
+    "no network where RDMA is required": Bad(
+        "  collective:\n", "  fabric: {required: RDMA}\n  collective:\n    backend: shm\n",
+        "spec.collective.backend",
+        '"shm" uses no network, and spec.fabric.required is RDMA', "use mpi, nccl or auto",
+    ),
     "host memory where GPUDirect is required": Bad(
         "  collective:\n", "  fabric: {required: GPUDirect}\n  collective:\n    backend: mpi\n",
         "spec.collective.backend",
-        '"mpi" sends from host memory, and spec.fabric.required is GPUDirect', "use nccl or auto",
+        '"mpi" sums host memory, and spec.fabric.required is GPUDirect', "use nccl or auto",
     ),
     "size not allowed": _spec(
         "elasticity: {allowedSizes: [2, 8]}", "elasticity.allowedSizes",

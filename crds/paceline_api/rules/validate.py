@@ -93,12 +93,13 @@ def _size_is_allowed(job: TrainingJob) -> Iterator[Violation]:
 
 def _backend_can_use_rdma(job: TrainingJob) -> Iterator[Violation]:
     if unable := _unable_backend(job, FabricRequirement.RDMA):
-        yield Violation(unable, problem="uses TCP only, and spec.fabric.required is RDMA")
+        uses = "no network" if unable is Backend.SHM else "TCP only"
+        yield Violation(unable, problem=f"uses {uses}, and spec.fabric.required is RDMA")
 
 
 def _backend_can_use_gpu_direct(job: TrainingJob) -> Iterator[Violation]:
     if unable := _unable_backend(job, FabricRequirement.GPU_DIRECT):
-        problem = "sends from host memory, and spec.fabric.required is GPUDirect"
+        problem = "sums host memory, and spec.fabric.required is GPUDirect"
         yield Violation(unable, problem=problem)
 
 
@@ -203,16 +204,17 @@ RULES: Final = (
     ),
     Rule(
         path="spec.collective.backend",
-        problem="is gloo, which uses TCP only, and spec.fabric.required is RDMA",
+        problem="is gloo, which uses TCP only, or shm, which uses no network, and "
+        "spec.fabric.required is RDMA",
         hint="use mpi, nccl or auto, or remove spec.fabric.required",
         check=_backend_can_use_rdma,
         cel="!has(self.fabric) || !has(self.fabric.required) || "
         "self.fabric.required != 'RDMA' || !has(self.collective) || "
-        "!has(self.collective.backend) || self.collective.backend != 'gloo'",
+        "!has(self.collective.backend) || !(self.collective.backend in ['gloo', 'shm'])",
     ),
     Rule(
         path="spec.collective.backend",
-        problem="is mpi or gloo, which send from host memory, and spec.fabric.required is "
+        problem="is mpi, gloo or shm, which sum host memory, and spec.fabric.required is "
         "GPUDirect",
         hint="use nccl or auto, or remove spec.fabric.required",
         check=_backend_can_use_gpu_direct,

@@ -24,6 +24,7 @@ class Backend(StrEnum):
     MPI = "mpi"
     NCCL = "nccl"
     GLOO = "gloo"
+    SHM = "shm"
 
 
 class MaxAgePolicy(StrEnum):

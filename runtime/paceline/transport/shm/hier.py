@@ -90,8 +90,12 @@ class HierTransport(Transport):
                 raise self._named(error) from error
 
         carried: Carry | None = carry if self._machines > 1 else None
-        for buffer in buffers:
-            self._sums.reduce(buffer, abort, carried)
+        try:
+            for buffer in buffers:
+                self._sums.reduce(buffer, abort, carried)
+        except BaseException:
+            self._between.close()  # who waits for this rank there learns it at once
+            raise
 
     def _named(self, error: PeerLost) -> PeerLost:
         """With the rank in the whole group."""

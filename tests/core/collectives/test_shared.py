@@ -1,0 +1,261 @@
+"""Sums in shared memory: no order of the ranks' loads and stores, and no death, gives a wrong one.
+
+The acts of each rank are taken apart into single steps on single cells. All orders in which the
+steps of two or three ranks can happen are gone through, together with the death of a rank between
+any two of its steps, and with one that gives up between any two and writes over all it has shown.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paceline.core.collectives.shared import (
+    LINE_BYTES,
+    SLOT_BYTES,
+    SMALL_BYTES,
+    Act,
+    What,
+    fold,
+    is_small,
+    reduction,
+    slices,
+)
+
+SLOT = 2
+"""Cells of a slot here; a buffer of more goes through in pieces."""
+WASTE = -999_999
+"""What who has given up writes over everything."""
+
+Step = tuple[str, int, int]
+"""What, and two numbers."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the ranks sum, one call after the other."""
+
+    ranks: int
+    cells: tuple[int, ...]
+    in_place: tuple[bool, ...]
+    small: int = 0
+
+    def part(self, rank: int, call: int, cell: int) -> int:
+        """No other sum of parts is the same."""
+        return 10 ** (rank + 1) * (call * 3 + cell + 1)
+
+    def total(self, call: int, cell: int) -> int:
+        return sum(self.part(rank, call, cell) for rank in range(self.ranks))
+
+
+@cache
+def steps(job: Job, rank: int) -> tuple[Step, ...]:
+    """All single steps of one rank."""
+    return tuple(_steps(job, rank))
+
+
+def _steps(job: Job, rank: int) -> Iterator[Step]:
+    use = 0
+    for call, cells in enumerate(job.cells):
+        small = is_small(cells, carried=False, small_bytes=job.small)
+        for cell in range(cells):
+            yield "fill", call, cell
+        low = 0
+        acts = reduction(cells, lambda: job.in_place, slot_bytes=SLOT, small_bytes=job.small)
+        for act in acts:
+            if act.what is What.SHOW:
+                use, low = use + 1, act.low
+                if small or not job.in_place[rank]:
+                    for cell in range(act.low, act.high):
+                        yield "show", (use % 2) * SLOT + cell - low, cell
+            elif act.what in (What.SUM, What.SUM_ALL, What.COPY):
+                yield from _arithmetic(job, rank, act, use, low, small)
+            elif act.what is What.MEET:
+                yield "look", 0, 0
+                yield "store", 0, 0
+                yield "meet", 0, 0
+            else:
+                assert act.what is What.LOOK
+                yield "look", 0, 0
+        for cell in range(cells):
+            yield "check", call, cell
+
+
+def _arithmetic(
+    job: Job, rank: int, act: Act, use: int, low: int, small: bool
+) -> Iterator[Step]:
+    def source(who: int, cell: int) -> int:
+        """Of a cell in the memory of a rank: slots first, then its buffer."""
+        if job.in_place[who] and not small:
+            return 2 * SLOT + cell
+        return (use % 2) * SLOT + cell - low
+
+    at = slices(act.low, act.high, job.ranks, line=1)
+    if act.what is What.COPY:
+        for who in range(job.ranks):
+            for cell in range(at[who], at[who + 1]):
+                yield "read", who, source(who, cell)
+                yield "keep", 2 * SLOT + cell, 0
+        return
+    whole = act.what is What.SUM_ALL
+    own = range(act.low, act.high) if whole else range(at[rank], at[rank + 1])
+    for cell in own:
+        for who in range(job.ranks):
+            yield "add" if who else "read", who, source(who, cell)
+        yield "keep", 2 * SLOT + cell if whole else source(rank, cell), 0
+
+
+@dataclass(frozen=True)
+class One:
+    """One rank at one moment."""
+
+    at: int = 0
+    step: int = 0
+    mark: bool = True
+    register: int = 0
+    cells: tuple[int, ...] = ()
+    ended: str = ""
+
+    def put(self, cell: int, value: int) -> One:
+        cells = (*self.cells[:cell], value, *self.cells[cell + 1 :])
+        return replace(self, at=self.at + 1, cells=cells)
+
+
+World = tuple[One, ...]
+
+
+def after(job: Job, world: World, rank: int) -> World | None:
+    """The world after the next step of a rank; None if it waits. Wrong sums are assertions."""
+    one = world[rank]
+    what, a, b = steps(job, rank)[one.at]
+    match what:
+        case "fill":
+            one = one.put(2 * SLOT + b, job.part(rank, a, b))
+        case "show":
+            one = one.put(a, one.cells[2 * SLOT + b])
+        case "read":
+            one = replace(one, at=one.at + 1, register=world[a].cells[b])
+        case "add":
+            one = replace(one, at=one.at + 1, register=one.register + world[a].cells[b])
+        case "keep":
+            one = one.put(a, one.register)
+        case "look":
+            gone = not all(other.mark for other in world)
+            one = replace(one, at=one.at + 1, ended="gave up" if gone else "")
+        case "store":
+            one = replace(one, at=one.at + 1, step=one.step + 1)
+        case "meet":
+            if any(other.step < one.step for other in world):
+                return None
+            one = replace(one, at=one.at + 1)
+        case _:
+            assert one.cells[2 * SLOT + b] == job.total(a, b), (job, rank, a, b, world)
+            one = replace(one, at=one.at + 1)
+    if one.at == len(steps(job, rank)):
+        one = replace(one, ended="done")
+    return (*world[:rank], one, *world[rank + 1 :])
+
+
+def explore(job: Job, *, kill: int | None = None, leave: int | None = None) -> set[tuple[str, ...]]:
+    """How it ended for the ranks, in all orders there are. `kill`: this rank may die at any moment;
+    `leave`: this one may give up at any moment and write over its memory."""
+    fresh = One(cells=(0,) * (2 * SLOT + max(job.cells)))
+    todo: list[World] = [(fresh,) * job.ranks]
+    seen, ends = set(todo), set()
+    while todo:
+        world = todo.pop()
+        following: list[World] = []
+        for rank, one in enumerate(world):
+            if one.ended:
+                continue
+            found = after(job, world, rank)
+            if found is not None:
+                following.append(found)
+            if rank == kill:
+                following.append((*world[:rank], replace(one, ended="dead"), *world[rank + 1 :]))
+            if rank == leave:
+                left = replace(one, ended="left", mark=False, cells=(WASTE,) * len(one.cells))
+                following.append((*world[:rank], left, *world[rank + 1 :]))
+        if not following:
+            ends.add(tuple(one.ended for one in world))
+        for found in following:
+            if found not in seen:
+                seen.add(found)
+                todo.append(found)
+    return ends
+
+
+TWO = [
+    Job(2, (1, 1, 2), (False, False), small=2),
+    Job(2, (3, 2), (False, False)),
+    Job(2, (3, 3), (True, True)),
+    Job(2, (3, 3), (True, False)),
+    Job(2, (2, 1, 3), (True, True), small=1),
+]
+THREE = [
+    Job(3, (1, 1), (False, False, False), small=1),
+    Job(3, (3,), (False, False, False)),
+    Job(3, (3,), (True, True, True)),
+    Job(3, (2,), (True, False, True)),
+]
+
+
+@pytest.mark.parametrize("job", [*TWO, *THREE], ids=str)
+def test_every_order_gives_every_rank_the_sum(job: Job) -> None:
+    assert explore(job) == {("done",) * job.ranks}
+
+
+@pytest.mark.parametrize("job", [*TWO, *THREE], ids=str)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_death_between_any_two_stores_leaves_nothing_half_read(job: Job, victim: int) -> None:
+    """Whoever is done has the sum; the others wait, and the lifeline tells them of whom."""
+    ends = explore(job, kill=victim)
+    assert {end[victim] for end in ends} == {"done", "dead"}
+    for end in ends:
+        if end[victim] == "done":
+            assert set(end) == {"done"}
+
+
+@pytest.mark.parametrize("job", [*TWO, *THREE], ids=str)
+def test_who_gives_up_may_write_over_all_it_has_shown(job: Job) -> None:
+    """As a rank that was stopped finds when it goes on: it has no sum rather than a wrong one."""
+    ends = explore(job, leave=1)
+    assert {end[1] for end in ends} == {"done", "left"}
+    assert any(end[1] == "left" and "done" in end for end in ends), "the last one may be through"
+
+
+@given(
+    low=st.integers(0, 5).map(lambda pieces: pieces * SLOT_BYTES),
+    nbytes=st.integers(1, SLOT_BYTES),
+    parts=st.integers(1, 20),
+)
+def test_slices_cover_a_piece_and_share_no_cache_line(low: int, nbytes: int, parts: int) -> None:
+    at = slices(low, low + nbytes, parts)
+    assert (at[0], at[-1]) == (low, low + nbytes)
+    assert all(a <= b for a, b in zip(at, at[1:], strict=False))
+    assert all(a % LINE_BYTES == 0 for a in at[:-1] if a < low + nbytes)
+    widths = [b - a for a, b in zip(at, at[1:], strict=False)]
+    assert max(widths) - min(widths) < 2 * LINE_BYTES
+
+
+@given(nbytes=st.integers(1, 4 * SLOT_BYTES), carried=st.booleans(), shared=st.booleans())
+def test_every_byte_is_summed_once(nbytes: int, carried: bool, shared: bool) -> None:
+    acts = list(reduction(nbytes, lambda: [shared] * 2, carried=carried))
+    sums = [(act.low, act.high) for act in acts if act.what in (What.SUM, What.SUM_ALL)]
+    assert [0, *(high for _, high in sums)] == [*(low for low, _ in sums), nbytes]
+    assert sum(act.what is What.CARRY for act in acts) == (len(sums) if carried else 0)
+    meetings = sum(act.what is What.MEET for act in acts)
+    if nbytes <= SMALL_BYTES and not carried:
+        assert meetings == 1
+    else:
+        assert meetings == (3 if shared else 2 * len(sums))
+
+
+def test_the_order_of_additions_is_that_of_the_members() -> None:
+    parts: Sequence[float] = (1e16, 1.0, -1e16, 1.0)
+    assert fold(parts, operator.add) == ((1e16 + 1.0) - 1e16) + 1.0

@@ -19,6 +19,7 @@ from paceline.core.protocol.sampling import samples_of, total_leases
 from paceline.train import context
 from paceline.worker.session import StepResult
 from paceline.worker.state.committed import Committed
+from paceline.worker.state.flat import plain_zeros
 from paceline.worker.state.gradients import Gradients
 
 
@@ -34,6 +35,7 @@ class LoneSession:
     place = 0
     is_publisher = True
     segment_bytes: int | None = None
+    zeros = staticmethod(plain_zeros)
     is_replay = False
     stopped_by_another = False
 

@@ -214,8 +214,7 @@ RULES: Final = (
     ),
     Rule(
         path="spec.collective.backend",
-        problem="is mpi, gloo or shm, which sum host memory, and spec.fabric.required is "
-        "GPUDirect",
+        problem="is mpi, gloo or shm, which sum host memory, and spec.fabric.required is GPUDirect",
         hint="use nccl or auto, or remove spec.fabric.required",
         check=_backend_can_use_gpu_direct,
         cel="!has(self.fabric) || !has(self.fabric.required) || "

@@ -49,9 +49,10 @@ class Collective(Model):
 
     backend: Backend | None = behaviour(Backend.AUTO, fixed=True)
     """What moves the gradients. auto: nccl where each rank has a GPU of its own that holds all of
-    its parameters; else the faster of mpi and gloo as measured at the start; in a cluster mpi where
-    spec.fabric.required is RDMA, and nccl where it is GPUDirect. mpi and gloo move GPU memory by
-    way of host memory, which is slow."""
+    its parameters; else the fastest as measured at the start of mpi, gloo, shared memory where all
+    ranks are in one pod, and shared memory in the pods with mpi or gloo between them; in a cluster
+    mpi where spec.fabric.required is RDMA, and nccl where it is GPUDirect. shm: shared memory only,
+    for jobs of one pod. All but nccl move GPU memory by way of host memory, which is slow."""
 
     mode: Mode | None = behaviour(Mode.QUORUM)
     """When a round starts. Full: all active ranks have arrived (plain synchronous training).

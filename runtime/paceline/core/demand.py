@@ -10,12 +10,17 @@ from collections.abc import Collection
 from math import isqrt
 from typing import Final
 
+from paceline.core.collectives.select import HIERARCHICAL
 from paceline.core.protocol.tree import TREE_ABOVE
 
 SPARE_LINKS_MAX: Final = 64
 """Links of MPI to processes outside the group that are kept; they may come back."""
 ABANDONED_GROUPS_MAX: Final = 4
 """Groups that a rank has left and whose messages over MPI may still be open."""
+ROOMS_LEFT_MAX: Final = 2
+"""Groups that a rank has left and whose shared memory somebody may still read."""
+SHARED_FILES: Final = 8
+"""The memory, twice, the listening socket and the own eventfd; those of a rank that is met."""
 PEER_LANES: Final = 2
 """Fast and bulk (`worker.peer_sockets`)."""
 GRIDS: Final = 2
@@ -41,12 +46,17 @@ def rank_files(ranks: int, transports: Collection[str]) -> int:
     others = ranks - 1
     # By the bulk lane a holder tells all who are behind (R7); from few comes anything in.
     files = FILES_PER_LANE * most_peers(ranks) + FILES_OUT * others + most_peers(ranks)
-    if "mpi" in transports:
-        # A connection of the library and one of ours; the latter also for groups that were left.
-        files += SPARE_LINKS_MAX + most_partners(ranks) * (2 + ABANDONED_GROUPS_MAX)
-    if "gloo" in transports:
-        # All pairs, twice: a group is closed when the next one stands. Rank 0 meets everybody.
-        files += 3 * others
+    for name in transports:
+        between = name.removeprefix(HIERARCHICAL)
+        if between == "mpi":
+            # A connection of the library and one of ours; this also for groups that were left.
+            files += SPARE_LINKS_MAX + most_partners(ranks) * (2 + ABANDONED_GROUPS_MAX)
+        if between == "gloo":
+            # All pairs, twice: a group is closed when the next one stands. Rank 0 meets everybody.
+            files += 3 * others
+        if name == "shm" or name != between:
+            # A lifeline and an eventfd; lifelines of groups that not everybody has left yet.
+            files += others * (2 + ROOMS_LEFT_MAX) + SHARED_FILES
     if "nccl" in transports:
         files += others  # the store of rank 0; what the library opens itself is not known
     return files

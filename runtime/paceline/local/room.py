@@ -29,7 +29,7 @@ from paceline.limits import (
     own_bytes,
 )
 
-TRANSPORTS: Final = ("mpi", "gloo")
+TRANSPORTS: Final = ("mpi", "gloo", "shm")
 """What backend auto may use on one machine; nccl takes fewer files than gloo."""
 
 

@@ -52,7 +52,7 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "ranks": ("members", "active"),
     "why": ("leave", "dead", "silent"),
     "phase": ("detect", "prepare", "wire", "resume"),
-    "transport": ("mpi", "gloo", "nccl"),
+    "transport": ("mpi", "gloo", "nccl", "shm", "hier:mpi", "hier:gloo"),
     "algorithm": (*ALGORITHMS, NATIVE),
     "size_class": CLASS_NAMES,
     "state": tuple(Phase),

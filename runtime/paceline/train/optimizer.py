@@ -184,7 +184,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise changed_later("DistributedOptimizer", "a scheduler was made for it")
         self._trainables = refusals.Trainables(self._model, self.param_groups)
         session = self._context.session
-        self._gradients = Gradients(self._trainables.named, session.segment_bytes)
+        self._gradients = Gradients(
+            self._trainables.named, session.segment_bytes, zeros=session.zeros
+        )
         self._committed = Committed(
             self._model,
             self._inner,

@@ -29,6 +29,7 @@ from paceline.transport.replayed_sums import SumAgain
 from paceline.worker.recorder import FOLDER
 from paceline.worker.session import StepResult
 from paceline.worker.state.committed import Committed
+from paceline.worker.state.flat import plain_zeros
 from paceline.worker.state.gradients import GradientMemory, Gradients
 
 NOBODY_GAVE: Final = "mpi:ring"
@@ -54,6 +55,7 @@ class ReplaySession:
             raise ReplayError(f"{run_dir}: {error}") from None
         self.size = self._score.ranks
         self.segment_bytes = read_job_file(run_dir / JOB_FILE).segment_bytes
+        self.zeros = plain_zeros
         self.version = 0
         self.progress = Progress()
         self.stopped = False
@@ -207,7 +209,9 @@ class ReplaySession:
         try:
             total = self._sum(made.methods, parts)
         except ValueError as error:
-            raise ReplayError(f"round {made.round}: {error}; backends mpi and gloo can") from None
+            raise ReplayError(
+                f"round {made.round}: {error}; backends shm, mpi and gloo can"
+            ) from None
         for result, flat in zip(self._gradients.result, total, strict=True):
             result.copy_(flat)
         self._committed.accumulate(self._gradients.result, first=weighing.first)

@@ -131,6 +131,8 @@ class Transport(ABC):
     name: ClassVar[str]
     algorithms: ClassVar[tuple[str, ...]] = (NATIVE,)
     """What `allreduce` can be told to do; the same on all ranks."""
+    sums_in_place: ClassVar[bool] = False
+    """It takes what its own `zeros` makes without a copy."""
 
     @property
     @abstractmethod

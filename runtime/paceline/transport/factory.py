@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import logging
 import socket
-from typing import Final
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Final
 
+from paceline.core.collectives.select import HIERARCHICAL
 from paceline.transport.base import Transport, TransportError
 from paceline.transport.mpi.provider import ProviderError
 from paceline.transport.selected import SelectedTransport, make_room
 
+if TYPE_CHECKING:
+    from paceline.transport.shm.memory import SharedMemory
+
 log = logging.getLogger("paceline.rank")
 
-BACKENDS: Final = ("auto", "gloo", "mpi", "nccl")
+BACKENDS: Final = ("auto", "gloo", "mpi", "nccl", "shm")
+FOR_AUTO: Final = ("mpi", "gloo", "nccl", "shm")
+LEVELS: Final = ("mpi", "gloo")
+"""What may carry between machines what shared memory has summed inside."""
 LOOPBACK: Final = "127.0.0.1"
 
 
@@ -34,9 +43,12 @@ def _auto(host: str, *, local: bool) -> Transport:
     """Everything that works here; why another one does not is in `describe`."""
     transports: list[Transport] = []
     left_out: dict[str, str] = {}
-    for name in ("mpi", "gloo", "nccl"):
+    # All ranks of a local run are on one machine, where shm is what two levels would be.
+    names = FOR_AUTO if local else (*FOR_AUTO, *(HIERARCHICAL + level for level in LEVELS))
+    memory = cache(_shared_memory)
+    for name in names:
         try:
-            transports.append(_make(name, host, local=local))
+            transports.append(_make(name, host, local=local, memory=memory))
         except TransportError as error:
             left_out[name] = str(error)
             if isinstance(error, ProviderError):  # somebody has asked for it
@@ -47,7 +59,19 @@ def _auto(host: str, *, local: bool) -> Transport:
     return SelectedTransport(transports, left_out)
 
 
-def _make(name: str, host: str, *, local: bool) -> Transport:
+def _make(
+    name: str, host: str, *, local: bool, memory: Callable[[], SharedMemory] | None = None
+) -> Transport:
+    memory = memory or _shared_memory
+    if name.startswith(HIERARCHICAL):
+        from paceline.transport.shm.hier import HierTransport
+
+        shared = memory()
+        return HierTransport(shared, _make(name.removeprefix(HIERARCHICAL), host, local=local))
+    if name == "shm":
+        from paceline.transport.shm.transport import ShmTransport
+
+        return ShmTransport(memory())
     if name == "mpi":
         from paceline.transport.mpi.transport import MpiTransport
 
@@ -59,6 +83,12 @@ def _make(name: str, host: str, *, local: bool) -> Transport:
     from paceline.transport.torch.nccl import NcclTransport
 
     return NcclTransport(host=host, local=local)
+
+
+def _shared_memory() -> SharedMemory:
+    from paceline.transport.shm.memory import SharedMemory
+
+    return SharedMemory()
 
 
 def own_address() -> str:

@@ -1,8 +1,9 @@
 """The sums of a past run, bit by bit, in one process (I15).
 
 Floating-point sums depend on their order, and the order on what carried them. Over MPI it is known
-from the schedule and is repeated with plain additions; gloo's own is repeated by gloo, between
-process groups that all live here.
+from the schedule and is repeated with plain additions, and so is that of shared memory; gloo's own
+is repeated by gloo, between process groups that all live here. Sums of two levels are not: which
+rank was on which machine is in no journal.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
+from paceline.core.collectives import shared
 from paceline.core.collectives.schedules import ALGORITHMS, bounds, fold, schedule
 from paceline.core.collectives.select import NATIVE, Method
 from paceline.transport.mpi.lanes import PIECE_BYTES
@@ -34,6 +36,8 @@ class SumAgain:
             if did.algorithm not in ALGORITHMS:
                 raise ValueError(f"no algorithm {did.algorithm!r} over MPI")
             return _folded(did.algorithm, parts)
+        if did == Method("shm"):
+            return shared.fold(parts, torch.add)
         if did == Method("gloo", NATIVE):
             return self._by_gloo(parts)
         raise ValueError(f"sums over {did.transport} cannot be repeated in one process")

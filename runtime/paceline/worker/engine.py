@@ -309,6 +309,12 @@ class Engine:
     def place(self) -> int:
         return place_of(self._state.me, self._spec.procs if self._spec else 1)
 
+    def zeros(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        try:
+            return self._transport.zeros(numel, dtype, device)
+        except TransportError as error:
+            raise _told(error) from error
+
     @property
     def segment_bytes(self) -> int | None:
         return self._spec.segment_bytes if self._spec else None

@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
 from paceline.core.protocol.progress import Progress
 from paceline.core.protocol.records import DataPlan, LoggedMetric
 from paceline.core.rank import events as ev
@@ -109,6 +111,9 @@ class Session(Protocol):
     @property
     def place(self) -> int:
         """Slot x processes + process: the name of this rank that never changes."""
+
+    def zeros(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """New memory for sums, where the data channel reaches it best."""
 
     @property
     def segment_bytes(self) -> int | None:

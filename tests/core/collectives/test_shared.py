@@ -7,6 +7,7 @@ any two of its steps, and with one that gives up between any two and writes over
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -86,9 +87,7 @@ def _steps(job: Job, rank: int) -> Iterator[Step]:
             yield "check", call, cell
 
 
-def _arithmetic(
-    job: Job, rank: int, act: Act, use: int, low: int, small: bool
-) -> Iterator[Step]:
+def _arithmetic(job: Job, rank: int, act: Act, use: int, low: int, small: bool) -> Iterator[Step]:
     def source(who: int, cell: int) -> int:
         """Of a cell in the memory of a rank: slots first, then its buffer."""
         if job.in_place[who] and not small:
@@ -237,9 +236,9 @@ def test_who_gives_up_may_write_over_all_it_has_shown(job: Job) -> None:
 def test_slices_cover_a_piece_and_share_no_cache_line(low: int, nbytes: int, parts: int) -> None:
     at = slices(low, low + nbytes, parts)
     assert (at[0], at[-1]) == (low, low + nbytes)
-    assert all(a <= b for a, b in zip(at, at[1:], strict=False))
+    assert all(a <= b for a, b in itertools.pairwise(at))
     assert all(a % LINE_BYTES == 0 for a in at[:-1] if a < low + nbytes)
-    widths = [b - a for a, b in zip(at, at[1:], strict=False)]
+    widths = [b - a for a, b in itertools.pairwise(at)]
     assert max(widths) - min(widths) < 2 * LINE_BYTES
 
 

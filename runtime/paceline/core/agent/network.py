@@ -36,7 +36,7 @@ ENOUGH_BYTES: Final = 4 << 20
 """A window in which less was reduced says nothing."""
 REDUCTIONS_MIN: Final = 3
 """Of a window, so that the one in flight at its beginning is less than half of it."""
-RDMA_ABLE: Final = ("mpi", "nccl")
+RDMA_ABLE: Final = ("mpi", "hier:mpi", "nccl")
 _CONNECTION: Final = re.compile(r"\[(?:send|receive)\] via NET/(.+)")
 _DIRECT: Final = re.compile(r"/GDRDMA\b")
 

@@ -82,7 +82,7 @@ def reduction(
     meeting, when everybody has said so. Of a small buffer nobody's counts (`is_small`).
     """
     small = is_small(nbytes, carried=carried, small_bytes=small_bytes)
-    low, shared = 0, ()
+    low, shared = 0, tuple[bool, ...]()
     while low < nbytes:
         high = min(nbytes, low + slot_bytes)
         yield Act(What.SHOW, low, high)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 
@@ -27,6 +28,8 @@ ADDRESSES = "|"
 
 class HierTransport(Transport):
     """One rank's end; `between` carries the slices and is driven by nobody else."""
+
+    sums_in_place: ClassVar[bool] = True
 
     def __init__(self, memory: SharedMemory, between: Transport, *, place: str = "") -> None:
         """Raises TransportError."""
@@ -56,7 +59,9 @@ class HierTransport(Transport):
         if len(machines) == 1:
             return f"{self.name} is for several machines, and all ranks are on one; shm is for that"
         if max(map(len, machines)) == 1:
-            return f"{self.name} is for several ranks on a machine, and each rank has one of its own"
+            return (
+                f"{self.name} is for several ranks on a machine, and each rank has one of its own"
+            )
         return ""
 
     def open(self, group: Group, abort: Abort, timeout_s: float) -> None:

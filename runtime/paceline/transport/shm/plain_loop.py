@@ -37,7 +37,7 @@ def no_fence() -> None:
 
 class PlainLoop:
     def __init__(self, room: Room, fence: Callable[[], None]) -> None:
-        self._room, self._fence = room, fence
+        self.room, self._fence = room, fence
         self._heads = [member.head for member in room.members]
         self._gone: set[int] = set()
         self._poll = select.poll()
@@ -52,22 +52,22 @@ class PlainLoop:
     ) -> None:
         """`data`: flat, on the host, with elements."""
         call = _Call(self, data, kind, carry)
-        own = self._heads[self._room.own]
+        own = self._heads[self.room.own]
         before, own[SLEEPS] = int(own[SLEEPS]), 1
-        with abort.waking(self._room.eventfd):
+        with abort.waking(self.room.eventfd):
             for act in reduction(data.nbytes, call.in_place, carried=carry is not None):
                 call.do(act, abort)
         own[SLEEPS] = before
 
     def look(self) -> None:
         self._fence()
-        for index, (head, member) in enumerate(zip(self._heads, self._room.members, strict=True)):
+        for index, (head, member) in enumerate(zip(self._heads, self.room.members, strict=True)):
             if int(head[MARK]) != member.mark:
-                raise left(self._room.ranks[index])
+                raise left(self.room.ranks[index])
 
     def meet(self, abort: Abort) -> None:
         self.look()
-        room = self._room
+        room = self.room
         room.step += 1
         self._fence()
         self._heads[room.own][STEP] = room.step
@@ -85,11 +85,11 @@ class PlainLoop:
         self._fence()
 
     def _all_there(self) -> bool:
-        return all(int(head[STEP]) >= self._room.step for head in self._heads)
+        return all(int(head[STEP]) >= self.room.step for head in self._heads)
 
     def _sleep(self) -> None:
         for fd, _ in self._poll.poll():
-            if fd == self._room.eventfd:
+            if fd == self.room.eventfd:
                 os.eventfd_read(fd)
             else:
                 self._gone.add(self._line_of[fd])
@@ -102,16 +102,14 @@ class PlainLoop:
 
     def say(self, use: int, words: list[int]) -> None:
         at = SHOWS + SHOW_WORDS * (use & 1)
-        self._heads[self._room.own][at : at + SHOW_WORDS] = words
+        self._heads[self.room.own][at : at + SHOW_WORDS] = words
 
 
 class _Call:
     """One buffer on its way through the acts."""
 
-    def __init__(
-        self, loop: PlainLoop, data: torch.Tensor, kind: int, carry: Carry | None
-    ) -> None:
-        self._loop, self._room, self._carry = loop, loop._room, carry
+    def __init__(self, loop: PlainLoop, data: torch.Tensor, kind: int, carry: Carry | None) -> None:
+        self._loop, self._room, self._carry = loop, loop.room, carry
         self._data, self._type = data, data.dtype
         self._bytes = data.view(torch.uint8)
         self._kind = kind

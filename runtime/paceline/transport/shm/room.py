@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from paceline.core.collectives.shared import SLOT_BYTES
+from paceline.core.demand import ROOMS_LEFT_MAX
 from paceline.transport.base import Group, TransportError
 from paceline.transport.rendezvous import Deadline, PeerConnections
 from paceline.transport.shm.memory import SharedMemory, map_others
@@ -34,9 +35,6 @@ SHOW_WORDS: Final = 3
 HEAD_WORDS: Final = 24
 SLOTS_AT: Final = mmap.PAGESIZE
 BLOCK_BYTES: Final = SLOTS_AT + 2 * SLOT_BYTES
-LEFT_MAX: Final = 4
-"""Groups whose blocks are kept until everybody has left; who is still in an older one is stopped,
-and will find that its mark is gone."""
 
 
 @dataclass(slots=True)
@@ -176,8 +174,8 @@ class Rooms:
         if room is not None and room.leave():
             self._left.append(room)
         self._left = [old for old in self._left if not old.all_gone()]
-        while len(self._left) > LEFT_MAX:
-            self._left.pop(0).forget()
+        while len(self._left) > ROOMS_LEFT_MAX:
+            self._left.pop(0).forget()  # who is still in it is stopped, and will find it gone
 
     def close(self) -> None:
         self.leave()

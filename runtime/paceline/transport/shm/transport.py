@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Final
 
 import torch
@@ -75,7 +75,7 @@ class LocalSums:
             # A rank that looks takes the core of one that works if they share it.
             spins = len(ranks) <= len(os.sched_getaffinity(0))
             self._native = NativeLoop(self._library, room, spins=spins)
-            fence = self._library.paceline_fence
+            fence: Callable[[], None] = self._library.paceline_fence
         else:
             fence = no_fence
             room.always_wake()
@@ -120,6 +120,7 @@ class ShmTransport(Transport):
     """Sums in shared memory; host memory of one machine only."""
 
     name: ClassVar[str] = "shm"
+    sums_in_place: ClassVar[bool] = True
 
     def __init__(self, memory: SharedMemory, *, place: str = "", native: bool = True) -> None:
         """Raises TransportError."""

@@ -89,7 +89,7 @@ class Committed:
         self._gradients = gradients
         self._layout = gradients.layout
         self._weights = self._layout.zeros()
-        self._accumulated = self._layout.zeros()
+        self._accumulated = gradients.new_sums()  # takes turns with the reduction's scratch
         self._accumulating = False
         self._average_views: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
         """Memory that averages were made in lately, and the parameters' shapes on it."""

@@ -32,6 +32,14 @@ SEGMENT_BYTES_ON_CPU: Final = 25 << 20
 """Where the cores that compute also reduce nothing is hidden, and each segment costs wake-ups."""
 
 
+Zeros = Callable[[int, torch.dtype, torch.device], torch.Tensor]
+"""New memory for so many elements."""
+
+
+def plain_zeros(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.zeros(numel, dtype=dtype, device=device)
+
+
 @dataclass(frozen=True, slots=True)
 class ParameterSpan:
     """Where one parameter lies."""
@@ -119,9 +127,9 @@ class FlatLayout:
         """Elements of the parameters, without gaps."""
         return sum(slot.numel for slot in self.slots)
 
-    def zeros(self) -> list[torch.Tensor]:
+    def zeros(self, make: Zeros = plain_zeros) -> list[torch.Tensor]:
         """A new set of flat tensors, one per segment."""
-        return [torch.zeros(s.numel, dtype=s.dtype, device=s.device) for s in self.segments]
+        return [make(s.numel, s.dtype, s.device) for s in self.segments]
 
     def views(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The parameters' shapes on that memory, in the order of the slots."""

@@ -5,7 +5,8 @@ Shape legend: every buffer is one flat tensor per segment (`flat.FlatLayout`).
     GRAD     where backward() adds: each `p.grad` is a view of it, so that announcing copies nothing
     LATE     what is announced, or waits to be, until its round is committed (R7, R22); there is
              none before a gradient has to wait while the next one is computed
-    result   scratch of the reduction; an abandoned reduction may still write to it
+    result   scratch of the reduction, in memory of the transport where it has some that it sums
+             without a copy; an abandoned reduction may still write to it
              (docs/design/data-channel.md)
 
 A gradient changes its buffer by repointing the views (`swap`), and the two buffers are merged right
@@ -22,7 +23,7 @@ from math import isfinite
 import torch
 
 from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Scale, Swap, Zero
-from paceline.worker.state.flat import FlatLayout
+from paceline.worker.state.flat import FlatLayout, Zeros, plain_zeros
 from paceline.worker.state.streams import Streams
 
 
@@ -43,14 +44,18 @@ class Gradients:
         self,
         parameters: Iterable[tuple[str, torch.nn.Parameter]],
         segment_bytes: int | None = None,
+        *,
+        zeros: Zeros = plain_zeros,
     ) -> None:
+        """`zeros`: makes the memory that is reduced."""
         named = list(parameters)
         assert named, "gradients without a parameter"
         self.layout = FlatLayout(named, segment_bytes)
         self.parameters = tuple(parameter for _, parameter in named)
         self.devices = frozenset(segment.device for segment in self.layout.segments)
         self.streams = Streams(self.devices)
-        self.result = self.layout.zeros()
+        self._zeros = zeros
+        self.result = self.new_sums()
         self.unit = 0
         """GRAD holds sum(per-sample gradients) / unit; 0 = nothing finished is in GRAD. Kept by the
         training layer, which rescales GRAD before a batch of another size is computed (D3)."""
@@ -266,7 +271,11 @@ class Gradients:
 
     def renew_result(self) -> None:
         """Take fresh memory: an abandoned reduction may still write to the old one."""
-        self.result = self.layout.zeros()
+        self.result = self.new_sums()
+
+    def new_sums(self) -> list[torch.Tensor]:
+        """Memory for one whole reduction."""
+        return self.layout.zeros(self._zeros)
 
     def _versions(self) -> list[int]:
         # The version counter that autograd keeps is shared by all views of a flat tensor and grows

@@ -1,11 +1,12 @@
-"""B2: one reduction over Paceline's MPI links beside MPICH's own MPI_Allreduce and gloo.
+"""B2: one reduction over Paceline's MPI links and in its shared memory beside MPICH's own MPI_Allreduce and gloo.
 
 Every system has ranks of its own, which are asked in turn: what is compared runs seconds apart. A
 time runs from the moment at which all ranks have begun until the last one has the sum. MPICH has
 its best form: one world, shared memory between its ranks, one thread where each has a core;
 Paceline's links, which survive a death, are TCP connections. The limit is memory: P parts are read
 and P results written, at the rate at which the same ranks copy together. It says nothing where a
-payload fits the caches.
+payload fits the caches. `shm` sums where the buffers lie, in memory that the ranks hand to each other,
+as in a job whose ranks share a machine or a pod.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ KIB = (4, 64, 1024, 16 * 1024)
 CALLS = {4: 20, 64: 20, 1024: 10, 16 * 1024: 3}
 COPY_ELEMENTS = 8 << 20
 RIVALS = ("MPI_Allreduce", "gloo")
-OWN = "paceline mpi:"
+OWN = {
+    **{algorithm: f"paceline mpi:{algorithm}" for algorithm in ALGORITHMS},
+    "shm": "paceline shm",
+}
 
 
 def run(lab: Lab, given: Options) -> r.Report:  # noqa: ARG001
@@ -48,9 +52,9 @@ def add_rows(out: r.Report, ranks: int, given: Options) -> None:
             rates.append(sum(own.ask("bandwidth", COPY_ELEMENTS)))
             for kib in sizes:
                 calls = 3 if given.smoke else CALLS[kib]
-                for how in (*ALGORITHMS, *RIVALS):
+                for how in (*OWN, *RIVALS):
                     crew = rivals if how in RIVALS else own
-                    name = how if how in RIVALS else OWN + how
+                    name = OWN.get(how, how)
                     took = crew.reduce(how, kib << 8, calls)
                     found.setdefault((kib, name), []).append(took.us)
                     sums.append(f"{kib} {name} {took.sums}")

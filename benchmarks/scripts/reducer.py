@@ -49,23 +49,33 @@ class Work:
 
 
 class Paceline:
-    """The mpi transport, one process manager per rank."""
+    """The mpi transport, one process manager per rank; and shared memory."""
 
     def __init__(self, plain: bool) -> None:
         from paceline.transport.mpi.transport import MpiTransport
+        from paceline.transport.shm.memory import SharedMemory
+        from paceline.transport.shm.transport import ShmTransport
 
         self._transport = MpiTransport(host="127.0.0.1", native=not plain)
-        self.address = self._transport.address
+        self._shared = ShmTransport(SharedMemory(), native=not plain)
+        self.address = f"{self._transport.address} {self._shared.address}"
 
     def open(self, rank: int, peers: list[tuple[str, str]]) -> None:
         from paceline.transport.base import Abort, Group, Peer
 
         self._abort = Abort()
-        group = Group("b2", 1, tuple(Peer(*peer) for peer in peers), rank)
-        self._transport.open(group, self._abort, 30.0)
+        for place, transport in enumerate((self._transport, self._shared)):
+            members = tuple(Peer(name, address.split()[place]) for name, address in peers)
+            transport.open(Group("b2", 1, members, rank), self._abort, 30.0)
+
+    def buffer(self, how: str, numel: int) -> torch.Tensor:
+        """As the gradients of a job lie."""
+        owner = self._shared if how == "shm" else self._transport
+        return owner.zeros(numel, torch.float32, torch.device("cpu"))
 
     def reduce(self, how: str) -> Callable[[torch.Tensor], object]:
-        return lambda buffer: self._transport.allreduce([buffer], self._abort, how)
+        transport = self._shared if how == "shm" else self._transport
+        return lambda buffer: transport.allreduce([buffer], self._abort, how)
 
     def describe(self) -> dict[str, str]:
         return self._transport.describe()
@@ -100,6 +110,9 @@ class Rivals:
             return self._gloo
         world, in_place = self._mpi.COMM_WORLD, self._mpi.IN_PLACE
         return lambda buffer: world.Allreduce(in_place, buffer.numpy())
+
+    def buffer(self, how: str, numel: int) -> torch.Tensor:  # noqa: ARG002
+        return torch.zeros(numel)
 
     def describe(self) -> dict[str, str]:
         return {"mpi": self._mpi.Get_library_version().split("\n", 1)[0]}
@@ -157,7 +170,7 @@ def serve(
             case ("bandwidth", numel):
                 connection.send(copies(numel))
             case ("reduce", how, numel, calls):
-                buffer = torch.ones(numel)
+                buffer = system.buffer(how, numel)
                 call = system.reduce(how)
                 times = []
                 for number in range(calls):

@@ -29,7 +29,11 @@ def test_what_each_process_may_have_open() -> None:
     assert rank_files(64, ["gloo"]) == 63 * (6 + 3), "everybody speaks to everybody"
     assert rank_files(1024, ["gloo"]) == 256 * 4 + 1023 * (2 + 3)
     assert rank_files(1024, ["mpi"]) == 256 * 4 + 1023 * 2 + 64 + 13 * 6
-    assert rank_files(8, ["mpi", "gloo", "nccl"]) < 256
+    assert rank_files(64, ["shm"]) == 63 * (6 + 4) + 8
+    assert rank_files(64, ["hier:gloo"]) == 63 * (6 + 3 + 4) + 8, (
+        "what carries and what sums inside"
+    )
+    assert rank_files(8, ["mpi", "gloo", "nccl", "shm"]) < 256
     assert coordinator_files(128) == 256
     assert agent_files(8) < 160
     assert local_processes(16, 8, mpi=True) == 73
@@ -52,7 +56,7 @@ def test_no_rank_has_more_peers_in_a_generation_than_counted(ranks: int) -> None
     assert GRIDS * max(len(found - {x}) for x, found in peers.items()) <= most_peers(ranks)
 
 
-@pytest.mark.parametrize("transports", [["mpi"], ["gloo"], ["mpi", "gloo", "nccl"]])
+@pytest.mark.parametrize("transports", [["mpi"], ["gloo"], ["shm"], ["mpi", "gloo", "nccl", "shm"]])
 def test_twice_the_ranks_need_at_most_twice_the_files(transports: list[str]) -> None:
     for ranks in (64, 256, 1024):
         assert rank_files(2 * ranks, transports) <= 2.05 * rank_files(ranks, transports)

@@ -15,7 +15,7 @@ from typing import Any
 
 from local.history import History
 
-BACKENDS = ("gloo", "mpi")
+BACKENDS = ("gloo", "mpi", "shm")
 RANKS = (2, 3, 4, 5, 8)
 MODES: dict[str, dict[str, Any]] = {
     "Full": {},

@@ -23,10 +23,14 @@ from local.reference_job import (
     make_optimizer,
     make_scheduler,
 )
+from paceline.core.collectives import shared
 from paceline.core.collectives.schedules import RING, bounds, fold
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.sampling import batches_of, total_leases
 from paceline.worker.state.flat import FlatLayout
+
+MEMBERS = "members"
+"""The algorithm that adds in member order."""
 
 
 def train(config: dict[str, Any], folder: Path) -> str:
@@ -116,6 +120,8 @@ class _AllReduce:
                 work.wait()
             assert all(torch.equal(part, parts[0]) for part in parts)
             return parts[0]
+        if self._algorithm == MEMBERS:
+            return shared.fold(parts, torch.add)
         if self._algorithm != RING:
             return fold(self._algorithm, parts, 0, torch.add)
         edges = bounds(len(parts[0]), len(parts))

@@ -10,7 +10,7 @@ from local.history import ForkServer, History, check
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+@pytest.mark.parametrize("backend", ["gloo", "mpi", "shm"])
 @pytest.mark.parametrize("pacing", ["Round", "Samples"])
 def test_two_kills_a_join_and_a_straggler(
     fork_server: ForkServer, backend: str, pacing: str, tmp_path: Path

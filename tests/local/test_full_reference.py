@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 from local.history import ForkServer
+from local.reference import MEMBERS
 
 pytestmark = pytest.mark.processes
 
 SCRIPT = Path(__file__).with_name("reference_script.py")
 CHANNELS = [
     ("gloo", ""),
+    ("shm", MEMBERS),
     *(("mpi", algorithm) for algorithm in ("ring", "recursive_doubling", "halving_doubling")),
 ]
 SIZES = (2, 3, 5)
@@ -114,7 +116,7 @@ def test_full_equals_the_reference(
     assert weights_of(fork_server, backend, config, tmp_path / "full") == wanted, config
 
 
-@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+@pytest.mark.parametrize("backend", ["gloo", "mpi", "shm"])
 def test_a_quorum_of_all_equals_full_streamed_or_not(
     fork_server: ForkServer, backend: str, tmp_path: Path
 ) -> None:

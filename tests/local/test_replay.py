@@ -91,7 +91,7 @@ def test_a_run_that_its_script_has_ended_is_replayed_to_its_own_end(tmp_path: Pa
     assert int(re.findall(r"replayed (\d+) rounds", said)[0]) >= 20
 
 
-@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+@pytest.mark.parametrize("backend", ["mpi", "gloo", "shm"])
 def test_a_slow_rank_a_kill_and_joins_replay_to_the_same_state(
     tmp_path: Path, backend: str
 ) -> None:

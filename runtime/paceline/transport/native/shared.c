@@ -182,14 +182,14 @@ static void wake(Room *room) {
             while (write(room->members[k].eventfd, &one, sizeof one) < 0 && errno == EINTR) {}
 }
 
-/* Who is gone has not waited for this meeting to be complete, so it has died or given up. */
+/* Who is gone has not waited for this meeting to be complete, so it has given up or died. */
 static int somebody_gone(Room *room) {
     for (int32_t k = 0; k < room->count; k++)
         if (room->members[k].gone) {
             room->who = k;
-            return 1;
+            return look(room) ? LEFT : LOST;
         }
-    return 0;
+    return DONE;
 }
 
 static int sleep_until(Room *room, uint64_t step) {
@@ -199,7 +199,7 @@ static int sleep_until(Room *room, uint64_t step) {
     uint64_t always = atomic_exchange_explicit(&own->sleeps, 1, memory_order_seq_cst);
     while (!all_there(room, step)) { /* Looked at after what the lifelines said. */
         if (*room->abort) { result = ABORTED; break; }
-        if (somebody_gone(room)) { result = LOST; break; }
+        if ((result = somebody_gone(room))) break;
         if (poll(room->lines, (nfds_t)room->count, -1) <= 0) continue;
         for (int32_t k = 0; k < room->count; k++) {
             if (!room->lines[k].revents) continue;

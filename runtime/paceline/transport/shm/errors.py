@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from paceline.transport.base import PeerLost, TransportError
+from paceline.clock import NS_PER_S
+from paceline.transport.base import Abort, PeerLost, TransportAborted, TransportError
+from paceline.transport.rendezvous import LAST_WORDS_NS
 
 
-def left(rank: int) -> PeerLost:
+def left(rank: int, abort: Abort) -> TransportError:
+    """A rank has given up; most often for a reason that this one is about to hear, too."""
+    if abort.wait(LAST_WORDS_NS / NS_PER_S):
+        return TransportAborted("abandoned in a reduction")
     return PeerLost(f"rank {rank} has given the reduction up", rank)
 
 

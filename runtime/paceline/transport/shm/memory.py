@@ -92,9 +92,16 @@ class SharedMemory:
         at = tensor.data_ptr() - self.start
         return at if 0 < at < self.nbytes else 0
 
+    def close(self) -> None:
+        """No more blocks, and nobody is given it any more; tensors in it stay good."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            os.close(self._fd)
+            self.fd = self._fd = -1
+
     def _give_back(self, place: int, size: int) -> None:
-        if os.getpid() != self._pid:
-            return  # a forked child: the memory is its parent's
+        if os.getpid() != self._pid or self._fd < 0:
+            return  # a forked child: the memory is its parent's; or closed: all of it goes at once
         if _libc.fallocate(self._fd, PUNCH, place, size) == 0:
             self._free.setdefault(size, []).append(place)
 

@@ -155,7 +155,7 @@ class NativeLoop:
         if result == LOST:
             raise PeerLost(f"rank {rank} has gone", rank)
         if result == LEFT:
-            raise left(rank)
+            raise left(rank, abort)
         assert result == DIFFERENT, result
         at = SHOWS + SHOW_WORDS * (room.uses & 1)
         raise different(rank, int(room.members[native.who].head[at]), data.nbytes)

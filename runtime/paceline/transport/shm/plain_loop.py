@@ -51,22 +51,22 @@ class PlainLoop:
         self, data: torch.Tensor, kind: int, abort: Abort, carry: Carry | None = None
     ) -> None:
         """`data`: flat, on the host, with elements."""
-        call = _Call(self, data, kind, carry)
+        call = _Call(self, data, kind, abort, carry)
         own = self._heads[self.room.own]
         before, own[SLEEPS] = int(own[SLEEPS]), 1
         with abort.waking(self.room.eventfd):
             for act in reduction(data.nbytes, call.in_place, carried=carry is not None):
-                call.do(act, abort)
+                call.do(act)
         own[SLEEPS] = before
 
-    def look(self) -> None:
+    def look(self, abort: Abort) -> None:
         self._fence()
         for index, (head, member) in enumerate(zip(self._heads, self.room.members, strict=True)):
             if int(head[MARK]) != member.mark:
-                raise left(self.room.ranks[index])
+                raise left(self.room.ranks[index], abort)
 
     def meet(self, abort: Abort) -> None:
-        self.look()
+        self.look(abort)
         room = self.room
         room.step += 1
         self._fence()
@@ -79,6 +79,7 @@ class PlainLoop:
             if abort.is_raised():
                 raise TransportAborted("abandoned in a reduction")
             if self._gone:  # without waiting for this meeting to be complete
+                self.look(abort)
                 rank = room.ranks[min(self._gone)]
                 raise PeerLost(f"rank {rank} has gone", rank)
             self._sleep()
@@ -110,7 +111,7 @@ class _Call:
 
     def __init__(self, loop: PlainLoop, data: torch.Tensor, kind: int, carry: Carry | None) -> None:
         self._loop, self._room, self._carry = loop, loop.room, carry
-        self._data, self._type = data, data.dtype
+        self._data, self._type, self._abort = data, data.dtype, abort
         self._bytes = data.view(torch.uint8)
         self._kind = kind
         small = is_small(data.nbytes, carried=carry is not None)
@@ -121,7 +122,7 @@ class _Call:
     def in_place(self) -> list[bool]:
         return [place != 0 for _, _, place in self._shows]
 
-    def do(self, act: Act, abort: Abort) -> None:
+    def do(self, act: Act) -> None:
         room, low, high = self._room, act.low, act.high
         match act.what:
             case What.SHOW:
@@ -131,7 +132,7 @@ class _Call:
                 if not self._place:
                     self._slot(room.own)[: high - low].copy_(self._bytes[low:high])
             case What.MEET:
-                self._loop.meet(abort)
+                self._loop.meet(self._abort)
                 if not self._shows:
                     self._compare()
             case What.SUM_ALL:
@@ -143,18 +144,18 @@ class _Call:
                 first, last = self._slice(low, high, room.own)
                 if first < last:
                     assert self._carry is not None
-                    self._loop.look()
+                    self._loop.look(self._abort)
                     self._carry(self._shown(room.own, first, last).view(self._type))
             case What.COPY:
                 for index in range(room.parts):
                     first, last = self._slice(low, high, index)
                     self._bytes[first:last].copy_(self._shown(index, first, last))
             case What.LOOK:
-                self._loop.look()
+                self._loop.look(self._abort)
 
     def _compare(self) -> None:
         self._shows = self._loop.show(self._room.uses)
-        self._loop.look()  # who has left may show anything
+        self._loop.look(self._abort)  # who has left may show anything
         for index, (nbytes, kind, _) in enumerate(self._shows):
             if (nbytes, kind) != (self._data.nbytes, self._kind):
                 raise different(self._room.ranks[index], nbytes, self._data.nbytes)

@@ -111,6 +111,7 @@ class LocalSums:
     def shutdown(self) -> None:
         self._native = self._plain = None
         self.rooms.close()
+        self.memory.close()
 
     def describe(self) -> dict[str, str]:
         return {"loop": "native" if self._library else f"python: {self._why_python}"}

@@ -1,0 +1,322 @@
+"""Sums in shared memory: both loops alike, buffers in place or not, and what goes wrong by name.
+
+Ranks are threads here, each with memory, sockets and descriptors of its own, as processes have.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from paceline.core.collectives.shared import SLOT_BYTES, SMALL_BYTES, fold
+from paceline.limits import LimitError
+from paceline.transport import factory
+from paceline.transport.base import (
+    HOST,
+    Abort,
+    Group,
+    Peer,
+    PeerLost,
+    Transport,
+    TransportAborted,
+    TransportError,
+)
+from paceline.transport.factory import make_transport
+from paceline.transport.selected import SelectedTransport
+from paceline.transport.shm import memory as shm_memory
+from paceline.transport.shm.hier import HierTransport, machines_of
+from paceline.transport.shm.memory import SharedMemory
+from paceline.transport.shm.transport import ShmTransport
+from paceline.transport.sim import Hub, SimTransport
+
+NUMELS = (1, 7, SMALL_BYTES // 4, SMALL_BYTES // 4 + 1, 3 * SLOT_BYTES // 4 + 5)
+OPEN_S = 10.0
+Ranks = list[ShmTransport]
+
+
+def on_all(work: Callable[[int], object], ranks: int) -> list[object]:
+    """What each rank's work comes to, an error included."""
+    with ThreadPoolExecutor(ranks) as threads:
+        futures = [threads.submit(work, rank) for rank in range(ranks)]
+        return [future.exception() or future.result() for future in futures]
+
+
+def opened(ranks: Sequence[Transport], number: int = 1) -> Sequence[Transport]:
+    peers = tuple(Peer(f"r{i}", rank.address) for i, rank in enumerate(ranks))
+
+    def open_(rank: int) -> None:
+        ranks[rank].open(Group(f"g{number}", number, peers, rank), Abort(), OPEN_S)
+
+    assert on_all(open_, len(ranks)) == [None] * len(ranks)
+    return ranks
+
+
+@pytest.fixture
+def made() -> Iterator[Callable[..., Ranks]]:
+    everybody: Ranks = []
+
+    def make(*native: bool) -> Ranks:
+        ranks = [ShmTransport(SharedMemory(), native=one) for one in native]
+        everybody.extend(ranks)
+        return ranks
+
+    yield make
+    for rank in everybody:
+        rank.shutdown()
+
+
+def parts_of(ranks: int, numel: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(numel)
+    return [torch.randn(numel, generator=generator).mul(100).to(dtype) for _ in range(ranks)]
+
+
+def summed(
+    ranks: Sequence[Transport], parts: Sequence[torch.Tensor], in_place: Sequence[bool]
+) -> list[torch.Tensor]:
+    def reduce(rank: int) -> torch.Tensor:
+        part = parts[rank]
+        owned = ranks[rank].zeros(part.numel(), part.dtype, HOST)
+        buffer = owned if in_place[rank] else torch.empty_like(part)
+        buffer.copy_(part)
+        ranks[rank].allreduce([buffer], Abort(), "native")
+        return buffer.clone()
+
+    found = on_all(reduce, len(ranks))
+    assert all(isinstance(one, torch.Tensor) for one in found), found
+    return [one for one in found if isinstance(one, torch.Tensor)]
+
+
+@pytest.mark.parametrize(
+    "native", [(True, True, True), (False, False, False), (True, False, True)], ids=str
+)
+@pytest.mark.parametrize(
+    "in_place", [(True, True, True), (False, False, False), (True, False, True)], ids=str
+)
+def test_both_loops_add_in_member_order(
+    made: Callable[..., Ranks], native: tuple[bool, ...], in_place: tuple[bool, ...]
+) -> None:
+    ranks = opened(made(*native))
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.float16):
+        for numel in NUMELS:
+            parts = parts_of(len(ranks), numel, dtype)
+            wanted = fold([part.clone() for part in parts], torch.add)
+            for found in summed(ranks, parts, in_place):
+                assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
+
+
+def test_two_levels_with_unequal_machines() -> None:
+    """Two ranks on one machine and three on the other: two slices, and one rank only copies."""
+    hub = Hub()
+    places = ("a", "b", "b", "a", "b")
+    ranks = [
+        HierTransport(SharedMemory(), SimTransport(hub, f"r{i}"), place=place)
+        for i, place in enumerate(places)
+    ]
+    assert machines_of([rank.address for rank in ranks]) == [[0, 3], [1, 2, 4]]
+    opened(ranks)
+    for numel in NUMELS:
+        parts = [part.round() for part in parts_of(len(ranks), numel, torch.float32)]
+        wanted = torch.stack(parts).sum(0)
+        for owned in (True, False):
+            for found in summed(ranks, parts, [owned] * len(ranks)):
+                assert torch.equal(found, wanted)
+    assert ranks[0].describe()["machines"] == "2"
+    for rank in ranks:
+        rank.shutdown()
+
+
+def test_two_levels_are_for_several_machines_of_several_ranks() -> None:
+    rank = HierTransport(SharedMemory(), SimTransport(Hub(), "r0"), place="a")
+    assert rank.name == "hier:sim"
+    assert "all ranks are on one" in rank.unfit(["a/x|1", "a/y|2"])
+    assert "each rank has one of its own" in rank.unfit(["a/x|1", "b/y|2"])
+    assert rank.unfit(["a/x|1", "a/y|2", "b/z|3"]) == ""
+    rank.shutdown()
+
+
+def test_ranks_on_several_machines_have_no_shared_memory() -> None:
+    ranks = [ShmTransport(SharedMemory(), place=place) for place in ("a", "a", "b")]
+    named = [SelectedTransport([rank], {}) for rank in ranks]
+    peers = tuple(Peer(f"r{i}", rank.address) for i, rank in enumerate(named))
+    with pytest.raises(TransportError, match=r"rank 2 runs in another one.*hint: use backend: au"):
+        named[0].open(Group("g", 1, peers, 0), Abort(), 1.0)
+    for rank in named:
+        rank.shutdown()
+
+
+def test_ranks_of_different_models_are_told_who_differs(made: Callable[..., Ranks]) -> None:
+    ranks = opened(made(True, False))
+    sizes = (100_000, 100_001)
+
+    def reduce(rank: int) -> None:
+        ranks[rank].allreduce([torch.ones(sizes[rank])], Abort(), "native")
+
+    for rank, error in enumerate(on_all(reduce, 2)):
+        assert isinstance(error, TransportError), error
+        other = 1 - rank
+        assert f"rank {other} sums a buffer of {4 * sizes[other]} bytes" in str(error)
+        assert "hint: start every rank with the same script" in str(error)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_rank_that_gives_up_wakes_who_waits(made: Callable[..., Ranks], native: bool) -> None:
+    ranks, abort = opened(made(native, native, native)), Abort()
+    outcomes: list[object] = []
+
+    def wait() -> None:
+        outcomes.extend(
+            on_all(
+                lambda rank: ranks[rank].allreduce(
+                    [torch.ones(1 << 20)], abort if rank else Abort(), "native"
+                ),
+                2,
+            )
+        )
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    abort.raise_()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    first, second = outcomes
+    assert isinstance(first, PeerLost), first
+    assert first.rank == 1
+    assert isinstance(second, TransportAborted), second
+
+
+def test_refused_memory_is_named_and_auto_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    with pytest.raises(TransportError, match=r"needs memfd_create.*not permitted.*seccomp profile"):
+        make_transport("shm", local=True)
+    transport = make_transport("auto", local=True)
+    assert "memfd_create" in transport.describe()["left out.shm"]
+    assert not transport.zeros(3, torch.float32, HOST).any()
+    transport.shutdown()
+
+
+def test_a_pod_that_may_not_hold_a_buffer_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the kernel ends the process, which it does for a page that is not allowed."""
+    memory = SharedMemory()
+    monkeypatch.setattr(shm_memory, "cgroup_limits", lambda _: iter([64 << 20]))
+    memory.zeros(1 << 20, torch.float32)
+    with pytest.raises(LimitError, match=r"needs 128 MiB of shared memory.* is 64 MiB") as error:
+        memory.zeros(32 << 20, torch.float32)
+    assert "resources.limits.memory" in error.value.hint
+    memory.close()
+
+
+def test_no_compiler_is_no_obstacle_where_stores_keep_their_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", "false")
+    transport = ShmTransport(SharedMemory())
+    assert transport.describe()["loop"].startswith("python: /")
+    transport.shutdown()
+    monkeypatch.setattr("paceline.transport.shm.plain_loop.ORDERED", ())
+    with pytest.raises(TransportError, match="needs a C compiler on this processor"):
+        ShmTransport(SharedMemory())
+
+
+def pages(memory: SharedMemory) -> int:
+    return os.fstat(memory.fd).st_blocks
+
+
+def test_memory_goes_back_with_its_last_tensor() -> None:
+    memory = SharedMemory()
+    whole = memory.zeros(1 << 20, torch.float32)
+    assert not whole.any()
+    view = whole.fill_(1.0)[5:9]
+    assert memory.place(view) == memory.place(whole) + 20
+    assert memory.place(torch.ones(3)) == 0
+    held = pages(memory)
+    del whole
+    gc.collect()
+    assert (pages(memory), view.sum()) == (held, 4)
+    del view
+    gc.collect()
+    assert pages(memory) == 0
+    assert not memory.zeros(1 << 20, torch.float32).any(), "memory that was used is zero again"
+    memory.close()
+
+
+def test_a_forked_child_gives_nothing_back() -> None:
+    memory = SharedMemory()
+    tensor = memory.zeros(1 << 16, torch.float32).fill_(2.0)
+    child = os.fork()
+    if child == 0:
+        del tensor
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert tensor.sum() == 2 * (1 << 16)
+    memory.close()
+
+
+def test_nobody_else_may_write() -> None:
+    memory = SharedMemory()
+    tensor = memory.zeros(1000, torch.float32)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.pwrite(memory.fd, b"x", memory.place(tensor))
+    with pytest.raises(PermissionError):
+        os.ftruncate(os.open(f"/proc/self/fd/{memory.fd}", os.O_RDWR), 1)
+    memory.close()
+
+
+def open_files() -> list[str]:
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except FileNotFoundError:
+            continue  # the one that lists
+    return sorted(name for name in found if "memfd:paceline" in name or "eventfd" in name)
+
+
+def test_nothing_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.collect()
+    before, mapped = open_files(), Path("/proc/self/maps").read_text().count("memfd:paceline")
+    ranks = [ShmTransport(SharedMemory()) for _ in range(3)]
+    for number in range(8):
+        opened(ranks, number)
+        parts = parts_of(3, 1000, torch.float32)
+        assert len(summed(ranks, parts, [True] * 3)) == 3
+        if number % 2:
+            ranks[0].close()
+    for rank in ranks:
+        rank.shutdown()
+    del ranks, rank, parts
+    gc.collect()
+    assert open_files() == before
+    assert Path("/proc/self/maps").read_text().count("memfd:paceline") == mapped
+
+
+def test_a_process_of_another_user_is_turned_away(
+    made: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = made(True, True)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    peers = tuple(Peer(f"r{i}", rank.address) for i, rank in enumerate(ranks))
+    for error in on_all(lambda i: ranks[i].open(Group("g", 1, peers, i), Abort(), 0.3), 2):
+        assert isinstance(error, PeerLost), error
+
+
+def test_auto_measures_shared_memory_in_a_local_run_and_two_levels_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(factory, "own_address", lambda: factory.LOOPBACK)
+    for local, wanted in ((True, {"gloo", "shm"}), (False, {"gloo", "shm", "hier:gloo"})):
+        transport = make_transport("auto", local=local)
+        assert {part.partition("=")[0] for part in transport.address.split(";")} == wanted
+        transport.shutdown()

@@ -1,12 +1,12 @@
-"""B2: one reduction over Paceline's MPI links and in its shared memory beside MPICH's own MPI_Allreduce and gloo.
+"""B2: one reduction over Paceline's MPI links and in shared memory, beside MPI_Allreduce and gloo.
 
 Every system has ranks of its own, which are asked in turn: what is compared runs seconds apart. A
 time runs from the moment at which all ranks have begun until the last one has the sum. MPICH has
 its best form: one world, shared memory between its ranks, one thread where each has a core;
 Paceline's links, which survive a death, are TCP connections. The limit is memory: P parts are read
 and P results written, at the rate at which the same ranks copy together. It says nothing where a
-payload fits the caches. `shm` sums where the buffers lie, in memory that the ranks hand to each other,
-as in a job whose ranks share a machine or a pod.
+payload fits the caches. `shm` sums where the buffers lie, in memory that the ranks hand to each
+other, as in a job whose ranks share a machine or a pod.
 """
 
 from __future__ import annotations

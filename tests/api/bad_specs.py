@@ -162,7 +162,7 @@ BAD: dict[str, Bad] = {
         "mode: full", "mode", '"full" is not one of', "did you mean Full?"
     ),
     "backend of a later release": _collective(
-        "backend: shm", "backend", '"shm" is not one of auto, mpi, nccl, gloo', "write auto"
+        "backend: ucx", "backend", '"ucx" is not one of auto, mpi, nccl, gloo, shm', "write auto"
     ),
     "response unknown": _spec(
         "straggler: {respond: [Kill]}", "straggler.respond[0]", '"Kill" is not one of Tolerate',

@@ -150,18 +150,20 @@ def test_ranks_on_several_machines_have_no_shared_memory() -> None:
         rank.shutdown()
 
 
-def test_ranks_of_different_models_are_told_who_differs(made: Callable[..., Ranks]) -> None:
+def test_the_first_to_find_out_says_whose_buffer_differs(made: Callable[..., Ranks]) -> None:
     ranks = opened(made(True, False))
     sizes = (100_000, 100_001)
 
     def reduce(rank: int) -> None:
         ranks[rank].allreduce([torch.ones(sizes[rank])], Abort(), "native")
 
-    for rank, error in enumerate(on_all(reduce, 2)):
-        assert isinstance(error, TransportError), error
-        other = 1 - rank
-        assert f"rank {other} sums a buffer of {4 * sizes[other]} bytes" in str(error)
-        assert "hint: start every rank with the same script" in str(error)
+    errors = on_all(reduce, 2)
+    assert all(isinstance(error, TransportError) for error in errors), errors
+    told = {r: str(e) for r, e in enumerate(errors) if not isinstance(e, PeerLost)}
+    assert told, "the first to find out says it; the other may see only that it has given up"
+    for rank, text in told.items():
+        assert f"rank {1 - rank} sums a buffer of {4 * sizes[1 - rank]} bytes" in text
+        assert "hint: start every rank with the same script" in text
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -276,9 +278,9 @@ def test_nobody_else_may_write() -> None:
 
 def open_files() -> list[str]:
     found = []
-    for fd in os.listdir("/proc/self/fd"):
+    for fd in Path("/proc/self/fd").iterdir():
         try:
-            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+            found.append(str(fd.readlink()))
         except FileNotFoundError:
             continue  # the one that lists
     return sorted(name for name in found if "memfd:paceline" in name or "eventfd" in name)

@@ -109,7 +109,14 @@ class PlainLoop:
 class _Call:
     """One buffer on its way through the acts."""
 
-    def __init__(self, loop: PlainLoop, data: torch.Tensor, kind: int, carry: Carry | None) -> None:
+    def __init__(
+        self,
+        loop: PlainLoop,
+        data: torch.Tensor,
+        kind: int,
+        abort: Abort,
+        carry: Carry | None,
+    ) -> None:
         self._loop, self._room, self._carry = loop, loop.room, carry
         self._data, self._type, self._abort = data, data.dtype, abort
         self._bytes = data.view(torch.uint8)

@@ -33,7 +33,7 @@ from typing import Final, TypeVar
 
 SLOT_BYTES: Final = 1 << 20
 """A piece of a buffer that does not lie in shared memory; it stays in the caches."""
-SMALL_BYTES: Final = 32 << 10
+SMALL_BYTES: Final = 64 << 10
 """Up to here each rank sums the whole: a meeting takes longer than the additions."""
 LINE_BYTES: Final = 64
 """Slices begin on a cache line, so no two ranks write to the same one."""

@@ -98,7 +98,7 @@ def abort(crew: Crew, members: Sequence[Rank]) -> None:
 
 def together(crew: Crew) -> list[Rank]:
     """The ranks, so that the first three share a machine: who waits inside one learns of a death
-    there from the lifeline, and of one elsewhere from those who wait for it, or by the abort."""
+    there at once, and of one elsewhere from those who wait for it, or by the abort."""
     if not crew.kind.startswith(HIERARCHICAL):
         return crew.ranks
     machines: dict[str, list[Rank]] = {}

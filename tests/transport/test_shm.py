@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from paceline.core.collectives.shared import SLOT_BYTES, SMALL_BYTES, fold
+from paceline.core.collectives.shared import BOUNCE_BYTES, SMALL_BYTES, fold
 from paceline.limits import LimitError
 from paceline.transport import factory
 from paceline.transport.base import (
@@ -35,7 +35,7 @@ from paceline.transport.shm.memory import SharedMemory
 from paceline.transport.shm.transport import ShmTransport
 from paceline.transport.sim import Hub, SimTransport
 
-NUMELS = (1, 7, SMALL_BYTES // 4, SMALL_BYTES // 4 + 1, 3 * SLOT_BYTES // 4 + 5)
+NUMELS = (1, 7, SMALL_BYTES // 4, SMALL_BYTES // 4 + 1, 3 * BOUNCE_BYTES // 4 + 5)
 OPEN_S = 10.0
 Ranks = list[ShmTransport]
 

@@ -55,7 +55,7 @@ def rank_files(ranks: int, transports: Collection[str]) -> int:
             # All pairs, twice: a group is closed when the next one stands. Rank 0 meets everybody.
             files += 3 * others
         if name == "shm" or name != between:
-            # A lifeline and an eventfd; lifelines of groups that not everybody has left yet.
+            # A connection and an eventfd; connections of groups that not everybody has left yet.
             files += others * (2 + ROOMS_LEFT_MAX) + SHARED_FILES
     if "nccl" in transports:
         files += others  # the store of rank 0; what the library opens itself is not known

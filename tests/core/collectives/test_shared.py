@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline.core.collectives.shared import (
+    BOUNCE_BYTES,
     LINE_BYTES,
-    SLOT_BYTES,
     SMALL_BYTES,
     Act,
     What,
@@ -28,8 +28,8 @@ from paceline.core.collectives.shared import (
     slices,
 )
 
-SLOT = 2
-"""Cells of a slot here; a buffer of more goes through in pieces."""
+BOUNCE = 2
+"""Cells of a bounce buffer here; a buffer of more goes through in pieces."""
 WASTE = -999_999
 """What who has given up writes over everything."""
 
@@ -67,19 +67,19 @@ def _steps(job: Job, rank: int) -> Iterator[Step]:
         for cell in range(cells):
             yield "fill", call, cell
         low = 0
-        acts = reduction(cells, lambda: job.in_place, slot_bytes=SLOT, small_bytes=job.small)
+        acts = reduction(cells, lambda: job.in_place, bounce_bytes=BOUNCE, small_bytes=job.small)
         for act in acts:
             if act.what is What.SHOW:
                 use, low = use + 1, act.low
                 if small or not job.in_place[rank]:
                     for cell in range(act.low, act.high):
-                        yield "show", (use % 2) * SLOT + cell - low, cell
+                        yield "show", (use % 2) * BOUNCE + cell - low, cell
             elif act.what in (What.SUM, What.SUM_ALL, What.COPY):
                 yield from _arithmetic(job, rank, act, use, low, small)
-            elif act.what is What.MEET:
+            elif act.what is What.BARRIER:
                 yield "look", 0, 0
                 yield "store", 0, 0
-                yield "meet", 0, 0
+                yield "barrier", 0, 0
             else:
                 assert act.what is What.LOOK
                 yield "look", 0, 0
@@ -89,24 +89,24 @@ def _steps(job: Job, rank: int) -> Iterator[Step]:
 
 def _arithmetic(job: Job, rank: int, act: Act, use: int, low: int, small: bool) -> Iterator[Step]:
     def source(who: int, cell: int) -> int:
-        """Of a cell in the memory of a rank: slots first, then its buffer."""
+        """Of a cell in the memory of a rank: bounce buffers first, then its buffer."""
         if job.in_place[who] and not small:
-            return 2 * SLOT + cell
-        return (use % 2) * SLOT + cell - low
+            return 2 * BOUNCE + cell
+        return (use % 2) * BOUNCE + cell - low
 
     at = slices(act.low, act.high, job.ranks, line=1)
     if act.what is What.COPY:
         for who in range(job.ranks):
             for cell in range(at[who], at[who + 1]):
                 yield "read", who, source(who, cell)
-                yield "keep", 2 * SLOT + cell, 0
+                yield "keep", 2 * BOUNCE + cell, 0
         return
     whole = act.what is What.SUM_ALL
     own = range(act.low, act.high) if whole else range(at[rank], at[rank + 1])
     for cell in own:
         for who in range(job.ranks):
             yield "add" if who else "read", who, source(who, cell)
-        yield "keep", 2 * SLOT + cell if whole else source(rank, cell), 0
+        yield "keep", 2 * BOUNCE + cell if whole else source(rank, cell), 0
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,9 @@ def after(job: Job, world: World, rank: int) -> World | None:
     what, a, b = steps(job, rank)[one.at]
     match what:
         case "fill":
-            one = one.put(2 * SLOT + b, job.part(rank, a, b))
+            one = one.put(2 * BOUNCE + b, job.part(rank, a, b))
         case "show":
-            one = one.put(a, one.cells[2 * SLOT + b])
+            one = one.put(a, one.cells[2 * BOUNCE + b])
         case "read":
             one = replace(one, at=one.at + 1, register=world[a].cells[b])
         case "add":
@@ -148,12 +148,12 @@ def after(job: Job, world: World, rank: int) -> World | None:
             one = replace(one, at=one.at + 1, ended="gave up" if gone else "")
         case "store":
             one = replace(one, at=one.at + 1, step=one.step + 1)
-        case "meet":
+        case "barrier":
             if any(other.step < one.step for other in world):
                 return None
             one = replace(one, at=one.at + 1)
         case _:
-            assert one.cells[2 * SLOT + b] == job.total(a, b), (job, rank, a, b, world)
+            assert one.cells[2 * BOUNCE + b] == job.total(a, b), (job, rank, a, b, world)
             one = replace(one, at=one.at + 1)
     if one.at == len(steps(job, rank)):
         one = replace(one, ended="done")
@@ -163,7 +163,7 @@ def after(job: Job, world: World, rank: int) -> World | None:
 def explore(job: Job, *, kill: int | None = None, leave: int | None = None) -> set[tuple[str, ...]]:
     """How it ended for the ranks, in all orders there are. `kill`: this rank may die at any moment;
     `leave`: this one may give up at any moment and write over its memory."""
-    fresh = One(cells=(0,) * (2 * SLOT + max(job.cells)))
+    fresh = One(cells=(0,) * (2 * BOUNCE + max(job.cells)))
     todo: list[World] = [(fresh,) * job.ranks]
     seen, ends = set(todo), set()
     while todo:
@@ -212,7 +212,7 @@ def test_every_order_gives_every_rank_the_sum(job: Job) -> None:
 @pytest.mark.parametrize("job", [*TWO, *THREE], ids=str)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_death_between_any_two_stores_leaves_nothing_half_read(job: Job, victim: int) -> None:
-    """Whoever is done has the sum; the others wait, and the lifeline tells them of whom."""
+    """Whoever is done has the sum; the others wait, and the peer connection tells them of whom."""
     ends = explore(job, kill=victim)
     assert {end[victim] for end in ends} == {"done", "dead"}
     for end in ends:
@@ -229,8 +229,8 @@ def test_who_gives_up_may_write_over_all_it_has_shown(job: Job) -> None:
 
 
 @given(
-    low=st.integers(0, 5).map(lambda pieces: pieces * SLOT_BYTES),
-    nbytes=st.integers(1, SLOT_BYTES),
+    low=st.integers(0, 5).map(lambda pieces: pieces * BOUNCE_BYTES),
+    nbytes=st.integers(1, BOUNCE_BYTES),
     parts=st.integers(1, 20),
 )
 def test_slices_cover_a_piece_and_share_no_cache_line(low: int, nbytes: int, parts: int) -> None:
@@ -242,17 +242,17 @@ def test_slices_cover_a_piece_and_share_no_cache_line(low: int, nbytes: int, par
     assert max(widths) - min(widths) < 2 * LINE_BYTES
 
 
-@given(nbytes=st.integers(1, 4 * SLOT_BYTES), carried=st.booleans(), shared=st.booleans())
+@given(nbytes=st.integers(1, 4 * BOUNCE_BYTES), carried=st.booleans(), shared=st.booleans())
 def test_every_byte_is_summed_once(nbytes: int, carried: bool, shared: bool) -> None:
     acts = list(reduction(nbytes, lambda: [shared] * 2, carried=carried))
     sums = [(act.low, act.high) for act in acts if act.what in (What.SUM, What.SUM_ALL)]
     assert [0, *(high for _, high in sums)] == [*(low for low, _ in sums), nbytes]
     assert sum(act.what is What.CARRY for act in acts) == (len(sums) if carried else 0)
-    meetings = sum(act.what is What.MEET for act in acts)
+    barriers = sum(act.what is What.BARRIER for act in acts)
     if nbytes <= SMALL_BYTES and not carried:
-        assert meetings == 1
+        assert barriers == 1
     else:
-        assert meetings == (3 if shared else 2 * len(sums))
+        assert barriers == (3 if shared else 2 * len(sums))
 
 
 def test_the_order_of_additions_is_that_of_the_members() -> None:

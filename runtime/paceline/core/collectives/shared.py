@@ -1,22 +1,22 @@
 """How ranks that share memory sum a buffer: what each does, and when it may go on.
 
 Each rank has memory that it alone writes and all others may read: a block with a *mark*, a *step*,
-two *slots* and what it says of its buffer, and perhaps the buffer itself. Nothing is locked, so a
-rank that ends at any instant leaves nothing half-read:
+two *bounce buffers* and what it says of its buffer, and perhaps the buffer itself. Nothing is
+locked, so a rank that ends at any instant leaves nothing half-read:
 
 - The step is a counter with one writer. It is stored after everything that the rank has written
-  (release) and is looked at before anything is read (acquire). `MEET`: store the next step, go on
-  when everybody's is as high.
+  (release) and is looked at before anything is read (acquire). `BARRIER`: store the next step, go
+  on when everybody's is as high.
 - A rank that gives up wipes its mark first and reuses its memory then. A rank that has read looks
   at the marks before it stores its next step or hands out the sum (`LOOK`): if one is gone, what it
   has read may be anything, and it gives up too. So a rank that was stopped for an hour cannot come
   back with a wrong sum, and passes none on.
 
 A buffer goes through three phases: it is shown, in place where it lies in shared memory and through
-a slot piece by piece where it does not; rank l sums slice l of all that is shown, in member order,
-over its own part; everybody copies the other slices. A small one is summed whole by each rank,
-which saves a meeting. The slots take turns: who shows in one has met all others since they have
-read what was in it before.
+a bounce buffer piece by piece where it does not; rank l sums slice l of all that is shown, in
+member order, over its own part; everybody copies the other slices. A small one is summed whole by
+each rank, which saves a barrier. The bounce buffers take turns: who shows in one has met all others
+since they have read what was in it before.
 
 `reduction` is what a rank does, `fold` the order of the additions. The loop in Python carries out
 the acts one by one; the one in C does the same. The property test takes them apart into single
@@ -31,10 +31,10 @@ from enum import Enum, auto
 from functools import reduce
 from typing import Final, TypeVar
 
-SLOT_BYTES: Final = 1 << 20
+BOUNCE_BYTES: Final = 1 << 20
 """A piece of a buffer that does not lie in shared memory; it stays in the caches."""
 SMALL_BYTES: Final = 64 << 10
-"""Up to here each rank sums the whole: a meeting takes longer than the additions."""
+"""Up to here each rank sums the whole: a barrier takes longer than the additions."""
 LINE_BYTES: Final = 64
 """Slices begin on a cache line, so no two ranks write to the same one."""
 
@@ -43,9 +43,9 @@ T = TypeVar("T")
 
 class What(Enum):
     SHOW = auto()
-    """Say what the own buffer is; copy the bytes low..high into the next slot unless it is shared
-    in place."""
-    MEET = auto()
+    """Say what the own buffer is; copy the bytes low..high into the next bounce buffer unless it is
+    shared in place."""
+    BARRIER = auto()
     """Look, store the next step, and wait until everybody has."""
     SUM_ALL = auto()
     """Sum all of low..high into the own buffer."""
@@ -73,20 +73,20 @@ def reduction(
     in_place: Callable[[], Sequence[bool]],
     *,
     carried: bool = False,
-    slot_bytes: int = SLOT_BYTES,
+    bounce_bytes: int = BOUNCE_BYTES,
     small_bytes: int = SMALL_BYTES,
 ) -> Iterator[Act]:
     """What one rank does to sum a buffer of `nbytes` > 0, alike on all ranks.
 
     `in_place`: for each rank, whether its buffer lies in shared memory; asked for after the first
-    meeting, when everybody has said so. Of a small buffer nobody's counts (`is_small`).
+    barrier, when everybody has said so. Of a small buffer nobody's counts (`is_small`).
     """
     small = is_small(nbytes, carried=carried, small_bytes=small_bytes)
     low, shared = 0, tuple[bool, ...]()
     while low < nbytes:
-        high = min(nbytes, low + slot_bytes)
+        high = min(nbytes, low + bounce_bytes)
         yield Act(What.SHOW, low, high)
-        yield Act(What.MEET)
+        yield Act(What.BARRIER)
         if small:
             yield Act(What.SUM_ALL, low, high)
         else:
@@ -96,16 +96,16 @@ def reduction(
             yield Act(What.SUM, low, high)
             if carried:
                 yield Act(What.CARRY, low, high)
-            yield Act(What.MEET)
+            yield Act(What.BARRIER)
             yield Act(What.COPY, low, high)
         low = high
     yield Act(What.LOOK)
     if any(shared):
-        yield Act(What.MEET)  # the buffers are the callers' again
+        yield Act(What.BARRIER)  # the buffers are the callers' again
 
 
 def is_small(nbytes: int, *, carried: bool, small_bytes: int = SMALL_BYTES) -> bool:
-    """Whether each rank sums the whole of it, through the slots."""
+    """Whether each rank sums the whole of it, through the bounce buffers."""
     return nbytes <= small_bytes and not carried
 
 

@@ -6,7 +6,7 @@
  * never.
  *
  * A rank that waits looks for some microseconds, then sleeps in poll: on its own eventfd, which the
- * last to arrive writes to, and on the lifelines, which the kernel closes with a process.
+ * last to arrive writes to, and on the peer connections, which the kernel closes with a process.
  */
 #include <errno.h>
 #include <poll.h>
@@ -46,21 +46,21 @@ typedef struct {
     char *memory;
     uint64_t mark;
     int32_t eventfd;
-    int32_t gone; /* Its lifeline has closed. */
+    int32_t gone; /* Its peer connection has closed. */
 } Member;
 
 typedef struct {
     Member *members;
-    struct pollfd *lines; /* Lifelines in member order, the own eventfd in the own place. */
+    struct pollfd *lines; /* Connections in member order, the own eventfd in the own place. */
     int32_t count;
     int32_t own;
     int32_t parts;    /* Slices; the first members have one each. */
     int32_t who;      /* The member that an error is about. */
     uint64_t step;
-    uint64_t uses;    /* Of slots so far. */
+    uint64_t uses;    /* Of bounce buffers so far. */
     uint64_t memory_bytes;
-    int64_t slots_at; /* In a block. */
-    int64_t slot_bytes;
+    int64_t bounces_at; /* In a block. */
+    int64_t bounce_bytes;
     int64_t small_bytes;
     int64_t spin_ns;
     int64_t patience_ns;
@@ -152,7 +152,7 @@ static void add(int32_t kind, char *target, const char *const *parts, int32_t n,
     }
 }
 
-/* ---- meetings ---- */
+/* ---- barriers ---- */
 
 static int all_there(const Room *room, uint64_t step) {
     for (int32_t k = 0; k < room->count; k++)
@@ -182,7 +182,7 @@ static void wake(Room *room) {
             while (write(room->members[k].eventfd, &one, sizeof one) < 0 && errno == EINTR) {}
 }
 
-/* Who is gone has not waited for this meeting to be complete, so it has given up or died. */
+/* Who is gone has not waited for this barrier to be complete, so it has given up or died. */
 static int somebody_gone(Room *room) {
     for (int32_t k = 0; k < room->count; k++)
         if (room->members[k].gone) {
@@ -197,7 +197,7 @@ static int sleep_until(Room *room, uint64_t step) {
     uint64_t told;
     int result = DONE;
     uint64_t always = atomic_exchange_explicit(&own->sleeps, 1, memory_order_seq_cst);
-    while (!all_there(room, step)) { /* Looked at after what the lifelines said. */
+    while (!all_there(room, step)) { /* Looked at after what the peer connections said. */
         if (*room->abort) { result = ABORTED; break; }
         if ((result = somebody_gone(room))) break;
         if (poll(room->lines, (nfds_t)room->count, -1) <= 0) continue;
@@ -215,7 +215,7 @@ static int sleep_until(Room *room, uint64_t step) {
     return result;
 }
 
-static int meet(Room *room) {
+static int barrier(Room *room) {
     int result = look(room);
     if (result) return result;
     uint64_t step = ++room->step;
@@ -249,17 +249,17 @@ static int meet(Room *room) {
 
 /* ---- a reduction ---- */
 
-static char *slot(const Room *room, int32_t who) {
-    return (char *)room->members[who].block + room->slots_at +
-           (int64_t)(room->uses & 1) * room->slot_bytes;
+static char *bounce(const Room *room, int32_t who) {
+    return (char *)room->members[who].block + room->bounces_at +
+           (int64_t)(room->uses & 1) * room->bounce_bytes;
 }
 
 /* Where the byte `at` of a member's buffer can be read. */
 static char *shown(const Room *room, const Call *call, int32_t who, int64_t at, int small) {
     const Show *show = &room->members[who].block->show[room->uses & 1];
-    if (who == room->own ? (call->place && !small) : show->place != 0)
-        return room->members[who].memory + (who == room->own ? (uint64_t)call->place : show->place) + at;
-    return slot(room, who) + (at - call->low);
+    uint64_t place = who != room->own ? show->place : small ? 0 : (uint64_t)call->place;
+    if (place) return room->members[who].memory + place + at;
+    return bounce(room, who) + (at - call->low);
 }
 
 static int64_t slice_at(const Room *room, const Call *call, int32_t part) {
@@ -323,15 +323,16 @@ int paceline_shared(Room *room, Call *call) {
     }
     while (call->low < call->nbytes) {
         int64_t rest = call->nbytes - call->low;
-        call->high = call->low + (rest < room->slot_bytes ? rest : room->slot_bytes);
+        call->high = call->low + (rest < room->bounce_bytes ? rest : room->bounce_bytes);
         room->uses++;
         Show *show = &room->members[room->own].block->show[room->uses & 1];
         show->nbytes = (uint64_t)call->nbytes;
         show->kind = (uint64_t)call->kind;
         show->place = small ? 0 : (uint64_t)call->place;
         if (small || !call->place)
-            memcpy(slot(room, room->own), call->data + call->low, (size_t)(call->high - call->low));
-        if ((result = meet(room))) return result;
+            memcpy(bounce(room, room->own), call->data + call->low,
+                   (size_t)(call->high - call->low));
+        if ((result = barrier(room))) return result;
         if ((result = compare(room, call, small, &in_place))) return result;
         if (small) {
             sum(room, call, call->data + call->low, call->low, call->high, 1);
@@ -350,11 +351,11 @@ int paceline_shared(Room *room, Call *call) {
                 }
             }
         carried:
-            if ((result = meet(room))) return result;
+            if ((result = barrier(room))) return result;
             copy(room, call);
         }
         call->low = call->high;
     }
     if ((result = look(room))) return result;
-    return in_place ? meet(room) : DONE;
+    return in_place ? barrier(room) : DONE;
 }

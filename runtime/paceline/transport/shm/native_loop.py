@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Final
 
 import torch
 
-from paceline.core.collectives.shared import SLOT_BYTES, SMALL_BYTES
+from paceline.core.collectives.shared import BOUNCE_BYTES, SMALL_BYTES
 from paceline.transport.base import Abort, PeerLost, TransportAborted
 from paceline.transport.rendezvous import CLOSED
 from paceline.transport.shm.errors import different, left
 from paceline.transport.shm.plain_loop import Carry
-from paceline.transport.shm.room import SHOW_WORDS, SHOWS, SLOTS_AT, Room
+from paceline.transport.shm.room import BOUNCES_AT, SHOW_WORDS, SHOWS, Room
 
 DONE, ABORTED, LOST, LEFT, DIFFERENT, CARRY = range(6)
 SPIN_NS: Final = 50_000
@@ -60,8 +60,8 @@ class _Room(ctypes.Structure):
         ("step", ctypes.c_uint64),
         ("uses", ctypes.c_uint64),
         ("memory_bytes", ctypes.c_uint64),
-        ("slots_at", ctypes.c_int64),
-        ("slot_bytes", ctypes.c_int64),
+        ("bounces_at", ctypes.c_int64),
+        ("bounce_bytes", ctypes.c_int64),
         ("small_bytes", ctypes.c_int64),
         ("spin_ns", ctypes.c_int64),
         ("patience_ns", ctypes.c_int64),
@@ -104,8 +104,8 @@ class NativeLoop:
         self._lines = (_PollFd * len(members))(
             *(
                 _PollFd(room.eventfd, select.POLLIN, 0)
-                if m.lifeline < 0
-                else _PollFd(m.lifeline, CLOSED, 0)
+                if m.connection < 0
+                else _PollFd(m.connection, CLOSED, 0)
                 for m in members
             )
         )
@@ -119,8 +119,8 @@ class NativeLoop:
             0,
             0,
             min(len(m.memory) for m in members),
-            SLOTS_AT,
-            SLOT_BYTES,
+            BOUNCES_AT,
+            BOUNCE_BYTES,
             SMALL_BYTES,
             spin_ns,
             spin_ns,

@@ -16,11 +16,11 @@ from typing import Final
 
 import torch
 
-from paceline.core.collectives.shared import SLOT_BYTES, Act, What, is_small, reduction, slices
+from paceline.core.collectives.shared import BOUNCE_BYTES, Act, What, is_small, reduction, slices
 from paceline.transport.base import Abort, PeerLost, TransportAborted
 from paceline.transport.rendezvous import CLOSED
 from paceline.transport.shm.errors import different, left
-from paceline.transport.shm.room import MARK, SHOW_WORDS, SHOWS, SLEEPS, SLOTS_AT, STEP, Room
+from paceline.transport.shm.room import BOUNCES_AT, MARK, SHOW_WORDS, SHOWS, SLEEPS, STEP, Room
 
 Carry = Callable[[torch.Tensor], None]
 """Sums the own slice with those of other machines, in place."""
@@ -42,10 +42,10 @@ class PlainLoop:
         self._gone: set[int] = set()
         self._poll = select.poll()
         self._poll.register(room.eventfd, select.POLLIN)
-        self._line_of = {m.lifeline: index for index, m in enumerate(room.members)}
+        self._line_of = {m.connection: index for index, m in enumerate(room.members)}
         for member in room.members:
-            if member.lifeline >= 0:
-                self._poll.register(member.lifeline, CLOSED)
+            if member.connection >= 0:
+                self._poll.register(member.connection, CLOSED)
 
     def reduce(
         self, data: torch.Tensor, kind: int, abort: Abort, carry: Carry | None = None
@@ -65,7 +65,7 @@ class PlainLoop:
             if int(head[MARK]) != member.mark:
                 raise left(self.room.ranks[index], abort)
 
-    def meet(self, abort: Abort) -> None:
+    def barrier(self, abort: Abort) -> None:
         self.look(abort)
         room = self.room
         room.step += 1
@@ -78,7 +78,7 @@ class PlainLoop:
         while not self._all_there():
             if abort.is_raised():
                 raise TransportAborted("abandoned in a reduction")
-            if self._gone:  # without waiting for this meeting to be complete
+            if self._gone:  # without waiting for this barrier to be complete
                 self.look(abort)
                 rank = room.ranks[min(self._gone)]
                 raise PeerLost(f"rank {rank} has gone", rank)
@@ -137,9 +137,9 @@ class _Call:
                 self._low, self._shows = low, []
                 self._loop.say(room.uses, [self._data.nbytes, self._kind, self._place])
                 if not self._place:
-                    self._slot(room.own)[: high - low].copy_(self._bytes[low:high])
-            case What.MEET:
-                self._loop.meet(self._abort)
+                    self._bounce(room.own)[: high - low].copy_(self._bytes[low:high])
+            case What.BARRIER:
+                self._loop.barrier(self._abort)
                 if not self._shows:
                     self._compare()
             case What.SUM_ALL:
@@ -174,10 +174,10 @@ class _Call:
         at = slices(low, high, parts)
         return at[index], at[index + 1]
 
-    def _slot(self, index: int) -> torch.Tensor:
+    def _bounce(self, index: int) -> torch.Tensor:
         member = self._room.members[index]
-        at = member.place + SLOTS_AT + SLOT_BYTES * (self._room.uses & 1)
-        return torch.from_numpy(member.memory[at : at + SLOT_BYTES])
+        at = member.place + BOUNCES_AT + BOUNCE_BYTES * (self._room.uses & 1)
+        return torch.from_numpy(member.memory[at : at + BOUNCE_BYTES])
 
     def _shown(self, index: int, first: int, last: int) -> torch.Tensor:
         """The bytes first..last of a member's buffer, where they can be read."""
@@ -185,7 +185,7 @@ class _Call:
         if place:
             memory = self._room.members[index].memory
             return torch.from_numpy(memory[place + first : place + last])
-        return self._slot(index)[first - self._low : last - self._low]
+        return self._bounce(index)[first - self._low : last - self._low]
 
     def _sum(self, target: torch.Tensor, first: int, last: int) -> None:
         if first == last:

@@ -95,7 +95,7 @@ class LocalRendezvous(Rendezvous):
                 taken = _take(connection, deadline, what, rank)
                 _give(connection, own)
             except PeerClosedError:
-                connection.close()  # it has given this meeting up, and may come back
+                connection.close()  # it has given this call up, and may come back
                 deadline.pause(POLL_S, what, rank)
             except BaseException:
                 connection.close()

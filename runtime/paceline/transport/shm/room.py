@@ -1,9 +1,9 @@
 """The ranks of one group that share a machine, as one of them has wired them.
 
 A rank's *block* begins with words that it alone writes (`core.collectives.shared`), followed by its
-two slots. Each generation has blocks of its own, told apart by their marks: 64 random bits. The
-connection over which a pair met stays open and is the lifeline; with it a rank has the memory and
-the eventfd of each other one.
+two bounce buffers. Each generation has blocks of its own, told apart by their marks: 64 random
+bits. The connection over which a pair met stays open, and its end tells that the other is gone;
+with it a rank has the memory and the eventfd of each other one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from paceline.core.collectives.shared import SLOT_BYTES
+from paceline.core.collectives.shared import BOUNCE_BYTES
 from paceline.core.demand import ROOMS_LEFT_MAX
 from paceline.transport.base import Group, TransportError
 from paceline.transport.rendezvous import Deadline, PeerConnections
@@ -30,11 +30,11 @@ STEP: Final = 1
 SLEEPS: Final = 8
 """Not 0: it has to be woken."""
 SHOWS: Final = 16
-"""What it says of its buffer: bytes, kind, place; twice, in turns like the slots."""
+"""What it says of its buffer: bytes, kind, place; twice, in turns like the bounce buffers."""
 SHOW_WORDS: Final = 3
 HEAD_WORDS: Final = 24
-SLOTS_AT: Final = mmap.PAGESIZE
-BLOCK_BYTES: Final = SLOTS_AT + 2 * SLOT_BYTES
+BOUNCES_AT: Final = mmap.PAGESIZE
+BLOCK_BYTES: Final = BOUNCES_AT + 2 * BOUNCE_BYTES
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Member:
     """Of its block."""
     mark: int
     eventfd: int
-    lifeline: int
+    connection: int
     """Descriptor; -1 for the own one."""
 
     @property
@@ -71,7 +71,7 @@ class Room:
         self.parts = len(self.ranks)
         """Slices; the first members have one each."""
         self.uses = self.step = 0
-        """Of the slots so far; meetings so far."""
+        """Of the bounce buffers so far; barriers so far."""
         self._mark = secrets.randbits(64) | 1
         self.place = int(self.block.ctypes.data) - memory.start
         self._words = self.block[: 8 * HEAD_WORDS].view(np.uint64)
@@ -110,7 +110,7 @@ class Room:
 
     def _own_member(self) -> Member:
         memory, rank = self.memory.bytes, self.ranks[self.own]
-        return Member(rank, memory, self.place, self._mark, self.eventfd, lifeline=-1)
+        return Member(rank, memory, self.place, self._mark, self.eventfd, connection=-1)
 
     def always_wake(self) -> None:
         """The loop in Python waits without being able to say so in time."""

@@ -1,8 +1,8 @@
 """The data channel of ranks that all run on one machine: every byte is copied at most once.
 
-A reduction is a few meetings over counters in memory that the ranks hand to each other
+A reduction is a few barriers over counters in memory that the ranks hand to each other
 (`core.collectives.shared`). Buffers from `zeros` lie there themselves and are summed in place;
-others go through slots, piece by piece.
+others go through bounce buffers, piece by piece.
 """
 
 from __future__ import annotations

@@ -65,17 +65,21 @@ class RankEndedError(AssertionError):
 
 
 class ProcessRank(Rank):
-    """A process under its own `mpiexec -n 1`."""
+    """A process under its own `mpiexec -n 1`; `inside`: a command that starts it elsewhere, where
+    it has the address `host`."""
 
-    def __init__(self, pool: ProcessPool, name: str) -> None:
+    def __init__(
+        self, pool: ProcessPool, name: str, inside: Sequence[str] = (), host: str = "127.0.0.1"
+    ) -> None:
         self.name = name
         self._log = (pool.folder / f"{name}.log").open("wb")
         environment = {
             **os.environ,
             "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
             "OMP_NUM_THREADS": "1",
+            "RANK_HOST": host,
         }
-        command = [str(Path(sys.executable).parent / "mpiexec"), "-n", "1", sys.executable]
+        command = [*inside, str(Path(sys.executable).parent / "mpiexec"), "-n", "1", sys.executable]
         command += [str(TESTS / "transport" / "rank_main.py"), pool.address, name]
         self._launcher = subprocess.Popen(
             command,
@@ -146,15 +150,18 @@ class ProcessPool:
 
     def take(self, count: int) -> list[ProcessRank]:
         """`count` ranks that are in no group; starts those that are missing, at the same time."""
-        fresh = [self._launch() for _ in range(count - len(self._idle))]
+        self._idle += self.started([self._launch() for _ in range(count - len(self._idle))])
+        taken, self._idle = self._idle[:count], self._idle[count:]
+        return taken
+
+    def started(self, fresh: list[ProcessRank]) -> list[ProcessRank]:
+        """The same ranks, once they listen."""
         by_name = {rank.name: rank for rank in fresh}
         for _ in fresh:
             connection = self._listener.accept()
             name, pid = connection.recv()
             by_name[name].connection, by_name[name].pid = connection, pid
-        self._idle += fresh
-        taken, self._idle = self._idle[:count], self._idle[count:]
-        return taken
+        return fresh
 
     def give_back(self, ranks: Sequence[ProcessRank]) -> None:
         self._idle += ranks

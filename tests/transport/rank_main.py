@@ -21,19 +21,21 @@ from transport.rank_body import RankBody
 def make(kind: str) -> Transport:
     from paceline.transport.factory import LOOPBACK, make_transport
 
+    host = os.environ["RANK_HOST"]
+
     match Method.of(kind).transport:
         case "mpi":
             from paceline.transport.mpi.transport import MpiTransport
 
-            return MpiTransport(host=LOOPBACK)
+            return MpiTransport(host=host)
         case "mpi-mixed":
             from transport.mixed import MixedMpiTransport
 
-            return MixedMpiTransport(host=LOOPBACK)
+            return MixedMpiTransport(host=host)
         case "gloo":
             from paceline.transport.torch.gloo import GlooTransport
 
-            return GlooTransport(host=LOOPBACK)
+            return GlooTransport(host=host)
         case "shm":
             from paceline.transport.shm.memory import SharedMemory
             from paceline.transport.shm.transport import ShmTransport
@@ -48,8 +50,8 @@ def make(kind: str) -> Transport:
             from paceline.transport.shm.hier import HierTransport
             from paceline.transport.shm.memory import SharedMemory
 
-            # Two machines: of the ranks that a test takes, two or three are on each.
-            place = f"machine-{int(sys.argv[2][1:]) % 2}"
+            # On loopback two machines are played: two or three of the ranks of a test are on each.
+            place = f"machine-{int(sys.argv[2][1:]) % 2}" if host == LOOPBACK else ""
             return HierTransport(SharedMemory(), make(name.removeprefix("hier:")), place=place)
         case name:
             return make_transport(name, local=True)

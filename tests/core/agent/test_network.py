@@ -124,6 +124,11 @@ def test_gloo_over_infiniband_is_tcp_all_the_same() -> None:
     assert judged(pod(0, NEW), pod(8, after(after(NEW, 5), 3, transport="gloo"))) is Network.RDMA
 
 
+def test_shared_memory_uses_no_network_and_two_levels_use_that_of_mpi() -> None:
+    assert judged(pod(0, NEW), pod(0, after(NEW, 800, transport="shm"))) is Network.UNKNOWN
+    assert judged(pod(0, NEW), pod(8, after(NEW, 8, transport="hier:mpi"))) is Network.RDMA
+
+
 @pytest.mark.parametrize(
     ("mib", "reductions"),
     [(ENOUGH_BYTES / MIB / 2, 100), (800.0, REDUCTIONS_MIN - 1)],

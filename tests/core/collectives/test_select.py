@@ -13,7 +13,9 @@ from paceline.core.collectives.select import (
     size_class,
 )
 
-NAMES = st.sampled_from(["gloo", "mpi:ring", "mpi:recursive_doubling", "nccl"])
+NAMES = st.sampled_from(
+    ["gloo", "mpi:ring", "mpi:recursive_doubling", "nccl", "shm", "hier:gloo", "hier:mpi:ring"]
+)
 TIMES = st.one_of(st.just(0.0), st.floats(1e-6, 1.0))
 
 
@@ -27,6 +29,7 @@ def test_the_fastest_wins_and_says_why() -> None:
 def test_a_candidate_is_known_by_its_name(name: str) -> None:
     assert Method.of(name).candidate == name
     assert Method.of("gloo") == Method("gloo", "native") == Method("gloo")
+    assert Method.of("hier:mpi:ring") == Method("hier:mpi", "ring")
 
 
 def test_ties_go_to_the_first_name() -> None:

@@ -37,6 +37,8 @@ ENOUGH_BYTES: Final = 4 << 20
 REDUCTIONS_MIN: Final = 3
 """Of a window, so that the one in flight at its beginning is less than half of it."""
 RDMA_ABLE: Final = ("mpi", "hier:mpi", "nccl")
+NO_NETWORK: Final = ("shm",)
+"""What needs none, on whichever pods the ranks are."""
 _CONNECTION: Final = re.compile(r"\[(?:send|receive)\] via NET/(.+)")
 _DIRECT: Final = re.compile(r"/GDRDMA\b")
 
@@ -130,7 +132,7 @@ def _is_full(first: RankReading, last: RankReading) -> bool:
 
 
 def _reduced(first: RankReading, last: RankReading, names: Iterable[str] = ()) -> float:
-    names = names or last.reduced
+    names = names or [name for name in last.reduced if name not in NO_NETWORK]
     return sum(last.reduced.get(name, 0.0) - first.reduced.get(name, 0.0) for name in names)
 
 

@@ -86,6 +86,7 @@ def resolve_collective(collective: Collective) -> CollectiveSettings:
         buffers_every=_set(buffers.every_rounds) if buffers.policy is BufferPolicy.AVERAGE else 0,
         segment_bytes=collective.segment_bytes,
         overlap=_set(collective.overlap),
+        pipeline=_set(collective.pipeline),
         hash_every=_set(collective.hash_every_rounds),
     )
 

@@ -49,6 +49,8 @@ class RoundSettings(Struct, frozen=True):
     """Float buffers (BatchNorm) are averaged every N rounds and at stop (R24, D10); 0 = local."""
     overlap: Overlap = Overlap.AUTO
     """Whether rounds may be streamed: reduced while backward() still runs."""
+    pipeline: int = 0
+    """1: a rank computes its next batch while its gradient is reduced (R36)."""
     hash_every: int = 100
     """Rounds between two comparisons of the committed weights' hashes; 0 = never."""
 
@@ -75,5 +77,6 @@ class RoundSettings(Struct, frozen=True):
             bench_after_ns=c.bench_after_ns or 0,
             buffers_every=c.buffers_every,
             overlap=c.overlap,
+            pipeline=c.pipeline,
             hash_every=c.hash_every,
         )

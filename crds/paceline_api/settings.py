@@ -56,6 +56,8 @@ class CollectiveSettings:
     segment_bytes: int | None
     """Bound of what is reduced at a time; None: by the device."""
     overlap: Overlap
+    pipeline: int
+    """Batches that a rank computes while a gradient of its own is reduced: 0 or 1."""
     hash_every: int
     """Rounds; 0: never."""
 

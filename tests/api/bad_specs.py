@@ -214,6 +214,13 @@ BAD: dict[str, Bad] = {
     "draw outside majority": _collective(
         "randomInitiator: true", "randomInitiator", "in mode Majority only", "to Majority"
     ),
+    "pipeline in shadow": _collective(
+        "mode: Shadow\n    pipeline: 1", "pipeline", "does not go with mode Shadow", "another one",
+    ),
+    "pipeline that waits for all": _collective(
+        "pipeline: 1\n    maxAge: 1\n    maxAgePolicy: Wait", "maxAge",
+        "lets each round wait for all ranks", "use 2 or more, or 0",
+    ),
     "TCP where RDMA is required": Bad(
         "  collective:\n", "  fabric: {required: RDMA}\n  collective:\n    backend: gloo\n",
         "spec.collective.backend",

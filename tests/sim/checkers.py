@@ -88,6 +88,10 @@ class Checkers:
         mine = [p.version for p in rank.state.pending.steps if share and p.seq <= share.upto]
         oldest = min(mine, default=go.round)
         assert not share or oldest == share.oldest, f"I6: {rank.me} gives {oldest}, GO says {share}"
+        if share and share.fresh and not share.drops:  # else the fresh one may be dropped
+            from_ = go.round - log.settings.pipeline
+            newest = max(mine, default=go.round)
+            assert newest >= from_, f"I6: what {rank.me} gives is of version {newest}"
         content = scaled(own, 1 / Fraction(reduce.factor)) if own else {}
         self.contributed[go.generation, go.round, rank.me] = content
 

@@ -49,6 +49,7 @@ def modes(draw: st.DrawFn, ranks: int) -> RoundSettings:
         pacing=draw(st.sampled_from(Pacing)),
         bench_after_ns=300 * MS,
         buffers_every=draw(st.sampled_from([0, 3])),
+        pipeline=draw(st.sampled_from([0, 0, 1])),
     )
 
 

@@ -111,6 +111,10 @@ class SimRank:
         """In a row; a lease may be dealt to others just before it is pulled."""
         self.labels = 0
         self.batch: Batch | None = None
+        self.computes = False
+        """Between two of its calls: its weights and its gradient are in use."""
+        self.flushes = False
+        """Rests when nothing of its own is under way any more."""
         self.steps = 0
         self.ending = False
         """Its script ends the job when it comes back from `step()`."""
@@ -412,13 +416,17 @@ class SimRank:
         self.post(ev.Begin("same", world.plan, world.lookahead, segments=world.segments))
 
     def _resume(self, effect: ev.Resume) -> None:
+        assert not self.computes, f"R36: the model of {self.me} changes under a batch"
         self.resumed.append(effect)
         world = self.sim.world
+        flushed, self.flushes = self.flushes, False
         done = effect.stopped or (not world.plan.ends and self.steps >= world.steps)
         if done:
             self.sim.after(0.1, lambda: self.post(ev.Finish()))
         elif self.ending or (world.stop and self.sim.rng.random() < world.stop):
             self.sim.after(0.01, lambda: self.post(ev.Finish(stop=True)))
+        elif flushed:
+            self.sim.after(0.01, self.rest)
         else:
             self.sim.after(0.01, self.next_batch)
 
@@ -433,10 +441,11 @@ class SimRank:
             sim.after(20, self.next_batch)
             return
         if world.rest and sim.rng.random() < world.rest:
-            self.post(ev.Rest())
-            ends = world.stop and sim.rng.random() < world.stop  # as an evaluation may decide
-            after: ev.Event = ev.Finish(stop=True) if ends else ev.Unrest()
-            sim.after(sim.rng.uniform(5, 40), lambda: self.post(after))
+            if world.settings.pipeline:
+                self.flushes = True
+                self.post(ev.Flush())
+            else:
+                self.rest()
             return
         lease, samples = -1, world.batch
         if world.leases:
@@ -459,12 +468,24 @@ class SimRank:
         poisoned = world.segments
         if world.nan and sim.rng.random() < world.nan:
             poisoned = sim.rng.randrange(world.segments)
+        self.computes = True
         self.batch = batch = Batch(Label(self.me, self.labels), lease, samples, poisoned)
         if world.segments > 1:
             gap = pause * 2 / 3 / world.segments  # of a backward pass behind a third of forward
             sim.after(pause / 3 + gap, lambda: self.hand_over(batch, gap))
         else:
             sim.after(pause, lambda: self.finish_batch(batch))
+
+    def rest(self) -> None:
+        sim, world = self.sim, self.sim.world
+        if not self.running:
+            return
+        state = self.state
+        assert state.under_way != state.log.version, "R36: it rests with a gradient under way"
+        self.post(ev.Rest())
+        ends = world.stop and sim.rng.random() < world.stop  # as an evaluation may decide
+        after: ev.Event = ev.Finish(stop=True) if ends else ev.Unrest()
+        sim.after(sim.rng.uniform(5, 40), lambda: self.post(after))
 
     def hand_over(self, batch: Batch, gap: float) -> None:
         """A segment of the batch is ready; the script may do with it what it likes."""
@@ -476,6 +497,7 @@ class SimRank:
             return
         if world.leases and world.discard and sim.rng.random() < world.discard / world.segments:
             batch.dropped = True
+            self.computes = False
             self.post(ev.Skip(batch.lease, batch.samples))
             self._go_on()
             sim.after(0.01, self.next_batch)
@@ -502,6 +524,7 @@ class SimRank:
             self.sim.after(20, lambda: self.finish_batch(batch))
             return
         self.steps += 1
+        self.computes = False
         label, lease, samples = batch.label, batch.lease, batch.samples
         unit = self.state.pending.grad.unit if self.grad else samples
         if unit != samples:  # the training layer rescales what lies in GRAD before the backward

@@ -20,6 +20,7 @@ from paceline_api.types.enums import (
     ABLE_BACKENDS,
     Backend,
     FabricRequirement,
+    MaxAgePolicy,
     Mode,
     SchedulingProvider,
 )
@@ -79,6 +80,20 @@ def _only_majority_draws(job: TrainingJob) -> Iterator[Violation]:
     collective = job.spec.collective
     if collective and collective.random_initiator and collective.mode is not Mode.MAJORITY:
         yield Violation(True)
+
+
+def _shadow_has_no_pipeline(job: TrainingJob) -> Iterator[Violation]:
+    collective = job.spec.collective
+    if collective and collective.pipeline and collective.mode is Mode.SHADOW:
+        yield Violation(collective.pipeline)
+
+
+def _pipeline_leaves_time_to_be_late(job: TrainingJob) -> Iterator[Violation]:
+    collective = job.spec.collective
+    if collective is None or not collective.pipeline or collective.max_age != 1:
+        return
+    if collective.max_age_policy is MaxAgePolicy.WAIT:
+        yield Violation(1)
 
 
 def _size_is_allowed(job: TrainingJob) -> Iterator[Violation]:
@@ -201,6 +216,27 @@ RULES: Final = (
         cel="!has(self.collective) || !has(self.collective.randomInitiator) || "
         "!self.collective.randomInitiator || "
         "(has(self.collective.mode) && self.collective.mode == 'Majority')",
+    ),
+    Rule(
+        path="spec.collective.pipeline",
+        problem="does not go with mode Shadow, which measures how long ranks wait in step()",
+        hint="remove it, or set spec.collective.mode to another one",
+        check=_shadow_has_no_pipeline,
+        cel="!has(self.collective) || !has(self.collective.pipeline) || "
+        "self.collective.pipeline == 0 || !has(self.collective.mode) || "
+        "self.collective.mode != 'Shadow'",
+    ),
+    Rule(
+        path="spec.collective.maxAge",
+        problem="lets each round wait for all ranks, since with pipeline: 1 and maxAgePolicy: Wait "
+        "every gradient has that age",
+        hint="use 2 or more, or 0 for any age; or set spec.collective.mode to Full and remove "
+        "maxAgePolicy",
+        check=_pipeline_leaves_time_to_be_late,
+        cel="!has(self.collective) || !has(self.collective.pipeline) || "
+        "self.collective.pipeline == 0 || !has(self.collective.maxAge) || "
+        "self.collective.maxAge != 1 || !has(self.collective.maxAgePolicy) || "
+        "self.collective.maxAgePolicy != 'Wait'",
     ),
     Rule(
         path="spec.collective.backend",

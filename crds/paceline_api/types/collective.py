@@ -30,6 +30,7 @@ from paceline_api.types.model import (
 
 Factor = Annotated[Number, Field(ge=0, le=100)]
 Weight = Annotated[Number, Field(ge=0, le=1)]
+Batches = Annotated[int, Strict(), Field(ge=0, le=1)]
 SegmentBytes = Annotated[int, Strict(), Field(ge=2**16, le=2**30)]
 
 
@@ -130,6 +131,12 @@ class Collective(Model):
     """Auto: where all ranks are about as fast, gradients are reduced while backward() still runs,
     segment by segment; a round that was begun too hopefully is given up and made again. Never:
     only after it. The sums have the same bits either way."""
+
+    pipeline: Batches | None = behaviour(0, fixed=True)
+    """1: step() returns once the gradient is announced, and the weights follow with the next
+    step(), so that the whole reduction is hidden behind the next batch. Each gradient is then
+    computed on weights that lack the one before, which costs a little convergence, and more at high
+    learning rates. No round is streamed then (`overlap`). 0: step() waits for its round."""
 
     hash_every_rounds: Count | None = behaviour(100)
     """Rounds between two comparisons of the ranks' weights; ranks that differ end the job with the

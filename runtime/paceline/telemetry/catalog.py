@@ -230,7 +230,8 @@ CATALOG: Final[tuple[Metric, ...]] = (
         _COMM,
         "Waiting of this rank that the mode has saved against Full: it had arrived, the round "
         "started without a rank that had not, and until the next announcement of that one this "
-        "rank did not wait. Not counted if that one was fresh again in the very next round.",
+        "rank did not wait. Not counted if that one was fresh again in the very next round, nor "
+        "with collective.pipeline, where a rank does not wait there in Full either.",
     ),
     _counter(
         "paceline_shadow_waited_seconds_total",

@@ -218,14 +218,14 @@ class Arrivals:
         if not self.grace_ns:
             return set()  # nobody is ever asked
         version, heard = log.version, log.heard
-        return {m for m in log.active if heard.get(m, version) >= version}
+        return {m for m in log.active if heard.get(m, version) >= log.fresh_from}
 
     def _look_whether_near(self, member: MemberId, said: Arrival) -> None:
         began_by_ns = self.opened_ns + self.grace_ns
         if (
             said.kind is AnnounceKind.PENDING
             and said.share is not None
-            and said.share.base >= self.log.version
+            and said.share.base >= self.log.fresh_from
             and said.at_ns <= began_by_ns
         ):
             self._near.add(member)

@@ -33,6 +33,9 @@ class Before(Protocol):
     upto: dict[MemberId, int]
     usual: dict[MemberId, int]
 
+    @property
+    def fresh_from(self) -> int: ...
+
     def held(self, member: MemberId) -> tuple[int, ...]: ...
 
     def first_leases(self, members: Sequence[MemberId]) -> list[int]: ...
@@ -48,7 +51,7 @@ def ordinary_share(log: Before, member: MemberId) -> Share | None:
         member,
         upto=log.upto.get(member, 0) + 1,
         count=1,
-        oldest=log.version,
+        oldest=log.fresh_from,
         fresh=True,
         samples=samples,
         unit=samples,
@@ -118,7 +121,7 @@ def read(log: Before, go: Go) -> Composition:
         samples = [usual.get(m, 1) for m in ordinary]
     return Composition(
         go=go,
-        version=log.version,
+        oldest=log.fresh_from,
         ordinary=ordinary,
         leases=leases,
         samples=samples,
@@ -166,7 +169,8 @@ class Composition:
     """All shares of a round. It stays true when the log has gone on."""
 
     go: Go
-    version: int
+    oldest: int
+    """Version that the gradients of the ordinary ranks were computed on."""
     ordinary: tuple[MemberId, ...]
     leases: list[int]
     """One of each of them; empty where nothing is dealt."""
@@ -240,7 +244,7 @@ class Composition:
             self.ordinary[at],
             upto=self.upto[at],
             count=1,
-            oldest=self.version,
+            oldest=self.oldest,
             fresh=True,
             samples=samples,
             unit=samples,

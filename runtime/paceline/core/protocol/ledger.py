@@ -39,12 +39,12 @@ class Ledger:
     samples: int = 0
     """That were applied, of all ranks."""
 
-    def applied(self, share: Share, version: int, plan: DataPlan) -> None:
+    def applied(self, share: Share, fresh_from: int, plan: DataPlan) -> None:
         self.contributions += share.count
         dropped = sum(drop.samples for drop in share.drops)
         late = share.samples if share.count and not share.fresh else 0
-        if share.fresh and share.oldest < version:
-            # The fresh batch rides with older ones; only the newest lease is of this version.
+        if share.fresh and share.oldest < fresh_from:
+            # The fresh batch rides with older ones; only the newest lease is not late.
             newest = samples_of(plan, share.leases[-1]) if share.leases else 1
             late = share.samples - newest
         totals = self._of(share.member)

@@ -141,6 +141,11 @@ class Log:
         return self._places
 
     @property
+    def fresh_from(self) -> int:
+        """A gradient is fresh if it was computed on this version or a later one (R36)."""
+        return self.version - self.settings.pipeline
+
+    @property
     def starter(self) -> MemberId:
         """Starts the round in question; rotates, so that there is no fixed hot spot."""
         return self.active[self.version % len(self.active)]
@@ -334,7 +339,7 @@ class Log:
             if member not in keep:
                 self.ledger.redealt(member, self._samples(self.deal.take_back(member)))
         self.ledger.retire_all_but(frozenset() if gen.plan else members)
-        if self._read is not None and self._read.version == self.version:
+        if self._read is not None and self._read.go.round == self.version:
             self._read = None  # it was not appended, and other leases are held now
 
     def _append_go(self, go: Go) -> None:
@@ -420,7 +425,7 @@ class Log:
             self.resting = self.resting.difference(ordinary)
         if self.done:
             self.done = self.done.difference(ordinary)
-        self.heard.update(dict.fromkeys(ordinary, self.version + 1))
+        self.heard.update(dict.fromkeys(ordinary, self.fresh_from + 1))
         self.upto.update(zip(ordinary, made.upto, strict=True))
         quiet = [share.member for share in made.quiet]
         self.ledger.applied_quiet(quiet)
@@ -448,9 +453,10 @@ class Log:
             for lease in drop.leases:
                 self.deal.remove(member, lease)
         self.deal.give_back(member, share.returned)
-        self.ledger.applied(share, self.version, self.plan)
+        self.ledger.applied(share, self.fresh_from, self.plan)
         # Idle: it may come back from evaluating before this round is committed.
-        base = self.version + share.fresh if share.fresh or share.idle else share.base
+        other = self.version if share.idle else share.base
+        base = self.fresh_from + 1 if share.fresh else other
         self.heard[member] = max(base, self.heard[member])
         if share.upto > self.upto.get(member, 0):
             self.upto[member] = share.upto

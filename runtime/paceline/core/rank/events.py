@@ -86,6 +86,11 @@ class Skip(Struct, frozen=True):
     samples: int
 
 
+class Flush(Struct, frozen=True):
+    """With a pipeline: the main thread blocks until Resume, when nothing of its own is under way
+    any more (R36)."""
+
+
 class Rest(Struct, frozen=True):
     """The main thread does something else for a while (evaluating); it does not block."""
 
@@ -181,6 +186,7 @@ Event = (
     | Step
     | Want
     | Skip
+    | Flush
     | Rest
     | Unrest
     | Finish
@@ -339,6 +345,8 @@ class Resume(Struct, frozen=True):
     fresh: bool
     stopped: bool
     progress: Progress
+    under_way: bool = False
+    """A gradient of its own is, and `progress` is without it (R36)."""
 
 
 class Held(Struct, frozen=True):

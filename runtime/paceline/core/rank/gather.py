@@ -49,7 +49,7 @@ class Collector:
         self._urgent = False
         self._everybody = log.quorum == len(log.active)
         version, heard = log.version, log.heard
-        near = {m for m in log.active if heard.get(m, version) >= version}
+        near = {m for m in log.active if heard.get(m, version) >= log.fresh_from}
         self._near = near & self._silent
         """Those of the group that began their step with the others, and are awaited."""
         part = -(-log.quorum * len(self._near) // max(1, len(near)))
@@ -70,7 +70,7 @@ class Collector:
         self._held[member] = kind, at_ns, share, usual
         self._decides |= kind is not AnnounceKind.COMING
         if kind is AnnounceKind.PENDING:
-            if share.base >= self._log.version and member in self._silent:
+            if share.base >= self._log.fresh_from and member in self._silent:
                 self._near.add(member)
             return
         if member in self._uncome:

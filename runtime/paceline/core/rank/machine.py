@@ -38,6 +38,7 @@ from paceline.core.rank.events import (
     Effect,
     Event,
     Finish,
+    Flush,
     Found,
     Hashed,
     Published,
@@ -93,7 +94,7 @@ class Rank:
                 rounds.on_reduced(rank, event)
             case Start():
                 self._peer(event)
-            case Begin() | Want() | Skip() | Rest() | Unrest() | Finish() | Drain():
+            case Begin() | Want() | Skip() | Flush() | Rest() | Unrest() | Finish() | Drain():
                 script.on_script(rank, event)
             case Coming():
                 script.on_coming(rank, event)

@@ -201,6 +201,7 @@ def _join_without_state(rank: RankState, commit: Commit) -> None:
 
 
 def _bring_nothing(rank: RankState) -> None:
+    rank.under_way = NOTHING
     rank.do(rank.pending.lose_all(grad_in_use=rank.main is Main.RUN))
 
 

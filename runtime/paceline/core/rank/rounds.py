@@ -71,6 +71,8 @@ def announce(rank: RankState) -> None:
         _say(rank, kind, streaming.share_of_coming(rank))
         return
     with_grad = kind in (AnnounceKind.ARRIVE, AnnounceKind.IDLE)
+    if rank.under_way == log.version:
+        with_grad = False  # what GRAD has by now is for a later round (R36)
     share, ops = rank.pending.share(
         rank.me,
         round_=log.version,
@@ -98,7 +100,9 @@ def _kind(rank: RankState) -> AnnounceKind | None:
     if not rank.is_active:
         ready = (parked and not rank.draining) or rank.stops
         return AnnounceKind.READY if ready else None
-    if rank.main is Main.PARKED and rank.waits_for == rank.log.version:
+    if rank.under_way == rank.log.version:
+        return AnnounceKind.ARRIVE
+    if rank.main is Main.PARKED and rank.waits_for >= rank.log.version:
         return AnnounceKind.ARRIVE
     if rank.main in (Main.WANT, Main.REST, Main.DONE) or (rank.draining and parked):
         return AnnounceKind.IDLE

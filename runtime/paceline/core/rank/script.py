@@ -12,12 +12,13 @@ from msgspec.structs import replace
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.progress import progress_of
 from paceline.core.protocol.records import Drop, DropReason, GivenUp
-from paceline.core.rank import streaming
+from paceline.core.rank import rounds, streaming
 from paceline.core.rank.events import (
     Begin,
     Coming,
     Drain,
     Finish,
+    Flush,
     Held,
     Rest,
     Resume,
@@ -28,7 +29,7 @@ from paceline.core.rank.events import (
 )
 from paceline.core.rank.state import NOTHING, Main, RankState
 
-ScriptEvent = Begin | Want | Skip | Rest | Unrest | Finish | Drain
+ScriptEvent = Begin | Want | Skip | Flush | Rest | Unrest | Finish | Drain
 
 
 def on_script(rank: RankState, event: ScriptEvent) -> None:
@@ -46,6 +47,9 @@ def on_script(rank: RankState, event: ScriptEvent) -> None:
             if rank.owns(lease) and lease not in rank.pending.leases():
                 rank.pending.drops.append(Drop(DropReason.SKIPPED, samples, (lease,)))
                 rank.pending.produced += samples
+        case Flush():
+            _put_down(rank, Main.PARKED)
+            rank.waits_for, rank.hands_on = NOTHING, False
         case Rest():
             _put_down(rank, Main.REST)
         case Unrest():
@@ -103,7 +107,8 @@ def on_step(rank: RankState, step: Step) -> None:
     if stream.coming not in (None, made):
         _drop_coming(rank, GivenUp.REWRITTEN)
     rank.main = Main.PARKED
-    rank.waits_for = rank.main_version
+    rank.waits_for = rank.main_version + rank.log.settings.pipeline
+    rank.hands_on = bool(rank.log.settings.pipeline)
     rank.facts.steps += 1
     pending = rank.pending
     pending.add(
@@ -118,7 +123,7 @@ def on_step(rank: RankState, step: Step) -> None:
         # Benched or left out meanwhile: the log deals these leases to others (R13, R8).
         streaming.give_up(rank, GivenUp.DROPPED)
         rank.do(pending.drop(BufferName.GRAD, DropReason.REVOKED, rank.owns))
-        rank.waits_for = NOTHING
+        rank.waits_for, rank.hands_on = NOTHING, False
     elif step.foreign:
         streaming.give_up(rank, GivenUp.DROPPED)
         rank.do(pending.drop(BufferName.GRAD, DropReason.FOREIGN, rank.holds))
@@ -130,7 +135,7 @@ def on_step(rank: RankState, step: Step) -> None:
 
 def _unrest(rank: RankState) -> None:
     rank.main = Main.PARKED
-    rank.waits_for = NOTHING
+    rank.waits_for, rank.hands_on = NOTHING, False
     if not _say_more(rank):
         rank.waits_for = rank.log.version
 
@@ -152,14 +157,30 @@ def _wake_active(rank: RankState) -> None:
         if rank.usable():
             _resume(rank, fresh=False)
         return
-    if rank.waits_for == rank.log.version:
-        return  # fresh: its round is not committed yet
+    if rank.under_way == rank.log.version:
+        return  # the gradient before is not committed yet
     pending = rank.pending
+    free = not (pending.late.steps and rank.announced_pending)
+    if rank.waits_for >= rank.log.version:  # fresh
+        if rank.hands_on and free and not rank.announced:
+            _hand_on(rank)
+        else:  # its round is not committed yet
+            rank.waits_for, rank.hands_on = rank.log.version, False
+        return
     fresh = _was_fresh(rank)
-    if pending.grad.steps and not (pending.late.steps and rank.announced_pending):
+    if pending.grad.steps and free:
         rank.do(pending.merge())
     rank.facts.jumps += rank.waits_for != NOTHING and not fresh
     _resume(rank, fresh=fresh)
+
+
+def _hand_on(rank: RankState) -> None:
+    """The gradient goes into LATE and is announced, and the main thread computes the next one into
+    the other buffer, on the newest weights. With its next step it waits for this round (R36)."""
+    rank.do(rank.pending.merge())
+    rank.under_way = rank.log.version
+    rounds.announce(rank)
+    _resume(rank, fresh=True)
 
 
 def _was_fresh(rank: RankState) -> bool:
@@ -171,7 +192,9 @@ def _resume(rank: RankState, *, fresh: bool) -> None:
     rank.main = Main.RUN
     rank.main_version = rank.log.version
     rank.waits_for = NOTHING
-    rank.emit(Resume(rank.log.version, fresh, rank.log.stopped, progress_of(rank.log)))
+    under_way = rank.under_way == rank.log.version
+    progress = progress_of(rank.log)
+    rank.emit(Resume(rank.log.version, fresh, rank.log.stopped, progress, under_way))
 
 
 def show_leases(rank: RankState) -> None:

@@ -145,6 +145,11 @@ class RankState:
     """Version of the weights in the model."""
     waits_for: int = -1
     """PARKED: the round that its gradient was made for; NOTHING if it waits for none."""
+    under_way: int = -1
+    """With a pipeline: the round whose fresh gradient lies in LATE, announced, while the main
+    thread goes on (R36); NOTHING if there is none, or it has missed that round."""
+    hands_on: bool = False
+    """PARKED: in a step() that goes on when its gradient is under way."""
     draining: bool = False
     ended_early: bool = False
     """The script left its loop before the job was over."""

@@ -73,6 +73,7 @@ def hopes(rank: RankState) -> bool:
         and rank.pending.unsaid_rounds < UNSAID_MAX
         and not log.after_void
         and log.settings.overlap is Overlap.AUTO
+        and not log.settings.pipeline  # the whole reduction is hidden then
         # The weights have not changed since it began: else its batch is late.
         and rank.main_version == log.version
         # A GO may name it whole, or nothing.

@@ -26,7 +26,7 @@ from local.reference_job import (
 from paceline.core.collectives import shared
 from paceline.core.collectives.schedules import RING, bounds, fold
 from paceline.core.protocol.records import DataPlan
-from paceline.core.protocol.sampling import batches_of, total_leases
+from paceline.core.protocol.sampling import batches_of, leases_per_epoch, total_leases
 from paceline.worker.state.flat import FlatLayout
 
 MEMBERS = "members"
@@ -53,8 +53,15 @@ def train(config: dict[str, Any], folder: Path) -> str:
     add_up = _AllReduce(config["algorithm"], ranks, folder)
     progress = Fraction(0)
     leases = list(range(total_leases(plan)))
+    before = _weights(model)
     for first in range(0, len(leases), ranks):
+        now = _weights(model)
+        # With a pipeline a gradient lacks the update before it; not behind the end of an epoch.
+        lags = config["pipeline"] and first % leases_per_epoch(plan)
+        _set(model, before if lags else now)
         parts = [_gradient(model, layout, data, plan, x) for x in leases[first : first + ranks]]
+        _set(model, now)
+        before = now
         units = {unit for _, unit, _ in parts}
         samples = sum(count for _, _, count in parts)
         if len(units) == 1:  # the mean of the means
@@ -80,6 +87,16 @@ def train(config: dict[str, Any], folder: Path) -> str:
         progress = after
     weights: str = digest_of(model)
     return weights
+
+
+def _weights(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def _set(model: torch.nn.Module, weights: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, weight in zip(model.parameters(), weights, strict=True):
+            parameter.copy_(weight)
 
 
 def _gradient(

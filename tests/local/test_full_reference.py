@@ -23,8 +23,8 @@ CHANNELS = [
 SIZES = (2, 3, 5)
 ONE_SEGMENT = {"hidden": 33, "segment_bytes": 1 << 20, "pause_s": 0.0}
 SEVERAL_SEGMENTS = {"hidden": 6000, "segment_bytes": 1 << 16, "pause_s": 0.005}
-PLAIN = {"accumulate": 1, "clip_norm": None, "scheduler": False}
-RICH = {"accumulate": 2, "clip_norm": 0.5, "scheduler": True}
+PLAIN = {"accumulate": 1, "clip_norm": None, "scheduler": False, "pipeline": 0}
+RICH = {"accumulate": 2, "clip_norm": 0.5, "scheduler": True, "pipeline": 0}
 KINDS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("SGD", PLAIN, ONE_SEGMENT),
     ("SGD", RICH, SEVERAL_SEGMENTS),
@@ -41,7 +41,7 @@ JOBS = [
 def job(backend: str, config: dict[str, Any], mode: str, overlap: str) -> dict[str, Any]:
     ranks = config["ranks"]
     collective: dict[str, Any] = {"backend": backend, "mode": mode, "pacing": "Round"}
-    collective["overlap"] = overlap
+    collective |= {"overlap": overlap, "pipeline": config["pipeline"]}
     collective["segmentBytes"] = config["segment_bytes"]
     if mode == "Quorum":
         collective |= {"quorum": ranks}
@@ -79,7 +79,7 @@ def weights_of(
     order = {"job": job(backend, config, mode, overlap), **nothing}
     result = fork_server.call("local.history_run:history", order, at)
     assert result["complete"], result
-    streams = overlap == "Auto" and config["pause_s"] > 0
+    streams = overlap == "Auto" and config["pause_s"] > 0 and not config["pipeline"]
     assert (result["log"]["streamed"] > 0) is streams, result["log"]
     found = [x.partition("WEIGHTS ")[2] for x in result["printed"] if "WEIGHTS " in x]
     assert len(found) == config["ranks"]
@@ -133,3 +133,31 @@ def test_a_quorum_of_all_equals_full_streamed_or_not(
     full = weights_of(fork_server, backend, config, tmp_path / "full")
     assert weights_of(fork_server, backend, config, tmp_path / "not", overlap="Never") == full
     assert weights_of(fork_server, backend, config, tmp_path / "quorum", mode="Quorum") == full
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("kind", KINDS, ids=[f"{k[0]}-{len(k[1])}-{k[2]['hidden']}" for k in KINDS])
+def test_with_a_pipeline_full_equals_training_with_gradients_that_lack_one_update(
+    fork_server: ForkServer,
+    kind: tuple[str, dict[str, Any], dict[str, Any]],
+    ranks: int,
+    tmp_path: Path,
+) -> None:
+    """R36; Quorum of all is the same there too."""
+    optimizer, more, segments = kind
+    config = {
+        "ranks": ranks,
+        "optimizer": optimizer,
+        "batch": 4,
+        "samples": 4 * 2 * ranks * 4 - 3,
+        "epochs": 3,
+        "algorithm": "ring",
+        **more,
+        **segments,
+        "pipeline": 1,
+    }
+    (tmp_path / "by-hand").mkdir()
+    wanted = fork_server.call("local.reference:train", config, tmp_path / "by-hand")
+    assert weights_of(fork_server, "mpi", config, tmp_path / "full") == wanted
+    if ranks == 3:
+        assert weights_of(fork_server, "mpi", config, tmp_path / "quorum", mode="Quorum") == wanted

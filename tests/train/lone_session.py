@@ -38,6 +38,7 @@ class LoneSession:
     zeros = staticmethod(plain_zeros)
     is_replay = False
     stopped_by_another = False
+    under_way = False
 
     def __init__(
         self,
@@ -137,6 +138,9 @@ class LoneSession:
             self._forget(lease)
             self.dropped.append(lease)
             self._after_record()
+
+    def flush(self) -> None:
+        """It has no pipeline."""
 
     def rest(self) -> None:
         self.resting = True

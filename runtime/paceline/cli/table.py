@@ -78,6 +78,7 @@ def _head(status: Status, speed: Speed) -> str:
         f"round {status.version}",
         f"{speed.rounds_per_s_now:.1f}/s",
         f"mode {status.settings.mode}",
+        *(["pipeline 1"] if status.settings.pipeline else []),
         f"generation {generation}",
         f"active {active}/{status.replicas * status.procs}",
     ]

@@ -31,6 +31,7 @@ def summary(status: Status | None, timeline: Timeline) -> list[str]:
         ("optimizer steps", f"{log.updates:,}"),
         ("rounds started by", _counts(log.rounds)),
         ("streamed", _streamed(status)),
+        ("pipeline", "reductions ran beside the next batch" if status.settings.pipeline else ""),
         ("samples applied", f"{log.samples_applied:,}, of these {log.samples_late:,} late"),
         ("samples dropped", _counts(log.samples_dropped)),
         ("WARNING", _skipped(log.samples_dropped)),

@@ -63,6 +63,7 @@ def evaluating() -> Iterator[None]:
         yield
         return
     optimizer.builder.must_be_idle("evaluating()")
+    context.session.flush()
     context.session.rest()
     optimizer.after_parking()
     yield

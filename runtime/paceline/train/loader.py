@@ -138,6 +138,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
                 "a loop over pl.DataLoader outside of epochs()",
                 hint="write: for epoch in loader.epochs(10): for batch in loader: ...",
             )
+        assert self._context is not None
         builder = self._optimizer.builder
         self._looked, looks = False, True
         while True:
@@ -145,6 +146,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             batch = self._peek()
             if batch is None or epoch_of(self._plan, batch.lease) > self._epoch:
                 self._epoch_ended = True
+                self._context.session.flush()  # what stands behind the loop sees all it has done
+                self._optimizer.after_parking()
                 return
             assert self._next is not None
             taken, self._next = self._next, None

@@ -45,6 +45,7 @@ class ReplaySession:
     """What the run has written stays as it is."""
     is_replay = True
     stopped_by_another = False
+    under_way = False
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -132,6 +133,9 @@ class ReplaySession:
 
     def failed(self, why: str) -> None:
         """The script ends with an error; nobody but its terminal wants to know."""
+
+    def flush(self) -> None:
+        """Each batch is computed on the weights that it was computed on."""
 
     def rest(self) -> None:
         """Nobody waits for this process."""

@@ -38,7 +38,11 @@ def steps(count: int) -> Iterator[int]:
     optimizer.start(DataPlan(steps=count), SELF_FED_LOOKAHEAD)
     session = context.session
     while not session.stopped:
-        yield session.progress.step
+        step = session.progress.step + session.under_way
+        if step < count:
+            yield step
+        else:  # the last one is under way
+            session.flush()
     context.finish()
 
 

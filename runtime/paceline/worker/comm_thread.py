@@ -142,6 +142,9 @@ class CommThread:
         """The state of a version, for those that join at it."""
         self._synced: torch.Tensor | None = None
         """Averaged float buffers that wait for the main thread to be parked (D10)."""
+        self._own_buffers: torch.Tensor | None = None
+        """With a pipeline: the float buffers as they were when the main thread was parked last; it
+        changes those of the model while they are reduced."""
         self._later: deque[Callable[[], None]] = deque()
         """Figures of the last round, in their order. Nobody waits for them, and the main thread,
         which has just been let go, wants the interpreter lock."""
@@ -409,7 +412,10 @@ class CommThread:
             self.recorder.gives(effect, self._channel.methods(self._gradients.result))
 
     def _float_buffers(self, contributing: bool) -> torch.Tensor:
-        flat = self._committed.float_buffers_flat()
+        if self._own_buffers is None:
+            flat = self._committed.float_buffers_flat()
+        else:
+            flat = self._own_buffers.clone()
         return flat if contributing else flat.zero_()
 
     # ---- committed state ------------------------------------------------------------------
@@ -498,6 +504,9 @@ class CommThread:
             if self._synced is not None:
                 self._committed.load_float_buffers(self._synced)
                 self._synced = None
+            settings = self.machine.state.log.settings
+            if settings.pipeline and settings.buffers_every:
+                self._own_buffers = self._committed.float_buffers_flat()
             self._gradients.streams.mark_commit()
             self._metrics.copied(now_ns() - begun_ns)
         if self.recorder is not None:

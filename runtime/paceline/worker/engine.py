@@ -111,7 +111,7 @@ class Engine:
         self._leases = RankLeases()
         self._version = 0
         self._progress = Progress()
-        self._stopped = False
+        self._stopped = self._under_way = False
         self._gradients: Gradients | None = None
         self._committed: Committed | None = None
         self._interrupts = Interrupts()
@@ -236,7 +236,7 @@ class Engine:
         return StepResult(resume.version, resume.fresh, resume.stopped)
 
     def computing(self, leases: tuple[int, ...], samples: int, unit: int) -> None:
-        if self._comm.tensors is not None:
+        if self._comm.tensors is not None and not self._pipelined:
             self._comm.tensors.reducer.begin(ev.Coming(leases, samples, unit))
 
     def _close_batch(self, *, dropped: bool = False) -> None:
@@ -267,6 +267,22 @@ class Engine:
             self._leases.skip(lease)
         self._close_batch(dropped=True)
         self._comm.post(ev.Skip(lease, samples))
+
+    @property
+    def _pipelined(self) -> bool:
+        return self._state.log.settings.pipeline > 0
+
+    @property
+    def under_way(self) -> bool:
+        return self._under_way
+
+    def flush(self) -> None:
+        if self._pipelined and not self._stopped:
+            assert self._gradients is not None
+            self._gradients.streams.await_gradients()
+            begun_ns = now_ns()
+            self._call(ev.Flush())
+            self._loop.flushed(begun_ns, now_ns())
 
     def rest(self) -> None:
         self._comm.post(ev.Rest())
@@ -358,6 +374,7 @@ class Engine:
                 self._lock.wait(WATCH_S)
             reply = self._reply
         self._version, self._progress = reply.version, reply.progress
+        self._under_way = reply.under_way
         self._stopped = self._stopped or reply.stopped
         assert self._gradients is not None
         self._gradients.streams.adopt_commit()

@@ -62,8 +62,9 @@ class Session(Protocol):
         usable: bool = True,
         foreign: bool = False,
     ) -> StepResult:
-        """Announce the gradient in GRAD; returns when the next batch may start. One that is
-        not finite, not usable, or foreign, is dropped and counted.
+        """Announce the gradient in GRAD; returns when the next batch may start: with a pipeline
+        when the gradient before this one is applied, or late (R36). One that is not finite, not
+        usable, or foreign, is dropped and counted.
 
         `unit`: the gradient buffer holds sum(per-sample gradients) / unit. When it returns, the
         gradient views are zero (or hold what could not be announced yet) and the model holds the
@@ -85,6 +86,15 @@ class Session(Protocol):
 
     def skip(self, lease: int, samples: int) -> None:
         """The user's loop took this batch and made no step of it: dropped, and counted (D1)."""
+
+    @property
+    def under_way(self) -> bool:
+        """With a pipeline: a gradient of this rank was announced when the model's weights were
+        renewed last, and is not in them."""
+
+    def flush(self) -> None:
+        """With a pipeline: returns when no gradient of this rank is under way any more. Refreshes
+        the model's weights (R36)."""
 
     def rest(self) -> None:
         """Give back all leases that are not pending and count as IDLE (`pl.evaluating`)."""

@@ -34,6 +34,11 @@ class LoopMetrics:
         self._data_wait_s.add((end_ns - begin_ns) / NS_PER_S)
         self._waited_ns += end_ns - begin_ns
 
+    def flushed(self, begin_ns: int, end_ns: int) -> None:
+        """For what is under way, outside of step()."""
+        self._exposed_s.add((end_ns - begin_ns) / NS_PER_S)
+        self._waited_ns += end_ns - begin_ns
+
     def stepped(self, begin_ns: int, end_ns: int, *, fresh: bool) -> None:
         """step() was called and has returned."""
         (self._fresh if fresh else self._late).add()

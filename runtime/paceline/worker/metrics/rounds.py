@@ -21,7 +21,7 @@ from paceline.core.protocol.records import GivenUp, Go, Share, Trigger
 from paceline.core.protocol.shadow import PARTIAL, Hindsight, ShadowReport
 from paceline.core.protocol.snapshot import Totals
 from paceline.core.rank import events as ev
-from paceline.core.rank.state import RankState, Saving
+from paceline.core.rank.state import Main, RankState, Saving
 from paceline.core.status import Fact
 from paceline.telemetry.records import Counter, Gauge, RankRecord
 from paceline.worker.metrics.heartbeat import HeartbeatFacts
@@ -40,6 +40,8 @@ class RoundMetrics:
         self._avoided = AvoidedWaiting(me)
         self._stepped_ns = 0
         """Announced, and not in a round yet; 0 = nothing is."""
+        self._behind_ns = 0
+        """The step behind it, which waits for its round (R36); 0 = there is none."""
         self._go_ns = 0
         self._applied_ns = 0
         self._mode = Mode.FULL
@@ -99,7 +101,10 @@ class RoundMetrics:
         """The state machine has taken an event; its effects are still to come."""
         if isinstance(event, ev.Step):
             self.facts.stepped(now_ns)
-            self._stepped_ns = now_ns
+            if rank.main is Main.PARKED and rank.under_way == rank.log.version:
+                self._behind_ns = now_ns
+            else:
+                self._stepped_ns, self._behind_ns = now_ns, 0
         if rank.facts.jumps != self._jumps_seen:
             self._jumps.add(rank.facts.jumps - self._jumps_seen)
             self._jumps_seen = rank.facts.jumps
@@ -137,7 +142,9 @@ class RoundMetrics:
         own = self._own = rank.log.read(go).share_of(rank.me)
         if own is not None and own.fresh and self._stepped_ns:
             self._wait_s.observe((now_ns - self._stepped_ns) / NS_PER_S)
-            self._stepped_ns = 0
+            self._stepped_ns, self._behind_ns = self._behind_ns, 0
+        if rank.log.settings.pipeline:
+            return  # in Full it would not wait where it does here
         own_ns, total_ns = self._avoided.started(rank.log.read(go), rank.log.active, now_ns)
         if total_ns:
             self.facts.avoided(total_ns)

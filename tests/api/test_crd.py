@@ -144,6 +144,7 @@ def test_fixed_fields_refuse_setting_changing_and_removing(schema: dict[str, Any
         ".collective.pacing",
         ".collective.freezeTimeout",
         ".collective.segmentBytes",
+        ".collective.pipeline",
         ".fabric.profile",
         ".fabric.required",
         ".checkpoint.path",

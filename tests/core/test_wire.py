@@ -193,5 +193,5 @@ def test_the_bytes_of_a_record_are_these() -> None:
         '"deadline_factor":3.0,"grace_ns":7,"grace_share":0.05,"warmup_rounds":0,"full_every":0,'
         '"max_age":4,"late":"Decay","decay_factor":0.5,"normalisation":"Applied",'
         '"pacing":"Samples","bench_after_ns":0,"buffers_every":0,"overlap":"Auto",'
-        '"hash_every":100}'
+        '"pipeline":0,"hash_every":100}'
     )

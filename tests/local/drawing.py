@@ -20,6 +20,7 @@ RANKS = (2, 3, 4, 5, 8)
 MODES: dict[str, dict[str, Any]] = {
     "Full": {},
     "Quorum": {},
+    "Quorum with a pipeline": {"mode": "Quorum", "pipeline": 1},
     "Majority": {},
     "Majority drawn": {"mode": "Majority", "randomInitiator": True},
     "Solo": {},

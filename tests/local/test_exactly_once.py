@@ -35,3 +35,30 @@ def test_two_kills_a_join_and_a_straggler(
     assert log["exact"] == history.epochs, log
     assert log["late"] > 0, "the straggler was never late"
     assert log["redealt"] > 0, "nobody who died held a lease"
+
+
+@pytest.mark.parametrize("mode", ["Full", "Quorum"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_two_kills_and_a_join_with_a_pipeline(
+    fork_server: ForkServer, mode: str, ranks: int, tmp_path: Path
+) -> None:
+    """R36; a rank that dies has one gradient under way and computes another one."""
+    history = History(
+        "mpi" if mode == "Full" else "gloo",
+        ranks,
+        mode,
+        "all of it",
+        seed=7,
+        steps=(("kill", 1, 0, 40), ("scale", ranks + 1, 0, 30), ("kill", 0, 0, 70)),
+        slow_ms={"0": 20.0},
+        collective={"pipeline": 1},
+        accumulate=2,
+        epochs=3,
+        rounds=60,
+    )
+    result = fork_server.run(history, tmp_path / "run")
+    check(history, result)
+    log = result["log"]
+    assert log["exact"] == history.epochs, log
+    assert log["streamed"] == 0
+    assert log["redealt"] > 0, "nobody who died held a lease"

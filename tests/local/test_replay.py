@@ -132,6 +132,22 @@ def test_streamed_rounds_and_void_ones_replay_to_the_same_state(tmp_path: Path) 
     assert "same: the state of version" in said
 
 
+def test_rounds_beside_the_next_batch_replay_to_the_same_state(tmp_path: Path) -> None:
+    """R36; with a rank that is late now and then, and a kill and a join."""
+    record(
+        tmp_path,
+        "--set=spec.collective.pipeline=1",
+        *("--inject", "slow:rank=2,ms=40"),
+        *("--inject", "kill:rank=1,at=round:40"),
+        *("--inject", "join:at=round:40"),
+        EPOCHS="8",
+        WAIT_FOR="4",
+    )
+    code, said = call(tmp_path, "replay", "run", EPOCHS="8")
+    assert code == 0, said
+    assert "same: the state of version" in said
+
+
 @pytest.mark.timeout(900)  # six programs one after the other, each of which imports torch
 def test_what_replay_notices(tmp_path: Path) -> None:
     record(tmp_path)

@@ -40,17 +40,23 @@ UNCOUNTED = "for step in range(90):"
 KILL_AND_JOIN = ("--inject=kill:rank=1,at=round:50", "--inject=join:at=round:50")
 
 
-def run(folder: Path, loop: str, mode: str) -> tuple[int, str, dict[str, Any]]:
+def run(
+    folder: Path, loop: str, mode: str, *, pipeline: int = 0
+) -> tuple[int, str, dict[str, Any]]:
     (folder / "train.py").write_text(SCRIPT.format(loop=loop))
     words = (f"--set=spec.collective.mode={mode}", "--run-dir=run", *KILL_AND_JOIN)
+    words += (f"--set=spec.collective.pipeline={pipeline}",)
     code, said = ForkedRun(folder, "[python, train.py]", *words).wait()
     status: dict[str, Any] = json.loads((folder / "run" / "status.json").read_text())
     return code, said, status
 
 
+@pytest.mark.parametrize("pipeline", [0, 1])
 @pytest.mark.parametrize("mode", ["Full", "Solo"])
-def test_whoever_dies_and_comes_the_job_makes_so_many_steps(tmp_path: Path, mode: str) -> None:
-    code, said, status = run(tmp_path, COUNTED, mode)
+def test_whoever_dies_and_comes_the_job_makes_so_many_steps(
+    tmp_path: Path, mode: str, pipeline: int
+) -> None:
+    code, said, status = run(tmp_path, COUNTED, mode, pipeline=pipeline)
     assert code == 0, said
     assert joined(said) == {"1.0#1", "2.0#0"}
     through = re.findall(r"THROUGH (\d+) (\d+) (\w+)", said)

@@ -71,8 +71,8 @@ def announce(rank: RankState) -> None:
         _say(rank, kind, streaming.share_of_coming(rank))
         return
     with_grad = kind in (AnnounceKind.ARRIVE, AnnounceKind.IDLE)
-    if rank.under_way == log.version:
-        with_grad = False  # what GRAD has by now is for a later round (R36)
+    if with_grad and is_for_later(rank):
+        with_grad = False
     share, ops = rank.pending.share(
         rank.me,
         round_=log.version,
@@ -88,6 +88,11 @@ def announce(rank: RankState) -> None:
     else:
         rank.announced = True
     _say(rank, kind, rank.share)
+
+
+def is_for_later(rank: RankState) -> bool:
+    """What GRAD has by now: another gradient is under way in this round (R37)."""
+    return rank.under_way == rank.log.version
 
 
 def _say(rank: RankState, kind: AnnounceKind, share: Share) -> None:

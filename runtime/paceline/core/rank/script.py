@@ -157,21 +157,30 @@ def _wake_active(rank: RankState) -> None:
         if rank.usable():
             _resume(rank, fresh=False)
         return
-    if rank.under_way == rank.log.version:
-        return  # the gradient before is not committed yet
+    if waits_for_the_one_before(rank):
+        return
     pending = rank.pending
-    free = not (pending.late.steps and rank.announced_pending)
     if rank.waits_for >= rank.log.version:  # fresh
-        if rank.hands_on and free and not rank.announced:
+        if rank.hands_on and is_free(rank) and not rank.announced:
             _hand_on(rank)
         else:  # its round is not committed yet
             rank.waits_for, rank.hands_on = rank.log.version, False
         return
     fresh = _was_fresh(rank)
-    if pending.grad.steps and free:
+    if pending.grad.steps and is_free(rank):
         rank.do(pending.merge())
     rank.facts.jumps += rank.waits_for != NOTHING and not fresh
     _resume(rank, fresh=fresh)
+
+
+def waits_for_the_one_before(rank: RankState) -> bool:
+    """Its last gradient is under way: announced for the round in question, which is not over."""
+    return rank.under_way == rank.log.version
+
+
+def is_free(rank: RankState) -> bool:
+    """LATE may take what is in GRAD: nothing of it was named in this round, or there is nothing."""
+    return not (rank.pending.late.steps and rank.announced_pending)
 
 
 def _hand_on(rank: RankState) -> None:
@@ -192,7 +201,7 @@ def _resume(rank: RankState, *, fresh: bool) -> None:
     rank.main = Main.RUN
     rank.main_version = rank.log.version
     rank.waits_for = NOTHING
-    under_way = rank.under_way == rank.log.version
+    under_way = waits_for_the_one_before(rank)
     progress = progress_of(rank.log)
     rank.emit(Resume(rank.log.version, fresh, rank.log.stopped, progress, under_way))
 

@@ -87,7 +87,9 @@ def test_a_round_takes_the_longer_of_a_batch_and_a_reduction(mode: Mode) -> None
 
 
 def test_nobody_hopes_for_a_streamed_round() -> None:
-    assert not any(go.streamed for go, _ in made(run(dataclasses.replace(CLEAN, segments=4), 1, [])))
+    assert not any(
+        go.streamed for go, _ in made(run(dataclasses.replace(CLEAN, segments=4), 1, []))
+    )
 
 
 def test_a_counted_job_ends_with_its_last_step() -> None:

@@ -27,6 +27,7 @@ from paceline.worker.state import committed
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
 from paceline.worker.state.streams import Streams
+from paceline_api.rounds import RoundSettings
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -146,7 +147,9 @@ class Rank:
         self.committed = Committed(model, optimizer, self.gradients)
         told = SimpleNamespace(resumed=lambda _: record.note("go on"), exited=lambda _: None)
         machine: Any = SimpleNamespace(
-            state=SimpleNamespace(log=SimpleNamespace(version=1), gen_id=GEN)
+            state=SimpleNamespace(
+                log=SimpleNamespace(version=1, settings=RoundSettings()), gen_id=GEN
+            )
         )
         deaf: Any = Deaf()
         main: Any = told

@@ -4,7 +4,8 @@ Part a: the device is emulated, so that two cores carry the ranks, and the link 
 loopback in a network of its own; at three speeds, so that a reduction takes C = 0.25, 0.5 and 1
 times the computing of a step. Where the cores cannot move the bytes that fast, the layers are made
 longer until they can. Part b computes for real, part c next to nothing. Part d is about streamed
-rounds: one rank is slow, or a random one late, and they may not cost what they win elsewhere.
+rounds: one rank is slow, or a random one late, and they may not cost what they win elsewhere. Part
+e is a pipeline beside streamed rounds, on links that are as slow as a step and slower.
 
 DDP gets the best of its settings at each speed; both have torch's fused optimizer, and Paceline in
 part a the segments that a job has by itself on a device. Blocks of both take turns; a ratio is that
@@ -36,7 +37,7 @@ from benchmarks.command import Options, main
 from benchmarks.lab import Lab, Phase, Plan, Ran
 from benchmarks.rounds import Stretch, same_weights, stretches
 
-PARTS: Final = "abcd"
+PARTS: Final = "abcde"
 MODES: Final[Mapping[str, dict[str, Any]]] = {
     "Full": {"mode": "Full"},
     "Quorum(75%)": {"mode": "Quorum", "quorum": "75%"},
@@ -58,6 +59,7 @@ VOID_AFTER: Final = 50
 OVERLAPS: Final = ({"overlap": "Never"}, {"overlap": "Auto"})
 LATENESS: Final = ("slow", "in front", "inside")
 LATE_MS: Final = 300
+PIPELINE_SHARES: Final = (0.5, 1.0, 1.5)
 
 
 @dataclass(frozen=True)
@@ -394,6 +396,44 @@ def part_d(out: r.Report, turns: Turns, given: Options, link: network.Link) -> N
     link.unlimit()
 
 
+def part_e(out: r.Report, turns: Turns, given: Options, link: network.Link) -> None:
+    """A pipeline beside streamed rounds, in Full: jobs of both take turns."""
+    load = emulated(2, given.smoke)
+    load, times = (load, 1) if given.smoke else stretched(load, turns)
+    if times > 1:
+        out.notes.append(f"part e: layers {times} times longer than 4 and 8 ms")
+    for share in PIPELINE_SHARES[:1] if given.smoke else PIPELINE_SHARES:
+        bits = link_bits(load, share)
+        link.limit(bits)
+        known = turns.measure(load)
+        blocks: dict[int, list[Block]] = {0: [], 1: []}
+        equal = True
+        for _ in range(repetitions(given)):
+            for pipeline, found in blocks.items():
+                piped = replace(load, collective={**load.collective, "pipeline": pipeline})
+                block, ran = turns.paceline_blocks(piped, known, "mpi", {"Full": MODES["Full"]})
+                found.append(block["Full"])
+                equal = equal and same_weights(ran)
+        # At best only the longer one of computing and reduction is seen.
+        limits = known.limit(load.pieces), known.compute * max(1.0, known.share) + known.optimizer
+        for (pipeline, found), limit in zip(blocks.items(), limits, strict=True):
+            values = [block.middle for block in found]
+            over = [a.middle / b.middle for a, b in zip(found, blocks[0], strict=True)]
+            start = ("e", load.ranks, f"{bits / 1e9:.3g} Gbit/s", f"{known.share:.2f}")
+            ms = r.middle(values)
+            means = [a.mean / b.mean for a, b in zip(found, blocks[0], strict=True)]
+            out.rows.append(
+                (
+                    *(*start, f"mpi, Full, pipeline {pipeline} (over pipeline 0)"),
+                    *(ms, r.percent(r.spread(values)), r.middle(over)),
+                    *(f"{min(over):.2f} to {max(over):.2f}", r.middle(means)),
+                    *(limit, limit / ms),
+                )
+            )
+        out.checks[f"part e, C={share:g}: equal weights on all ranks"] = equal
+    link.unlimit()
+
+
 def add_late_rows(out: r.Report, ran: Ran, late: str, transport: str, ranks: int) -> None:
     where = f"part d, P={ranks}, {transport}, {late}"
     groups: dict[str, list[Stretch]] = {}
@@ -445,7 +485,7 @@ def run(_: Lab, given: Options) -> r.Report:
     lacking = network.missing()
     with workplace(not lacking) as (turns, link):
         for part in parts:
-            if part in "ad" and link is None:
+            if part in "ade" and link is None:
                 out.notes.append(f"part {part} was not measured: this machine lacks {lacking}")
             elif part == "d" and "overlap" not in Collective.model_fields:
                 out.notes.append("part d was not measured: rounds are not streamed")
@@ -453,6 +493,8 @@ def run(_: Lab, given: Options) -> r.Report:
                 part_a(out, turns, given, link)
             elif part == "d" and link is not None:
                 part_d(out, turns, given, link)
+            elif part == "e" and link is not None:
+                part_e(out, turns, given, link)
             else:
                 part_bc(out, turns, given, {"b": transformer, "c": tiny}[part](given.smoke))
     return out

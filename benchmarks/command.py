@@ -40,7 +40,7 @@ def parser(what: str | None) -> argparse.ArgumentParser:
     made.add_argument(
         "--torchft", default="", metavar="PYTHON", help="B8: interpreter that can import torchft"
     )
-    made.add_argument("--parts", default="", metavar="LETTERS", help="B10: of a, b, c and d")
+    made.add_argument("--parts", default="", metavar="LETTERS", help="B10: of a, b, c, d and e")
     return made
 
 

@@ -20,7 +20,6 @@ RANKS = (2, 3, 4, 5, 8)
 MODES: dict[str, dict[str, Any]] = {
     "Full": {},
     "Quorum": {},
-    "Quorum with a pipeline": {"mode": "Quorum", "pipeline": 1},
     "Majority": {},
     "Majority drawn": {"mode": "Majority", "randomInitiator": True},
     "Solo": {},
@@ -240,6 +239,8 @@ def draw_history(row: Row, seed: int) -> History:
     draw = random.Random(f"{row} {seed}")
     slow_ms = {str(draw.randrange(ranks)): 60.0} if speed == "straggler" else {}
     collective = {"mode": mode, "pacing": pacing} | MODES[mode]
+    if mode != "Shadow" and random.Random(f"pipeline {row} {seed}").randrange(3) == 0:
+        collective |= {"pipeline": 1}
     drawn = {"slow_ms": slow_ms, "collective": collective}
     # In Full each round may be streamed, in other modes those for which nobody is late.
     often = (1, PIECES, PIECES) if mode == "Full" else (1, PIECES)

@@ -96,8 +96,11 @@ def _condition_met(
 
 def _nearly_there(log: Log, member: MemberId, here: Said, began_by_ns: int) -> bool:
     if member in here:
-        return here[member].share.base >= log.version and here[member].at_ns <= began_by_ns
-    return log.heard.get(member, log.version) >= log.version
+        return (
+            here[member].share.base >= log.version - log.settings.pipeline
+            and here[member].at_ns <= began_by_ns
+        )
+    return log.heard.get(member, log.version) >= log.version - log.settings.pipeline
 
 
 def _too_old_to_leave(log: Log, silent: tuple[MemberId, ...]) -> MemberId | None:

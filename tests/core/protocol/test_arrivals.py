@@ -36,6 +36,7 @@ rules = st.builds(
     late=st.sampled_from(MaxAgePolicy),
     bench_after_ns=st.sampled_from([3, 20, 100]),
     full_every=st.sampled_from([0, 2]),
+    pipeline=st.sampled_from([0, 1]),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from core.makers import fresh, go, member, members
 from msgspec import Struct
+from msgspec.structs import replace
 from paceline.core.messages import Commit, Endpoints, Leaving, Prepare, Start, Stopped
 from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.records import Benched, DataPlan, Drop, DropReason, Gen, Share
@@ -93,12 +94,12 @@ def test_a_script_that_waits_for_a_round_of_the_state_before_goes_on_with_the_ne
     assert rank.state.pending.lost == 4
 
 
-def second_of_two(plan: DataPlan) -> Rank:
+def second_of_two(plan: DataPlan, rules: RoundSettings | None = None) -> Rank:
     """Its script computes its first step; the other rank starts the rounds."""
     me, both = member(1), members(0, 1)
     rank = Rank(me, pid=1, host="h", endpoints=ENDS)
     take(rank, ev.Begin("same", plan, 2), Prepare(GenerationId(1, "c", 1)))
-    rules = RoundSettings(mode=Mode.SOLO)
+    rules = rules or RoundSettings(mode=Mode.SOLO)
     ahead = tuple((m, 2) for m in both)
     gen = Gen(rank.state.promise, both, both, both, 0, lookahead=ahead, plan=plan, settings=rules)
     ends = tuple((m, ENDS) for m in both)
@@ -146,3 +147,73 @@ def test_only_a_lease_that_is_held_and_not_worked_off_can_be_skipped() -> None:
     take(rank, ev.Skip(second, 4))
     assert rank.state.pending.drops == [Drop(DropReason.SKIPPED, 4, (second,))]
     assert rank.state.pending.produced == 8
+
+
+# ---- with a pipeline (R36, R37) ------------------------------------------------------------------
+
+PIPELINE = RoundSettings(pipeline=1)
+LONG = DataPlan(samples=40, batch=4, epochs=1, seed=1)
+
+
+def kinds(effects: list[ev.Effect]) -> list[str]:
+    return [type(e).__name__ for e in effects if not isinstance(e, ev.Held | ev.ToCoordinator)]
+
+
+def test_a_step_returns_once_its_gradient_is_announced_and_the_next_one_waits_for_it() -> None:
+    rank = lone(LONG, PIPELINE)
+    first, *_ = rank.state.log.held(ME)
+    effects = take(rank, ev.Step((first,), 4, 4))
+    assert resumed(effects) == [(0, True, False)], "on the weights without it"
+    assert kinds(effects) == ["ChangeBuffers", "Resume", "Reduce"]
+    [reduce] = [e for e in effects if isinstance(e, ev.Reduce)]
+    assert reduce.source == "held", "the next batch adds to the other buffer meanwhile"
+    _, second = rank.state.log.held(ME)
+    assert resumed(take(rank, ev.Step((second,), 4, 4))) == []
+    effects = take(rank, ev.Reduced())
+    assert resumed(effects) == [(1, True, False)]
+    assert kinds(effects).index("Apply") < kinds(effects).index("Resume")
+    [reduce] = [e for e in effects if isinstance(e, ev.Reduce)]
+    assert reduce.go.round == 1
+
+
+def test_who_flushes_waits_for_what_is_under_way_and_for_nothing_else() -> None:
+    rank = lone(LONG, PIPELINE)
+    step(rank)
+    assert resumed(take(rank, ev.Flush())) == []
+    assert resumed(take(rank, ev.Reduced())) == [(1, False, False)]
+    assert resumed(take(rank, ev.Flush())) == [(1, False, False)]
+
+
+def test_a_gradient_that_is_not_finite_is_an_arrival_too() -> None:
+    rank = lone(LONG, PIPELINE)
+    effects = take(rank, ev.Step(rank.state.log.held(ME)[:1], 4, 4, finite=False))
+    assert resumed(effects) == [(0, True, False)]
+    [reduce] = [e for e in effects if isinstance(e, ev.Reduce)]
+    assert reduce.source is None
+    assert [d.samples for s in reduce.go.listed for d in s.drops] == [4]
+
+
+def test_a_drain_leaves_nothing_under_way() -> None:
+    rank = lone(LONG, PIPELINE)
+    step(rank)
+    second = rank.state.log.held(ME)[1:]
+    assert resumed(take(rank, ev.Drain(), ev.Step(second, 4, 4))) == []
+    take(rank, ev.Reduced())
+    assert told(take(rank, ev.Reduced()), Leaving) == 1
+    assert rank.state.log.ledger.total().applied == 8
+
+
+def test_a_stale_gradient_takes_no_fresh_one_with_it() -> None:
+    """In LATE they would be one sum, as old as its oldest batch (D4)."""
+    rules = replace(PIPELINE, max_age=1)
+    rank = second_of_two(LONG, rules)
+    me, log = rank.state.me, rank.state.log
+    take(rank, ev.Step(log.held(me)[:1], 4, 4))
+    assert rank.state.share is not None
+    take(rank, Start(go(log, fresh(log, 0), rank.state.share)), ev.Reduced())
+    second, third = log.held(me)
+    take(rank, ev.Step((second,), 4, 4), ev.Step((third,), 4, 4))
+    take(rank, Start(go(log, replace(fresh(log, 0, 2), oldest=0))), ev.Reduced())
+    share = rank.state.share
+    assert (share.count, share.fresh, share.oldest) == (1, True, log.version - 1)
+    assert [(d.reason, d.leases) for d in share.drops] == [(DropReason.STALE, (second,))]

@@ -221,6 +221,12 @@ class Pending:
             metrics=summed(chain(self.unsaid if with_grad else (), *(p.metrics for p in steps))),
         ), ops
 
+    def age_late(
+        self, round_: int, settings: RoundSettings, holds: Callable[[int], bool]
+    ) -> list[BufferOp]:
+        """Before a fresh gradient is merged into LATE, which would be as old as what lies there."""
+        return self._age(BufferName.LATE, round_, settings, holds) if settings.max_age else []
+
     def _age(
         self, which: BufferName, round_: int, s: RoundSettings, holds: Callable[[int], bool]
     ) -> list[BufferOp]:

@@ -67,6 +67,10 @@ class Outcome:
     seconds: float = 0.0
 
 
+LARGEST_BYTES = 1 << 20
+"""What the model of a test is taken to need: so no large classes are measured."""
+
+
 @dataclass
 class RankBody:
     """One rank; `make` builds a transport by its kind, which is named like a candidate."""
@@ -96,7 +100,7 @@ class RankBody:
     def _of(self, kind: str) -> Transport:
         if kind not in self.transports:
             self.transports[kind] = self.make(kind)
-            self.transports[kind].begin([self.device])
+            self.transports[kind].begin([self.device], LARGEST_BYTES)
         return self.transports[kind]
 
     def do_pid(self) -> int:

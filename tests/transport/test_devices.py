@@ -50,7 +50,7 @@ class GpuTransport(SimTransport):
     def address(self) -> str:
         return f"127.0.0.1:1/{self._card}"
 
-    def begin(self, devices: Collection[torch.device]) -> None:
+    def begin(self, devices: Collection[torch.device], largest_bytes: int = 0) -> None:  # noqa: ARG002
         only_device(devices)
 
     def moves(self, device: torch.device) -> bool:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from paceline import limits
-from paceline.core.collectives.select import CLASS_NAMES
+from paceline.core.collectives.select import CLASS_NAMES, size_class
 from paceline.limits import LimitError
 from paceline.transport.base import Abort, Group, Peer, Transport, TransportError
 from paceline.transport.factory import make_transport
@@ -24,9 +25,12 @@ from transport.harness import (
     Rank,
     in_memory,
 )
-from transport.rank_body import Payload
+from transport.rank_body import LARGEST_BYTES, Payload
 
 pytestmark = pytest.mark.processes
+
+CPU = torch.device("cpu")
+MEASURED = size_class(LARGEST_BYTES) + 1
 
 
 def choices(crew: Crew, members: list[Rank]) -> list[list[str]]:
@@ -35,23 +39,42 @@ def choices(crew: Crew, members: list[Rank]) -> list[list[str]]:
 
 
 def test_a_joiner_gets_the_table_that_the_others_measured(pool: ProcessPool) -> None:
-    """Three and four ranks are one class of group sizes: the fourth takes over what three know."""
+    """Three ranks of one machine are the same topology, whoever they are; four are another."""
     ranks = pool.take(4)
     crew = Crew("auto", list(ranks))
-    crew.open(crew.ranks[:3])
-    three = choices(crew, crew.ranks[:3])
+    a, b, c, d = crew.ranks
+    crew.open([a, b, c])
+    three = choices(crew, [a, b, c])
     assert three[0] == three[1] == three[2]
-    assert all("mpi:" in why and "gloo" in why for why in three[0])
-    assert crew.all(crew.ranks[:1], "reasons", crew.kind)[0].value == three[0]
+    assert all("mpi:" in why and "gloo" in why for why in three[0][:1])
+    assert a.call("reasons", crew.kind).value == three[0][:MEASURED]
+    crew.open([a, b, d])
+    assert choices(crew, [a, b, d]) == [three[0]] * 3
     crew.open(crew.ranks)
     four = choices(crew, crew.ranks)
-    assert four == [three[0]] * 4
+    assert four == [four[0]] * 4
+    assert four[0] != three[0]
     for index, rank in enumerate(ranks):
         rank.start("allreduce", "auto", index, Payload(1, (10, 100_000), calls=3))
     assert len({tuple(rank.result().value) for rank in ranks}) == 1
     assert "regret_us.64KiB" in ranks[0].call("describe", "auto").value
-    crew.all(crew.ranks, "close", "auto")
+    crew.open([b, c, d])  # of those three only two know what three have measured
+    assert choices(crew, [b, c, d]) == [three[0]] * 3
+    crew.all([b, c, d], "close", "auto")
     pool.give_back(ranks)
+
+
+def test_classes_are_measured_up_to_the_largest_segment() -> None:
+    for largest, measured in ((1000, 1), (100 << 10, 2), (5 << 20, 4)):
+        hubs = Hubs()
+        ranks = [in_memory("both", hubs, f"t{index}") for index in range(2)]
+        for rank in ranks:
+            rank.begin([CPU], largest)
+        assert open_all(ranks, 1) == [None] * 2
+        assert len(set(ranks[0].reasons())) == measured
+        assert ranks[0].reasons() == ranks[1].reasons()
+        told = ranks[0].describe()
+        assert told["choice.64MiB"] == told[f"choice.{CLASS_NAMES[measured - 1]}"]
 
 
 @pytest.mark.parametrize("broken", ["mpi", "gloo"])
@@ -134,7 +157,7 @@ def test_a_job_that_grows_beyond_the_files_of_a_rank(monkeypatch: pytest.MonkeyP
 def test_a_forced_backend_is_the_only_candidate() -> None:
     forced = make_transport("gloo", local=True)
     assert forced.address.startswith("gloo=127.0.0.1:")
-    assert ";" not in forced.address
+    assert "mpi=" not in forced.address
     forced.shutdown()
 
 

@@ -25,7 +25,7 @@ from typing import ClassVar, Final
 
 import torch
 
-from paceline.core.collectives.select import CLASS_NAMES, NATIVE, Method
+from paceline.core.collectives.select import CLASS_BYTES, CLASS_NAMES, NATIVE, Method
 
 HOST: Final = torch.device("cpu")
 
@@ -139,8 +139,11 @@ class Transport(ABC):
     def address(self) -> str:
         """Where peers reach this process; final once training has begun."""
 
-    def begin(self, devices: Collection[torch.device]) -> None:  # noqa: B027 (most need nothing)
-        """The parameters, and so most buffers, lie on `devices`. Main thread, before any `open`.
+    def begin(  # noqa: B027 (most need nothing)
+        self, devices: Collection[torch.device], largest_bytes: int = CLASS_BYTES[-1]
+    ) -> None:
+        """The parameters, and so most buffers, lie on `devices`; few buffers are larger than
+        `largest_bytes`, the same on all ranks. Main thread, before any `open`.
 
         Raises TransportError if this can be no data channel for them."""
 

@@ -6,6 +6,7 @@ import logging
 import socket
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from paceline.core.collectives.select import HIERARCHICAL
@@ -23,6 +24,8 @@ FOR_AUTO: Final = ("mpi", "gloo", "nccl", "shm")
 LEVELS: Final = ("mpi", "gloo")
 """What may carry between machines what shared memory has summed inside."""
 LOOPBACK: Final = "127.0.0.1"
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+"""Drawn when a machine starts; the same in all its containers."""
 
 
 def make_transport(backend: str, *, local: bool, ranks: int = 1) -> Transport:
@@ -33,7 +36,7 @@ def make_transport(backend: str, *, local: bool, ranks: int = 1) -> Transport:
         make_room(ranks, BACKENDS if backend == "auto" else [backend])
         if backend == "auto":
             return _auto(host, local=local)
-        return SelectedTransport([_make(backend, host, local=local)], {})
+        return SelectedTransport([_make(backend, host, local=local)], {}, own_machine())
     raise TransportError(
         f"spec.collective.backend: {backend!r} is unknown; hint: use {', '.join(BACKENDS)}"
     )
@@ -56,7 +59,7 @@ def _auto(host: str, *, local: bool) -> Transport:
     if not transports:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
         raise TransportError(f"spec.collective.backend: auto found no data channel: {reasons}")
-    return SelectedTransport(transports, left_out)
+    return SelectedTransport(transports, left_out, own_machine())
 
 
 def _make(
@@ -89,6 +92,14 @@ def _shared_memory() -> SharedMemory:
     from paceline.transport.shm.memory import SharedMemory
 
     return SharedMemory()
+
+
+def own_machine() -> str:
+    """Short, and the same for all pods of a node; empty where the kernel does not say."""
+    try:
+        return BOOT_ID.read_text()[:8]
+    except OSError:
+        return ""
 
 
 def own_address() -> str:

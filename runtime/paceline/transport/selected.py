@@ -2,8 +2,9 @@
 
 At open the ranks first agree on the table of measured times: its sums are reduced over the group,
 so that a joiner, who contributes nothing, has the same table as all others and chooses alike.
-A group whose class of size (2, 3-4, 5-8 ... ranks) nobody has measured yet measures every candidate
-for a few milliseconds. Transports that win nothing are not wired again.
+A topology (how many ranks, and who of them share a machine) that nobody has measured yet is
+measured: every candidate, with payloads up to the model's largest segment. Transports that win
+nothing are not wired again.
 
 A transport that one rank cannot wire is left out by all: the first one that everybody has wired
 carries a vote. It is tried again when one of those has left with whom it could not be wired.
@@ -29,8 +30,11 @@ from paceline.core.collectives.select import (
     CLASS_NAMES,
     Choice,
     Method,
+    calls_to_measure,
     choose_all,
+    classes_up_to,
     size_class,
+    topology,
 )
 from paceline.limits import LimitError, ensure_callers, ensure_files
 from paceline.transport.base import (
@@ -47,8 +51,10 @@ from paceline.transport.staging import Staging
 
 log = logging.getLogger("paceline.rank")
 
-CALLS_MEASURED: Final = 5
-"""The median of so many calls after one to warm up: a few milliseconds per size class."""
+TOPOLOGIES: Final = 16
+"""Of so many a rank knows what was measured: a job that grows and shrinks comes back to them."""
+MACHINE: Final = "machine"
+"""Under this name the addresses of a rank tell where it runs."""
 
 Row = dict[str, list[float]]
 
@@ -124,8 +130,12 @@ class SelectedTransport(Transport):
 
     name: ClassVar[str] = "selected"
 
-    def __init__(self, transports: Sequence[Transport], left_out: Mapping[str, str]) -> None:
+    def __init__(
+        self, transports: Sequence[Transport], left_out: Mapping[str, str], machine: str = ""
+    ) -> None:
+        """`machine`: text that those ranks have in common that run on one machine."""
         assert transports, left_out
+        self._machine = machine
         self._transports = {transport.name: transport for transport in transports}
         self._left_out = dict(left_out)
         methods = [Method(t.name, algorithm) for t in transports for algorithm in t.algorithms]
@@ -140,11 +150,13 @@ class SelectedTransport(Transport):
         self._staging = Staging()
         self._staged = ""
         """Which memory goes through the host's; empty if none has."""
-        self._measured: dict[int, Row] = {}
-        """By class of group size: what this rank knows of the group's table."""
-        self._own: dict[int, Row] = {}
+        self._classes = len(CLASS_BYTES)
+        """So many size classes the buffers of this job need."""
+        self._measured: dict[tuple[int, ...], Row] = {}
+        """By topology: what this rank knows of the group's table."""
+        self._own: dict[tuple[int, ...], Row] = {}
         """The same as this rank alone has measured it."""
-        self._kind = 0
+        self._topology: tuple[int, ...] = ()
         self._choices: tuple[Choice, ...] = ()
         self._only = ""
         """The one candidate, where the present group has no other; else empty."""
@@ -154,18 +166,24 @@ class SelectedTransport(Transport):
 
     @property
     def address(self) -> str:
-        return ";".join(f"{name}={t.address}" for name, t in sorted(self._transports.items()))
+        places = {name: t.address for name, t in self._transports.items()}
+        if self._machine:
+            places[MACHINE] = self._machine
+        return ";".join(f"{name}={where}" for name, where in sorted(places.items()))
 
-    def begin(self, devices: Collection[torch.device]) -> None:
+    def begin(
+        self, devices: Collection[torch.device], largest_bytes: int = CLASS_BYTES[-1]
+    ) -> None:
         for name, transport in list(self._transports.items()):
             try:
-                transport.begin(devices)
+                transport.begin(devices, largest_bytes)
             except TransportError as error:
                 if len(self._transports) == 1:
                     raise
                 self._left_out[name] = str(error)
                 self._transports.pop(name).shutdown()
         self._devices = devices
+        self._classes = classes_up_to(largest_bytes)
 
     def moves(self, device: torch.device) -> bool:
         return any(t.moves(device) or t.moves(HOST) for t in self._transports.values())
@@ -181,6 +199,7 @@ class SelectedTransport(Transport):
         self.close()
         self._make_room(group.size)
         addresses = [_split(peer.address) for peer in group.peers]
+        self._topology = topology([known.pop(MACHINE, "") for known in addresses])
         tiers = self._usable(addresses)
         opening = _Opening(group, addresses, abort, timeout_s)
         try:
@@ -221,7 +240,6 @@ class SelectedTransport(Transport):
 
     def _agree(self, opening: _Opening, tiers: list[list[str]]) -> None:
         """Every rank leaves with the same table, hence with the same choices."""
-        self._kind = kind = (opening.group.size - 1).bit_length()
         carrier, table = self._first_wired(opening, [name for tier in tiers for name in tier])
         usable = next(tier for tier in tiers if any(n not in opening.dropped for n in tier))
         while True:
@@ -240,9 +258,8 @@ class SelectedTransport(Transport):
             elif known:
                 break
             else:
-                self._own[kind] = self._measure(candidates, opening.abort)
-                table = self._vote(opening, carrier, [], self._own[kind], candidates)
-        self._measured[kind] = self._measured.get(kind, {}) | table
+                table = self._measure(opening, carrier, candidates)
+        _keep(self._measured, self._topology, self._measured.get(self._topology, {}) | table)
 
     def _first_wired(self, opening: _Opening, names: list[str]) -> tuple[str, Row]:
         """The first transport that all ranks have wired, and the table that came over it.
@@ -258,7 +275,7 @@ class SelectedTransport(Transport):
                 opening.failed[name] = old[name]
             elif opening.wire(transport, last=last):
                 opening.failed |= {n: old[n] for n in names[index + 1 :] if n in old}
-                rows = self._measured.get(self._kind, {})
+                rows = self._measured.get(self._topology, {})
                 try:
                     return name, self._vote(opening, name, names, rows, self._candidates_of(names))
                 except TransportAborted:
@@ -280,7 +297,7 @@ class SelectedTransport(Transport):
     ) -> Row:
         """Leave out the transports among `names` that some rank could not wire; the mean of each
         cell of `rows` over the ranks that have measured it. Same bits everywhere."""
-        width = len(CLASS_BYTES)
+        width = max(map(len, rows.values()), default=self._classes)
         cells = [cell for name in candidates for cell in rows.get(name, [0.0] * width)]
         without = [float(name in opening.failed) for name in names]
         summed = self._sum(
@@ -319,19 +336,32 @@ class SelectedTransport(Transport):
                 log.warning("the data channel goes on without %s: %s", name, why)
         self._dropped = opening.dropped
 
-    def _measure(self, candidates: list[str], abort: Abort) -> Row:
-        rows: Row = {}
-        for name in candidates:
-            rows[name] = []
-            for payload_bytes in CLASS_BYTES:
-                buffer = self.zeros(payload_bytes // 4, torch.float32, HOST)  # as gradients lie
-                taken = []
-                for _ in range(1 + CALLS_MEASURED):
-                    start_ns = now_ns()
-                    self._reduce(name, [buffer], abort)
-                    taken.append((now_ns() - start_ns) / NS_PER_S)
-                rows[name].append(median(taken[1:]))
-        return rows
+    def _measure(self, opening: _Opening, carrier: str, candidates: list[str]) -> Row:
+        """The table. After each class the ranks agree on what it took, and so on who is measured
+        in the next one, and how often."""
+        own: Row = {name: [] for name in candidates}
+        table: Row = {name: [] for name in candidates}
+        for index in range(self._classes):
+            for name, calls in calls_to_measure(table, index).items():
+                own[name].append(self._time(name, index, calls, opening.abort))
+            means = self._vote(
+                opening, carrier, [], {name: row[-1:] for name, row in own.items()}, candidates
+            )
+            for name, mean in means.items():
+                table[name] += mean
+        _keep(self._own, self._topology, own)
+        return table
+
+    def _time(self, candidate: str, index: int, calls: int, abort: Abort) -> float:
+        """Median of so many calls, in seconds; if there are several, after one to warm up."""
+        taken = []
+        numel = CLASS_BYTES[index] // 4 if calls else 0
+        buffer = self.zeros(numel, torch.float32, HOST)  # as gradients lie
+        for _ in range(calls + (calls > 1)):
+            start_ns = now_ns()
+            self._reduce(candidate, [buffer], abort)
+            taken.append((now_ns() - start_ns) / NS_PER_S)
+        return median(taken[-calls:]) if calls else 0.0
 
     def allreduce(
         self,
@@ -378,7 +408,7 @@ class SelectedTransport(Transport):
         return tuple(self._candidates[choice.candidate] for choice in self._choices)
 
     def reasons(self) -> tuple[str, ...]:
-        found = tuple(choice.why for choice in self._choices)
+        found = tuple(choice.why for choice in self._choices[: self._classes])
         left_out = self._left_out | self._unfit
         if self._only:
             found = (f"{self._only} is the only candidate",)
@@ -388,9 +418,9 @@ class SelectedTransport(Transport):
         return (*found, *(f"{name} is left out: {why}" for name, why in left_out.items()))
 
     def regrets_s(self) -> tuple[float, ...]:
-        own = self._own.get(self._kind, {})
+        own = self._own.get(self._topology, {})
         return tuple(
-            choice.regret({name: row[index] for name, row in own.items()})
+            choice.regret({name: row[index] for name, row in own.items() if index < len(row)})
             for index, choice in enumerate(self._choices)
         )
 
@@ -412,6 +442,13 @@ def make_room(ranks: int, transports: Collection[str]) -> None:
     """For a rank among so many: open files, and callers that wait. Raises LimitError."""
     ensure_files("a rank", demand.rank_files(ranks, transports))
     ensure_callers("a rank", ranks - 1)
+
+
+def _keep(known: dict[tuple[int, ...], Row], key: tuple[int, ...], row: Row) -> None:
+    known.pop(key, None)
+    known[key] = row
+    for old in list(known)[:-TOPOLOGIES]:
+        del known[old]
 
 
 def _why_dropped(voters: int, ranks_sum: int, own: _Failure | None) -> str:

@@ -184,7 +184,7 @@ class Engine:
         log.info("%s", committed.memory_report())
         try:
             # Of a rank that is not ready yet the communication thread opens no channel.
-            self._transport.begin(gradients.devices)
+            self._transport.begin(gradients.devices, gradients.layout.largest_bytes)
         except TransportError as error:
             raise _told(error) from error
         self._gradients, self._committed = gradients, committed

@@ -5,12 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline.core.collectives.select import (
+    CALLS,
     CLASS_BYTES,
     CLASS_NAMES,
     Method,
+    calls_to_measure,
     choose,
     choose_all,
+    classes_up_to,
     size_class,
+    topology,
 )
 
 NAMES = st.sampled_from(
@@ -62,13 +66,53 @@ def test_the_order_of_the_table_does_not_matter(seconds: dict[str, float]) -> No
 
 
 def test_size_classes_are_monotonic_and_hold_their_own_payload() -> None:
-    assert [size_class(payload) for payload in CLASS_BYTES] == [0, 1, 2]
-    assert [size_class(payload) for payload in (0, 16383, 16384, 262143, 262144, 1 << 40)] == [
-        0, 0, 1, 1, 2, 2,
+    assert [size_class(payload) for payload in CLASS_BYTES] == [0, 1, 2, 3, 4]
+    limits = (0, 16383, 16384, 262143, 262144, (4 << 20) - 1, 4 << 20, (32 << 20) - 1, 32 << 20)
+    assert [size_class(payload) for payload in (*limits, 1 << 40)] == [
+        0, 0, 1, 1, 2, 2, 3, 3, 4, 4,
     ]  # fmt: skip
+
+
+@given(st.integers(0, 1 << 40))
+def test_no_class_is_measured_beyond_that_of_the_largest_payload(largest: int) -> None:
+    classes = classes_up_to(largest)
+    assert size_class(largest) == classes - 1
+    assert classes == 1 or CLASS_BYTES[classes - 1] < max(largest, 1) * 5
 
 
 def test_every_class_has_its_own_choice() -> None:
     choices = choose_all({"a": [1.0, 2.0, 3.0], "b": [3.0, 2.0, 1.0]})
-    assert [choice.candidate for choice in choices] == ["a", "a", "b"]
+    assert [choice.candidate for choice in choices] == ["a", "a", "b", "b", "b"]
     assert len(choices) == len(CLASS_NAMES)
+    assert choices[3].why == choices[2].why  # what it was measured with
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=6))
+def test_a_topology_is_the_number_of_ranks_and_who_shares_a_machine(machines: list[str]) -> None:
+    shape = topology(machines)
+    assert len(shape) == len(machines)
+    for one in range(len(machines)):
+        for other in range(len(machines)):
+            assert (machines[one] == machines[other]) == (shape[one] == shape[other])
+    renamed = [f"node {machine}, restarted" for machine in machines]
+    assert topology(renamed) == shape
+
+
+def test_who_is_far_behind_is_not_measured_in_larger_classes() -> None:
+    table = {"a": [1e-4], "b": [3.9e-4], "c": [4.1e-4]}
+    assert calls_to_measure({name: [] for name in table}, 0) == {"a": 5, "b": 5, "c": 5}
+    assert calls_to_measure(table, 1) == {"a": 5, "b": 5, "c": 0}
+
+
+def test_time_for_a_class_is_bounded_but_each_that_may_win_is_measured() -> None:
+    quick = {"a": [0, 0, 1e-3], "b": [0, 0, 1e-3]}
+    slow = {"a": [0, 0, 0.2], "b": [0, 0, 0.1]}
+    assert calls_to_measure(quick, 3) == {"a": 3, "b": 3}
+    assert calls_to_measure(slow, 3) == {"a": 1, "b": 1}
+
+
+@given(st.dictionaries(NAMES, TIMES, min_size=1))
+def test_the_best_of_a_class_is_measured_in_the_next(seconds: dict[str, float]) -> None:
+    calls = calls_to_measure({name: [taken] for name, taken in seconds.items()}, 1)
+    assert calls[choose(seconds, 1).candidate] >= 1
+    assert all(count <= CALLS for count in calls.values())

@@ -2,7 +2,8 @@
 
 A *candidate* is a transport with one of its algorithms, by name ("mpi:ring", "gloo"). Every rank
 measures the seconds of one allreduce per candidate and *size class*; the means over the ranks, the
-same everywhere, are the table. The choice is a function of the table alone: all choose alike.
+same everywhere, are the table. The choice is a function of the table alone: all choose alike. The
+table holds for a *topology*: the number of ranks, and who of them share a machine.
 """
 
 from __future__ import annotations
@@ -11,11 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-CLASS_BYTES: Final = (4 << 10, 64 << 10, 1 << 20)
+CLASS_BYTES: Final = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 """Payload that stands for each size class when it is measured."""
-_CLASS_LIMITS: Final = (16 << 10, 256 << 10)
+_CLASS_LIMITS: Final = (16 << 10, 256 << 10, 4 << 20, 32 << 20)
 """Between the classes: the geometric means of neighbouring payloads."""
-CLASS_NAMES: Final = ("4KiB", "64KiB", "1MiB")
+CLASS_NAMES: Final = ("4KiB", "64KiB", "1MiB", "16MiB", "64MiB")
+CALLS: Final = 5
+"""So often a candidate is measured in a class, if there is time."""
+BUDGET_S: Final = 0.1
+"""For all candidates in one class, but each that may win is measured once."""
+NEAR: Final = 4.0
+"""Who takes more than so many times the best is out of the larger classes. Measured: the most that
+was made good was 3.4 times (gloo against mpi, four ranks), from 1 to 16 MiB."""
 NATIVE: Final = "native"
 """The algorithm of a transport that chooses by itself, as a library with its own allreduce does."""
 
@@ -69,6 +77,33 @@ def size_class(payload_bytes: int) -> int:
     return sum(payload_bytes >= limit for limit in _CLASS_LIMITS)
 
 
+def classes_up_to(largest_bytes: int) -> int:
+    """How many classes, from the smallest, hold payloads up to the largest that there is."""
+    return size_class(largest_bytes) + 1
+
+
+def topology(machines: Sequence[str]) -> tuple[int, ...]:
+    """Of ranks on these machines, in rank order: equal if as many ranks share machines alike."""
+    numbers: dict[str, int] = {}
+    return tuple(numbers.setdefault(machine, len(numbers)) for machine in machines)
+
+
+def calls_to_measure(table: Seconds, index: int) -> dict[str, int]:
+    """How often each candidate is measured in the class `index`, by what the classes before took.
+
+    `table` must be the same on all ranks, so that they make the same calls.
+    """
+    before = {name: row[index - 1] for name, row in table.items() if index and row[index - 1] > 0}
+    if not before:
+        return dict.fromkeys(table, CALLS)
+    best = min(before.values())
+    near = {name: taken for name, taken in before.items() if taken <= NEAR * best}
+    growth = CLASS_BYTES[index] / CLASS_BYTES[index - 1]
+    once_s = growth * sum(near.values())
+    calls = max(1, min(CALLS, int(BUDGET_S / once_s)))
+    return {name: calls if name in near else 0 for name in table}
+
+
 def choose(seconds: Mapping[str, float], payload_bytes: int) -> Choice:
     """The fastest candidate at this size; the name breaks ties, alike on every rank."""
     assert seconds, "no candidate"
@@ -85,8 +120,10 @@ def choose(seconds: Mapping[str, float], payload_bytes: int) -> Choice:
 
 
 def choose_all(table: Seconds) -> tuple[Choice, ...]:
-    """One choice per size class."""
-    return tuple(
+    """One choice per size class. Classes above those in the table, which nothing was expected in,
+    do as the largest that was measured."""
+    measured = [
         choose({name: row[index] for name, row in table.items()}, payload)
-        for index, payload in enumerate(CLASS_BYTES)
-    )
+        for index, payload in enumerate(CLASS_BYTES[: min(map(len, table.values()))])
+    ]
+    return tuple(measured + measured[-1:] * (len(CLASS_BYTES) - len(measured)))

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import torch
 
-from paceline.core.collectives.select import HIERARCHICAL
+from paceline.core.collectives.select import CLASS_BYTES, HIERARCHICAL
 from paceline.transport.base import HOST, Abort, Group, Peer, PeerLost, Transport
 from paceline.transport.rendezvous import Deadline
 from paceline.transport.shm.memory import SharedMemory
@@ -46,8 +46,10 @@ class HierTransport(Transport):
     def address(self) -> str:
         return f"{self._sums.address}{ADDRESSES}{self._between.address}"
 
-    def begin(self, devices: Collection[torch.device]) -> None:
-        self._between.begin(devices)
+    def begin(
+        self, devices: Collection[torch.device], largest_bytes: int = CLASS_BYTES[-1]
+    ) -> None:
+        self._between.begin(devices, largest_bytes)
 
     def zeros(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if device.type != HOST.type:

@@ -60,7 +60,11 @@ class NcclTransport(TorchDistTransport):
         self._device: torch.device | None = None
         self._stream: torch.cuda.Stream | None = None
 
-    def begin(self, devices: Collection[torch.device]) -> None:
+    def begin(
+        self,
+        devices: Collection[torch.device],
+        largest_bytes: int = 0,  # noqa: ARG002
+    ) -> None:
         self._device = only_device(devices)
         identity = torch.cuda.get_device_properties(self._device).uuid
         self._address = f"{self._address}{DEVICE}{identity}"

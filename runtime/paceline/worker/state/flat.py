@@ -123,6 +123,11 @@ class FlatLayout:
         return sum(segment.nbytes for segment in self.segments)
 
     @property
+    def largest_bytes(self) -> int:
+        """Of one segment."""
+        return max(segment.nbytes for segment in self.segments)
+
+    @property
     def numel(self) -> int:
         """Elements of the parameters, without gaps."""
         return sum(slot.numel for slot in self.slots)

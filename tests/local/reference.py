@@ -1,7 +1,8 @@
 """Synchronous data-parallel training by hand, in one process: mode Full must equal it to the bit.
 
 Batches go round robin to the ranks, each rank's gradients are added up, the ranks' sums are added
-in the order of the data channel, the mean over the nominal samples is clipped, the optimizer steps.
+in the order of the data channel, the mean over the nominal samples is clipped, the optimizer steps;
+of a bfloat16 model it steps float32 masters, as in plain torch.
 Nothing here is Paceline's but the order of the samples, the places of the parameters in the buffer
 and the order of additions of its own MPI algorithms; gloo's allreduce is torch's own.
 """
@@ -45,8 +46,9 @@ def train(config: dict[str, Any], folder: Path) -> str:
         epochs=config["epochs"],
         seed=3,
     )
-    data, model = make_data(plan.samples), make_model(config["hidden"])
-    optimizer = make_optimizer(config["optimizer"], model)
+    data, model = make_data(plan.samples), make_model(config["hidden"], config["dtype"])
+    masters = [torch.nn.Parameter(p.detach().float()) for p in model.parameters()]
+    optimizer = make_optimizer(config["optimizer"], masters)
     factory = make_scheduler(config["scheduler"])
     scheduler = factory(optimizer) if factory else None
     layout = FlatLayout(list(model.named_parameters()), config["segment_bytes"])
@@ -77,9 +79,11 @@ def train(config: dict[str, Any], folder: Path) -> str:
             if norm + 1e-6 > config["clip_norm"]:
                 for segment in mean:
                     segment.mul_(config["clip_norm"] / (norm + 1e-6))
-        for parameter, view in zip(model.parameters(), layout.views(mean), strict=True):
-            parameter.grad = view.clone()
+        for master, view in zip(masters, layout.views(mean), strict=True):
+            master.grad = view.clone()
         optimizer.step()
+        for parameter, master in zip(model.parameters(), masters, strict=True):
+            parameter.detach().copy_(master)
         after = progress + Fraction(samples, nominal)
         for _ in range(int(after) - int(progress)):
             if scheduler is not None:

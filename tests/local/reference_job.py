@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import Any
 
@@ -11,11 +11,12 @@ import torch
 Scheduler = torch.optim.lr_scheduler.LRScheduler
 
 
-def make_model(hidden: int) -> torch.nn.Module:
+def make_model(hidden: int, dtype: str) -> torch.nn.Module:
     torch.manual_seed(5)
-    return torch.nn.Sequential(
+    model = torch.nn.Sequential(
         torch.nn.Linear(6, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, 3)
     )
+    return model.to(getattr(torch, dtype))
 
 
 def make_data(samples: int) -> torch.utils.data.TensorDataset:
@@ -24,10 +25,10 @@ def make_data(samples: int) -> torch.utils.data.TensorDataset:
     return torch.utils.data.TensorDataset(inputs, inputs[:, :3].sin() * 3)
 
 
-def make_optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(name: str, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     if name == "SGD":
-        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+        return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+    return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
 
 
 def make_scheduler(wanted: bool) -> Callable[[torch.optim.Optimizer], Scheduler] | None:
@@ -38,10 +39,11 @@ def make_scheduler(wanted: bool) -> Callable[[torch.optim.Optimizer], Scheduler]
 
 def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
     inputs, wanted = batch
-    return torch.nn.functional.mse_loss(model(inputs), wanted)
+    made = model(inputs.to(next(model.parameters()).dtype))
+    return torch.nn.functional.mse_loss(made, wanted.to(made.dtype))
 
 
 def digest_of(model: torch.nn.Module) -> str:
     """Of the weights, bit by bit."""
     parameters = [p.detach().reshape(-1) for p in model.parameters()]
-    return blake2b(torch.cat(parameters).numpy().tobytes(), digest_size=16).hexdigest()
+    return blake2b(torch.cat(parameters).view(torch.uint8).numpy(), digest_size=16).hexdigest()

@@ -38,11 +38,11 @@ def main() -> None:
         # Else it is chosen by measuring, and the reference could not know the order of additions.
         MpiTransport.algorithms = (CONFIG["algorithm"],)
     pl.init()
-    model = make_model(CONFIG["hidden"])
+    model = make_model(CONFIG["hidden"], CONFIG["dtype"])
     if CONFIG["pause_s"]:
         pause_in_backward(model)
     optimizer = pl.DistributedOptimizer(
-        make_optimizer(CONFIG["optimizer"], model),
+        make_optimizer(CONFIG["optimizer"], model.parameters()),
         model,
         scheduler=make_scheduler(CONFIG["scheduler"]),
         clip_norm=CONFIG["clip_norm"],

@@ -1,5 +1,6 @@
 """Mode Full equals synchronous training by hand, bit for bit, and Quorum(P) equals Full (I10),
-whether rounds are streamed or not (R27)."""
+whether rounds are streamed or not (R27); a model in bfloat16 equals plain torch with float32
+masters."""
 
 from __future__ import annotations
 
@@ -23,19 +24,28 @@ CHANNELS = [
 SIZES = (2, 3, 5)
 ONE_SEGMENT = {"hidden": 33, "segment_bytes": 1 << 20, "pause_s": 0.0}
 SEVERAL_SEGMENTS = {"hidden": 6000, "segment_bytes": 1 << 16, "pause_s": 0.005}
-PLAIN = {"accumulate": 1, "clip_norm": None, "scheduler": False, "pipeline": 0}
-RICH = {"accumulate": 2, "clip_norm": 0.5, "scheduler": True, "pipeline": 0}
+PLAIN = {
+    "accumulate": 1,
+    "clip_norm": None,
+    "scheduler": False,
+    "pipeline": 0,
+    "dtype": "float32",
+}
+RICH = {**PLAIN, "accumulate": 2, "clip_norm": 0.5, "scheduler": True}
+HALF = {**RICH, "dtype": "bfloat16"}
 KINDS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("SGD", PLAIN, ONE_SEGMENT),
     ("SGD", RICH, SEVERAL_SEGMENTS),
     ("AdamW", RICH, ONE_SEGMENT),
 )
+HALF_KINDS = (("AdamW", HALF, ONE_SEGMENT), ("SGD", HALF, SEVERAL_SEGMENTS))
 # Each channel meets each number of ranks and each kind, and each number of ranks each kind.
 JOBS = [
     (channel, ranks, KINDS[(i + j) % len(KINDS)])
     for i, channel in enumerate(CHANNELS)
     for j, ranks in enumerate(SIZES)
 ]
+JOBS += [(CHANNELS[0], 3, HALF_KINDS[0]), (CHANNELS[1], 2, HALF_KINDS[1])]
 
 
 def job(backend: str, config: dict[str, Any], mode: str, overlap: str) -> dict[str, Any]:
@@ -88,7 +98,9 @@ def weights_of(
 
 
 @pytest.mark.parametrize(
-    ("channel", "ranks", "kind"), JOBS, ids=["-".join((*c, str(n), k[0])) for c, n, k in JOBS]
+    ("channel", "ranks", "kind"),
+    JOBS,
+    ids=["-".join((*c, str(n), k[0], k[1]["dtype"])) for c, n, k in JOBS],
 )
 def test_full_equals_the_reference(
     fork_server: ForkServer,
@@ -97,9 +109,9 @@ def test_full_equals_the_reference(
     kind: tuple[str, dict[str, Any], dict[str, Any]],
     tmp_path: Path,
 ) -> None:
-    """SGD with momentum and AdamW; plain, and with accumulation, clipping and a scheduler; in one
-    segment and in several. The last step of an epoch is smaller, with a last batch that is smaller
-    still."""
+    """SGD with momentum and AdamW; in float32 and bfloat16; plain, and with accumulation, clipping
+    and a scheduler; in one segment and in several. The last step of an epoch is smaller, with a
+    last batch that is smaller still."""
     (backend, algorithm), (optimizer, more, segments) = channel, kind
     config = {
         "ranks": ranks,

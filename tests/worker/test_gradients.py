@@ -133,7 +133,7 @@ def test_backward_passes_are_noticed() -> None:
 def test_each_data_type_has_a_segment() -> None:
     gradients = make_buckets((torch.float32, torch.bfloat16))
     add_gradient(gradients, 1.0)
-    assert [flat.dtype for flat in gradients.result] == [torch.bfloat16, torch.float32]
+    assert [s.dtype for s in gradients.layout.segments] == [torch.bfloat16, torch.float32]
     assert gradients.layout.numel == 2 * sum(torch.Size(shape).numel() for shape in SHAPES)
     assert {parameter.grad.dtype for parameter in gradients.parameters} == {  # type: ignore[union-attr]
         torch.float32,

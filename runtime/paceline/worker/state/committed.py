@@ -8,7 +8,9 @@ renewed while the main thread is parked.
                  so it can be given to a rank that is behind until the next commit (R7): the
                  averaged gradient is made in the scratch of the reduction, which is free between
                  two rounds.
-    weights      the committed weights; the parameters of the rebound optimizer are views of them
+    weights      the committed weights; the parameters of the rebound optimizer are views of them.
+                 For a bfloat16 or float16 parameter they are float32: its master, from which the
+                 model's is rounded
 
 With the scratch of `Gradients` these are the three parameter-size buffers that exist beside the
 model, its gradients and the optimizer's state; where gradients wait, LATE is a fourth (D15).

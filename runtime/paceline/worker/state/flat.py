@@ -5,6 +5,9 @@ between equal flat tensors, a reduction moves a few large tensors instead of man
 the bytes of a state are the same on every rank. This file knows where a parameter lies; it owns no
 tensor.
 
+Gradients have the type of their parameters, as autograd wants. All that is summed or stepped is at
+least float32: of a bfloat16 or float16 parameter the committed weights are the float32 master.
+
 A *segment* is what is reduced at a time: neighbouring parameters of one data type and device, the
 last ones registered first, since backward() makes their gradients first (R27). The first segment is
 small, so that the reduction can begin early. Each is a tensor of its own; its last cells hold no
@@ -52,17 +55,28 @@ class ParameterSpan:
     numel: int
 
 
+HALVES: Final = (torch.bfloat16, torch.float16)
+"""Too short for sums and small updates."""
+
+
+def state_type(dtype: torch.dtype) -> torch.dtype:
+    """Of sums, of weights that are stepped and of what an optimizer keeps for such a parameter."""
+    return torch.float32 if dtype in HALVES else dtype
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """What a segment is made of; `numel` includes the gaps between parameters, and the flag."""
 
     dtype: torch.dtype
+    """Of the parameters and their gradients."""
     device: torch.device
     numel: int
 
     @property
     def nbytes(self) -> int:
-        return self.numel * self.dtype.itemsize
+        """Of its sum."""
+        return self.numel * state_type(self.dtype).itemsize
 
 
 class _OpenSegment:
@@ -85,9 +99,10 @@ class _OpenSegment:
     def is_full_for(self, numel: int, segment_bytes: int | None) -> bool:
         if segment_bytes is None:
             segment_bytes = SEGMENT_BYTES_ON_CPU if self.device.type == "cpu" else SEGMENT_BYTES
+        itemsize = state_type(self.dtype).itemsize
         if self.index == 0:
-            return self.end * self.dtype.itemsize >= min(FIRST_BYTES, segment_bytes)
-        return self.end > 0 and (self.start + numel) * self.dtype.itemsize > segment_bytes
+            return self.end * itemsize >= min(FIRST_BYTES, segment_bytes)
+        return self.end > 0 and (self.start + numel) * itemsize > segment_bytes
 
     def closed(self) -> Segment:
         return Segment(self.dtype, self.device, self.start + self.step)
@@ -119,7 +134,7 @@ class FlatLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one set of flat tensors: a "parameter-size buffer"."""
+        """Bytes of one set of `zeros`: a "parameter-size buffer"."""
         return sum(segment.nbytes for segment in self.segments)
 
     @property
@@ -133,8 +148,12 @@ class FlatLayout:
         return sum(slot.numel for slot in self.slots)
 
     def zeros(self, make: Zeros = plain_zeros) -> list[torch.Tensor]:
-        """A new set of flat tensors, one per segment."""
-        return [make(s.numel, s.dtype, s.device) for s in self.segments]
+        """A new set of flat tensors for sums or weights, one per segment."""
+        return [make(s.numel, state_type(s.dtype), s.device) for s in self.segments]
+
+    def gradient_zeros(self) -> list[torch.Tensor]:
+        """The same for gradients."""
+        return [plain_zeros(s.numel, s.dtype, s.device) for s in self.segments]
 
     def views(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The parameters' shapes on that memory, in the order of the slots."""

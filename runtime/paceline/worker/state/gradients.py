@@ -5,8 +5,8 @@ Shape legend: every buffer is one flat tensor per segment (`flat.FlatLayout`).
     GRAD     where backward() adds: each `p.grad` is a view of it, so that announcing copies nothing
     LATE     what is announced, or waits to be, until its round is committed (R7, R22); there is
              none before a gradient has to wait while the next one is computed
-    result   scratch of the reduction, in memory of the transport where it has some that it sums
-             without a copy; an abandoned reduction may still write to it
+    result   scratch of the reduction, at least float32, in memory of the transport where it has
+             some that it sums without a copy; an abandoned reduction may still write to it
              (docs/design/data-channel.md)
 
 A gradient changes its buffer by repointing the views (`swap`), and the two buffers are merged right
@@ -61,7 +61,7 @@ class Gradients:
         training layer, which rescales GRAD before a batch of another size is computed (D3)."""
         self.copied_in = 0
         """Gradients that arrived outside the buffers and had to be copied (D3)."""
-        self._flats = {BufferName.GRAD: self.layout.zeros()}
+        self._flats = {BufferName.GRAD: self.layout.gradient_zeros()}
         self._views = {which: self.layout.views(flats) for which, flats in self._flats.items()}
         self._occupied = False
         self._untouched: list[int] = []
@@ -186,7 +186,7 @@ class Gradients:
         assert not self._occupied, "LATE is in use: merge instead"
         flats, views = self._flats, self._views
         if BufferName.LATE not in flats:
-            flats[BufferName.LATE] = self.layout.zeros()
+            flats[BufferName.LATE] = self.layout.gradient_zeros()
             views[BufferName.LATE] = self.layout.views(flats[BufferName.LATE])
         for held in (flats, views):
             held[BufferName.GRAD], held[BufferName.LATE] = (
@@ -244,7 +244,7 @@ class Gradients:
 
     def new_memory(self) -> GradientMemory:
         """That of a rank that has computed nothing yet."""
-        flats = self.layout.zeros()
+        flats = self.layout.gradient_zeros()
         return GradientMemory({BufferName.GRAD: flats}, {BufferName.GRAD: self.layout.views(flats)})
 
     def exchange(self, memory: GradientMemory) -> GradientMemory:
@@ -264,10 +264,10 @@ class Gradients:
         result = self.result[segment]
         if source is None:
             result.zero_()
-        elif factor == 1.0:
-            result.copy_(self._flats[source][segment])
         else:
-            torch.mul(self._flats[source][segment], factor, out=result)
+            result.copy_(self._flats[source][segment])
+            if factor != 1.0:
+                result.mul_(factor)
 
     def renew_result(self) -> None:
         """Take fresh memory: an abandoned reduction may still write to the old one."""

@@ -1,7 +1,8 @@
 """The user's optimizer, rebound to parameters that the communication thread owns (D2).
 
 The optimizer instance stays the user's own; only the tensors that it updates are exchanged:
-parameters of our own, views of the flat committed weights, stand where the model's were. Its
+parameters of our own, views of the flat committed weights, stand where the model's were; for those
+of a bfloat16 or float16 model they are float32, so that small updates are not rounded away. Its
 hyper-parameters belong to the round log from the first round on: the scheduler changes them, and
 nobody else.
 """
@@ -49,7 +50,8 @@ class OptimizerBinding:
             group["params"] = [exchange.get(original, original) for original in group["params"]]
         for original, own in exchange.items():
             if original in optimizer.state:
-                optimizer.state[own] = optimizer.state.pop(original)
+                state = optimizer.state.pop(original)
+                optimizer.state[own] = {k: _like(own, original, v) for k, v in state.items()}
         self.scheduler = scheduler(optimizer) if scheduler is not None else None
         self._known: list[dict[str, Any]] = []
         self.remember()
@@ -103,6 +105,13 @@ class OptimizerBinding:
         if any(group["weight_decay"] for group in self.optimizer.param_groups):
             return False, f"{name} with weight decay also shrinks weights in thin rounds"
         return True, f"{name} is linear in the gradient"
+
+
+def _like(own: torch.Tensor, original: torch.Tensor, value: Any) -> Any:
+    """What the optimizer keeps in the type of the parameter stays in the type of the parameter."""
+    if isinstance(value, torch.Tensor) and value.dtype is original.dtype:
+        return value.to(own.dtype)
+    return value
 
 
 def changed(known: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> str:

@@ -16,6 +16,7 @@ from benchmarks import (
     b8_recovery,
     b9_checkpoint,
     b10_ddp,
+    b11_wire,
 )
 from benchmarks.command import Benchmark, options, parser
 from benchmarks.lab import Lab
@@ -31,6 +32,7 @@ ALL: Final[dict[str, Benchmark]] = {
     "b8": b8_recovery.run,
     "b9": b9_checkpoint.run,
     "b10": b10_ddp.run,
+    "b11": b11_wire.run,
 }
 
 

@@ -16,6 +16,7 @@ from multiprocessing.connection import Client, Connection, Listener
 
 import torch
 from paceline.clock import now_ns
+from paceline_api.types.enums import Wire
 
 REST_S = 0.002
 SIDE = 96
@@ -74,8 +75,20 @@ class Paceline:
         return owner.zeros(numel, torch.float32, torch.device("cpu"))
 
     def reduce(self, how: str) -> Callable[[torch.Tensor], object]:
+        """`how`: an algorithm, and perhaps what the sum travels as."""
         transport = self._shared if how == "shm" else self._transport
-        return lambda buffer: transport.allreduce([buffer], self._abort, how)
+        algorithm, _, wire = how.partition(" ")
+        if wire != Wire.BFLOAT16:
+            return lambda buffer: transport.allreduce([buffer], self._abort, algorithm)
+
+        def rounded(buffer: torch.Tensor) -> None:
+            if buffer.numel() not in residuals:
+                residuals[buffer.numel()] = torch.zeros_like(buffer)
+            residual = residuals[buffer.numel()]
+            self._transport.allreduce_rounded([buffer], [residual], self._abort, algorithm)
+
+        residuals: dict[int, torch.Tensor] = {}
+        return rounded
 
     def describe(self) -> dict[str, str]:
         return self._transport.describe()

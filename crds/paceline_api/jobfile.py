@@ -17,6 +17,7 @@ from msgspec import Raw, Struct
 from paceline_api.errors import JobFileError
 from paceline_api.names import ENV_SPEC
 from paceline_api.settings import FailureRuleSettings, ResolvedJob
+from paceline_api.types.enums import Wire
 
 JOB_FILE: Final = "job.json"
 _HINT: Final = f"{ENV_SPEC} names it; start jobs with `paceline run job.yaml`, which writes it"
@@ -47,6 +48,8 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
     """spec.collective.backend; decides whether a rank is started by mpiexec."""
     segment_bytes: int | None
     """spec.collective.segmentBytes; None: by the device."""
+    wire: Wire
+    """spec.collective.wire."""
     backoff_limit: int
     failure_rules: tuple[FailureRuleSettings, ...]
     """Of spec.failurePolicy: which deaths of ranks do not count, or end the job."""
@@ -82,6 +85,7 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
             working_dir=working_dir,
             backend=job.collective.backend,
             segment_bytes=job.collective.segment_bytes,
+            wire=job.collective.wire,
             backoff_limit=job.backoff_limit,
             failure_rules=job.failure_rules,
             replicas=job.replicas,

@@ -85,6 +85,7 @@ def resolve_collective(collective: Collective) -> CollectiveSettings:
         freeze_timeout_ns=parse_duration(_set(collective.freeze_timeout)),
         buffers_every=_set(buffers.every_rounds) if buffers.policy is BufferPolicy.AVERAGE else 0,
         segment_bytes=collective.segment_bytes,
+        wire=_set(collective.wire),
         overlap=_set(collective.overlap),
         pipeline=_set(collective.pipeline),
         hash_every=_set(collective.hash_every_rounds),

@@ -17,6 +17,7 @@ from paceline_api.types.enums import (
     Overlap,
     Pacing,
     StragglerResponse,
+    Wire,
 )
 
 
@@ -54,6 +55,7 @@ class CollectiveSettings:
     buffers_every: int
     """Rounds; 0: buffers stay local."""
     segment_bytes: int | None
+    wire: Wire
     """Bound of what is reduced at a time; None: by the device."""
     overlap: Overlap
     pipeline: int

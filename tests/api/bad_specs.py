@@ -236,6 +236,17 @@ BAD: dict[str, Bad] = {
         "spec.collective.backend",
         '"mpi" sums host memory, and spec.fabric.required is GPUDirect', "use nccl or auto",
     ),
+    "a wire type over gloo": Bad(
+        "  collective:\n", "  collective:\n    backend: gloo\n    wire: BFloat16\n",
+        "spec.collective.wire", '"BFloat16" travels over mpi only',
+        "use the backends mpi or auto",
+    ),
+    "a wire type where GPUDirect is required": Bad(
+        "  collective:\n",
+        "  fabric: {required: GPUDirect}\n  collective:\n    wire: BFloat16\n",
+        "spec.collective.wire", '"BFloat16" travels over mpi only',
+        "no spec.fabric.required: GPUDirect",
+    ),
     "size not allowed": _spec(
         "elasticity: {allowedSizes: [2, 8]}", "elasticity.allowedSizes",
         "does not contain replicas = 4 (found: 2, 8)", "add 4, or set spec.replicas to one of 2, 8",

@@ -145,6 +145,7 @@ def test_fixed_fields_refuse_setting_changing_and_removing(schema: dict[str, Any
         ".collective.freezeTimeout",
         ".collective.segmentBytes",
         ".collective.pipeline",
+        ".collective.wire",
         ".fabric.profile",
         ".fabric.required",
         ".checkpoint.path",

@@ -27,6 +27,7 @@ TOPICS = (
     "b8_recovery",
     "b9_checkpoint",
     "b10_ddp",
+    "b11_wire",
 )
 LIMIT_S = 600
 

@@ -2,7 +2,8 @@
 
 Batches go round robin to the ranks, each rank's gradients are added up, the ranks' sums are added
 in the order of the data channel, the mean over the nominal samples is clipped, the optimizer steps;
-of a bfloat16 model it steps float32 masters, as in plain torch.
+of a bfloat16 model it steps float32 masters, as in plain torch. Where sums travel as bfloat16 each
+rank adds what rounding took away from it in the round before.
 Nothing here is Paceline's but the order of the samples, the places of the parameters in the buffer
 and the order of additions of its own MPI algorithms; gloo's allreduce is torch's own.
 """
@@ -25,7 +26,7 @@ from local.reference_job import (
     make_scheduler,
 )
 from paceline.core.collectives import shared
-from paceline.core.collectives.schedules import RING, bounds, fold
+from paceline.core.collectives.schedules import bounds, fold, schedule
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.sampling import batches_of, leases_per_epoch, total_leases
 from paceline.worker.state.flat import FlatLayout
@@ -53,7 +54,8 @@ def train(config: dict[str, Any], folder: Path) -> str:
     scheduler = factory(optimizer) if factory else None
     layout = FlatLayout(list(model.named_parameters()), config["segment_bytes"])
     add_up = _AllReduce(config["algorithm"], ranks, folder)
-    progress = Fraction(0)
+    progress, last_unit = Fraction(0), 1
+    residuals = [layout.zeros() for _ in range(ranks)] if config["wire"] == "BFloat16" else []
     leases = list(range(total_leases(plan)))
     before = _weights(model)
     for first in range(0, len(leases), ranks):
@@ -67,13 +69,24 @@ def train(config: dict[str, Any], folder: Path) -> str:
         units = {unit for _, unit, _ in parts}
         samples = sum(count for _, _, count in parts)
         if len(units) == 1:  # the mean of the means
-            sums, divisor = [flats for flats, _, _ in parts], nominal / units.pop()
+            unit = units.pop()
+            sums, divisor = [flats for flats, _, _ in parts], nominal / unit
         else:
+            unit = 1
             sums = [[flat * float(unit) for flat in flats] for flats, unit, _ in parts]
             divisor = float(nominal)
         while len(sums) < ranks:
             sums.append(layout.zeros())
-        mean = [add_up(list(segments)) / divisor for segments in zip(*sums, strict=True)]
+        for flats, residual in zip(sums, residuals, strict=False):
+            for flat, left in zip(flats, residual, strict=True):
+                flat.add_(left, alpha=last_unit / unit)
+                left.zero_()
+        last_unit = unit
+        mean = [
+            add_up([flats[segment] for flats in sums], [left[segment] for left in residuals])
+            / divisor
+            for segment in range(len(layout.segments))
+        ]
         if config["clip_norm"] is not None:
             norm = float(torch.linalg.vector_norm(torch.cat(mean).double()))
             if norm + 1e-6 > config["clip_norm"]:
@@ -134,7 +147,8 @@ class _AllReduce:
         if not algorithm:
             self._groups = _gloo_groups(ranks, folder)
 
-    def __call__(self, parts: list[torch.Tensor]) -> torch.Tensor:
+    def __call__(self, parts: list[torch.Tensor], residuals: list[torch.Tensor]) -> torch.Tensor:
+        """With `residuals` what travels is bfloat16, and what that takes away is added there."""
         if self._groups:
             works = [g.allreduce([p]) for g, p in zip(self._groups, parts, strict=True)]
             for work in works:
@@ -143,12 +157,19 @@ class _AllReduce:
             return parts[0]
         if self._algorithm == MEMBERS:
             return shared.fold(parts, torch.add)
-        if self._algorithm != RING:
-            return fold(self._algorithm, parts, 0, torch.add)
-        edges = bounds(len(parts[0]), len(parts))
+        edges = bounds(len(parts[0]), schedule(self._algorithm, len(parts), 0).chunks)
         chunks = []
         for number, (low, high) in enumerate(pairwise(edges)):
-            chunks.append(fold(RING, [p[low:high] for p in parts], number, torch.add))
+
+            def rounded(part: torch.Tensor, rank: int, low: int = low) -> torch.Tensor:
+                if not residuals:
+                    return part
+                short = part.bfloat16().float()
+                residuals[rank][low : low + len(part)] += part - short
+                return short
+
+            there = [p[low:high] for p in parts]
+            chunks.append(fold(self._algorithm, there, number, torch.add, rounded))
         return torch.cat(chunks)
 
 

@@ -30,9 +30,11 @@ PLAIN = {
     "scheduler": False,
     "pipeline": 0,
     "dtype": "float32",
+    "wire": "Float32",
 }
 RICH = {**PLAIN, "accumulate": 2, "clip_norm": 0.5, "scheduler": True}
 HALF = {**RICH, "dtype": "bfloat16"}
+ROUNDED = {**RICH, "wire": "BFloat16"}
 KINDS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("SGD", PLAIN, ONE_SEGMENT),
     ("SGD", RICH, SEVERAL_SEGMENTS),
@@ -45,6 +47,11 @@ JOBS = [
     for i, channel in enumerate(CHANNELS)
     for j, ranks in enumerate(SIZES)
 ]
+JOBS += [
+    (CHANNELS[1], 3, ("SGD", ROUNDED, SEVERAL_SEGMENTS)),
+    (CHANNELS[2], 5, ("AdamW", ROUNDED, ONE_SEGMENT)),
+    (CHANNELS[3], 4, ("AdamW", {**ROUNDED, "dtype": "bfloat16"}, ONE_SEGMENT)),
+]
 JOBS += [(CHANNELS[0], 3, HALF_KINDS[0]), (CHANNELS[1], 2, HALF_KINDS[1])]
 
 
@@ -52,7 +59,7 @@ def job(backend: str, config: dict[str, Any], mode: str, overlap: str) -> dict[s
     ranks = config["ranks"]
     collective: dict[str, Any] = {"backend": backend, "mode": mode, "pacing": "Round"}
     collective |= {"overlap": overlap, "pipeline": config["pipeline"]}
-    collective["segmentBytes"] = config["segment_bytes"]
+    collective |= {"segmentBytes": config["segment_bytes"], "wire": config["wire"]}
     if mode == "Quorum":
         collective |= {"quorum": ranks}
     trainer = {
@@ -100,7 +107,7 @@ def weights_of(
 @pytest.mark.parametrize(
     ("channel", "ranks", "kind"),
     JOBS,
-    ids=["-".join((*c, str(n), k[0], k[1]["dtype"])) for c, n, k in JOBS],
+    ids=["-".join((*c, str(n), k[0], k[1]["dtype"], k[1]["wire"])) for c, n, k in JOBS],
 )
 def test_full_equals_the_reference(
     fork_server: ForkServer,
@@ -109,9 +116,9 @@ def test_full_equals_the_reference(
     kind: tuple[str, dict[str, Any], dict[str, Any]],
     tmp_path: Path,
 ) -> None:
-    """SGD with momentum and AdamW; in float32 and bfloat16; plain, and with accumulation, clipping
-    and a scheduler; in one segment and in several. The last step of an epoch is smaller, with a
-    last batch that is smaller still."""
+    """SGD with momentum and AdamW; models and wires in float32 and bfloat16; plain, and with
+    accumulation, clipping and a scheduler; in one segment and in several. The last step of an epoch
+    is smaller, with a last batch that is smaller still."""
     (backend, algorithm), (optimizer, more, segments) = channel, kind
     config = {
         "ranks": ranks,

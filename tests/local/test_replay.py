@@ -13,7 +13,8 @@ from cli.runs import forked_paceline, joined
 from paceline.core.protocol.pending import Merge, Swap
 from paceline.core.replay import sequence as replay
 from paceline.core.replay.journal import Did, Gave, Logged, Placed, pack
-from paceline.train.replay import read_journals
+from paceline.errors import ReplayError
+from paceline.train.replay import ReplaySession, read_journals
 
 pytestmark = pytest.mark.processes
 
@@ -194,6 +195,14 @@ def test_what_replay_notices(tmp_path: Path) -> None:
     code, said = call(tmp_path, "replay", "run")
     assert code == 1
     assert "run the job with --record" in said
+
+
+def test_a_run_whose_sums_were_rounded_is_refused_by_name(tmp_path: Path) -> None:
+    job = json.loads((Path(__file__).parents[1] / "api/golden/job.json").read_text())
+    (tmp_path / "job.json").write_text(json.dumps(job | {"wire": "BFloat16"}))
+    with pytest.raises(ReplayError, match="travelled as BFloat16") as refused:
+        ReplaySession(tmp_path)
+    assert "spec.collective.wire: Float32" in refused.value.hint
 
 
 def test_random_numbers_of_the_script_are_found_out(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from paceline.worker.session import StepResult
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.flat import plain_zeros
 from paceline.worker.state.gradients import Gradients
+from paceline_api.types.enums import Wire
 
 
 class LoneSession:
@@ -36,6 +37,7 @@ class LoneSession:
     is_publisher = True
     segment_bytes: int | None = None
     zeros = staticmethod(plain_zeros)
+    wire = Wire.FLOAT32
     is_replay = False
     stopped_by_another = False
     under_way = False

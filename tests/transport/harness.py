@@ -27,7 +27,7 @@ import torch
 from paceline.transport.base import Abort, Group, Transport, TransportError
 from paceline.transport.selected import SelectedTransport
 from paceline.transport.sim import Hub, SimTransport
-from transport.rank_body import Outcome, RankBody
+from transport.rank_body import ROUNDED, Outcome, RankBody
 
 FAILED = pytest.StashKey[bool]()
 """On a test item: it has failed."""
@@ -230,6 +230,7 @@ BROKEN = "t1"
 
 
 def in_memory(kind: str, hubs: Hubs, name: str) -> Transport:
+    kind = kind.removesuffix(ROUNDED)
     if kind == "staged":
         return SelectedTransport([FarTransport(hubs.one, name)], {})
     if kind == "sim":

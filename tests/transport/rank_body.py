@@ -67,6 +67,8 @@ class Outcome:
     seconds: float = 0.0
 
 
+ROUNDED = "-bfloat16"
+"""A kind that ends so before its algorithm sends float32 as bfloat16."""
 LARGEST_BYTES = 1 << 20
 """What the model of a test is taken to need: so no large classes are measured."""
 
@@ -141,9 +143,25 @@ class RankBody:
         digests = []
         for call in range(payload.calls):
             buffers = [part.to(self.device) for part in payload.parts(rank, call)]
-            self._of(kind).allreduce(buffers, self.abort, Method.of(kind).algorithm)
+            self._reduce(kind, buffers, [torch.zeros_like(buffer) for buffer in buffers])
             digests.append(digest(buffers))
         return digests
+
+    def _reduce(
+        self, kind: str, buffers: list[torch.Tensor], residuals: list[torch.Tensor]
+    ) -> None:
+        method = Method.of(kind)
+        if method.transport.endswith(ROUNDED) and buffers[0].dtype is torch.float32:
+            self._of(kind).allreduce_rounded(buffers, residuals, self.abort, method.algorithm)
+        else:
+            self._of(kind).allreduce(buffers, self.abort, method.algorithm)
+
+    def do_allreduce_rounded(self, kind: str, rank: int, payload: Payload) -> tuple[str, str]:
+        """The digests of the sums, and of what rounding took away here."""
+        buffers = payload.parts(rank)
+        residuals = [torch.zeros_like(buffer) for buffer in buffers]
+        self._reduce(kind, buffers, residuals)
+        return digest(buffers), digest(residuals)
 
     def do_resident_mib(self) -> float:
         """Memory of this process."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from paceline.core.collectives.select import Method
 from paceline.transport.base import Transport
-from transport.rank_body import RankBody
+from transport.rank_body import ROUNDED, RankBody
 
 
 def make(kind: str) -> Transport:
@@ -23,7 +23,7 @@ def make(kind: str) -> Transport:
 
     host = os.environ["RANK_HOST"]
 
-    match Method.of(kind).transport:
+    match Method.of(kind).transport.removesuffix(ROUNDED):
         case "mpi":
             from paceline.transport.mpi.transport import MpiTransport
 

@@ -17,13 +17,22 @@ from paceline.core.collectives.select import HIERARCHICAL
 from paceline.transport.shm.hier import ADDRESSES
 from paceline.transport.shm.rendezvous import place_of
 from transport.harness import FAILED, Crew, Hubs, ProcessPool, ProcessRank, Rank, ThreadRank
-from transport.rank_body import Outcome, Payload, digest
+from transport.rank_body import ROUNDED, Outcome, Payload, digest
 
-MPI = ["mpi:ring", "mpi:recursive_doubling", "mpi:halving_doubling", "mpi-mixed:ring"]
+ALGORITHMS = ["ring", "recursive_doubling", "halving_doubling"]
+MPI = [*(f"mpi:{name}" for name in ALGORITHMS), "mpi-mixed:ring"]
+AS_BFLOAT16 = [*(f"mpi{ROUNDED}:{name}" for name in ALGORITHMS), f"mpi-mixed{ROUNDED}:ring"]
 SHARED = ["shm", "shm-mixed", "hier:mpi:ring", "hier:gloo"]
 """The second: every other rank without a compiler. The last two: every other rank elsewhere."""
-REAL = ["gloo", *MPI, *SHARED, "auto"]
-IN_MEMORY = ["sim", "staged", "without-first", "without-second"]
+REAL = ["gloo", *MPI, *AS_BFLOAT16, *SHARED, "auto"]
+IN_MEMORY = [
+    "sim",
+    "staged",
+    f"sim{ROUNDED}",
+    f"staged{ROUNDED}",
+    "without-first",
+    "without-second",
+]
 """The last two: of two transports one is left out, since one rank cannot wire it."""
 ON_GPUS = ["nccl"]
 KINDS = [*IN_MEMORY, *REAL, *ON_GPUS]
@@ -167,7 +176,7 @@ def test_a_peer_killed_inside_a_reduction(crew: Crew) -> None:
     victim.start("allreduce", crew.kind, 1, payload)
     time.sleep(0.1)
     victim.kill()
-    if crew.kind in ("mpi:recursive_doubling", "mpi:halving_doubling"):
+    if crew.kind.startswith("mpi") and crew.kind.endswith("doubling"):
         # Its partners are 0 and 3; 3 is not inside and 0 learns from the connection.
         assert (outcome := a.result(SOON_S)).lost_rank == 1, outcome
     else:

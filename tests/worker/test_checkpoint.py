@@ -70,7 +70,7 @@ class Rank:
             self.gradients,
             scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 2),
         )
-        self.identity = disk.Identity("job", self.gradients.fingerprint(), PLAN)
+        self.identity = disk.Identity("job", self.gradients.layout.model_fingerprint(), PLAN)
 
     def train(self, rounds: int) -> None:
         for _ in range(rounds):

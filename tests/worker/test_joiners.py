@@ -16,7 +16,9 @@ from torch import nn
 
 GEN = GenerationId(1, "c", 1)
 JOINERS = [MemberId(0, place, 0) for place in range(1, 8)]
-WEIGHING: Any = SimpleNamespace(first=True, divisor=1.0, step=True, scheduler_steps=0)
+WEIGHING: Any = SimpleNamespace(
+    first=True, divisor=1.0, step=True, scheduler_steps=0, residual_unit=1
+)
 
 
 class Donor:

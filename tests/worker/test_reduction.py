@@ -10,7 +10,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -57,7 +57,10 @@ class ToldChannel:
         self._begun: queue.Queue[torch.Tensor] = queue.Queue()
         self._answers: queue.Queue[tuple[Answer, float, bool]] = queue.Queue()
 
-    def sum(self, buffers: list[torch.Tensor]) -> ev.ChannelFailed | None:
+    def sum(
+        self, buffers: list[torch.Tensor], residuals: Sequence[torch.Tensor | None] = ()
+    ) -> ev.ChannelFailed | None:
+        assert not residuals
         for buffer in buffers:
             self._begun.put(buffer.clone())
             answer, others, flag = self._answers.get(timeout=PATIENCE_S)
@@ -705,7 +708,10 @@ class SimChannel:
     def abort(self) -> None:
         self._abort.raise_()
 
-    def sum(self, buffers: list[torch.Tensor]) -> ev.ChannelFailed | None:
+    def sum(
+        self, buffers: list[torch.Tensor], residuals: Sequence[torch.Tensor | None] = ()
+    ) -> ev.ChannelFailed | None:
+        assert not residuals
         try:
             for buffer in buffers:
                 self._transport.allreduce([buffer], self._abort, "")

@@ -23,6 +23,7 @@ from paceline_api.types.enums import (
     MaxAgePolicy,
     Mode,
     SchedulingProvider,
+    Wire,
 )
 from paceline_api.types.job import TrainingJob
 
@@ -125,6 +126,15 @@ def _unable_backend(job: TrainingJob, network: FabricRequirement) -> Backend | N
     required = fabric.required if fabric else None
     able = (None, Backend.AUTO, *ABLE_BACKENDS[network])
     return backend if required is network and backend not in able else None
+
+
+def _wire_has_a_transport(job: TrainingJob) -> Iterator[Violation]:
+    collective, fabric = job.spec.collective, job.spec.fabric
+    if collective is None or collective.wire is not Wire.BFLOAT16:
+        return
+    gpu_direct = fabric is not None and fabric.required is FabricRequirement.GPU_DIRECT
+    if collective.backend in (Backend.GLOO, Backend.NCCL) or gpu_direct:
+        yield Violation(collective.wire)
 
 
 def _claim_has_a_place(job: TrainingJob) -> Iterator[Violation]:
@@ -256,6 +266,16 @@ RULES: Final = (
         cel="!has(self.fabric) || !has(self.fabric.required) || "
         "self.fabric.required != 'GPUDirect' || !has(self.collective) || "
         "!has(self.collective.backend) || self.collective.backend in ['auto', 'nccl']",
+    ),
+    Rule(
+        path="spec.collective.wire",
+        problem="travels over mpi only",
+        hint="use the backends mpi or auto and no spec.fabric.required: GPUDirect, or remove wire",
+        check=_wire_has_a_transport,
+        cel="!has(self.collective) || !has(self.collective.wire) || "
+        "self.collective.wire != 'BFloat16' || ((!has(self.collective.backend) || "
+        "self.collective.backend in ['auto', 'mpi']) && (!has(self.fabric) || "
+        "!has(self.fabric.required) || self.fabric.required != 'GPUDirect'))",
     ),
     Rule(
         path="spec.elasticity.allowedSizes",

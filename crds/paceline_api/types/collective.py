@@ -14,6 +14,7 @@ from paceline_api.types.enums import (
     Normalisation,
     Overlap,
     Pacing,
+    Wire,
 )
 from paceline_api.types.model import (
     AutoDuration,
@@ -126,6 +127,12 @@ class Collective(Model):
     Without it 4 MiB (4194304) where the model is on a GPU, and 25 MiB where the processors that
     compute also reduce. Other names for it: bucket_cap_mb of DDP, the fusion threshold of
     Horovod."""
+
+    wire: Wire | None = behaviour(Wire.FLOAT32, fixed=True)
+    """What float32 sums of gradients travel as. BFloat16: half of the bytes; sums are float32 at
+    each hop, and what rounding takes away is added in the next round, so that it is late and not
+    lost. Takes two more buffers of the model's size. Only over mpi: auto then leaves out nccl and
+    gloo, which sum in the type that travels."""
 
     overlap: Overlap | None = behaviour(Overlap.AUTO)
     """Auto: where all ranks are about as fast, gradients are reduced while backward() still runs,

@@ -50,6 +50,11 @@ class Overlap(StrEnum):
     NEVER = "Never"
 
 
+class Wire(StrEnum):
+    FLOAT32 = "Float32"
+    BFLOAT16 = "BFloat16"
+
+
 class BufferPolicy(StrEnum):
     AVERAGE = "Average"
     LOCAL = "Local"

@@ -185,7 +185,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._trainables = refusals.Trainables(self._model, self.param_groups)
         session = self._context.session
         self._gradients = Gradients(
-            self._trainables.named, session.segment_bytes, zeros=session.zeros
+            self._trainables.named,
+            session.segment_bytes,
+            zeros=session.zeros,
+            wire=session.wire,
         )
         self._committed = Committed(
             self._model,

@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 import torch
 from paceline_api.jobfile import JOB_FILE, read_job_file
+from paceline_api.types.enums import Wire
 
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.pending import BufferName
@@ -49,13 +50,20 @@ class ReplaySession:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
+        job = read_job_file(run_dir / JOB_FILE)
+        self.segment_bytes, self.wire = job.segment_bytes, job.wire
+        if self.wire is not Wire.FLOAT32:
+            raise ReplayError(
+                f"{run_dir}: gradients travelled as {self.wire}, and what rounding took away is in "
+                "no journal",
+                hint="record a run with spec.collective.wire: Float32",
+            )
         journals = read_journals(run_dir)
         try:
             self._score = core.compose(journals)
         except core.SequenceError as error:
             raise ReplayError(f"{run_dir}: {error}") from None
         self.size = self._score.ranks
-        self.segment_bytes = read_job_file(run_dir / JOB_FILE).segment_bytes
         self.zeros = plain_zeros
         self.version = 0
         self.progress = Progress()

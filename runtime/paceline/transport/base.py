@@ -133,6 +133,8 @@ class Transport(ABC):
     """What `allreduce` can be told to do; the same on all ranks."""
     sums_in_place: ClassVar[bool] = False
     """It takes what its own `zeros` makes without a copy."""
+    rounds: ClassVar[bool] = False
+    """It has `allreduce_rounded`."""
 
     @property
     @abstractmethod
@@ -180,6 +182,20 @@ class Transport(ABC):
         TransportError the contents of `buffers` are undefined, may still be written to, and the
         group is spent: `close` it.
         """
+
+    def allreduce_rounded(
+        self,
+        buffers: Sequence[torch.Tensor],
+        residuals: Sequence[torch.Tensor],
+        abort: Abort,
+        algorithm: str,
+    ) -> None:
+        """As `allreduce`, of float32 buffers that travel as bfloat16: sums are float32 at each hop,
+        the result is bfloat16. What rounding takes away on this rank is added to `residuals`, each
+        as long as its buffer: over all ranks, results and what was added make the sum of what came
+        in. After an error their contents are undefined, but nothing writes to them any more.
+        """
+        raise NotImplementedError(f"{self.name} sums in the type that travels")
 
     @abstractmethod
     def close(self) -> None:

@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from paceline_api.types.enums import Wire
+
 from paceline.core.collectives.select import HIERARCHICAL
 from paceline.transport.base import Transport, TransportError
 from paceline.transport.mpi.provider import ProviderError
@@ -23,26 +25,31 @@ BACKENDS: Final = ("auto", "gloo", "mpi", "nccl", "shm")
 FOR_AUTO: Final = ("mpi", "gloo", "nccl", "shm")
 LEVELS: Final = ("mpi", "gloo")
 """What may carry between machines what shared memory has summed inside."""
+ROUNDING: Final = ("mpi",)
+"""Those that can sum in another type than the one that travels."""
 LOOPBACK: Final = "127.0.0.1"
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 """Drawn when a machine starts; the same in all its containers."""
 
 
-def make_transport(backend: str, *, local: bool, ranks: int = 1) -> Transport:
+def make_transport(
+    backend: str, *, local: bool, ranks: int = 1, wire: Wire = Wire.FLOAT32
+) -> Transport:
     """The data channel of this rank among `ranks` that are wanted. `local`: all are on this
     machine, so loopback (D13). Raises TransportError, and LimitError for too many ranks."""
     host = LOOPBACK if local else own_address()
     if backend in BACKENDS:
         make_room(ranks, BACKENDS if backend == "auto" else [backend])
         if backend == "auto":
-            return _auto(host, local=local)
-        return SelectedTransport([_make(backend, host, local=local)], {}, own_machine())
+            return _auto(host, local=local, wire=wire)
+        transport = _make(backend, host, local=local, wire=wire)
+        return SelectedTransport([transport], {}, own_machine(), wire=wire)
     raise TransportError(
         f"spec.collective.backend: {backend!r} is unknown; hint: use {', '.join(BACKENDS)}"
     )
 
 
-def _auto(host: str, *, local: bool) -> Transport:
+def _auto(host: str, *, local: bool, wire: Wire) -> Transport:
     """Everything that works here; why another one does not is in `describe`."""
     transports: list[Transport] = []
     left_out: dict[str, str] = {}
@@ -51,7 +58,7 @@ def _auto(host: str, *, local: bool) -> Transport:
     memory = cache(_shared_memory)
     for name in names:
         try:
-            transports.append(_make(name, host, local=local, memory=memory))
+            transports.append(_make(name, host, local=local, wire=wire, memory=memory))
         except TransportError as error:
             left_out[name] = str(error)
             if isinstance(error, ProviderError):  # somebody has asked for it
@@ -59,18 +66,28 @@ def _auto(host: str, *, local: bool) -> Transport:
     if not transports:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
         raise TransportError(f"spec.collective.backend: auto found no data channel: {reasons}")
-    return SelectedTransport(transports, left_out, own_machine())
+    return SelectedTransport(transports, left_out, own_machine(), wire=wire)
 
 
 def _make(
-    name: str, host: str, *, local: bool, memory: Callable[[], SharedMemory] | None = None
+    name: str,
+    host: str,
+    *,
+    local: bool,
+    wire: Wire,
+    memory: Callable[[], SharedMemory] | None = None,
 ) -> Transport:
+    if wire is not Wire.FLOAT32 and name not in ROUNDING:
+        raise TransportError(
+            f"spec.collective.wire: {wire} is nothing for {name}, which sums in the type that "
+            "travels; hint: set spec.collective.backend: mpi or auto, or leave wire out"
+        )
     memory = memory or _shared_memory
     if name.startswith(HIERARCHICAL):
         from paceline.transport.shm.hier import HierTransport
 
-        shared = memory()
-        return HierTransport(shared, _make(name.removeprefix(HIERARCHICAL), host, local=local))
+        between = _make(name.removeprefix(HIERARCHICAL), host, local=local, wire=wire)
+        return HierTransport(memory(), between)
     if name == "shm":
         from paceline.transport.shm.transport import ShmTransport
 

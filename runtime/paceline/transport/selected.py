@@ -22,6 +22,7 @@ from statistics import median
 from typing import ClassVar, Final
 
 import torch
+from paceline_api.types.enums import Wire
 
 from paceline.clock import NS_PER_S, now_ns
 from paceline.core import demand
@@ -131,11 +132,17 @@ class SelectedTransport(Transport):
     name: ClassVar[str] = "selected"
 
     def __init__(
-        self, transports: Sequence[Transport], left_out: Mapping[str, str], machine: str = ""
+        self,
+        transports: Sequence[Transport],
+        left_out: Mapping[str, str],
+        machine: str = "",
+        *,
+        wire: Wire = Wire.FLOAT32,
     ) -> None:
-        """`machine`: text that those ranks have in common that run on one machine."""
+        """`machine`: text that those ranks have in common that run on one machine. `wire`: what
+        most buffers travel as."""
         assert transports, left_out
-        self._machine = machine
+        self._machine, self._wire = machine, wire
         self._transports = {transport.name: transport for transport in transports}
         self._left_out = dict(left_out)
         methods = [Method(t.name, algorithm) for t in transports for algorithm in t.algorithms]
@@ -357,9 +364,10 @@ class SelectedTransport(Transport):
         taken = []
         numel = CLASS_BYTES[index] // 4 if calls else 0
         buffer = self.zeros(numel, torch.float32, HOST)  # as gradients lie
+        residuals = [torch.zeros_like(buffer)] if self._wire is Wire.BFLOAT16 else []
         for _ in range(calls + (calls > 1)):
             start_ns = now_ns()
-            self._reduce(candidate, [buffer], abort)
+            self._reduce(candidate, [buffer], abort, residuals)
             taken.append((now_ns() - start_ns) / NS_PER_S)
         return median(taken[-calls:]) if calls else 0.0
 
@@ -369,20 +377,42 @@ class SelectedTransport(Transport):
         abort: Abort,
         algorithm: str,  # noqa: ARG002
     ) -> None:
-        assert self._group is not None, "allreduce outside a group"
-        index = size_class(sum(buffer.nbytes for buffer in buffers))
-        self._reduce(self._choices[index].candidate, buffers, abort)
+        self._reduce(self._chosen_for(buffers), buffers, abort)
 
-    def _reduce(self, candidate: str, buffers: Sequence[torch.Tensor], abort: Abort) -> None:
+    def allreduce_rounded(
+        self,
+        buffers: Sequence[torch.Tensor],
+        residuals: Sequence[torch.Tensor],
+        abort: Abort,
+        algorithm: str,  # noqa: ARG002
+    ) -> None:
+        self._reduce(self._chosen_for(buffers), buffers, abort, residuals)
+
+    def _chosen_for(self, buffers: Sequence[torch.Tensor]) -> str:
+        assert self._group is not None, "allreduce outside a group"
+        return self._choices[size_class(sum(buffer.nbytes for buffer in buffers))].candidate
+
+    def _reduce(
+        self,
+        candidate: str,
+        buffers: Sequence[torch.Tensor],
+        abort: Abort,
+        residuals: Sequence[torch.Tensor] = (),
+    ) -> None:
         method = self._candidates[candidate]
         transport = self._transports[method.transport]
 
         def by(reached: Sequence[torch.Tensor]) -> None:
-            transport.allreduce(reached, abort, method.algorithm)
+            sums, rest = reached[: len(buffers)], reached[len(buffers) :]
+            if rest:
+                transport.allreduce_rounded(sums, rest, abort, method.algorithm)
+            else:
+                transport.allreduce(sums, abort, method.algorithm)
 
+        touched = [*buffers, *residuals]
         foreign = {str(b.device) for b in buffers if not transport.moves(b.device)}
         if not foreign:
-            by(buffers)
+            by(touched)
             return
         if not self._staged:
             self._staged = ", ".join(sorted(foreign))
@@ -392,7 +422,7 @@ class SelectedTransport(Transport):
                 transport.name,
                 self._staged,
             )
-        self._staging.reduce(by, buffers)
+        self._staging.reduce(by, touched)
 
     def close(self) -> None:
         self._group = None
@@ -427,6 +457,7 @@ class SelectedTransport(Transport):
     def describe(self) -> dict[str, str]:
         left_out = self._left_out | self._unfit | self._dropped
         facts = {f"left out.{name}": why for name, why in left_out.items()}
+        facts["wire"] = self._wire
         if self._staged:
             facts["through host memory"] = self._staged
         regrets_s = self.regrets_s()

@@ -110,6 +110,7 @@ class SimTransport(Transport):
     """One rank's end of a hub."""
 
     name: ClassVar[str] = "sim"
+    rounds: ClassVar[bool] = True
 
     def __init__(self, hub: Hub, own_name: str) -> None:
         self._hub = hub
@@ -160,6 +161,25 @@ class SimTransport(Transport):
             buffer.detach().copy_(total)
         self._hub.taken(group, self._number, call)
 
+    def allreduce_rounded(
+        self,
+        buffers: Sequence[torch.Tensor],
+        residuals: Sequence[torch.Tensor],
+        abort: Abort,
+        algorithm: str,
+    ) -> None:
+        """Parts are rounded once, and their sum, which the first rank answers for."""
+        assert self._group is not None, "allreduce outside a group"
+        if self._group.size == 1:
+            return
+        for buffer, residual in zip(buffers, residuals, strict=True):
+            residual += _round(buffer)
+        self.allreduce(buffers, abort, algorithm)
+        for buffer, residual in zip(buffers, residuals, strict=True):
+            away = _round(buffer)
+            if self._group.rank == 0:
+                residual += away
+
     def close(self) -> None:
         group, self._group = self._group, None
         if group is not None:
@@ -170,3 +190,11 @@ class SimTransport(Transport):
 
     def describe(self) -> dict[str, str]:
         return {"provider": "memory"}
+
+
+def _round(buffer: torch.Tensor) -> torch.Tensor:
+    """To bfloat16, in place; returns what that takes away."""
+    short = buffer.detach().bfloat16().float()
+    away = buffer.detach() - short
+    buffer.detach().copy_(short)
+    return away

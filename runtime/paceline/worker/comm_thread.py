@@ -424,6 +424,7 @@ class CommThread:
         begun_ns = now_ns()
         with self._gradients.streams.own():
             self._committed.accumulate(self._gradients.result, first=weighing.first)
+            self._gradients.keep_residuals(weighing.residual_unit)
             self._update(weighing)
         now, rank = now_ns(), self.machine.state
         self._later.append(partial(self._metrics.applied, go, rank, now, now - begun_ns))
@@ -450,6 +451,8 @@ class CommThread:
         begun_ns = now_ns()
         with self._gradients.streams.own():
             self._committed.install_result(self._part)
+            # The others could complete the round, so all that they got from here was rounded.
+            self._gradients.keep_residuals(weighing.residual_unit)
             self._update(weighing)
         self._metrics.applied(go, self.machine.state, now_ns(), now_ns() - begun_ns)
 
@@ -461,6 +464,7 @@ class CommThread:
             for go, weighing in queued:
                 self._committed.accumulate(self._queue[go.round], first=weighing.first)
                 self._update(weighing)
+            self._gradients.forget_residuals()
         self._queue.clear()
 
     # ---- checkpoints ----------------------------------------------------------------------
@@ -474,6 +478,7 @@ class CommThread:
     def _restore(self, effect: ev.Restore) -> ev.Event | None:
         try:
             with self._gradients.streams.own():
+                self._gradients.forget_residuals()
                 return self._checkpoints.restore(effect)
         except PacelineError as error:
             self._say(Fatal(self.machine.state.me, "CheckpointUnusable", str(error)))

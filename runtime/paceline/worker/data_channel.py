@@ -7,6 +7,8 @@ Communication thread only.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from itertools import zip_longest
 
 import torch
 
@@ -58,18 +60,25 @@ class DataChannel:
     def _method(self, buffer: torch.Tensor) -> Method:
         return self._methods[size_class(buffer.nbytes)]
 
-    def sum(self, buffers: list[torch.Tensor]) -> ev.ChannelFailed | None:
-        """In place, over the members; one after the other, as in a round that is streamed (R27)."""
+    def sum(
+        self, buffers: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor | None] = ()
+    ) -> ev.ChannelFailed | None:
+        """In place, over the members; one after the other, as in a round that is streamed (R27).
+        A buffer with a residual travels as bfloat16 (`transport.base`)."""
         if self.is_alone:
             return None
-        for buffer in buffers:
-            method, begun_ns = self._method(buffer), now_ns()
+        for buffer, residual in zip_longest(buffers, residuals):
+            method, begun_ns, carried_bytes = self._method(buffer), now_ns(), buffer.nbytes
             try:
-                self._transport.allreduce([buffer], self._abort, NATIVE)
+                if residual is None:
+                    self._transport.allreduce([buffer], self._abort, NATIVE)
+                else:
+                    carried_bytes //= 2
+                    self._transport.allreduce_rounded([buffer], [residual], self._abort, NATIVE)
             except TransportError as error:
                 self._metrics.failed(method)
                 return self._failed(error)
-            self._metrics.carried(method, buffer.nbytes, now_ns() - begun_ns)
+            self._metrics.carried(method, carried_bytes, now_ns() - begun_ns)
         return None
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from paceline_api.jobfile import read_job_file
-from paceline_api.types.enums import Pacing
+from paceline_api.types.enums import Pacing, Wire
 
 from paceline.clock import now_ns
 from paceline.core.messages import Dismiss, Endpoints, ToRank
@@ -169,7 +169,9 @@ class Engine:
             return NoTransport()
         try:
             ranks = self._spec.replicas * self._spec.procs
-            return make_transport(self._spec.backend, local=settings.local, ranks=ranks)
+            return make_transport(
+                self._spec.backend, local=settings.local, ranks=ranks, wire=self._spec.wire
+            )
         except TransportError as error:
             raise _told(error) from error
 
@@ -334,6 +336,10 @@ class Engine:
     @property
     def segment_bytes(self) -> int | None:
         return self._spec.segment_bytes if self._spec else None
+
+    @property
+    def wire(self) -> Wire:
+        return self._spec.wire if self._spec else Wire.FLOAT32
 
     @property
     def version(self) -> int:

@@ -273,9 +273,10 @@ class Reducer:
         gradients, begun_ns = self._gradients, now_ns()
         with gradients.streams.own():
             for segment in range(self._last + 1):
-                gradients.load_result(segment, order.source, order.factor)
+                gradients.load_result(segment, order.source, order.factor, order.unit)
             gradients.streams.complete()  # transports read with streams of their own, or none
-            failed = self._channel.sum(gradients.result) or self._sum_float_buffers(order)
+            failed = self._channel.sum(gradients.result, gradients.rounded_away)
+            failed = failed or self._sum_float_buffers(order)
         if failed is not None:
             gradients.renew_result()
             return failed
@@ -396,7 +397,7 @@ class Reducer:
             now.given_up = now.given_up or GivenUp.NONFINITE
         with gradients.streams.own():
             source = order.source if now.given_up is None else None
-            gradients.load_result(segment, source, order.factor)
+            gradients.load_result(segment, source, order.factor, order.unit)
 
     # ---- data thread ----------------------------------------------------------------------
 
@@ -414,7 +415,7 @@ class Reducer:
             if now.given_up is not None:  # perhaps since the scratch was filled
                 result[-1] = 1
             gradients.streams.complete()
-            failed = self._channel.sum([result])
+            failed = self._channel.sum([result], gradients.rounded_away[segment : segment + 1])
             void = failed is None and bool(result[-1])
             if failed is None and not void and segment == self._last:
                 failed = self._sum_float_buffers(now.order)

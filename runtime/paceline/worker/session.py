@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from paceline_api.types.enums import Wire
 
 from paceline.core.protocol.progress import Progress
 from paceline.core.protocol.records import DataPlan, LoggedMetric
@@ -129,6 +130,10 @@ class Session(Protocol):
     def segment_bytes(self) -> int | None:
         """How large a segment of the gradients may be (`collective.segmentBytes`); None: by the
         device."""
+
+    @property
+    def wire(self) -> Wire:
+        """What float32 sums travel as (`collective.wire`)."""
 
     @property
     def version(self) -> int:

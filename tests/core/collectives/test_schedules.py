@@ -6,7 +6,7 @@ schedule that waits in a circle or matches a wrong part does not pass by luck.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from itertools import pairwise
 
 import pytest
@@ -17,6 +17,7 @@ from paceline.core.collectives.schedules import (
     HALVING_DOUBLING,
     RECURSIVE_DOUBLING,
     RING,
+    Rounding,
     Schedule,
     bounds,
     fold,
@@ -36,9 +37,27 @@ def leaf(rank: int, chunk: int) -> Term:
     return frozenset([f"{rank}.{chunk}"])
 
 
-def run(plans: list[Schedule], order: list[int]) -> list[list[Term]]:
-    """Move all messages; `order` says who is looked at next. Returns every rank's chunks."""
+def rounded(term: Term) -> Term:
+    return term if "rounded" in term else frozenset(["rounded", term])
+
+
+Kept = Counter[tuple[int, int, Term]]
+"""(rank, chunk, part): a rank that keeps what rounding this part takes away."""
+
+
+def run(plans: list[Schedule], order: list[int], kept: Kept | None = None) -> list[list[Term]]:
+    """Move all messages; `order` says who is looked at next. Returns every rank's chunks. `kept`:
+    what travels is rounded."""
     size = len(plans)
+
+    def round_part(rank: int, low: int, width: int, how: Rounding) -> None:
+        for chunk in range(low, low + width) if kept is not None else ():
+            term = chunks[rank][chunk]
+            assert kept is not None
+            assert how is not Rounding.EXACT or "rounded" in term
+            kept[rank, chunk, term] += how is Rounding.KEPT
+            chunks[rank][chunk] = rounded(term)
+
     chunks = [[leaf(rank, c) for c in range(plans[rank].chunks)] for rank in range(size)]
     wires: dict[tuple[int, int], deque[tuple[Term, ...]]] = defaultdict(deque)
     at = [0] * size
@@ -55,6 +74,7 @@ def run(plans: list[Schedule], order: list[int]) -> list[list[Term]]:
         step = plans[rank].steps[at[rank]]
         if not sent[rank] and step.send_to is not None:
             low = step.send_chunk
+            round_part(rank, low, step.width, step.sent)
             wires[rank, step.send_to].append(tuple(chunks[rank][low : low + step.width]))
             idle = 0
         sent[rank] = True
@@ -67,6 +87,8 @@ def run(plans: list[Schedule], order: list[int]) -> list[list[Term]]:
             for chunk, term in enumerate(came, start=step.recv_chunk):
                 own = chunks[rank][chunk]
                 chunks[rank][chunk] = add(own, term) if step.reduce else term
+            if step.made is not Rounding.EXACT:
+                round_part(rank, step.recv_chunk, step.width, step.made)
         at[rank] += 1
         sent[rank] = False
         idle = 0
@@ -86,6 +108,28 @@ def test_every_rank_ends_with_the_same_fold(algorithm: str, size: int, data: st.
     for chunk in range(plans[0].chunks):
         want = fold(algorithm, [leaf(rank, chunk) for rank in range(size)], chunk, add)
         assert [chunks[rank][chunk] for rank in range(size)] == [want] * size
+
+
+@given(algorithm=st.sampled_from(ALGORITHMS), size=st.integers(2, 17), data=st.data())
+def test_what_travels_is_rounded_as_fold_says_and_each_loss_is_kept_once(
+    algorithm: str, size: int, data: st.DataObject
+) -> None:
+    plans = [schedule(algorithm, size, rank) for rank in range(size)]
+    kept: Kept = Counter()
+    chunks = run(plans, data.draw(st.permutations(range(size))), kept)
+    want: Kept = Counter()
+    for chunk in range(plans[0].chunks):
+
+        def note(term: Term, rank: int, chunk: int = chunk) -> Term:
+            want[rank, chunk, term] += 1
+            return rounded(term)
+
+        parts = [leaf(rank, chunk) for rank in range(size)]
+        total = fold(algorithm, parts, chunk, add, note)
+        assert "rounded" in total
+        assert [chunks[rank][chunk] for rank in range(size)] == [total] * size
+    assert +kept == want
+    assert set(want.values()) == {1}
 
 
 @pytest.mark.parametrize("size", range(1, 18))

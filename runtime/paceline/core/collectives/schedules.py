@@ -15,12 +15,17 @@ and get the result last, two more steps. They pair the same ranks and add in the
 
 `fold` is the slow, obvious twin: it says in which order each chunk is summed, so that a test can
 predict the result bit for bit.
+
+Where what travels is shorter than what is summed, parts are rounded on their way (`Rounding`): what
+leaves before it is complete, and the complete sum once, so that all ranks have the same bits. Each
+rounding is made by one rank, or by several alike, of which one keeps what it took away.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final, TypeVar
 
 RING: Final = "ring"
@@ -29,6 +34,17 @@ HALVING_DOUBLING: Final = "halving_doubling"
 ALGORITHMS: Final = (RECURSIVE_DOUBLING, HALVING_DOUBLING, RING)
 
 T = TypeVar("T")
+
+
+class Rounding(IntEnum):
+    """What becomes of a part where the type that travels is shorter than that of the sum."""
+
+    EXACT = 0
+    """It is of that type already."""
+    ROUNDED = 1
+    """It is rounded; another rank, which rounds the same, keeps what that takes away."""
+    KEPT = 2
+    """It is rounded, and what that takes away is kept here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +58,10 @@ class ScheduleStep:
     width: int = 1
     reduce: bool = False
     """What comes in is added to the own part; otherwise it replaces it."""
+    sent: Rounding = Rounding.EXACT
+    """Of the part that leaves, in place: this rank goes on with what the other one gets."""
+    made: Rounding = Rounding.EXACT
+    """Of the sum that the step makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +105,15 @@ def bounds(numel: int, chunks: int) -> tuple[int, ...]:
 def _ring(size: int, rank: int) -> tuple[ScheduleStep, ...]:
     right, left = (rank + 1) % size, (rank - 1) % size
     steps = [
-        ScheduleStep(right, (rank - s) % size, left, (rank - s - 1) % size, reduce=True)
+        ScheduleStep(
+            right,
+            (rank - s) % size,
+            left,
+            (rank - s - 1) % size,
+            reduce=True,
+            sent=Rounding.KEPT,
+            made=Rounding.KEPT if s == size - 2 else Rounding.EXACT,
+        )
         for s in range(size - 1)
     ]
     # Now this rank holds the finished chunk rank + 1; the finished chunks go round once more.
@@ -110,7 +138,7 @@ def _folded(
     spare = size - power
     if rank < 2 * spare and rank % 2 == 0:
         return (
-            ScheduleStep(send_to=rank + 1, width=chunks),
+            ScheduleStep(send_to=rank + 1, width=chunks, sent=Rounding.KEPT),
             ScheduleStep(recv_from=rank + 1, width=chunks),
         )
     odd = rank < 2 * spare
@@ -125,8 +153,17 @@ def _folded(
 def _recursive_doubling(
     power: int, place: int, rank_at: Callable[[int], int]
 ) -> list[ScheduleStep]:
-    others = [rank_at(place ^ (1 << level)) for level in range(power.bit_length() - 1)]
-    return [ScheduleStep(send_to=other, recv_from=other, reduce=True) for other in others]
+    """At each level 2^level ranks have the same part; the first of them keeps what is rounded."""
+    levels = power.bit_length() - 1
+    steps = []
+    for level in range(levels):
+        other = rank_at(place ^ (1 << level))
+        sent = Rounding.ROUNDED if place % (1 << level) else Rounding.KEPT
+        made = Rounding.EXACT
+        if level == levels - 1:
+            made = Rounding.ROUNDED if place else Rounding.KEPT
+        steps.append(ScheduleStep(other, 0, other, 0, 1, reduce=True, sent=sent, made=made))
+    return steps
 
 
 def _halving_doubling(power: int, place: int, rank_at: Callable[[int], int]) -> list[ScheduleStep]:
@@ -139,7 +176,12 @@ def _halving_doubling(power: int, place: int, rank_at: Callable[[int], int]) -> 
         keep, give = low, low + width
         if place >> level & 1:
             keep, give = give, keep
-        halving.append(ScheduleStep(other, give, other, keep, width, reduce=True))
+        made = Rounding.KEPT if width == 1 else Rounding.EXACT
+        halving.append(
+            ScheduleStep(
+                other, give, other, keep, width, reduce=True, sent=Rounding.KEPT, made=made
+            )
+        )
         doubling.append(ScheduleStep(other, keep, other, give, width))
         low = keep
     return halving + doubling[::-1]
@@ -150,22 +192,55 @@ def _power(size: int) -> int:
     return 1 << (size.bit_length() - 1)
 
 
-def fold(algorithm: str, parts: Sequence[T], chunk: int, add: Callable[[T, T], T]) -> T:
+def _as_it_is(part: T, rank: int) -> T:  # noqa: ARG001
+    return part
+
+
+def fold(
+    algorithm: str,
+    parts: Sequence[T],
+    chunk: int,
+    add: Callable[[T, T], T],
+    rounded: Callable[[T, int], T] = _as_it_is,
+) -> T:
     """The sum of `parts` (one per rank) for one chunk, added in the order of the algorithm.
 
     Only the *pairing* of additions is fixed, not which operand is on the left: IEEE addition is
     commutative, and that is what makes recursive doubling give the same bits everywhere. It and
     halving-doubling pair alike, in every chunk.
+
+    `rounded(part, rank)`: the part as it travels; `rank` keeps what that takes away. The two differ
+    there: in recursive doubling both partners have to go on with what the other one gets.
     """
     size = len(parts)
+    if size == 1:
+        return parts[0]
     if algorithm == RING:
         total = parts[chunk % size]
         for hop in range(1, size):
-            total = add(total, parts[(chunk + hop) % size])
-        return total
+            total = add(rounded(total, (chunk + hop - 1) % size), parts[(chunk + hop) % size])
+        return rounded(total, (chunk - 1) % size)
     assert algorithm in (RECURSIVE_DOUBLING, HALVING_DOUBLING), algorithm
-    spare = size - _power(size)
-    level = [add(parts[2 * i], parts[2 * i + 1]) for i in range(spare)] + list(parts[2 * spare :])
-    while len(level) > 1:
-        level = [add(level[i], level[i + 1]) for i in range(0, len(level), 2)]
-    return level[0]
+    power = _power(size)
+    spare, levels = size - power, power.bit_length() - 1
+    level = [add(rounded(parts[2 * i], 2 * i), parts[2 * i + 1]) for i in range(spare)]
+    level += parts[2 * spare :]
+    owner = 0
+    """Of this chunk, as far as places differ in the levels so far."""
+    for depth in range(levels):
+
+        def sent(group: int, part: T, below: int = owner, depth: int = depth) -> T:
+            place = (group << depth) + below
+            return rounded(part, 2 * place + 1 if place < spare else place + spare)
+
+        upper = chunk >> (levels - 1 - depth) & 1 if algorithm == HALVING_DOUBLING else 0
+        made = []
+        for group in range(0, len(level), 2):
+            if algorithm == RECURSIVE_DOUBLING:
+                made.append(add(sent(group, level[group]), sent(group + 1, level[group + 1])))
+            else:
+                other = group + 1 - upper
+                made.append(add(level[group + upper], sent(other, level[other])))
+        level = made
+        owner += upper << depth
+    return rounded(level[0], 2 * owner + 1 if owner < spare else owner + spare)

@@ -159,6 +159,12 @@ class Weighing:
     progress: Fraction
     """That the round adds to the log's."""
 
+    @property
+    def residual_unit(self) -> int:
+        """In what rounding takes away is counted in this round (D18); 0: it takes nothing along,
+        since its sum is not applied."""
+        return self.unit if self.samples else 0
+
     def factor(self, share: Share) -> float:
         """What the contributor of `share` multiplies its buffer with before the reduction."""
         return 1.0 if self.equal else float(share.unit)

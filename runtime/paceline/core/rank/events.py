@@ -253,6 +253,8 @@ class Reduce(Struct, frozen=True):
     it is summed. 0: it is made when all are."""
     gives_up: bool = False
     """What GO names of this rank does not exist any more: the round is void (R31)."""
+    unit: int = 0
+    """`Weighing.residual_unit`; 0 of a rank without state, too."""
 
 
 class GiveUp(Struct, frozen=True):

@@ -292,10 +292,11 @@ def join(rank: RankState) -> None:
     rank.reducing = go
     reduce = Reduce(go, None, 1.0) if share is None else _part(rank, go, share)
     streaming.began(rank, in_hand=reduce.in_hand)
-    if go.streamed and not rank.passive:
+    if not rank.passive:
         weighing = rank.log.weigh(go)
-        if weighing.first and weighing.step:
-            reduce = replace(reduce, divisor=weighing.divisor)
+        alone = go.streamed and weighing.first and weighing.step
+        divisor = weighing.divisor if alone else 0.0
+        reduce = replace(reduce, divisor=divisor, unit=weighing.residual_unit)
     rank.emit(reduce)
 
 

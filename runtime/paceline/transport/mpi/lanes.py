@@ -14,9 +14,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from paceline.core.collectives.schedules import ScheduleStep, bounds
+from paceline.core.collectives.schedules import Rounding, ScheduleStep, bounds
 from paceline.transport.base import TransportError
-from paceline.transport.mpi.links import Link
+from paceline.transport.mpi.links import LANES, Link
 
 PIECE_BYTES: Final = 1 << 20
 ADD_ELEMENTS: Final = 1 << 15
@@ -24,8 +24,18 @@ ADD_ELEMENTS: Final = 1 << 15
 _NUMPY_TYPES: Final = {torch.float32, torch.float64, torch.int32, torch.int64}
 
 
+class Scratch:
+    """Memory of the lanes, a piece each: for what comes in, and for what leaves in another type."""
+
+    def __init__(self) -> None:
+        self.arriving = [np.empty(PIECE_BYTES, np.uint8) for _ in range(LANES)]
+        self.leaving = [np.empty(PIECE_BYTES // 2, np.uint8) for _ in range(LANES)]
+
+
 class Cells:
     """One flat buffer: as bytes for the messages, as numbers for the additions."""
+
+    residual: torch.Tensor | None = None
 
     def __init__(self, buffer: torch.Tensor) -> None:
         if buffer.device.type != "cpu":
@@ -49,7 +59,20 @@ class Cells:
     def numbers(self) -> Any:
         return self.tensor.numpy() if self.tensor.dtype in _NUMPY_TYPES else None
 
-    def add(self, low: int, high: int, scratch: Any) -> None:
+    def landing(self, low: int, high: int, scratch: Any, step: ScheduleStep) -> Any:
+        """Where the message for the bytes low..high goes."""
+        return scratch[: high - low] if step.reduce else self.bytes[low:high]
+
+    def message(self, low: int, high: int, scratch: Any, step: ScheduleStep) -> Any:  # noqa: ARG002
+        """What the bytes low..high travel as; `scratch` is free for it."""
+        return self.bytes[low:high]
+
+    def landed(self, low: int, high: int, scratch: Any, step: ScheduleStep) -> None:
+        """The message is complete."""
+        if step.reduce:
+            self._add(low, high, scratch)
+
+    def _add(self, low: int, high: int, scratch: Any) -> None:
         """Add the first bytes of `scratch` to what lies at the bytes low..high."""
         first, last = low // self.itemsize, high // self.itemsize
         if self.numbers is not None:
@@ -60,6 +83,51 @@ class Cells:
         for start in range(0, last - first, ADD_ELEMENTS):
             end = min(start + ADD_ELEMENTS, last - first)
             self.tensor[first + start : first + end].add_(incoming[start:end])
+
+
+class RoundedCells(Cells):
+    """A float32 buffer that travels as bfloat16; sums are float32."""
+
+    def __init__(self, buffer: torch.Tensor, residual: torch.Tensor) -> None:
+        """`residual`: as long as the buffer; what rounding takes away here is added to it."""
+        super().__init__(buffer)
+        assert buffer.dtype is residual.dtype is torch.float32, (buffer.dtype, residual.dtype)
+        assert buffer.shape == residual.shape, (buffer.shape, residual.shape)
+        self.residual: torch.Tensor = residual.detach()
+
+    def landing(self, low: int, high: int, scratch: Any, step: ScheduleStep) -> Any:  # noqa: ARG002
+        return scratch[: (high - low) // 2]
+
+    def message(self, low: int, high: int, scratch: Any, step: ScheduleStep) -> Any:
+        own = self._round(low, high, step.sent)
+        leaving = scratch[: (high - low) // 2]
+        leaving.view(np.uint16)[:] = own.view(np.uint32) >> 16
+        return leaving
+
+    def landed(self, low: int, high: int, scratch: Any, step: ScheduleStep) -> None:
+        came = scratch[: (high - low) // 2].view(np.uint16).astype(np.uint32)
+        came <<= 16
+        own = self.numbers[low // 4 : high // 4]
+        if step.reduce:
+            np.add(own, came.view(np.float32), out=own)
+        else:
+            own[:] = came.view(np.float32)
+        self._round(low, high, step.made)
+
+    def _round(self, low: int, high: int, how: Rounding) -> Any:
+        """In place, to the nearest and ties to even; returns the numbers."""
+        own = self.numbers[low // 4 : high // 4]
+        if how is Rounding.EXACT:
+            return own
+        bits = own.view(np.uint32)
+        rounded = bits + np.uint32(0x7FFF) + (bits >> 16 & 1)
+        rounded &= np.uint32(0xFFFF0000)
+        rounded[np.isnan(own)] = 0x7FC00000
+        if how is Rounding.KEPT:
+            kept = self.residual.numpy()[low // 4 : high // 4]
+            np.add(kept, own - rounded.view(np.float32), out=kept)
+        own[:] = rounded.view(np.float32)
+        return own
 
 
 class Piece:
@@ -91,13 +159,13 @@ class Lane:
         pieces: Sequence[Piece],
         steps: Sequence[ScheduleStep],
         links: Mapping[int, Link],
-        scratch: Any,
+        scratch: Scratch,
         mpi: Any,
     ) -> None:
         self._index = index
         self._todo = iter([(piece, step) for piece in pieces for step in steps])
         self._links = links
-        self._scratch = scratch
+        self._arriving, self._leaving = scratch.arriving[index], scratch.leaving[index]
         self._byte = mpi.BYTE
         self._open = 0
         self._piece = pieces[0]
@@ -109,7 +177,7 @@ class Lane:
             self._open = 0
             low, high = piece.span(step.recv_chunk, step.width)
             if step.recv_from is not None and low < high:
-                target = self._scratch[: high - low] if step.reduce else piece.cells.bytes[low:high]
+                target = piece.cells.landing(low, high, self._arriving, step)
                 link = self._links[step.recv_from]
                 requests[2 * self._index] = link.comm.Irecv(
                     [target, self._byte], 0, link.tag(self._index)
@@ -117,9 +185,10 @@ class Lane:
                 self._open += 1
             low, high = piece.span(step.send_chunk, step.width)
             if step.send_to is not None and low < high:
+                message = piece.cells.message(low, high, self._leaving, step)
                 link = self._links[step.send_to]
                 requests[2 * self._index + 1] = link.comm.Isend(
-                    [piece.cells.bytes[low:high], self._byte], 0, link.tag(self._index)
+                    [message, self._byte], 0, link.tag(self._index)
                 )
                 self._open += 1
             if self._open:
@@ -134,6 +203,6 @@ class Lane:
         step, piece = self._step, self._piece
         assert step is not None
         low, high = piece.span(step.recv_chunk, step.width)
-        if step.reduce and low < high:
-            piece.cells.add(low, high, self._scratch)
+        if step.recv_from is not None and low < high:
+            piece.cells.landed(low, high, self._arriving, step)
         self.post(requests)

@@ -17,7 +17,7 @@ import torch
 
 from paceline.core.collectives.schedules import Schedule, ScheduleStep
 from paceline.transport.base import Abort, PeerLost, TransportAborted
-from paceline.transport.mpi.lanes import PIECE_BYTES, Cells
+from paceline.transport.mpi.lanes import PIECE_BYTES, Cells, Scratch
 from paceline.transport.mpi.links import LANES, Link
 from paceline.transport.native import REDUCE, UnavailableError, load
 from paceline.transport.rendezvous import LAST_WORDS_NS, PeerConnections
@@ -49,7 +49,16 @@ class _Mpi(ctypes.Structure):
 class _Step(ctypes.Structure):
     _fields_: ClassVar[Fields] = [
         (name, ctypes.c_int32)
-        for name in ("send_to", "send_chunk", "recv_from", "recv_chunk", "width", "reduce")
+        for name in [
+            "send_to",
+            "send_chunk",
+            "recv_from",
+            "recv_chunk",
+            "width",
+            "reduce",
+            "sent",
+            "made",
+        ]
     ]
 
 
@@ -63,6 +72,7 @@ class _Buffer(ctypes.Structure):
         ("numel", ctypes.c_int64),
         ("itemsize", ctypes.c_int32),
         ("kind", ctypes.c_int32),
+        ("residual", ctypes.c_void_p),
     ]
 
 
@@ -85,6 +95,7 @@ class _Call(ctypes.Structure):
         ("buffer_count", ctypes.c_int32),
         ("lane_count", ctypes.c_int32),
         ("scratch", ctypes.POINTER(ctypes.c_void_p)),
+        ("leaving", ctypes.POINTER(ctypes.c_void_p)),
         ("piece_bytes", ctypes.c_int64),
         ("requests", ctypes.POINTER(ctypes.c_int)),
         ("abort", ctypes.POINTER(ctypes.c_int32)),
@@ -144,14 +155,20 @@ class NativeLoop:
         algorithm: str,
         plan: Schedule,
         cells: Sequence[Cells],
-        scratch: Sequence[Any],
+        scratch: Scratch,
         abort: Abort,
         requests: list[Any],
     ) -> None:
         """Like the loop in Python. On an error the open requests are left in `requests`."""
         buffers = (_Buffer * len(cells))(
             *(
-                _Buffer(c.tensor.data_ptr(), len(c.tensor), c.itemsize, KINDS[c.tensor.dtype])
+                _Buffer(
+                    c.tensor.data_ptr(),
+                    len(c.tensor),
+                    c.itemsize,
+                    KINDS[c.tensor.dtype],
+                    c.residual.data_ptr() if c.residual is not None else None,
+                )
                 for c in cells
             )
         )
@@ -168,7 +185,8 @@ class NativeLoop:
             buffers,
             len(cells),
             lanes,
-            (ctypes.c_void_p * LANES)(*(part.ctypes.data for part in scratch)),
+            (ctypes.c_void_p * LANES)(*(part.ctypes.data for part in scratch.arriving)),
+            (ctypes.c_void_p * LANES)(*(part.ctypes.data for part in scratch.leaving)),
             PIECE_BYTES,
             handles,
             ctypes.pointer(abort.flag),
@@ -197,4 +215,13 @@ def _step(step: ScheduleStep, place: Mapping[int, int]) -> _Step:
     """One step with indices of links instead of ranks."""
     to = -1 if step.send_to is None else place[step.send_to]
     source = -1 if step.recv_from is None else place[step.recv_from]
-    return _Step(to, step.send_chunk, source, step.recv_chunk, step.width, step.reduce)
+    return _Step(
+        to,
+        step.send_chunk,
+        source,
+        step.recv_chunk,
+        step.width,
+        step.reduce,
+        step.sent,
+        step.made,
+    )

@@ -34,7 +34,7 @@ from paceline.transport.base import (
     TransportError,
 )
 from paceline.transport.mpi.abandoned import AbandonedRequests, MemoryRange
-from paceline.transport.mpi.lanes import PIECE_BYTES, Cells, Lane, Piece
+from paceline.transport.mpi.lanes import Cells, Lane, Piece, RoundedCells, Scratch
 from paceline.transport.mpi.links import LANES, Link, LinkTable
 from paceline.transport.mpi.native_loop import KINDS, NativeLoop
 from paceline.transport.native import UnavailableError
@@ -55,6 +55,7 @@ class MpiTransport(Transport):
 
     name: ClassVar[str] = "mpi"
     algorithms: ClassVar[tuple[str, ...]] = ALGORITHMS
+    rounds: ClassVar[bool] = True
 
     def __init__(self, *, host: str, native: bool = True) -> None:
         self._links = LinkTable(host)
@@ -71,7 +72,7 @@ class MpiTransport(Transport):
         self._group: Group | None = None
         self._link_to: dict[int, Link] = {}
         self._schedules: dict[str, Schedule] = {}
-        self._scratch = [np.empty(PIECE_BYTES, np.uint8) for _ in range(LANES)]
+        self._scratch = Scratch()
         self._abandoned = AbandonedRequests(self._mpi)
 
     @property
@@ -120,10 +121,22 @@ class MpiTransport(Transport):
             )
 
     def allreduce(self, buffers: Sequence[torch.Tensor], abort: Abort, algorithm: str) -> None:
+        self._sum([Cells(buffer) for buffer in buffers], abort, algorithm)
+
+    def allreduce_rounded(
+        self,
+        buffers: Sequence[torch.Tensor],
+        residuals: Sequence[torch.Tensor],
+        abort: Abort,
+        algorithm: str,
+    ) -> None:
+        pairs = zip(buffers, residuals, strict=True)
+        self._sum([RoundedCells(*pair) for pair in pairs], abort, algorithm)
+
+    def _sum(self, cells: Sequence[Cells], abort: Abort, algorithm: str) -> None:
         assert self._group is not None, "allreduce outside a group"
         if self._group.size == 1:
             return
-        cells = [Cells(buffer) for buffer in buffers]
         requests: list[Any] = []
         try:
             if self._native is not None and all(c.tensor.dtype in KINDS for c in cells):
@@ -138,12 +151,12 @@ class MpiTransport(Transport):
             raise
 
     def _reduce(
-        self, algorithm: str, cells: list[Cells], abort: Abort, requests: list[Any]
+        self, algorithm: str, cells: Sequence[Cells], abort: Abort, requests: list[Any]
     ) -> None:
         plan = self._schedules[algorithm]
         pieces = [piece for c in cells for piece in Piece.cut(c, plan.chunks)]
         lanes = [
-            Lane(k, pieces[k::LANES], plan.steps, self._link_to, self._scratch[k], self._mpi)
+            Lane(k, pieces[k::LANES], plan.steps, self._link_to, self._scratch, self._mpi)
             for k in range(min(LANES, len(pieces)))
         ]
         requests += [self._mpi.REQUEST_NULL] * (2 * len(lanes))
@@ -178,16 +191,17 @@ class MpiTransport(Transport):
                         raise PeerLost(f"rank {lost} has gone", lost)
             pause(PAUSE_S if now - idle_since_ns < LONG_WAIT_NS else LONG_PAUSE_S)
 
-    def _abandon(self, requests: list[Any], cells: list[Cells]) -> None:
+    def _abandon(self, requests: list[Any], cells: Sequence[Cells]) -> None:
         """Give up requests; what they may still touch stays alive until they have completed."""
         null = self._mpi.REQUEST_NULL
         for request in requests[0::2]:  # receives: a cancelled one completes at once
             if request != null:
                 request.Cancel()
         memory = [MemoryRange(c.tensor.data_ptr(), c.tensor.nbytes, c) for c in cells]
-        memory += [MemoryRange(part.ctypes.data, part.nbytes, part) for part in self._scratch]
+        parts = [*self._scratch.arriving, *self._scratch.leaving]
+        memory += [MemoryRange(part.ctypes.data, part.nbytes, part) for part in parts]
         self._abandoned.keep(requests[0::2], requests[1::2], memory)
-        self._scratch = [np.empty(PIECE_BYTES, np.uint8) for _ in range(LANES)]
+        self._scratch = Scratch()
 
     def close(self) -> None:
         self._group = None

@@ -39,23 +39,27 @@ Bytes = bytes | bytearray | memoryview
 BUFFERS = ("result", "accumulated", "weights")
 """Parameter-size buffers beside the model, its gradients and the optimizer's state; LATE comes when
 a gradient first has to wait."""
+RESIDUALS = ("residual", "next residual")
+"""The same, where sums travel as bfloat16 (D18)."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
     """What the runtime adds to a rank's memory in steady state (D15)."""
 
+    names: tuple[str, ...]
+    """Of the buffers."""
     parameters: int
     """Elements."""
     buffer_bytes: int
     """Of one parameter-size buffer, alignment included."""
 
     def __str__(self) -> str:
-        names = ", ".join(BUFFERS)
+        names = ", ".join(self.names)
         mib = self.buffer_bytes / 2**20
         return (
-            f"{len(BUFFERS)} buffers of {mib:.1f} MiB ({names}) for {self.parameters} parameters; "
-            "one more once a gradient has to wait for its round"
+            f"{len(self.names)} buffers of {mib:.1f} MiB ({names}) for {self.parameters} "
+            "parameters; one more once a gradient has to wait for its round"
         )
 
 
@@ -212,7 +216,8 @@ class Committed:
         return digest.hexdigest()
 
     def memory_report(self) -> MemoryReport:
-        return MemoryReport(self._layout.numel, self._layout.nbytes)
+        names = BUFFERS + (RESIDUALS if self._gradients.rounded_away else ())
+        return MemoryReport(names, self._layout.numel, self._layout.nbytes)
 
     def linear(self) -> tuple[bool, str]:
         """Whether the update is linear in the gradient, and why (docs/design/rounds.md)."""

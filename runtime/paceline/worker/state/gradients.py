@@ -8,6 +8,8 @@ Shape legend: every buffer is one flat tensor per segment (`flat.FlatLayout`).
     result   scratch of the reduction, at least float32, in memory of the transport where it has
              some that it sums without a copy; an abandoned reduction may still write to it
              (docs/design/data-channel.md)
+    residual what rounding took away here in the last committed round, where bfloat16 travels; the
+             next round takes it along (D18)
 
 A gradient changes its buffer by repointing the views (`swap`), and the two buffers are merged right
 after a commit. GRAD belongs to the main thread while it computes; everything else, and GRAD while
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 import torch
+from paceline_api.types.enums import Wire
 
 from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Scale, Swap, Zero
 from paceline.worker.state.flat import FlatLayout, Zeros, plain_zeros
@@ -46,6 +49,7 @@ class Gradients:
         segment_bytes: int | None = None,
         *,
         zeros: Zeros = plain_zeros,
+        wire: Wire = Wire.FLOAT32,
     ) -> None:
         """`zeros`: makes the memory that is reduced."""
         named = list(parameters)
@@ -56,6 +60,13 @@ class Gradients:
         self.streams = Streams(self.devices)
         self._zeros = zeros
         self.result = self.new_sums()
+        self.rounded_away = self._new_residuals(wire)
+        """The residual that the round under way makes, of each segment that is rounded; empty if
+        none is."""
+        self._residuals = self._new_residuals(wire)
+        self._residual_unit = 1
+        """They are in the sum's unit of their round (D3)."""
+        self._wire = wire
         self.unit = 0
         """GRAD holds sum(per-sample gradients) / unit; 0 = nothing finished is in GRAD. Kept by the
         training layer, which rescales GRAD before a batch of another size is computed (D3)."""
@@ -81,7 +92,8 @@ class Gradients:
         self.mark_untouched()
 
     def fingerprint(self) -> str:
-        return self.layout.fingerprint()
+        """Of all that ranks which reduce together must have in common."""
+        return f"{self.layout.fingerprint()}:{self._wire}"
 
     @property
     def late_in_use(self) -> bool:
@@ -259,8 +271,11 @@ class Gradients:
 
     # ---- communication thread ---------------------------------------------------------------
 
-    def load_result(self, segment: int, source: BufferName | None, factor: float = 1.0) -> None:
-        """Fill a segment of the scratch from `source` times `factor`, or with zeros."""
+    def load_result(
+        self, segment: int, source: BufferName | None, factor: float = 1.0, unit: int = 0
+    ) -> None:
+        """Fill a segment of the scratch from `source` times `factor`, or with zeros. With a `unit`,
+        that of the sum, the residual comes on top."""
         result = self.result[segment]
         if source is None:
             result.zero_()
@@ -268,6 +283,34 @@ class Gradients:
             result.copy_(self._flats[source][segment])
             if factor != 1.0:
                 result.mul_(factor)
+        if not self.rounded_away:
+            return
+        away, residual = self.rounded_away[segment], self._residuals[segment]
+        if away is not None and residual is not None:
+            away.zero_()
+            if unit:
+                result.add_(residual, alpha=self._residual_unit / unit)
+
+    def keep_residuals(self, unit: int) -> None:
+        """The last round that was loaded is committed: the residual that it took along has been
+        applied, and what it rounded away comes with the next one. `unit` as it was loaded with."""
+        if unit:
+            self._residuals, self.rounded_away = self.rounded_away, self._residuals
+            self._residual_unit = unit
+
+    def forget_residuals(self) -> None:
+        """This rank goes on from another one's state."""
+        for residual in self._residuals:
+            if residual is not None:
+                residual.zero_()
+
+    def _new_residuals(self, wire: Wire) -> list[torch.Tensor | None]:
+        if wire is Wire.FLOAT32:
+            return []
+        return [
+            flat if flat.dtype is torch.float32 else None  # float64 travels as it is
+            for flat in self.layout.zeros()
+        ]
 
     def renew_result(self) -> None:
         """Take fresh memory: an abandoned reduction may still write to the old one."""

@@ -1,0 +1,116 @@
+"""Sums of float32 that travel as bfloat16: the bits that `fold` says, and nothing is lost."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from paceline.core.collectives.schedules import ALGORITHMS, bounds, fold, schedule
+from paceline.transport.base import Abort, Group, Peer, Transport, TransportError
+from paceline.transport.factory import ROUNDING, make_transport
+from paceline.transport.mpi.lanes import PIECE_BYTES
+from paceline.transport.mpi.transport import MpiTransport
+from paceline.transport.torch.gloo import GlooTransport
+from paceline_api.types.enums import Wire
+from transport.harness import Crew, Hubs, ProcessPool, in_memory
+from transport.rank_body import ROUNDED, Payload, digest
+
+pytestmark = pytest.mark.processes
+
+SIZES = (2, 3, 4, 5)
+NUMELS = (1, 7, 300_001)
+"""The last one is more than a piece."""
+Summed = tuple[torch.Tensor, list[torch.Tensor]]
+
+
+def by_hand(algorithm: str, parts: list[torch.Tensor]) -> Summed:
+    """The sum, and the residual of each rank, with torch's own conversions."""
+    total = torch.empty_like(parts[0])
+    residuals = [torch.zeros_like(part) for part in parts]
+    chunks, length = schedule(algorithm, len(parts), 0).chunks, PIECE_BYTES // 4
+    for low in range(0, len(total), length):
+        at = bounds(min(length, len(total) - low), chunks)
+        for chunk, (start, end) in enumerate(itertools.pairwise(at)):
+            there = slice(low + start, low + end)
+
+            def rounded(part: torch.Tensor, rank: int, there: slice = there) -> torch.Tensor:
+                short = part.bfloat16().float()
+                residuals[rank][there] += part - short
+                return short
+
+            total[there] = fold(algorithm, [p[there] for p in parts], chunk, torch.add, rounded)
+    return total, residuals
+
+
+@pytest.fixture
+def crew(pool: ProcessPool) -> Iterator[Crew]:
+    ranks = pool.take(max(SIZES))
+    yield Crew("", list(ranks))
+    pool.give_back(ranks)
+
+
+@pytest.mark.parametrize("kind", ["mpi", "mpi-mixed"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_bits_and_residuals_are_those_of_the_schedule(
+    crew: Crew, kind: str, algorithm: str
+) -> None:
+    """In C, and where the loops in C and in Python work together."""
+    crew.kind = f"{kind}{ROUNDED}:{algorithm}"
+    for size in SIZES:
+        members = crew.ranks[:size]
+        crew.open(members)
+        payload = Payload(size, NUMELS, exact=False)
+        for index, rank in enumerate(members):
+            rank.start("allreduce_rounded", crew.kind, index, payload)
+        outcomes = [rank.result() for rank in members]
+        assert {outcome.error for outcome in outcomes} == {""}, outcomes
+        parts = [payload.parts(index) for index in range(size)]
+        want = [by_hand(algorithm, list(buffers)) for buffers in zip(*parts, strict=True)]
+        for index, outcome in enumerate(outcomes):
+            assert outcome.value[0] == digest([total for total, _ in want])
+            assert outcome.value[1] == digest([residuals[index] for _, residuals in want])
+    crew.all(crew.ranks, "close", crew.kind)
+
+
+@pytest.mark.parametrize("size", range(2, 9))
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_sum_and_residuals_make_what_came_in(algorithm: str, size: int) -> None:
+    """Whole numbers below 2^20, so that every float32 sum is exact, and no bfloat16 is."""
+    draw = torch.Generator().manual_seed(size)
+    parts = [
+        torch.randint(-(1 << 20), 1 << 20, (997,), generator=draw).float() for _ in range(size)
+    ]
+    total, residuals = by_hand(algorithm, parts)
+    assert torch.equal(total + torch.stack(residuals).sum(0), torch.stack(parts).sum(0))
+    assert torch.equal(total, total.bfloat16().float())
+    assert sum(int(residual.count_nonzero()) for residual in residuals) > len(total)
+
+
+@pytest.mark.parametrize("kind", ["sim", "staged"])
+def test_nothing_is_lost_in_memory_either(kind: str) -> None:
+    """`staged`: by way of buffers that stand in for those of a device."""
+    hubs, draw = Hubs(), torch.Generator().manual_seed(1)
+    ranks = [in_memory(kind, hubs, f"t{index}") for index in range(3)]
+    parts = [torch.randint(-(1 << 20), 1 << 20, (99,), generator=draw).float() for _ in ranks]
+    sums, residuals = [part.clone() for part in parts], [torch.zeros_like(part) for part in parts]
+    peers = tuple(Peer(f"t{index}", rank.address) for index, rank in enumerate(ranks))
+
+    def reduce(index: int) -> None:
+        ranks[index].open(Group("g", 1, peers, index), Abort(), 10.0)
+        ranks[index].allreduce_rounded([sums[index]], [residuals[index]], Abort(), "")
+
+    with ThreadPoolExecutor(len(ranks)) as threads:
+        list(threads.map(reduce, range(len(ranks))))
+    assert all(torch.equal(total, sums[0]) for total in sums)
+    assert torch.equal(sums[0], sums[0].bfloat16().float())
+    assert torch.equal(sums[0] + sum(residuals), sum(parts))
+
+
+def test_a_transport_that_cannot_is_refused_by_name() -> None:
+    with pytest.raises(TransportError, match=r"spec.collective.wire: BFloat16.*gloo.*hint: set"):
+        make_transport("gloo", local=True, wire=Wire.BFLOAT16)
+    kinds: list[type[Transport]] = [MpiTransport, GlooTransport]
+    assert [kind.name for kind in kinds if kind.rounds] == list(ROUNDING)

@@ -138,29 +138,35 @@ class RankBody:
         assert isinstance(selected, SelectedTransport)
         selected._transports[name].open = refuse  # type: ignore[method-assign]
 
+    def do_forget(self, kind: str) -> None:
+        """What this rank and others have measured."""
+        selected = self._of(kind)
+        assert isinstance(selected, SelectedTransport)
+        selected._measured.clear()
+
     def do_allreduce(self, kind: str, rank: int, payload: Payload) -> list[str]:
         """The digests of the sums, one per call."""
         digests = []
         for call in range(payload.calls):
             buffers = [part.to(self.device) for part in payload.parts(rank, call)]
-            self._reduce(kind, buffers, [torch.zeros_like(buffer) for buffer in buffers])
+            method = Method.of(kind)
+            if method.transport.endswith(ROUNDED) and buffers[0].dtype is torch.float32:
+                self._reduce_rounded(kind, buffers)
+            else:
+                self._of(kind).allreduce(buffers, self.abort, method.algorithm)
             digests.append(digest(buffers))
         return digests
 
-    def _reduce(
-        self, kind: str, buffers: list[torch.Tensor], residuals: list[torch.Tensor]
-    ) -> None:
-        method = Method.of(kind)
-        if method.transport.endswith(ROUNDED) and buffers[0].dtype is torch.float32:
-            self._of(kind).allreduce_rounded(buffers, residuals, self.abort, method.algorithm)
-        else:
-            self._of(kind).allreduce(buffers, self.abort, method.algorithm)
+    def _reduce_rounded(self, kind: str, buffers: list[torch.Tensor]) -> list[torch.Tensor]:
+        residuals = [torch.zeros_like(buffer) for buffer in buffers]
+        algorithm = Method.of(kind).algorithm
+        self._of(kind).allreduce_rounded(buffers, residuals, self.abort, algorithm)
+        return residuals
 
     def do_allreduce_rounded(self, kind: str, rank: int, payload: Payload) -> tuple[str, str]:
         """The digests of the sums, and of what rounding took away here."""
         buffers = payload.parts(rank)
-        residuals = [torch.zeros_like(buffer) for buffer in buffers]
-        self._reduce(kind, buffers, residuals)
+        residuals = self._reduce_rounded(kind, buffers)
         return digest(buffers), digest(residuals)
 
     def do_resident_mib(self) -> float:

@@ -154,7 +154,7 @@ class Rank:
         deaf: Any = Deaf()
         main: Any = told
         self.driver = CommThread(machine, deaf, NoTransport(), main, Interrupts(), deaf)
-        channel: Any = SimpleNamespace(sum=lambda _: record.note("sum"), carrier=lambda _: None)
+        channel: Any = SimpleNamespace(sum=lambda *_: record.note("sum"), carrier=lambda _: None)
         self.driver._channel = channel
         self.driver.take(self.gradients, self.committed, None)
 
@@ -182,7 +182,9 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Record:
 
 
 GO: Any = SimpleNamespace(round=1, sync=True, contributing=1, streamed=False)
-WEIGHING: Any = SimpleNamespace(first=True, divisor=2.0, step=True, scheduler_steps=0)
+WEIGHING: Any = SimpleNamespace(
+    first=True, divisor=2.0, step=True, scheduler_steps=0, residual_unit=1
+)
 TO: Any = MemberId(0, 1, 0)
 ANY: Any = None
 STATE: Any = SimpleNamespace(generation=GEN, log=SimpleNamespace(version=1))

@@ -349,13 +349,20 @@ class SelectedTransport(Transport):
         own: Row = {name: [] for name in candidates}
         table: Row = {name: [] for name in candidates}
         for index in range(self._classes):
-            for name, calls in calls_to_measure(table, index).items():
+            todo = calls_to_measure(table, index)
+            if not any(todo.values()):
+                break
+            for name, calls in todo.items():
                 own[name].append(self._time(name, index, calls, opening.abort))
             means = self._vote(
                 opening, carrier, [], {name: row[-1:] for name, row in own.items()}, candidates
             )
             for name, mean in means.items():
                 table[name] += mean
+        for row in (*own.values(), *table.values()):
+            row += [0.0] * (
+                self._classes - len(row)
+            )  # a joiner knows of no class that was left out
         _keep(self._own, self._topology, own)
         return table
 

@@ -21,6 +21,9 @@ CALLS: Final = 5
 """So often a candidate is measured in a class, if there is time."""
 BUDGET_S: Final = 0.1
 """For all candidates in one class, but each that may win is measured once."""
+LONGEST_S: Final = 2.0
+"""A class in which all that may win would take so long together is not measured. It would hold up
+each change of the topology; where a link is that slow the bytes decide, in smaller classes too."""
 NEAR: Final = 4.0
 """Who takes more than so many times the best is out of the larger classes. Measured: the most that
 was made good was 3.4 times (gloo against mpi, four ranks), from 1 to 16 MiB."""
@@ -89,7 +92,8 @@ def topology(machines: Sequence[str]) -> tuple[int, ...]:
 
 
 def calls_to_measure(table: Seconds, index: int) -> dict[str, int]:
-    """How often each candidate is measured in the class `index`, by what the classes before took.
+    """How often each candidate is measured in the class `index`, by what the classes before took;
+    none at all where that would take too long.
 
     `table` must be the same on all ranks, so that they make the same calls.
     """
@@ -100,6 +104,8 @@ def calls_to_measure(table: Seconds, index: int) -> dict[str, int]:
     near = {name: taken for name, taken in before.items() if taken <= NEAR * best}
     growth = CLASS_BYTES[index] / CLASS_BYTES[index - 1]
     once_s = growth * sum(near.values())
+    if once_s > LONGEST_S:
+        return dict.fromkeys(table, 0)
     calls = max(1, min(CALLS, int(BUDGET_S / once_s)))
     return {name: calls if name in near else 0 for name in table}
 
@@ -120,10 +126,10 @@ def choose(seconds: Mapping[str, float], payload_bytes: int) -> Choice:
 
 
 def choose_all(table: Seconds) -> tuple[Choice, ...]:
-    """One choice per size class. Classes above those in the table, which nothing was expected in,
-    do as the largest that was measured."""
-    measured = [
-        choose({name: row[index] for name, row in table.items()}, payload)
-        for index, payload in enumerate(CLASS_BYTES[: min(map(len, table.values()))])
-    ]
-    return tuple(measured + measured[-1:] * (len(CLASS_BYTES) - len(measured)))
+    """One choice per size class. Classes above the measured ones do as the largest of these."""
+    choices: list[Choice] = []
+    for index, payload in enumerate(CLASS_BYTES):
+        column = {name: row[index] for name, row in table.items() if index < len(row)}
+        measured = any(column.values()) or not choices
+        choices.append(choose(column, payload) if measured else choices[-1])
+    return tuple(choices)

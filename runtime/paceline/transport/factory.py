@@ -57,6 +57,9 @@ def _auto(host: str, *, local: bool, wire: Wire) -> Transport:
     names = FOR_AUTO if local else (*FOR_AUTO, *(HIERARCHICAL + level for level in LEVELS))
     memory = cache(_shared_memory)
     for name in names:
+        level = name.removeprefix(HIERARCHICAL)
+        if level != name and not left_out.keys().isdisjoint({level, "shm"}):
+            continue  # said already
         try:
             transports.append(_make(name, host, local=local, wire=wire, memory=memory))
         except TransportError as error:

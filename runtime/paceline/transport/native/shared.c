@@ -45,6 +45,7 @@ typedef struct {
     Block *block;
     char *memory;
     uint64_t mark;
+    uint64_t place; /* As it has shown, once that is known to be true. */
     int32_t eventfd;
     int32_t gone; /* Its peer connection has closed. */
 } Member;
@@ -255,10 +256,9 @@ static char *bounce(const Room *room, int32_t who) {
 }
 
 /* Where the byte `at` of a member's buffer can be read. */
-static char *shown(const Room *room, const Call *call, int32_t who, int64_t at, int small) {
-    const Show *show = &room->members[who].block->show[room->uses & 1];
-    uint64_t place = who != room->own ? show->place : small ? 0 : (uint64_t)call->place;
-    if (place) return room->members[who].memory + place + at;
+static char *shown(const Room *room, const Call *call, int32_t who, int64_t at) {
+    const Member *member = &room->members[who];
+    if (member->place) return member->memory + member->place + at;
     return bounce(room, who) + (at - call->low);
 }
 
@@ -280,6 +280,7 @@ static int compare(Room *room, const Call *call, int small, int32_t *in_place) {
         if (nbytes != (uint64_t)call->nbytes || show->kind != (uint64_t)call->kind || !fits ||
             (small && place))
             different = k;
+        room->members[k].place = place;
         *in_place += place != 0;
     }
     int result = look(room); /* Who has left may show anything. */
@@ -288,10 +289,10 @@ static int compare(Room *room, const Call *call, int small, int32_t *in_place) {
     return different >= 0 ? DIFFERENT : DONE;
 }
 
-static void sum(Room *room, const Call *call, char *target, int64_t low, int64_t high, int small) {
+static void sum(Room *room, const Call *call, char *target, int64_t low, int64_t high) {
     const char *parts[RANKS_MAX];
     if (low >= high) return;
-    for (int32_t k = 0; k < room->count; k++) parts[k] = shown(room, call, k, low, small);
+    for (int32_t k = 0; k < room->count; k++) parts[k] = shown(room, call, k, low);
     if (room->count == 1) { /* Of one that is alone on its machine: only carried. */
         if (target != parts[0]) memcpy(target, parts[0], (size_t)(high - low));
         return;
@@ -302,7 +303,7 @@ static void sum(Room *room, const Call *call, char *target, int64_t low, int64_t
 static void copy(Room *room, const Call *call) {
     for (int32_t k = 0; k < room->parts; k++) {
         int64_t low = slice_at(room, call, k), high = slice_at(room, call, k + 1);
-        const char *source = shown(room, call, k, low, 0);
+        const char *source = shown(room, call, k, low);
         if (low < high && source != call->data + low)
             memcpy(call->data + low, source, (size_t)(high - low));
     }
@@ -316,7 +317,7 @@ int paceline_shared(Room *room, Call *call) {
     int result;
     if (call->resumed) {
         for (int32_t k = 0; k < room->count; k++)
-            in_place += room->members[k].block->show[room->uses & 1].place != 0;
+            in_place += room->members[k].place != 0;
         if ((result = look(room))) return result;
         call->resumed = 0;
         goto carried;
@@ -335,14 +336,14 @@ int paceline_shared(Room *room, Call *call) {
         if ((result = barrier(room))) return result;
         if ((result = compare(room, call, small, &in_place))) return result;
         if (small) {
-            sum(room, call, call->data + call->low, call->low, call->high, 1);
+            sum(room, call, call->data + call->low, call->low, call->high);
         } else {
             if (in_place == room->count) call->high = call->nbytes;
             if (room->own < room->parts) {
                 int64_t low = slice_at(room, call, room->own);
                 int64_t high = slice_at(room, call, room->own + 1);
-                char *target = shown(room, call, room->own, low, 0);
-                sum(room, call, target, low, high, 0);
+                char *target = shown(room, call, room->own, low);
+                sum(room, call, target, low, high);
                 if (call->carried) {
                     call->carry_place = target - room->members[room->own].memory;
                     call->carry_bytes = high - low;

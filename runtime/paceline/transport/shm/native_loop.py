@@ -36,6 +36,7 @@ class _Member(ctypes.Structure):
         ("block", ctypes.c_void_p),
         ("memory", ctypes.c_void_p),
         ("mark", ctypes.c_uint64),
+        ("place", ctypes.c_uint64),
         ("eventfd", ctypes.c_int32),
         ("gone", ctypes.c_int32),
     ]
@@ -96,7 +97,7 @@ class NativeLoop:
         spin_ns = SPIN_NS if spins else 0
         self._members = (_Member * len(members))(
             *(
-                _Member(start + m.place, start, m.mark, m.eventfd, 0)
+                _Member(start + m.place, start, m.mark, 0, m.eventfd, 0)
                 for m in members
                 for start in (m.memory.ctypes.data,)
             )

@@ -236,7 +236,9 @@ def check(history: History, result: dict[str, Any], *, may_drop: bool = False) -
     assert log["exact"] + log["short"] == history.epochs, f"{log}\n{story}"
     assert sum(seen) == log["applied"], f"{Counter(seen)} {log}\n{story}"
     assert max(seen) <= history.epochs, f"applied twice: {Counter(seen)}\n{story}"
-    if history.mode == "Full" and history.pieces > 1 and not history.at_the_end:
+    if history.collective.get("pipeline"):
+        assert not log["streamed"], f"{log}\n{story}"
+    elif history.mode == "Full" and history.pieces > 1 and not history.at_the_end:
         assert log["streamed"], f"no round was streamed: {log}\n{story}"
     if history.poisoned:
         assert 0 < dropped <= history.batch * history.accumulate, f"{log}\n{story}"

@@ -18,11 +18,13 @@ from typing import Any, Final
 
 import aiohttp
 import kopf
+from paceline_api.access.access import PAUSE_S, Access
+from paceline_api.access.login import Login
 from paceline_api.crdgen import PLURAL
 from paceline_api.types.job import GROUP, VERSION
 
-from paceline_operator.cluster.credentials import Credentials
-from paceline_operator.cluster.kube import CONNECT_S
+from paceline_operator.cluster.api import ApiError
+from paceline_operator.cluster.kube import CONNECT_S, pause, renewed
 from paceline_operator.cluster.rights import asked, denied, words_of
 from paceline_operator.cluster.store import Store
 
@@ -39,12 +41,14 @@ class JobsWatch:
 
     kind: Final = PLURAL
 
-    def __init__(self, access: Credentials, clock: Callable[[], float]) -> None:
+    def __init__(self, access: Access, clock: Callable[[], float]) -> None:
         self._access, self._clock = access, clock
         self._heard_s = clock()
         self._denied_s = 0.0
         """Since when."""
         self.denied = ""
+        self._given: Login | None = None
+        """With which kopf was let in last."""
 
     @property
     def age_s(self) -> float:
@@ -54,18 +58,34 @@ class JobsWatch:
     def heard(self) -> None:
         self._heard_s = self._clock()
 
-    def session(self) -> aiohttp.ClientSession:
+    async def let_in(self) -> kopf.AiohttpSession:
+        """kopf asks at its start, and again whenever its session is refused."""
+        if self._given is self._access.login and not await self._renewed(self._given):
+            await pause(PAUSE_S)
+        self._given = login = self._access.login
+        return kopf.AiohttpSession(
+            server=login.server,
+            default_namespace=login.namespace,
+            aiohttp_session=self.session(login),
+        )
+
+    def session(self, login: Login) -> aiohttp.ClientSession:
         """For kopf, which closes it."""
-        tls = self._access.tls if self._access.tls is not None else True
+        tls = login.tls if login.tls is not None else True
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=tls), middlewares=[self._carry_out]
+            connector=aiohttp.TCPConnector(limit=0, ssl=tls),
+            proxy=login.proxy,
+            middlewares=[self._carry_out],
         )
 
     async def _carry_out(
         self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        request.headers.update(self._access.headers())
-        response = await send(request)
+        login = self._access.login
+        response = await send(_signed(request, login))
+        if response.status == HTTPStatus.UNAUTHORIZED and await self._renewed(login):
+            response.release()
+            response = await send(_signed(request, self._access.login))
         if response.status == HTTPStatus.OK and "watch" in request.url.query:
             self.heard()
         if response.status == HTTPStatus.FORBIDDEN:
@@ -74,6 +94,13 @@ class JobsWatch:
         elif response.status == HTTPStatus.OK:
             self.denied = ""
         return response
+
+    async def _renewed(self, refused: Login) -> bool:
+        try:
+            return await renewed(self._access, refused)
+        except ApiError as error:
+            log.warning("the login could not be renewed: %s", error.message)
+            return False
 
     def _deny(self, what: str, raw: bytes) -> None:
         """Raises PacelineError when it lasts. An API server that begins knows no roles yet, so kopf
@@ -88,16 +115,12 @@ class JobsWatch:
             raise missing
 
 
-def make_registry(store: Store, watch: JobsWatch, access: Credentials) -> kopf.OperatorRegistry:
+def make_registry(store: Store, watch: JobsWatch) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
     async def login(**_: Any) -> kopf.AiohttpSession:
-        return kopf.AiohttpSession(
-            server=access.server,
-            default_namespace=access.namespace,
-            aiohttp_session=watch.session(),
-        )
+        return await watch.let_in()
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def seen(type: str | None, body: Mapping[str, Any], **_: Any) -> None:  # noqa: A002
@@ -140,6 +163,16 @@ def make_settings() -> kopf.OperatorSettings:
     # kopf says at INFO what it does for each object.
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     return settings
+
+
+def _signed(request: aiohttp.ClientRequest, login: Login) -> aiohttp.ClientRequest:
+    said = login.headers()
+    for name, _ in said:
+        request.headers.popall(name, None)
+    for name, value in said:
+        request.headers.add(name, value)
+    request.server_hostname = login.server_name
+    return request
 
 
 def _plain(value: Any) -> Any:

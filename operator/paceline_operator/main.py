@@ -13,9 +13,12 @@ import ssl
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Final
 
 import kopf
+from paceline_api.access.access import Access, access
 from paceline_api.crdgen import PLURAL
 from paceline_api.errors import PacelineError
 from paceline_api.types.job import API_VERSION
@@ -24,7 +27,6 @@ from paceline_operator.cluster import observe
 from paceline_operator.cluster.api import ApiError
 from paceline_operator.cluster.apply import Applier
 from paceline_operator.cluster.coordinator import Links
-from paceline_operator.cluster.credentials import Credentials, credentials
 from paceline_operator.cluster.kube import Kube, pause
 from paceline_operator.cluster.lease import Election, Terms
 from paceline_operator.cluster.memory import Memory
@@ -57,7 +59,7 @@ EXIT_DEPOSED: Final = 3
 
 
 class Operator:
-    def __init__(self, options: Options, access: Credentials) -> None:
+    def __init__(self, options: Options, access: Access) -> None:
         self._options, self._access = options, access
         self.metrics = Metrics()
         self._queue = Queue(self._decide, self.metrics, time.monotonic)
@@ -152,7 +154,7 @@ class Operator:
         return [
             *(watch.run() for watch in watches),
             kopf.operator(
-                registry=make_registry(self._store, self._jobs, self._access),
+                registry=make_registry(self._store, self._jobs),
                 settings=make_settings(),
                 standalone=True,
                 clusterwide=not self._options.scope,
@@ -178,6 +180,8 @@ class Operator:
                     return
                 why = f"the API server does not know {PLURAL}"
             except ApiError as error:
+                if error.code == HTTPStatus.UNAUTHORIZED:
+                    raise self._access.refused() from None
                 why = str(error)
             if time.monotonic() >= until_s:
                 raise PacelineError(why, hint="install the chart paceline-crds first")
@@ -292,9 +296,9 @@ class Operator:
 
 
 def run(options: Options) -> int:
-    access = credentials(options.kubeconfig)
+    found = access(Path(options.kubeconfig) if options.kubeconfig else None)
 
     async def main() -> int:
-        return await Operator(options, access).run()
+        return await Operator(options, found).run()
 
     return asyncio.run(main())

@@ -33,7 +33,11 @@ def parse(arguments: list[str] | None = None) -> Options:
         prog="python -m paceline_operator", description="The operator of Paceline's TrainingJobs."
     )
     add = parser.add_argument
-    add("--kubeconfig", default="", help="default: $KUBECONFIG, or the pod's service account")
+    add(
+        "--kubeconfig",
+        default="",
+        help="default: $KUBECONFIG, ~/.kube/config, or the pod's service account",
+    )
     add("--namespace", default="", help="look after the jobs of this namespace only")
     add(
         "--own-namespace",

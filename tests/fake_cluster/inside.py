@@ -24,13 +24,14 @@ from fake_cluster.cluster import Cluster
 from fake_cluster.http_api import VirtualApi
 from fake_cluster.parts import NAMESPACE, START_S
 from fake_cluster.virtual import VirtualLoop
+from paceline_api.access.access import Access
+from paceline_api.access.login import Login
 from paceline_api.crdgen import PLURAL
 from paceline_api.errors import PacelineError
 from paceline_api.names import COORDINATOR_PORT, LABEL_JOB
 from paceline_operator import main
 from paceline_operator.cluster import own_key
 from paceline_operator.cluster.api import ApiError
-from paceline_operator.cluster.credentials import Credentials
 from paceline_operator.cluster.lease import Election
 from paceline_operator.cluster.store import Key
 from paceline_operator.core.changes import Message
@@ -132,8 +133,8 @@ class Inside(Cluster):
 
         session = JobsWatch.session
 
-        def kept(watch: JobsWatch) -> aiohttp.ClientSession:
-            made = session(watch)
+        def kept(watch: JobsWatch, login: Login) -> aiohttp.ClientSession:
+            made = session(watch, login)
             self._sessions.append(made)
             return made
 
@@ -160,7 +161,7 @@ class Inside(Cluster):
                 f"--listen={HEALTH[0]}:{HEALTH[1]}",
             ]
         )
-        access = Credentials(server=self.api.url, tls=None, namespace=OWN_NAMESPACE)
+        access = Access(lambda: Login(self.api.url, OWN_NAMESPACE))
         self.operator = main.Operator(options, access)
         links = self.operator._links
         send = links.send

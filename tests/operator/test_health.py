@@ -6,7 +6,8 @@ import asyncio
 
 import aiohttp
 from aiohttp import web
-from paceline_operator.cluster.credentials import Credentials
+from paceline_api.access.access import Access
+from paceline_api.access.login import Login
 from paceline_operator.cluster.store import Store
 from paceline_operator.handlers import JobsWatch, make_registry, make_settings
 from paceline_operator.health import DEAD_S, Health
@@ -16,7 +17,7 @@ from paceline_operator.metrics import Metrics
 class Desk:
     def __init__(self, server: str = "http://127.0.0.1:1") -> None:
         self.now_s = 1000.0
-        self.access = Credentials(server=server, tls=None, token="secret")
+        self.access = Access(lambda: Login(server, authorization="Bearer secret"))
         self.jobs = JobsWatch(self.access, lambda: self.now_s)
         self.health = Health(Store(lambda _: None), Metrics(), lambda: 0, self.jobs)
 
@@ -45,7 +46,7 @@ def test_an_answered_watch_is_a_sign_of_life_and_nothing_else_is() -> None:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
         desk = Desk(url)
-        async with desk.jobs.session() as session:
+        async with desk.jobs.session(desk.access.login) as session:
             for query, age_s in (("", 10.0), ("?watch=true&code=500", 10.0), ("?watch=true", 0.0)):
                 desk.now_s += 10.0 - desk.jobs.age_s
                 async with session.get(url + query) as response:
@@ -75,7 +76,7 @@ def test_kopf_copies_no_object() -> None:
 def test_kopf_asks_by_the_watched_session() -> None:
     async def scenario() -> None:
         desk = Desk()
-        registry = make_registry(Store(lambda _: None), desk.jobs, desk.access)
+        registry = make_registry(Store(lambda _: None), desk.jobs)
         (login,) = registry._activities.get_all_handlers()
         info = await login.fn()
         assert info.server == desk.access.server

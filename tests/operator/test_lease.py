@@ -9,7 +9,8 @@ import pytest
 from fake_cluster.http_api import VirtualApi
 from fake_cluster.server import Server
 from fake_cluster.virtual import VirtualLoop
-from paceline_operator.cluster.credentials import Credentials
+from paceline_api.access.access import Access
+from paceline_api.access.login import Login
 from paceline_operator.cluster.lease import MARGIN, NAME, Election, Terms
 
 HOST = "10.255.0.1"
@@ -26,7 +27,7 @@ class Candidate:
         self._loop, self._fast, self._stopped_s = house.loop, fast, 0.0
         self.told: list[bool] = []
         self.election = Election(
-            Credentials(house.api.url, None, token_file=token_file),
+            Access(lambda: Login(house.api.url, token_file=token_file)),
             Terms(NAMESPACE, identity, DURATION_S, RENEW_S),
             clock=lambda: fast * house.loop.time(),
             changed=self.told.append,

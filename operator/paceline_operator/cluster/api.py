@@ -54,8 +54,8 @@ class ApiError(Exception):
 
     @property
     def transient(self) -> bool:
-        """Another try may succeed without anybody doing anything."""
-        return self.code in (0, 408, 429) or self.code >= 500
+        """Another try may succeed without anybody doing anything; after 401, with another login."""
+        return self.code in (0, 401, 408, 429) or self.code >= 500
 
 
 class Api(Protocol):

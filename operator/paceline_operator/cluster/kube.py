@@ -1,12 +1,13 @@
 """The API server over HTTP: `cluster.api.Api` for real, and the stream of a watch.
 
-Thin on purpose: one session, one time limit per request, every answer counted.
+Thin on purpose: one session, one time limit per request, every answer counted. A login that is
+refused is renewed, and the request made once more.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from types import TracebackType
@@ -14,9 +15,11 @@ from typing import Any, Final, Self
 
 import aiohttp
 import msgspec
+from paceline_api.access.access import Access
+from paceline_api.access.errors import AccessError
+from paceline_api.access.login import Login
 
 from paceline_operator.cluster.api import MANAGER, PATHS, ApiError
-from paceline_operator.cluster.credentials import Credentials
 from paceline_operator.cluster.rights import asked, words_of
 from paceline_operator.metrics import Metrics
 
@@ -27,16 +30,14 @@ APPLY: Final = "application/apply-patch+yaml"
 
 
 class Kube:
-    def __init__(self, credentials: Credentials, metrics: Metrics) -> None:
-        self.credentials = credentials
+    def __init__(self, access: Access, metrics: Metrics) -> None:
+        self._access = access
         self._metrics = metrics
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=CONNECTIONS, ssl=self.credentials.tls if self.credentials.tls else True
-            ),
+            connector=aiohttp.TCPConnector(limit=CONNECTIONS),
             timeout=aiohttp.ClientTimeout(total=REQUEST_S, sock_connect=CONNECT_S),
             headers={"User-Agent": MANAGER},
         )
@@ -101,19 +102,12 @@ class Kube:
         body: Mapping[str, Any] | None = None,
         content: str = "application/json",
     ) -> Mapping[str, Any]:
-        assert self._session is not None, "use the client within `async with`"
         data = msgspec.json.encode(body) if body is not None else None
         code = "<error>"
         try:
-            headers = self.credentials.headers()  # its file may be away for a moment
-            if body is not None:
-                headers["Content-Type"] = content
-            async with self._session.request(
-                method,
-                self.credentials.server + target,
-                params=dict(query or {}),
-                headers=headers,
-                data=data,
+            headers = [("Content-Type", content)] if body is not None else []
+            async with self._answer(
+                method, target, headers, params=dict(query or {}), data=data
             ) as response:
                 code = str(response.status)
                 raw = await response.read()
@@ -131,19 +125,45 @@ class Kube:
         self, target: str, query: Mapping[str, str], *, silence_s: float
     ) -> AsyncIterator[aiohttp.StreamReader]:
         """The open answer of a watch. Raises TimeoutError after so much silence."""
-        assert self._session is not None
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silence_s)
-        async with self._session.get(
-            self.credentials.server + target,
-            params=dict(query),
-            headers=self.credentials.headers(),
-            timeout=timeout,
-        ) as response:
+        async with self._answer("GET", target, params=dict(query), timeout=timeout) as response:
             self._metrics.requests.labels(str(response.status), "WATCH").inc()
             if response.status >= 400:
                 what = asked("GET", target, watch="watch" in query)
                 raise _error(response, await response.read(), what)
             yield response.content
+
+    @asynccontextmanager
+    async def _answer(
+        self, method: str, target: str, headers: Iterable[tuple[str, str]] = (), **more: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The last of at most two."""
+        assert self._session is not None, "use the client within `async with`"
+        login = self._access.login
+        for last in (False, True):
+            async with self._session.request(
+                method,
+                login.server + target,
+                headers=[*login.headers(), *headers],  # a token's file may be away for a moment
+                ssl=login.tls if login.tls is not None else True,
+                server_hostname=login.server_name,
+                proxy=login.proxy,
+                **more,
+            ) as response:
+                refused = response.status == HTTPStatus.UNAUTHORIZED
+                if last or not refused or not await renewed(self._access, login):
+                    yield response
+                    return
+            login = self._access.login
+
+
+async def renewed(access: Access, refused: Login) -> bool:
+    """Whether there is a newer login than the one that was refused. Raises ApiError."""
+    try:
+        return await asyncio.to_thread(access.refresh, refused)
+    except AccessError as error:
+        said = f"{error.message}; {error.hint}"
+        raise ApiError(HTTPStatus.UNAUTHORIZED, "Unauthorized", said) from None
 
 
 def path(kind: str, namespace: str, name: str = "", subresource: str = "") -> str:

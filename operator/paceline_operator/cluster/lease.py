@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from paceline_api.access.access import Access
+
 from paceline_operator.cluster.api import ApiError
-from paceline_operator.cluster.credentials import Credentials
 from paceline_operator.cluster.kube import Kube, pause
 from paceline_operator.cluster.rights import told
 from paceline_operator.metrics import Metrics
@@ -45,13 +46,13 @@ class Terms:
 class Election:
     def __init__(
         self,
-        credentials: Credentials,
+        access: Access,
         terms: Terms,
         *,
         clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
         changed: Callable[[bool], None],
     ) -> None:
-        self._credentials, self._terms, self._clock = credentials, terms, clock
+        self._access, self._terms, self._clock = access, terms, clock
         self._changed = changed
         self._renewed_s = float("-inf")
         self._seen: tuple[str, str] = ("", "")
@@ -78,7 +79,7 @@ class Election:
         asyncio.run(self._elect())
 
     async def _elect(self) -> None:
-        async with Kube(self._credentials, Metrics()) as kube:
+        async with Kube(self._access, Metrics()) as kube:
             while not self._ended.is_set():
                 started_s = self._clock()
                 try:

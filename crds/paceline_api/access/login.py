@@ -141,7 +141,7 @@ def _login(
     passing: Path,
     source: str,
 ) -> Login:
-    says = dict(user.value or {}) if user is not None else {}
+    says = dict(user.value) if user is not None else {}
     folder = Path(user.path).resolve().parent if user is not None else passing
     if "auth-provider" in says:
         raise KubeconfigError(
@@ -153,7 +153,9 @@ def _login(
     if says.get("exec") and not (token_file or says.get("token")):
         answer = plugin.ask(says["exec"], folder, cluster.value)
     if user is not None:
-        user.value = _answered(says, answer)
+        # In place, since a node is a view; else the loader would ask the plugin once more.
+        user.value.clear()
+        user.value.update(_answered(says, answer))
     found = Configuration()
     loader = KubeConfigLoader(
         merged.config, name, config_base_path=None, temp_file_path=str(passing)

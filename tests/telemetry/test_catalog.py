@@ -40,7 +40,7 @@ def test_buckets_grow() -> None:
 def test_one_worker_stays_below_its_series() -> None:
     """What one rank can touch: one mode and every trigger at a time is the usual case; two modes
     (a change while running) and one transport with all algorithms are counted here."""
-    assumed = {"mode": 2, "transport": 1, "size_class": 5, "state": 1}
+    assumed = {"figure": 4, "mode": 2, "transport": 1, "size_class": 5, "state": 1}
     series = 0
     for metric in CATALOG:
         children = 1

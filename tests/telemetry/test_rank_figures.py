@@ -78,6 +78,9 @@ class SpyRecord:
         self.real.histogram(name, **labels)
         return Spy(name, tuple(labels.values()), self.written)
 
+    def name_figure(self, number: int, name: str) -> None:
+        self.real.name_figure(number, name)
+
     def __getitem__(self, key: str | tuple[str, ...]) -> list[float]:
         name, *labels = (key,) if isinstance(key, str) else key
         return self.written[f"paceline_{name}", *labels]
@@ -365,6 +368,12 @@ def test_every_metric_of_a_rank_is_written(one: OneRank) -> None:
     drop = Drop(DropReason.NONFINITE, 2, one.rank.log.held(A)[1:2])
     one.round(one.share(A, 9, drops=(drop,)), one.share(B, 0), took_ms=9)
     one.round(one.share(C, 0, fresh=False), one.share(A, 0), took_ms=0)
+    one.rank.log.ledger.metrics["loss"] = (6.0, 4.0)
+    for _ in range(10):  # a moment says nothing of what is left
+        one.now_ns += 1000 * MS
+        one.round(one.share(B, 0), took_ms=0)
+        one.metrics.refresh(one.rank, one.now_ns)
+    assert one.record["figure_number", "0"][-1] == 6.0
     one.rank.log.settings = replace(one.rank.log.settings, mode=Mode.SHADOW)
     for _ in range(2):
         one.round(one.share(A, 0), took_ms=0)

@@ -10,17 +10,19 @@ from collections.abc import Iterator
 
 import pytest
 from paceline.core.protocol.ids import MemberId
-from paceline.telemetry.catalog import CATALOG, Kind
+from paceline.telemetry.catalog import CATALOG, FIGURES_MAX, Kind
 from paceline.telemetry.collector import PodRecords
 from paceline.telemetry.records import (
     BYTES,
     LAYOUT,
+    NAME_SLOTS,
     RankRecord,
     RecordError,
     RecordReader,
     allocate_record,
     width,
 )
+from paceline.worker.metrics.job import JobMetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 FIRST, SECOND = MemberId(3, 0, 1000), MemberId(3, 0, 1001)
@@ -55,7 +57,8 @@ def test_slots_do_not_overlap() -> None:
         slots = set(range(at, at + width(metric)))
         assert not slots & taken, name
         taken |= slots
-    assert taken == set(range(3, LAYOUT.slots))
+    assert taken == set(range(3, LAYOUT.names))
+    assert LAYOUT.slots - LAYOUT.names == FIGURES_MAX * NAME_SLOTS
 
 
 def test_only_what_was_touched_is_shown(pod: PodRecords) -> None:
@@ -196,6 +199,8 @@ def test_wrong_names_are_mistakes_in_the_program() -> None:
 def test_every_figure_is_shown_as_it_was_written_and_under_its_own_name(pod: PodRecords) -> None:
     record = open_for(pod, FIRST)
     written: dict[str, float] = {}
+    for number in range(FIGURES_MAX):
+        record.name_figure(number, str(number))
     for metric in CATALOG:
         if metric.writer == "agent":
             continue
@@ -216,6 +221,26 @@ def test_every_figure_is_shown_as_it_was_written_and_under_its_own_name(pod: Pod
     shown = page(pod)
     assert len(written) > 100
     assert {name: shown.get(name) for name in written} == written
+
+
+def test_what_a_script_reports_has_the_name_that_the_script_gave_it(pod: PodRecords) -> None:
+    """Names come from outside: too many, too long and two that are alike once they are cut."""
+    record = open_for(pod, FIRST)
+    job, long = JobMetrics(record), "näme " * 10
+    job.tell({"progress": 0.25}, {"loss": (6.0, 4.0), 'a"b': (-1.0, 2.0), long: (1.0, 1.0)})
+    shown = page(pod)
+    assert shown["paceline_progress_ratio{worker=3.0}"] == 0.25
+    assert "paceline_remaining_seconds{worker=3.0}" not in shown
+    assert shown["paceline_figure_number{figure=loss,worker=3.0}"] == 6
+    assert shown["paceline_figure_weight_number{figure=loss,worker=3.0}"] == 4
+    assert shown['paceline_figure_number{figure=a"b,worker=3.0}'] == -1
+    (cut,) = (name for name in shown if "figure_number{figure=n" in name)
+    assert long.startswith(cut.split("=")[1].split(",")[0])
+    job.tell({}, {f"more {n}": (1.0, 1.0) for n in range(50)} | {long + "!": (2.0, 1.0)})
+    assert len([name for name in page(pod) if "paceline_figure_number" in name]) == FIGURES_MAX
+    job.be_silent()
+    assert not [name for name in page(pod) if "_figure_" in name or "_progress_" in name]
+    record.close()
 
 
 def test_the_figures_of_a_step_are_cheap() -> None:

@@ -43,7 +43,14 @@ class Writer(StrEnum):
     """The agent itself, when it is scraped."""
 
 
+FIGURE: Final = "figure"
+"""The label of a script's own figures. What it names is known at run time, so the record keeps the
+names of the first FIGURES_MAX, and these numbers stand for them until the page is made."""
+FIGURES_MAX: Final = 16
+FIGURE_NAME_BYTES: Final = 32
+
 LABELS: Final[Mapping[str, tuple[str, ...]]] = {
+    FIGURE: tuple(map(str, range(FIGURES_MAX))),
     "mode": tuple(Mode),
     "trigger": tuple(Trigger),
     "reason": tuple(DropReason),
@@ -139,6 +146,32 @@ CATALOG: Final[tuple[Metric, ...]] = (
         "paceline_weight_copy_seconds_total",
         _COMM,
         "Time for these copies, on the host.",
+    ),
+    # ---- the whole job: how far is it, what does the script say; of its lowest active rank ----
+    _gauge(
+        "paceline_progress_ratio",
+        _COMM,
+        "How far the job is, from 0 to 1. Like the four after it, it is of the whole job, told by "
+        "one of its ranks; no series where nothing says where the end is.",
+    ),
+    _gauge("paceline_epoch_number", _COMM, "Epochs done so far, with the part of the present one."),
+    _gauge(
+        "paceline_remaining_seconds",
+        _COMM,
+        "Time to the end, at the speed of the last minutes.",
+    ),
+    _gauge(
+        "paceline_figure_number",
+        _COMM,
+        "Sum of value x weight of what the script has reported with pl.log, over all ranks, as far "
+        "as its gradients were applied. figure: the first names of the script.",
+        FIGURE,
+    ),
+    _gauge(
+        "paceline_figure_weight_number",
+        _COMM,
+        "Sum of the weights. The increase of the sum by that of the weights is the figure's mean.",
+        FIGURE,
     ),
     # ---- rounds: why do they start, who waits for whom, what does moving the data cost ----
     _counter(

@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 from paceline.clock import NS_PER_S, now_ns
 from paceline.core.agent.supervise import Phase
 from paceline.core.protocol.ids import MemberId
-from paceline.telemetry.catalog import BY_NAME, CATALOG, Kind, Metric, Writer
+from paceline.telemetry.catalog import BY_NAME, CATALOG, FIGURE, Kind, Metric, Writer
 from paceline.telemetry.records import LAYOUT, Reading, RecordReader, allocate_record, width
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -129,7 +129,7 @@ class PodRecords(Collector):
         family = _family(metric)
         for local, values in enumerate(ranks):
             worker = f"{self._slot}.{local}"
-            for child in metric.children():
+            for child in _children(metric, values):
                 slots = values.get((metric.name, child))
                 if slots is not None:
                     _add(family, metric, (worker, *child), slots)
@@ -193,12 +193,21 @@ def _add(
     family.add_metric(labels, buckets, total)
 
 
+def _children(metric: Metric, values: Values) -> Iterable[tuple[str, ...]]:
+    """What the script has named is known from the values only."""
+    if metric.labels == (FIGURE,):
+        return [child for name, child in values if name == metric.name]
+    return metric.children()
+
+
 def _values(reading: Reading) -> Values:
     values: Values = {}
     for (name, child), at in LAYOUT.first.items():
         slots = reading.values[at : at + width(BY_NAME[name])]
-        if not isnan(slots[0]):
-            values[name, child] = slots
+        if isnan(slots[0]):
+            continue
+        named = BY_NAME[name].labels == (FIGURE,)
+        values[name, (reading.figures[int(child[0])],) if named else child] = slots
     return values
 
 

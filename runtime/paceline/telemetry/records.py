@@ -6,6 +6,8 @@
                     the writer when it opened the record
     group MAIN      seq, then the slots of all metrics that the main thread writes
     group COMM      seq, then those of the communication thread
+    names           of the script's own figures, UTF-8 padded with zeros; a name is written once,
+                    before the first value of its figure
 
 A counter or gauge is one slot; a histogram is a slot for each bucket (not cumulative, +Inf last)
 and one for the sum. `seq` is odd while the writer is inside an observation of a histogram; a reader
@@ -32,7 +34,15 @@ from math import isnan, nan
 from typing import Final
 
 from paceline.clock import NS_PER_S, now_ns, pause
-from paceline.telemetry.catalog import BY_NAME, CATALOG, Kind, Metric, Writer
+from paceline.telemetry.catalog import (
+    BY_NAME,
+    CATALOG,
+    FIGURE_NAME_BYTES,
+    FIGURES_MAX,
+    Kind,
+    Metric,
+    Writer,
+)
 
 MAGIC: Final = 0x3170_6C63_6361_7031
 HEADER_SLOTS: Final = 3
@@ -41,6 +51,7 @@ COST_SAMPLES: Final = 500
 COST_BOUNDS: Final = 10
 SINGLES_PER_OBSERVATION: Final = 2
 """Counters and gauges written per observation, in a usual step."""
+NAME_SLOTS: Final = FIGURE_NAME_BYTES // SLOT_BYTES
 READ_TRIES: Final = 20
 READ_PAUSE_S: Final = 0.0005
 """Between tries: a writer that the machine has put aside needs a moment to go on."""
@@ -53,6 +64,7 @@ class RecordLayout:
     slots: int
     seq: Mapping[Writer, int]
     first: Mapping[tuple[str, tuple[str, ...]], int]
+    names: int
     digest: int
 
 
@@ -72,7 +84,7 @@ def _make_layout() -> RecordLayout:
                 text.append(f"{at} {metric.name} {child} {metric.buckets}")
                 at += width(metric)
     digest = int.from_bytes(sha256("\n".join(text).encode()).digest()[:8], "little")
-    return RecordLayout(at, seq, first, digest)
+    return RecordLayout(at + FIGURES_MAX * NAME_SLOTS, seq, first, at, digest)
 
 
 def width(metric: Metric) -> int:
@@ -179,7 +191,7 @@ def allocate_record() -> int:
     fd = os.memfd_create("paceline-record")
     os.ftruncate(fd, BYTES)
     memory = SharedMemory(fd)
-    for slot in range(HEADER_SLOTS, LAYOUT.slots):
+    for slot in range(HEADER_SLOTS, LAYOUT.names):
         memory.slots[slot] = nan
     for seq in LAYOUT.seq.values():
         memory.words[seq] = 0
@@ -226,6 +238,13 @@ class RankRecord:
         bounds = BY_NAME[name].buckets
         return Histogram(self._memory.slots, self._memory.words, seq, at, bounds)
 
+    def name_figure(self, number: int, name: str) -> None:
+        """Its values follow; `name`: at most FIGURE_NAME_BYTES in UTF-8."""
+        raw = name.encode().ljust(FIGURE_NAME_BYTES, b"\0")
+        at = LAYOUT.names + number * NAME_SLOTS
+        for slot, word in enumerate(memoryview(raw).cast("Q"), at):
+            self._memory.words[slot] = word
+
     def close(self) -> None:
         """Handles must not be used afterwards."""
         self._memory.close()
@@ -262,6 +281,8 @@ class Reading:
     """Of histograms, by both threads."""
     observation_s: float
     """Measured cost of one, with its share of single figures."""
+    figures: tuple[str, ...]
+    """Names of the script's own figures by their number; empty where there is none."""
 
 
 class RecordReader:
@@ -285,7 +306,12 @@ class RecordReader:
             # Else the writer died, or was stopped, inside an observation: at most one figure of a
             # histogram is behind the others, and no reader waits for a dead writer.
             observations += words[seq] // 2
-        return Reading(tuple(values), observations, slots[2])
+        return Reading(tuple(values), observations, slots[2], self._figures())
+
+    def _figures(self) -> tuple[str, ...]:
+        raw = self._memory.words[LAYOUT.names :].tobytes()
+        parts = (raw[n : n + FIGURE_NAME_BYTES] for n in range(0, len(raw), FIGURE_NAME_BYTES))
+        return tuple(part.rstrip(b"\0").decode() for part in parts)
 
     def close(self) -> None:
         self._memory.close()
@@ -293,4 +319,4 @@ class RecordReader:
 
 def _group_end(writer: Writer) -> int:
     later = [seq for seq in LAYOUT.seq.values() if seq > LAYOUT.seq[writer]]
-    return min(later, default=LAYOUT.slots)
+    return min(later, default=LAYOUT.names)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from paceline.telemetry.catalog import CATALOG, LABELS
+from paceline.telemetry.catalog import CATALOG, FIGURE, FIGURE_NAME_BYTES, FIGURES_MAX, LABELS
 
 
 def markdown() -> str:
@@ -30,8 +30,14 @@ def markdown() -> str:
         lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
     lines += ["", "## Labels", "", "| Label | Values |", "|---|---|"]
     used = {label for metric in CATALOG for label in metric.labels}
+    named = (
+        f"the first {FIGURES_MAX} names that the script gives to pl.log, "
+        f"each cut at {FIGURE_NAME_BYTES} bytes"
+    )
     lines += [
-        f"| {label} | {', '.join(values)} |" for label, values in LABELS.items() if label in used
+        f"| {label} | {named if label == FIGURE else ', '.join(values)} |"
+        for label, values in LABELS.items()
+        if label in used
     ]
     lines += ["", "## Buckets", "", "| Metric | Upper bounds |", "|---|---|"]
     for metric in CATALOG:

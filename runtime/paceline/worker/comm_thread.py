@@ -238,7 +238,7 @@ class CommThread:
             self._wake_ns = None
             self._take(ev.Tick())
             return
-        self._metrics.facts.refresh(self.machine.state, now_ns())
+        self._metrics.refresh(self.machine.state, now_ns())
         timeout_ms = self._timeout_ms()
         if not self._peers.wait(min(SOON_MS, timeout_ms) if self._later else timeout_ms):
             self._catch_up()
@@ -542,5 +542,6 @@ class CommThread:
         if isinstance(message, Stopped | Saved):  # the last word about the rounds comes with it
             self._catch_up()
             self._metrics.facts.work_out(self.machine.state)
+            self._metrics.tell(self.machine.state)
             self.link.send(self._metrics.facts.figures(self.machine.state))
         self.link.send(message)

@@ -109,17 +109,19 @@ class HeartbeatFacts:
                 self._contributed[member] = self._contributed.get(member, 0) + more
         self._counted = counted
 
-    def refresh(self, rank: RankState, now_ns: int) -> None:
-        """Work out the facts again if the last ones are old."""
-        if now_ns - self._refreshed_ns >= REFRESH_NS:
-            self._refreshed_ns = now_ns
-            done = _progress(rank.log)
-            if done is not None:
-                self._pace.follow(now_ns, done, rank.log.ledger)
-            self.work_out(rank)
+    def refresh(self, rank: RankState, now_ns: int) -> bool:
+        """Work out the facts again if the last ones are old; False if they are not."""
+        if now_ns - self._refreshed_ns < REFRESH_NS:
+            return False
+        self._refreshed_ns = now_ns
+        done = _progress(rank.log)
+        if done is not None:
+            self._pace.follow(now_ns, done, rank.log.ledger)
+        self.work_out(rank)
+        return True
 
     def work_out(self, rank: RankState) -> None:
-        logged = self._logged(rank) if _tells_of_the_log(rank) else {}
+        logged = self._logged(rank) if tells_of_the_log(rank) else {}
         self._facts = self._measured() | logged | self.checkpoints | self.carried
 
     def gave_up(self, why: GivenUp) -> None:
@@ -198,7 +200,7 @@ class HeartbeatFacts:
         return facts
 
 
-def _tells_of_the_log(rank: RankState) -> bool:
+def tells_of_the_log(rank: RankState) -> bool:
     return rank.me == min(rank.log.active, default=None)
 
 

@@ -24,7 +24,8 @@ from paceline.core.rank import events as ev
 from paceline.core.rank.state import Main, RankState, Saving
 from paceline.core.status import Fact
 from paceline.telemetry.records import Counter, Gauge, RankRecord
-from paceline.worker.metrics.heartbeat import HeartbeatFacts
+from paceline.worker.metrics.heartbeat import HeartbeatFacts, tells_of_the_log
+from paceline.worker.metrics.job import JobMetrics
 from paceline.worker.metrics.membership import MembershipMetrics
 from paceline.worker.metrics.waits import AvoidedWaiting
 
@@ -36,6 +37,7 @@ class RoundMetrics:
 
     def __init__(self, record: RankRecord, me: MemberId) -> None:
         self.facts = HeartbeatFacts()
+        self._job = JobMetrics(record)
         self._membership = MembershipMetrics(record)
         self._avoided = AvoidedWaiting(me)
         self._stepped_ns = 0
@@ -110,6 +112,18 @@ class RoundMetrics:
             self._jumps_seen = rank.facts.jumps
         if self._membership.follow(rank, now_ns):
             self._avoided.reset()
+
+    def refresh(self, rank: RankState, now_ns: int) -> None:
+        """The thread is about to wait: what is told of the whole job may be worked out again."""
+        if self.facts.refresh(rank, now_ns):
+            self.tell(rank)
+
+    def tell(self, rank: RankState) -> None:
+        """The facts are worked out."""
+        if tells_of_the_log(rank):
+            self._job.tell(self.facts.figures(rank).facts, rank.log.ledger.metrics)
+        else:
+            self._job.be_silent()
 
     def copied(self, spent_ns: int) -> None:
         """Weights were copied into the model."""

@@ -7,115 +7,210 @@ controller's name, and where there is none by the processes that also have a met
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
-from scripts.grafana import JOB, RATE, Panel, Query, Row
+from scripts.grafana import (
+    COUNT,
+    JOB,
+    RANGE_END,
+    RATE,
+    Link,
+    Panel,
+    Query,
+    Row,
+    or_zero,
+    worst,
+)
 
 S: Final = '{namespace=~"$namespace"}'
 BY: Final = f"by (namespace, {JOB})"
 NAME: Final = "{{namespace}}/{{" + JOB + "}}"
 CONTROLLER: Final = '{controller="trainingjob"}'
 QUEUE: Final = '{name="trainingjob"}'
-NONE: Final = "none"
+JOBS_DRAWN: Final = 10
+TO_JOB: Final = Link(
+    "This job",
+    "/d/paceline-job?var-datasource=${datasource}&var-scrape=${scrape}"
+    f"&var-namespace=${{__field.labels.namespace}}&var-job=${{__field.labels.{JOB}}}"
+    "&${__url_time_range}",
+)
+TO_JOB_OF_ROW: Final = Link(
+    "This job",
+    "/d/paceline-job?var-datasource=${datasource}&var-scrape=${scrape}"
+    "&var-namespace=${__data.fields.namespace}&var-job=${__data.fields.job}"
+    "&${__url_time_range}",
+    column="job",
+)
 
 
 def _ranks(which: str) -> str:
     return f'max {BY} (paceline_world_size_ranks{{namespace=~"$namespace", ranks="{which}"}})'
 
 
-_ROUNDS: Final = (
-    f"max {BY} (sum by (namespace, {JOB}, worker) (rate(paceline_rounds_total{S}{RATE})))"
-)
-_EXPOSED: Final = f"avg {BY} (rate(paceline_exposed_seconds_total{S}{RATE}))"
+def _rounds(window: str = RATE) -> str:
+    each = f"sum by (namespace, {JOB}, worker) (rate(paceline_rounds_total{S}{window}))"
+    return f"max {BY} ({each})"
+
+
+def _samples(window: str = RATE) -> str:
+    return f"sum {BY} (rate(paceline_samples_total{S}{window}))"
+
+
+def _exposed(window: str = RATE) -> str:
+    return f"avg {BY} (rate(paceline_exposed_seconds_total{S}{window}))"
+
+
+def _blamed(window: str = RATE) -> str:
+    """Share of the time of each other rank."""
+    ranks = f'max {BY} (paceline_world_size_ranks{{namespace=~"$namespace", ranks="active"}})'
+    return (
+        f"sum by (namespace, {JOB}, worker, pod, node) "
+        f"(rate(paceline_blamed_seconds_total{S}{window})) / "
+        f"on (namespace, {JOB}) group_left () clamp_min({ranks} - 1, 1)"
+    )
+
+
+def _of_jobs(expr: str, score: str) -> Query:
+    """The ten jobs with the most of it in the shown time."""
+    return Query(worst(expr, score, f"namespace, {JOB}", JOBS_DRAWN), NAME)
+
+
 _CONNECTED: Final = f"min {BY} (paceline_coordinator_connected_info{S})"
+
+
+def _column(expr: str) -> str:
+    """With a line for each job that is scraped: a table takes its columns from the answers."""
+    return f"({expr}) or on (namespace, {JOB}) (0 * {_CONNECTED})"
+
+
+def _rare(expr: Callable[[str], str]) -> str:
+    """The ten highest at the end of the shown time; they have grown through all of it.
+    `expr`: of a modifier of its selector."""
+    chosen = f"({expr('')}) and topk({JOBS_DRAWN}, {expr(' @ end()')})"
+    return or_zero(chosen, S, JOB)
+
 
 JOBS: Final = Row(
     "Jobs",
     (
         Panel(
             "Which jobs train?",
-            "short",
+            COUNT,
             "One line for each job that is scraped. No rounds per second with members above 0: it "
             "stands still. Coordinator 0: a worker has lost it.",
             (
-                Query(_ranks("members"), "members"),
-                Query(_ranks("active"), "active"),
-                Query(f"max {BY} (paceline_committed_rounds{S})", "rounds"),
-                Query(_ROUNDS, "rounds per second"),
-                Query(_EXPOSED, "held in step()"),
+                Query(_column(_ranks("members")), "members"),
+                Query(_column(_ranks("active")), "active"),
+                Query(_column(f"max {BY} (paceline_committed_rounds{S})"), "rounds"),
+                Query(_column(_rounds()), "rounds per second"),
+                Query(_column(_exposed()), "held in step()"),
                 Query(_CONNECTED, "coordinator"),
             ),
             kind="table",
             width=24,
-            units=(("held in step()", "percentunit"), ("rounds per second", "ops")),
+            units=(
+                ("members", COUNT),
+                ("active", COUNT),
+                ("rounds", COUNT),
+                ("held in step()", "percentunit"),
+                ("coordinator", COUNT),
+            ),
+            links=(TO_JOB_OF_ROW,),
         ),
         Panel(
-            "How many rounds per second?",
-            "ops",
-            "Of each job. A line that ends is a job that has ended; one at 0 stands still.",
-            (Query(_ROUNDS, NAME),),
+            "How many rounds per second? Ten jobs",
+            "suffix:rounds/s",
+            "Of the ten fastest jobs. A line that ends is a job that has ended; one at 0 stands "
+            "still.",
+            (_of_jobs(_rounds(), _rounds(RANGE_END)),),
+            links=(TO_JOB,),
         ),
         Panel(
-            "How many samples per second?",
-            "ops",
-            "Samples applied by all ranks of a job, late ones included.",
-            (Query(f"sum {BY} (rate(paceline_samples_total{S}{RATE}))", NAME),),
+            "How many samples per second? Ten jobs",
+            "suffix:samples/s",
+            "Samples applied by all ranks of a job, late ones included; the ten with most.",
+            (_of_jobs(_samples(), _samples(RANGE_END)),),
+            links=(TO_JOB,),
         ),
         Panel(
-            "How many ranks are there?",
-            "short",
-            "Members of the generation in force.",
-            (Query(_ranks("members"), NAME),),
-            stacked=True,
-        ),
-        Panel(
-            "How much of the ranks' time is communication that nothing hid?",
-            "percentunit",
-            "Share of time that loops were held in step(), mean of a job's ranks.",
-            (Query(_EXPOSED, NAME),),
-        ),
-        Panel(
-            "Which ranks cost the others most?",
-            "percentunit",
-            "The ten ranks that others wait for most, in seconds of all others per second.",
+            "How many ranks are there? Ten jobs",
+            COUNT,
+            "Members of the generation in force; the ten largest jobs.",
             (
-                Query(
-                    f"topk(10, sum by (namespace, {JOB}, worker) "
-                    f"(rate(paceline_blamed_seconds_total{S}{RATE})))",
-                    NAME + " {{worker}}",
+                _of_jobs(
+                    _ranks("members"),
+                    f'max {BY} (max_over_time(paceline_world_size_ranks{{namespace=~"$namespace", '
+                    f'ranks="members"}}{RANGE_END}))',
                 ),
             ),
-            empty=NONE,
+            stacked=True,
+            links=(TO_JOB,),
+        ),
+        Panel(
+            "How much communication does nothing hide? Ten jobs",
+            "percentunit",
+            "Share of time that loops were held in step(), mean of a job's ranks; the ten worst. "
+            "An alert begins at the line.",
+            (_of_jobs(_exposed(), _exposed(RANGE_END)),),
+            highest=1.0,
+            line=0.3,
+            links=(TO_JOB,),
+        ),
+        Panel(
+            "Which ranks cost the others most? Ten ranks",
+            "percentunit",
+            "Share of the time of each other rank of the job; the ten worst of the shown time. An "
+            "alert begins at the line.",
+            (
+                Query(
+                    worst(
+                        _blamed(), _blamed(RANGE_END), f"namespace, {JOB}, worker, pod", JOBS_DRAWN
+                    ),
+                    NAME + " {{pod}} ({{worker}}) on {{node}}",
+                ),
+            ),
+            line=0.2,
+            links=(TO_JOB,),
         ),
         Panel(
             "Where do samples get lost?",
-            "short",
+            COUNT,
             "Samples never applied, so far, of the workers that run now.",
             (
                 Query(
-                    f"sum by (namespace, {JOB}, reason) (paceline_samples_dropped_total{S})",
+                    _rare(
+                        lambda at: (
+                            f"sum by (namespace, {JOB}, reason) "
+                            f"(paceline_samples_dropped_total{S}{at})"
+                        )
+                    ),
                     NAME + ": {{reason}}",
                 ),
             ),
-            empty=NONE,
+            links=(TO_JOB,),
         ),
         Panel(
             "Which jobs lose ranks?",
-            "short",
+            COUNT,
             "Ranks left out so far, drained ones not counted, as seen by the rank of each job that "
             "has lived longest.",
             (
                 Query(
-                    f"max {BY} (sum by (namespace, {JOB}, worker) "
-                    '(paceline_left_total{namespace=~"$namespace", why!="leave"}))',
+                    _rare(
+                        lambda at: (
+                            f"max {BY} (sum by (namespace, {JOB}, worker) "
+                            f'(paceline_left_total{{namespace=~"$namespace", why!="leave"}}{at}))'
+                        )
+                    ),
                     NAME,
                 ),
             ),
-            empty=NONE,
+            links=(TO_JOB,),
         ),
         Panel(
             "Which transports are in use?",
-            "short",
+            COUNT,
             "Ranks by transport, for the largest buffers.",
             (
                 Query(
@@ -128,16 +223,20 @@ JOBS: Final = Row(
         ),
         Panel(
             "Where do checkpoints fail?",
-            "short",
+            COUNT,
             "Checkpoints not written, so far. skipped: the one before was not on the disk yet.",
             (
                 Query(
-                    f"sum by (namespace, {JOB}, result) (paceline_checkpoints_total"
-                    '{namespace=~"$namespace", result!="written"})',
+                    _rare(
+                        lambda at: (
+                            f"sum by (namespace, {JOB}, result) (paceline_checkpoints_total"
+                            f'{{namespace=~"$namespace", result!="written"}}{at})'
+                        )
+                    ),
                     NAME + ": {{result}}",
                 ),
             ),
-            empty=NONE,
+            links=(TO_JOB,),
         ),
     ),
 )
@@ -152,7 +251,7 @@ OPERATOR: Final = Row(
     (
         Panel(
             "Is there a leader?",
-            "short",
+            COUNT,
             "Operators that lead: 1, or one for each operator with a scope.manager of its own. "
             "Training goes on without; nothing is started or replaced.",
             (Query(f"sum(leader_election_master_status{QUEUE})", "leaders"),),
@@ -160,8 +259,8 @@ OPERATOR: Final = Row(
             width=4,
         ),
         Panel(
-            "What does the operator look after?",
-            "short",
+            "Jobs, pods, coordinators",
+            COUNT,
             "Jobs and pods in its memory, and coordinators that answer it. Fewer coordinators than "
             "running jobs for long: the operator does not reach them on port 7070.",
             (
@@ -171,10 +270,11 @@ OPERATOR: Final = Row(
             ),
             kind="stat",
             width=4,
+            name_too=True,
         ),
         Panel(
             "In which state are the jobs?",
-            "short",
+            COUNT,
             "As in the column State of kubectl get tj, of jobs without a worker too. What is not "
             "Starting, Training, Resizing, Suspended or an end is a reason of Degraded.",
             (Query("max by (state) (paceline_operator_jobs_in_state)", "{{state}}"),),
@@ -183,7 +283,7 @@ OPERATOR: Final = Row(
         ),
         Panel(
             "How many decisions, and how many fail?",
-            "ops",
+            "suffix:decisions/s",
             "A decision looks at one job and writes what is missing. error: a fault of the "
             "operator, with a traceback in its log.",
             (
@@ -207,7 +307,7 @@ OPERATOR: Final = Row(
         ),
         Panel(
             "What is in the queue?",
-            "short",
+            COUNT,
             "Jobs that a decision is due for, now or later, those being decided, and those put in "
             "per second. Whether it keeps up is in the waiting time beside.",
             (
@@ -251,7 +351,7 @@ OPERATOR: Final = Row(
         ),
         Panel(
             "What do the watches bring?",
-            "ops",
+            "suffix:events/s",
             "Events per second by kind, and how often a watch was opened anew. The server ends one "
             "every fifty minutes by itself.",
             (

@@ -21,6 +21,21 @@ JOB: Final = "paceline_dev_job_name"
 """The pod's label paceline.dev/job-name, as the PodMonitor (podTargetLabels) writes it."""
 RATE: Final = "[$__rate_interval]"
 RANGE: Final = "[$__range]"
+RANGE_END: Final = "[$__range] @ end()"
+"""The whole shown time, at each of its moments the same: who is chosen by it stays chosen."""
+SCRAPES: Final = ("5s", "15s", "30s", "60s")
+SCRAPE: Final = "30s"
+"""Chosen at first: four of these hold two scrapes at any of the intervals above."""
+COUNT: Final = "locale"
+"""Unit of whole numbers: 4,620 and not 4.62 K."""
+NO_DATA: Final = "no data"
+CONNECT_MS: Final = 150_000
+"""Over gaps up to this a line is drawn: two and a half of the longest interval."""
+MARK_S: Final = 60
+"""Grain of the marks on time axes; no shorter than the longest interval between scrapes."""
+SOFT_MAX: Final = {"percentunit": 0.1, "s": 0.01}
+"""Top of an axis while all is zero, by unit; 1 for the others."""
+FIXED_BLUE: Final = {"mode": "fixed", "fixedColor": "blue"}
 
 
 @dataclass(frozen=True)
@@ -28,6 +43,25 @@ class Query:
     expr: str
     legend: str
     """`{{label}}` of Grafana; the name of the column in a table."""
+
+
+@dataclass(frozen=True)
+class Link:
+    title: str
+    url: str
+    column: str = ""
+    """Of a table."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An annotation: a vertical line on every panel."""
+
+    name: str
+    expr: str
+    """Above 0 at the moments to be marked, MARK_S apart."""
+    title: str
+    colour: str
 
 
 @dataclass(frozen=True)
@@ -48,6 +82,19 @@ class Panel:
     """Shown instead of "No data", where no data is what one hopes for."""
     units: tuple[tuple[str, str], ...] = ()
     """Columns of a table with another unit."""
+    hidden: tuple[str, ...] = ()
+    """Columns of a table that nobody wants to see."""
+    links: tuple[Link, ...] = ()
+    log: bool = False
+    """Seconds from a millisecond to a minute, in which one freeze must not flatten the rest."""
+    line: float | None = None
+    """Drawn across the panel: the threshold of an alert."""
+    colours: tuple[tuple[float | None, str], ...] = ()
+    """Of single figures: from which value on which colour; the first one from None."""
+    words: tuple[tuple[int, str], ...] = ()
+    """Of single figures: what a value is called."""
+    name_too: bool = False
+    """A single figure shows the name of its series."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +118,7 @@ class Dashboard:
     about: str
     variables: Sequence[Variable]
     rows: Sequence[Row]
+    marks: Sequence[Mark] = ()
 
 
 def mean(histogram: str, selector: str, by: str = "") -> str:
@@ -83,6 +131,24 @@ def mean(histogram: str, selector: str, by: str = "") -> str:
 def quantile(q: float, histogram: str, selector: str) -> str:
     buckets = f"sum by (le) (rate({histogram}_bucket{selector}{RATE}))"
     return f"histogram_quantile({q:g}, {buckets})"
+
+
+def or_zero(expr: str, of: str, label: str = "") -> str:
+    """`expr`, or 0 where nothing has happened yet but the workers `of` are scraped.
+
+    A counter of rare events has no series before its first one. To draw nothing then, and to draw
+    nothing where nothing is known, would look alike; `label` of the zero says "none".
+    """
+    zero = f"0 * max(paceline_coordinator_connected_info{of})"
+    if label:
+        zero = f'label_replace({zero}, "{label}", "none", "", "")'
+    return f"({expr}) or on () {zero}"
+
+
+def worst(expr: str, score: str, labels: str, number: int = 5) -> str:
+    """The series of `expr` with the highest `score`, which must be one value for the shown time:
+    chosen anew at each step they would be dots of many colours."""
+    return f"({expr}) and on ({labels}) topk({number}, {score})"
 
 
 def model(dashboard: Dashboard) -> dict[str, Any]:
@@ -99,7 +165,7 @@ def model(dashboard: Dashboard) -> dict[str, Any]:
         "time": {"from": "now-1h", "to": "now"},
         "refresh": "30s",
         "timezone": "",
-        "annotations": {"list": []},
+        "annotations": {"list": [_mark(mark) for mark in dashboard.marks]},
         "links": [
             {
                 "type": "dashboards",
@@ -107,10 +173,12 @@ def model(dashboard: Dashboard) -> dict[str, Any]:
                 "tags": ["paceline"],
                 "asDropdown": False,
                 "keepTime": True,
-                "includeVars": False,
+                "includeVars": True,
             }
         ],
-        "templating": {"list": [_source(), *(_variable(v) for v in dashboard.variables)]},
+        "templating": {
+            "list": [_source(), _scrape(), *(_variable(v) for v in dashboard.variables)]
+        },
         "panels": list(_panels(dashboard.rows)),
     }
 
@@ -126,6 +194,39 @@ def _source() -> dict[str, Any]:
     }
 
 
+def _scrape() -> dict[str, Any]:
+    """How often Prometheus scrapes. Grafana believes its data source, which is set for everybody
+    else, and makes the windows of rates so short that they hold one sample: "No data"."""
+    return {
+        "name": "scrape",
+        "label": "Scraped every",
+        "description": "Of the workers, or longer. Shorter makes rates rougher, too short empty.",
+        "type": "custom",
+        "query": ",".join(SCRAPES),
+        "options": [{"text": each, "value": each, "selected": each == SCRAPE} for each in SCRAPES],
+        "current": {"selected": True, "text": SCRAPE, "value": SCRAPE},
+        "includeAll": False,
+        "multi": False,
+        "hide": 0,
+    }
+
+
+def _mark(mark: Mark) -> dict[str, Any]:
+    return {
+        "name": mark.name,
+        "datasource": SOURCE,
+        "enable": True,
+        "hide": False,
+        "iconColor": mark.colour,
+        "expr": mark.expr,
+        "step": f"{MARK_S}s",
+        "titleFormat": mark.title,
+        "textFormat": "",
+        "tagKeys": "",
+        "useValueForTime": False,
+    }
+
+
 def _variable(variable: Variable) -> dict[str, Any]:
     several = {"includeAll": True, "allValue": ".*", "multi": True} if variable.several else {}
     return {
@@ -136,7 +237,7 @@ def _variable(variable: Variable) -> dict[str, Any]:
         "query": {"query": variable.query, "refId": variable.name},
         "definition": variable.query,
         "refresh": 2,
-        "sort": 1,
+        "sort": 3 if variable.name == "worker" else 1,
         "hide": 0,
         **several,
         "current": {"selected": True, "text": "All", "value": "$__all"} if several else {},
@@ -168,45 +269,95 @@ def _panels(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
-    defaults: dict[str, Any] = {"unit": panel.unit, "custom": _custom(panel)}
-    if panel.kind != "table":
-        defaults["min"] = 0
-    if panel.highest is not None:
-        defaults["max"] = panel.highest
-    if panel.empty:
-        defaults["noValue"] = panel.empty
     return {
         "type": panel.kind,
         "title": panel.title,
         "description": panel.description,
         "datasource": SOURCE,
-        "fieldConfig": {
-            "defaults": defaults,
-            "overrides": [
-                {
-                    "matcher": {"id": "byName", "options": column},
-                    "properties": [{"id": "unit", "value": unit}],
-                }
-                for column, unit in panel.units
-            ],
-        },
+        "fieldConfig": {"defaults": _defaults(panel), "overrides": _overrides(panel)},
         "options": _options(panel),
         "targets": [_target(panel, n, query) for n, query in enumerate(panel.queries)],
         "transformations": _transformations(panel),
     }
 
 
-def _custom(panel: Panel) -> dict[str, Any]:
-    if panel.kind != "timeseries":
-        return {}
-    return {
-        "drawStyle": "line",
-        "lineWidth": 1,
-        "fillOpacity": 30 if panel.stacked else 0,
-        "showPoints": "never",
-        "spanNulls": False,
-        "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
+def _defaults(panel: Panel) -> dict[str, Any]:
+    """Thresholds are always given: without, Grafana takes its own, which are red from 80 on."""
+    steps: list[dict[str, Any]] = [{"color": "text", "value": None}]
+    if panel.colours:
+        steps = [{"color": colour, "value": value} for value, colour in panel.colours]
+    elif panel.line is not None:
+        steps = [{"color": "transparent", "value": None}, {"color": "red", "value": panel.line}]
+    colour = {"mode": "thresholds"} if panel.kind in ("stat", "table") else FIXED_BLUE
+    if panel.kind == "timeseries":
+        colour = {"mode": "palette-classic"}
+    defaults: dict[str, Any] = {
+        "unit": panel.unit,
+        "noValue": panel.empty or NO_DATA,
+        "color": colour,
+        "thresholds": {"mode": "absolute", "steps": steps},
+        "custom": _custom(panel),
     }
+    if panel.unit == COUNT:
+        defaults["decimals"] = 0
+    elif panel.kind in ("stat", "table", "bargauge"):
+        defaults["decimals"] = 1
+    if panel.kind != "table" and not panel.log:
+        defaults["min"] = 0
+    if panel.highest is not None:
+        defaults["max"] = panel.highest
+    if panel.words:
+        texts = {str(value): {"text": text, "index": value} for value, text in panel.words}
+        defaults["mappings"] = [{"type": "value", "options": texts}]
+    links = [_link(link) for link in panel.links if not link.column]
+    return defaults | ({"links": links} if links else {})
+
+
+def _link(link: Link) -> dict[str, Any]:
+    return {"title": link.title, "url": link.url, "targetBlank": False}
+
+
+def _overrides(panel: Panel) -> list[dict[str, Any]]:
+    """Columns of a table: their units, and where they lead to."""
+    counts = {"id": "decimals", "value": 0}
+    found = [
+        {
+            "matcher": {"id": "byName", "options": column},
+            "properties": [{"id": "unit", "value": unit}, *([counts] * (unit == COUNT))],
+        }
+        for column, unit in panel.units
+    ]
+    for link in panel.links:
+        if link.column:
+            properties = [{"id": "links", "value": [_link(link)]}]
+            matcher = {"id": "byName", "options": link.column}
+            found.append({"matcher": matcher, "properties": properties})
+    return found
+
+
+def _custom(panel: Panel) -> dict[str, Any]:
+    match panel.kind:
+        case "timeseries":
+            scale = {"type": "log", "log": 10} if panel.log else {"type": "linear"}
+            room = {} if panel.log else {"axisSoftMax": SOFT_MAX.get(panel.unit, 1)}
+            return {
+                "drawStyle": "line",
+                # A stacked line of zeros lies on the one below, and would paint its edge.
+                "lineWidth": 0 if panel.stacked else 1,
+                "fillOpacity": 60 if panel.stacked else 0,
+                "lineInterpolation": "stepAfter" if panel.unit == COUNT else "linear",
+                "showPoints": "never" if panel.stacked else "auto",
+                "pointSize": 4,
+                "spanNulls": CONNECT_MS,
+                "scaleDistribution": scale,
+                "thresholdsStyle": {"mode": "off" if panel.line is None else "line"},
+                "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
+                **room,
+            }
+        case "table":
+            return {"align": "auto", "cellOptions": {"type": "auto"}, "minWidth": 60}
+        case _:
+            return {}
 
 
 def _options(panel: Panel) -> dict[str, Any]:
@@ -220,19 +371,43 @@ def _options(panel: Panel) -> dict[str, Any]:
         case "table":
             return {"showHeader": True, "cellHeight": "sm"}
         case "bargauge":
-            return {"orientation": "horizontal", "displayMode": "basic", "reduceOptions": newest}
+            return {
+                "orientation": "horizontal",
+                "displayMode": "basic",
+                "valueMode": "text",
+                "showUnfilled": True,
+                "reduceOptions": newest,
+            }
+        case "heatmap":
+            return {
+                "calculate": False,
+                "color": {"mode": "scheme", "scheme": "Blues", "reverse": False, "steps": 32},
+                "cellGap": 0,
+                "yAxis": {"axisPlacement": "left", "reverse": True},
+                "rowsFrame": {"layout": "auto"},
+                "cellValues": {"unit": panel.unit},
+                "tooltip": {"show": True, "yHistogram": False},
+                "legend": {"show": False},
+            }
         case _:
-            return {"colorMode": "none", "graphMode": "area", "reduceOptions": newest}
+            return {
+                "colorMode": "value",
+                "graphMode": "none",
+                "justifyMode": "auto",
+                "textMode": "value_and_name" if panel.name_too else "value",
+                "reduceOptions": newest,
+            }
 
 
 def _target(panel: Panel, number: int, query: Query) -> dict[str, Any]:
     table = panel.kind == "table"
-    at_once = panel.kind in ("table", "bargauge")
+    at_once = panel.kind in ("table", "bargauge", "stat")
     return {
         "refId": chr(ord("A") + number),
         "datasource": SOURCE,
         "expr": query.expr,
         "legendFormat": query.legend,
+        "interval": "$scrape",
         "instant": at_once,
         "range": not at_once,
         "format": "table" if table else "time_series",
@@ -248,7 +423,9 @@ def _transformations(panel: Panel) -> list[dict[str, Any]]:
         value.format(chr(ord("A") + number)): query.legend
         for number, query in enumerate(panel.queries)
     }
-    hidden = {"Time": True} | {name: True for name, legend in names.items() if not legend}
+    hidden = dict.fromkeys(("Time", *panel.hidden), True) | {
+        name: True for name, legend in names.items() if not legend
+    }
     renamed = {name: legend for name, legend in names.items() if legend} | {JOB: "job"}
     return [
         {"id": "merge", "options": {}},

@@ -8,21 +8,39 @@ from __future__ import annotations
 
 from typing import Final
 
-from scripts.grafana import RANGE, RATE, Panel, Query, Row
-from scripts.job_panels import NONE, J, W
+from scripts.grafana import COUNT, RANGE, RANGE_END, RATE, Panel, Query, Row, or_zero
+from scripts.job_panels import TO_RANK, WHO, J, W
+
+
+def _most(counter: str) -> str:
+    """The five with the most of a rare event; they stay the same through the shown time."""
+    most = f"topk(5, max by ({WHO}) (max_over_time({counter}{W}{RANGE_END})) > 0)"
+    return or_zero(f"sum by ({WHO}) ({counter}{W}) and on (worker, pod) {most}", J, "pod")
+
+
+def _memory(window: str = "") -> str:
+    """Of each pod of the job; the kubelet does not know which pods are."""
+    used = (
+        f'container_memory_working_set_bytes{{namespace="$namespace", container="trainer"}}{window}'
+    )
+    most = f"max_over_time({used})" if window else used
+    return (
+        f"max by (pod) ({most}) and on (pod) max by (pod) (paceline_coordinator_connected_info{J})"
+    )
+
 
 MEMBERS: Final = Row(
     "Who is in the job?",
     (
         Panel(
             "How many ranks are there?",
-            "short",
+            COUNT,
             "active below members: a rank is joining, or benched because it is silent.",
             (Query(f"max by (ranks) (paceline_world_size_ranks{J})", "{{ranks}}"),),
         ),
         Panel(
             "Generation and incarnation",
-            "short",
+            COUNT,
             "Each step of the generation is one change of the membership. The incarnation grows "
             "when the coordinator is replaced; the generation then begins anew.",
             (
@@ -32,35 +50,31 @@ MEMBERS: Final = Row(
         ),
         Panel(
             "Who joined and who left?",
-            "short",
+            COUNT,
             "So far, as seen by the rank that has lived longest. leave: drained. dead: seen dead. "
             "silent: out of reach.",
             (
-                Query(f"max(paceline_joined_total{J})", "joined"),
-                Query(f"max by (why) (paceline_left_total{J})", "left: {{why}}"),
+                Query(or_zero(f"max(paceline_joined_total{J})", J), "joined"),
+                Query(or_zero(f"max by (why) (paceline_left_total{J})", J, "why"), "left: {{why}}"),
             ),
-            empty="no change",
         ),
         Panel(
             "In what state are the processes?",
-            "short",
+            COUNT,
             "Processes by state. waiting: it was ended and is started again after a pause.",
             (Query(f"sum by (state) (paceline_rank_state_info{W})", "{{state}}"),),
             stacked=True,
         ),
         Panel(
-            "Which processes were started again, and which benched?",
-            "short",
+            "Who was started again or benched? The five most",
+            COUNT,
             "So far. Started again: the process died and its pod did not. Benched: it was silent "
             "and got no data until it reported back.",
             (
-                Query(
-                    f"sum by (worker) (paceline_rank_restarts_total{W}) > 0",
-                    "{{worker}}: started again",
-                ),
-                Query(f"sum by (worker) (paceline_benched_total{W})", "{{worker}}: benched"),
+                Query(_most("paceline_rank_restarts_total"), "{{pod}} ({{worker}}) started again"),
+                Query(_most("paceline_benched_total"), "{{pod}} ({{worker}}) benched"),
             ),
-            empty=NONE,
+            links=TO_RANK,
         ),
         Panel(
             "What does a change of the membership cost?",
@@ -77,14 +91,19 @@ MEMBERS: Final = Row(
                 ),
             ),
             kind="bargauge",
-            empty="no change",
+            empty="no change in the shown time",
+            width=12,
         ),
         Panel(
             "Is the coordinator there?",
-            "short",
-            "Workers that are connected to it. Rounds go on without it; changes of the membership "
+            COUNT,
+            "Pods that are connected to it. Rounds go on without it; changes of the membership "
             "wait.",
-            (Query(f"sum(paceline_coordinator_connected_info{J})", "connected workers"),),
+            (
+                Query(f"sum(paceline_coordinator_connected_info{J})", "connected pods"),
+                Query(f"count(paceline_coordinator_connected_info{J})", "pods"),
+            ),
+            width=12,
         ),
     ),
 )
@@ -94,7 +113,7 @@ TRANSPORT: Final = Row(
     (
         Panel(
             "Which transport and algorithm is in use?",
-            "short",
+            COUNT,
             "Chosen by measurement for buffers up to each size; one line per size is the rule. "
             "Ranks: how many say so.",
             (
@@ -105,10 +124,11 @@ TRANSPORT: Final = Row(
                 ),
             ),
             kind="table",
+            width=12,
         ),
         Panel(
             "Does RDMA carry them, or TCP?",
-            "short",
+            COUNT,
             "Ranks by what moves their data to other pods, seen in open devices and port counters. "
             "Empty until enough has moved, and for a job within one pod.",
             (
@@ -117,6 +137,7 @@ TRANSPORT: Final = Row(
                 ),
             ),
             stacked=True,
+            width=12,
             empty="not known yet",
         ),
         Panel(
@@ -159,11 +180,19 @@ TRANSPORT: Final = Row(
         ),
         Panel(
             "How many reductions failed?",
-            "short",
+            COUNT,
             "So far, of the worst rank. A few with each lost rank are in order: its round is "
             "abandoned and made again.",
-            (Query(f"max by (transport) (paceline_transport_errors_total{J})", "{{transport}}"),),
-            empty=NONE,
+            (
+                Query(
+                    or_zero(
+                        f"max by (transport) (paceline_transport_errors_total{J})", J, "transport"
+                    ),
+                    "{{transport}}",
+                ),
+            ),
+            width=24,
+            height=6,
         ),
     ),
 )
@@ -173,15 +202,19 @@ KEEPING: Final = Row(
     (
         Panel(
             "Are checkpoints written?",
-            "short",
+            COUNT,
             "So far. failed: the disk refused; training goes on. skipped: the one before was not "
             "on the disk yet.",
-            (Query(f"sum by (result) (paceline_checkpoints_total{J})", "{{result}}"),),
-            empty="no checkpoints",
+            (
+                Query(
+                    or_zero(f"sum by (result) (paceline_checkpoints_total{J})", J, "result"),
+                    "{{result}}",
+                ),
+            ),
         ),
         Panel(
             "How many rounds would be lost with all ranks?",
-            "short",
+            COUNT,
             "Rounds in the weights less those in the newest checkpoint.",
             (
                 Query(
@@ -203,17 +236,16 @@ KEEPING: Final = Row(
             empty="no checkpoints",
         ),
         Panel(
-            "How much memory do the workers take?",
+            "How much memory do the workers take? The five largest",
             "bytes",
             "Of the container, /dev/shm included; from the kubelet, which Prometheus must scrape "
             "too. A line that grows without end will be killed at the limit.",
             (
                 Query(
-                    'max by (pod) (container_memory_working_set_bytes{namespace="$namespace", '
-                    'container="trainer"}) and on (pod) '
-                    f"max by (pod) (paceline_coordinator_connected_info{J})",
+                    f"{_memory()} and on (pod) topk(5, {_memory(RANGE_END)})",
                     "{{pod}}",
                 ),
+                Query(f"quantile(0.5, {_memory()})", "median of all"),
             ),
             width=16,
         ),

@@ -22,7 +22,6 @@ from paceline.telemetry.catalog import CATALOG, LABELS, Writer
 from paceline_operator.metrics import Metrics
 from prometheus_client.metrics_core import Metric as Family
 
-TARGET = ("namespace", "pod", "job", "instance")
 JOB = "paceline_dev_job_name"
 WORKER = ("0.0", "1.0")
 OF_OPERATOR = {
@@ -35,10 +34,32 @@ OF_OPERATOR = {
     "cause": ("ended",),
     "state": ("Training", "QuotaExceeded"),
 }
-HERE = {"namespace": "team", JOB: "first", "pod": "first-0-1", "job": "team/workers"}
+HERE = {
+    "namespace": "team",
+    JOB: "first",
+    "pod": "first-0-1",
+    "node": "node-a",
+    "job": "team/workers",
+}
 OPERATOR = {"namespace": "sys", "pod": "operator-0", "job": "operator", "instance": "b:8080"}
 FOREIGN = {"container_memory_working_set_bytes": {"container": ("trainer",)}}
 """The kubelet's, which any Prometheus of a cluster scrapes."""
+GROWING = {
+    "paceline_figure_number",
+    "paceline_figure_weight_number",
+    "paceline_incarnation_number",
+}
+"""Gauges of which the increase is drawn."""
+OF_RULES = {
+    "ALERTS": {
+        "alertname": ("PacelineStraggler",),
+        "alertstate": ("firing",),
+        "severity": ("warning",),
+        "worker": WORKER,
+    },
+    "job:paceline_active_ranks:max": {},
+}
+"""What Prometheus makes of the rules, as far as dashboards ask for it."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +103,7 @@ def of_operator() -> dict[str, Series]:
 
 
 def of_others() -> dict[str, Series]:
-    return {name: Series("gauge", own, HERE) for name, own in FOREIGN.items()}
+    return {name: Series("gauge", own, HERE) for name, own in (FOREIGN | OF_RULES).items()}
 
 
 def _samples(
@@ -106,10 +127,13 @@ def known() -> dict[str, Series]:
 def lines(steps: int) -> Iterator[str]:
     """Every series with every value of its labels, all alive, in the notation of PromQL's tests."""
     for name, series in known().items():
+        if ":" in name:
+            continue  # the rules themselves make it
         for values in product(*series.labels.values()):
             labels = dict(series.target) | dict(zip(series.labels, values, strict=True))
             text = ",".join(f'{label}="{value}"' for label, value in labels.items())
-            yield f"  {name}{{{text}}} {'0+3' if series.kind == 'counter' else '1+0'}x{steps}"
+            grows = series.kind == "counter" or name in GROWING
+            yield f"  {name}{{{text}}} {'0+3' if grows else '1+0'}x{steps}"
 
 
 def ask(**question: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from paceline.core.protocol.ids import MemberId
+from paceline.core.status import Fact
 from paceline.telemetry.catalog import CATALOG, FIGURES_MAX, Kind
 from paceline.telemetry.collector import PodRecords
 from paceline.telemetry.records import (
@@ -227,7 +228,7 @@ def test_what_a_script_reports_has_the_name_that_the_script_gave_it(pod: PodReco
     """Names come from outside: too many, too long and two that are alike once they are cut."""
     record = open_for(pod, FIRST)
     job, long = JobMetrics(record), "näme " * 10
-    job.tell({"progress": 0.25}, {"loss": (6.0, 4.0), 'a"b': (-1.0, 2.0), long: (1.0, 1.0)})
+    job.tell({Fact.PROGRESS: 0.25}, {"loss": (6.0, 4.0), 'a"b': (-1.0, 2.0), long: (1.0, 1.0)})
     shown = page(pod)
     assert shown["paceline_progress_ratio{worker=3.0}"] == 0.25
     assert "paceline_remaining_seconds{worker=3.0}" not in shown

@@ -364,6 +364,8 @@ OPERATOR: Final = Row(
                     "{{kind}} opened anew: {{cause}}",
                 ),
             ),
+            width=24,
+            height=6,
         ),
     ),
 )

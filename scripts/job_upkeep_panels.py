@@ -64,6 +64,7 @@ MEMBERS: Final = Row(
             "Processes by state. waiting: it was ended and is started again after a pause.",
             (Query(f"sum by (state) (paceline_rank_state_info{W})", "{{state}}"),),
             stacked=True,
+            width=12,
         ),
         Panel(
             "Who was started again or benched? The five most",
@@ -74,6 +75,7 @@ MEMBERS: Final = Row(
                 Query(_most("paceline_rank_restarts_total"), "{{pod}} ({{worker}}) started again"),
                 Query(_most("paceline_benched_total"), "{{pod}} ({{worker}}) benched"),
             ),
+            width=12,
             links=TO_RANK,
         ),
         Panel(
@@ -91,7 +93,7 @@ MEMBERS: Final = Row(
                 ),
             ),
             kind="bargauge",
-            empty="no change in the shown time",
+            empty="no data, or no change",
             width=12,
         ),
         Panel(
@@ -138,7 +140,7 @@ TRANSPORT: Final = Row(
             ),
             stacked=True,
             width=12,
-            empty="not known yet",
+            empty="no data, or not known yet",
         ),
         Panel(
             "How fast are sums moved?",

@@ -16,7 +16,15 @@ import threading
 import time
 from pathlib import Path
 
-from cluster import image_build, instance, prerequisites, product_images, programs, running
+from cluster import (
+    image_build,
+    instance,
+    prerequisites,
+    product_images,
+    programs,
+    prometheus,
+    running,
+)
 
 UP_TIMEOUT_S = 180.0
 DOWN_TIMEOUT_S = 60.0
@@ -44,6 +52,7 @@ def owner() -> int | None:
 
 def build() -> None:
     programs.build(list(programs.PROGRAMS), say)
+    prometheus.fetch(say)
     if os.geteuid() != 0:
         say("not root: the API server will run, real nodes and image builds will not")
         return

@@ -155,6 +155,163 @@ def test_what_a_worker_exports_is_used() -> None:
     assert {name for name in exported if name not in drawn} == apart
 
 
+@each_file
+def test_rates_follow_the_interval_that_the_dashboard_says(file: Path) -> None:
+    """Not the one that Grafana's data source believes."""
+    scrape = json.loads(file.read_text())["templating"]["list"][1]
+    assert [each["value"] for each in scrape["options"]] == ["5s", "15s", "30s", "60s"]
+    assert scrape["current"]["value"] == "30s"
+    for panel in panels(file):
+        assert {target["interval"] for target in panel["targets"]} == {"$scrape"}, panel["title"]
+
+
+@each_file
+def test_no_data_is_never_good_news(file: Path) -> None:
+    for panel in panels(file):
+        told = panel["fieldConfig"]["defaults"]["noValue"]
+        said = ("no end known", "no epochs", "no checkpoint", "ended, or not scraped")
+        assert told in said or told.startswith("no data"), f"{panel['title']}: {told}"
+
+
+@each_file
+def test_what_is_shown_as_one_value_is_of_now(file: Path) -> None:
+    """The last value of the whole range would be that of a job that has ended."""
+    for panel in panels(file):
+        if panel["type"] in ("stat", "bargauge", "table"):
+            assert all(t["instant"] and not t["range"] for t in panel["targets"]), panel["title"]
+
+
+@each_file
+def test_red_is_a_threshold_of_ours(file: Path) -> None:
+    """Without steps of our own Grafana's apply, which are red from 80 on, of whatever it is."""
+    alerts = {"0.2", "0.3"}
+    for panel in panels(file):
+        steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        assert steps[0]["value"] is None, panel["title"]
+        assert 80 not in [step["value"] for step in steps]
+        drawn = panel["fieldConfig"]["defaults"]["custom"].get("thresholdsStyle", {}).get("mode")
+        if drawn == "line":
+            assert str(steps[1]["value"]) in alerts, panel["title"]
+    rules = RULES.read_text()
+    assert "worker:paceline_blamed:ratio_rate5m > 0.2" in rules
+    assert "job:paceline_exposed:ratio_rate5m > 0.3" in rules
+
+
+@each_file
+def test_links_lead_to_the_job_and_the_rank(file: Path) -> None:
+    uids = {json.loads(each.read_text())["uid"] for each in FILES}
+    links = json.loads(file.read_text())["links"]
+    assert all(link["includeVars"] and link["keepTime"] for link in links)
+    found = []
+    for panel in panels(file):
+        config = panel["fieldConfig"]
+        found += config["defaults"].get("links", [])
+        for override in config["overrides"]:
+            for of in override["properties"]:
+                found += of["value"] if of["id"] == "links" else []
+    for link in found:
+        target, _, query = link["url"].removeprefix("/d/").partition("?")
+        assert target in uids
+        given = dict(part.split("=") for part in query.split("&") if "=" in part)
+        assert {"var-namespace", "var-job", "var-datasource", "var-scrape"} <= set(given)
+        assert ("var-worker" in given) == (target == "paceline-rank")
+        assert "${__url_time_range}" in query
+    assert bool(found) == (file.stem != "paceline-rank")
+
+
+@each_file
+def test_every_worker_has_its_pod_and_node_beside_it(file: Path) -> None:
+    for panel in panels(file):
+        for target in panel["targets"]:
+            legend = target["legendFormat"]
+            if "{{worker}}" in legend:
+                assert "{{pod}}" in legend, panel["title"]
+
+
+@each_file
+def test_lines_can_be_seen(file: Path) -> None:
+    """Points that stand alone, edges of stacks, values at the border, zeros, freezes."""
+    for panel in panels(file):
+        if panel["type"] != "timeseries":
+            continue
+        title, defaults = panel["title"], panel["fieldConfig"]["defaults"]
+        custom, stacked = defaults["custom"], defaults["custom"]["stacking"]["mode"] == "normal"
+        assert custom["lineWidth"] == (0 if stacked else 1), title
+        assert custom["showPoints"] == ("never" if stacked else "auto"), title
+        assert custom["spanNulls"] >= 2 * 60_000, title
+        log = custom["scaleDistribution"]["type"] == "log"
+        assert log or custom["axisSoftMax"] > 0, title
+        assert log == ("min" not in defaults), "a logarithmic axis has no zero"
+        if "participation" in str(panel["targets"]):
+            assert defaults["max"] > 1.0, "all of them would lie on the border"
+        quantiles = [t["legendFormat"] for t in panel["targets"] if "_quantile(" in t["expr"]]
+        if "_seconds" in str(panel["targets"]) and quantiles and file.stem != "paceline-cluster":
+            assert "longest" in quantiles, title
+            assert log, title
+
+
+@each_file
+def test_units_say_what_is_counted(file: Path) -> None:
+    for panel in panels(file):
+        defaults = panel["fieldConfig"]["defaults"]
+        unit = defaults["unit"]
+        assert unit not in ("short", "ops"), f"{panel['title']}: 4.62 K, ops/s"
+        assert (unit == "locale") == (defaults.get("decimals") == 0), panel["title"]
+        if unit == "locale" and panel["type"] == "timeseries":
+            assert defaults["custom"]["lineInterpolation"] == "stepAfter", panel["title"]
+        for override in panel["fieldConfig"]["overrides"]:
+            for each in override["properties"]:
+                assert each != {"id": "unit", "value": "ops"}, panel["title"]
+
+
+@each_file
+def test_lines_of_panels_are_full_and_titles_are_not_cut(file: Path) -> None:
+    found = json.loads(file.read_text())["panels"]
+    for y in {panel["gridPos"]["y"] for panel in found}:
+        beside = [panel["gridPos"] for panel in found if panel["gridPos"]["y"] == y]
+        assert sum(grid["w"] for grid in beside) == 24, y
+        assert len({grid["h"] for grid in beside}) == 1, y
+    for panel in panels(file):
+        assert len(panel["title"]) <= 6.5 * panel["gridPos"]["w"], panel["title"]
+        if panel["type"] == "table":
+            assert panel["gridPos"]["w"] >= 8, panel["title"]
+
+
+def test_the_first_screen_has_the_four_answers() -> None:
+    """At 1080 pixels Grafana shows about 26 units of height."""
+    first = [
+        panel
+        for panel in panels(next(file for file in FILES if file.stem == "paceline-job"))
+        if panel["gridPos"]["y"] + panel["gridPos"]["h"] <= 17
+    ]
+    asked = " ".join(target["expr"] for panel in first for target in panel["targets"])
+    for metric in (
+        "paceline_figure_number",
+        "paceline_epoch_number",
+        "paceline_remaining_seconds",
+        "paceline_contribution_age_rounds_count",
+        "paceline_compute_seconds_total",
+        "paceline_exposed_seconds_total",
+        "paceline_blamed_seconds_total",
+        "paceline_checkpoint_rounds",
+        "ALERTS",
+    ):
+        assert metric in asked, metric
+
+
+def test_changes_of_the_membership_and_alerts_are_marked_on_every_panel() -> None:
+    for stem in ("paceline-job", "paceline-rank"):
+        (file,) = (file for file in FILES if file.stem == stem)
+        marks = json.loads(file.read_text())["annotations"]["list"]
+        assert [mark["name"] for mark in marks] == [
+            "Ranks join",
+            "Ranks are lost or leave",
+            "Coordinator replaced",
+            "Alerts",
+        ]
+        assert all(mark["enable"] and mark["step"] == "60s" for mark in marks)
+
+
 def test_the_chart_brings_them_as_they_are() -> None:
     off = {found["kind"] for found in helm()}
     assert not off & {"ConfigMap", "PrometheusRule"}

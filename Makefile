@@ -8,7 +8,7 @@ PYTEST := $(BIN)/pytest
 LANES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-cluster soak soak-cluster bench-smoke bench-operator bench-memory rehearse large test-fast check format generate verify clean
+.PHONY: help install demo monitor test test-cluster soak soak-cluster bench-smoke bench-operator bench-memory rehearse large test-fast check format generate verify clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -21,6 +21,10 @@ $(INSTALLED): pyproject.toml uv.lock scripts/bootstrap
 
 demo: install ## train on handwritten digits: one worker slow, one killed, one joins
 	@$(BIN)/python examples/digits/check.py
+
+monitor: install ## Prometheus, and Grafana if there is one, over a local job that runs; JOB=NAME
+	@PYTHONPATH=.:tests JOB="$(JOB)" $(BIN)/python -m cluster prometheus
+	@PYTHONPATH=.:tests JOB="$(JOB)" $(BIN)/python scripts/monitor.py
 
 test: install check programs-for-tests ## all checks and all tests, with the time of each stage
 	@$(PYTEST) --numprocesses $(LANES)

@@ -1,5 +1,6 @@
 """A cluster by hand. `programs`: build and install what is missing. `up`, `down`: keep a cluster.
 
+`prometheus` takes one out of Debian's package, unless there is one.
 `images` builds Paceline's own images, for a registry or to see that they build.
 `up` leaves a background process that owns the cluster and tears it down when it ends; `down` ends
 it. Both are idempotent. What `up` prints last is the line to run for kubectl.
@@ -135,6 +136,7 @@ COMMANDS = {
     "programs": build,
     "programs-for-tests": build_for_tests,
     "images": images,
+    "prometheus": lambda: prometheus.fetch(say),
     "up": up,
     "down": down,
     "keep": keep,

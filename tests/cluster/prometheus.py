@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import tempfile
 import urllib.error
@@ -90,15 +91,21 @@ def backfill(openmetrics: Path, data: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+def free_port() -> int:
+    with socket.socket() as line:
+        line.bind(("127.0.0.1", 0))
+        return int(line.getsockname()[1])
+
+
 @contextmanager
-def serving(data: Path, config: Path, port: int = 0) -> Iterator[Server]:
-    """A Prometheus on the loopback; ended at the end of the block. Port 0: any free one."""
+def serving(data: Path, config: Path) -> Iterator[Server]:
+    """A Prometheus on the loopback, at a free port; ended at the end of the block."""
     command = [
         str(require("prometheus")),
         f"--config.file={config}",
         f"--storage.tsdb.path={data}",
         f"--storage.tsdb.retention.time={KEEP}",
-        f"--web.listen-address=127.0.0.1:{port}",
+        "--web.listen-address=127.0.0.1:0",
         "--log.format=json",
     ]
     process = subprocess.Popen(

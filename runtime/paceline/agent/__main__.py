@@ -20,6 +20,7 @@ from typing import Final
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 from paceline_api.jobfile import JobFile, read_job_file
 
+from paceline.agent import targets
 from paceline.agent.http import HttpServer
 from paceline.agent.launch import LaunchPlan, find_mpiexec, needs_mpi, plan_rank
 from paceline.agent.logs import Output
@@ -102,6 +103,7 @@ class Agent:
         host = "127.0.0.1" if self._settings.local else "0.0.0.0"
         port = await http.start(host, self._settings.metrics_port, search=self._settings.local)
         self._metrics_url = f"http://{self._settings.host}:{port}/metrics"
+        target = self._publish(port) if self._settings.local else None
         link = asyncio.create_task(self._voice.run())
         watch = asyncio.create_task(self._network.run())
         try:
@@ -112,6 +114,8 @@ class Agent:
             )
             await self._voice.finish(done)
         finally:
+            if target is not None:
+                target.unlink(missing_ok=True)
             link.cancel()
             watch.cancel()
             await asyncio.wait([link, watch])
@@ -122,6 +126,21 @@ class Agent:
         if self._signalled and ended.end is End.DRAINED and ended.exit_code == 0:
             return replace(ended, exit_code=self._settings.drained_exit_code)
         return ended
+
+    def _publish(self, port: int) -> Path | None:
+        """Nobody has to scrape a laptop, so a full disk ends no training."""
+        settings = self._settings
+        try:
+            return targets.publish(
+                settings.run_dir,
+                job=settings.job,
+                slot=settings.slot,
+                attempt=settings.attempt,
+                address=f"{settings.host}:{port}",
+            )
+        except OSError as error:
+            log.warning("no target for Prometheus in %s: %s", settings.run_dir, error.strerror)
+            return None
 
     def _asked_to_leave(self, signal_name: str) -> None:
         if os.getppid() == self._parent:

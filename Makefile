@@ -23,8 +23,8 @@ demo: install ## train on handwritten digits: one worker slow, one killed, one j
 	@$(BIN)/python examples/digits/check.py
 
 monitor: install ## Prometheus, and Grafana if there is one, over a local job that runs; JOB=NAME
-	@PYTHONPATH=.:tests JOB="$(JOB)" $(BIN)/python -m cluster prometheus
-	@PYTHONPATH=.:tests JOB="$(JOB)" $(BIN)/python scripts/monitor.py
+	@PYTHONPATH=tests $(BIN)/python -m cluster prometheus
+	@PYTHONPATH=tests JOB="$(JOB)" $(BIN)/python -m cluster.monitor
 
 test: install check programs-for-tests ## all checks and all tests, with the time of each stage
 	@$(PYTEST) --numprocesses $(LANES)

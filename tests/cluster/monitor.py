@@ -26,7 +26,7 @@ from paceline.agent.targets import FOLDER
 from paceline.local import index
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+ROOT: Final = Path(__file__).resolve().parent.parent.parent
 CHART: Final = ROOT / "charts/paceline"
 SCRAPE_S: Final = 5
 HOMES: Final = ("/usr/share/grafana", "/usr/local/share/grafana", "/opt/grafana")
@@ -122,6 +122,11 @@ def grafana(
         process.wait(timeout=END_S)
 
 
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def monitor(entry: index.Entry, env: Mapping[str, str]) -> None:
     """Until the runner of the job is gone."""
     runner = os.pidfd_open(entry.pid)
@@ -131,20 +136,17 @@ def monitor(entry: index.Entry, env: Mapping[str, str]) -> None:
         config = folder / "prometheus.yaml"
         config.write_text(prometheus_config(Path(entry.run_dir).resolve()))
         server = parts.enter_context(prometheus.serving(folder / "data", config))
-        print(f"Prometheus  {server.url}  scrapes {entry.job} every {SCRAPE_S} s", flush=True)
+        say(f"Prometheus  {server.url}  scrapes {entry.job} every {SCRAPE_S} s")
         program = shutil.which("grafana", path=env.get("PATH"))
         if program is None:
-            print(
-                "Grafana     none on the PATH; docs/monitoring.md has one with docker compose",
-                flush=True,
-            )
+            say("Grafana     none on the PATH; docs/monitoring.md has one with docker compose")
         else:
             url = parts.enter_context(grafana(program, folder / "grafana", server.url, env))
             query = f"var-namespace=local&var-job={entry.job}&var-scrape={SCRAPE_S}s&refresh=5s"
-            print(f"Grafana     {url}/d/paceline-job?{query}&from=now-15m", flush=True)
-        print("ends with the job, or with Ctrl-C", flush=True)
+            say(f"Grafana     {url}/d/paceline-job?{query}&from=now-15m")
+        say("ends with the job, or with Ctrl-C")
         select.select([runner], [], [])
-    print("the job has ended")
+        say("the job has ended")
 
 
 def _stop(number: int, _frame: object) -> None:

@@ -1,0 +1,97 @@
+"""`make monitor`: which job is meant, what Prometheus and Grafana are told, that it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+from cluster import monitor, prometheus
+from cluster.fixtures import or_skip
+from paceline.agent import targets
+from paceline.local.index import Entry
+from paceline_api.errors import PacelineError
+
+FIRST = Entry("first", "/runs/first-1", "", 1)
+OTHER = Entry("other", "/runs/other-1", "", 2)
+GRAFANA = """#!/bin/sh
+env | grep GF_ > "$GRAFANA_TOLD.draft"
+mv "$GRAFANA_TOLD.draft" "$GRAFANA_TOLD"
+kill "$JOB_PID"
+exec sleep 600
+"""
+"""It ends the job as soon as it has been started."""
+
+
+def test_the_job_is_the_only_one_or_the_one_named() -> None:
+    assert monitor.choose([FIRST], "") is FIRST
+    assert monitor.choose([FIRST, OTHER], "other") is OTHER
+    for running, wanted in (([], ""), ([FIRST, OTHER], ""), ([FIRST], "third")):
+        with pytest.raises(PacelineError, match=r"running: (none|first)") as raised:
+            monitor.choose(running, wanted)
+        assert "JOB=NAME" in (raised.value.hint or "")
+
+
+def test_an_agent_says_where_it_can_be_scraped_as_a_cluster_would(tmp_path: Path) -> None:
+    for attempt in (0, 1):  # the pod after it takes its place
+        path = targets.publish(
+            tmp_path, job="first", slot=2, attempt=attempt, address="127.0.0.1:9464"
+        )
+    assert [each.name for each in path.parent.iterdir()] == ["2.json"]
+    (found,) = json.loads(path.read_text())
+    assert found["targets"] == ["127.0.0.1:9464"]
+    labels = found["labels"]
+    assert labels.pop("node")
+    assert labels == {
+        "namespace": "local",
+        "paceline_dev_job_name": "first",
+        "pod": "first-2-2",
+    }
+
+
+def test_prometheus_scrapes_the_run_and_evaluates_the_rules(tmp_path: Path) -> None:
+    config = yaml.safe_load(monitor.prometheus_config(tmp_path))
+    (rules,) = config["rule_files"]
+    assert Path(rules).is_file()
+    (scrape,) = config["scrape_configs"]
+    assert scrape["file_sd_configs"] == [{"files": [f"{tmp_path}/targets/*.json"]}]
+
+
+def test_grafana_is_given_the_source_and_the_dashboards(tmp_path: Path) -> None:
+    monitor.provision(tmp_path, "http://127.0.0.1:9090")
+    source = yaml.safe_load((tmp_path / "datasources/paceline.yaml").read_text())["datasources"][0]
+    assert (source["type"], source["url"]) == ("prometheus", "http://127.0.0.1:9090")
+    assert source["jsonData"]["timeInterval"] == "5s"
+    boards = yaml.safe_load((tmp_path / "dashboards/paceline.yaml").read_text())
+    folder = Path(boards["providers"][0]["options"]["path"])
+    assert len(list(folder.glob("paceline-*.json"))) == 3
+
+
+@pytest.mark.processes
+def test_it_starts_both_and_ends_with_the_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with or_skip():
+        prometheus.require("prometheus")
+    told, program = tmp_path / "told", tmp_path / "bin/grafana"
+    program.parent.mkdir()
+    program.write_text(GRAFANA)
+    program.chmod(0o755)
+    with subprocess.Popen(["sleep", "600"]) as job:
+        deadline = threading.Timer(120.0, job.kill)
+        deadline.start()
+        path = f"{program.parent}:{os.environ['PATH']}"
+        env = {"PATH": path, "GRAFANA_TOLD": str(told), "JOB_PID": str(job.pid)}
+        monitor.monitor(Entry("first", str(tmp_path), "", job.pid), env)
+        deadline.cancel()
+    said = capsys.readouterr().out
+    assert "Prometheus  http://127.0.0.1:" in said
+    assert "/d/paceline-job?var-namespace=local&var-job=first&var-scrape=5s" in said
+    assert "the job has ended" in said
+    given = dict(line.split("=", 1) for line in told.read_text().splitlines())
+    assert given["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"
+    assert not Path(given["GF_PATHS_PROVISIONING"]).exists(), "nothing is left over"

@@ -277,6 +277,14 @@ def test_lines_of_panels_are_full_and_titles_are_not_cut(file: Path) -> None:
             assert panel["gridPos"]["w"] >= 8, panel["title"]
 
 
+def test_alerts_and_their_page_name_panels_that_there_are() -> None:
+    titles = [panel["title"] for file in FILES for panel in panels(file)]
+    named = re.findall(r'"([^"{}]+\?)"', " ".join(RULES.read_text().split()))
+    named += re.findall(r'"([^"]+\?)"', (ROOT / "docs/monitoring.md").read_text())
+    assert len(named) > 5
+    assert [name for name in named if not any(t.startswith(name) for t in titles)] == []
+
+
 def test_the_first_screen_has_the_four_answers() -> None:
     """At 1080 pixels Grafana shows about 26 units of height."""
     first = [

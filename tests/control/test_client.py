@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 from aiohttp import WSMsgType, web
@@ -156,9 +157,8 @@ class Pod(Failing):
         self.voice.heard(message.member, msgspec.json.encode(said))
 
 
-@asynccontextmanager
-async def speaking(pod: Pod, *urls: str, token: str = TOKEN) -> AsyncIterator[PodVoice]:
-    pod.voice = PodVoice(
+def voice_of(pod: Pod, *urls: str, token: str = TOKEN) -> PodVoice:
+    return PodVoice(
         urls,
         token,
         Relay(0, 1),
@@ -167,12 +167,34 @@ async def speaking(pod: Pod, *urls: str, token: str = TOKEN) -> AsyncIterator[Po
         obey=pod.obey,
         tell=pod.tell,
     )
+
+
+@asynccontextmanager
+async def speaking(pod: Pod, *urls: str, token: str = TOKEN) -> AsyncIterator[PodVoice]:
+    pod.voice = voice_of(pod, *urls, token=token)
     running = asyncio.create_task(pod.voice.run())
     try:
         yield pod.voice
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+def test_an_end_that_comes_with_a_failure_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`asyncio.wait_for` of Python 3.11 forgets that it was cancelled when what it waits for fails
+    at the same moment; whoever waits for the client's end would wait for ever."""
+
+    async def scenario() -> None:
+        async def fail(*_: object, **__: object) -> None:
+            running.cancel()
+            raise aiohttp.ClientError("refused")
+
+        monkeypatch.setattr(aiohttp.ClientSession, "ws_connect", fail)
+        running = asyncio.create_task(voice_of(Pod(), "http://127.0.0.1:1").run())
+        await asyncio.wait([running], timeout=5.0)
+        assert running.cancelled()
+
+    asyncio.run(scenario())
 
 
 def test_what_is_no_message_is_skipped(caplog: pytest.LogCaptureFixture) -> None:

@@ -83,7 +83,8 @@ class Election:
             while not self._ended.is_set():
                 started_s = self._clock()
                 try:
-                    held = await asyncio.wait_for(self._try(kube), self._terms.renew_s)
+                    async with asyncio.timeout(self._terms.renew_s):
+                        held = await self._try(kube)
                 except (ApiError, TimeoutError) as error:
                     said = told(error) if isinstance(error, ApiError) else error
                     log.warning("the Lease could not be renewed: %s", said)

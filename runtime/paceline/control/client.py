@@ -161,7 +161,9 @@ class ControlClient(Generic[Order]):
             timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),
             ssl=self._tls if self._tls is not None else True,
         )
-        async with await asyncio.wait_for(opening, self._open_s[url]) as line:
+        async with asyncio.timeout(self._open_s[url]):
+            opened = await opening
+        async with opened as line:
             self._farewell = False
             self._rhythm = BeatEvery(int(1000 * self._pace.beat_s), 1)
             self._due_s = asyncio.get_running_loop().time() + self._pace.beat_s

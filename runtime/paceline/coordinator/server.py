@@ -168,7 +168,8 @@ class Server:
             if past_s > SEE_OFF_S or (past_s > SIGNS_S and not leaves):
                 break
             try:
-                await asyncio.wait_for(self._news.wait(), LOOK_S)
+                async with asyncio.timeout(LOOK_S):
+                    await self._news.wait()
             except TimeoutError:
                 continue
         self.stop()
@@ -353,7 +354,8 @@ class Server:
         while after == str(self._seq) and not self._over.is_set():
             left = deadline - asyncio.get_running_loop().time()
             try:
-                await asyncio.wait_for(self._news.wait(), left)
+                async with asyncio.timeout(left):
+                    await self._news.wait()
             except TimeoutError:
                 break
         return web.Response(body=self._status()[1], content_type="application/json")

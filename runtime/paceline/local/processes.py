@@ -99,7 +99,8 @@ class Child:
         """SIGTERM, then SIGKILL after `grace_s`; returns when it has been reaped."""
         self.signal(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._ended.wait(), grace_s)
+            async with asyncio.timeout(grace_s):
+                await self._ended.wait()
         self.signal(signal.SIGKILL)
         await self._ended.wait()
 
@@ -197,7 +198,8 @@ async def _reaped(pid: int) -> bool:
     loop = asyncio.get_running_loop()
     loop.add_reader(pidfd, ended.set)
     try:
-        await asyncio.wait_for(ended.wait(), 5.0)
+        async with asyncio.timeout(5.0):
+            await ended.wait()
     except TimeoutError:
         return False  # in an uninterruptible wait of the kernel; the next pass looks again
     finally:

@@ -178,7 +178,7 @@ class GlooTransport(TorchDistTransport):
             raise
         return process_group, store.connections
 
-    def _await(self, works: list[Any], abort: Abort) -> None:
+    def _await(self, works: list[Any], abort: Abort, deadline: Deadline | None) -> None:
         if all(_ends_soon(work) for work in works):
             return
         # Ask the futures, not the works: a work says complete only after its callbacks have run.
@@ -189,6 +189,8 @@ class GlooTransport(TorchDistTransport):
         while not all(future.done() for future in futures):
             if abort.wait(LOOK_S):
                 return
+            if deadline is not None:
+                deadline.check("comparing bits")
             lost = self._connections.lost()
             if lost is not None:
                 lost_since_ns = lost_since_ns or now_ns()

@@ -39,7 +39,7 @@ class NcclTransport(TorchDistTransport):
     """NCCL between CUDA buffers on the current device of this process."""
 
     name: ClassVar[str] = "nccl"
-    same_bits: ClassVar[bool] = False  # not shown on hardware yet, so reduce and broadcast (R23)
+    same_bits: ClassVar[bool] = False  # some algorithms of some networks may not (R23)
 
     def __init__(self, *, host: str, local: bool) -> None:
         if not dist.is_nccl_available():
@@ -107,7 +107,11 @@ class NcclTransport(TorchDistTransport):
         self.close()
         self._store = None  # its last reference: the server ends and gives back the port
 
-    def _launch(self, operation: str, buffer: torch.Tensor) -> Any:
+    def _home(self) -> torch.device:
+        assert self._device is not None, "opened before training began"
+        return self._device
+
+    def _launch(self, operation: str, buffer: torch.Tensor, by: dist.ReduceOp.RedOpType) -> Any:
         if self._stream is None or buffer.device != self._device:
             raise TransportError(
                 f"nccl moves memory of {self._device} only, this buffer is on {buffer.device}; "
@@ -117,9 +121,9 @@ class NcclTransport(TorchDistTransport):
         with torch.cuda.stream(self._stream):
             # The allocator must not hand this memory out while our stream may still use it.
             buffer.record_stream(self._stream)
-            return super()._launch(operation, buffer)
+            return super()._launch(operation, buffer, by)
 
-    def _await(self, works: list[Any], abort: Abort) -> None:
+    def _await(self, works: list[Any], abort: Abort, deadline: Deadline | None) -> None:
         with torch.cuda.stream(self._stream):
             for work in works:
                 work.block_current_stream()
@@ -128,6 +132,8 @@ class NcclTransport(TorchDistTransport):
         while not reduced.query():  # type: ignore[no-untyped-call]
             if abort.is_raised():
                 return
+            if deadline is not None:
+                deadline.check("comparing bits")
             pause(PAUSE_S)
 
     def _abandon(self, buffers: Any) -> None:

@@ -14,20 +14,27 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
 import torch
+import torch.distributed as dist
 
+from paceline.core.collectives import same_bits
 from paceline.transport.base import (
+    HOST,
     Abort,
     Group,
     PeerLost,
     Transport,
     TransportAborted,
+    TransportError,
 )
 from paceline.transport.rendezvous import Deadline
+from paceline.transport.torch.probe import digest, make_probes
 
 WAIT_S: Final = 0.5
 """Longest sleep between two looks at the abort flag; completion and abort both wake earlier."""
 REFERENCE: Final = 0
-"""The rank that reduces where the library's own allreduce is not shown to give equal bits (R23)."""
+"""The rank that reduces where the library's own allreduce does not give equal bits (R23)."""
+OWN: Final = ("allreduce",)
+BY_ONE_RANK: Final = ("reduce", "broadcast")
 
 
 class _Attempt(threading.Thread):
@@ -57,7 +64,8 @@ class TorchDistTransport(Transport):
     """One process group per generation, abandoned and re-made on change."""
 
     same_bits: ClassVar[bool]
-    """Its own allreduce gives the same bits on all ranks, shown by tests/transport (R23)."""
+    """Its own allreduce gives the same bits on all ranks, shown by tests/transport (R23). Otherwise
+    each group finds out for itself."""
 
     def __init__(self) -> None:
         self._group: Group | None = None
@@ -65,6 +73,8 @@ class TorchDistTransport(Transport):
         self._works: list[Any] = []
         self._kept: list[tuple[Any, list[Any], Any]] = []
         self._abandoned = 0
+        self._operations: tuple[str, ...] = OWN
+        self._differing: tuple[str, ...] = ()
 
     @abstractmethod
     def _connect(self, group: Group, deadline: Deadline) -> Any:
@@ -75,20 +85,28 @@ class TorchDistTransport(Transport):
         return made
 
     @abstractmethod
-    def _await(self, works: list[Any], abort: Abort) -> None:
-        """Return when all works are complete or `abort` is raised."""
+    def _await(self, works: list[Any], abort: Abort, deadline: Deadline | None) -> None:
+        """Return when all works are complete or `abort` is raised. PeerLost after `deadline`."""
+
+    def _home(self) -> torch.device:
+        """The memory that it moves."""
+        return HOST
 
     def open(self, group: Group, abort: Abort, timeout_s: float) -> None:
         self.close()
+        deadline = Deadline(abort, timeout_s)
+        self._operations, self._differing = OWN, ()
         if group.size > 1:
-            self._process_group = self._adopt(self._make_group(group, abort, timeout_s))
+            self._process_group = self._adopt(self._make_group(group, deadline))
+            if not self.same_bits:
+                self._compare(group.rank, deadline)
         self._group = group
         self._forget_completed()
 
-    def _make_group(self, group: Group, abort: Abort, timeout_s: float) -> Any:
+    def _make_group(self, group: Group, deadline: Deadline) -> Any:
         what = f"wiring {self.name} for {group.size} ranks"
-        deadline = Deadline(abort, timeout_s)
-        attempt = _Attempt(lambda limit: self._connect(group, limit), timeout_s, abort)
+        abort = deadline.abort
+        attempt = _Attempt(lambda limit: self._connect(group, limit), deadline.timeout_s, abort)
         attempt.start()
         try:
             while not attempt.done:
@@ -101,6 +119,15 @@ class TorchDistTransport(Transport):
             raise PeerLost(f"{what} failed: {attempt.error}") from attempt.error
         return attempt.group
 
+    def _compare(self, rank: int, deadline: Deadline) -> None:
+        """Take the library's own allreduce for this group if all ranks get the same bits by it."""
+        probes = make_probes(rank, self._home())
+        self._reduce(OWN, probes, deadline.abort, deadline)
+        votes = torch.tensor(same_bits.vote([digest(p) for p in probes]), device=self._home())
+        self._reduce(BY_ONE_RANK, [votes], deadline.abort, deadline, dist.ReduceOp.MAX)
+        self._differing = same_bits.differing(votes.tolist())
+        self._operations = BY_ONE_RANK if self._differing else OWN
+
     def allreduce(
         self,
         buffers: Sequence[torch.Tensor],
@@ -111,24 +138,44 @@ class TorchDistTransport(Transport):
         full = [buffer.detach() for buffer in buffers if buffer.numel()]
         if self._group.size == 1 or not full:
             return
+        self._reduce(self._operations, full, abort)
+
+    def _reduce(
+        self,
+        operations: Sequence[str],
+        buffers: list[torch.Tensor],
+        abort: Abort,
+        deadline: Deadline | None = None,
+        by: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+    ) -> None:
+        """One operation after the other on all buffers."""
         try:
-            for operation in ("allreduce",) if self.same_bits else ("reduce", "broadcast"):
-                self._finish([self._launch(operation, b) for b in full], full, abort)
-        except PeerLost:
-            self._abandon(full)
+            for operation in operations:
+                works = [self._launch(operation, buffer, by) for buffer in buffers]
+                self._finish(works, buffers, abort, deadline)
+        except TransportError:
+            self._abandon(buffers)
             raise
         except RuntimeError as error:
             raise PeerLost(f"{self.name} failed: {error}") from error
 
-    def _launch(self, operation: str, buffer: torch.Tensor) -> Any:
+    def _launch(self, operation: str, buffer: torch.Tensor, by: dist.ReduceOp.RedOpType) -> Any:
         if operation == "allreduce":
             return self._process_group.allreduce([buffer])
-        return getattr(self._process_group, operation)(buffer, REFERENCE)
+        if operation == "broadcast":
+            return self._process_group.broadcast(buffer, REFERENCE)
+        return self._process_group.reduce(buffer, REFERENCE, by)
 
-    def _finish(self, works: list[Any], buffers: list[torch.Tensor], abort: Abort) -> None:
+    def _finish(
+        self,
+        works: list[Any],
+        buffers: list[torch.Tensor],
+        abort: Abort,
+        deadline: Deadline | None,
+    ) -> None:
         """Wait for `works`, or leave them behind. Raises what a failed work raises."""
         self._works = works
-        self._await(works, abort)
+        self._await(works, abort, deadline)
         if abort.is_raised() and not all(work.is_completed() for work in works):
             self._abandon(buffers)
             raise TransportAborted("abandoned in a reduction")
@@ -159,6 +206,13 @@ class TorchDistTransport(Transport):
     def describe(self) -> dict[str, str]:
         return {
             "provider": self.name,
+            "sums": self._how(),
             "abandoned": str(self._abandoned),
             "abandoned.alive": str(len(self._kept)),
         }
+
+    def _how(self) -> str:
+        if not self._differing:
+            return "allreduce"
+        sizes = ", ".join(self._differing)
+        return f"reduce and broadcast: its allreduce gave ranks other bits at {sizes}"

@@ -27,6 +27,8 @@ from paceline.transport.base import TransportError
 SPARE: Final = 4
 """Times the memory of the machine: addresses cost nothing, and blocks of several sizes take
 turns."""
+LARGEST: Final = 1 << 40
+"""A process maps the memory of all ranks of its machine, and has 2 ** 47 bytes of addresses."""
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 PUNCH: Final = 0x02 | 0x01
@@ -39,7 +41,8 @@ class SharedMemory:
 
     def __init__(self) -> None:
         """Raises TransportError where the machine refuses it."""
-        self.nbytes = SPARE * figures_bytes(Path("/proc/meminfo"), "MemTotal", "SwapTotal")
+        spare = SPARE * figures_bytes(Path("/proc/meminfo"), "MemTotal", "SwapTotal")
+        self.nbytes = min(spare, LARGEST)
         try:
             self._fd = os.memfd_create("paceline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:

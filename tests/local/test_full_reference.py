@@ -17,9 +17,11 @@ pytestmark = pytest.mark.processes
 
 SCRIPT = Path(__file__).with_name("reference_script.py")
 CHANNELS = [
-    ("gloo", ""),
-    ("shm", MEMBERS),
-    *(("mpi", algorithm) for algorithm in ("ring", "recursive_doubling", "halving_doubling")),
+    GLOO := ("gloo", ""),
+    SHM := ("shm", MEMBERS),
+    RING := ("mpi", "ring"),
+    DOUBLING := ("mpi", "recursive_doubling"),
+    HALVING := ("mpi", "halving_doubling"),
 ]
 SIZES = (2, 3, 5)
 ONE_SEGMENT = {"hidden": 33, "segment_bytes": 1 << 20, "pause_s": 0.0}
@@ -48,11 +50,11 @@ JOBS = [
     for j, ranks in enumerate(SIZES)
 ]
 JOBS += [
-    (CHANNELS[1], 3, ("SGD", ROUNDED, SEVERAL_SEGMENTS)),
-    (CHANNELS[2], 5, ("AdamW", ROUNDED, ONE_SEGMENT)),
-    (CHANNELS[3], 4, ("AdamW", {**ROUNDED, "dtype": "bfloat16"}, ONE_SEGMENT)),
+    (RING, 3, ("SGD", ROUNDED, SEVERAL_SEGMENTS)),
+    (DOUBLING, 5, ("AdamW", ROUNDED, ONE_SEGMENT)),
+    (HALVING, 4, ("AdamW", {**ROUNDED, "dtype": "bfloat16"}, ONE_SEGMENT)),
 ]
-JOBS += [(CHANNELS[0], 3, HALF_KINDS[0]), (CHANNELS[1], 2, HALF_KINDS[1])]
+JOBS += [(GLOO, 3, HALF_KINDS[0]), (RING, 2, HALF_KINDS[1]), (SHM, 3, HALF_KINDS[1])]
 
 
 def job(backend: str, config: dict[str, Any], mode: str, overlap: str) -> dict[str, Any]:

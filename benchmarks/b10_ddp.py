@@ -43,6 +43,8 @@ MODES: Final[Mapping[str, dict[str, Any]]] = {
     "Quorum(75%)": {"mode": "Quorum", "quorum": "75%"},
 }
 TRANSPORTS: Final = ("gloo", "mpi")
+WITHIN: Final = (*TRANSPORTS, "shm")
+"""Where no network is emulated: of one machine."""
 SHARES: Final = (0.25, 0.5, 1.0)
 """C: of a reduction, in the computing of a step."""
 HEADROOM: Final = 1.2
@@ -366,7 +368,7 @@ def part_a(out: r.Report, turns: Turns, given: Options, link: network.Link) -> N
 def part_bc(out: r.Report, turns: Turns, given: Options, load: Load) -> None:
     found = compare(
         *(turns, load, turns.measure(load), repetitions(given)),
-        TRANSPORTS[1:] if given.smoke else TRANSPORTS,
+        WITHIN[1:] if given.smoke else WITHIN,
     )
     add_rows(out, load, found)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,10 +21,18 @@ def test_what_the_lanes_to_all_peers_take_is_what_is_counted(tmp_path: Path) -> 
     """Here the connections out and in are of the same process, so both are seen."""
     # What the library opens once for a process that sends without a copy is none of a peer's.
     exchange([PeerSockets(directory=tmp_path, name=n, host="", token="") for n in "yz"])
+    wait_closed()
     ranks = [PeerSockets(directory=tmp_path, name=n, host="", token="") for n in "abcd"]
     before = open_files()
     opened = exchange(ranks) - before
     assert opened == len(ranks) * PEER_LANES * FILES_PER_LANE * (len(ranks) - 1)
+
+
+def wait_closed() -> None:
+    """The library closes connections in a thread of its own."""
+    files, until_s = -1, time.monotonic() + 10
+    while files != (files := open_files()) and time.monotonic() < until_s:
+        time.sleep(0.2)
 
 
 def exchange(ranks: Sequence[PeerSockets]) -> int:

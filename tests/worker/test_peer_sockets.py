@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-import weakref
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

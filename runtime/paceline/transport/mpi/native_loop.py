@@ -11,28 +11,17 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
-
-import torch
+from typing import Any, ClassVar
 
 from paceline.core.collectives.schedules import Schedule, ScheduleStep
 from paceline.transport.base import Abort, PeerLost, TransportAborted
 from paceline.transport.mpi.lanes import PIECE_BYTES, Cells, Scratch
 from paceline.transport.mpi.links import LANES, Link
 from paceline.transport.native import REDUCE, UnavailableError, load
+from paceline.transport.native.layout import KINDS, Fields
 from paceline.transport.rendezvous import LAST_WORDS_NS, PeerConnections
 
 ABORTED, LOST, FAILED = 1, 2, 3
-KINDS: Final = {
-    torch.float32: 0,
-    torch.float64: 1,
-    torch.int32: 2,
-    torch.int64: 3,
-    torch.bfloat16: 4,
-}
-"""What the loop can add; other types are left to the loop in Python."""
-
-Fields = Sequence[tuple[str, Any]]
 
 
 class _Mpi(ctypes.Structure):

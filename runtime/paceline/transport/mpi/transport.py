@@ -36,8 +36,9 @@ from paceline.transport.base import (
 from paceline.transport.mpi.abandoned import AbandonedRequests, MemoryRange
 from paceline.transport.mpi.lanes import Cells, Lane, Piece, RoundedCells, Scratch
 from paceline.transport.mpi.links import LANES, Link, LinkTable
-from paceline.transport.mpi.native_loop import KINDS, NativeLoop
+from paceline.transport.mpi.native_loop import NativeLoop
 from paceline.transport.native import UnavailableError
+from paceline.transport.native.layout import KINDS
 from paceline.transport.rendezvous import LAST_WORDS_NS, Deadline, PeerConnections
 
 log = logging.getLogger("paceline.rank")

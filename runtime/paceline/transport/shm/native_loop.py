@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import select
-from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import torch
 
 from paceline.core.collectives.shared import BOUNCE_BYTES, SMALL_BYTES
 from paceline.transport.base import Abort, PeerLost, TransportAborted
+from paceline.transport.native.layout import Fields
 from paceline.transport.rendezvous import CLOSED
 from paceline.transport.shm.errors import different, left
 from paceline.transport.shm.plain_loop import Carry
@@ -19,16 +19,6 @@ from paceline.transport.shm.room import BOUNCES_AT, SHOW_WORDS, SHOWS, Room
 DONE, ABORTED, LOST, LEFT, DIFFERENT, CARRY = range(6)
 SPIN_NS: Final = 50_000
 """Longest look before a wait; halved each time it was in vain. None where ranks share cores."""
-NATIVE_KINDS: Final = {
-    torch.float32: 0,
-    torch.float64: 1,
-    torch.int32: 2,
-    torch.int64: 3,
-    torch.bfloat16: 4,
-}
-"""What the loop can add; other types are left to the loop in Python."""
-
-Fields = Sequence[tuple[str, Any]]
 
 
 class _Member(ctypes.Structure):

@@ -17,9 +17,10 @@ import torch
 
 from paceline.transport.base import HOST, Abort, Group, Transport, TransportError
 from paceline.transport.native import SHARED, UnavailableError, load
+from paceline.transport.native.layout import KINDS
 from paceline.transport.rendezvous import Deadline
 from paceline.transport.shm.memory import SharedMemory
-from paceline.transport.shm.native_loop import NATIVE_KINDS, NativeLoop
+from paceline.transport.shm.native_loop import NativeLoop
 from paceline.transport.shm.plain_loop import Carry, PlainLoop, keeps_order, no_fence
 from paceline.transport.shm.rendezvous import machine_place, place_of
 from paceline.transport.shm.room import Rooms
@@ -32,7 +33,7 @@ OTHER_KINDS: Final = {
     torch.int8: 66,
     torch.uint8: 67,
 }
-"""Beside `NATIVE_KINDS`: added in Python."""
+"""Beside `KINDS`: added in Python."""
 
 
 class LocalSums:
@@ -95,10 +96,10 @@ class LocalSums:
         if not data.numel() or (len(room.ranks) == 1 and carry is None):
             return
         try:
-            if self._native is not None and data.dtype in NATIVE_KINDS:
-                self._native.reduce(data, NATIVE_KINDS[data.dtype], abort, carry)
+            if self._native is not None and data.dtype in KINDS:
+                self._native.reduce(data, KINDS[data.dtype], abort, carry)
             else:
-                kind = {**NATIVE_KINDS, **OTHER_KINDS}[data.dtype]
+                kind = {**KINDS, **OTHER_KINDS}[data.dtype]
                 self._plain.reduce(data, kind, abort, carry)
         except BaseException:
             room.give_up()  # before anybody writes to what others may still read

@@ -6,7 +6,6 @@ import logging
 import socket
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from paceline_api.types.enums import Wire
@@ -14,6 +13,7 @@ from paceline_api.types.enums import Wire
 from paceline.core.collectives.select import HIERARCHICAL
 from paceline.transport.base import Transport, TransportError
 from paceline.transport.mpi.provider import ProviderError
+from paceline.transport.rendezvous import BOOT_ID
 from paceline.transport.selected import SelectedTransport, make_room
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ LEVELS: Final = ("mpi", "gloo")
 ROUNDING: Final = ("mpi",)
 """Those that can sum in another type than the one that travels."""
 LOOPBACK: Final = "127.0.0.1"
-BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-"""Drawn when a machine starts; the same in all its containers."""
 
 
 def make_transport(

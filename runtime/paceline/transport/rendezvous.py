@@ -20,6 +20,7 @@ import socket
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from paceline.clock import NS_PER_MS, NS_PER_S, now_ns
@@ -32,6 +33,8 @@ SEND_NS: Final = NS_PER_S
 STRANGERS_MAX: Final = 512
 """Callers that have not said who they are, beside one for each rank of the group; programs that
 look for open ports do that."""
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+"""Drawn when a machine starts; the same in all its containers."""
 POLL_S: Final = 0.01
 REDIAL_S: Final = 0.05
 LAST_WORDS_NS: Final = 100 * NS_PER_MS

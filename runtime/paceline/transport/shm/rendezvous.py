@@ -19,6 +19,7 @@ from typing import Any, Final
 from paceline.limits import LISTEN_BACKLOG
 from paceline.transport.base import Group, TransportError
 from paceline.transport.rendezvous import (
+    BOOT_ID,
     POLL_S,
     Deadline,
     PeerClosedError,
@@ -27,7 +28,6 @@ from paceline.transport.rendezvous import (
     readable,
 )
 
-BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 NETWORK: Final = Path("/proc/self/ns/net")
 DESCRIPTORS: Final = 2
 """Memory and eventfd."""

@@ -161,6 +161,21 @@ def test_everything_ends_with_the_block_even_in_the_first_moment(tmp_path: Path)
     with_cluster(tmp_path, act)
 
 
+def test_what_an_ended_agent_leaves_is_not_left_over_at_the_end(tmp_path: Path) -> None:
+    """The end of the run may come while its processes are being reaped."""
+
+    async def act(cluster: Cluster, client: Client) -> None:
+        await seen(client, lambda s: len(living(s)) == 2)
+        agents = cluster.agents
+        for agent in agents:
+            agent.signal(signal.SIGKILL)
+        await asyncio.gather(*(agent.ended() for agent in agents))
+        await cluster.end(grace_s=0.0)
+        assert not cluster.left_over
+
+    with_cluster(tmp_path, act)
+
+
 @pytest.mark.parametrize("away", ["killed", "stopped"])
 def test_nothing_is_started_after_the_release(tmp_path: Path, away: str) -> None:
     """R17: neither a coordinator that is new nor one that does not answer knows that it is over."""

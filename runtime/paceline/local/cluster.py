@@ -204,6 +204,8 @@ class Cluster:
         self._ending = True
         for task in self._tasks:
             task.cancel()
+        # Of agents that ended by themselves; who watched them may just have been at it.
+        await kill_orphans(self._pids)
         await asyncio.gather(*(agent.end(grace_s=grace_s) for agent in self.agents))
         if self._coordinator is not None:
             await self._coordinator.end(grace_s=min(grace_s, COORDINATOR_END_S))

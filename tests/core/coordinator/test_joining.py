@@ -12,7 +12,7 @@ from paceline.core import coordinator as coord
 from paceline.core import messages as m
 from paceline.core.coordinator.forming import Wait, beginners
 from paceline.core.coordinator.sizes import Sizes, pods_to_drain
-from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.ids import NO_GENERATION, MemberId
 from paceline.core.protocol.snapshot import Kept
 from paceline.core.status import RankPhase
 
@@ -71,6 +71,12 @@ def test_a_death_is_repaired_at_once_and_takes_along_who_is_ready() -> None:
     told = [e for e in dies(desk, B) if isinstance(e, m.Prepare)]
     assert len(told) == 2
     assert desk.state.asked == {A, C}
+    at = desk.state.commit.gen.id if desk.state.commit else NO_GENERATION
+    old = {"last": at, "members": (A, B), "with_state": (A, B), "active": (A, B)}
+    desk.say(prepared(A, desk.state.proposal, gen_active=(A, B), has_state=True, **old))
+    desk.say(prepared(C, desk.state.proposal))
+    why = desk.coordinator.status(desk.now).changes[-1].why
+    assert why == f"rank {B}: killed; rank {C} joins"
 
 
 def test_a_drain_does_not_wait_for_others() -> None:

@@ -7,6 +7,7 @@ the next proposal.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from paceline.core import messages as m
@@ -47,9 +48,12 @@ def find_reason(c: CoordinatorState) -> None:
         if at_ns > c.now_ns:
             c.joins_ns = at_ns  # no change is wanted yet: the group is whole
         else:
-            named = ", ".join(map(str, sorted(joiners)))
-            who = f"rank {named} joins" if len(joiners) == 1 else f"ranks {named} join"
-            c.want_change(who, 0)
+            c.want_change(_who_join(joiners), 0)
+
+
+def _who_join(members: Iterable[MemberId]) -> str:
+    named = [str(member) for member in sorted(members)]
+    return f"rank {named[0]} joins" if len(named) == 1 else f"ranks {', '.join(named)} join"
 
 
 def _nobody_left(c: CoordinatorState) -> bool:
@@ -214,6 +218,7 @@ def _commit(c: CoordinatorState, commit: m.Commit) -> None:
     elif gen.plan is not None and c.commit is not None:
         # Never silently from zero (R26): rounds of less than a heartbeat may be gone.
         c.happened("BeganAnew", "no rank has weights and no committed round was ever reported")
+    came = set(gen.members) - set(c.commit.gen.members) if c.commit is not None else set()
     same_version = c.commit is not None and c.commit.gen.version == gen.version
     c.futile = c.futile + 1 if same_version else 0
     if not same_version or c.commit is None or c.commit.gen.members != gen.members:
@@ -233,14 +238,22 @@ def _commit(c: CoordinatorState, commit: m.Commit) -> None:
     c.tell_pace()
     _who_starts_over(c, commit)
     _who_draws_alike(c, commit)
-    c.history.committed_generation(gen, c.now_ns, c.wall_s)
+    why = _with_all_who_came(c.history.cause_why, came)
+    c.history.committed_generation(gen, why, c.now_ns, c.wall_s)
     c.happened(
         "GenerationFormed",
         f"generation {gen.id}: {len(gen.members)} ranks, {len(gen.active)} active",
-        {"why": c.why, "version": str(gen.version)},
+        {"why": _with_all_who_came(c.why, came), "version": str(gen.version)},
     )
     c.why = c.waits = ""
     c.roster.forget_dead(set(gen.members), DEAD_KEPT)
+
+
+def _with_all_who_came(why: str, came: Iterable[MemberId]) -> str:
+    """A change for another reason also admits whoever is ready: each joiner is named."""
+    told = set(why.replace(",", " ").split())
+    unnamed = [member for member in came if str(member) not in told]
+    return f"{why}; {_who_join(unnamed)}" if unnamed else why
 
 
 def _as_told_to(

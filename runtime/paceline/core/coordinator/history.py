@@ -54,14 +54,14 @@ class History:
         """The log goes on from an older version than was seen before."""
         self.commit_version = version
 
-    def committed_generation(self, gen: Gen, now_ns: int, wall_s: float) -> None:
+    def committed_generation(self, gen: Gen, why: str, now_ns: int, wall_s: float) -> None:
         cause_ns = self.cause_ns if self.cause_ns is not None else now_ns
         agree_s = (now_ns - cause_ns) / 1e9
         self.changes.append(
             Change(
                 generation=gen.id,
                 reason=_reason(gen),
-                why=self.cause_why,
+                why=why,
                 members=len(gen.members),
                 version=gen.version,
                 wall_s=wall_s - agree_s,

@@ -148,7 +148,8 @@ class Rank:
         told = SimpleNamespace(resumed=lambda _: record.note("go on"), exited=lambda _: None)
         machine: Any = SimpleNamespace(
             state=SimpleNamespace(
-                log=SimpleNamespace(version=1, settings=RoundSettings()), gen_id=GEN
+                log=SimpleNamespace(version=1, settings=RoundSettings(), waits_for_everybody=False),
+                gen_id=GEN,
             )
         )
         deaf: Any = Deaf()
@@ -294,9 +295,9 @@ def test_a_main_thread_parks_when_its_kernels_have_run_and_adopts_what_it_gets(
         whole = Committed(model, torch.optim.SGD(model.parameters(), lr=0.1), gradients)
         copy_to_model = whole.copy_to_model
 
-        def copies() -> None:
+        def copies(*, lend: bool = False) -> None:  # noqa: ARG001
             record.note("copy to model")
-            copy_to_model()
+            copy_to_model()  # nothing is lent on a device
 
         monkeypatch.setattr(whole, "copy_to_model", copies)
         session.begin(gradients, whole, DataPlan(samples=4, batch=2, epochs=1, seed=1), 2)

@@ -67,6 +67,8 @@ ROUND: Final = (Announce, Gathered, Start, ev.Reduced)
 INTERRUPTING: Final = (Prepare, Release, Dismiss)
 WRITER: Final = (ev.Written, ev.Published)
 BLOCKING: Final = (ev.Reduce, ev.OpenChannel, ev.Restore)
+PARKED: Final = (ev.Begin, ev.Step, ev.Want, ev.Flush, ev.Unrest)
+"""The main thread waits for Resume from there on."""
 RECENT: Final = 32
 """Reductions that tell how long one usually takes."""
 
@@ -275,6 +277,8 @@ class CommThread:
                 self.tensors.reducer.stop()
                 self._take_outcome()  # what was reduced before the order counts
             self._interrupts.taken()
+        if self.tensors is not None and isinstance(event, PARKED):
+            self._committed.take_back()
         if isinstance(event, ev.Step):
             event = self._reducer.finish(event)
         elif not isinstance(event, ROUND):
@@ -505,11 +509,12 @@ class CommThread:
     def _resume(self, effect: ev.Resume) -> None:
         with self._gradients.streams.own():
             begun_ns = now_ns()
-            self._committed.copy_to_model()
+            rounds = self.machine.state.log
+            self._committed.copy_to_model(lend=rounds.waits_for_everybody)
             if self._synced is not None:
                 self._committed.load_float_buffers(self._synced)
                 self._synced = None
-            settings = self.machine.state.log.settings
+            settings = rounds.settings
             if settings.pipeline and settings.buffers_every:
                 self._own_buffers = self._committed.float_buffers_flat()
             self._gradients.streams.mark_commit()

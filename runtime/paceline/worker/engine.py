@@ -287,6 +287,8 @@ class Engine:
             self._loop.flushed(begun_ns, now_ns())
 
     def rest(self) -> None:
+        assert self._committed is not None
+        self._committed.part_from_model()  # rounds go on meanwhile
         self._comm.post(ev.Rest())
 
     def resume(self) -> None:

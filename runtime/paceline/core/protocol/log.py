@@ -188,6 +188,13 @@ class Log:
         return s.full_every > 0 and since % s.full_every == 0
 
     @property
+    def waits_for_everybody(self) -> bool:
+        """No round is made while a rank computes that takes part."""
+        s, active = self.settings, len(self.active)
+        needed = 0 if s.mode is Mode.DEADLINE else quorum_of(s.mode, s, active)
+        return needed == active and not s.pipeline
+
+    @property
     def quorum(self) -> int:
         """k(r) of R12: fresh ranks that round `version` needs, never more than are active."""
         active = len(self.active)

@@ -1,8 +1,8 @@
 """The committed state of a rank: weights and optimizer state, owned by the communication thread.
 
 Equal bits on all members at equal version (I5), because it changes only by `apply`, a function of
-what the round log says and of the reduced sums. The model holds a copy of the weights, which is
-renewed while the main thread is parked.
+what the round log says and of the reduced sums. The model gets these weights while the main thread
+is parked: as a copy, or where rounds wait for everybody by lying in the same memory (D2).
 
     accumulated  sum of the results since the optimizer's last step. It is never divided or clipped,
                  so it can be given to a rank that is behind until the next commit (R7): the
@@ -94,14 +94,21 @@ class Committed:
         self._model = model
         self._gradients = gradients
         self._layout = gradients.layout
-        self._weights = self._layout.zeros()
+        self._weights: list[torch.Tensor]
+        self._views: list[torch.Tensor]
+        self._inside: list[tuple[torch.nn.Parameter, torch.Tensor]]
+        """Parameters that may lie in the committed weights, and where."""
+        self._beside: tuple[list[torch.Tensor], list[torch.Tensor]]
+        """The others, which are copied."""
+        self._lay_out(self._layout.zeros())
         self._accumulated = gradients.new_sums()  # takes turns with the reduction's scratch
         self._accumulating = False
         self._average_views: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
         """Memory that averages were made in lately, and the parameters' shapes on it."""
         self._prepared: set[int] = set()
         """Segments of which the average is made, in the memory of the sum before."""
-        self._views = self._layout.views(self._weights)
+        self._lent = False
+        """The main thread computes on the committed weights themselves."""
         self._extras: list[torch.Tensor] | None = None
         # The main thread reads (state_dict) while the communication thread may apply a round.
         self._lock = threading.Lock()
@@ -117,14 +124,63 @@ class Committed:
                 view.copy_(parameter)
         self._gradients.streams.await_gradients()  # the communication thread has another stream
 
-    def copy_to_model(self) -> None:
-        """The one copy of the weights that each commit costs (D2); `load` brought extras too."""
+    def copy_to_model(self, *, lend: bool = False) -> None:
+        """Give the model the weights of this version, and the extras that `load` brought.
+
+        With `lend` its parameters lie in the committed weights from now on, where they can, and no
+        copy is made (D2). Whoever lends expects no update while the main thread computes: one that
+        comes all the same leaves this memory to the model first."""
         with torch.no_grad():
-            torch._foreach_copy_(list(self._gradients.parameters), self._views)
+            if lend:
+                self._put_model_in()
+                if self._beside[0]:
+                    torch._foreach_copy_(*self._beside)
+            else:
+                self._part_from_model()
+                torch._foreach_copy_(list(self._gradients.parameters), self._views)
             if self._extras is not None:
                 for (_, target), source in zip(self._extra_tensors(), self._extras, strict=True):
                     target.copy_(source)
                 self._extras = None
+
+    def take_back(self) -> None:
+        """The main thread is parked: what was lent may change in place."""
+        self._lent = False
+
+    def part_from_model(self) -> None:
+        """The script goes on with memory of its own, and may do with it what it likes."""
+        with self._lock:
+            self._part_from_model()
+
+    def _lay_out(self, weights: list[torch.Tensor]) -> None:
+        """These are the committed weights from now on; whatever they hold."""
+        self._weights, self._views = weights, self._layout.views(weights)
+        pairs = list(zip(self._gradients.parameters, self._views, strict=True))
+        self._inside = [(p, v) for p, v in pairs if _can_lie_in(p, v)]
+        beside = [(p, v) for p, v in pairs if not _can_lie_in(p, v)]
+        self._beside = [p for p, _ in beside], [v for _, v in beside]
+
+    def _put_model_in(self) -> None:
+        for parameter, view in self._inside:
+            if parameter.data_ptr() != view.data_ptr():
+                parameter.data = view
+        # Updates do not go through these: a graph that the script keeps shall still be refused.
+        torch.autograd.graph.increment_version([parameter for parameter, _ in self._inside])
+        self._lent = bool(self._inside)
+
+    def _part_from_model(self) -> None:
+        for parameter, view in self._inside:
+            if parameter.data_ptr() == view.data_ptr():
+                parameter.data = parameter.data.clone()
+        self._lent = False
+
+    def _leave_to_model(self) -> None:
+        """Before a change of the weights: the main thread may be computing on this memory."""
+        if self._lent:
+            left = self._weights
+            self._lay_out([flat.clone() for flat in left])
+            self.binding.move_to(self._views)
+            self._lent = False
 
     # ---- one round --------------------------------------------------------------------------
 
@@ -169,6 +225,7 @@ class Committed:
         with self._lock:
             self.binding.check_unchanged()
             if step:
+                self._leave_to_model()
                 average = self._average(divisor)
                 clip(average, self)
                 self.binding.optimizer.step()
@@ -309,6 +366,7 @@ class Committed:
                 hint="start every rank with the same script and versions",
             )
         with self._lock:
+            self._leave_to_model()
             _copy(self._weights, part["weights"])
             _copy(self._accumulated, part["banked"])
             self._accumulating = bool(part["banked"])
@@ -395,6 +453,16 @@ def hash_of(flats: Sequence[torch.Tensor]) -> int:
     for flat in flats:
         value = zlib.crc32(bytes_of(flat), value)
     return value
+
+
+def _can_lie_in(parameter: torch.Tensor, view: torch.Tensor) -> bool:
+    """Whether a model's parameter may be a view of the committed weights. On a GPU a copy costs
+    next to nothing, and its addresses may be part of a recorded graph."""
+    return (
+        parameter.device.type == "cpu"
+        and parameter.dtype is view.dtype
+        and parameter.is_contiguous()
+    )
 
 
 def _copy(flats: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:

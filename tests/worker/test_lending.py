@@ -1,0 +1,129 @@
+"""Where every round waits for everybody, the model lies in the committed weights (D2).
+
+What may not be seen: a weight that changes under a forward or backward pass, a weight of the script
+in the committed state, and any other bit than with copies.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paceline.worker.state.committed import Committed
+from paceline.worker.state.gradients import Gradients
+from torch import nn
+from worker.test_committed import Rank, same
+
+ACTS = ("update", "park", "lend", "copy", "own", "load", "point elsewhere", "write while parted")
+
+
+def lent(rank: Rank) -> bool:
+    """Whether a weight of the model is one of the committed state."""
+    views = rank.committed._views
+    pairs = zip(rank.model.parameters(), views, strict=True)
+    return any(parameter.data_ptr() == view.data_ptr() for parameter, view in pairs)
+
+
+@given(st.lists(st.sampled_from(ACTS), max_size=14))
+@settings(max_examples=150, deadline=None)
+def test_lending_changes_no_bit(acts: list[str]) -> None:
+    lends, copies, other = Rank(), Rank(), Rank(seed=3)
+    parked = True
+    for number, act in enumerate(acts):
+        before = lends.weights()
+        match act:
+            case "update":
+                for rank in (lends, copies):
+                    rank.reduce(number)
+                    rank.committed.accumulate(rank.gradients.result, first=True)
+                    rank.committed.apply(2.0, step=True)
+            case "load":
+                other.round(number)
+                for rank in (lends, copies):
+                    rank.committed.load(*other.committed.snapshot())
+            case "park":
+                parked = True
+                lends.committed.take_back()
+            case "lend" | "copy" if parked:
+                lends.committed.copy_to_model(lend=act == "lend")
+                copies.committed.copy_to_model()
+                parked = False
+                assert same(lends.weights(), copies.weights())
+                assert lent(lends) == (act == "lend")
+            case "own":  # as in front of pl.evaluating()
+                lends.committed.part_from_model()
+                assert not lent(lends)
+            case "write while parted" if not parked and not lent(lends):
+                with torch.no_grad():
+                    next(lends.model.parameters()).add_(1.0)
+                continue
+            case "point elsewhere":
+                parameter = next(lends.model.parameters())
+                parameter.data = torch.full_like(parameter, number)
+                continue
+        if not parked and act not in ("lend", "copy"):
+            assert same(before, lends.weights()), "a weight changed while the script computes"
+        assert lends.committed.hash() == copies.committed.hash()
+    assert lends.committed.strong_hash() == copies.committed.strong_hash()
+
+
+def test_lending_copies_nothing_and_takes_no_memory() -> None:
+    rank = Rank()
+    rank.committed.copy_to_model(lend=True)
+    flats = rank.committed._weights
+    for seed in range(3):
+        rank.committed.take_back()
+        rank.reduce(seed)
+        rank.committed.accumulate(rank.gradients.result, first=True)
+        rank.committed.apply(1.0, step=True)
+        rank.committed.copy_to_model(lend=True)
+        assert rank.committed._weights is flats
+    storages = {p.untyped_storage().data_ptr() for p in rank.model.parameters()}
+    assert storages == {flat.untyped_storage().data_ptr() for flat in flats}
+
+
+def test_a_graph_that_the_script_keeps_over_a_step_is_refused() -> None:
+    """As with any optimizer: its backward() would mix the weights of two versions."""
+    rank = Rank()
+    rank.committed.copy_to_model(lend=True)
+    loss = rank.model(torch.ones(4, 5)).square().sum()
+    rank.committed.take_back()
+    rank.reduce(1)
+    rank.committed.accumulate(rank.gradients.result, first=True)
+    rank.committed.apply(1.0, step=True)
+    rank.committed.copy_to_model(lend=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_what_cannot_lie_there_is_copied() -> None:
+    """A master in float32, and memory in another order than the flat one."""
+
+    def made(model: nn.Sequential) -> tuple[Committed, Gradients]:
+        gradients = Gradients(model.named_parameters())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return Committed(model, optimizer, gradients), gradients
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), nn.Linear(2, 2))
+    model[1].to(torch.bfloat16)
+    twin = copy.deepcopy(model)
+    (lends, mine), (copies, its) = made(model), made(twin)
+    for version in range(3):
+        lends.take_back()
+        for committed, gradients in ((lends, mine), (copies, its)):
+            for flat in gradients.result:
+                flat.fill_(version + 0.5)
+            committed.accumulate(gradients.result, first=True)
+            committed.apply(2.0, step=True)
+        lends.copy_to_model(lend=True)
+        copies.copy_to_model()
+        for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+            assert torch.equal(one, other)
+            assert one.stride() == other.stride()
+    assert not model[0].weight.is_contiguous()
+    assert model[0].bias.data_ptr() in {view.data_ptr() for view in lends._views}
+    assert model[1].weight.dtype is torch.bfloat16

@@ -126,10 +126,26 @@ def test_full_mode_gives_the_bits_of_a_script_with_a_plain_model(tmp_path: Path)
     assert {*hashes, *re.findall(r"WEIGHTS (\w+)", plain)} == {hashes[0]}
 
 
-def test_a_kill_and_a_join(tmp_path: Path) -> None:
+def test_a_pipeline_gives_the_bits_of_a_script_with_a_plain_model(tmp_path: Path) -> None:
+    words = ("--set=spec.collective.segmentBytes=65536", "--set=spec.collective.pipeline=1")
+    code, said = run(tmp_path, DDP, *words, "--run-dir=run", HIDDEN="9000")
+    assert code == 0, said
+    log = json.loads((tmp_path / "run" / "status.json").read_text())["log"]
+    assert not log["streamed"], "a whole reduction is hidden, not its segments"
+    assert "epochs               2 with each sample applied exactly once" in said
+    code, plain = run(tmp_path, PLAIN, *words, HIDDEN="9000")
+    assert code == 0, plain
+    hashes = re.findall(r"WEIGHTS (\w+)", said + plain)
+    assert len(hashes) == 6
+    assert len(set(hashes)) == 1
+
+
+@pytest.mark.parametrize("pipeline", [0, 1])
+def test_a_kill_and_a_join(tmp_path: Path, pipeline: int) -> None:
     code, said = run(
         tmp_path,
         DDP,
+        f"--set=spec.collective.pipeline={pipeline}",
         *("--set", "spec.collective.mode=Quorum", "--set", "spec.collective.quorum=2"),
         *("--set", "spec.collective.maxAge=0"),  # however late: nothing is dropped
         *("--inject", "kill:rank=1,at=round:50", "--inject", "join:at=round:50"),

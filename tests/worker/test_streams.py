@@ -295,7 +295,7 @@ def test_a_main_thread_parks_when_its_kernels_have_run_and_adopts_what_it_gets(
         whole = Committed(model, torch.optim.SGD(model.parameters(), lr=0.1), gradients)
         copy_to_model = whole.copy_to_model
 
-        def copies(*, lend: bool = False) -> None:  # noqa: ARG001
+        def copies(*, lend: bool = False) -> None:
             record.note("copy to model")
             copy_to_model()  # nothing is lent on a device
 

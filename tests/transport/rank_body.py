@@ -33,6 +33,8 @@ class Payload:
     exact: bool = True
     """Small whole numbers, whose sum is the same in any order; else any floats."""
     calls: int = 1
+    one_by_one: bool = False
+    """Each buffer in a call of its own, as the segments of a streamed round."""
 
     def parts(self, rank: int, call: int = 0) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(self.seed * 1009 + rank * 31 + call)
@@ -150,10 +152,11 @@ class RankBody:
         for call in range(payload.calls):
             buffers = [part.to(self.device) for part in payload.parts(rank, call)]
             method = Method.of(kind)
-            if method.transport.endswith(ROUNDED) and buffers[0].dtype is torch.float32:
-                self._reduce_rounded(kind, buffers)
-            else:
-                self._of(kind).allreduce(buffers, self.abort, method.algorithm)
+            for together in [[x] for x in buffers] if payload.one_by_one else [buffers]:
+                if method.transport.endswith(ROUNDED) and together[0].dtype is torch.float32:
+                    self._reduce_rounded(kind, together)
+                else:
+                    self._of(kind).allreduce(together, self.abort, method.algorithm)
             digests.append(digest(buffers))
         return digests
 

@@ -137,6 +137,47 @@ def test_all_ranks_hold_the_same_bits(crew: Crew, size: int) -> None:
             assert len({outcome.value[0] for outcome in outcomes}) == 1, (dtype, numels)
 
 
+SEGMENTS = (262_160, 5_008, 262_160, 16, 100_000)
+"""Elements, the flag of each included."""
+
+
+def test_segments_one_by_one_have_the_bits_of_one_call(crew: Crew) -> None:
+    """R27: whether a round is streamed changes no bit."""
+    members = crew.ranks[:3]
+    crew.open(members)
+    found = set()
+    for one_by_one in (False, True, False):
+        payload = Payload(9, SEGMENTS, exact=False, one_by_one=one_by_one)
+        outcomes = reduce(crew, members, payload)
+        assert {outcome.error for outcome in outcomes} == {""}, outcomes
+        found |= {outcome.value[0] for outcome in outcomes}
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(("end", "reached"), [("killed", 3), ("aborted", 1)])
+def test_a_round_may_end_inside_any_segment(crew: Crew, end: str, reached: int) -> None:
+    """One rank is still in its backward pass: the others wait inside the segment that it lacks."""
+    a, victim, late = together(crew)[:3]
+    group = [a, victim, late]
+    crew.open(group)
+    for index, rank in enumerate(group):
+        numels = SEGMENTS if rank is not late else SEGMENTS[:reached]
+        payload = Payload(10, numels, one_by_one=True)
+        rank.start("allreduce", crew.kind, index, payload)
+    assert not late.result().error
+    time.sleep(0.1)
+    if end == "killed":
+        victim.kill()
+        assert a.result(SOON_S).error == "PeerLost"
+        group.remove(victim)
+    else:
+        abort(crew, [a, victim])
+        assert {a.result().error, victim.result().error} == {"TransportAborted"}
+        crew.all([a, victim], "clear_abort")
+    crew.open(group)
+    check_sum(crew, group, Payload(11, SEGMENTS, one_by_one=True))
+
+
 def test_groups_grow_and_shrink(crew: Crew) -> None:
     a, b, c, d, e = crew.ranks
     for seed, members in enumerate(

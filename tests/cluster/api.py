@@ -1,22 +1,22 @@
 """A small blocking client of the API server, for set-up and assertions of tests.
 
-Paths instead of classes: `api.get("/api/v1/nodes/node1")`. It reads a kubeconfig, so that it can
-act as any user. Tests of the operator use the operator's own client; this shares nothing with it.
+The package `kubernetes`, by paths instead of classes: `api.get("/api/v1/nodes/node1")`. It reads a
+kubeconfig, so that it can act as any user. The operator's hot paths have a client of their own; so
+this one judges it independently.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
-import ssl
 import time
 from collections.abc import Callable
-from contextlib import closing
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-import yaml
+import urllib3
+from kubernetes import client, config
 
 REQUEST_TIMEOUT_S = 30.0
 APPLY = "application/apply-patch+yaml"
@@ -42,14 +42,12 @@ class Api:
     """Speaks to one API server as one user; safe to share among threads."""
 
     def __init__(self, kubeconfig: Path) -> None:
-        config = yaml.safe_load(kubeconfig.read_text())
-        cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
-        self._address = urlsplit(cluster["server"]).netloc
-        self._tls = ssl.create_default_context(cafile=cluster["certificate-authority"])
-        if "client-certificate" in user:
-            self._tls.load_cert_chain(user["client-certificate"], user["client-key"])
-        token = {"Authorization": f"Bearer {user['token']}"} if "token" in user else {}
-        self._headers = {"Accept": "application/json", **token}
+        settings = client.Configuration()
+        config.load_kube_config(
+            str(kubeconfig), client_configuration=settings, persist_config=False
+        )
+        settings.retries = False
+        self._client = client.ApiClient(settings)
 
     def get(self, path: str) -> Json:
         return self._json("GET", path)
@@ -81,7 +79,7 @@ class Api:
         try:
             self.request("DELETE", path, body)
         except ApiError as error:
-            if error.status != http.HTTPStatus.NOT_FOUND:
+            if error.status != HTTPStatus.NOT_FOUND:
                 raise
 
     def wait(
@@ -97,7 +95,7 @@ class Api:
                 # Who set which field is a page long and has never explained a failure.
                 found["metadata"].pop("managedFields", None)
             except ApiError as error:
-                if error.status != http.HTTPStatus.NOT_FOUND:
+                if error.status != HTTPStatus.NOT_FOUND:
                     raise
                 last = error
                 return None
@@ -113,7 +111,7 @@ class Api:
             try:
                 last = self.get(path)
             except ApiError as error:
-                if error.status != http.HTTPStatus.NOT_FOUND:
+                if error.status != HTTPStatus.NOT_FOUND:
                     raise
                 return True
             return None
@@ -127,16 +125,18 @@ class Api:
         body: Json | list[Json] | None = None,
         kind: str = "application/json",
     ) -> str:
-        content = None if body is None else json.dumps(body).encode()
-        # One for each request costs 2 ms, and is never one that a stopped server left behind.
-        connection = http.client.HTTPSConnection(
-            self._address, context=self._tls, timeout=REQUEST_TIMEOUT_S
+        # A connection for each request costs 2 ms, and is never one that a stopped server left.
+        headers = {"Accept": "application/json", "Content-Type": kind, "Connection": "close"}
+        made = self._client.param_serialize(
+            method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
         )
-        with closing(connection):
-            connection.request(method, path, content, self._headers | {"Content-Type": kind})
-            answer = connection.getresponse()
-            text = answer.read().decode(errors="replace")
-        if answer.status >= http.HTTPStatus.BAD_REQUEST:
+        try:
+            answer = self._client.call_api(*made, _request_timeout=REQUEST_TIMEOUT_S)
+            data = answer.read()
+        except urllib3.exceptions.HTTPError as error:
+            raise ConnectionError(f"{method} {path}: {error}") from error
+        text: str = data.decode(errors="replace")
+        if answer.status >= HTTPStatus.BAD_REQUEST:
             raise ApiError(answer.status, method, path, text)
         return text
 

@@ -7,10 +7,10 @@ Each program is a `Daemon` that a test may stop, pause and start again.
 
 from __future__ import annotations
 
-import http.client
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from itertools import count
 from pathlib import Path
 
@@ -111,7 +111,7 @@ class ControlPlane:
             try:
                 self.api.get(path)
             except ApiError as error:
-                if error.status != http.HTTPStatus.NOT_FOUND:
+                if error.status != HTTPStatus.NOT_FOUND:
                     raise
                 return False
             return True
@@ -171,7 +171,7 @@ class ControlPlane:
     def _answers(self) -> bool:
         try:
             return self.api.text("/readyz") == "ok"
-        except (ApiError, OSError, http.client.HTTPException):
+        except (ApiError, OSError):
             return False
 
     def _daemon(self, name: str, flags: Sequence[str]) -> Daemon:

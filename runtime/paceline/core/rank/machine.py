@@ -147,6 +147,8 @@ class Rank:
 
     def _settle(self, event: Event) -> None:
         rank = self.state
+        if rank.arrived_state is not None:
+            membership.install(rank)
         is_word = isinstance(event, WORD)  # moves nothing but its round's start
         between_rounds = rank.talks and not rank.in_flight
         if not is_word:

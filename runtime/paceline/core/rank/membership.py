@@ -96,7 +96,7 @@ def _answer_released(rank: RankState, order: Order) -> None:
 def _promise(rank: RankState, prepare: Prepare) -> None:
     """From here on nothing older is committed, joined or started (R3)."""
     rank.promise = prepare.id
-    rank.reducing = None
+    rank.reducing = rank.arrived_state = None
     rank.started = rank.broken = False
     # A rank that still waits for its missing part reports as of its old record (R5).
     rank.needs_part = False
@@ -310,8 +310,18 @@ def on_state(rank: RankState, state: State) -> None:
     if rank.frozen or state.generation != rank.gen_id:
         return
     pass_on(rank, state)
-    if not rank.passive:
+    if rank.passive:
+        rank.arrived_state = state
+        install(rank)
+
+
+def install(rank: RankState) -> None:
+    """What has come of the donor, between two reductions: the sums that are queued are applied in
+    the scratch that the one under way contributes from (R15)."""
+    state = rank.arrived_state
+    if state is None or rank.reducing is not None:
         return
+    rank.arrived_state = None
     base = state.log.version
     if base > rank.round and rank.broken:
         return  # its reduction failed here and went through at the donor: a change will follow

@@ -174,6 +174,8 @@ class RankState:
     """A head's, likewise."""
     gos: dict[int, Go] = field(default_factory=dict)
     reducing: Go | None = None
+    arrived_state: State | None = None
+    """Of the donor, until no reduction is under way (R15)."""
     round: int = 0
     """The next round that this rank joins."""
     opened_ns: int = 0

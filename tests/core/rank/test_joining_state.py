@@ -1,0 +1,51 @@
+"""The donor's state comes at any moment; a joiner installs it between two reductions (R15)."""
+
+from __future__ import annotations
+
+from core.makers import go
+from paceline.core import messages as m
+from paceline.core.protocol.composition import compact
+from paceline.core.protocol.log import Log
+from paceline.core.protocol.records import AnnounceKind
+from paceline.core.rank import events as ev
+
+from benchmarks.protocol import Player
+
+RANKS, MS = 4, 10**6
+
+
+def a_joiner() -> tuple[Player, m.State]:
+    """One without state in a group whose others have it, and what the donor sends it."""
+    player = Player(RANKS)
+    state = player.state
+    donor = m.State(state.gen_id, state.log.snapshot(), ())
+    state.passive, state.has_state = True, False
+    return player, donor
+
+
+def kinds(effects: list[ev.Effect]) -> list[str]:
+    return [type(effect).__name__ for effect in effects]
+
+
+def round_of(log: Log) -> m.Start:
+    words = dict.fromkeys(log.active, (AnnounceKind.ARRIVE, 0))
+    return m.Start(compact(log, go(log), words))
+
+
+def test_between_two_rounds_it_is_installed_at_once() -> None:
+    player, donor = a_joiner()
+    assert "InstallState" in kinds(player.machine.handle(0, donor))
+    assert not player.state.passive
+
+
+def test_inside_a_reduction_it_waits_for_the_end_of_it() -> None:
+    """The sums that are queued are applied in the scratch that the reduction contributes from: a
+    streamed one summed what lay there, on all ranks."""
+    player, donor = a_joiner()
+    assert "Reduce" in kinds(player.machine.handle(0, round_of(player.state.log)))
+    assert "InstallState" not in kinds(player.machine.handle(MS, donor))
+    assert player.state.passive
+    found = kinds(player.machine.handle(2 * MS, ev.Reduced()))
+    assert found.index("Queue") < found.index("InstallState")
+    assert not player.state.passive
+    assert player.state.log.version == 1

@@ -50,6 +50,8 @@ ACTS: Final = {
     "template.spec.containers.workingDir": BOTH,
     "template.spec.containers.env": BOTH,
     "template.spec.containers.env.valueFrom": CLUSTER,
+    "template.spec.containers.resources": CLUSTER,
+    "template.spec.containers.resources.limits.nvidia.com/gpu": BOTH,
 }
 """By path below `spec`; a field without an entry has that of the part it belongs to."""
 
@@ -123,7 +125,8 @@ class _Page:
     def _type(self, field: dict[str, Any]) -> str:
         body, many = self._resolved(field)
         if body.get("x-kubernetes-int-or-string"):
-            return "number or percentage"
+            most = body["maximum"]
+            return "number or percentage" if most == COUNT_MAX else f"integer from 0 to {most}"
         if "enum" in body:
             words = ", ".join(f"`{word}`" for word in body["enum"])
             return f"list of {words}" if many else words

@@ -25,15 +25,21 @@ _Part = TypeVar("_Part", bound=Model)
 def with_defaults(job: TrainingJob) -> TrainingJob:
     """`job` with every behaviour spelt out. `maxReplicas` stays open where there is no limit."""
     spec = _completed(job.spec)
-    sizes: dict[str, int] = {}
+    sizes = {"procs_per_replica": procs_of(job)}
     if fixed_by_queue(job):
-        sizes = {
+        sizes |= {
             "min_replicas": spec.min_replicas or spec.replicas,
             "max_replicas": spec.max_replicas or spec.replicas,
         }
     elif spec.min_replicas is None:
-        sizes = {"min_replicas": 1}
+        sizes["min_replicas"] = 1
     return job.model_copy(update={"spec": spec.model_copy(update=sizes)})
+
+
+def procs_of(job: TrainingJob) -> int:
+    """Ranks in each worker: one for each of its GPUs, where the user left it open."""
+    trainer = job.spec.template.trainer()
+    return job.spec.procs_per_replica or max(1, trainer.gpus if trainer else 0)
 
 
 def fixed_by_queue(job: TrainingJob) -> bool:

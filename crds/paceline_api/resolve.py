@@ -39,7 +39,7 @@ def resolve(job: TrainingJob) -> ResolvedJob:
         replicas=spec.replicas,
         min_replicas=_set(spec.min_replicas),
         max_replicas=spec.max_replicas,
-        procs_per_replica=spec.procs_per_replica,
+        procs_per_replica=_set(spec.procs_per_replica),
         suspend=spec.suspend,
         backoff_limit=_set(spec.backoff_limit),
         active_deadline_ns=_seconds(spec.active_deadline_seconds),

@@ -57,6 +57,12 @@ def _replicas(value: str, problem: str, hint: str) -> Bad:
     return Bad("replicas: 4", f"replicas: {value}", "spec.replicas", problem, hint)
 
 
+def _gpus(value: str, problem: str, hint: str) -> Bad:
+    lines = f"resources: {{limits: {{nvidia.com/gpu: {value}}}}}"
+    path = f"{TRAINER}.resources.limits.nvidia.com/gpu"
+    return Bad("          env:\n", f"          {lines}\n          env:\n", path, problem, hint)
+
+
 TRAINER = "spec.template.spec.containers[0]"
 
 BAD: dict[str, Bad] = {
@@ -116,6 +122,8 @@ BAD: dict[str, Bad] = {
         "procsPerReplica: 2", "procsPerReplica: 999", "spec.procsPerReplica",
         "999 is more than 256", "use 1 to 256",
     ),
+    "GPUs in words": _gpus("eight", '"eight" is not a number of GPUs', "use 0 to 256, such as 8"),
+    "too many GPUs": _gpus("999", "999 is not 0 to 256", "use 0 to 256, such as 8"),
     "suspend not a flag": _spec(
         "suspend: 1", "suspend", "1 is neither true nor false", "write true or false"
     ),
@@ -200,6 +208,11 @@ BAD: dict[str, Bad] = {
     "quorum above the ranks": Bad(
         "quorum: 6", "quorum: 9", "spec.collective.quorum",
         "9 is more than replicas x procsPerReplica = 8", "use 1 to 8, or a percentage such as 75%",
+    ),
+    "quorum above the replicas": Bad(
+        "procsPerReplica: 2\n  collective:\n    mode: Quorum\n    quorum: 6",
+        "collective:\n    mode: Quorum\n    quorum: 6", "spec.collective.quorum",
+        "6 is more than replicas x procsPerReplica = 4", "use 1 to 4, or a percentage such as 75%",
     ),
     "min above replicas": _spec(
         "minReplicas: 5", "minReplicas", "5 is more than replicas = 4", "use 1 to 4, or set"

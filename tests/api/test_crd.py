@@ -88,7 +88,7 @@ def test_schema_is_structural(schema: dict[str, Any]) -> None:
 
 def test_only_structure_has_defaults(schema: dict[str, Any]) -> None:
     found = {path: part["default"] for path, part in parts(schema, "") if "default" in part}
-    assert found == {".spec.replicas": 1, ".spec.procsPerReplica": 1, ".spec.suspend": False}
+    assert found == {".spec.replicas": 1, ".spec.suspend": False}
 
 
 def test_defaults_and_fixed_fields_are_told(schema: dict[str, Any]) -> None:

@@ -282,3 +282,32 @@ def test_reasons_have_a_word_and_a_sentence_each() -> None:
 def test_values_are_shown_on_one_short_line(value: object, shown: str) -> None:
     assert show_value(value) == shown
     assert repr(MISSING) == "MISSING"
+
+
+@pytest.mark.parametrize(
+    ("written", "want"),
+    [
+        ("", 1),
+        ("nvidia.com/gpu: 4", 4),
+        ('nvidia.com/gpu: "8"', 8),
+        ("nvidia.com/gpu: 0", 1),
+        ("cpu: 0.5, memory: 4Gi", 1),
+    ],
+)
+def test_each_gpu_of_a_worker_gets_a_rank(written: str, want: int) -> None:
+    limits = f"          resources: {{limits: {{{written}}}}}\n          env:"
+    text = GOOD.replace("          env:", limits)
+    assert resolve(parse_job(text)).procs_per_replica == 2, "what the user says goes first"
+    left_open = parse_job(
+        text.replace("  procsPerReplica: 2\n", "").replace("quorum: 6", "quorum: 4")
+    )
+    assert left_open.spec.procs_per_replica is None
+    assert resolve(left_open).procs_per_replica == want
+    assert with_defaults(left_open).spec.procs_per_replica == want
+    assert resolve(with_defaults(left_open)).procs_per_replica == want
+
+
+def test_gpus_of_another_container_are_not_for_ranks() -> None:
+    text = GOOD.replace("  procsPerReplica: 2\n", "").replace("quorum: 6", "quorum: 4")
+    text += "        - name: logger\n          resources: {limits: {nvidia.com/gpu: 4}}\n"
+    assert resolve(parse_job(text)).procs_per_replica == 1

@@ -22,7 +22,6 @@ def job_body(name: str = "digits", **spec: Any) -> dict[str, Any]:
         "metadata": {"name": name},
         "spec": {
             "replicas": 2,
-            "procsPerReplica": 1,
             "suspend": False,
             "template": {"spec": {"containers": [trainer]}},
             **spec,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from paceline_api.defaults import fixed_by_queue
+from paceline_api.defaults import fixed_by_queue, procs_of
 from paceline_api.errors import SpecError
 from paceline_api.names import JOB_NAME_MAX, JOB_NAME_PATTERN
 from paceline_api.rules.rule import Rule, Violation
@@ -26,6 +26,9 @@ from paceline_api.types.enums import (
     Wire,
 )
 from paceline_api.types.job import TrainingJob
+from paceline_api.types.template import TRAINER
+
+_GPUS_CEL: Final = "c.resources.limits.nvidia__dot__com__slash__gpu"
 
 
 def validate(job: TrainingJob) -> list[SpecError]:
@@ -61,7 +64,7 @@ def _at_most_max(job: TrainingJob) -> Iterator[Violation]:
 
 def _quorum_can_be_met(job: TrainingJob) -> Iterator[Violation]:
     quorum = job.spec.collective.quorum if job.spec.collective else None
-    ranks = job.spec.replicas * job.spec.procs_per_replica
+    ranks = job.spec.replicas * procs_of(job)
     if isinstance(quorum, int) and quorum > ranks:
         span = "1" if ranks == 1 else f"1 to {ranks}"
         yield Violation(
@@ -208,7 +211,11 @@ RULES: Final = (
         check=_quorum_can_be_met,
         cel="!has(self.collective) || !has(self.collective.quorum) || "
         "type(self.collective.quorum) != int || "
-        "int(self.collective.quorum) <= self.replicas * self.procsPerReplica",
+        "int(self.collective.quorum) <= self.replicas * "
+        "(has(self.procsPerReplica) ? self.procsPerReplica : 1) || (!has(self.procsPerReplica) && "
+        f"self.template.spec.containers.exists(c, c.name == '{TRAINER}' && has(c.resources) && "
+        f"has(c.resources.limits) && has({_GPUS_CEL}) && "
+        f"int(self.collective.quorum) <= self.replicas * int({_GPUS_CEL})))",
     ),
     Rule(
         path="spec.collective.deadline",

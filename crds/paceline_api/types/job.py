@@ -14,7 +14,6 @@ from paceline_api.names import DEFAULT_MANAGER
 from paceline_api.types.collective import Collective
 from paceline_api.types.enums import CleanPodPolicy
 from paceline_api.types.model import (
-    FIXED,
     Count,
     Flag,
     Model,
@@ -82,8 +81,9 @@ class TrainingJobSpec(Model):
     """Most workers that replicas may ask for. Default: no limit, so that kubectl scale works (with
     Kueue: replicas)."""
 
-    procs_per_replica: Annotated[Procs, FIXED] = 1
-    """Ranks (processes) in each worker; usually the number of its GPUs."""
+    procs_per_replica: Procs | None = behaviour(fixed=True)
+    """Ranks (processes) in each worker. Default: the trainer's limit of nvidia.com/gpu, so that
+    each rank has a GPU of its own; 1 without one."""
 
     suspend: Flag = False
     """true stops the job after a checkpoint and removes its pods; false starts or resumes it."""

@@ -7,6 +7,7 @@ in and whether the field may change after creation, and the CRD text says both.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final
 
 from pydantic import (
@@ -35,6 +36,7 @@ SPEC_PROBLEM: Final = "spec_problem"
 """Type of the errors below; their context has `problem` and `hint`."""
 
 COUNT_MAX: Final = 2_147_483_647
+DEVICES_PATTERN: Final = r"^[0-9]{1,3}$"
 QUORUM_PATTERN: Final = r"^([1-9][0-9]?|100)%$"
 REPLICAS_MAX: Final = 10_000
 PROCS_MAX: Final = 256
@@ -125,6 +127,16 @@ def _check_auto_duration(value: Any) -> str:
     return "auto" if value == "auto" else _check_duration(value)
 
 
+def _check_devices(value: Any) -> int | str:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole and not (isinstance(value, str) and re.fullmatch(DEVICES_PATTERN, value)):
+        raise _problem("is not a number of GPUs", _DEVICES_HINT)
+    if not 0 <= int(value) <= PROCS_MAX:
+        raise _problem(f"is not 0 to {PROCS_MAX}", _DEVICES_HINT)
+    checked: int | str = value
+    return checked
+
+
 def _not_blank(value: str) -> str:
     if not value.strip():
         raise _problem("is empty", "give a value or remove the field")
@@ -149,6 +161,7 @@ def _rule(rule: str, message: str) -> dict[str, str]:
 
 _DURATION_BODY: Final = DURATION_PATTERN[1:-1]
 _DURATION_HINT: Final = "write a number and a unit, such as 50ms, 2s or 1m30s"
+_DEVICES_HINT: Final = f"use 0 to {PROCS_MAX}, such as 8"
 _QUORUM_HINT: Final = "use a number of ranks such as 3, or a percentage such as 75%"
 Duration = Annotated[
     str,
@@ -181,6 +194,26 @@ Quorum = Annotated[
                 _rule(
                     f"type(self) == int || self.matches('{QUORUM_PATTERN}')",
                     f"is neither a number of ranks nor 1% to 100%; {_QUORUM_HINT}",
+                )
+            ],
+        }
+    ),
+]
+
+Devices = Annotated[
+    int | str,
+    PlainValidator(_check_devices),
+    WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "minimum": 0,
+            "maximum": PROCS_MAX,
+            "maxLength": 16,
+            "x-kubernetes-validations": [
+                _rule(
+                    f"type(self) == int || (self.matches('{DEVICES_PATTERN}') && "
+                    f"int(self) <= {PROCS_MAX})",
+                    f"is not a number of GPUs; {_DEVICES_HINT}",
                 )
             ],
         }

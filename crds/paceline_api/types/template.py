@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from paceline_api.types.model import OpenModel
+from paceline_api.types.model import Devices, OpenModel
 
 TRAINER: Final = "trainer"
 CONTAINERS_MAX: Final = 16
@@ -29,6 +29,16 @@ class EnvVar(OpenModel):
 
     value_from: dict[str, Any] | None = None
     """Source of the value in the cluster. Without meaning on a laptop."""
+
+
+class Limits(OpenModel):
+    gpus: Annotated[Devices | None, Field(alias="nvidia.com/gpu")] = None
+    """GPUs of the worker. Each of its ranks takes one, see procsPerReplica."""
+
+
+class Resources(OpenModel):
+    limits: Limits | None = None
+    """The most of each resource that the container gets, and of devices also the least."""
 
 
 class Container(OpenModel):
@@ -50,6 +60,15 @@ class Container(OpenModel):
 
     env: Annotated[tuple[EnvVar, ...], Field(max_length=ENV_MAX)] | None = None
     """Environment variables of the command."""
+
+    resources: Resources | None = None
+    """Resources of the container. On a laptop: the number of GPUs sets that of the ranks."""
+
+    @property
+    def gpus(self) -> int:
+        """How many the container asks for."""
+        limits = self.resources.limits if self.resources else None
+        return int(limits.gpus or 0) if limits else 0
 
 
 class PodSpec(OpenModel):

@@ -321,7 +321,7 @@ def test_nccl(pool: ProcessPool) -> None:
 
     if torch.cuda.is_available():
         pytest.skip("needs a machine without a GPU")
-    with pytest.raises(TransportError, match=r"nccl needs a CUDA device.*hint: request"):
+    with pytest.raises(TransportError, match=r"nccl needs a GPU.*hint: .*request"):
         NcclTransport(host="127.0.0.1", local=False)
-    with pytest.raises(TransportError, match=r"hint: use backend: auto"):
+    with pytest.raises(TransportError, match=r"hint: .*or use backend: auto"):
         NcclTransport(host="127.0.0.1", local=True)  # what a template requests is ignored there

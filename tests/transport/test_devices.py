@@ -145,6 +145,7 @@ def test_why_nccl_is_not_taken_is_told(crews: list[Crew]) -> None:
     assert first == "mpi is the only candidate"
     assert second.startswith("nccl is left out: "), second
     assert mixed.gpu[0].ended, "its port is given back"
+    assert "rank 0 cannot use nccl" in mixed.ranks[1].describe()["left out.nccl"]
 
 
 def test_where_one_rank_cannot_wire_nccl_all_go_through_host_memory(crews: list[Crew]) -> None:

@@ -234,6 +234,9 @@ class SelectedTransport(Transport):
         common = [name for name in self._transports if all(name in known for known in addresses)]
         reasons = {n: self._transports[n].unfit([known[n] for known in addresses]) for n in common}
         self._unfit = {name: why for name, why in reasons.items() if why}
+        for name in sorted(self._transports.keys() - set(common)):
+            rank = next(rank for rank, known in enumerate(addresses) if name not in known)
+            self._unfit[name] = f"rank {rank} cannot use {name}; its own log says why"
         usable = [name for name in common if not reasons[name]]
         if not usable:
             told = [f"rank {r} has {', '.join(known)}" for r, known in enumerate(addresses)]

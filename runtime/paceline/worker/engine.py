@@ -45,6 +45,7 @@ from paceline.transport.solo import NoTransport
 from paceline.worker.agent_pipe import AgentPipe
 from paceline.worker.comm_thread import CommThread, Interrupts
 from paceline.worker.coordinator_line import CoordinatorLine
+from paceline.worker.gpus import take_own_gpu
 from paceline.worker.metrics.loop import LoopMetrics
 from paceline.worker.metrics.rounds import RoundMetrics
 from paceline.worker.peer_sockets import PeerSockets
@@ -123,6 +124,7 @@ class Engine:
         self._record = record
         self._metrics, self._loop = RoundMetrics(record, member), LoopMetrics(record)
         peers = self._make_peer_sockets(settings, member)
+        self._take_gpu(settings)
         self._transport = transport = self._make_transport(settings)
         endpoints = Endpoints(peers.address, transport.address)
         host = settings.host if settings else "localhost"
@@ -163,6 +165,12 @@ class Engine:
         name = str(member).replace("#", "-") if settings else secrets.token_hex(4)
         token = settings.token if settings else ""
         return PeerSockets(directory=directory, name=name, host="", token=token)
+
+    def _take_gpu(self, settings: RankSettings | None) -> None:
+        """All ranks of `paceline run` are on one machine, and those of a pod see its devices."""
+        if settings is not None and self._spec is not None:
+            member = settings.member
+            take_own_gpu(place_of(member, self._spec.procs) if settings.local else member.local)
 
     def _make_transport(self, settings: RankSettings | None) -> Transport:
         if settings is None or self._spec is None:

@@ -17,6 +17,7 @@ import socket
 import threading
 from collections.abc import Collection, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import torch
@@ -24,6 +25,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from paceline.clock import pause
+from paceline.core.gpus import NoGpu, why_none
 from paceline.limits import LISTEN_BACKLOG
 from paceline.transport.base import Abort, Group, TransportError
 from paceline.transport.rendezvous import Deadline
@@ -33,6 +35,7 @@ PAUSE_S: Final = 0.00005
 HIGH_PRIORITY: Final = -1
 DEVICE: Final = "/"
 """In an address, before the identity of the rank's GPU."""
+DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 
 class NcclTransport(TorchDistTransport):
@@ -48,11 +51,10 @@ class NcclTransport(TorchDistTransport):
                 "hint: install the CUDA build of torch, or use backend: auto"
             )
         if not torch.cuda.is_available():
-            # What a template asks for is for a cluster; here a rank sees what the machine has.
-            way = "" if local else "request nvidia.com/gpu in the pod template, or "
+            problem, way = why_none(_look(), local=local)
             raise TransportError(
-                "spec.collective.backend: nccl needs a CUDA device and this process sees none; "
-                f"hint: {way}use backend: auto"
+                f"spec.collective.backend: nccl needs a GPU: {problem}; "
+                f"hint: {way}, or use backend: auto"
             )
         super().__init__()
         self._store: Any = _serve_store(host)
@@ -165,11 +167,20 @@ def shared_device(addresses: Sequence[str]) -> str:
         if device in rank_of:
             return (
                 f"nccl needs a GPU for each rank, and ranks {rank_of[device]} and {rank} share "
-                f"{device}; hint: request as many GPUs as procsPerReplica and call "
-                "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])), or use backend: auto"
+                f"{device}; hint: request as many GPUs as procsPerReplica, call pl.init() before "
+                "anything is put on a GPU, say `cuda` and no number, or use backend: auto"
             )
         rank_of[device] = rank
     return ""
+
+
+def _look() -> NoGpu:
+    told = ""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        told = str(error).partition("\n")[0]
+    return NoGpu(os.environ.get("CUDA_VISIBLE_DEVICES"), DRIVER.exists(), told)
 
 
 def _serve_store(host: str) -> TCPStore:

@@ -1,0 +1,47 @@
+"""Which GPU a rank takes, and what a rank is told that can take none."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paceline.core.gpus import NoGpu, own_gpu, why_none
+
+UNLOADED = "Found no NVIDIA driver on your system."
+
+
+@given(ranks=st.integers(1, 64), visible=st.integers(2, 16))
+def test_ranks_share_gpus_only_if_they_must_and_evenly(ranks: int, visible: int) -> None:
+    taken = Counter(own_gpu(index, visible=visible) for index in range(ranks))
+    assert taken.keys() <= set(range(visible))
+    assert max(taken.values()) - min(taken.values()) <= 1
+    if ranks <= visible:
+        assert len(taken) == ranks
+
+
+@pytest.mark.parametrize("visible", [0, 1])
+def test_where_there_is_no_choice_nothing_is_touched(visible: int) -> None:
+    assert {own_gpu(index, visible=visible) for index in range(4)} == {None}
+
+
+@pytest.mark.parametrize(
+    ("found", "local", "problem", "hint"),
+    [
+        (NoGpu("", True, ""), False, "CUDA_VISIBLE_DEVICES='' hides every GPU", "remove it"),
+        (NoGpu("-1", False, UNLOADED), True, "CUDA_VISIBLE_DEVICES='-1' hides", "name the devices"),
+        (NoGpu(None, False, UNLOADED), False, "no NVIDIA driver", "request nvidia.com/gpu in"),
+        (NoGpu(None, False, UNLOADED), True, "no NVIDIA driver", "install NVIDIA's driver"),
+        (NoGpu("0", True, "driver too old"), True, "driver too old", "compare the versions"),
+        (NoGpu(None, True, UNLOADED), False, "torch can use no GPU", "request nvidia.com/gpu in"),
+    ],
+    ids=["hidden", "hidden by number", "pod", "laptop", "old driver", "not given to the pod"],
+)
+def test_a_rank_without_a_gpu_is_told_why(
+    found: NoGpu, local: bool, problem: str, hint: str
+) -> None:
+    told, way = why_none(found, local=local)
+    assert problem in told
+    assert hint in way
+    assert ("nvidia.com/gpu" in way) <= (not local), "a laptop has no pods to ask for"

@@ -7,6 +7,7 @@ operation on a tensor. What would be a race on a GPU is a wrong order in that re
 from __future__ import annotations
 
 import json
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -18,13 +19,16 @@ import torch
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.pending import BufferName, Scale, Zero
 from paceline.core.protocol.progress import Progress
-from paceline.core.protocol.records import DataPlan
+from paceline.core.protocol.records import AnnounceKind, DataPlan, GivenUp, Go, Trigger
 from paceline.core.rank import events as ev
+from paceline.core.rank import rounds
 from paceline.transport.solo import NoTransport
 from paceline.worker import comm_thread, engine
 from paceline.worker.comm_thread import CommThread, Interrupts
+from paceline.worker.reduction import Reducer
 from paceline.worker.state import committed
 from paceline.worker.state.committed import Committed
+from paceline.worker.state.flags import Flags
 from paceline.worker.state.gradients import Gradients
 from paceline.worker.state.streams import Streams
 from paceline_api.rounds import RoundSettings
@@ -34,6 +38,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 CPU = torch.device("cpu")
 GEN = GenerationId(1, "c", 1)
 MAIN, OWN = "main", "own"
+COMING = ev.Coming(leases=(7,), samples=4, unit=4)
+WAIT_S = 10.0
+"""A bound for a hang."""
 
 
 class Record:
@@ -78,13 +85,16 @@ class RecordedStream:
 class RecordedEvent:
     def __init__(self, record: Record) -> None:
         self.record_, self.marks = record, ""
+        self.looks = 0
 
     def record(self, stream: RecordedStream) -> None:
         self.marks = stream.name
         self.record_.note("mark", stream.name)
 
-    def synchronize(self) -> None:
-        self.record_.note(f"await {self.marks}", self.marks)
+    def query(self) -> bool:
+        self.looks += 1
+        self.record_.note(f"look {self.marks}", self.marks)
+        return self.looks > 1
 
 
 class RecordedQueues:
@@ -247,11 +257,13 @@ def test_the_evidence_of_a_journal_and_a_copy_of_the_state_are_whole(record: Rec
         assert {on for _, on in record.operations()} <= {OWN}, read
 
 
-def test_a_transport_gets_memory_in_which_all_is_done(record: Record) -> None:
-    """It reads with streams of its own, or from the host."""
+def test_a_transport_is_called_in_the_stream_that_fills_the_buffers(record: Record) -> None:
+    """It takes them in that order, so that nobody waits for the host in between."""
     rank = Rank(record)
     rank.do(ev.Reduce(GO, BufferName.GRAD, 1.0))
-    assert record.before("sum") == "synchronize"
+    (sums,) = {on for _, what, on in record.entries if what == "sum"}
+    assert sums == OWN
+    assert "synchronize" not in [what for _, what, _ in record.entries]
 
 
 def test_the_main_thread_goes_on_after_everything_was_marked(record: Record) -> None:
@@ -261,6 +273,164 @@ def test_the_main_thread_goes_on_after_everything_was_marked(record: Record) -> 
     assert record.before("go on") == "mark"
     rank.gradients.streams.adopt_commit()
     assert record.entries[-1][1:] == (f"wait for {OWN}", MAIN)
+
+
+def host_waits(record: Record) -> list[tuple[str, str, str]]:
+    """What holds a thread up until a device has done something, or reads from it."""
+    waits = ("synchronize", "aten._local_scalar_dense", "aten.item", "aten.is_nonzero")
+    return [entry for entry in record.entries if entry[1].startswith(waits)]
+
+
+class Queued:
+    """Ranks whose only device works through queues."""
+
+    def __init__(self, record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+        queues: Any = RecordedQueues(record)
+        monkeypatch.setattr(
+            "paceline.worker.state.gradients.Streams", lambda devices: Streams(devices, queues)
+        )
+        for driver, method in ((CommThread, "_take"), (Reducer, "_work"), (Reducer, "judge")):
+            monkeypatch.setattr(driver, method, self._watched(record, getattr(driver, method)))
+
+    @staticmethod
+    def _watched(record: Record, method: Any) -> Any:
+        def watched(*arguments: Any) -> Any:
+            with Watch(record):
+                return method(*arguments)
+
+        return watched
+
+
+def test_no_step_waits_for_its_device_before_it_is_announced(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole job of one rank. Order is the device's business: the check of the gradients is queued
+    behind what makes them, and who has to know of its end looks."""
+    Queued(record, monkeypatch)
+    say = rounds._say
+
+    def says(rank: Any, kind: Any, share: Any) -> None:
+        if kind is AnnounceKind.ARRIVE:
+            record.note("announce")
+        say(rank, kind, share)
+
+    monkeypatch.setattr(rounds, "_say", says)
+    session = engine.Engine(None)
+    try:
+        model = nn.Linear(2, 1)
+        gradients = Gradients(model.named_parameters())
+        whole = Committed(model, torch.optim.SGD(model.parameters(), lr=0.1), gradients)
+        session.begin(gradients, whole, DataPlan(samples=6, batch=2, epochs=1, seed=1), 2)
+        steps = 0
+        while session.wait_lease():
+            while (lease := session.pull()) is not None:
+                model(torch.ones(2, 2)).sum().backward()
+                record.entries.clear()
+                session.step(leases=(lease,), samples=2, unit=1, metrics=())
+                said = [what for _, what, _ in record.entries].index("announce")
+                told = Record()
+                told.entries = record.entries[:said]
+                assert not host_waits(told), told.entries
+                checked = [on for what, on in told.operations() if what == "aten.aminmax.default"]
+                assert checked == [OWN]
+                steps += 1
+        session.finish()
+    finally:
+        session.close()
+    assert steps == 3
+
+
+def test_a_segment_is_handed_on_and_forecast_while_its_kernels_are_queued(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """COMING, the fill and the sum of a streamed round: each follows the hook's event on the own
+    stream, in that order."""
+    Queued(record, monkeypatch)
+    summed: queue.Queue[torch.Tensor] = queue.Queue()
+
+    def sums(buffers: list[torch.Tensor], _: Any) -> None:
+        record.note("sum")
+        summed.put(buffers[0].clone())
+
+    rank = Streamed(SimpleNamespace(sum=sums))
+    rank.reducer.begin(COMING)
+    rank.write(0, 3.0)
+    assert rank.posted.get(timeout=WAIT_S) == COMING
+    assert host_waits(record) == []
+    go = Go(GEN, 0, Trigger.ALL, streamed=True)
+    assert rank.reducer.reduce(ev.Reduce(go, BufferName.GRAD, 1.0, in_hand=True)) is None
+    assert summed.get(timeout=WAIT_S)[-1] == 0
+    seen = [(what, on) for _, what, on in record.entries]
+    follow, check = seen.index((f"wait for {MAIN}", OWN)), seen.index(("aten.aminmax.default", OWN))
+    assert follow < check < seen.index(("sum", OWN))
+    assert "synchronize" not in [what for what, _ in seen]
+    rank.end()
+
+
+def test_what_a_device_finds_travels_with_the_segment_and_is_told_in_time(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A NaN in the first segment: nobody has looked before COMING, so its number makes the round
+    void on all ranks, and the Step says it."""
+    Queued(record, monkeypatch)
+    summed: queue.Queue[torch.Tensor] = queue.Queue()
+    rank = Streamed(SimpleNamespace(sum=lambda buffers, _: summed.put(buffers[0].clone())))
+    rank.reducer.begin(COMING)
+    rank.write(0, float("inf"))
+    assert rank.posted.get(timeout=WAIT_S) == COMING
+    go = Go(GEN, 0, Trigger.ALL, streamed=True)
+    rank.reducer.reduce(ev.Reduce(go, BufferName.GRAD, 1.0, in_hand=True))
+    assert summed.get(timeout=WAIT_S)[-1] == 1
+    assert rank.posted.get(timeout=WAIT_S) is None
+    assert rank.reducer.outcome() == ev.Voided(GivenUp.NONFINITE)
+    rank.write(1, 1.0)
+    rank.reducer.close()
+    for event in rank.reducer.judge():
+        assert not event.query()
+    assert not rank.reducer.finish(ev.Step((7,), 4, 4)).finite
+    rank.reducer.complete()
+    rank.end()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_a_device_finds_what_the_host_finds(dtype: torch.dtype, bad: float) -> None:
+    flags = Flags([CPU, torch.device("meta"), CPU], [CPU])
+    assert 0 in flags
+    assert 1 not in flags
+    huge = torch.full((100,), torch.finfo(dtype).max, dtype=dtype)
+    spoiled = huge.clone()
+    spoiled[41] = bad
+    for first, last in ((huge, spoiled), (spoiled, -huge)):
+        flags.find(0, first)
+        flags.find(2, last)
+        flags.tell()
+        assert flags.told([0]) is (first is huge)
+        assert flags.told([2]) is (first is not huge)
+        assert not flags.told([0, 1, 2])
+        assert flags.told([1]), "it lies on the host"
+
+
+class Streamed:
+    """A rank's gradients in two segments, and its `Reducer`; the test plays the other threads."""
+
+    def __init__(self, channel: Any) -> None:
+        self.parameters = [nn.Parameter(torch.zeros(16)) for _ in range(2)]
+        named = [(f"p{i}", p) for i, p in enumerate(self.parameters)]
+        self.gradients = Gradients(named, segment_bytes=64)
+        self.posted: queue.Queue[ev.Coming | None] = queue.Queue()
+        model = nn.ParameterList(self.parameters)
+        whole = Committed(model, torch.optim.SGD(self.parameters, 1.0), self.gradients)
+        self.reducer = Reducer(
+            channel, self.gradients, whole, lambda _: torch.zeros(0), self.posted.put
+        )
+
+    def write(self, segment: int, value: float) -> None:
+        (self.parameters[-1 - segment] * value).sum().backward()
+
+    def end(self) -> None:
+        self.reducer.close(dropped=True)
+        self.reducer.shutdown()
 
 
 def test_a_main_thread_parks_when_its_kernels_have_run_and_adopts_what_it_gets(
@@ -323,7 +493,8 @@ def test_a_main_thread_parks_when_its_kernels_have_run_and_adopts_what_it_gets(
         "park: Unrest",
     }
     for i in parked:
-        assert seen[i - 1] == (f"await {MAIN}", MAIN), seen[i - 2 : i + 1]
+        computed = (f"look {OWN}", OWN) if seen[i][0] == "park: Step" else (f"look {MAIN}", MAIN)
+        assert seen[i - 1] == computed, seen[i - 2 : i + 1]
         assert seen[i + 1] == (f"wait for {OWN}", MAIN), seen[i : i + 3]
     assert seen[-2:] == [(f"wait for {OWN}", MAIN), ("copy to model", MAIN)]
     theirs = [(t, what, on) for t, what, on in record.entries if t != mine]

@@ -40,6 +40,7 @@ from paceline.environment import (
 from paceline.errors import DismissedError, PacelineError, RuntimeBrokenError
 from paceline.telemetry.records import RankRecord, RecordError
 from paceline.transport.base import Transport, TransportError
+from paceline.transport.device_queues import until
 from paceline.transport.factory import make_transport
 from paceline.transport.solo import NoTransport
 from paceline.worker.agent_pipe import AgentPipe
@@ -202,6 +203,7 @@ class Engine:
         self._comm.take(gradients, committed, checkpoints)
         if checkpoints is not None:
             self._comm.post(checkpoints.look())
+        self._await_kernels()
         self._call(
             ev.Begin(
                 gradients.fingerprint(),
@@ -239,7 +241,8 @@ class Engine:
     ) -> StepResult:
         assert self._gradients is not None
         self._close_batch()
-        self._gradients.streams.await_gradients()
+        judged = self._comm.tensors.reducer.judge() if self._comm.tensors is not None else ()
+        until(judged, self._watch_kernels)
         begun_ns = now_ns()
         resume = self._call(ev.Step(leases, samples, unit, usable, metrics, foreign))
         self._loop.stepped(begun_ns, now_ns(), fresh=resume.fresh)
@@ -261,8 +264,7 @@ class Engine:
         with self._lock:
             if not self._leases.wait() and not self._stopped:
                 return True
-        assert self._gradients is not None
-        self._gradients.streams.await_gradients()
+        self._await_kernels()
         begun_ns = now_ns()
         stopped = self._call(ev.Want()).stopped
         self._loop.waited(begun_ns, now_ns())
@@ -288,8 +290,7 @@ class Engine:
 
     def flush(self) -> None:
         if self._pipelined and not self._stopped:
-            assert self._gradients is not None
-            self._gradients.streams.await_gradients()
+            self._await_kernels()
             begun_ns = now_ns()
             self._call(ev.Flush())
             self._loop.flushed(begun_ns, now_ns())
@@ -300,8 +301,7 @@ class Engine:
         self._comm.post(ev.Rest())
 
     def resume(self) -> None:
-        assert self._gradients is not None
-        self._gradients.streams.await_gradients()
+        self._await_kernels()
         self._call(ev.Unrest())
         self._loop.began(now_ns())
 
@@ -373,6 +373,17 @@ class Engine:
         return (log.publisher if log.members else FIRST) == me
 
     # ---- main thread waits ----------------------------------------------------------------
+
+    def _await_kernels(self) -> None:
+        """Before it parks: the weights that they read are overwritten then."""
+        assert self._gradients is not None
+        until(self._gradients.streams.mark_gradients(), self._watch_kernels)
+
+    def _watch_kernels(self) -> None:
+        """A device that hangs holds up nobody who is to end."""
+        self._watch()
+        if self._end is not None and not self._end.finished:
+            raise DismissedError(0)
 
     def _call(self, event: ev.Event) -> ev.Resume:
         """Park the main thread until the engine lets it go on."""

@@ -31,11 +31,11 @@ from paceline.clock import now_ns
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.records import GivenUp
 from paceline.core.rank import events as ev
+from paceline.transport.device_queues import Event
 from paceline.worker.data_channel import DataChannel
 from paceline.worker.serial_thread import SerialThread
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
-from paceline.worker.state.streams import Event
 
 log = logging.getLogger("paceline.rank")
 
@@ -107,6 +107,7 @@ class Reducer:
         self._round: _Streamed | None = None
         self._outcome: ev.Reduced | ev.Voided | ev.ChannelFailed | None = None
         self._error: BaseException | None = None
+        self._flags: Final = gradients.flags
         self._stopping = self._closing = False
         self._thread: threading.Thread | None = None
         self._data = SerialThread("paceline-data", self._failed)
@@ -147,6 +148,32 @@ class Reducer:
             if dropped:
                 self._forget()
 
+    def judge(self) -> list[Event]:
+        """The batch is computed: have the devices find out what `finish` needs to know, which may
+        ask when these events have passed."""
+        streams = self._gradients.streams
+        computed = streams.mark_gradients()
+        if not computed:
+            return []
+        with self._news:
+            _, left = self._left_of(self._batch)
+        with streams.own():
+            streams.follow(computed)
+            self._gradients.find(left)
+            self._flags.tell()
+            return streams.mark_own()
+
+    def _left_of(self, batch: Batch | None) -> tuple[Batch | None, list[int]]:
+        """The batch, unless something was written again after it was looked at, and the segments
+        of GRAD that nobody has looked at since they were written."""
+        changed = batch is None or any(
+            self._gradients.written(segment) != written
+            for segment, (written, _) in batch.handed.items()
+        )
+        known = None if changed else batch
+        seen = known.looked_at if known is not None else ()
+        return known, [s for s in range(self._last + 1) if s not in seen]
+
     def _forget(self) -> None:
         if self._batch is not None:
             self._batch.dropped = True
@@ -173,20 +200,15 @@ class Reducer:
         with self._news:
             batch, self._batch = self._batch, None
             self._announced = batch
-        changed = batch is None or any(
-            self._gradients.written(segment) != written
-            for segment, (written, _) in batch.handed.items()
-        )
-        known = None if changed else batch
-        looked_at = known.looked_at if known is not None else ()
-        rest = [s for s in range(self._last + 1) if s not in looked_at]
-        with self._gradients.streams.own():
-            finite = step.finite and (known is None or known.finite)
-            finite = finite and self._gradients.finite(BufferName.GRAD, rest)
+        known, left = self._left_of(batch)
+        on_host = [s for s in left if s not in self._flags]
+        finite = step.finite and (known is None or known.finite)
+        finite = finite and self._flags.told(range(self._last + 1))
+        finite = finite and self._gradients.finite(BufferName.GRAD, on_host)
         with self._news:
             now = self._round
             if now is not None and batch is not None and now.batch is batch:
-                if changed or batch.coming != _coming_of(step):
+                if known is None or batch.coming != _coming_of(step):
                     now.given_up = now.given_up or GivenUp.REWRITTEN
                 elif not finite:
                     now.given_up = now.given_up or GivenUp.NONFINITE
@@ -274,7 +296,6 @@ class Reducer:
         with gradients.streams.own():
             for segment in range(self._last + 1):
                 gradients.load_result(segment, order.source, order.factor, order.unit)
-            gradients.streams.complete()  # transports read with streams of their own, or none
             failed = self._channel.sum(gradients.result, gradients.rounded_away)
             failed = failed or self._sum_float_buffers(order)
         if failed is not None:
@@ -286,10 +307,8 @@ class Reducer:
         if not order.go.sync:
             return None
         flat = self._float_buffers(order.source is not None)
-        if flat.numel():
-            self._gradients.streams.complete()
-            if (failed := self._channel.sum([flat])) is not None:
-                return failed
+        if flat.numel() and (failed := self._channel.sum([flat])) is not None:
+            return failed
         count = order.go.contributing
         self.synced = flat.div_(count) if count else None
         return None
@@ -338,13 +357,18 @@ class Reducer:
         return batch is not None and 0 in batch.handed and 0 not in batch.looked_at
 
     def _look(self, batch: Batch, segment: int) -> bool:
-        """Whether a segment is finite, once its device has it."""
+        """Whether a segment is finite, as far as the host knows: what a device finds out goes with
+        the segment's number (R31)."""
         if segment in batch.looked_at:
             return batch.finite
-        for event in batch.handed[segment][1]:
-            event.synchronize()
-        with self._gradients.streams.own():
-            finite = self._gradients.finite(BufferName.GRAD, (segment,))
+        streams = self._gradients.streams
+        with streams.own():
+            streams.follow(batch.handed[segment][1])
+            if segment in self._flags:
+                self._gradients.find((segment,))
+                finite = True
+            else:
+                finite = self._gradients.finite(BufferName.GRAD, (segment,))
         with self._news:
             batch.looked_at.add(segment)
             batch.finite &= finite
@@ -398,6 +422,13 @@ class Reducer:
         with gradients.streams.own():
             source = order.source if now.given_up is None else None
             gradients.load_result(segment, source, order.factor, order.unit)
+            if source is not None and segment in self._flags and self._is_found(batch, segment):
+                self._flags.put(segment, gradients.result[segment])
+
+    @staticmethod
+    def _is_found(batch: Batch | None, segment: int) -> bool:
+        """By a device, of this batch, and not told to the host yet."""
+        return batch is not None and not batch.complete and segment in batch.looked_at
 
     # ---- data thread ----------------------------------------------------------------------
 
@@ -414,9 +445,10 @@ class Reducer:
         with gradients.streams.own():
             if now.given_up is not None:  # perhaps since the scratch was filled
                 result[-1] = 1
-            gradients.streams.complete()
             failed = self._channel.sum([result], gradients.rounded_away[segment : segment + 1])
             void = failed is None and bool(result[-1])
+            if void and now.given_up is None and self._is_own_fault(now):
+                now.given_up = GivenUp.NONFINITE
             if failed is None and not void and segment == self._last:
                 failed = self._sum_float_buffers(now.order)
         now.busy_since_ns = 0
@@ -430,6 +462,15 @@ class Reducer:
             elif segment == self._last:
                 now.end = ev.Reduced(now.spent_ns)
             self._news.notify_all()
+
+    def _is_own_fault(self, now: _Streamed) -> bool:
+        """Whether a device of this rank has found what made the round void."""
+        with self._news:
+            found = [s for s in now.batch.looked_at if s in self._flags] if now.batch else []
+        if found:
+            self._flags.tell()
+            self._gradients.streams.complete()
+        return not self._flags.told(found)
 
 
 def _coming_of(step: ev.Step) -> ev.Coming:

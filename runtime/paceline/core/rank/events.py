@@ -67,8 +67,8 @@ class Step(Struct, frozen=True):
 
 
 class Coming(Struct, frozen=True):
-    """The first segment of the batch in hand is final and finite (R28); its Step will say the same
-    of leases, samples and unit, or the batch is dropped."""
+    """The first segment of the batch in hand is final, and finite as far as the host knows (R28);
+    its Step will say the same of leases, samples and unit, or the batch is dropped."""
 
     leases: tuple[int, ...]
     samples: int

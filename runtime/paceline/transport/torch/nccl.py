@@ -1,10 +1,10 @@
 """The data channel through NCCL: CUDA buffers, the same groups and the same rules as gloo.
 
-Streams (D5): the caller's buffers are ready when it calls, because a contribution is announced only
-after its event has completed. Everything here runs on an own stream of high priority, so that it
-does not queue behind the user's kernels; completion is an event on that stream, looked at with a
-pause, since neither NCCL nor CUDA can wake a Python thread. What reads the result on another stream
-sees it complete, because `allreduce` returns only then.
+Streams (D5): everything here runs on an own stream of high priority, so that it does not queue
+behind the user's kernels, but behind what the caller has queued in its current stream, which fills
+the buffers. Completion is an event on that stream, looked at with a pause, since neither NCCL nor
+CUDA can wake a Python thread. What reads the result on another stream sees it complete, because
+`allreduce` returns only then.
 
 The device is known when training begins, from the parameters: a script may choose it after
 `pl.init()`. NCCL needs one for each rank, so its identity is part of the address.
@@ -120,6 +120,7 @@ class NcclTransport(TorchDistTransport):
                 "hint: move the model to the device before pl.DistributedOptimizer() or pl.ddp(), "
                 "or use backend: auto"
             )
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             # The allocator must not hand this memory out while our stream may still use it.
             buffer.record_stream(self._stream)

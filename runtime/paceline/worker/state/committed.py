@@ -122,7 +122,8 @@ class Committed:
         with torch.no_grad():
             for view, parameter in zip(self._views, self._gradients.parameters, strict=True):
                 view.copy_(parameter)
-        self._gradients.streams.await_gradients()  # the communication thread has another stream
+        streams = self._gradients.streams
+        streams.follow(streams.mark_gradients())  # the communication thread has another stream
 
     def copy_to_model(self, *, lend: bool = False) -> None:
         """Give the model the weights of this version, and the extras that `load` brought.

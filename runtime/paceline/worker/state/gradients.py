@@ -26,6 +26,7 @@ import torch
 from paceline_api.types.enums import Wire
 
 from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Scale, Swap, Zero
+from paceline.worker.state.flags import Flags
 from paceline.worker.state.flat import FlatLayout, Zeros, plain_zeros
 from paceline.worker.state.streams import Streams
 
@@ -58,6 +59,7 @@ class Gradients:
         self.parameters = tuple(parameter for _, parameter in named)
         self.devices = frozenset(segment.device for segment in self.layout.segments)
         self.streams = Streams(self.devices)
+        self.flags = Flags([s.device for s in self.layout.segments], self.streams.devices)
         self._zeros = zeros
         self.result = self.new_sums()
         self.rounded_away = self._new_residuals(wire)
@@ -190,6 +192,13 @@ class Gradients:
                 continue
             return False
         return True
+
+    def find(self, segments: Iterable[int]) -> None:
+        """The same for those of GRAD that lie on a device, queued in the current stream: `flags`
+        has what it comes to."""
+        for segment in segments:
+            if segment in self.flags:
+                self.flags.find(segment, self._flats[BufferName.GRAD][segment])
 
     # ---- communication thread, while the main thread is parked ------------------------------
 

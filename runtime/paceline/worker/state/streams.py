@@ -4,71 +4,27 @@ A kernel that is queued is no gradient yet, and a copy that is queued is no weig
 communication thread does with tensors goes through a stream of its own, so each crossing has its
 method here:
 
-    a segment is handed over     mark_gradients    waited for by who reads it
-    the main thread parks        await_gradients   its kernels have run
+    a segment is handed over     mark_gradients    followed by who reads it
     tensors, on our stream       own               queued in the order of the calls
+    they come from elsewhere     follow            queued after that
+    the main thread parks        mark_gradients    its kernels have run: it looks until then
     bytes leave the device       settled           what was queued before has run
-    memory goes to a transport   complete          the same, without reading
     the main thread goes on      mark_commit, then adopt_commit on its side
 
-On a CPU everything is done when the call returns, and each method here does nothing.
+Nothing of a step waits inside the device's library before the step is announced: order is the
+device's business (`follow`), and who has to know looks (`device_queues.until`), so that a device
+that hangs holds up nobody who has been told to end. On a CPU everything is done when the call
+returns, and each method here does nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Final, Protocol
 
 import torch
 
-FIRST: Final = -1
-"""Priority: before the kernels of the main thread."""
-
-
-class Event(Protocol):
-    def record(self, stream: Any) -> None: ...
-    def synchronize(self) -> None: ...
-
-
-class Stream(Protocol):
-    def wait_event(self, event: Any) -> None: ...
-    def synchronize(self) -> None: ...
-
-
-class Queues(Protocol):
-    """Streams and events of whatever device: torch's, and in tests those that keep a record."""
-
-    def has(self, device: torch.device) -> bool:
-        """Whether work on it is queued instead of done when the call returns."""
-
-    def stream(self, device: torch.device) -> Stream: ...
-    def event(self, device: torch.device) -> Event: ...
-    def current(self, device: torch.device) -> Stream:
-        """That of the calling thread."""
-
-    def use(self, stream: Stream) -> AbstractContextManager[object]:
-        """Make it the current one of the calling thread, inside."""
-
-
-class TorchQueues:
-    def has(self, device: torch.device) -> bool:
-        return device.type == "cuda"
-
-    def stream(self, device: torch.device) -> Stream:
-        return torch.Stream(device, priority=FIRST)
-
-    def event(self, device: torch.device) -> Event:
-        event: Any = torch.Event(device)  # torch's types leave out synchronize()
-        made: Event = event
-        return made
-
-    def current(self, device: torch.device) -> Stream:
-        return torch.accelerator.current_stream(device)
-
-    def use(self, stream: Stream) -> AbstractContextManager[object]:
-        assert isinstance(stream, torch.Stream)
-        return stream
+from paceline.transport.device_queues import Event, Queues, TorchQueues, mark
 
 
 class Streams:
@@ -83,21 +39,20 @@ class Streams:
         }
         self._committed: dict[torch.device, Event] = {}
 
-    def await_gradients(self) -> None:
-        """Main thread, before it parks: returns when what it has queued so far is complete in
-        memory. Its gradients are read then, and the weights that its kernels use overwritten."""
-        for event in self.mark_gradients():
-            event.synchronize()
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Those with queues."""
+        return tuple(self._own)
 
     def mark_gradients(self) -> list[Event]:
         """Any thread whose kernels make gradients: one event per device; when they have passed,
         what that thread has queued so far is in memory."""
-        events = []
-        for device in self._own:
-            event = self._queues.event(device)
-            event.record(self._queues.current(device))
-            events.append(event)
-        return events
+        return [mark(self._queues, device, self._queues.current(device)) for device in self._own]
+
+    def follow(self, events: Sequence[Event]) -> None:
+        """What is queued in `own` from here on runs after these, as `mark_gradients` made them."""
+        for stream, event in zip(self._own.values(), events, strict=True):
+            stream.wait_event(event)
 
     def own(self) -> AbstractContextManager[None]:
         """What is queued inside runs beside the main thread's work."""
@@ -122,12 +77,13 @@ class Streams:
         for stream in self._own.values():
             stream.synchronize()
 
+    def mark_own(self) -> list[Event]:
+        """As `mark_gradients`, of what was queued in `own`."""
+        return [mark(self._queues, device, stream) for device, stream in self._own.items()]
+
     def mark_commit(self) -> None:
         """Communication thread, inside `own`: all that the main thread gets is queued."""
-        for device, stream in self._own.items():
-            event = self._queues.event(device)
-            event.record(stream)
-            self._committed[device] = event
+        self._committed = dict(zip(self._own, self.mark_own(), strict=True))
 
     def adopt_commit(self) -> None:
         """Main thread: what it queues from now on sees what `mark_commit` marked."""

@@ -213,18 +213,18 @@ def test_host_buffers_are_kept_between_calls_and_given_up_with_a_call() -> None:
         raise TransportAborted("abandoned")
 
     far = [torch.ones(5), torch.arange(3), torch.zeros(0)]
-    staging.reduce(double, far)
-    staging.reduce(double, far)
+    staging.reduce(double, [far], ABORT)
+    staging.reduce(double, [far], ABORT)
     assert [buffer.tolist() for buffer in far] == [[4.0] * 5, [0, 4, 8], []]
     assert seen[0][:2] == seen[1][:2]
     assert not {buffer.data_ptr() for buffer in far[:2]} & set(seen[0])
 
     with pytest.raises(TransportAborted):
-        staging.reduce(give_up, far)
-    staging.reduce(double, far)
+        staging.reduce(give_up, [far], ABORT)
+    staging.reduce(double, [far], ABORT)
     for buffer in left:
         buffer.fill_(99)  # a late write
-    staging.reduce(double, far)
+    staging.reduce(double, [far], ABORT)
     assert far[0].tolist() == [16.0] * 5
     assert not {buffer.data_ptr() for buffer in left[:2]} & set(seen[-1])
 
@@ -238,5 +238,5 @@ def test_host_buffers_follow_what_is_reduced() -> None:
 
     for shapes in [((4,), torch.float32)], [((4,), torch.int64)], [((9,), torch.int64)] * 2:
         far = [torch.zeros(shape, dtype=dtype) for shape, dtype in shapes]
-        staging.reduce(fill, far)
+        staging.reduce(fill, [far], ABORT)
         assert all(buffer.tolist() == [7] * buffer.numel() for buffer in far)

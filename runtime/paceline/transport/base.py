@@ -11,7 +11,7 @@ every implementation to, the in-memory one of the simulation included:
    call, which the caller gives up; a new group beside an abandoned one works (R4, I13).
 4. Nothing spins while no call is under way.
 5. Buffers on a device are taken in the order of the calling thread's current stream, as what is
-   queued there leaves them, and their sums are in memory when the call returns (D5).
+   queued there leaves them, and what it queues afterwards sees their sums (D5).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ host memory, so that no choice is a dead end: a job on GPUs trains over mpi and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import ClassVar, Final
@@ -48,7 +48,7 @@ from paceline.transport.base import (
     TransportAborted,
     TransportError,
 )
-from paceline.transport.staging import Staging
+from paceline.transport.staging import Staging, cut, cut_alike
 
 log = logging.getLogger("paceline.rank")
 
@@ -56,6 +56,8 @@ TOPOLOGIES: Final = 16
 """Of so many a rank knows what was measured: a job that grows and shrinks comes back to them."""
 MACHINE: Final = "machine"
 """Under this name the addresses of a rank tell where it runs."""
+MEMORY: Final = "memory"
+"""The same for a rank that has gradients on a device."""
 
 Row = dict[str, list[float]]
 
@@ -157,6 +159,8 @@ class SelectedTransport(Transport):
         self._staging = Staging()
         self._staged = ""
         """Which memory goes through the host's; empty if none has."""
+        self._cuts = False
+        """Some rank of the group has gradients on a device: what moves host memory gets pieces."""
         self._classes = len(CLASS_BYTES)
         """So many size classes the buffers of this job need."""
         self._measured: dict[tuple[int, ...], Row] = {}
@@ -176,6 +180,8 @@ class SelectedTransport(Transport):
         places = {name: t.address for name, t in self._transports.items()}
         if self._machine:
             places[MACHINE] = self._machine
+        if any(device.type != HOST.type for device in self._devices):
+            places[MEMORY] = "device"
         return ";".join(f"{name}={where}" for name, where in sorted(places.items()))
 
     def begin(
@@ -207,6 +213,8 @@ class SelectedTransport(Transport):
         self._make_room(group.size)
         addresses = [_split(peer.address) for peer in group.peers]
         self._topology = topology([known.pop(MACHINE, "") for known in addresses])
+        memories = [known.pop(MEMORY, "") for known in addresses]
+        self._cuts = any(memories)
         tiers = self._usable(addresses)
         opening = _Opening(group, addresses, abort, timeout_s)
         try:
@@ -412,17 +420,22 @@ class SelectedTransport(Transport):
         method = self._candidates[candidate]
         transport = self._transports[method.transport]
 
-        def by(reached: Sequence[torch.Tensor]) -> None:
-            sums, rest = reached[: len(buffers)], reached[len(buffers) :]
-            if rest:
-                transport.allreduce_rounded(sums, rest, abort, method.algorithm)
+        def by(piece: Sequence[torch.Tensor]) -> None:
+            if residuals:
+                half = len(piece) // 2
+                transport.allreduce_rounded(piece[:half], piece[half:], abort, method.algorithm)
             else:
-                transport.allreduce(sums, abort, method.algorithm)
+                transport.allreduce(piece, abort, method.algorithm)
 
-        touched = [*buffers, *residuals]
+        pieces: Iterable[Sequence[torch.Tensor]] = ([*buffers, *residuals],)
+        if self._cuts and transport.moves(HOST):
+            pairs = zip(buffers, residuals, strict=False)
+            rounded = (piece for pair in pairs for piece in cut_alike(pair))
+            pieces = rounded if residuals else cut(buffers)
         foreign = {str(b.device) for b in buffers if not transport.moves(b.device)}
         if not foreign:
-            by(touched)
+            for piece in pieces:
+                by(piece)
             return
         if not self._staged:
             self._staged = ", ".join(sorted(foreign))
@@ -432,7 +445,7 @@ class SelectedTransport(Transport):
                 transport.name,
                 self._staged,
             )
-        self._staging.reduce(by, touched)
+        self._staging.reduce(by, pieces, abort)
 
     def close(self) -> None:
         self._group = None

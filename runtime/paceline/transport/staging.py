@@ -1,39 +1,167 @@
-"""Memory that a transport cannot reach, by way of memory that it can: slow, and correct."""
+"""Memory that a transport cannot reach, by way of memory that it can.
+
+What is reduced is cut into pieces, which go through a ring of pinned host buffers in three stages
+that overlap:
+
+    device to host     piece i + 1    queued on a stream of its own
+    the sum            piece i        on the host, by the transport
+    host to device     piece i - 1    queued on another one
+
+The cuts follow from sizes and types alone, and all ranks of a group make them as soon as one of
+them needs the ring: the transport sees the same buffers everywhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
 
 import torch
 
+from paceline.transport.base import Abort, TransportAborted
+from paceline.transport.device_queues import Event, Queues, Stream, TorchQueues, mark, until
+
+PIECE_BYTES: Final = 1 << 20
+"""Of all buffers of a piece together. A quarter of a segment on a GPU: enough for each stage to
+have work, and long enough that launching a copy (some 10 us) is little beside it."""
+STAGES: Final = 3
+ALIGNMENT_BYTES: Final = 64
+
+Piece = Sequence[torch.Tensor]
+Sum = Callable[[Piece], None]
+
+
+def cut(buffers: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Buffers that are reduced together, all at once if they are small; else one after the other,
+    in pieces. Each piece is a view."""
+    if sum(buffer.nbytes for buffer in buffers) <= PIECE_BYTES:
+        yield [buffer.detach() for buffer in buffers]
+        return
+    for buffer in buffers:
+        yield from cut_alike([buffer])
+
+
+def cut_alike(buffers: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Buffers of the same length, each piece with its part of all of them."""
+    length = buffers[0].numel()
+    step = max(1, PIECE_BYTES // sum(buffer.element_size() for buffer in buffers))
+    for start in range(0, length, step):
+        yield [buffer.detach()[start : start + step] for buffer in buffers]
+
+
+class _Lane:
+    """The streams of one device; where work is done when the call returns, none."""
+
+    def __init__(self, queues: Queues, device: torch.device) -> None:
+        self.queues, self.device = queues, device
+        self.down: Stream | None = None
+        self.up: Stream | None = None
+        if queues.has(device):
+            self.down, self.up = queues.stream(device), queues.stream(device)
+
+    def copy(
+        self, stream: Stream | None, target: torch.Tensor, source: torch.Tensor
+    ) -> Event | None:
+        """Queue it; returns what passes when it is done."""
+        if stream is None:
+            target.copy_(source)
+            return None
+        with self.queues.use(stream):
+            target.copy_(source, non_blocking=True)
+        return mark(self.queues, self.device, stream)
+
+
+class _Slot:
+    """One buffer of the ring, and the piece that is in it."""
+
+    def __init__(self, *, pinned: bool) -> None:
+        size = PIECE_BYTES + ALIGNMENT_BYTES
+        self._bytes = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        self.piece: Piece = ()
+        self.hosts: list[torch.Tensor] = []
+        self.down: list[Event] = []
+        self.up: dict[torch.device, Event] = {}
+        """What copied its last piece to a device: the next one overwrites it."""
+
+    def take(self, piece: Piece) -> None:
+        self.piece, self.hosts, end = piece, [], 0
+        for buffer in piece:
+            start = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            end = start + buffer.nbytes
+            if end > len(self._bytes):  # many small ones, each on its own cache line
+                self._bytes = torch.empty(
+                    end, dtype=torch.uint8, pin_memory=self._bytes.is_pinned()
+                )
+            self.hosts.append(self._bytes[start:end].view(buffer.dtype))
+
 
 class Staging:
-    """Host buffers that stand in for device buffers during a reduction; pinned for CUDA.
+    """Stand-ins on the host for device buffers, during a reduction.
 
-    They are kept between the calls, but not after one that failed: what it left behind may still
-    write to them.
+    The ring is kept between the calls, but not after one that failed: what it left behind may still
+    write to it.
     """
 
-    def __init__(self) -> None:
-        self._kept: list[torch.Tensor] = []
+    def __init__(self, queues: Queues | None = None) -> None:
+        self._queues = queues or TorchQueues()
+        self._lanes: dict[torch.device, _Lane] = {}
+        self._ring: list[_Slot] = []
 
-    def reduce(
-        self, by: Callable[[Sequence[torch.Tensor]], None], buffers: Sequence[torch.Tensor]
-    ) -> None:
-        """Let `by` sum stand-ins for `buffers`. The copies wait for what the caller has queued on
-        the device, and are complete on return."""
-        hosts = [self._host(index, buffer) for index, buffer in enumerate(buffers)]
-        self._kept = []
-        for host, buffer in zip(hosts, buffers, strict=True):
-            host.copy_(buffer.detach())
-        by(hosts)
-        for host, buffer in zip(hosts, buffers, strict=True):
-            buffer.detach().copy_(host)
-        self._kept = hosts
+    def reduce(self, by: Sum, pieces: Iterable[Piece], abort: Abort) -> None:
+        """Let `by` sum a stand-in for each piece. The copies follow what the caller has queued in
+        its current stream, and what it queues there afterwards sees the sums."""
+        ring, self._ring = self._ring, []  # given up, unless all goes well
+        before: _Slot | None = None
+        for number, piece in enumerate(pieces):
+            if number < STAGES and number == len(ring):
+                ring.append(_Slot(pinned=any(buffer.is_cuda for buffer in piece)))
+            slot = ring[number % STAGES]
+            self._down(slot, piece, abort)
+            if before is not None:
+                self._sum(by, before, abort)
+            before = slot
+        if before is not None:
+            self._sum(by, before, abort)
+        for lane in self._lanes.values():
+            if lane.up is not None:
+                summed = mark(self._queues, lane.device, lane.up)
+                self._queues.current(lane.device).wait_event(summed)
+        self._ring = ring
 
-    def _host(self, index: int, buffer: torch.Tensor) -> torch.Tensor:
-        if index < len(self._kept):
-            kept = self._kept[index]
-            if kept.shape == buffer.shape and kept.dtype is buffer.dtype:
-                return kept
-        return torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=buffer.is_cuda)
+    def _down(self, slot: _Slot, piece: Piece, abort: Abort) -> None:
+        if any(self._lane(buffer.device).down is None for buffer in piece):
+            self._until(slot.up.values(), abort)  # what is copied at once follows nothing
+        slot.take(piece)
+        slot.down = []
+        for host, buffer in zip(slot.hosts, piece, strict=True):
+            lane = self._lane(buffer.device)
+            if lane.down is not None:
+                filled = mark(self._queues, lane.device, self._queues.current(lane.device))
+                lane.down.wait_event(filled)
+                for event in slot.up.values():
+                    lane.down.wait_event(event)
+            done = lane.copy(lane.down, host, buffer)
+            slot.down += [done] if done is not None else []
+        slot.up = {}
+
+    def _sum(self, by: Sum, slot: _Slot, abort: Abort) -> None:
+        self._until(slot.down, abort)
+        by(slot.hosts)
+        for host, buffer in zip(slot.hosts, slot.piece, strict=True):
+            lane = self._lane(buffer.device)
+            done = lane.copy(lane.up, buffer, host)
+            if done is not None:
+                slot.up[lane.device] = done
+
+    @staticmethod
+    def _until(events: Iterable[Event], abort: Abort) -> None:
+        def watch() -> None:
+            if abort.is_raised():
+                raise TransportAborted("abandoned in a copy from or to a device")
+
+        until(events, watch)
+
+    def _lane(self, device: torch.device) -> _Lane:
+        if device not in self._lanes:
+            self._lanes[device] = _Lane(self._queues, device)
+        return self._lanes[device]

@@ -17,6 +17,7 @@ from benchmarks import (
     b9_checkpoint,
     b10_ddp,
     b11_wire,
+    b12_levels,
 )
 from benchmarks.command import Benchmark, options, parser
 from benchmarks.lab import Lab
@@ -33,6 +34,7 @@ ALL: Final[dict[str, Benchmark]] = {
     "b9": b9_checkpoint.run,
     "b10": b10_ddp.run,
     "b11": b11_wire.run,
+    "b12": b12_levels.run,
 }
 
 

@@ -67,7 +67,7 @@ def add_rows(out: r.Report, crew: Crew, ranks: int, given: Options) -> None:
         for _ in range(given.rounds):
             for algorithm in (RING, HALVING_DOUBLING):
                 for wire in Wire:
-                    took = crew.reduce(f"{algorithm} {wire}", kib << 8, CALLS.get(kib, 2))
+                    took = crew.reduce(f"mpi:{algorithm} {wire}", kib << 8, CALLS.get(kib, 2))
                     found.setdefault((algorithm, wire), []).append(r.middle(took.us) / 1e3)
                     sums.append(right(took, ranks))  # small whole numbers are bfloat16
         for algorithm in (RING, HALVING_DOUBLING):

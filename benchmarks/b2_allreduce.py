@@ -23,7 +23,7 @@ CALLS = {4: 20, 64: 20, 1024: 10, 16 * 1024: 3}
 COPY_ELEMENTS = 8 << 20
 RIVALS = ("MPI_Allreduce", "gloo")
 OWN = {
-    **{algorithm: f"paceline mpi:{algorithm}" for algorithm in ALGORITHMS},
+    **{f"mpi:{algorithm}": f"paceline mpi:{algorithm}" for algorithm in ALGORITHMS},
     "shm": "paceline shm",
 }
 

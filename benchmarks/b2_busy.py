@@ -44,7 +44,8 @@ def run(lab: Lab, given: Options) -> r.Report:  # noqa: ARG001
                     crew.ask("work", kind)
                     for algorithm in ALGORITHMS:
                         for kib in sizes:
-                            took = crew.reduce(algorithm, kib << 8, 3 if given.smoke else CALLS)
+                            calls = 3 if given.smoke else CALLS
+                            took = crew.reduce(f"mpi:{algorithm}", kib << 8, calls)
                             key = LOOPS[crew.system], algorithm, kib, kind
                             found.setdefault(key, []).extend(x / 1e3 for x in took.from_go_us)
                             sums.append(f"{key} {took.sums}")

@@ -1,8 +1,9 @@
-"""A network of the benchmark's own: loopback in a new namespace, and a link speed put on it.
+"""Networks of a benchmark's own: loopback in a new namespace, or two machines with a link between.
 
-The namespace has no name: it is gone with the last process in it, however that ended. Whoever
-enters it takes along the processes that are started inside; on the way out the caller is back in
-the network it came from. The speed is a token bucket on loopback, which all ranks share.
+A namespace has no name: it is gone with the last process in it, however that ended. Whoever enters
+one takes along the processes that are started inside; on the way out the caller is back in the
+network it came from. The speed of a link is a token bucket: on loopback, which all ranks share, or
+on each end of the link between two machines.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 CLONE_NEWNET: Final = 0x40000000
@@ -21,17 +23,24 @@ BURST_BYTES: Final = 1 << 20
 QUEUE_BYTES: Final = 64 << 20
 """Nothing is ever dropped: TCP stops before so much waits."""
 TOOL_S: Final = 10.0
+MACHINES: Final = ("10.77.0.1", "10.77.0.2")
+LINE: Final = "eth"
+"""What leads from each machine to the other one."""
+LINE_BURST_BYTES: Final = 128 << 10
+"""What passes at once between machines: two segments, so that no sum is mostly that."""
+FRAME_BYTES: Final = 9000
+"""As in the networks of clusters: less than one part in a hundred is headers."""
 
 
 def missing() -> str:
     """What this machine lacks for a network of its own; empty if nothing."""
-    tools = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
+    tools = [tool for tool in ("ip", "nsenter", "tc", "unshare") if shutil.which(tool) is None]
     if tools:
         return f"{', '.join(tools)}: install iproute2 and util-linux"
     if os.geteuid() != 0:
         return "root: a network namespace needs it"
     tried = subprocess.run(
-        ["unshare", "--net", "tc", *_bucket(10**9)],
+        ["unshare", "--net", "tc", *_bucket("lo", 10**9, BURST_BYTES)],
         capture_output=True,
         text=True,
         timeout=TOOL_S,
@@ -40,16 +49,16 @@ def missing() -> str:
     return "" if tried.returncode == 0 else f"a token bucket: {tried.stderr.strip()}"
 
 
-def _bucket(bits_per_s: int) -> list[str]:
-    rate = ["rate", f"{bits_per_s}bit", "burst", str(BURST_BYTES), "limit", str(QUEUE_BYTES)]
-    return ["qdisc", "replace", "dev", "lo", "root", "tbf", *rate]
+def _bucket(device: str, bits_per_s: int, burst_bytes: int) -> list[str]:
+    rate = ["rate", f"{bits_per_s}bit", "burst", str(burst_bytes), "limit", str(QUEUE_BYTES)]
+    return ["qdisc", "replace", "dev", device, "root", "tbf", *rate]
 
 
 class Link:
     """Loopback of the namespace that this process is in."""
 
     def limit(self, bits_per_s: int) -> None:
-        _tool("tc", *_bucket(bits_per_s))
+        _tool("tc", *_bucket("lo", bits_per_s, BURST_BYTES))
 
     def unlimit(self) -> None:
         _tool("tc", "qdisc", "replace", "dev", "lo", "root", "noqueue")
@@ -71,6 +80,60 @@ def own_network() -> Iterator[Link]:
                 _refused()
     finally:
         os.close(home)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A network namespace that stands for a machine, and the process that holds it."""
+
+    pid: int
+    host: str
+
+    @property
+    def enter(self) -> tuple[str, ...]:
+        """In front of a command that shall run there."""
+        return ("nsenter", "--target", str(self.pid), "--net")
+
+    def tool(self, *argv: str) -> str:
+        command = [*self.enter, *argv]
+        return subprocess.run(
+            command, check=True, timeout=TOOL_S, stdout=subprocess.PIPE, text=True
+        ).stdout
+
+    def sent_bytes(self) -> int:
+        """Over the line so far, with headers of what the kernel hands over at once."""
+        lines = self.tool("cat", "/proc/net/dev").splitlines()
+        return next(int(line.split()[9]) for line in lines if line.strip().startswith(f"{LINE}:"))
+
+
+@contextmanager
+def two_machines(bits_per_s: int = 0) -> Iterator[tuple[Machine, ...]]:
+    """With a line between them, of so much in each direction; 0: as fast as it can be."""
+    holders = [
+        subprocess.Popen(["unshare", "--net", "sleep", "infinity"], stdin=subprocess.DEVNULL)
+        for _ in MACHINES
+    ]
+    try:
+        here = os.readlink("/proc/self/ns/net")  # noqa: PTH115 (not a path)
+        for holder in holders:
+            while os.readlink(f"/proc/{holder.pid}/ns/net") == here:  # noqa: PTH115
+                assert holder.poll() is None, "unshare"
+        machines = tuple(
+            Machine(holder.pid, host) for holder, host in zip(holders, MACHINES, strict=True)
+        )
+        ends = [[LINE, "netns", str(holder.pid)] for holder in holders]
+        _tool("ip", "link", "add", *ends[0], "type", "veth", "peer", "name", *ends[1])
+        for machine in machines:
+            machine.tool("ip", "link", "set", "lo", "up")
+            machine.tool("ip", "address", "add", f"{machine.host}/24", "dev", LINE)
+            machine.tool("ip", "link", "set", LINE, "mtu", str(FRAME_BYTES), "up")
+            if bits_per_s:
+                machine.tool("tc", *_bucket(LINE, bits_per_s, LINE_BURST_BYTES))
+        yield machines
+    finally:
+        for holder in holders:
+            holder.kill()
+            holder.wait()
 
 
 def _refused() -> None:

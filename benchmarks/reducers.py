@@ -18,7 +18,10 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any, Final
 
+from paceline.transport.factory import LOOPBACK
+
 from benchmarks.lab import SCRIPTS
+from benchmarks.network import MACHINES, Machine
 from benchmarks.systems import descendants, python_path
 
 ANSWER_S: Final = 120.0
@@ -43,10 +46,14 @@ class Calls:
 
 
 class Crew:
-    """Ranks of one system: `paceline`, `plain` (without the native loop) or `rivals`."""
+    """Ranks of one system: `paceline`, `plain` (without the native loop), `levels` (one level
+    and two, over a network) or `rivals`; in turn on the machines, if there are some."""
 
-    def __init__(self, system: str, ranks: int, folder: Path) -> None:
+    def __init__(
+        self, system: str, ranks: int, folder: Path, machines: Sequence[Machine] = ()
+    ) -> None:
         self.system, self.ranks = system, ranks
+        self._machines = machines
         self._folder = folder / f"{system}-{ranks}"
         self._folder.mkdir()
         self._connections: list[Connection] = []
@@ -59,7 +66,7 @@ class Crew:
             listener._listener._socket.settimeout(START_S)  # type: ignore[attr-defined]  # noqa: SLF001
             worlds = [self.ranks] if self.system == "rivals" else [1] * self.ranks
             for number, size in enumerate(worlds):
-                self._launch(size, where, str(number))
+                self._launch(size, where, number)
             found = []
             for _ in range(self.ranks):
                 connection = listener.accept()
@@ -75,14 +82,18 @@ class Crew:
         for connection in self._connections:
             self._hear(connection)
 
-    def _launch(self, size: int, where: str, name: str) -> None:
-        command = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(size), sys.executable]
-        command += [str(SCRIPTS / "reducer.py"), where, name, self.system]
+    def _launch(self, size: int, where: str, number: int) -> None:
+        machine = self._machines[number % len(self._machines)] if self._machines else None
+        command = [*machine.enter] if machine else []
+        command += [str(Path(sys.executable).parent / "mpiexec"), "-n", str(size), sys.executable]
+        command += [str(SCRIPTS / "reducer.py"), where, str(number), self.system]
         own = {
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": python_path(),
             "B2_FOLDER": str(self._folder),
             "B2_RANKS": str(self.ranks),
+            "B2_MACHINE": f"machine-{number % len(MACHINES)}",
+            "B2_HOST": machine.host if machine else LOOPBACK,
             "GLOO_SOCKET_IFNAME": "lo",
         }
         with (self._folder / "log").open("ab") as log:
@@ -150,10 +161,12 @@ def right(calls: Calls, ranks: int) -> bool:
 
 
 @contextmanager
-def crews(systems: Sequence[str], ranks: int) -> Iterator[list[Crew]]:
+def crews(
+    systems: Sequence[str], ranks: int, machines: Sequence[Machine] = ()
+) -> Iterator[list[Crew]]:
     """One crew of each system, ready; none of their processes lives afterwards."""
     with tempfile.TemporaryDirectory(prefix="pl-b2-") as folder:
-        made = [Crew(system, ranks, Path(folder)) for system in systems]
+        made = [Crew(system, ranks, Path(folder), machines) for system in systems]
         try:
             for crew in made:
                 crew.start()

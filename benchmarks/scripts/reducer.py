@@ -11,11 +11,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Client, Connection, Listener
 
 import torch
 from paceline.clock import now_ns
+from paceline.core.collectives.select import Method
+from paceline.transport.base import HOST, Abort, Group, Peer, Transport
 from paceline_api.types.enums import Wire
 
 REST_S = 0.002
@@ -50,51 +52,74 @@ class Work:
 
 
 class Paceline:
-    """The mpi transport, one process manager per rank; and shared memory."""
+    """Transports of Paceline; asked by candidate, and perhaps by what the sum travels as."""
 
-    def __init__(self, plain: bool) -> None:
-        from paceline.transport.mpi.transport import MpiTransport
-        from paceline.transport.shm.memory import SharedMemory
-        from paceline.transport.shm.transport import ShmTransport
-
-        self._transport = MpiTransport(host="127.0.0.1", native=not plain)
-        self._shared = ShmTransport(SharedMemory(), native=not plain)
-        self.address = f"{self._transport.address} {self._shared.address}"
+    def __init__(self, transports: Sequence[Transport]) -> None:
+        self._transports = {transport.name: transport for transport in transports}
+        self.address = " ".join(transport.address for transport in transports)
+        self._residuals: dict[int, torch.Tensor] = {}
 
     def open(self, rank: int, peers: list[tuple[str, str]]) -> None:
-        from paceline.transport.base import Abort, Group, Peer
-
         self._abort = Abort()
-        for place, transport in enumerate((self._transport, self._shared)):
+        for place, transport in enumerate(self._transports.values()):
             members = tuple(Peer(name, address.split()[place]) for name, address in peers)
             transport.open(Group("b2", 1, members, rank), self._abort, 30.0)
 
     def buffer(self, how: str, numel: int) -> torch.Tensor:
         """As the gradients of a job lie."""
-        owner = self._shared if how == "shm" else self._transport
-        return owner.zeros(numel, torch.float32, torch.device("cpu"))
+        return self._of(how).zeros(numel, torch.float32, HOST)
+
+    def _of(self, how: str) -> Transport:
+        return self._transports[Method.of(how.partition(" ")[0]).transport]
 
     def reduce(self, how: str) -> Callable[[torch.Tensor], object]:
-        """`how`: an algorithm, and perhaps what the sum travels as."""
-        transport = self._shared if how == "shm" else self._transport
-        algorithm, _, wire = how.partition(" ")
+        transport = self._of(how)
+        candidate, _, wire = how.partition(" ")
+        algorithm = Method.of(candidate).algorithm
         if wire != Wire.BFLOAT16:
             return lambda buffer: transport.allreduce([buffer], self._abort, algorithm)
 
         def rounded(buffer: torch.Tensor) -> None:
-            if buffer.numel() not in residuals:
-                residuals[buffer.numel()] = torch.zeros_like(buffer)
-            residual = residuals[buffer.numel()]
-            self._transport.allreduce_rounded([buffer], [residual], self._abort, algorithm)
+            if buffer.numel() not in self._residuals:
+                self._residuals[buffer.numel()] = torch.zeros_like(buffer)
+            residual = self._residuals[buffer.numel()]
+            transport.allreduce_rounded([buffer], [residual], self._abort, algorithm)
 
-        residuals: dict[int, torch.Tensor] = {}
         return rounded
 
     def describe(self) -> dict[str, str]:
-        return self._transport.describe()
+        return next(iter(self._transports.values())).describe()
 
     def end(self) -> None:
         os._exit(0)  # as a rank does: MPI_Finalize would wait for everybody
+
+
+def of_one_machine(*, native: bool) -> Paceline:
+    """The mpi transport, one process manager per rank; and shared memory."""
+    from paceline.transport.mpi.transport import MpiTransport
+    from paceline.transport.shm.memory import SharedMemory
+    from paceline.transport.shm.transport import ShmTransport
+
+    links = MpiTransport(host=os.environ["B2_HOST"], native=native)
+    return Paceline([links, ShmTransport(SharedMemory(), native=native)])
+
+
+def of_two_machines() -> Paceline:
+    """What carries between machines, alone and below shared memory."""
+    from paceline.transport.mpi.transport import MpiTransport
+    from paceline.transport.shm.hier import HierTransport
+    from paceline.transport.shm.memory import SharedMemory
+    from paceline.transport.torch.gloo import GlooTransport
+
+    host, place, memory = os.environ["B2_HOST"], os.environ["B2_MACHINE"], SharedMemory()
+    return Paceline(
+        [
+            MpiTransport(host=host),
+            GlooTransport(host=host),
+            HierTransport(memory, MpiTransport(host=host), place=place),
+            HierTransport(memory, GlooTransport(host=host), place=place),
+        ]
+    )
 
 
 class Rivals:
@@ -215,7 +240,13 @@ def main() -> None:
     address, name, kind = sys.argv[1:]
     connection = Client(address, "AF_UNIX")
     system: Paceline | Rivals
-    system = Rivals() if kind == "rivals" else Paceline(plain=kind == "plain")
+    match kind:
+        case "rivals":
+            system = Rivals()
+        case "levels":
+            system = of_two_machines()
+        case _:
+            system = of_one_machine(native=kind != "plain")
     connection.send((name, os.getpid(), system.address))
     rank, peers, where = connection.recv()
     system.open(rank, peers)

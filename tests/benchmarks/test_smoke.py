@@ -28,6 +28,7 @@ TOPICS = (
     "b9_checkpoint",
     "b10_ddp",
     "b11_wire",
+    "b12_levels",
 )
 LIMIT_S = 600
 

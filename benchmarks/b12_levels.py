@@ -1,0 +1,93 @@
+"""B12: two machines with a slow link between them and two ranks each: one level, and two.
+
+The machines are network namespaces, and the link a token bucket at each of its ends. With two
+levels every byte of the buffer shall cross the link once in each direction, as the counters of the
+interfaces tell, and as fast as the link is: what happens inside the machines goes on beside it. The
+share is the buffer by what the link carries in the time from the moment at which all ranks have
+begun until the last one has the sum. The bucket lets 128 KiB pass at once, of 16 MiB 0.8 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Final
+
+from paceline.core.collectives.schedules import ALGORITHMS, RING
+from paceline.core.collectives.select import HIERARCHICAL
+
+from benchmarks import network
+from benchmarks import report as r
+from benchmarks.command import Options, main
+from benchmarks.lab import Lab
+from benchmarks.reducers import Crew, crews, right
+
+BITS_PER_S: Final = 8 * 10**9
+RANKS: Final = 4
+KIB: Final = (64, 1024, 16 * 1024)
+CALLS: Final = {64: 20, 1024: 10, 16 * 1024: 5}
+ONE_LEVEL: Final = (f"mpi:{RING}", "gloo")
+TWO_LEVELS: Final = (
+    *(f"{HIERARCHICAL}mpi:{algorithm}" for algorithm in ALGORITHMS),
+    f"{HIERARCHICAL}gloo",
+)
+BAR: Final = 0.95
+ONCE: Final = 1.02
+"""Times the buffer, in each direction: headers and acknowledgements come to less."""
+
+
+def run(_: Lab, given: Options) -> r.Report:
+    out = r.Report(
+        "b12_levels",
+        f"B12: one level and two, {BITS_PER_S / 1e9:.0f} Gbit/s between two machines",
+        ("KiB", "system", "ms", "p95", "spread", "share of the link", "bytes over it"),
+        smoke=given.smoke,
+    )
+    lacking = network.missing()
+    with ExitStack() as stack:
+        machines: Sequence[network.Machine] = ()
+        if lacking:
+            out.notes.append(f"the machines are played on loopback: this one lacks {lacking}")
+        else:
+            machines = stack.enter_context(network.two_machines(BITS_PER_S))
+        (crew,) = stack.enter_context(crews(("levels",), RANKS, machines))
+        for kib in KIB[:1] if given.smoke else KIB:
+            add_rows(out, crew, machines, kib, given)
+    return out
+
+
+def add_rows(
+    out: r.Report, crew: Crew, machines: Sequence[network.Machine], kib: int, given: Options
+) -> None:
+    calls = 3 if given.smoke else CALLS[kib]
+    found: dict[str, list[list[float]]] = {}
+    sent: dict[str, list[float]] = {}
+    sums = []
+    for _ in range(given.rounds):
+        for how in (*ONE_LEVEL, *TWO_LEVELS):
+            before = [machine.sent_bytes() for machine in machines]
+            took = crew.reduce(how, kib << 8, calls)
+            after = [machine.sent_bytes() for machine in machines]
+            found.setdefault(how, []).append(took.us)
+            once = (calls + 1) * (kib << 10)
+            most = max((b - a for a, b in zip(before, after, strict=True)), default=0)
+            sent.setdefault(how, []).append(most / once)
+            sums.append(right(took, RANKS))
+    link_us = (kib << 10) * 8 / BITS_PER_S * 1e6
+    for how, rounds in found.items():
+        middles = [r.middle(one) for one in rounds]
+        every = [us / 1e3 for one in rounds for us in one]
+        times = (r.middle(middles) / 1e3, r.share(every, 0.95), r.percent(r.spread(middles)))
+        share, crossed = link_us / r.middle(middles), r.middle(sent[how])
+        out.rows.append((kib, how, *times, share, crossed))
+        out.details[f"{kib} KiB {how}: us per round"] = middles
+        if how in TWO_LEVELS and kib == KIB[-1] and machines:
+            out.bars.append(r.Bar(f"{how}, 16 MiB: share of the link", share, BAR))
+            text = f"{how}, 16 MiB: times the buffer over the link, per direction"
+            out.bars.append(r.Bar(text, crossed, ONCE, at_least=False))
+    out.checks[f"{kib} KiB: every rank has the sum"] = all(sums)
+    out.hashes[f"{kib} KiB"] = r.one_hash([str(out.checks)])
+
+
+if __name__ == "__main__":
+    main(run, __doc__)

@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import torch
 
@@ -124,6 +124,30 @@ class Group:
         return len(self.peers)
 
 
+@dataclass(frozen=True, slots=True)
+class NativeStage:
+    """A `Stage` in C: functions that take `owner` first, and bytes as int64."""
+
+    make: int
+    take: int
+    owner: int
+    keeps: Any
+    """What the addresses lead to."""
+
+
+class Stage:
+    """Makes the numbers of a buffer piece by piece while others are summed, and takes the sums.
+    This one finds all numbers there, and takes nothing early."""
+
+    native: NativeStage | None = None
+
+    def make(self, low: int, high: int) -> None:
+        """Once for each byte, before it is read: now the bytes low..high of the buffer are."""
+
+    def take(self, done: int) -> None:
+        """All bytes below `done` are complete. On the way, and as often as one likes."""
+
+
 class Transport(ABC):
     """A data channel between ranks.
 
@@ -193,11 +217,28 @@ class Transport(ABC):
         algorithm: str,
     ) -> None:
         """As `allreduce`, of float32 buffers that travel as bfloat16: sums are float32 at each hop,
-        the result is bfloat16. What rounding takes away on this rank is added to `residuals`, each
-        as long as its buffer: over all ranks, results and what was added make the sum of what came
-        in. After an error their contents are undefined, but nothing writes to them any more.
+        the result is bfloat16, unless nothing travels. What rounding takes away on this rank is
+        added to `residuals`, each as long as its buffer: over all ranks, results and what was added
+        make the sum of what came in. After an error their contents are undefined, but nothing
+        writes to them any more.
         """
         raise NotImplementedError(f"{self.name} sums in the type that travels")
+
+    def allreduce_staged(
+        self,
+        buffer: torch.Tensor,
+        stage: Stage,
+        abort: Abort,
+        algorithm: str,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        """As `allreduce`, or with a residual as `allreduce_rounded`, of one buffer whose numbers
+        the stage makes. Ranks need not have the same kind of stage."""
+        stage.make(0, buffer.nbytes)
+        if residual is None:
+            self.allreduce([buffer], abort, algorithm)
+        else:
+            self.allreduce_rounded([buffer], [residual], abort, algorithm)
 
     @abstractmethod
     def close(self) -> None:

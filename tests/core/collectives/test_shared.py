@@ -45,6 +45,8 @@ class Job:
     cells: tuple[int, ...]
     in_place: tuple[bool, ...]
     small: int = 0
+    carried: bool = False
+    """Cell by cell, and taken early; all buffers are in place."""
 
     def part(self, rank: int, call: int, cell: int) -> int:
         """No other sum of parts is the same."""
@@ -63,17 +65,26 @@ def steps(job: Job, rank: int) -> tuple[Step, ...]:
 def _steps(job: Job, rank: int) -> Iterator[Step]:
     use = 0
     for call, cells in enumerate(job.cells):
-        small = is_small(cells, carried=False, small_bytes=job.small)
+        small = is_small(cells, carried=job.carried, small_bytes=job.small)
         for cell in range(cells):
             yield "fill", call, cell
         low = 0
-        acts = reduction(cells, lambda: job.in_place, bounce_bytes=BOUNCE, small_bytes=job.small)
+        acts = reduction(
+            cells,
+            lambda: job.in_place,
+            carried=job.carried,
+            bounce_bytes=BOUNCE,
+            small_bytes=job.small,
+        )
         for act in acts:
             if act.what is What.SHOW:
                 use, low = use + 1, act.low
+                yield "reset", 0, 0
                 if small or not job.in_place[rank]:
                     for cell in range(act.low, act.high):
                         yield "show", (use % 2) * BOUNCE + cell - low, cell
+            elif job.carried and act.what in (What.SUM, What.CARRY, What.COPY):
+                yield from _carried(job, rank, act)
             elif act.what in (What.SUM, What.SUM_ALL, What.COPY):
                 yield from _arithmetic(job, rank, act, use, low, small)
             elif act.what is What.BARRIER:
@@ -109,6 +120,28 @@ def _arithmetic(job: Job, rank: int, act: Act, use: int, low: int, small: bool) 
         yield "keep", 2 * BOUNCE + cell if whole else source(rank, cell), 0
 
 
+def _carried(job: Job, rank: int, act: Act) -> Iterator[Step]:
+    """What goes to other machines is told cell by cell, and taken as soon as it was told."""
+    at = slices(act.low, act.high, job.ranks, line=1)
+    others = [
+        (who, cell)
+        for who in range(job.ranks)
+        if who != rank
+        for cell in range(at[who], at[who + 1])
+    ]
+    if act.what is What.COPY:
+        for who, cell in others:
+            yield "late", who, cell
+    elif act.what is What.CARRY:
+        for cell in range(at[rank], at[rank + 1]):
+            for who in range(job.ranks):
+                yield "add" if who else "read", who, 2 * BOUNCE + cell
+            yield "keep", 2 * BOUNCE + cell, 0
+            yield "tell", 0, cell + 1
+            for who, other in others:
+                yield "early", who, other
+
+
 @dataclass(frozen=True)
 class One:
     """One rank at one moment."""
@@ -118,6 +151,9 @@ class One:
     mark: bool = True
     register: int = 0
     cells: tuple[int, ...] = ()
+    carried: int = 0
+    """So far its slice is complete."""
+    taken: frozenset[int] = frozenset()
     ended: str = ""
 
     def put(self, cell: int, value: int) -> One:
@@ -146,6 +182,15 @@ def after(job: Job, world: World, rank: int) -> World | None:
         case "look":
             gone = not all(other.mark for other in world)
             one = replace(one, at=one.at + 1, ended="gave up" if gone else "")
+        case "reset":
+            one = replace(one, at=one.at + 1, carried=0, taken=frozenset())
+        case "tell":
+            one = replace(one, at=one.at + 1, carried=b)
+        case "early" | "late" if b not in one.taken and (what == "late" or world[a].carried > b):
+            taken = one.taken | {b}
+            one = replace(one.put(2 * BOUNCE + b, world[a].cells[2 * BOUNCE + b]), taken=taken)
+        case "early" | "late":
+            one = replace(one, at=one.at + 1)
         case "store":
             one = replace(one, at=one.at + 1, step=one.step + 1)
         case "barrier":
@@ -195,12 +240,14 @@ TWO = [
     Job(2, (3, 3), (True, True)),
     Job(2, (3, 3), (True, False)),
     Job(2, (2, 1, 3), (True, True), small=1),
+    Job(2, (4, 3), (True, True), carried=True),
 ]
 THREE = [
     Job(3, (1, 1), (False, False, False), small=1),
     Job(3, (3,), (False, False, False)),
     Job(3, (3,), (True, True, True)),
     Job(3, (2,), (True, False, True)),
+    Job(3, (3,), (True, True, True), carried=True),
 ]
 
 

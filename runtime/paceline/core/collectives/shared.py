@@ -52,7 +52,9 @@ class What(Enum):
     SUM = auto()
     """Sum the own slice of low..high over what this rank shows of it."""
     CARRY = auto()
-    """Sum the own slice with those of other machines, by another transport."""
+    """Sum the own slice with those of other machines, by another transport. Of buffers in place
+    this may go piece by piece, the sums inside included: then a rank says after each (release) how
+    far its slice is complete, and copies as far as others say so of theirs (acquire)."""
     COPY = auto()
     """Copy the sums of all slices of low..high into the own buffer."""
     LOOK = auto()

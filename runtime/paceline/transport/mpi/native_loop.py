@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from paceline.core.collectives.schedules import Schedule, ScheduleStep
-from paceline.transport.base import Abort, PeerLost, TransportAborted
+from paceline.transport.base import Abort, NativeStage, PeerLost, TransportAborted
 from paceline.transport.mpi.lanes import PIECE_BYTES, Cells, Scratch
 from paceline.transport.mpi.links import LANES, Link
 from paceline.transport.native import REDUCE, UnavailableError, load
@@ -73,6 +73,14 @@ class _PollFd(ctypes.Structure):
     ]
 
 
+class _Stage(ctypes.Structure):
+    _fields_: ClassVar[Fields] = [
+        ("make", ctypes.c_void_p),
+        ("take", ctypes.c_void_p),
+        ("owner", ctypes.c_void_p),
+    ]
+
+
 class _Call(ctypes.Structure):
     _fields_: ClassVar[Fields] = [
         ("mpi", ctypes.POINTER(_Mpi)),
@@ -92,6 +100,7 @@ class _Call(ctypes.Structure):
         ("connection_count", ctypes.c_int32),
         ("lost", ctypes.c_int32),
         ("last_words_ns", ctypes.c_int64),
+        ("stage", _Stage),
     ]
 
 
@@ -147,6 +156,7 @@ class NativeLoop:
         scratch: Scratch,
         abort: Abort,
         requests: list[Any],
+        stage: NativeStage | None = None,
     ) -> None:
         """Like the loop in Python. On an error the open requests are left in `requests`."""
         buffers = (_Buffer * len(cells))(
@@ -183,6 +193,7 @@ class NativeLoop:
             len(self._fds),
             0,
             LAST_WORDS_NS,
+            _Stage(stage.make, stage.take, stage.owner) if stage else _Stage(),
         )
         error = ctypes.c_int()
         result = self._run(ctypes.byref(call), ctypes.byref(error))

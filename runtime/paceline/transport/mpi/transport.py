@@ -29,6 +29,7 @@ from paceline.transport.base import (
     Abort,
     Group,
     PeerLost,
+    Stage,
     Transport,
     TransportAborted,
     TransportError,
@@ -47,6 +48,7 @@ SPINS: Final = 20
 """Tests without a pause: a message between two running ranks takes less."""
 PAUSE_S: Final = 0.00005
 LONG_PAUSE_S: Final = 0.001
+ALL_THERE: Final = Stage()
 LONG_WAIT_NS: Final = 20 * NS_PER_MS
 """After so long without a message the peers are waiting for something slow: pause longer."""
 
@@ -134,15 +136,31 @@ class MpiTransport(Transport):
         pairs = zip(buffers, residuals, strict=True)
         self._sum([RoundedCells(*pair) for pair in pairs], abort, algorithm)
 
-    def _sum(self, cells: Sequence[Cells], abort: Abort, algorithm: str) -> None:
+    def allreduce_staged(
+        self,
+        buffer: torch.Tensor,
+        stage: Stage,
+        abort: Abort,
+        algorithm: str,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        cells = Cells(buffer) if residual is None else RoundedCells(buffer, residual)
+        self._sum([cells], abort, algorithm, stage)
+
+    def _sum(
+        self, cells: Sequence[Cells], abort: Abort, algorithm: str, stage: Stage = ALL_THERE
+    ) -> None:
         assert self._group is not None, "allreduce outside a group"
+        native = self._native if all(c.tensor.dtype in KINDS for c in cells) else None
+        if native is None or self._group.size == 1:
+            stage.make(0, sum(c.tensor.nbytes for c in cells))
         if self._group.size == 1:
             return
         requests: list[Any] = []
         try:
-            if self._native is not None and all(c.tensor.dtype in KINDS for c in cells):
+            if native is not None:
                 plan = self._schedules[algorithm]
-                self._native.reduce(algorithm, plan, cells, self._scratch, abort, requests)
+                native.reduce(algorithm, plan, cells, self._scratch, abort, requests, stage.native)
             else:
                 self._reduce(algorithm, cells, abort, requests)
         except BaseException as error:

@@ -64,6 +64,14 @@ typedef struct {
     float *residual; /* Of float32 that travels as bfloat16, as long as data; else null. */
 } Buffer;
 
+/* Whoever makes the numbers of a buffer piece by piece, and takes their sums likewise
+ * (`base.Stage`). */
+typedef struct {
+    void (*make)(void *owner, int64_t low, int64_t high); /* Bytes; null: all is there. */
+    void (*take)(void *owner, int64_t done);              /* All bytes below are complete. */
+    void *owner;
+} Stage;
+
 typedef struct {
     const Mpi *mpi;
     const Link *links;
@@ -82,6 +90,7 @@ typedef struct {
     int32_t connection_count;
     int32_t lost; /* Index of the connection that has closed. */
     int64_t last_words_ns;
+    Stage stage; /* Of the only buffer, if there is one. */
 } Call;
 
 typedef struct {
@@ -183,6 +192,21 @@ static int64_t chunk_at(const Call *call, const Lane *lane, int32_t chunk) {
     return lane->low + chunk * share + (chunk < extra ? chunk : extra);
 }
 
+static void make(const Call *call, const Lane *lane) {
+    int64_t cell = call->buffers[lane->buffer].itemsize;
+    int64_t high = chunk_at(call, lane, call->chunks);
+    call->stage.make(call->stage.owner, lane->low * cell, high * cell);
+}
+
+/* So far all pieces are complete. Those of a lane come in order. */
+static void take(const Call *call, const Lane *lanes) {
+    const Buffer *buffer = call->buffers;
+    int64_t done = buffer->numel;
+    for (int32_t k = 0; k < call->lane_count; k++)
+        if (!lanes[k].buffer && lanes[k].low < done) done = lanes[k].low;
+    call->stage.take(call->stage.owner, done * buffer->itemsize);
+}
+
 /* Start the next step that has something to move; lane->open == 0 means that all is done. */
 static int post(const Call *call, Lane *lane, int32_t index) {
     const Mpi *mpi = call->mpi;
@@ -192,6 +216,7 @@ static int post(const Call *call, Lane *lane, int32_t index) {
             next_piece(call, lane, call->lane_count);
             continue;
         }
+        if (!lane->step && call->stage.make) make(call, lane);
         const Step *step = &call->steps[lane->step];
         const Buffer *buffer = &call->buffers[lane->buffer];
         int64_t low = chunk_at(call, lane, step->recv_chunk);
@@ -264,7 +289,7 @@ static void learn(int64_t waited_ns) {
 int paceline_reduce(Call *call, int *error) {
     Lane lanes[LANES_MAX];
     int indices[2 * LANES_MAX];
-    int32_t under_way = 0, idle = 0;
+    int32_t begun = 0, under_way = 0, idle = 0;
     int64_t idle_since_ns = 0, lost_since_ns = 0;
     memset(lanes, 0, sizeof lanes);
     prctl(PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0); /* Of this thread: the communication thread. */
@@ -272,11 +297,14 @@ int paceline_reduce(Call *call, int *error) {
         while (lanes[k].buffer < call->buffer_count && !call->buffers[lanes[k].buffer].numel)
             lanes[k].buffer++;
         next_piece(call, &lanes[k], k);
-        if ((*error = post(call, &lanes[k], k))) return FAILED;
-        under_way += lanes[k].open > 0;
     }
-    while (under_way) {
+    while (under_way || begun < call->lane_count) {
         int count = 0;
+        /* One by one: what the first ones send is on its way while the next ones are made. */
+        if (begun < call->lane_count) {
+            if ((*error = post(call, &lanes[begun], begun))) return FAILED;
+            under_way += lanes[begun++].open > 0;
+        }
         *error = call->mpi->testsome(2 * call->lane_count, call->requests, &count, indices,
                                      call->mpi->statuses_ignore);
         if (*error) return FAILED;
@@ -288,8 +316,11 @@ int paceline_reduce(Call *call, int *error) {
                 if ((*error = arrived(call, lane, indices[i] / 2))) return FAILED;
                 under_way -= lane->open == 0;
             }
+            if (call->stage.take) take(call, lanes);
             continue;
         }
+        if (begun < call->lane_count) continue;
+        if (call->stage.take) take(call, lanes);
         if (++idle <= patience) continue;
         if (*call->abort) return ABORTED;
         int64_t now = now_ns();

@@ -38,6 +38,8 @@ typedef struct {
     char pad1[56];
     Show show[2];
     char pad2[16];
+    Word carried; /* Bytes of the own slice of a buffer in place that are complete. */
+    char pad3[56];
 } Block;
 
 /* The structures below are mirrored by ctypes in `transport/shm/native_loop.py`. */
@@ -78,7 +80,16 @@ typedef struct {
     int32_t resumed; /* The slice was carried; go on behind that. */
     int64_t low, high;
     int64_t carry_place, carry_bytes; /* The own slice, in the own memory. */
+    int64_t carry_at;                 /* The same in the data. */
+    int32_t staged;                   /* It is not summed yet: paceline_shared_make does. */
+    int64_t *copied;                  /* Of each slice, so many bytes. */
 } Call;
+
+/* What a slice that goes to other machines is made and taken with, piece by piece. */
+typedef struct {
+    Room *room;
+    Call *call;
+} Stage;
 
 static int64_t now_ns(void) {
     struct timespec t;
@@ -300,12 +311,44 @@ static void sum(Room *room, const Call *call, char *target, int64_t low, int64_t
     add(call->kind, target, parts, room->count, (high - low) / call->itemsize);
 }
 
+/* Slice k up to so many bytes, from where it ended the last time. */
+static void copy_part(Room *room, const Call *call, int32_t k, int64_t bytes) {
+    int64_t low = slice_at(room, call, k) + call->copied[k];
+    int64_t high = slice_at(room, call, k) + bytes;
+    if (low >= high) return;
+    const char *source = shown(room, call, k, low);
+    if (source != call->data + low) memcpy(call->data + low, source, (size_t)(high - low));
+    call->copied[k] = bytes;
+}
+
 static void copy(Room *room, const Call *call) {
     for (int32_t k = 0; k < room->parts; k++) {
-        int64_t low = slice_at(room, call, k), high = slice_at(room, call, k + 1);
-        const char *source = shown(room, call, k, low);
-        if (low < high && source != call->data + low)
-            memcpy(call->data + low, source, (size_t)(high - low));
+        call->copied[k] = call->staged ? call->copied[k] : 0;
+        copy_part(room, call, k, slice_at(room, call, k + 1) - slice_at(room, call, k));
+    }
+}
+
+/* The bytes low..high of the own slice. */
+void paceline_shared_make(void *owner, int64_t low, int64_t high) {
+    Stage *stage = owner;
+    Call *call = stage->call;
+    char *target = stage->room->members[stage->room->own].memory + call->carry_place;
+    sum(stage->room, call, target + low, call->carry_at + low, call->carry_at + high);
+}
+
+/* So much of the own slice is complete; take what is of the others'. Whether they are still there
+ * when it was read is looked at in the end. */
+void paceline_shared_take(void *owner, int64_t done) {
+    Room *room = ((Stage *)owner)->room;
+    const Call *call = ((Stage *)owner)->call;
+    atomic_store_explicit(&room->members[room->own].block->carried, (uint64_t)done,
+                          memory_order_release);
+    for (int32_t k = 0; k < room->parts; k++) {
+        if (k == room->own) continue;
+        int64_t whole = slice_at(room, call, k + 1) - slice_at(room, call, k);
+        uint64_t told =
+            atomic_load_explicit(&room->members[k].block->carried, memory_order_acquire);
+        copy_part(room, call, k, told < (uint64_t)whole ? (int64_t)told : whole);
     }
 }
 
@@ -330,6 +373,7 @@ int paceline_shared(Room *room, Call *call) {
         show->nbytes = (uint64_t)call->nbytes;
         show->kind = (uint64_t)call->kind;
         show->place = small ? 0 : (uint64_t)call->place;
+        atomic_store_explicit(&room->members[room->own].block->carried, 0, memory_order_relaxed);
         if (small || !call->place)
             memcpy(bounce(room, room->own), call->data + call->low,
                    (size_t)(call->high - call->low));
@@ -343,10 +387,12 @@ int paceline_shared(Room *room, Call *call) {
                 int64_t low = slice_at(room, call, room->own);
                 int64_t high = slice_at(room, call, room->own + 1);
                 char *target = shown(room, call, room->own, low);
-                sum(room, call, target, low, high);
+                call->carry_place = target - room->members[room->own].memory;
+                call->carry_bytes = high - low;
+                call->carry_at = low;
+                call->staged = call->carried && in_place == room->count;
+                if (!call->staged) sum(room, call, target, low, high);
                 if (call->carried) {
-                    call->carry_place = target - room->members[room->own].memory;
-                    call->carry_bytes = high - low;
                     if ((result = look(room))) return result;
                     return CARRY;
                 }

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 
 from paceline.core.collectives.select import CLASS_BYTES, HIERARCHICAL
-from paceline.transport.base import HOST, Abort, Group, Peer, PeerLost, Transport
+from paceline.transport.base import HOST, Abort, Group, Peer, PeerLost, Stage, Transport
 from paceline.transport.rendezvous import Deadline
 from paceline.transport.shm.memory import SharedMemory
 from paceline.transport.shm.plain_loop import Carry
@@ -37,6 +37,7 @@ class HierTransport(Transport):
         self._between = between
         self.name = HIERARCHICAL + between.name  # type: ignore[misc]
         self.algorithms = between.algorithms  # type: ignore[misc]
+        self.rounds = between.rounds  # type: ignore[misc]
         self._group: Group | None = None
         self._peers: Sequence[int] = ()
         """Ranks that have the same slice, one per machine; empty if this rank has none."""
@@ -88,18 +89,42 @@ class HierTransport(Transport):
         self._group, self._machines = group, len(machines)
 
     def allreduce(self, buffers: Sequence[torch.Tensor], abort: Abort, algorithm: str) -> None:
+        self._reduce(buffers, [None] * len(buffers), abort, algorithm)
+
+    def allreduce_rounded(
+        self,
+        buffers: Sequence[torch.Tensor],
+        residuals: Sequence[torch.Tensor],
+        abort: Abort,
+        algorithm: str,
+    ) -> None:
+        """Only between machines, so that it takes something away once for each slice."""
+        self._reduce(buffers, residuals, abort, algorithm)
+
+    def _reduce(
+        self,
+        buffers: Sequence[torch.Tensor],
+        residuals: Sequence[torch.Tensor | None],
+        abort: Abort,
+        algorithm: str,
+    ) -> None:
         assert self._group is not None, "allreduce outside a group"
 
-        def carry(part: torch.Tensor) -> None:
-            try:
-                self._between.allreduce([part], abort, algorithm)
-            except PeerLost as error:
-                raise self._named(error) from error
+        def reduce(buffer: torch.Tensor, residual: torch.Tensor | None) -> None:
+            def carry(part: torch.Tensor, at: int, stage: Stage) -> None:
+                first = at // part.element_size()
+                own = None if residual is None else residual[first : first + len(part)]
+                try:
+                    self._between.allreduce_staged(part, stage, abort, algorithm, own)
+                except PeerLost as error:
+                    raise self._named(error) from error
 
-        carried: Carry | None = carry if self._machines > 1 else None
+            carried: Carry | None = carry if self._machines > 1 else None
+            self._sums.reduce(buffer, abort, carried)
+
         try:
-            for buffer in buffers:
-                self._sums.reduce(buffer, abort, carried)
+            for pair in zip(buffers, residuals, strict=True):
+                reduce(*pair)
         except BaseException:
             self._between.close()  # who waits for this rank there learns it at once
             raise

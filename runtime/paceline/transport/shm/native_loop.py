@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 import torch
 
 from paceline.core.collectives.shared import BOUNCE_BYTES, SMALL_BYTES
-from paceline.transport.base import Abort, PeerLost, TransportAborted
+from paceline.transport.base import Abort, NativeStage, PeerLost, Stage, TransportAborted
 from paceline.transport.native.layout import Fields
 from paceline.transport.rendezvous import CLOSED
 from paceline.transport.shm.errors import different, left
@@ -73,13 +73,41 @@ class _Call(ctypes.Structure):
         ("high", ctypes.c_int64),
         ("carry_place", ctypes.c_int64),
         ("carry_bytes", ctypes.c_int64),
+        ("carry_at", ctypes.c_int64),
+        ("staged", ctypes.c_int32),
+        ("copied", ctypes.POINTER(ctypes.c_int64)),
     ]
+
+
+class _Stage(ctypes.Structure):
+    _fields_: ClassVar[Fields] = [
+        ("room", ctypes.POINTER(_Room)),
+        ("call", ctypes.POINTER(_Call)),
+    ]
+
+
+class _Slice(Stage):
+    """The own slice of buffers in place: summed inside the machine piece by piece, and the slices
+    of others are copied as far as they are complete."""
+
+    def __init__(self, library: ctypes.CDLL, room: _Room, call: _Call) -> None:
+        self._make, self._take = library.paceline_shared_make, library.paceline_shared_take
+        self._owner = _Stage(ctypes.pointer(room), ctypes.pointer(call))
+        make, take = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (self._make, self._take))
+        self.native = NativeStage(make, take, ctypes.addressof(self._owner), self._owner)
+
+    def make(self, low: int, high: int) -> None:
+        self._make(ctypes.byref(self._owner), ctypes.c_int64(low), ctypes.c_int64(high))
+
+    def take(self, done: int) -> None:
+        self._take(ctypes.byref(self._owner), ctypes.c_int64(done))
 
 
 class NativeLoop:
     """The library, and what it must know of one room."""
 
     def __init__(self, library: ctypes.CDLL, room: Room, *, spins: bool) -> None:
+        self._library = library
         self._run = library.paceline_shared
         self._run.argtypes = [ctypes.POINTER(_Room), ctypes.POINTER(_Call)]
         self._room = room
@@ -130,12 +158,14 @@ class NativeLoop:
             data.element_size(),
             room.memory.place(data),
             carry is not None,
+            copied=(ctypes.c_int64 * room.parts)(),
         )
         with abort.waking(room.eventfd):
             while (result := self._run(ctypes.byref(native), ctypes.byref(call))) == CARRY:
                 if call.carry_bytes:
                     assert carry is not None
-                    carry(self._slice(call, data))
+                    stage = _Slice(self._library, native, call) if call.staged else Stage()
+                    carry(self._slice(call, data), call.carry_at, stage)
                 call.resumed = 1
         room.step, room.uses = native.step, native.uses
         if result == DONE:

@@ -17,13 +17,14 @@ from typing import Final
 import torch
 
 from paceline.core.collectives.shared import BOUNCE_BYTES, Act, What, is_small, reduction, slices
-from paceline.transport.base import Abort, PeerLost, TransportAborted
+from paceline.transport.base import Abort, PeerLost, Stage, TransportAborted
 from paceline.transport.rendezvous import CLOSED
 from paceline.transport.shm.errors import different, left
 from paceline.transport.shm.room import BOUNCES_AT, MARK, SHOW_WORDS, SHOWS, SLEEPS, STEP, Room
 
-Carry = Callable[[torch.Tensor], None]
-"""Sums the own slice with those of other machines, in place."""
+Carry = Callable[[torch.Tensor, int, Stage], None]
+"""Sums the own slice, which begins at this byte of the buffer, with those of other machines, in
+place; the stage makes what is inside the machine."""
 ORDERED: Final = ("x86_64", "AMD64")
 
 
@@ -152,7 +153,7 @@ class _Call:
                 if first < last:
                     assert self._carry is not None
                     self._loop.look(self._abort)
-                    self._carry(self._shown(room.own, first, last).view(self._type))
+                    self._carry(self._shown(room.own, first, last).view(self._type), first, Stage())
             case What.COPY:
                 for index in range(room.parts):
                     first, last = self._slice(low, high, index)

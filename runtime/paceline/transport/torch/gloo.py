@@ -14,11 +14,13 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
+import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from paceline.clock import now_ns
-from paceline.transport.base import Abort, Group, PeerLost
+from paceline.transport.base import Abort, Group, PeerLost, Stage
 from paceline.transport.rendezvous import (
     FRAME_BYTES_MAX,
     LAST_WORDS_NS,
@@ -30,6 +32,10 @@ from paceline.transport.rendezvous import (
 )
 from paceline.transport.torch.process_groups import TorchDistTransport
 
+STAGE_BYTES: Final = 1 << 20
+"""Of a buffer that is made piece by piece; each is a sum of gloo's own."""
+STAGES: Final = 3
+"""So many are under way while the next one is made."""
 PIECE_BYTES: Final = FRAME_BYTES_MAX // 2
 JSON_BYTES: Final = 8
 """Around a key and a value."""
@@ -177,6 +183,35 @@ class GlooTransport(TorchDistTransport):
             store.connections.close()
             raise
         return process_group, store.connections
+
+    def allreduce_staged(
+        self,
+        buffer: torch.Tensor,
+        stage: Stage,
+        abort: Abort,
+        algorithm: str,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        assert residual is None, "gloo sums in the type that travels"
+        data, length = buffer.detach(), STAGE_BYTES // buffer.element_size()
+        pieces = [data[low : low + length] for low in range(0, max(len(data), 1), length)]
+        if self._process_group is None or len(pieces) == 1:
+            super().allreduce_staged(buffer, stage, abort, algorithm)
+            return
+        under_way: list[Any] = []
+        made = done = 0
+        with self._abandoning(buffer):
+            for piece in pieces:
+                stage.make(made, made + piece.nbytes)
+                made += piece.nbytes
+                under_way.append(self._launch("allreduce", piece, dist.ReduceOp.SUM))
+                self._works = under_way
+                if len(under_way) > STAGES:
+                    self._finish(under_way, abort, None, count=1)
+                    under_way = under_way[1:]
+                    done += pieces[0].nbytes
+                    stage.take(done)
+            self._finish(under_way, abort, None)
 
     def _await(self, works: list[Any], abort: Abort, deadline: Deadline | None) -> None:
         if all(_ends_soon(work) for work in works):

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
 import torch
@@ -149,14 +150,21 @@ class TorchDistTransport(Transport):
         by: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     ) -> None:
         """One operation after the other on all buffers."""
-        try:
+        with self._abandoning(buffers):
             for operation in operations:
                 works = [self._launch(operation, buffer, by) for buffer in buffers]
-                self._finish(works, buffers, abort, deadline)
+                self._finish(works, abort, deadline)
+
+    @contextmanager
+    def _abandoning(self, buffers: Any) -> Iterator[None]:
+        """What fails inside is left behind, with these buffers."""
+        try:
+            yield
         except TransportError:
             self._abandon(buffers)
             raise
         except RuntimeError as error:
+            self._abandon(buffers)
             raise PeerLost(f"{self.name} failed: {error}") from error
 
     def _launch(self, operation: str, buffer: torch.Tensor, by: dist.ReduceOp.RedOpType) -> Any:
@@ -167,25 +175,17 @@ class TorchDistTransport(Transport):
         return self._process_group.reduce(buffer, REFERENCE, by)
 
     def _finish(
-        self,
-        works: list[Any],
-        buffers: list[torch.Tensor],
-        abort: Abort,
-        deadline: Deadline | None,
+        self, works: list[Any], abort: Abort, deadline: Deadline | None, count: int | None = None
     ) -> None:
-        """Wait for `works`, or leave them behind. Raises what a failed work raises."""
-        self._works = works
-        self._await(works, abort, deadline)
-        if abort.is_raised() and not all(work.is_completed() for work in works):
-            self._abandon(buffers)
+        """Wait for the first `count` of the works under way, else for all. Raises what a failed
+        work raises."""
+        self._works, first = works, works[:count]
+        self._await(first, abort, deadline)
+        if abort.is_raised() and not all(work.is_completed() for work in first):
             raise TransportAborted("abandoned in a reduction")
-        try:
-            for work in works:
-                work.wait()
-        except RuntimeError:
-            self._abandon(buffers)
-            raise
-        self._works = []
+        for work in first:
+            work.wait()
+        self._works = works[len(first) :]
 
     def _abandon(self, buffers: Any) -> None:
         """Keep what the abandoned works may still write to; the group is spent."""

@@ -254,6 +254,11 @@ BAD: dict[str, Bad] = {
         "spec.collective.wire", '"BFloat16" travels over mpi only',
         "use the backends mpi or auto",
     ),
+    "a wire type in shared memory": Bad(
+        "  collective:\n", "  collective:\n    backend: shm\n    wire: BFloat16\n",
+        "spec.collective.wire", '"BFloat16" travels over mpi only',
+        "use the backends mpi or auto",
+    ),
     "a wire type where GPUDirect is required": Bad(
         "  collective:\n",
         "  fabric: {required: GPUDirect}\n  collective:\n    wire: BFloat16\n",

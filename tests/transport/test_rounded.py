@@ -9,10 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from paceline.core.collectives.schedules import ALGORITHMS, bounds, fold, schedule
-from paceline.transport.base import Abort, Group, Peer, Transport, TransportError
+from paceline.transport.base import HOST, Abort, Group, Peer, Transport, TransportError
 from paceline.transport.factory import ROUNDING, make_transport
 from paceline.transport.mpi.lanes import PIECE_BYTES
 from paceline.transport.mpi.transport import MpiTransport
+from paceline.transport.shm.hier import HierTransport, machines_of
+from paceline.transport.shm.memory import SharedMemory
+from paceline.transport.shm.transport import ShmTransport
+from paceline.transport.sim import Hub, SimTransport
 from paceline.transport.torch.gloo import GlooTransport
 from paceline_api.types.enums import Wire
 from transport.harness import Crew, Hubs, ProcessPool, in_memory
@@ -112,5 +116,48 @@ def test_nothing_is_lost_in_memory_either(kind: str) -> None:
 def test_a_transport_that_cannot_is_refused_by_name() -> None:
     with pytest.raises(TransportError, match=r"spec.collective.wire: BFloat16.*gloo.*hint: set"):
         make_transport("gloo", local=True, wire=Wire.BFLOAT16)
-    kinds: list[type[Transport]] = [MpiTransport, GlooTransport]
-    assert [kind.name for kind in kinds if kind.rounds] == list(ROUNDING)
+    kinds: list[type[Transport]] = [MpiTransport, GlooTransport, ShmTransport]
+    assert [kind.name for kind in kinds if kind.rounds] == list(ROUNDING[:2])
+
+
+@pytest.mark.parametrize("owned", [True, False], ids=["in place", "not in place"])
+@pytest.mark.parametrize("places", ["abab", "abbab"])
+def test_two_levels_round_once_for_each_slice(places: str, owned: bool) -> None:
+    """On the rank that has the slice; inside the machines nothing is rounded."""
+    hub, draw = Hub(), torch.Generator().manual_seed(1)
+    ranks = [
+        HierTransport(SharedMemory(), SimTransport(hub, f"r{i}"), place=place)
+        for i, place in enumerate(places)
+    ]
+    numel = 700_001
+    parts = [torch.randint(-(1 << 20), 1 << 20, (numel,), generator=draw).float() for _ in ranks]
+    residuals = [torch.zeros_like(part) for part in parts]
+    peers = tuple(Peer(f"r{i}", rank.address) for i, rank in enumerate(ranks))
+
+    def reduce(index: int) -> torch.Tensor:
+        rank = ranks[index]
+        rank.open(Group("g", 1, peers, index), Abort(), 10.0)
+        buffer = rank.zeros(numel, torch.float32, HOST) if owned else torch.zeros(numel)
+        buffer.copy_(parts[index])
+        rank.allreduce_rounded([buffer], [residuals[index]], Abort(), "")
+        return buffer.clone()
+
+    with ThreadPoolExecutor(len(ranks)) as threads:
+        sums = list(threads.map(reduce, range(len(ranks))))
+    assert all(torch.equal(total, sums[0]) for total in sums)
+    assert torch.equal(sums[0], sums[0].bfloat16().float())
+    assert torch.equal(sums[0] + sum(residuals), sum(parts))
+    machines = machines_of([rank.address for rank in ranks])
+    for slice_of in machines:
+        kept = torch.stack([residuals[rank] != 0 for rank in slice_of])
+        assert int(kept.sum(0).max()) == 1, "each slice has one rank of a machine"
+        assert not any(residuals[rank].any() for rank in slice_of[2:]), "only two have slices"
+    for rank in ranks:
+        rank.shutdown()
+
+
+def test_inside_a_machine_nothing_is_rounded() -> None:
+    rank = make_transport("auto", local=True, wire=Wire.BFLOAT16)
+    assert "shm=" in rank.address
+    assert "left out.gloo" in rank.describe()
+    rank.shutdown()

@@ -136,7 +136,7 @@ def _wire_has_a_transport(job: TrainingJob) -> Iterator[Violation]:
     if collective is None or collective.wire is not Wire.BFLOAT16:
         return
     gpu_direct = fabric is not None and fabric.required is FabricRequirement.GPU_DIRECT
-    if collective.backend in (Backend.GLOO, Backend.NCCL) or gpu_direct:
+    if collective.backend not in (None, Backend.AUTO, Backend.MPI) or gpu_direct:
         yield Violation(collective.wire)
 
 

@@ -132,7 +132,8 @@ class Collective(Model):
     """What float32 sums of gradients travel as. BFloat16: half of the bytes; sums are float32 at
     each hop, and what rounding takes away is added in the next round, so that it is late and not
     lost. Takes two more buffers of the model's size. Only over mpi: auto then leaves out nccl and
-    gloo, which sum in the type that travels."""
+    gloo, which sum in the type that travels. Inside a machine, where auto sums in shared memory,
+    nothing travels and nothing is rounded."""
 
     overlap: Overlap | None = behaviour(Overlap.AUTO)
     """Auto: where all ranks are about as fast, gradients are reduced while backward() still runs,

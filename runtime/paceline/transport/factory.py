@@ -25,8 +25,8 @@ BACKENDS: Final = ("auto", "gloo", "mpi", "nccl", "shm")
 FOR_AUTO: Final = ("mpi", "gloo", "nccl", "shm")
 LEVELS: Final = ("mpi", "gloo")
 """What may carry between machines what shared memory has summed inside."""
-ROUNDING: Final = ("mpi",)
-"""Those that can sum in another type than the one that travels."""
+ROUNDING: Final = ("mpi", "shm", f"{HIERARCHICAL}mpi")
+"""Those that can sum in another type than the one that travels, or where nothing travels."""
 LOOPBACK: Final = "127.0.0.1"
 
 

@@ -123,6 +123,7 @@ class ShmTransport(Transport):
 
     name: ClassVar[str] = "shm"
     sums_in_place: ClassVar[bool] = True
+    rounds: ClassVar[bool] = True
 
     def __init__(self, memory: SharedMemory, *, place: str = "", native: bool = True) -> None:
         """Raises TransportError."""
@@ -164,6 +165,16 @@ class ShmTransport(Transport):
         assert self._group is not None, "allreduce outside a group"
         for buffer in buffers:
             self._sums.reduce(buffer, abort)
+
+    def allreduce_rounded(
+        self,
+        buffers: Sequence[torch.Tensor],
+        residuals: Sequence[torch.Tensor],  # noqa: ARG002
+        abort: Abort,
+        algorithm: str,
+    ) -> None:
+        """Nothing travels, so nothing is rounded."""
+        self.allreduce(buffers, abort, algorithm)
 
     def close(self) -> None:
         self._group = None

@@ -20,6 +20,8 @@ EARLY_S: Final = 60.0
 three quarters of its time."""
 PAUSE_S: Final = 5.0
 """Between two renewals, so that one that is of no use does not start a plugin for each request."""
+CONNECTIONS: Final = 512
+"""Kept open at a time, for the next request; the logs of a job are one for each pod."""
 
 
 class Access:
@@ -142,6 +144,9 @@ def _configuration(login: Login) -> Configuration:
     found = Configuration()
     found.host, found.proxy, found.no_proxy = login.server, login.proxy, ""
     found.tls_server_name = login.server_name
+    # Who asks decides whether to ask again; urllib3 would tell the user's terminal of each attempt,
+    # and of more than 10 connections at a time.
+    found.retries, found.connection_pool_maxsize = 0, CONNECTIONS
     found.verify_ssl = login.tls is None or bool(login.tls.verify_mode)
     return found
 

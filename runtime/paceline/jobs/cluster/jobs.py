@@ -1,0 +1,272 @@
+"""`Jobs` of a namespace: TrainingJobs and their pods, as the API server has them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from paceline_api.access.access import Access
+from paceline_api.names import LABEL_JOB
+from paceline_api.types.job import GROUP, KIND, VERSION, TrainingJob
+
+from paceline.clock import NS_PER_S, now_ns, pause, wall_s
+from paceline.jobs.cluster.logs import Logs
+from paceline.jobs.cluster.server import NotFoundError, Server
+from paceline.jobs.core import from_cluster, waiting
+from paceline.jobs.errors import (
+    AwayError,
+    NameTakenError,
+    NoSuchJobError,
+    NotInstalledError,
+    RejectedError,
+    WaitTimeoutError,
+)
+from paceline.jobs.interface import ALL_LINES, JobStatus, LogLine, Selection, Until
+
+WATCH_S: Final = 240
+"""The server ends a watch after this; then the job is read again."""
+AWAY_S: Final = 60.0
+"""Whoever watches bears an API server that is away for so long."""
+RETRY_S: Final = 1.0
+
+
+class ClusterJobs:
+    """The TrainingJobs of one namespace."""
+
+    def __init__(self, access: Access, namespace: str | None = None) -> None:
+        """`namespace`: None for the one of the kubeconfig's context. Asks nothing yet."""
+        self._server = Server(access)
+        self.namespace = namespace or self._server.namespace
+        self._path = f"/apis/{GROUP}/{VERSION}/namespaces/{self.namespace}/trainingjobs"
+        self._pods_path = f"/api/v1/namespaces/{self.namespace}/pods"
+
+    @property
+    def where(self) -> str:
+        return f"namespace {self.namespace} of {self._server.url}"
+
+    def submit(self, job: TrainingJob, *, folder: Path) -> JobStatus:  # noqa: ARG002
+        """`folder` has no meaning: a pod sees nothing of this machine."""
+        body = job.to_mapping()
+        body.pop("status", None)
+        own = body["metadata"].setdefault("namespace", self.namespace)
+        if own != self.namespace:
+            raise RejectedError(
+                f"the job file says metadata.namespace {own}, and not {self.namespace}",
+                hint=f"paceline submit -n {own}, or take it out of the file",
+            )
+        name = job.metadata.name
+        try:
+            found = self._server.create(self._path, body, {"fieldValidation": "Strict"})
+        except NotFoundError as error:
+            raise self._nowhere(error) from None
+        except NameTakenError:
+            raise NameTakenError(
+                f"there is already a job {name} in the {self.where}",
+                hint=f"choose another metadata.name, or `paceline delete {name}` first",
+            ) from None
+        except RejectedError as error:
+            if "unknown field" in error.message:
+                raise NotInstalledError(
+                    f"the TrainingJobs of {self._server.url} are of another release of Paceline: "
+                    f"{error.message}",
+                    hint="upgrade the chart paceline-crds, or leave the field out",
+                ) from None
+            raise
+        return self._told(found, [])
+
+    def all(self) -> list[JobStatus]:
+        try:
+            found = self._server.get(self._path)["items"]
+        except NotFoundError as error:
+            raise self._nowhere(error) from None
+        return sorted((self._told(job, None) for job in found), key=lambda job: job.name)
+
+    def status(self, name: str) -> JobStatus:
+        job = self._job(name)
+        return self._told(job, self._pods(job))
+
+    def watch(self, name: str) -> Generator[JobStatus]:
+        for job in self._follow(name, None):
+            status = self._told(job, self._pods(job))
+            yield status
+            if status.ended:
+                return
+
+    def wait(
+        self, name: str, until: Until = Until.ENDED, *, timeout_s: float | None = None
+    ) -> JobStatus:
+        end_ns = None if timeout_s is None else now_ns() + round(timeout_s * NS_PER_S)
+        last = None
+        for job in self._follow(name, end_ns):
+            last = self._told(job, None)
+            if waiting.reached(last, until):
+                return self._told(job, self._pods(job))
+        if end_ns is not None and now_ns() >= end_ns:
+            assert last is not None, "the first one was there"
+            raise WaitTimeoutError(
+                f"job {name} is {last.state} after {timeout_s:g} s, and not yet {until}",
+                hint=f"wait longer with --timeout; `paceline explain {name}` says what it waits "
+                "for",
+            )
+        raise NoSuchJobError(
+            f"job {name} was deleted while it was waited for", hint="submit it again"
+        )
+
+    def logs(
+        self, name: str, selection: Selection = ALL_LINES, *, follow: bool = False
+    ) -> Generator[LogLine]:
+        job = self._job(name)
+        logs = Logs(self._server, self.namespace, job, selection)
+        if follow:
+            yield from logs.followed(lambda: self._follow(name, None))
+        else:
+            yield from logs.until_now(self._pods(job))
+
+    def scale(self, name: str, replicas: int) -> int:
+        before = int(self._job(name)["spec"].get("replicas", 1))
+        self._server.patch(f"{self._path}/{name}/scale", {"spec": {"replicas": replicas}})
+        return before
+
+    def suspend(self, name: str) -> None:
+        self._change(name, {"suspend": True})
+
+    def resume(self, name: str) -> None:
+        self._change(name, {"suspend": False})
+
+    def delete(self, name: str, *, wait_s: float = 0.0) -> None:
+        job = self._job(name)
+        # Of this one only: somebody may have made another one of the name in this moment.
+        which = {"preconditions": {"uid": job["metadata"]["uid"]}}
+        how = {"propagationPolicy": "Background", **which}
+        try:
+            self._server.delete(f"{self._path}/{name}", how)
+        except NotFoundError as error:
+            raise self._missing(name, error) from None
+        if wait_s:
+            self._until_gone(job, now_ns() + round(wait_s * NS_PER_S), wait_s)
+
+    # ---- what the server has ---------------------------------------------------------------
+
+    def _job(self, name: str) -> dict[str, Any]:
+        try:
+            return self._server.get(f"{self._path}/{name}")
+        except NotFoundError as error:
+            raise self._missing(name, error) from None
+
+    def _pods(self, job: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Its own, and not those of an earlier one of the same name."""
+        meta = job["metadata"]
+        query = {"labelSelector": f"{LABEL_JOB}={meta['name']}"}
+        found: list[dict[str, Any]] = self._server.get(self._pods_path, query)["items"]
+        return [pod for pod in found if _owner(pod) == meta["uid"]]
+
+    def _change(self, name: str, spec: Mapping[str, Any]) -> None:
+        try:
+            self._server.patch(f"{self._path}/{name}", {"spec": spec})
+        except NotFoundError as error:
+            raise self._missing(name, error) from None
+
+    def _until_gone(self, job: Mapping[str, Any], end_ns: int, wait_s: float) -> None:
+        """Until neither the job nor a pod of it is left."""
+        name = job["metadata"]["name"]
+        for _ in self._follow(name, end_ns):
+            pass
+        query = {"labelSelector": f"{LABEL_JOB}={name}"}
+        while left := self._pods(job):
+            left_s = math.ceil((end_ns - now_ns()) / NS_PER_S)
+            if left_s <= 0:
+                raise WaitTimeoutError(
+                    f"job {name} is deleted, and {len(left)} of its pods have not ended after "
+                    f"{wait_s:g} s",
+                    hint="they end by themselves within their grace period; wait longer with "
+                    "--timeout",
+                )
+            names = {pod["metadata"]["name"] for pod in left}
+            version = max((pod["metadata"]["resourceVersion"] for pod in left), key=int)
+            since = query | {"resourceVersion": version}
+            for kind, pod in self._server.watch(self._pods_path, since, timeout_s=left_s):
+                names -= {pod["metadata"]["name"]} if kind == "DELETED" else set()
+                if kind == "ERROR" or not names:
+                    break
+
+    def _follow(self, name: str, end_ns: int | None) -> Generator[dict[str, Any]]:
+        """The job each time that it has changed, until it is deleted or `end_ns` is over."""
+        job = self._job(name)
+        uid, seen = job["metadata"]["uid"], ""
+        away_ns = None
+        while job["metadata"]["uid"] == uid:
+            version = job["metadata"]["resourceVersion"]
+            if version != seen:
+                seen = version
+                yield job
+            try:
+                for kind, found in self._changes(name, seen, end_ns):
+                    if kind == "DELETED":
+                        return
+                    if kind == "ERROR":
+                        break  # what it was told from is too old; it is read anew
+                    seen = found["metadata"]["resourceVersion"]
+                    yield found
+                if end_ns is not None and now_ns() >= end_ns:
+                    return
+                job = self._job(name)
+                away_ns = None
+            except NoSuchJobError:
+                return
+            except AwayError:
+                away_ns = away_ns or now_ns()
+                if now_ns() - away_ns > AWAY_S * NS_PER_S:
+                    raise
+                pause(RETRY_S)
+
+    def _changes(
+        self, name: str, version: str, end_ns: int | None
+    ) -> Generator[tuple[str, dict[str, Any]]]:
+        left_s = WATCH_S
+        if end_ns is not None:
+            left_s = min(WATCH_S, max(1, math.ceil((end_ns - now_ns()) / NS_PER_S)))
+        query = {"fieldSelector": f"metadata.name={name}", "resourceVersion": version}
+        yield from self._server.watch(self._path, query, timeout_s=left_s)
+
+    def _told(self, job: Mapping[str, Any], pods: list[dict[str, Any]] | None) -> JobStatus:
+        return from_cluster.job_status(job, pods, wall_s())
+
+    # ---- what is missing -------------------------------------------------------------------
+
+    def _missing(self, name: str, error: NotFoundError) -> Exception:
+        if "trainingjobs" in error.message:
+            return NoSuchJobError(
+                f"there is no job {name} in the {self.where}",
+                hint="`paceline status` lists those that are there; -n names another namespace",
+            )
+        return self._nowhere(error)
+
+    def _nowhere(self, error: NotFoundError) -> Exception:
+        """Why there are no TrainingJobs at all."""
+        if error.message.startswith("namespaces "):
+            return RejectedError(
+                f"there is no namespace {self.namespace} in the cluster {self._server.url}",
+                hint="name another one with -n, or ask for it to be made",
+            )
+        try:
+            group = self._server.get(f"/apis/{GROUP}")
+        except NotFoundError:
+            return NotInstalledError(
+                f"the cluster {self._server.url} does not know {KIND}s: Paceline is not installed "
+                "in it",
+                hint="ask for the charts paceline-crds and paceline, or choose another cluster "
+                "with --context",
+            )
+        known = ", ".join(version["version"] for version in group["versions"])
+        return NotInstalledError(
+            f"the cluster {self._server.url} has {KIND}s of {GROUP}/{known}, and this paceline "
+            f"speaks {VERSION}",
+            hint="upgrade the charts of the cluster, or use the paceline of its release",
+        )
+
+
+def _owner(pod: Mapping[str, Any]) -> str:
+    owners = pod["metadata"].get("ownerReferences") or ()
+    return next((str(one["uid"]) for one in owners if one["kind"] == KIND), "")

@@ -1,0 +1,259 @@
+"""The logs of a job's workers, merged: one stream of the kubelet for each pod.
+
+While they are followed each stream is read by a thread of its own, and one more watches the pods,
+since a replacement is a new pod. A stream that breaks, or says nothing for long, is opened again
+where it ended as long as the container runs.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from paceline_api.errors import PacelineError
+from paceline_api.names import worker_selector
+
+from paceline.clock import NS_PER_MS, NS_PER_S, now_ns, pause
+from paceline.jobs.cluster.server import NotFoundError, Server
+from paceline.jobs.core import from_cluster
+from paceline.jobs.core.lines import Shuffle, merged, parse_line
+from paceline.jobs.errors import AwayError, NoSuchRankError, RejectedError
+from paceline.jobs.interface import COMPLETE, FAILED, LogLine, Selection
+
+CONTAINER: Final = "trainer"
+SILENCE_S: Final = 120.0
+"""A stream that says nothing for so long is opened anew: its other end may be gone."""
+WATCH_S: Final = 240
+RETRY_S: Final = 1.0
+HOLD_NS: Final = 500 * NS_PER_MS
+"""So long a line is held for those of other pods that are older and come later."""
+QUEUED_MAX: Final = 10_000
+"""Lines; above that nobody reads from the pods until somebody has printed."""
+Object = Mapping[str, Any]
+
+
+class Logs:
+    """Of one job. Used once."""
+
+    def __init__(self, server: Server, namespace: str, job: Object, selection: Selection) -> None:
+        """Raises NoSuchRankError."""
+        self._server, self._selection = server, selection
+        self._pods_path = f"/api/v1/namespaces/{namespace}/pods"
+        self._name, self._uid = job["metadata"]["name"], job["metadata"]["uid"]
+        self._procs = int(job["spec"].get("procsPerReplica", 1))
+        replicas = int(job["spec"].get("replicas", 1))
+        self._check(replicas * self._procs)
+        self._news: queue.Queue[_News] = queue.Queue(QUEUED_MAX)
+        self._stop = threading.Event()
+        self._reading: set[str] = set()
+        """Pods that were opened, by uid."""
+
+    def until_now(self, pods: Iterable[Object]) -> Generator[LogLine]:
+        """What is there, in order of time."""
+        chosen = from_cluster.workers(pods)
+        if not self._selection.previous:
+            chosen = from_cluster.latest(chosen)
+        streams = [self._lines(pod, follow=False) for pod in chosen if self._is_wanted(pod)]
+        for line in merged(streams):
+            if self._is_meant(line):
+                yield line
+
+    def followed(self, changes: Callable[[], Iterable[Object]]) -> Generator[LogLine]:
+        """And what comes, until the job has ended or is deleted. `changes`: the job, each time that
+        it has changed, until it is deleted."""
+        for work in (self._watch_pods, lambda: self._watch_job(changes)):
+            threading.Thread(target=self._told, args=(work,), daemon=True).start()
+        shuffle, open_pods, over, listed = Shuffle(hold_ns=HOLD_NS), 0, False, False
+        try:
+            while not (over and listed and open_pods == 0):
+                match self._next(shuffle.next_ns()):
+                    case LogLine() as line:
+                        shuffle.add(line, now_ns())
+                    case _Opened(source):
+                        shuffle.opened(source)
+                        open_pods += 1
+                    case _Closed(source):
+                        shuffle.closed(source)
+                        open_pods -= 1
+                    case _Listed():
+                        listed = True
+                    case _Over():
+                        over = True
+                    case PacelineError() as error:
+                        raise error
+                yield from filter(self._is_meant, shuffle.ready(now_ns()))
+            yield from filter(self._is_meant, shuffle.ready(now_ns() + HOLD_NS))
+        finally:
+            self._stop.set()
+
+    # ---- threads ---------------------------------------------------------------------------
+
+    def _next(self, at_ns: int | None) -> _News | None:
+        timeout_s = None if at_ns is None else max(0.0, (at_ns - now_ns()) / NS_PER_S)
+        try:
+            return self._news.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def _put(self, news: _News) -> None:
+        while not self._stop.is_set():
+            try:
+                self._news.put(news, timeout=RETRY_S)
+            except queue.Full:
+                continue
+            return
+
+    def _told(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except PacelineError as error:
+            self._put(error)
+
+    def _watch_job(self, changes: Callable[[], Iterable[Object]]) -> None:
+        for job in changes():
+            state = (job.get("status") or {}).get("state")
+            if self._stop.is_set() or state in (COMPLETE, FAILED):
+                break
+        self._put(_Over())
+
+    def _watch_pods(self) -> None:
+        query = {"labelSelector": worker_selector(self._name)}
+        first = True
+        while not self._stop.is_set():
+            try:
+                found = self._server.get(self._pods_path, query)
+                pods = found["items"]
+                if first and not self._selection.previous:
+                    pods = self._without_earlier(pods)
+                for pod in pods:
+                    self._open(pod)
+                if first:
+                    self._put(_Listed())
+                    first = False
+                since = query | {"resourceVersion": found["metadata"]["resourceVersion"]}
+                for kind, pod in self._server.watch(self._pods_path, since, timeout_s=WATCH_S):
+                    if kind == "ERROR" or self._stop.is_set():
+                        break
+                    self._open(pod)
+            except AwayError:
+                # Who watches the job says so if it lasts.
+                pause(RETRY_S)
+
+    def _without_earlier(self, pods: Iterable[Object]) -> list[Object]:
+        """What was replaced before anybody looked is past."""
+        own = [pod for pod in pods if self._is_own(pod)]
+        latest = from_cluster.latest(own)
+        now = {pod["metadata"]["uid"] for pod in latest}
+        self._reading |= {pod["metadata"]["uid"] for pod in own} - now
+        return latest
+
+    def _open(self, pod: Object) -> None:
+        uid = pod["metadata"]["uid"]
+        if uid in self._reading or not self._is_own(pod) or not _has_begun(pod):
+            return
+        self._reading.add(uid)
+        if not self._is_wanted(pod):
+            return
+        # Said here and not by the thread: whoever counts has heard of it before the list is over.
+        self._put(_Opened(pod["metadata"]["name"]))
+        threading.Thread(target=self._told, args=(lambda: self._read(pod),), daemon=True).start()
+
+    def _read(self, pod: Object) -> None:
+        try:
+            last_ns = 0
+            while not self._stop.is_set():
+                try:
+                    for line in self._lines(pod, follow=True, since_ns=last_ns):
+                        last_ns = max(last_ns, line.wall_ns)
+                        self._put(line)
+                        if self._stop.is_set():
+                            return
+                    if not self._runs(pod):
+                        return
+                except AwayError:
+                    pause(RETRY_S)
+        finally:
+            self._put(_Closed(pod["metadata"]["name"]))
+
+    def _runs(self, pod: Object) -> bool:
+        try:
+            now = self._server.get(f"{self._pods_path}/{pod['metadata']['name']}")
+        except NotFoundError:
+            return False
+        same = now["metadata"]["uid"] == pod["metadata"]["uid"]
+        return same and now["status"].get("phase") not in ("Succeeded", "Failed")
+
+    # ---- one pod ---------------------------------------------------------------------------
+
+    def _lines(self, pod: Object, *, follow: bool, since_ns: int = 0) -> Generator[LogLine]:
+        """Those after `since_ns`. Nothing of a pod that is gone, or has not begun."""
+        name = pod["metadata"]["name"]
+        query: dict[str, Any] = {"container": CONTAINER, "timestamps": True, "follow": follow}
+        if since_ns:
+            second = datetime.fromtimestamp(since_ns // NS_PER_S, UTC)
+            query["sinceTime"] = second.strftime("%Y-%m-%dT%H:%M:%SZ")
+        elif self._selection.tail is not None:
+            query["tailLines"] = self._selection.tail
+        path = f"{self._pods_path}/{name}/log"
+        try:
+            for raw in self._server.lines(path, query, silence_s=SILENCE_S):
+                line = parse_line(raw, source=name, procs=self._procs)
+                if line is not None and line.wall_ns > since_ns:
+                    yield line
+        except (NotFoundError, RejectedError):
+            return  # its node has lost it, or it is waiting for its node
+
+    def _check(self, ranks: int) -> None:
+        rank = self._selection.rank
+        if rank is not None and not 0 <= rank < ranks:
+            raise NoSuchRankError(
+                f"job {self._name} has no rank {rank}",
+                hint=f"use 0 to {ranks - 1}: slot x procsPerReplica + process, as the table of "
+                "`paceline status` shows it",
+            )
+
+    def _is_own(self, pod: Object) -> bool:
+        owners = pod["metadata"].get("ownerReferences") or ()
+        return any(one["uid"] == self._uid for one in owners)
+
+    def _is_wanted(self, pod: Object) -> bool:
+        rank = self._selection.rank
+        return rank is None or from_cluster.place(pod)[0] == rank // self._procs
+
+    def _is_meant(self, line: LogLine) -> bool:
+        return self._selection.rank in (None, line.rank)
+
+
+def _has_begun(pod: Object) -> bool:
+    statuses = pod["status"].get("containerStatuses") or ()
+    states = (one.get("state") or {} for one in statuses if one["name"] == CONTAINER)
+    return any("running" in state or "terminated" in state for state in states)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A pod's log is read from now on."""
+
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Closed:
+    """It has come to its end."""
+
+    source: str
+
+
+class _Listed:
+    """The pods that were there at the beginning are open."""
+
+
+class _Over:
+    """The job has ended or is deleted."""
+
+
+_News = LogLine | _Opened | _Closed | _Listed | _Over | PacelineError

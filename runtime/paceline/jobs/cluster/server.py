@@ -1,0 +1,176 @@
+"""Requests to an API server, by path; every refusal is an error that a user can act on.
+
+Paths and plain data instead of the generated classes: a verb needs four kinds of objects, and what
+the server says is passed on as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import urllib3
+from kubernetes.client.exceptions import ApiException
+from paceline_api.access.access import Access
+
+from paceline.jobs.errors import (
+    AwayError,
+    JobsError,
+    NameTakenError,
+    NotAllowedError,
+    RejectedError,
+)
+
+CONNECT_S: Final = 10.0
+READ_S: Final = 30.0
+CHUNK: Final = 64 * 1024
+MERGE: Final = "application/merge-patch+json"
+Query = Mapping[str, str | int | bool]
+_AWAY: Final = (urllib3.exceptions.HTTPError, OSError)
+
+
+class NotFoundError(JobsError):
+    """404, in the words of the server. Whoever asked knows what is missing."""
+
+
+class Server:
+    """One API server, as one user; safe to share among threads."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._client = access.client()
+        self.url = access.server
+        self.namespace = access.namespace
+        """The one of the kubeconfig's context."""
+
+    def get(self, path: str, query: Query | None = None) -> dict[str, Any]:
+        found: dict[str, Any] = self._json("GET", path, query)
+        return found
+
+    def create(self, path: str, body: Mapping[str, Any], query: Query | None = None) -> Any:
+        return self._json("POST", path, query, body)
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> Any:
+        """A merge patch."""
+        return self._json("PATCH", path, None, body, MERGE)
+
+    def delete(self, path: str, body: Mapping[str, Any]) -> Any:
+        return self._json("DELETE", path, None, body)
+
+    def lines(self, path: str, query: Query | None = None, *, silence_s: float) -> Generator[str]:
+        """The lines of an answer as they come, without their ends; it breaks off where none comes
+        for `silence_s`, which is not an error. AwayError if the connection breaks."""
+        answer = self._ask("GET", path, query, None, "", silence_s)
+        rest = b""
+        try:
+            with closing(answer):
+                for part in answer.stream(CHUNK):
+                    *whole, rest = (rest + part).split(b"\n")
+                    for line in whole:
+                        yield line.decode(errors="replace")
+        except urllib3.exceptions.ReadTimeoutError:
+            return
+        except _AWAY as error:
+            raise self._away(error) from None
+        if rest:
+            yield rest.decode(errors="replace")
+
+    def watch(
+        self, path: str, query: Query, *, timeout_s: int
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(ADDED, MODIFIED, DELETED or ERROR, object), until the server ends it."""
+        asked = {**query, "watch": True, "timeoutSeconds": timeout_s}
+        for line in self.lines(path, asked, silence_s=timeout_s + READ_S):
+            event = json.loads(line)
+            yield event["type"], event["object"]
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        query: Query | None,
+        body: Mapping[str, Any] | None = None,
+        kind: str = "application/json",
+    ) -> Any:
+        answer = self._ask(method, path, query, body, kind, READ_S)
+        try:
+            return json.loads(answer.data)
+        except _AWAY as error:
+            raise self._away(error) from None
+        except ValueError:
+            raise JobsError(
+                f"the answer of {self.url} to {path} is no JSON",
+                hint="see that the kubeconfig's server is the API server of a Kubernetes cluster",
+            ) from None
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        query: Query | None,
+        body: Mapping[str, Any] | None,
+        kind: str,
+        silence_s: float,
+    ) -> Any:
+        words = {k: str(v).lower() if isinstance(v, bool) else v for k, v in (query or {}).items()}
+        asked = f"{self.url}{path}" + (f"?{urlencode(words)}" if words else "")
+        headers = {"Accept": "application/json"} | ({"Content-Type": kind} if kind else {})
+        try:
+            found = self._client.call_api(
+                method, asked, headers, body, _request_timeout=(CONNECT_S, silence_s)
+            ).response
+            if found.status < 400:
+                return found
+            said = found.data.decode(errors="replace")
+        except ApiException as error:  # the certificate of the server
+            raise self._away(error.reason) from None
+        except _AWAY as error:
+            raise self._away(error) from None
+        raise self._refused(found.status, said, path)
+
+    def _away(self, error: object) -> AwayError:
+        why = getattr(error, "reason", None) or error
+        said = " ".join(str(why).split())
+        # The object in its words says nothing to a user: "<...HTTPSConnection object at 0x...>: x".
+        said = said.rpartition(">: ")[2]
+        return AwayError(
+            f"the API server {self.url} does not answer: {said[:200]}",
+            hint="see that the cluster runs and can be reached from here, or choose another one "
+            "with --context",
+        )
+
+    def _refused(self, code: int, said: str, path: str) -> Exception:
+        try:
+            body = json.loads(said)
+            message, reason = str(body["message"]), str(body.get("reason") or "")
+        except (KeyError, TypeError, ValueError):
+            message, reason = " ".join(said.split())[:200], ""
+        if code == 401:
+            return self._access.refused()
+        if code == 403 and reason != "Forbidden":
+            return NotAllowedError(f"{message}", hint="ask whoever runs the cluster")
+        if code == 403 and "exceeded quota" not in message and "admission" not in message:
+            return NotAllowedError(message, hint=_rights(path))
+        if code == 404:
+            return NotFoundError(message, hint="see whether it was deleted")
+        if code == 409 and reason == "AlreadyExists":
+            return NameTakenError(message, hint="choose another name")
+        if code >= 500 or code == 429:
+            return AwayError(
+                f"the API server {self.url} cannot answer now ({code}): {message}",
+                hint="try again in a moment",
+            )
+        return RejectedError(message, hint="correct what it names")
+
+
+def _rights(path: str) -> str:
+    _, _, after = path.partition("/namespaces/")
+    namespace = after.partition("/")[0]
+    where = f" in the namespace {namespace}" if namespace else ""
+    return (
+        f"ask for the role `edit`{where}, which contains Paceline's; or name another namespace "
+        "with -n"
+    )

@@ -1,0 +1,71 @@
+"""What can be wrong with a verb about a job. Each says in one sentence what, and what to do.
+
+PacelineError (paceline_api.errors)
+`-- JobsError
+    |-- NoSuchJobError      no job of that name
+    |-- NoSuchRankError     a rank beyond the job's
+    |-- NameTakenError      a job of that name is there already
+    |-- RejectedError       the API server, or a run, does not take the job or the change
+    |-- NotAllowedError     the rights of this user do not reach (403)
+    |-- NotInstalledError   the cluster has no TrainingJobs, or those of another release
+    |-- MissingExtraError   the package `kubernetes` is not installed
+    |-- AwayError           the API server, or a run, does not answer
+    `-- WaitTimeoutError    what was waited for has not come in time
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE, PacelineError, printable
+
+EXIT_TIMEOUT: Final = 3
+
+
+class JobsError(PacelineError):
+    """Something about a job, or about the place where it runs."""
+
+    code: ClassVar[int] = EXIT_BAD_INPUT
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(printable(message), hint=printable(hint), exit_code=self.code)
+
+
+class NoSuchJobError(JobsError):
+    """There is no job of that name."""
+
+
+class NoSuchRankError(JobsError):
+    """The job has fewer ranks."""
+
+
+class NameTakenError(JobsError):
+    """A job of that name is there already."""
+
+
+class RejectedError(JobsError):
+    """The API server, or a run, does not take the job or the change."""
+
+
+class NotAllowedError(JobsError):
+    """The rights of this user do not reach (403)."""
+
+
+class NotInstalledError(JobsError):
+    """The cluster has no TrainingJobs, or those of another release."""
+
+
+class MissingExtraError(JobsError):
+    """The package `kubernetes` is not installed."""
+
+
+class AwayError(JobsError):
+    """The API server, or a run, does not answer."""
+
+    code = EXIT_FAILURE
+
+
+class WaitTimeoutError(JobsError):
+    """What was waited for has not come in time."""
+
+    code = EXIT_TIMEOUT

@@ -1,0 +1,147 @@
+"""Lines of many replicas in order of time: parsed, merged, and put in order while they come."""
+
+from __future__ import annotations
+
+import heapq
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paceline.jobs.core.lines import NS_PER_S, Shuffle, in_order, merged, parse_line
+from paceline.jobs.interface import LogLine
+
+
+def line(source: str, wall_ns: int, text: str = "") -> LogLine:
+    return LogLine(wall_ns, source, "", None, text)
+
+
+def parsed(raw: str, procs: int = 1) -> LogLine:
+    found = parse_line(raw, source="job-0-1", procs=procs)
+    assert found is not None
+    return found
+
+
+def test_a_line_of_a_kubelet() -> None:
+    found = parsed("2026-11-23T06:30:01.000000042Z [rank 3.1#2] loss 0.5", procs=2)
+    assert (found.rank, found.member, found.text) == (7, "3.1#2", "loss 0.5")
+    at = datetime(2026, 11, 23, 6, 30, 1, tzinfo=UTC).timestamp()
+    assert found.wall_ns == round(at) * NS_PER_S + 42
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        ("2026-11-23T06:30:01Z", ""),
+        ("2026-11-23T06:30:01Z ", ""),
+        ("2026-11-23T07:30:01.5+01:00 INFO agent starts", "INFO agent starts"),
+        ("2026-11-23T06:30:01Z [rank x] not one", "[rank x] not one"),
+    ],
+)
+def test_a_line_of_no_rank(raw: str, text: str) -> None:
+    found = parsed(raw)
+    assert (found.rank, found.member, found.text) == (None, "", text)
+    assert found.wall_ns // NS_PER_S == parsed("2026-11-23T06:30:01Z").wall_ns // NS_PER_S
+
+
+@pytest.mark.parametrize("raw", ["", "half of a line", "2026-11-23 06:30:01 text"])
+def test_what_has_no_time_is_no_line(raw: str) -> None:
+    assert parse_line(raw, source="job-0-1", procs=1) is None
+
+
+@given(st.text(st.characters(blacklist_characters="\n"), max_size=40), st.integers(0, 9), st.data())
+def test_text_and_rank_come_through(text: str, slot: int, data: st.DataObject) -> None:
+    local = data.draw(st.integers(0, 3))
+    raw = f"2026-11-23T06:30:01.123456789Z [rank {slot}.{local}#0] {text}"
+    found = parsed(raw, procs=4)
+    assert found.text == text
+    assert found.rank == slot * 4 + local
+
+
+replicas = st.lists(st.lists(st.integers(0, 50), max_size=12), max_size=5)
+
+
+@given(replicas)
+def test_merged_is_in_order_and_keeps_each_replicas_own(times: list[list[int]]) -> None:
+    lines = [
+        [line(str(source), at, str(n)) for n, at in enumerate(own)]
+        for source, own in enumerate(times)
+    ]
+    found = list(merged(lines))
+    assert [one.wall_ns for one in found] == sorted(one.wall_ns for one in found)
+    for source, own in enumerate(lines):
+        said = [one.text for one in found if one.source == str(source)]
+        assert said == [one.text for one in own]
+
+
+def test_a_clock_that_was_set_back_swaps_no_lines() -> None:
+    assert [one.wall_ns for one in in_order([line("a", 5), line("a", 3), line("a", 9)])] == [
+        5,
+        5,
+        9,
+    ]
+
+
+HOLD_NS = 10
+
+
+@given(replicas, st.data())
+def test_shuffled_loses_nothing_and_swaps_nothing(
+    times: list[list[int]], data: st.DataObject
+) -> None:
+    """Whatever the delays: each replica's lines in its order, each exactly once, and none held for
+    longer than promised."""
+    shuffle, now_ns, found = Shuffle(hold_ns=HOLD_NS), 0, []
+    queues = {str(n): list(enumerate(own)) for n, own in enumerate(times)}
+    added_ns: dict[tuple[str, str], int] = {}
+    for source in queues:
+        shuffle.opened(source)
+    while any(queues.values()):
+        source = data.draw(st.sampled_from([s for s, left in queues.items() if left]))
+        number, at = queues[source].pop(0)
+        now_ns += data.draw(st.integers(0, 2 * HOLD_NS))
+        found += shuffle.ready(now_ns)
+        shuffle.add(line(source, at, str(number)), now_ns)
+        added_ns[source, str(number)] = now_ns
+        if not queues[source]:
+            shuffle.closed(source)
+        found += shuffle.ready(now_ns)
+        told = {(one.source, one.text) for one in found}
+        late = [key for key, at_ns in added_ns.items() if key not in told]
+        # What is held longer waits for a line that itself came less than that ago.
+        if (next_ns := shuffle.next_ns()) is not None:
+            assert next_ns > now_ns
+        else:
+            assert not late
+    found += shuffle.ready(now_ns + HOLD_NS)
+    assert shuffle.next_ns() is None
+    for source, own in enumerate(times):
+        said = [one.text for one in found if one.source == str(source)]
+        assert said == [str(n) for n in range(len(own))]
+
+
+@given(replicas, st.data())
+def test_lines_within_the_hold_come_in_order_of_time(
+    times: list[list[int]], data: st.DataObject
+) -> None:
+    """Whose delay is less than the hold comes in order over all replicas: the oracle is a sort."""
+    sources = {str(n): sorted(own) for n, own in enumerate(times)}
+    arrivals = []
+    for source, own in sources.items():
+        came = 0
+        for at in own:
+            # On its way for less than the hold, and behind the line before it.
+            came = max(came, at + data.draw(st.integers(0, HOLD_NS - 1)))
+            came = min(came, at + HOLD_NS - 1) if came - at >= HOLD_NS else came
+            heapq.heappush(arrivals, (came, len(arrivals), source, at))
+    shuffle, found = Shuffle(hold_ns=HOLD_NS), []
+    for source in sources:
+        shuffle.opened(source)
+    while arrivals:
+        came, _, source, at = heapq.heappop(arrivals)
+        while (next_ns := shuffle.next_ns()) is not None and next_ns < came:
+            found += shuffle.ready(next_ns)
+        shuffle.add(line(source, at), came)
+        found += shuffle.ready(came)
+    found += shuffle.ready(10**9)
+    assert [one.wall_ns for one in found] == sorted(at for own in sources.values() for at in own)

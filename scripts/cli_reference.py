@@ -6,9 +6,11 @@ told here, and a kind of fault without a text is an error.
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any, Final
 
 import typer.main
+from paceline.cli.choice import RULE
 from paceline.cli.main import app
 from paceline.core.faults import EXAMPLES, FaultKind
 
@@ -30,13 +32,17 @@ BEFORE: Final = """\
 # The command `paceline`
 
 Errors are one line that says what is wrong and where, and a line that says what to do. Tables,
-events and the summary go to stderr; what the ranks print goes to stdout.
+events and the summary of `paceline run` go to stderr; what the ranks print goes to stdout.
+
+The verbs `status`, `logs`, `wait`, `scale`, `suspend`, `resume`, `delete`, `events` and `explain`
+are the same for jobs of a cluster and of this machine.{RULE}How they are used: [cli.md](../cli.md).
 
 | exit code | meaning |
 |---|---|
-| 0 | the job is Complete; the file is valid; the replay gave the same weights |
-| 1 | the job failed; the replay differs; no job is running |
-| 2 | the command line or the job file is wrong |
+| 0 | as asked; the job that was run or waited for is Complete; the replay gave the same weights |
+| 1 | the job failed; the replay differs; no job is running; a cluster or a run does not answer |
+| 2 | the command line, the job file, a name, a login or a right is wrong |
+| 3 | `wait` and `delete`: what was waited for has not come in time |
 | 130 | Ctrl-C or SIGTERM: once, all ranks finish their round and leave; twice, they end at once |
 """
 AFTER: Final = """\
@@ -58,7 +64,8 @@ for scripts written for DDP: 0 and 1 on each rank; `pl.rank()` and `pl.size()` a
 
 def markdown() -> str:
     group: Any = typer.main.get_command(app)
-    lines = [HEADER, "", BEFORE]
+    rule = textwrap.fill(RULE, 100)
+    lines = [HEADER, "", BEFORE.replace("{RULE}", f"\n\n{rule}\n\n")]
     for name, command in group.commands.items():
         lines += _command(name, command)
     lines += ["## Faults for `--inject`", "", "| for example | what it does |", "|---|---|"]
@@ -73,7 +80,8 @@ def _command(name: str, command: Any) -> list[str]:
     lines = [f"## paceline {name}", "", f"    paceline {words}", "", command.help, ""]
     if command.params:
         lines += ["| | |", "|---|---|"]
-        lines += [f"| `{_name(each)}` | {_text(each)} |" for each in command.params]
+        shown = [each for each in command.params if not getattr(each, "hidden", False)]
+        lines += [f"| `{_name(each)}` | {_text(each)} |" for each in shown]
         lines.append("")
     return lines
 
@@ -82,7 +90,7 @@ def _name(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         return str(parameter.metavar or parameter.name.upper())
     value = "" if parameter.is_flag else f" {parameter.metavar or parameter.name.upper()}"
-    return "/".join(parameter.opts) + value
+    return "/".join([*parameter.opts, *parameter.secondary_opts]) + value
 
 
 def _text(parameter: Any) -> str:

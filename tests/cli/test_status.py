@@ -82,10 +82,10 @@ class Terminal:
 
     def status(self, *words: str) -> Any:
         """Asked often, so it is forked."""
-        call = ForkedCall(["status", *words, "--json"], self.folder, self.env)
+        call = ForkedCall(["status", *words, "-o", "json"], self.folder, self.env)
         said, _ = call.communicate(timeout=LIMIT_S)
         call.close()
-        return json.loads(said) if call.wait() == 0 else None
+        return json.loads(said)["detail"] if call.wait() == 0 else None
 
     def until(self, name: str, want: Callable[[Any], bool]) -> Any:
         end = time.monotonic() + LIMIT_S
@@ -132,7 +132,7 @@ def test_scale_2_4_2_from_another_terminal(terminal: Terminal) -> None:
     terminal.until("elastic", active(2))
 
     grown = terminal.call("scale", "elastic", "--replicas", "4")
-    assert grown.stdout == "job elastic: 2 -> 4 replicas\n", grown
+    assert grown.stdout == "job elastic of this machine: 2 -> 4 replicas\n", grown
     status = terminal.until("elastic", active(4))
     assert status["replicas"] == 4
     pids = {rank["pid"] for rank in status["ranks"]}
@@ -144,7 +144,7 @@ def test_scale_2_4_2_from_another_terminal(terminal: Terminal) -> None:
     assert all(str(pid) in shown for pid in pids)
 
     back = terminal.call("scale", "runs/elastic-1", "--replicas", "2")
-    assert back.stdout == "job elastic: 4 -> 2 replicas\n", back
+    assert back.stdout == "job runs/elastic-1 of this machine: 4 -> 2 replicas\n", back
 
     def two_have_left(status: Any) -> bool:
         gone = [rank for rank in status["ranks"] if rank["state"] == "dead"]
@@ -190,7 +190,9 @@ def test_a_killed_runner_is_found_out(terminal: Terminal) -> None:
     assert not note.exists()
     gone = terminal.call("scale", "elastic", "--replicas", "3")
     assert gone.returncode == 2
-    assert "no job elastic is running" in gone.stderr
+    assert "has ended" in gone.stderr
+    lost = terminal.call("status", "elastic")
+    assert "was killed" in lost.stdout
 
 
 def test_a_stopped_runner_is_named_and_watching_ends_with_the_job(terminal: Terminal) -> None:
@@ -226,7 +228,8 @@ def test_without_a_folder_of_the_user_the_run_folder_will_do(tmp_path: Path) -> 
     terminal.run_job()
     try:
         terminal.until("runs/elastic-1", active(2))
-        assert terminal.call("status", "elastic").returncode == 2
+        assert terminal.call("status").returncode == 1, "no note tells of it"
+        assert terminal.call("status", "elastic").returncode == 0, "it is the latest in runs/"
     finally:
         code, said = terminal.end()
     assert code == 130

@@ -79,6 +79,15 @@ def log_in(kubeconfig: Path | None = None, context: str | None = None) -> Login:
     )
 
 
+def contexts(kubeconfig: Path | None = None) -> list[str]:
+    """Names of those that `log_in` knows. Raises KubeconfigError."""
+    if not (files := _files(kubeconfig)):
+        return []
+    with _told(", ".join(files), "correct it"):
+        merged = KubeConfigMerger(os.pathsep.join(files))
+        return [str(item["name"]) for item in merged.config["contexts"].value]
+
+
 def _files(kubeconfig: Path | None) -> list[str]:
     if kubeconfig is not None:
         return [str(kubeconfig)]

@@ -1,7 +1,8 @@
 """`paceline`: the command line. Parses, calls, prints; whoever made a mistake sees no traceback.
 
-Exit codes: 0 the job is Complete (run) or valid (validate); 1 it failed; 2 the job file or the
-command line is wrong; 130 ended by Ctrl-C or SIGTERM.
+Exit codes: 0 as asked, and the job that was run or waited for is Complete; 1 it failed, or a
+cluster or a run does not answer; 2 the job file, the command line, a name, a login or a right is
+wrong; 3 what was waited for has not come in time; 130 ended by Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ import typer
 from paceline_api.errors import PacelineError
 from paceline_api.reading.load import load_job
 
+from paceline.cli.choice import RULE, Where
+from paceline.cli.completion import complete_context, complete_job
+from paceline.cli.output import Output
+from paceline.jobs.interface import Selection, Until
+
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Data-parallel training that goes on when workers come, go, die or slow down.",
+    help="Data-parallel training that goes on when workers come, go, die or slow down.\n\n" + RULE,
 )
 
 JobFile = Annotated[Path, typer.Argument(help="YAML file with a TrainingJob.", metavar="JOB.YAML")]
@@ -27,6 +32,28 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="PATH=VALUE", help="Change a field: --set spec.collective.mode=Full"
+    ),
+]
+Job = Annotated[
+    str,
+    typer.Argument(
+        help="Name of a job, or a run folder.", metavar="JOB", autocompletion=complete_job
+    ),
+]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="Of a cluster; else the context's.")
+]
+Context = Annotated[
+    str | None,
+    typer.Option(help="Of the kubeconfig; else the current one.", autocompletion=complete_context),
+]
+Kubeconfig = Annotated[
+    Path | None, typer.Option(help="Else KUBECONFIG, else ~/.kube/config, else a pod's account.")
+]
+OutputOption = Annotated[
+    Output | None,
+    typer.Option(
+        "--output", "-o", help="Data for programs, or more columns.", metavar="json|yaml|wide"
     ),
 ]
 
@@ -51,12 +78,16 @@ def run(
     record: Annotated[
         bool, typer.Option("--record", help="Keep what `paceline replay` needs.")
     ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return as soon as it runs without a terminal.")
+    ] = False,
+    ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a job on this machine: every replica an agent, every rank a process."""
     # Imported here, so that `validate` and `version` start fast.
-    from paceline.cli.run import run as run_job
+    from paceline.cli import run as runs
 
-    code = run_job(
+    order = runs.Order(
         file,
         replicas=replicas,
         overrides=overrides or [],
@@ -65,7 +96,7 @@ def run(
         quiet=quiet,
         record=record,
     )
-    raise typer.Exit(code)
+    raise typer.Exit(runs.detach(order) if detach else runs.run(order, ready_fd=ready_fd))
 
 
 @app.command()
@@ -76,30 +107,189 @@ def validate(file: JobFile, overrides: Overrides = None) -> None:
 
 
 @app.command()
+def submit(
+    file: JobFile,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+    overrides: Overrides = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it until it has ended.")
+    ] = False,
+    output: OutputOption = None,
+) -> None:
+    """Start a job in a cluster. On this machine `paceline run --detach` does."""
+    from paceline.cli import verbs
+
+    where = Where(namespace, context, kubeconfig)
+    code = verbs.submit(file, where, overrides=overrides or [], output=output, watch=watch)
+    raise typer.Exit(code)
+
+
+@app.command(epilog=RULE)
 def status(
     job: Annotated[
-        str | None, typer.Argument(help="Name of a running job, or a run folder.", metavar="[JOB]")
+        str | None,
+        typer.Argument(
+            help="Name of a job, or a run folder. Without it the jobs of a namespace with -n or "
+            "--context, else those that run on this machine.",
+            metavar="[JOB]",
+            autocompletion=complete_job,
+        ),
     ] = None,
-    watch: Annotated[bool, typer.Option(help="Go on until the job has ended.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="The whole status, for programs.")
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Go on until the job has ended.")
     ] = False,
+    output: OutputOption = None,
 ) -> None:
-    """Show a job that runs on this machine, from any terminal of the same user."""
+    """Show a job: its ranks, rounds and what holds it up."""
     from paceline.cli.status import status as show_status
 
-    raise typer.Exit(show_status(job, watch=watch, as_json=as_json))
+    where = Where(namespace, context, kubeconfig)
+    raise typer.Exit(show_status(job, where, watch=watch, output=output))
 
 
-@app.command()
-def scale(
-    job: Annotated[str, typer.Argument(help="Name of a running job, or its run folder.")],
-    replicas: Annotated[int, typer.Option(help="How many there shall be.", min=1)],
+@app.command(epilog=RULE)
+def logs(
+    job: Job,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Go on, with replacements too, until it has ended."),
+    ] = False,
+    rank: Annotated[
+        int | None, typer.Option(help="Only this one: slot x procsPerReplica + process.")
+    ] = None,
+    previous: Annotated[
+        bool, typer.Option("--previous", "-p", help="Also replicas that were replaced.")
+    ] = False,
+    tail: Annotated[
+        int | None, typer.Option(help="At most so many lines of each replica to begin with.", min=0)
+    ] = None,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", help="With the time of day, UTC.")
+    ] = False,
 ) -> None:
-    """Change the number of replicas of a job that runs on this machine."""
-    from paceline.cli.status import scale as scale_job
+    """Print what all ranks have printed, merged in order of time."""
+    from paceline.cli import verbs
 
-    scale_job(job, replicas)
+    selection = Selection(rank=rank, previous=previous, tail=tail)
+    where = Where(namespace, context, kubeconfig)
+    raise typer.Exit(verbs.logs(job, where, selection, follow=follow, times=timestamps))
+
+
+@app.command(epilog=RULE)
+def wait(
+    job: Job,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+    until: Annotated[
+        Until,
+        typer.Option(
+            "--for", metavar="|".join(Until), help="training: with all replicas that are wanted."
+        ),
+    ] = Until.ENDED,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Such as 90s or 10m; else for ever.")
+    ] = None,
+    output: OutputOption = None,
+) -> None:
+    """Wait until a job has ended, trains or is suspended. Exit code 1 if it failed, 3 if not in
+    time."""
+    from paceline.cli import verbs
+
+    where = Where(namespace, context, kubeconfig)
+    raise typer.Exit(verbs.wait(job, where, until, timeout=timeout, output=output))
+
+
+@app.command(epilog=RULE)
+def scale(
+    job: Job,
+    replicas: Annotated[int, typer.Option(help="How many there shall be.", min=1)],
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Change the number of replicas of a job."""
+    from paceline.cli import verbs
+
+    raise typer.Exit(verbs.scale(job, Where(namespace, context, kubeconfig), replicas))
+
+
+@app.command(epilog=RULE)
+def suspend(
+    job: Job,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Stop a job after a checkpoint, and keep it."""
+    from paceline.cli import verbs
+
+    raise typer.Exit(verbs.suspend(job, Where(namespace, context, kubeconfig)))
+
+
+@app.command(epilog=RULE)
+def resume(
+    job: Job,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Start a suspended job again, from its newest checkpoint if there is one."""
+    from paceline.cli import verbs
+
+    raise typer.Exit(verbs.resume(job, Where(namespace, context, kubeconfig)))
+
+
+@app.command(epilog=RULE)
+def delete(
+    job: Job,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+    wait: Annotated[bool, typer.Option(help="Until nothing of it is left.")] = True,
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="To wait, at most.")] = "5m",
+) -> None:
+    """End a job and remove it with its logs; on this machine, its run folder. Checkpoints stay."""
+    from paceline.cli import verbs
+
+    where = Where(namespace, context, kubeconfig)
+    raise typer.Exit(verbs.delete(job, where, wait=wait, timeout=timeout))
+
+
+@app.command(epilog=RULE)
+def events(
+    job: Job,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+    output: OutputOption = None,
+) -> None:
+    """Print the history of a job, the oldest first."""
+    from paceline.cli import verbs
+
+    raise typer.Exit(verbs.events(job, Where(namespace, context, kubeconfig), output))
+
+
+@app.command(epilog=RULE)
+def explain(
+    job: Job,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+    output: OutputOption = None,
+) -> None:
+    """Say why a job is slow or does not start, and what to type next."""
+    from paceline.cli import verbs
+
+    raise typer.Exit(verbs.explain(job, Where(namespace, context, kubeconfig), output))
 
 
 @app.command()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,7 @@ from paceline_api.settings import ResolvedJob
 
 from paceline.cli.screen import Screen
 from paceline.core.faults import SEPARATOR, Fault, FaultError, FaultKind, check_ranks, parse_faults
-from paceline.local import checkpoint_folder
+from paceline.local import checkpoint_folder, detached, index
 from paceline.local.report import summary, verdict
 from paceline.local.room import Room, check_room
 from paceline.local.rundir import make_run_dir
@@ -26,19 +27,41 @@ EXIT_INTERRUPTED: Final = 130
 """As a shell reports a program that Ctrl-C ended."""
 
 
-def run(
-    file: Path,
-    *,
-    replicas: int | None,
-    overrides: Sequence[str],
-    inject: Sequence[str],
-    run_dir: Path | None,
-    quiet: bool,
-    record: bool = False,
-) -> int:
-    """The exit code. Raises PacelineError before anything is started."""
-    if replicas is not None:
-        overrides = [*overrides, f"spec.replicas={replicas}"]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What was asked for on the command line."""
+
+    file: Path = field(kw_only=False)
+    replicas: int | None
+    overrides: Sequence[str]
+    inject: Sequence[str]
+    run_dir: Path | None
+    quiet: bool
+    record: bool
+
+    def words(self) -> list[str]:
+        """The same on a command line."""
+        words = [str(self.file)]
+        words += [] if self.replicas is None else ["--replicas", str(self.replicas)]
+        words += [word for override in self.overrides for word in ("--set", override)]
+        words += [word for fault in self.inject for word in ("--inject", fault)]
+        words += [] if self.run_dir is None else ["--run-dir", str(self.run_dir)]
+        return words + ["--quiet"] * self.quiet + ["--record"] * self.record
+
+
+def detach(order: Order) -> int:
+    """Run it as a process of its own; the exit code."""
+    entry = detached.start(order.words(), Path())
+    print(f"job {entry.job} runs as process {entry.pid}, logs in {entry.run_dir}")
+    return 0
+
+
+def run(order: Order, *, ready_fd: int | None = None) -> int:
+    """The exit code. Raises PacelineError before anything is started. `ready_fd`: of whoever has
+    started this without a terminal (`local.detached`)."""
+    file, overrides, run_dir = order.file, order.overrides, order.run_dir
+    if order.replicas is not None:
+        overrides = [*overrides, f"spec.replicas={order.replicas}"]
     job = _beside_file(resolve(load_job(file, overrides)), file)
     if job.suspend:
         raise SpecError(
@@ -47,13 +70,15 @@ def run(
             problem="keeps the job from starting",
             hint="paceline run --set spec.suspend=false",
         )
-    faults = tuple(parse_faults(SEPARATOR.join(inject)))
+    faults = tuple(parse_faults(SEPARATOR.join(order.inject)))
     replicas = _check_faults(job, faults)
     check_room(job, replicas, Room.of_this_machine())
     working_dir = _working_dir(job, file)
     with checkpoint_folder.locked(Path(job.checkpoint.path) if job.checkpoint else None):
         folder = make_run_dir(job.name, run_dir)
-        result = asyncio.run(_run(job, folder, working_dir, faults, quiet=quiet, record=record))
+        result = asyncio.run(_run(job, folder, working_dir, faults, order, ready_fd))
+    if result.removed:
+        shutil.rmtree(folder, ignore_errors=True)
     return _exit_code(result)
 
 
@@ -62,12 +87,15 @@ async def _run(
     folder: Path,
     working_dir: Path,
     faults: tuple[Fault, ...],
-    *,
-    quiet: bool,
-    record: bool,
+    order: Order,
+    ready_fd: int | None,
 ) -> RunResult:
+    def listening(entry: index.Entry) -> None:
+        if ready_fd is not None:
+            detached.listening(ready_fd, entry)
+
     loop = asyncio.get_running_loop()
-    screen = Screen(quiet=quiet)
+    screen = Screen(quiet=order.quiet)
     async with screen:
         runner = Runner(
             job,
@@ -77,7 +105,8 @@ async def _run(
             show=screen.show,
             say=screen.say,
             on_line=screen.on_line,
-            record=record,
+            record=order.record,
+            on_listen=listening,
         )
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, runner.interrupt)

@@ -1,142 +1,94 @@
-"""`paceline status` and `paceline scale`: see a running local job, and change its size."""
+"""`paceline status`: one job as the table of its run, or all of a place as a list."""
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from typing import Final
 
-import msgspec
-from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE, PacelineError
+from paceline_api.errors import EXIT_FAILURE
 from rich.console import Console
 from rich.live import Live
 
 from paceline import clock
+from paceline.cli.choice import Where, choose, cluster
+from paceline.cli.output import Output, console, print_data
 from paceline.cli.table import line, table
-from paceline.core.status import Status
-from paceline.local import control, index
+from paceline.jobs.core import rendering
+from paceline.jobs.errors import NoSuchJobError
+from paceline.jobs.interface import TRAINING, Jobs, JobStatus
+from paceline.jobs.local import LocalJobs
 
 WATCH_S: Final = 0.5
 LINE_S: Final = 1.0
-STATUS: Final = "status.json"
-"""What a run leaves in its folder."""
 
 
-class NoSuchJobError(PacelineError):
-    def __init__(self, message: str, *, hint: str) -> None:
-        super().__init__(message, hint=hint, exit_code=EXIT_BAD_INPUT)
-
-
-def status(name: str | None, *, watch: bool, as_json: bool) -> int:
-    """The exit code: 0, or 1 if no job is running and none was named."""
-    console = Console(highlight=False, soft_wrap=True)
-    ended = _ended(name)
-    if ended is not None:
-        _show_ended(console, ended, as_json=as_json)
-        return 0
-    entries = index.running(os.environ)
-    if name is None and len(entries) != 1:
-        _list(console, entries, as_json=as_json)
-        return 0 if entries else EXIT_FAILURE
-    entry = _pick(name, entries)
-    if watch:
-        _watch(console, entry, as_json=as_json)
+def status(name: str | None, where: Where, *, watch: bool, output: Output | None) -> int:
+    """The exit code: 0, or 1 if there is no job and none was named."""
+    if name is not None:
+        jobs = choose(name, where)
     else:
-        _show(console, control.look(entry), as_json=as_json)
+        jobs = cluster(where) if where.given else LocalJobs()
+        found = jobs.all()
+        if where.given or len(found) != 1:
+            return _list(jobs, found, output)
+        name = found[0].place
+    if watch:
+        follow(jobs, name, output)
+    else:
+        _show(console(), jobs.status(name), output)
     return 0
 
 
-def scale(name: str, replicas: int) -> None:
-    entry = _pick(name, index.running(os.environ))
-    scaled = control.scale(entry, replicas)
-    print(f"job {entry.job}: {scaled.before} -> {scaled.after} replicas")
+def follow(jobs: Jobs, name: str, output: Output | None) -> JobStatus:
+    """Show it until it has ended; the last status."""
+    screen, last, said = console(), None, ""
+    with ExitStack() as stack:
+        live = None
+        if screen.is_terminal and (output is None or not output.is_data):
+            live = stack.enter_context(Live(console=screen, auto_refresh=False))
+        for found in stack.enter_context(closing(jobs.watch(name))):
+            last = found
+            if output is not None and output.is_data:
+                print_data(found, output)
+            elif live is not None:
+                live.update(table(found.detail, found, wide=output is Output.WIDE), refresh=True)
+                clock.pause(WATCH_S)  # more often nobody can read it
+            elif (text := f"{_state(found)}{line(found.detail, found)}") != said:
+                screen.print(text, markup=False)
+                said = text
+                clock.pause(LINE_S)
+    if last is None:
+        raise NoSuchJobError(f"job {name} was deleted just now", hint="submit it again")
+    return last
 
 
-def _pick(name: str | None, entries: list[index.Entry]) -> index.Entry:
-    """The job that is meant: by its name, or by its run folder. NoSuchJobError."""
-    if name is None:
-        return entries[0]
-    if (entry := index.of_run_dir(Path(name))) is not None:
-        return entry
-    named = [entry for entry in entries if entry.job == name]
-    if len(named) == 1:
-        return named[0]
-    if named:
-        listed = ", ".join(entry.run_dir for entry in named)
-        raise NoSuchJobError(
-            f"{len(named)} jobs with the name {name} are running",
-            hint=f"name the run folder instead: {listed}",
-        )
-    if (Path(name) / STATUS).exists():
-        raise NoSuchJobError(f"the run in {name} has ended", hint="paceline status shows how")
-    others = ", ".join(entry.job for entry in entries) or "none"
-    raise NoSuchJobError(
-        f"no job {name} is running here as this user",
-        hint=f"running jobs: {others}; start one with `paceline run job.yaml`",
-    )
-
-
-def _ended(name: str | None) -> Status | None:
-    """Of a run that has ended, by its folder."""
-    if name is None or index.of_run_dir(Path(name)) is not None:
-        return None
-    try:
-        return msgspec.json.decode((Path(name) / STATUS).read_bytes(), type=Status)
-    except OSError:
-        return None
-
-
-def _show(console: Console, view: control.View, *, as_json: bool) -> None:
-    if as_json:
-        print(msgspec.json.encode(view.status).decode(), flush=True)
+def _show(screen: Console, found: JobStatus, output: Output | None) -> None:
+    if output is not None and output.is_data:
+        print_data(found, output)
         return
-    console.print(f"job {view.job}, logs in {view.run_dir}", markup=False)
-    console.print(table(view.status, view))
+    place = found.place
+    where = f"logs in {place}" if place.startswith("/") else f"namespace {place}"
+    screen.print(f"job {found.name}: {_state(found)}{where}", markup=False)
+    if found.message:
+        screen.print(found.message, markup=False)
+    if found.hint:
+        screen.print(f"hint: {found.hint}", markup=False)
+    if found.detail is not None:
+        screen.print(table(found.detail, found, wide=output is Output.WIDE))
 
 
-def _show_ended(console: Console, status: Status, *, as_json: bool) -> None:
-    if as_json:
-        print(msgspec.json.encode(status).decode())
-        return
-    outcome = status.outcome
-    how = "ended" if outcome is None else f"{outcome.reason}: {outcome.message}"
-    console.print(f"job {status.job}: {how}", markup=False)
-    console.print(table(status, control.View(status.job, "", status, 0.0, None)))
+def _state(found: JobStatus) -> str:
+    return "" if found.state == TRAINING else f"{found.state}  "
 
 
-def _list(console: Console, entries: list[index.Entry], *, as_json: bool) -> None:
-    if as_json:
-        print(msgspec.json.encode(entries).decode())
-        return
-    if not entries:
-        print("no job is running here as this user", file=sys.stderr)
-    for entry in entries:
-        view = control.look(entry)
-        console.print(f"{entry.job}  {line(view.status, view)}  {entry.run_dir}", markup=False)
-
-
-def _watch(console: Console, entry: index.Entry, *, as_json: bool) -> None:
-    """Until the job has ended, or Ctrl-C."""
-    if as_json or not console.is_terminal:
-        for view in _views(entry, LINE_S):
-            if as_json:
-                _show(console, view, as_json=True)
-            else:
-                console.print(line(view.status, view), markup=False)
-        return
-    with Live(console=console, auto_refresh=False) as live:
-        for view in _views(entry, WATCH_S):
-            live.update(table(view.status, view), refresh=True)
-
-
-def _views(entry: index.Entry, every_s: float) -> Iterator[control.View]:
-    while index.listens(entry):
-        try:
-            yield control.look(entry)
-        except control.ControlError:
-            if index.listens(entry):
-                raise
-            return
-        clock.pause(every_s)
+def _list(jobs: Jobs, found: Sequence[JobStatus], output: Output | None) -> int:
+    if output is not None and output.is_data:
+        print_data(found, output)
+    else:
+        for text in rendering.jobs(found, wide=output is Output.WIDE):
+            print(text)
+    if not found:
+        print(f"no job is running: {jobs.where}", file=sys.stderr)
+    return 0 if found else EXIT_FAILURE

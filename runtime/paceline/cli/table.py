@@ -33,12 +33,14 @@ _COLOURS = {
 }
 
 
-def table(status: Status | None, speed: Speed) -> RenderableType:
+def table(status: Status | None, speed: Speed, *, wide: bool = False) -> RenderableType:
+    """`wide`: with the member, its host, and reasons as long as they are."""
     if status is None:
         return Text("starting the coordinator", style="dim")
     ranks = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("rank", "state", "pid", "step", "lag", "share", "round", ""):
-        ranks.add_column(name, justify="left" if name in ("state", "") else "right")
+    names = ("rank", "state", "pid", "step", "lag", "share", "round")
+    for name in (*names, *(("member", "host") if wide else ()), ""):
+        ranks.add_column(name, justify="left" if name in ("state", "host", "") else "right")
     for rank in status.ranks:
         ranks.add_row(
             str(place_of(rank.member, status.procs)),
@@ -48,7 +50,8 @@ def table(status: Status | None, speed: Speed) -> RenderableType:
             _ms(rank, Fact.LAG_S),
             _share(rank, status),
             str(rank.version),
-            Text(_short(rank.why), style="dim"),
+            *((str(rank.member), rank.host) if wide else ()),
+            Text(rank.why if wide else _short(rank.why), style="dim"),
         )
     notes = [*_conditions(status), *_stragglers(status), *_shadow(status)]
     return Group(Text(_head(status, speed), style="bold"), ranks, *notes)

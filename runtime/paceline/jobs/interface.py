@@ -41,6 +41,10 @@ class JobStatus(Struct, frozen=True):
     """Wanted."""
     ready: int = 0
     """Replicas whose ranks all take part."""
+    round: int = 0
+    """Rounds applied."""
+    progress: float | None = None
+    """0 to 1; None if nothing says where the end is."""
     rounds_per_s_now: float = 0.0
     """0 where nobody has measured it."""
     left_s: float | None = None

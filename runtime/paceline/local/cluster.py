@@ -17,6 +17,7 @@ import socket
 import sys
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -52,7 +53,7 @@ from paceline.environment import (
 from paceline.limits import LISTEN_BACKLOG
 from paceline.local.client import Client, CoordinatorAwayError
 from paceline.local.processes import Child, adopt_orphans, children_of, kill_orphans
-from paceline.local.rundir import write
+from paceline.local.rundir import CONTROL, write
 
 ASK_S: Final = 3.0
 """So long the replacement of an agent waits for a coordinator that is away."""
@@ -87,10 +88,12 @@ class Cluster:
         run_dir: Path,
         working_dir: Path,
         faults: tuple[Fault, ...],
-        on_line: Callable[[str], None],
+        on_line: Callable[[str, str], None],
         record: bool = False,
+        after_attempt: int = -1,
     ) -> None:
-        """`working_dir`: of the ranks. `on_line` gets what they print."""
+        """`working_dir`: of the ranks. `on_line` gets the agent's name and what it passes on of
+        what its ranks print. `after_attempt`: of an earlier one for the same run folder."""
         self.left_over = 0
         """Processes that were still there when all had been told to end."""
         self.broken: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -118,6 +121,7 @@ class Cluster:
         self._stopping = False
         self._stop_to_tell = False
         self._slots: dict[int, _Slot] = {}
+        self._after_attempt = after_attempt
         self._revision = 0
         self._coordinator: Child | None = None
         self._ending = False
@@ -168,6 +172,10 @@ class Cluster:
         """Those that live, but for these."""
         return [s.agent for n, s in self._slots.items() if s.agent is not None and n not in slots]
 
+    @property
+    def highest_attempt(self) -> int:
+        return max((slot.attempt for slot in self._slots.values()), default=self._after_attempt)
+
     def scale(self, replicas: int) -> None:
         self._wanted = replicas
         self._stale.set()
@@ -210,8 +218,12 @@ class Cluster:
         if self._coordinator is not None:
             await self._coordinator.end(grace_s=min(grace_s, COORDINATOR_END_S))
         self.left_over += await kill_orphans(lambda: self._others)
-        # A rank that was killed leaves its sockets.
-        shutil.rmtree(self._run_dir / SOCKETS, ignore_errors=True)
+        # A rank that was killed leaves its sockets; the runner still listens on its own.
+        for left in (self._run_dir / SOCKETS).glob("*"):
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            elif left.name != CONTROL:
+                left.unlink(missing_ok=True)
 
     # ---- coordinator ----------------------------------------------------------------------
 
@@ -273,7 +285,7 @@ class Cluster:
         """Start agents in the lowest free slots until as many live as are wanted."""
         while not (self._ending or self._over) and len(self.agents) < self._wanted:
             number = next(n for n in range(self._wanted) if not self._is_taken(n))
-            slot = self._slots.setdefault(number, _Slot())
+            slot = self._slots.setdefault(number, _Slot(self._after_attempt))
             slot.attempt += 1
             slot.started_ns = now_ns()
             # No process of the new pod before the inventory that names it has its number (R25).
@@ -301,7 +313,7 @@ class Cluster:
             [sys.executable, "-m", "paceline.agent"],
             env=env,
             log=self._run_dir / f"{name}.log",
-            on_line=self._on_line,
+            on_line=partial(self._on_line, name),
         )
 
     async def _watch_agent(self, number: int, slot: _Slot, agent: Child) -> None:

@@ -1,8 +1,9 @@
-"""How another terminal talks to the runner of a job: asks for its status, changes its size.
+"""How another terminal talks to the runner of a job: asks for its status, changes what it wants.
 
 The runner owns the agents, so it is the one to ask: it starts and drains them, and it knows the
 speed of the run beside the coordinator's status. It listens on a Unix socket in a folder that only
-its user may enter; one line of JSON is asked and one is answered per connection.
+its user may enter; one line of JSON is asked and one is answered per connection. A question may
+wait for news, so that nobody has to ask again and again; the connection ends with the runner.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 import msgspec
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
@@ -24,13 +25,20 @@ from paceline_api.settings import ResolvedJob
 from paceline.core.status import Status
 from paceline.environment import SOCKETS, has_room, sockets_base
 from paceline.local import index
+from paceline.local.rundir import CONTROL
 
 LINE_MAX: Final = 16 * 2**20
 ASK_S: Final = 5.0
+WAIT_S: Final = 30.0
+"""For news, at most; then what is known is the answer."""
 
 
 class ControlError(PacelineError):
     """The runner refuses, or does not answer."""
+
+
+class EndedError(ControlError):
+    """The runner has ended while it was asked."""
 
 
 # ---- words -----------------------------------------------------------------------------------
@@ -39,11 +47,32 @@ class ControlError(PacelineError):
 class Look(msgspec.Struct, frozen=True, tag="look"):
     """Asks for a View."""
 
+    after: int | None = None
+    """Answered as soon as its revision is another one, or after `wait_s`. None: at once."""
+    wait_s: float = WAIT_S
+
+
+class AskLines(msgspec.Struct, frozen=True, tag="lines"):
+    """Asks for Lines, as soon as there are more, or after WAIT_S."""
+
+    size: int
+    """Bytes of the file that are known."""
+
 
 class ScaleRequest(msgspec.Struct, frozen=True, tag="scale"):
     """Asks for another number of replicas."""
 
     replicas: int
+
+
+class SuspendRequest(msgspec.Struct, frozen=True, tag="suspend"):
+    """Asks for a stop after a checkpoint, from which a later request goes on. Answered by Done."""
+
+    suspend: bool
+
+
+class EndRequest(msgspec.Struct, frozen=True, tag="end"):
+    """Asks for the end, as Ctrl-C does, and for the removal of the run folder. Answered by Done."""
 
 
 class View(msgspec.Struct, frozen=True, tag="view"):
@@ -55,6 +84,21 @@ class View(msgspec.Struct, frozen=True, tag="view"):
     """None until the coordinator has answered for the first time."""
     rounds_per_s_now: float
     left_s: float | None
+    revision: int = 0
+    """Grows with each change of the view."""
+    suspended: str = ""
+    """Suspending, Suspended or empty."""
+    started_wall_s: float = 0.0
+
+
+class Lines(msgspec.Struct, frozen=True, tag="printed"):
+    """How much the ranks have printed (`local.printed`)."""
+
+    size: int
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """What was asked for is under way."""
 
 
 class Scaled(msgspec.Struct, frozen=True, tag="scaled"):
@@ -67,11 +111,52 @@ class Refusal(msgspec.Struct, frozen=True, tag="refused"):
     hint: str
 
 
-Request = Look | ScaleRequest
-Answer = View | Scaled | Refusal
+Request = Look | AskLines | ScaleRequest | SuspendRequest | EndRequest
+Answer = View | Lines | Scaled | Done | Refusal
 
 
 # ---- the runner's side -----------------------------------------------------------------------
+
+
+class Pulse:
+    """Wakes all who wait for news."""
+
+    def __init__(self) -> None:
+        self._waiting: set[asyncio.Event] = set()
+
+    def ring(self) -> None:
+        for event in self._waiting:
+            event.set()
+
+    async def until(self, holds: Callable[[], bool], timeout_s: float) -> None:
+        """Until it holds, looked at after each ring, or `timeout_s` is over."""
+        event = asyncio.Event()
+        self._waiting.add(event)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not holds():
+                    await event.wait()
+                    event.clear()
+        except TimeoutError:
+            return
+        finally:
+            self._waiting.discard(event)
+
+
+class Controlled(Protocol):
+    """The runner, as far as others may ask it."""
+
+    def view(self) -> View: ...
+
+    def printed_bytes(self) -> int: ...
+
+    def scale(self, replicas: int) -> int:
+        """Change the number of replicas; the one before."""
+
+    def suspend(self, suspend: bool) -> None: ...
+
+    def remove(self) -> None:
+        """End, and leave no run folder."""
 
 
 class Control:
@@ -81,15 +166,16 @@ class Control:
         self,
         job: ResolvedJob,
         run_dir: Path,
+        runner: Controlled,
         *,
-        view: Callable[[], View],
-        scale: Callable[[int], int],
         warn: Callable[[str], None],
     ) -> None:
-        """`scale` changes the number of replicas and returns the one before."""
+        self.pulse = Pulse()
+        """To be rung whenever a view has another revision, or more was printed."""
         self._job = job
         self._run_dir = run_dir
-        self._view, self._scale, self._warn = view, scale, warn
+        self._runner, self._warn = runner, warn
+        self._asked: set[asyncio.Task[None]] = set()
         self._own_folder: str | None = None
         self._server: asyncio.Server | None = None
         self._notes: list[Path] = []
@@ -98,6 +184,7 @@ class Control:
         path = self._socket_path()
         self._server = await asyncio.start_unix_server(self._serve, path, limit=LINE_MAX)
         entry = index.Entry(self._job.name, str(self._run_dir), path, os.getpid())
+        self.entry = entry
         self._notes = [self._run_dir / index.NOTE]
         try:
             self._notes = index.publish(entry, os.environ)
@@ -116,38 +203,71 @@ class Control:
         index.remove(self._notes)
         assert self._server is not None
         self._server.close()
-        if self._own_folder is not None:
-            shutil.rmtree(self._own_folder, ignore_errors=True)
+        for task in self._asked:
+            task.cancel()
+        for folder in (self._own_folder, self._run_dir / SOCKETS):
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _socket_path(self) -> str:
         folder = self._run_dir / SOCKETS
-        if not has_room(folder, len("/control")):
+        if not has_room(folder, len(CONTROL) + 1):
             self._own_folder = tempfile.mkdtemp(prefix="paceline-", dir=sockets_base())
             folder = Path(self._own_folder)
         folder.mkdir(mode=0o700, exist_ok=True)
-        return str(folder / "control")
+        return str(folder / CONTROL)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._asked.add(task)
         try:
             async with asyncio.timeout(ASK_S):
                 line = await reader.readline()
-                if line:  # else only somebody who looked whether this runner lives
-                    writer.write(msgspec.json.encode(self._answer(line)) + b"\n")
+            if line:  # else only somebody who looked whether this runner lives
+                answer = await self._answer(line)
+                async with asyncio.timeout(ASK_S):
+                    writer.write(msgspec.json.encode(answer) + b"\n")
                     await writer.drain()
         except (OSError, ValueError, TimeoutError):
             return  # who asked has gone, or sent no line in time
         finally:
+            self._asked.discard(task)
             writer.close()
 
-    def _answer(self, line: bytes) -> Answer:
+    async def _answer(self, line: bytes) -> Answer:
         try:
             request = msgspec.json.decode(line, type=Request)
         except msgspec.MsgspecError as error:
             return Refusal(f"not understood: {error}", "use the same version of paceline")
-        if isinstance(request, Look):
-            return self._view()
-        refused = self._check(request.replicas)
-        return refused or Scaled(self._scale(request.replicas), request.replicas)
+        runner = self._runner
+        match request:
+            case Look(after=after, wait_s=wait_s):
+                if after is not None:
+                    await self.pulse.until(
+                        lambda: runner.view().revision != after, min(wait_s, WAIT_S)
+                    )
+                return runner.view()
+            case AskLines(size=size):
+                await self.pulse.until(lambda: runner.printed_bytes() > size, WAIT_S)
+                return Lines(runner.printed_bytes())
+            case ScaleRequest(replicas=replicas):
+                refused = self._ending() or self._check(replicas)
+                return refused or Scaled(runner.scale(replicas), replicas)
+            case SuspendRequest(suspend=suspend):
+                if (refused := self._ending()) is not None:
+                    return refused
+                runner.suspend(suspend)
+            case EndRequest():
+                runner.remove()
+        return Done()
+
+    def _ending(self) -> Refusal | None:
+        view = self._runner.view()
+        status = view.status
+        if not view.suspended and status and (status.stopping or status.outcome is not None):
+            return Refusal("the job is ending", "start another run")
+        return None
 
     def _check(self, replicas: int) -> Refusal | None:
         low, high, sizes = (
@@ -155,9 +275,6 @@ class Control:
             self._job.max_replicas,
             self._job.elasticity.allowed_sizes,
         )
-        status = self._view().status
-        if status is not None and (status.stopping or status.outcome is not None):
-            return Refusal("the job is ending", "start another run")
         if replicas < low:
             return Refusal(
                 f"{replicas} replicas are less than spec.minReplicas = {low}", f"use {low} or more"
@@ -178,8 +295,9 @@ class Control:
 # ---- the other terminal's side ---------------------------------------------------------------
 
 
-def look(entry: index.Entry) -> View:
-    answer = ask(entry, Look())
+def look(entry: index.Entry, after: int | None = None, wait_s: float = WAIT_S) -> View:
+    """`after`: wait for another revision than that, for `wait_s` and WAIT_S at most."""
+    answer = ask(entry, Look(after, wait_s), wait_s=0.0 if after is None else wait_s)
     assert isinstance(answer, View), answer
     return answer
 
@@ -190,16 +308,37 @@ def scale(entry: index.Entry, replicas: int) -> Scaled:
     return answer
 
 
-def ask(entry: index.Entry, request: Request) -> View | Scaled:
-    """ControlError if the runner refuses or does not answer."""
+def more_lines(entry: index.Entry, size: int) -> int:
+    """Bytes that are printed, as soon as they are more than `size`, or after a while."""
+    answer = ask(entry, AskLines(size), wait_s=WAIT_S)
+    assert isinstance(answer, Lines), answer
+    return answer.size
+
+
+def suspend(entry: index.Entry, suspend: bool) -> None:
+    ask(entry, SuspendRequest(suspend))
+
+
+def end(entry: index.Entry) -> None:
+    """And remove the run folder."""
+    ask(entry, EndRequest())
+
+
+def ask(
+    entry: index.Entry, request: Request, *, wait_s: float = 0.0
+) -> View | Lines | Scaled | Done:
+    """`wait_s`: the request's own. ControlError if the runner refuses or does not answer,
+    EndedError if it has ended meanwhile."""
     data = b""
     with socket.socket(socket.AF_UNIX) as line:
-        line.settimeout(ASK_S)
+        line.settimeout(ASK_S + wait_s)
         try:
             line.connect(entry.socket)
             line.sendall(msgspec.json.encode(request) + b"\n")
             while not data.endswith(b"\n") and (part := line.recv(2**16)):
                 data += part
+        except (ConnectionError, FileNotFoundError):
+            pass  # it is gone; nothing that it said is of use
         except OSError as error:
             why = f"within {ASK_S:g} s" if isinstance(error, TimeoutError) else f"({error})"
             raise ControlError(
@@ -207,7 +346,7 @@ def ask(entry: index.Entry, request: Request) -> View | Scaled:
                 hint=f"see whether it is stopped; the logs are in {entry.run_dir}",
             ) from None
     if not data:
-        raise ControlError(f"job {entry.job} ended in this moment")
+        raise EndedError(f"job {entry.job} ended in this moment")
     answer: Answer = msgspec.json.decode(data, type=Answer)
     if isinstance(answer, Refusal):
         raise ControlError(

@@ -12,6 +12,8 @@ from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 RUNS: Final = Path("runs")
 RUNS_MAX: Final = 100_000
 LOCK: Final = "run.pid"
+CONTROL: Final = "control"
+"""Socket of the runner, among those of its ranks."""
 
 
 class RunDirError(PacelineError):

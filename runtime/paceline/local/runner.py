@@ -2,6 +2,7 @@
 
 Follows the coordinator's status, lets the injector act on it, passes it on for display, and ends
 when the coordinator has decided how the job ended, when the run is broken, or when the user wants.
+A run that is suspended has no processes until it is resumed; then it has all of them anew.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,13 +18,15 @@ import msgspec
 from paceline_api.settings import ResolvedJob
 from paceline_api.types.durations import format_duration
 
-from paceline.clock import NS_PER_S, now_ns
+from paceline.clock import NS_PER_S, now_ns, wall_s
 from paceline.core.faults import Fault
 from paceline.core.status import Outcome, Status
+from paceline.local import index
 from paceline.local.client import Client, CoordinatorAwayError
 from paceline.local.cluster import Cluster
 from paceline.local.control import Control, View
 from paceline.local.faults import Injector
+from paceline.local.printed import Printed
 from paceline.local.processes import Child, tail
 from paceline.local.rundir import RunDirError, write
 from paceline.local.slow import Replacer
@@ -41,6 +44,11 @@ END_S: Final = 5.0
 """From SIGTERM to SIGKILL for agents that nothing else has ended."""
 IDLE_S: Final = 20.0
 """No worker lives and none is started: the coordinator has to say how the job ended."""
+STATUS: Final = "status.json"
+"""What a run leaves in its folder: its last status, with how it ended."""
+INTERRUPTED: Final = "Interrupted"
+SUSPENDING: Final = "Suspending"
+SUSPENDED: Final = "Suspended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,8 @@ class RunResult:
     timeline: Timeline
     interrupted: bool
     left_over: int
+    removed: bool = False
+    """Somebody has asked for the end and for the removal of the run folder."""
 
 
 class Runner:
@@ -67,11 +77,12 @@ class Runner:
         say: Callable[[str], None],
         on_line: Callable[[str], None],
         record: bool = False,
+        on_listen: Callable[[index.Entry], None] = lambda _: None,
     ) -> None:
+        """`on_listen` is told when other terminals can ask for the job."""
         self._job = job
         self._run_dir = run_dir
         self._working_dir = working_dir
-        self._on_line = on_line
         self._record = record
         self._faults = faults
         self._show = show
@@ -82,73 +93,182 @@ class Runner:
         self._released = False
         """A coordinator has said so; a later one may find nobody left who knows."""
         self._interrupts = 0
+        self._removed = False
         self._at_once = asyncio.Event()
+        """Ends the processes that there are now."""
+        self._resumed = asyncio.Event()
+        self._suspended = ""
+        """Suspending, Suspended or empty."""
+        self._revision = 0
+        self._started_wall_s = wall_s()
+        self._on_listen = on_listen
+        self._on_line, self._printed = on_line, Printed(run_dir, self._ring)
+        self._control = Control(job, run_dir, self, warn=say)
         self._cluster: Cluster | None = None
 
     def interrupt(self) -> None:
         """Ctrl-C: the first time drain and stop at an agreed round, the second time end at once."""
         self._interrupts += 1
-        if self._interrupts == 1 and self._cluster is not None and self._trains():
-            grace = format_duration(self._job.elasticity.drain_grace_ns)
-            self._say(f"stopping after the next round, within {grace}; Ctrl-C again ends at once")
-            self._cluster.stop()
-            grace_s = self._job.elasticity.drain_grace_ns / NS_PER_S
-            asyncio.get_running_loop().call_later(grace_s, self._at_once.set)
+        if self._interrupts == 1 and self._suspended != SUSPENDED:
+            self._stop("; Ctrl-C again ends at once")
         else:
-            self._at_once.set()
+            self.end_at_once()
 
     def end_at_once(self) -> None:
         self._interrupts += 1
         self._at_once.set()
+        self._resumed.set()
+
+    def _stop(self, more: str) -> None:
+        """At an agreed round, or at once where there is none."""
+        if self._cluster is None or not self._trains():
+            self._at_once.set()
+            return
+        grace_ns = self._job.elasticity.drain_grace_ns
+        self._say(f"stopping after the next round, within {format_duration(grace_ns)}{more}")
+        self._cluster.stop()
+        asyncio.get_running_loop().call_later(grace_ns / NS_PER_S, self._at_once.set)
 
     def _trains(self) -> bool:
         return self._timeline.started_ns is not None
 
+    # ---- what other terminals ask for (control.Controlled) ----------------------------------
+
+    def view(self) -> View:
+        timeline = self._timeline
+        return View(
+            self._job.name,
+            str(self._run_dir),
+            self._status,
+            timeline.rounds_per_s_now,
+            timeline.left_s,
+            revision=self._revision,
+            suspended=self._suspended,
+            started_wall_s=self._started_wall_s,
+        )
+
+    def printed_bytes(self) -> int:
+        return self._printed.size
+
+    def scale(self, replicas: int) -> int:
+        before = self._job.replicas
+        if self._cluster is not None:
+            before = self._cluster.wanted
+            self._cluster.scale(replicas)
+        self._job = replace(self._job, replicas=replicas)
+        return before
+
+    def suspend(self, suspend: bool) -> None:
+        if suspend and not self._suspended:
+            self._suspended = SUSPENDING
+            self._resumed.clear()
+            if self._job.checkpoint is None:
+                self._say("the job has no spec.checkpoint: when it is resumed it begins anew")
+            self._stop("")
+        elif not suspend and self._suspended:
+            self._resumed.set()
+        self._tell()
+
+    def remove(self) -> None:
+        self._removed = True
+        self.interrupt()
+
+    def _tell(self) -> None:
+        self._revision += 1
+        self._ring()
+
+    def _ring(self) -> None:
+        self._control.pulse.ring()
+
+    # ---- from beginning to end -----------------------------------------------------------------
+
     async def run(self) -> RunResult:
-        cluster = Cluster(
-            self._job,
-            run_dir=self._run_dir,
-            working_dir=self._working_dir,
-            faults=self._faults,
-            on_line=self._on_line,
-            record=self._record,
-        )
-        control = Control(
-            self._job, self._run_dir, view=self._view, scale=self._scale, warn=self._say
-        )
-        self._cluster = cluster
-        async with cluster, Client(cluster.url, cluster.operator_token) as client, control:
-            outcome = await self._outcome(cluster, client)
-            if outcome.complete or (self._status and outcome is self._status.outcome):
-                outcome = await self._finish(cluster, client, outcome)
-            await cluster.end(grace_s=0.0 if self._at_once.is_set() else END_S)
-        if self._status is not None:
-            self._keep(self._status)
+        faults, attempt = self._faults, -1
+        async with self._control:
+            self._on_listen(self._control.entry)
+            while True:
+                cluster = self._new_cluster(faults, attempt)
+                outcome = await self._live(cluster)
+                if not self._is_suspended(outcome):
+                    break
+                await self._until_resumed()
+                if self._interrupts:
+                    break
+                # A fault belongs to a round of the first time.
+                faults, attempt = (), cluster.highest_attempt
+            self._keep(outcome)
+        self._printed.close()
         return RunResult(
             outcome=outcome,
             status=self._status,
             timeline=self._timeline,
             interrupted=self._interrupts > 0,
             left_over=cluster.left_over,
+            removed=self._removed,
         )
 
-    def _keep(self, status: Status) -> None:
+    def _new_cluster(self, faults: tuple[Fault, ...], after_attempt: int) -> Cluster:
+        return Cluster(
+            self._job,
+            run_dir=self._run_dir,
+            working_dir=self._working_dir,
+            faults=faults,
+            on_line=self._line,
+            record=self._record,
+            after_attempt=after_attempt,
+        )
+
+    def _line(self, agent: str, text: str) -> None:
+        self._printed.add(agent, text)
+        self._on_line(text)
+
+    async def _live(self, cluster: Cluster) -> Outcome:
+        """From the first process to the last, or to a suspension."""
+        self._cluster = cluster
+        try:
+            async with cluster, Client(cluster.url, cluster.operator_token) as client:
+                outcome = await self._outcome(cluster, client)
+                if outcome.complete or (self._status and outcome is self._status.outcome):
+                    outcome = await self._finish(cluster, client, outcome)
+                await cluster.end(grace_s=0.0 if self._at_once.is_set() else END_S)
+        finally:
+            self._cluster = None
+        return outcome
+
+    def _is_suspended(self, outcome: Outcome) -> bool:
+        """Whether it ended for that, and not because it was complete just then, or has failed."""
+        if not self._suspended or self._interrupts:
+            return False
+        progress = self._status.log.progress if self._status is not None else None
+        whole = outcome.complete and progress is not None and progress >= 1.0
+        return not whole and (outcome.complete or outcome.reason == INTERRUPTED)
+
+    async def _until_resumed(self) -> None:
+        self._suspended = SUSPENDED
+        self._tell()
+        self._say(
+            "suspended: `paceline resume` goes on, from the newest checkpoint if there is one"
+        )
+        await self._resumed.wait()
+        self._resumed.clear()
+        self._at_once = asyncio.Event()
+        self._suspended, self._status, self._released = "", None, False
+        self._timeline = Timeline()
+        if not self._interrupts:
+            self._say("resumed")
+        self._tell()
+
+    def _keep(self, outcome: Outcome) -> None:
+        """What `paceline status` shows from now on."""
+        status = self._status or Status(self._job.name, "", replicas=self._job.replicas)
+        if self._interrupts:
+            outcome = Outcome(complete=False, reason=INTERRUPTED, message="ended by the user")
+        status = msgspec.structs.replace(status, outcome=outcome)
         text = msgspec.json.format(msgspec.json.encode(status)).decode()
         try:
-            write(self._run_dir, "status.json", text)
+            write(self._run_dir, STATUS, text)
         except RunDirError as error:  # how the job ended does not depend on it
-            self._say(f"warning: status.json is not kept: {error.message}")
-
-    def _view(self) -> View:
-        timeline = self._timeline
-        speed, left_s = timeline.rounds_per_s_now, timeline.left_s
-        return View(self._job.name, str(self._run_dir), self._status, speed, left_s)
-
-    def _scale(self, replicas: int) -> int:
-        assert self._cluster is not None
-        before = self._cluster.wanted
-        self._cluster.scale(replicas)
-        return before
+            self._say(f"warning: {STATUS} is not kept: {error.message}")
 
     async def _outcome(self, cluster: Cluster, client: Client) -> Outcome:
         """The first of: the coordinator's word, a broken run, the user, the job's deadline."""
@@ -168,7 +288,7 @@ class Runner:
         if cluster.broken in done:
             return cluster.broken.result()
         if at_once in done:
-            return Outcome(complete=False, reason="Interrupted", message="ended by the user")
+            return Outcome(complete=False, reason=INTERRUPTED, message="ended by the user")
         assert limit_ns is not None
         return Outcome(
             complete=False,
@@ -210,6 +330,7 @@ class Runner:
             self._say(f"{happening.reason}: {first}{' ...' if more else ''}")
         cluster.heard(status)
         self._show(status, self._timeline)
+        self._tell()
 
     def _replace_slow(self, status: Status, cluster: Cluster, at_ns: int) -> None:
         slow = self._replacer.choose(status, at_ns)

@@ -14,7 +14,7 @@ from paceline_api.types.job import GROUP, KIND, VERSION, TrainingJob
 from paceline.clock import NS_PER_S, now_ns, pause, wall_s
 from paceline.jobs.cluster.logs import Logs
 from paceline.jobs.cluster.server import NotFoundError, Server
-from paceline.jobs.core import from_cluster, waiting
+from paceline.jobs.core import explain, from_cluster, waiting
 from paceline.jobs.errors import (
     AwayError,
     NameTakenError,
@@ -23,7 +23,15 @@ from paceline.jobs.errors import (
     RejectedError,
     WaitTimeoutError,
 )
-from paceline.jobs.interface import ALL_LINES, JobStatus, LogLine, Selection, Until
+from paceline.jobs.interface import (
+    ALL_LINES,
+    Explanation,
+    JobEvent,
+    JobStatus,
+    LogLine,
+    Selection,
+    Until,
+)
 
 WATCH_S: Final = 240
 """The server ends a watch after this; then the job is read again."""
@@ -146,6 +154,15 @@ class ClusterJobs:
             raise self._missing(name, error) from None
         if wait_s:
             self._until_gone(job, now_ns() + round(wait_s * NS_PER_S), wait_s)
+
+    def events(self, name: str) -> list[JobEvent]:
+        job = self._job(name)
+        found = self._server.get(f"/api/v1/namespaces/{self.namespace}/events")["items"]
+        return from_cluster.job_events(found, job, self._pods(job))
+
+    def explain(self, name: str) -> Explanation:
+        flags = f" -n {self.namespace}"
+        return explain.explain(self.status(name), self.events(name), flags=flags, cluster=True)
 
     # ---- what the server has ---------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from paceline_api.errors import PacelineError
 from paceline_api.names import worker_selector
+from paceline_api.types.template import TRAINER
 
 from paceline.clock import NS_PER_MS, NS_PER_S, now_ns, pause
 from paceline.jobs.cluster.server import NotFoundError, Server
@@ -24,7 +25,6 @@ from paceline.jobs.core.lines import Shuffle, merged, parse_line
 from paceline.jobs.errors import AwayError, NoSuchRankError, RejectedError
 from paceline.jobs.interface import COMPLETE, FAILED, LogLine, Selection
 
-CONTAINER: Final = "trainer"
 SILENCE_S: Final = 120.0
 """A stream that says nothing for so long is opened anew: its other end may be gone."""
 WATCH_S: Final = 240
@@ -192,7 +192,7 @@ class Logs:
     def _lines(self, pod: Object, *, follow: bool, since_ns: int = 0) -> Generator[LogLine]:
         """Those after `since_ns`. Nothing of a pod that is gone, or has not begun."""
         name = pod["metadata"]["name"]
-        query: dict[str, Any] = {"container": CONTAINER, "timestamps": True, "follow": follow}
+        query: dict[str, Any] = {"container": TRAINER, "timestamps": True, "follow": follow}
         if since_ns:
             second = datetime.fromtimestamp(since_ns // NS_PER_S, UTC)
             query["sinceTime"] = second.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -230,7 +230,7 @@ class Logs:
 
 def _has_begun(pod: Object) -> bool:
     statuses = pod["status"].get("containerStatuses") or ()
-    states = (one.get("state") or {} for one in statuses if one["name"] == CONTAINER)
+    states = (one.get("state") or {} for one in statuses if one["name"] == TRAINER)
     return any("running" in state or "terminated" in state for state in states)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
@@ -24,7 +25,7 @@ from paceline.core.status import (
     Status,
     StragglerStatus,
 )
-from paceline.jobs.interface import COMPLETE, FAILED, SUSPENDED, TRAINING, JobStatus
+from paceline.jobs.interface import COMPLETE, FAILED, SUSPENDED, TRAINING, JobEvent, JobStatus
 
 Object = Mapping[str, Any]
 
@@ -46,7 +47,8 @@ def job_status(job: Object, pods: Iterable[Object] | None, now_s: float) -> JobS
         state = "Deleting"
     elif spec.get("suspend") and state not in (COMPLETE, FAILED, SUSPENDED):
         state = "Suspending"
-    left_s = (status.get("progress") or {}).get("etaSeconds")
+    progress = status.get("progress") or {}
+    left_s, percent = progress.get("etaSeconds"), progress.get("percent")
     return JobStatus(
         name=meta["name"],
         place=meta.get("namespace", ""),
@@ -54,6 +56,8 @@ def job_status(job: Object, pods: Iterable[Object] | None, now_s: float) -> JobS
         message=_message(status, state),
         replicas=int(spec.get("replicas", 1)),
         ready=int(status.get("readyReplicas") or 0),
+        round=int(status.get("round") or 0),
+        progress=None if percent is None else percent / 100,
         left_s=None if left_s is None else float(left_s),
         age_s=max(0.0, now_s - time_s(meta.get("creationTimestamp"))),
         detail=None if pods is None else _detail(job, list(pods)),
@@ -87,6 +91,40 @@ def place(pod: Object) -> tuple[int, int]:
 def latest(pods: Iterable[Object]) -> list[Object]:
     """Of each slot the worker pod of the highest attempt."""
     return list({place(pod)[0]: pod for pod in workers(pods)}.values())
+
+
+def job_events(events: Iterable[Object], job: Object, pods: Iterable[Object]) -> list[JobEvent]:
+    """Those of the job and of its pods, also of pods that are gone, the oldest first."""
+    uids = {job["metadata"]["uid"], *(pod["metadata"]["uid"] for pod in pods)}
+    born_s = time_s(job["metadata"].get("creationTimestamp"))
+    own_pod = re.compile(rf"{re.escape(job['metadata']['name'])}-(coordinator|\d+)-\d+")
+    found = []
+    for event in events:
+        about = event["involvedObject"]
+        named = about.get("kind") == "Pod" and own_pod.fullmatch(about.get("name", ""))
+        told = _event(event, about.get("name", "") if about.get("kind") == "Pod" else "")
+        if about.get("uid") in uids or (named and told.wall_s >= born_s):
+            found.append(told)
+    return sorted(found, key=lambda event: event.wall_s)
+
+
+def _event(event: Object, pod: str) -> JobEvent:
+    series = event.get("series") or {}
+    at = (
+        series.get("lastObservedTime")
+        or event.get("lastTimestamp")
+        or event.get("eventTime")
+        or event["metadata"].get("creationTimestamp")
+    )
+    source = event.get("reportingComponent") or (event.get("source") or {}).get("component") or ""
+    return JobEvent(
+        wall_s=time_s(at),
+        warning=event.get("type") == "Warning",
+        reason=str(event.get("reason") or ""),
+        message=str(event.get("message") or ""),
+        source=f"{source} on {pod}" if pod else str(source),
+        count=int(series.get("count") or event.get("count") or 1),
+    )
 
 
 def _message(status: Object, state: str) -> str:

@@ -1,0 +1,72 @@
+"""Which jobs are meant: a cluster's, or this machine's. One rule, which `--help` states.
+
+With -n, --context or --kubeconfig a cluster. Else what is a run folder, or the name of a run of
+this user, is of this machine. Else the cluster of the kubeconfig.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from paceline_api.errors import PacelineError
+
+from paceline.jobs.errors import MissingExtraError, NoSuchJobError
+from paceline.jobs.interface import Jobs
+from paceline.jobs.local import LocalJobs
+
+if TYPE_CHECKING:
+    from paceline.jobs.cluster.jobs import ClusterJobs
+
+RULE: Final = (
+    "JOB is looked for in a cluster with -n, --context or --kubeconfig. Without them it is a run "
+    "of this machine if it is a run folder or the name of one of your runs, and else a job of the "
+    "kubeconfig's cluster."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The options that name a cluster."""
+
+    namespace: str | None = None
+    context: str | None = None
+    kubeconfig: Path | None = None
+
+    @property
+    def given(self) -> bool:
+        return any(one is not None for one in (self.namespace, self.context, self.kubeconfig))
+
+
+def cluster(where: Where) -> ClusterJobs:
+    """Raises AccessError, MissingExtraError."""
+    try:
+        from paceline_api.access.access import access
+
+        from paceline.jobs.cluster.jobs import ClusterJobs
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("kubernetes", "urllib3"):
+            raise
+        raise MissingExtraError(
+            "speaking to a cluster needs the package kubernetes, which is not installed",
+            hint="pip install 'paceline[kubernetes]'",
+        ) from None
+    return ClusterJobs(access(where.kubeconfig, where.context), where.namespace)
+
+
+def choose(name: str, where: Where) -> Jobs:
+    """The jobs among which `name` is looked for."""
+    local = LocalJobs()
+    if not where.given and local.has(name):
+        return local
+    try:
+        return cluster(where)
+    except PacelineError as error:
+        if where.given:
+            raise
+        raise NoSuchJobError(
+            f"no job {name} is running here as this user, and no cluster can be asked for it: "
+            f"{error.message}",
+            hint=f"start one with `paceline run job.yaml`; for a job of a cluster: {error.hint}",
+        ) from None

@@ -1,0 +1,125 @@
+"""The verbs about a job of a cluster or of this machine: ask, print, and say how it went."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE, PacelineError, show_value
+from paceline_api.reading.load import load_job
+from paceline_api.types.durations import parse_duration
+
+from paceline.cli.choice import Where, choose, cluster
+from paceline.cli.output import Output, console, print_data
+from paceline.cli.status import follow
+from paceline.clock import NS_PER_S, wall_s
+from paceline.jobs.core import rendering
+from paceline.jobs.interface import COMPLETE, JobStatus, Selection, Until
+
+
+def submit(
+    file: Path, where: Where, *, overrides: Sequence[str], output: Output | None, watch: bool
+) -> int:
+    job = load_job(file, overrides)
+    if where.namespace is None:
+        where = Where(job.metadata.namespace, where.context, where.kubeconfig)
+    jobs = cluster(where)
+    found = jobs.submit(job, folder=file.parent)
+    if output is not None and output.is_data:
+        print_data(found, output)
+    else:
+        print(f"job {found.name} is submitted to {jobs.where}")
+    return exit_code(follow(jobs, found.name, output)) if watch else 0
+
+
+def logs(name: str, where: Where, selection: Selection, *, follow: bool, times: bool) -> int:
+    screen = console()
+    colour = screen.is_terminal and not screen.no_color
+    lines = choose(name, where).logs(name, selection, follow=follow)
+    try:
+        for line in lines:
+            sys.stdout.write(f"{rendering.log_line(line, colour=colour, times=times)}\n")
+            if follow:
+                sys.stdout.flush()
+    finally:
+        lines.close()
+    return 0
+
+
+def wait(
+    name: str, where: Where, until: Until, *, timeout: str | None, output: Output | None
+) -> int:
+    timeout_s = None if timeout is None else seconds(timeout)
+    found = choose(name, where).wait(name, until, timeout_s=timeout_s)
+    if output is not None and output.is_data:
+        print_data(found, output)
+    else:
+        message = found.message.partition("\n")[0]
+        print(f"job {found.name}: {found.state}{f': {message}' if message else ''}")
+    return exit_code(found)
+
+
+def scale(name: str, where: Where, replicas: int) -> int:
+    jobs = choose(name, where)
+    before = jobs.scale(name, replicas)
+    print(f"job {name} of {jobs.where}: {before} -> {replicas} replicas")
+    return 0
+
+
+def suspend(name: str, where: Where) -> int:
+    jobs = choose(name, where)
+    jobs.suspend(name)
+    print(f"job {name} of {jobs.where} is being suspended; `paceline resume` starts it again")
+    return 0
+
+
+def resume(name: str, where: Where) -> int:
+    jobs = choose(name, where)
+    jobs.resume(name)
+    print(f"job {name} of {jobs.where} is resumed")
+    return 0
+
+
+def delete(name: str, where: Where, *, wait: bool, timeout: str) -> int:
+    jobs = choose(name, where)
+    jobs.delete(name, wait_s=seconds(timeout) if wait else 0.0)
+    print(f"job {name} of {jobs.where} is deleted")
+    return 0
+
+
+def events(name: str, where: Where, output: Output | None) -> int:
+    found = choose(name, where).events(name)
+    if output is not None and output.is_data:
+        print_data(found, output)
+        return 0
+    for text in rendering.events(found, wall_s(), wide=output is Output.WIDE):
+        print(text)
+    return 0
+
+
+def explain(name: str, where: Where, output: Output | None) -> int:
+    found = choose(name, where).explain(name)
+    if output is not None and output.is_data:
+        print_data(found, output)
+        return 0
+    for text in rendering.explanation(found):
+        print(text)
+    return 0
+
+
+def exit_code(status: JobStatus) -> int:
+    """For programs: 1 for a job that has failed."""
+    return 0 if not status.ended or status.state == COMPLETE else EXIT_FAILURE
+
+
+def seconds(text: str) -> float:
+    """Of a duration such as 10m."""
+    try:
+        return parse_duration(text) / NS_PER_S
+    except ValueError:
+        raise PacelineError(
+            f"--timeout: {show_value(text)} is not a duration",
+            hint="write a number and a unit, such as 90s, 10m or 1h30m",
+            exit_code=EXIT_BAD_INPUT,
+        ) from None

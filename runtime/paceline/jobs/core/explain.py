@@ -1,0 +1,143 @@
+"""`paceline explain`: why a job is slow or does not start, and the three commands to type next.
+
+One verdict from the job's state, the most pressing cause first; behind it what it follows from, in
+the words of whoever said it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from paceline.core.status import RankPhase, RankStatus, Status, StragglerStatus, place_of
+from paceline.jobs.interface import (
+    COMPLETE,
+    FAILED,
+    SUSPENDED,
+    TRAINING,
+    Explanation,
+    JobEvent,
+    JobStatus,
+)
+
+COMMANDS_MAX: Final = 3
+WORDS_MAX: Final = 5
+"""Of the history: the last warnings."""
+LINES_MAX: Final = 12
+"""Of a failed rank's last words."""
+_UNDER_WAY: Final = {
+    "Resizing": "It trains, and workers are being added, replaced or taken away.",
+    "Suspending": "It is being suspended: it stops after a checkpoint, then its pods go.",
+    "Deleting": "It is being deleted.",
+}
+
+
+def explain(
+    status: JobStatus, events: Sequence[JobEvent], *, flags: str, cluster: bool
+) -> Explanation:
+    """`flags`: what the commands need to find the job, such as ' -n team'; `cluster`: kubectl can
+    tell more."""
+    job = _Job(status, flags, cluster)
+    verdict, because, commands = job.told()
+    because = [*because, *job.conditions(because), *_warnings(events)]
+    return Explanation(verdict, tuple(because), tuple(dict.fromkeys(commands))[:COMMANDS_MAX])
+
+
+class _Job:
+    def __init__(self, status: JobStatus, flags: str, cluster: bool) -> None:
+        self._status, self._detail = status, status.detail or Status(status.name, "")
+        self._flags, self._cluster = flags, cluster
+        self._name = status.name if cluster else status.place
+
+    def told(self) -> tuple[str, list[str], list[str]]:
+        """Verdict, what it follows from, commands."""
+        status, logs, events = self._status, self._command("logs"), self._command("events")
+        match status.state:
+            case x if x == COMPLETE:
+                verdict = f"It is complete, after {status.round} rounds."
+                return verdict, [], [logs, events, self._command("delete")]
+            case x if x == FAILED:
+                first, *more = status.message.splitlines() or ["nobody has said why"]
+                told = [*more[-LINES_MAX:], *([status.hint] if status.hint else [])]
+                return f"It has failed: {first}", told, [f"{logs} --previous", events]
+            case x if x == SUSPENDED:
+                verdict = "It is suspended and nothing of it runs; resume starts it again."
+                return verdict, [], [self._command("resume"), logs, events]
+            case x if x in _UNDER_WAY:
+                watch = f"{self._command('status')} --watch"
+                return _UNDER_WAY[x], [*self._waiting()], [watch, events, logs]
+            case x if x == TRAINING:
+                return self._training()
+        return self._starting()
+
+    def _starting(self) -> tuple[str, list[str], list[str]]:
+        """Or training with less than was asked for."""
+        status = self._status
+        what = f"{status.ready} of {status.replicas} replicas take part"
+        message = f": {status.message.splitlines()[0]}" if status.message else "."
+        word = "" if status.state == "Starting" else f" ({status.state})"
+        waiting = [rank for rank in self._detail.ranks if _waits(rank)]
+        commands = [self._command("events"), f"{self._command('status')} --watch"]
+        if waiting and self._cluster:
+            slot, _, attempt = waiting[0].member
+            pod = f"{status.name}-{slot}-{attempt}"
+            commands.insert(0, f"kubectl describe pod {pod}{self._flags}")
+        commands.append(self._command("logs"))
+        return f"{what}{word}{message}", [*self._waiting()], commands
+
+    def _training(self) -> tuple[str, list[str], list[str]]:
+        slow = self._detail.stragglers
+        logs, wide = self._command("logs"), f"{self._command('status')} -o wide"
+        if not slow:
+            speed = self._status.rounds_per_s_now
+            pace = f", {speed:.1f} rounds/s now" if speed else ""
+            verdict = f"It trains with all {self._status.replicas} replicas{pace}; nothing holds it"
+            return f"{verdict} up.", [], [f"{self._command('status')} --watch", wide, logs]
+        worst = slow[0]
+        rank = place_of(worst.member, self._detail.procs)
+        verdict = f"It trains, and rank {rank} holds it up: its step takes {worst.percent} % of the"
+        because = [*map(self._slow, slow)]
+        return (
+            f"{verdict} median.",
+            because,
+            [f"{logs} --rank {rank}", wide, self._command("events")],
+        )
+
+    def _slow(self, slow: StragglerStatus) -> str:
+        rank = place_of(slow.member, self._detail.procs)
+        on = next((one.host for one in self._detail.ranks if one.member == slow.member), "")
+        where = f" on {on}" if on else ""
+        action = f"; in force: {slow.action}" if slow.action else ""
+        return f"rank {rank}{where}: {slow.percent} % of the median step{action}"
+
+    def _waiting(self) -> Iterator[str]:
+        """The ranks that do not take part, those of one reason together."""
+        reasons: dict[str, list[int]] = {}
+        for rank in self._detail.ranks:
+            if _waits(rank):
+                first = rank.why.partition("\n")[0]
+                why = f"{rank.state}{f': {first}' if first else ''}"
+                reasons.setdefault(why, []).append(place_of(rank.member, self._detail.procs))
+        for why, ranks in reasons.items():
+            who = "rank" if len(ranks) == 1 else "ranks"
+            yield f"{who} {', '.join(map(str, ranks))}: {why}"
+
+    def conditions(self, told: Iterable[str]) -> Iterator[str]:
+        for condition in self._detail.conditions:
+            text = f"{condition.type} ({condition.reason}): {condition.message}"
+            if condition.type != "RingReady" and text not in told:
+                yield text
+
+    def _command(self, verb: str) -> str:
+        return f"paceline {verb} {self._name}{self._flags}"
+
+
+def _waits(rank: RankStatus) -> bool:
+    return rank.state not in (RankPhase.ACTIVE, RankPhase.FINISHED)
+
+
+def _warnings(events: Sequence[JobEvent]) -> list[str]:
+    warnings = [event for event in events if event.warning]
+    return [f"{event.reason}: {event.message.partition(chr(10))[0]}" for event in warnings][
+        -WORDS_MAX:
+    ]

@@ -1,0 +1,118 @@
+"""A job's status from what its run on this machine says, or has left in its folder."""
+
+from __future__ import annotations
+
+from paceline_api.reasons import ConditionType, Reason
+
+from paceline.core.status import RankPhase, Status
+from paceline.jobs.interface import COMPLETE, FAILED, TRAINING, JobEvent, JobStatus
+
+STARTING = "Starting"
+_NO_STATE = (Reason.RANK_SLOW, Reason.RANK_BENCHED)
+"""It trains, and more is not needed to know in one word."""
+_WARNINGS = (
+    Reason.BELOW_MIN_REPLICAS,
+    Reason.DATA_CHANNEL_FAILED,
+    Reason.JOB_FAILED,
+    Reason.QUORUM_REDUCED,
+    Reason.RANK_BENCHED,
+    Reason.RANK_SLOW,
+    Reason.SAMPLES_SKIPPED,
+    Reason.SCRIPT_STARTS_OVER,
+    Reason.SCRIPT_TAKES_NO_PART,
+    Reason.WAITING_FOR_EVIDENCE,
+)
+"""What somebody may want to act on."""
+
+
+def running(
+    name: str,
+    run_dir: str,
+    status: Status | None,
+    *,
+    suspended: str,
+    rounds_per_s_now: float,
+    left_s: float | None,
+    age_s: float,
+) -> JobStatus:
+    """Of a run that answers. `suspended`: Suspending, Suspended or empty."""
+    state, message = (suspended, "") if suspended else _state(status)
+    return JobStatus(
+        name=name,
+        place=run_dir,
+        state=state,
+        message=message,
+        replicas=status.replicas if status is not None else 0,
+        ready=_ready(status) if status is not None else 0,
+        round=status.version if status is not None else 0,
+        progress=status.log.progress if status is not None else None,
+        rounds_per_s_now=rounds_per_s_now,
+        left_s=left_s,
+        age_s=age_s,
+        detail=status,
+    )
+
+
+def ended(run_dir: str, status: Status, age_s: float) -> JobStatus:
+    """Of one that has left its last status."""
+    outcome = status.outcome
+    assert outcome is not None, "the last status of a run has its outcome"
+    return JobStatus(
+        name=status.job,
+        place=run_dir,
+        state=COMPLETE if outcome.complete else FAILED,
+        message=outcome.message if outcome.complete else f"{outcome.reason}: {outcome.message}",
+        hint=outcome.hint,
+        replicas=status.replicas,
+        round=status.version,
+        progress=status.log.progress,
+        age_s=age_s,
+        detail=status,
+    )
+
+
+def lost(name: str, run_dir: str, age_s: float) -> JobStatus:
+    """Of one that is gone and has left nothing."""
+    return JobStatus(
+        name=name,
+        place=run_dir,
+        state=FAILED,
+        message="its `paceline run` was killed, and its ranks ended with it",
+        hint=f"its logs are in {run_dir}; start it again",
+        age_s=age_s,
+    )
+
+
+def events(status: Status | None) -> list[JobEvent]:
+    """What the coordinator tells of the job's history, the oldest first."""
+    if status is None:
+        return []
+    return [
+        JobEvent(one.wall_s, one.reason in _WARNINGS, one.reason, one.message, "coordinator")
+        for one in status.happenings
+    ]
+
+
+def _state(status: Status | None) -> tuple[str, str]:
+    """In the words of the operator's `status.state`, with its message."""
+    if status is None:
+        return STARTING, ""
+    if status.outcome is not None:
+        return (COMPLETE if status.outcome.complete else FAILED), status.outcome.message
+    held = {condition.type: condition for condition in status.conditions}
+    ring = ConditionType.RING_READY in held
+    degraded = held.get(ConditionType.DEGRADED)
+    if degraded is not None and (not ring or degraded.reason not in _NO_STATE):
+        return degraded.reason, degraded.message
+    if (resizing := held.get(ConditionType.RESIZING)) is not None:
+        return str(ConditionType.RESIZING), resizing.message
+    return (TRAINING if ring else STARTING), ""
+
+
+def _ready(status: Status) -> int:
+    """Replicas whose ranks all take part."""
+    counts: dict[int, int] = {}
+    for rank in status.ranks:
+        if rank.state in (RankPhase.ACTIVE, RankPhase.BENCHED):
+            counts[rank.member.slot] = counts.get(rank.member.slot, 0) + 1
+    return sum(count >= status.procs for count in counts.values())

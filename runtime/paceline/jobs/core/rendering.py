@@ -1,0 +1,86 @@
+"""Log lines, lists and explanations as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from paceline.jobs.interface import Explanation, JobEvent, JobStatus, LogLine
+
+NS_PER_S: Final = 1_000_000_000
+COLOURS: Final = (36, 33, 35, 32, 34, 31, 96, 93, 95, 92, 94, 91)
+"""ANSI foregrounds; neighbours in rank differ."""
+DIM: Final = 2
+
+
+def log_line(line: LogLine, *, colour: bool, times: bool) -> str:
+    """`rank 3 | text`; what an agent says begins with its own name, and is dim."""
+    head = f"rank {line.rank}" if line.rank is not None else line.source
+    code = COLOURS[line.rank % len(COLOURS)] if line.rank is not None else DIM
+    at = f"{_time_of_day(line.wall_ns / NS_PER_S)}.{line.wall_ns // 1_000_000 % 1000:03} "
+    mark = f"{at if times else ''}{head} |"
+    return f"\x1b[{code}m{mark}\x1b[0m {line.text}" if colour else f"{mark} {line.text}"
+
+
+def jobs(found: Iterable[JobStatus], *, wide: bool) -> list[str]:
+    """A line for each, under a heading; nothing where there are none."""
+    names = ["JOB", "STATE", "READY", "ROUND", "DONE", "AGE"]
+    rows = [
+        [
+            job.name,
+            job.state,
+            f"{job.ready}/{job.replicas}",
+            str(job.round),
+            "" if job.progress is None else f"{job.progress:.0%}",
+            age(job.age_s),
+            *([job.place, job.message.partition("\n")[0]] if wide else []),
+        ]
+        for job in found
+    ]
+    return columns([names + (["PLACE", "MESSAGE"] if wide else []), *rows]) if rows else []
+
+
+def events(found: Iterable[JobEvent], now_s: float, *, wide: bool) -> list[str]:
+    """A line for each, under a heading; nothing where there are none."""
+    rows = [
+        [
+            age(max(0.0, now_s - event.wall_s)),
+            "Warning" if event.warning else "Normal",
+            event.reason,
+            *([event.source, str(event.count)] if wide else []),
+            event.message.partition("\n")[0],
+        ]
+        for event in found
+    ]
+    more = ["FROM", "TIMES"] if wide else []
+    return columns([["AGE", "TYPE", "REASON", *more, "MESSAGE"], *rows]) if rows else []
+
+
+def explanation(found: Explanation) -> list[str]:
+    lines = [found.verdict, *(f"  - {why}" for why in found.because)]
+    return [*lines, "", "next:", *(f"    {command}" for command in found.commands)]
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """As wide as their widest cell."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def age(seconds: float) -> str:
+    """The two largest units: 45s, 3m20s, 2h5m, 4d7h."""
+    whole = int(seconds)
+    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days}d{hours}h"
+    if hours:
+        return f"{hours}h{minutes}m"
+    return f"{minutes}m{whole % 60}s" if minutes else f"{whole}s"
+
+
+def _time_of_day(wall_s: float) -> str:
+    return f"{datetime.fromtimestamp(wall_s, UTC):%H:%M:%S}"

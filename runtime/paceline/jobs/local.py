@@ -1,0 +1,365 @@
+"""`Jobs` of this machine: this user's runs, by name, and any run by its folder.
+
+A run that goes on is asked (`paceline.local.control`), and waited for without asking again and
+again. Of one that has ended its folder tells.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from paceline_api.errors import JobFileError
+from paceline_api.jobfile import JOB_FILE, JobFile, read_job_file
+from paceline_api.types.job import TrainingJob
+from paceline_api.types.template import TRAINER
+
+from paceline.clock import NS_PER_S, now_ns, wall_s
+from paceline.core.status import Status
+from paceline.jobs.core import explain, from_run, waiting
+from paceline.jobs.core.lines import parse_line
+from paceline.jobs.errors import (
+    NameTakenError,
+    NoSuchJobError,
+    NoSuchRankError,
+    RejectedError,
+    WaitTimeoutError,
+)
+from paceline.jobs.interface import (
+    ALL_LINES,
+    Explanation,
+    JobEvent,
+    JobStatus,
+    LogLine,
+    Selection,
+    Until,
+)
+from paceline.local import control, detached, index
+from paceline.local.printed import PRINTED
+from paceline.local.rundir import LOCK, RUNS
+from paceline.local.runner import STATUS
+
+_AGENT: Final = re.compile(r"(\S+) (agent-(\d+)-(\d+)) (.*)", re.S)
+
+
+class LocalJobs:
+    """This user's runs on this machine."""
+
+    def __init__(self, env: Mapping[str, str] = os.environ, folder: Path = Path()) -> None:
+        """`env`: says where notes of running jobs lie; `folder`: where `runs/` is."""
+        self._env, self._runs = env, folder / RUNS
+
+    @property
+    def where(self) -> str:
+        return "this machine"
+
+    def has(self, name: str) -> bool:
+        """Whether `name` is one of these: a run folder, a running job, or the latest run of that
+        name below `runs/`."""
+        return self._found(name) is not None
+
+    def submit(self, job: TrainingJob, *, folder: Path) -> JobStatus:
+        name = job.metadata.name
+        if any(entry.job == name for entry in index.running(self._env)):
+            raise NameTakenError(
+                f"a job {name} is already running here",
+                hint=f"choose another metadata.name, or `paceline delete {name}` first",
+            )
+        text = msgspec.json.encode(_placed(job, folder.resolve()))  # which is YAML as well
+        try:
+            entry = detached.start(["/dev/stdin", "--quiet"], self._runs.parent, text)
+        except detached.NotStartedError as error:
+            raise RejectedError(error.message, hint=error.hint) from None
+        return self.status(entry.run_dir)
+
+    def all(self) -> list[JobStatus]:
+        """Those that are running."""
+        return [self._running(entry) for entry in index.running(self._env)]
+
+    def status(self, name: str) -> JobStatus:
+        run = self._run(name)
+        if (entry := run.entry) is not None:
+            try:
+                return self._running(entry)
+            except control.EndedError:
+                _until_ended(entry)
+        return run.ended()
+
+    def watch(self, name: str) -> Generator[JobStatus]:
+        run = self._run(name)
+        if (entry := run.entry) is not None:
+            revision = None
+            try:
+                while True:
+                    view = control.look(entry, revision)
+                    revision = view.revision
+                    yield _told(view)
+            except control.EndedError:
+                _until_ended(entry)
+        if run.folder.exists():
+            yield run.ended()
+
+    def wait(
+        self, name: str, until: Until = Until.ENDED, *, timeout_s: float | None = None
+    ) -> JobStatus:
+        run = self._run(name)
+        entry, end_ns = run.entry, _end_ns(timeout_s)
+        if entry is not None:
+            revision: int | None = None
+            try:
+                while True:
+                    view = control.look(entry, revision, _left_s(end_ns))
+                    revision, status = view.revision, _told(view)
+                    # The end is the end of the run, which still has its summary to write.
+                    if not status.ended and waiting.reached(status, until):
+                        return status
+                    if end_ns is not None and now_ns() >= end_ns:
+                        raise WaitTimeoutError(
+                            f"job {view.job} is {status.state} after {timeout_s:g} s, and not yet "
+                            f"{until}",
+                            hint="wait longer with --timeout; `paceline explain` says what it "
+                            "waits for",
+                        )
+            except control.EndedError:
+                _until_ended(entry)
+        if not run.folder.exists():
+            raise NoSuchJobError(
+                f"job {name} was deleted while it was waited for", hint="submit it again"
+            )
+        return run.ended()
+
+    def logs(
+        self, name: str, selection: Selection = ALL_LINES, *, follow: bool = False
+    ) -> Generator[LogLine]:
+        run = self._run(name)
+        chosen = _Chosen(selection, run.job_file())
+        path = run.folder / PRINTED
+        if not path.exists() and run.entry is None:
+            return
+        with path.open("rb") as file:
+            yield from chosen.until_now(file.read())
+            while follow and run.entry is not None:
+                try:
+                    control.more_lines(run.entry, file.tell())
+                except control.EndedError:
+                    follow = False
+                yield from chosen.all(file.read())
+
+    def scale(self, name: str, replicas: int) -> int:
+        return control.scale(self._entry(name), replicas).before
+
+    def suspend(self, name: str) -> None:
+        control.suspend(self._entry(name), True)
+
+    def resume(self, name: str) -> None:
+        control.suspend(self._entry(name), False)
+
+    def delete(self, name: str, *, wait_s: float = 0.0) -> None:
+        run = self._run(name)
+        if (entry := run.entry) is not None:
+            try:
+                control.end(entry)
+            except control.EndedError:
+                _until_ended(entry)
+            else:
+                if wait_s and not _until_ended(entry, wait_s):
+                    raise WaitTimeoutError(
+                        f"job {entry.job} is ending, and has not ended after {wait_s:g} s",
+                        hint="wait longer with --timeout",
+                    )
+                return
+        shutil.rmtree(run.folder)
+
+    def events(self, name: str) -> list[JobEvent]:
+        return from_run.events(self.status(name).detail)
+
+    def explain(self, name: str) -> Explanation:
+        status = self.status(name)
+        return explain.explain(status, from_run.events(status.detail), flags="", cluster=False)
+
+    # ---- which run -------------------------------------------------------------------------
+
+    def _run(self, name: str) -> _Run:
+        if (found := self._found(name)) is not None:
+            return found
+        others = ", ".join(entry.job for entry in index.running(self._env)) or "none"
+        raise NoSuchJobError(
+            f"no job {name} is running here as this user",
+            hint=f"running jobs: {others}; start one with `paceline run job.yaml`",
+        )
+
+    def _found(self, name: str) -> _Run | None:
+        folder = Path(name)
+        if (folder / LOCK).is_file():
+            return _Run(folder.resolve(), index.of_run_dir(folder))
+        named = [entry for entry in index.running(self._env) if entry.job == name]
+        if len(named) > 1:
+            listed = ", ".join(entry.run_dir for entry in named)
+            raise NoSuchJobError(
+                f"{len(named)} jobs with the name {name} are running",
+                hint=f"name the run folder instead: {listed}",
+            )
+        if named:
+            return _Run(Path(named[0].run_dir), named[0])
+        earlier = [
+            (int(number), path)
+            for path in (self._runs.iterdir() if self._runs.is_dir() else ())
+            if (number := path.name.removeprefix(f"{name}-")).isdecimal()
+            and (path / LOCK).is_file()
+        ]
+        if not earlier:
+            return None
+        latest = max(earlier)[1]
+        return _Run(latest.resolve(), index.of_run_dir(latest))
+
+    def _entry(self, name: str) -> index.Entry:
+        """Of a run that goes on."""
+        run = self._run(name)
+        if run.entry is None:
+            raise NoSuchJobError(
+                f"the run in {run.folder} has ended", hint="paceline status shows how"
+            )
+        return run.entry
+
+    def _running(self, entry: index.Entry) -> JobStatus:
+        return _told(control.look(entry))
+
+
+class _Run:
+    """One, by its folder; `entry` while it goes on."""
+
+    def __init__(self, folder: Path, entry: index.Entry | None) -> None:
+        self.folder, self.entry = folder, entry
+
+    def ended(self) -> JobStatus:
+        """How it ended."""
+        age_s = wall_s() - (self.folder / LOCK).stat().st_mtime
+        try:
+            data = (self.folder / STATUS).read_bytes()
+            status = msgspec.json.decode(data, type=Status)
+        except OSError:
+            return from_run.lost(self._name(), str(self.folder), age_s)
+        return from_run.ended(str(self.folder), status, age_s)
+
+    def job_file(self) -> JobFile | None:
+        """None for a run that was not able to write it."""
+        try:
+            return read_job_file(self.folder / JOB_FILE)
+        except JobFileError:
+            return None
+
+    def _name(self) -> str:
+        return re.sub(r"-\d+$", "", self.folder.name)
+
+
+class _Chosen:
+    """The lines of a file that a selection means."""
+
+    def __init__(self, selection: Selection, job: JobFile | None) -> None:
+        """Raises NoSuchRankError."""
+        self._selection = selection
+        self._procs = job.procs if job is not None else 1
+        self._replicas = job.replicas if job is not None else 1
+        self._rest = b""
+
+    def until_now(self, data: bytes) -> list[LogLine]:
+        """Of what was there when somebody began to look."""
+        lines = list(self._parsed(data))
+        self._check(lines)
+        if not self._selection.previous:
+            newest: dict[str, int] = {}
+            for slot, attempt, _ in lines:
+                newest[slot] = max(newest.get(slot, 0), attempt)
+            lines = [one for one in lines if one[1] == newest[one[0]]]
+        found = [line for _, _, line in lines if self._is_meant(line)]
+        return found if self._selection.tail is None else self._last(found, self._selection.tail)
+
+    def all(self, data: bytes) -> Iterator[LogLine]:
+        return (line for _, _, line in self._parsed(data) if self._is_meant(line))
+
+    def _parsed(self, data: bytes) -> Iterator[tuple[str, int, LogLine]]:
+        """(slot, attempt, line) of each whole line."""
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        for raw in whole:
+            if (found := _AGENT.fullmatch(raw.decode(errors="replace"))) is None:
+                continue
+            at, agent, slot, attempt, text = found.groups()
+            line = parse_line(f"{at} {text}", source=agent, procs=self._procs)
+            if line is not None:
+                yield slot, int(attempt), line
+
+    def _is_meant(self, line: LogLine) -> bool:
+        return self._selection.rank in (None, line.rank)
+
+    @staticmethod
+    def _last(lines: list[LogLine], count: int) -> list[LogLine]:
+        """Of each replica."""
+        kept: dict[str, deque[int]] = {}
+        for number, line in enumerate(lines):
+            kept.setdefault(line.source, deque(maxlen=count)).append(number)
+        return [lines[number] for number in sorted(n for own in kept.values() for n in own)]
+
+    def _check(self, lines: list[tuple[str, int, LogLine]]) -> None:
+        """Replicas that joined later count from their first word on."""
+        rank = self._selection.rank
+        heard = [line.rank + 1 for _, _, line in lines if line.rank is not None]
+        ranks = max([self._replicas * self._procs, *heard])
+        if rank is not None and not 0 <= rank < ranks:
+            raise NoSuchRankError(
+                f"the job has no rank {rank}",
+                hint=f"use 0 to {ranks - 1}: slot x procsPerReplica + process, as the table of "
+                "`paceline status` shows it",
+            )
+
+
+def _placed(job: TrainingJob, folder: Path) -> dict[str, Any]:
+    """Its relative paths begin at `folder`."""
+    found = job.to_mapping()
+    if checkpoint := found["spec"].get("checkpoint"):
+        checkpoint["path"] = str(folder / checkpoint["path"])
+    for container in found["spec"]["template"]["spec"]["containers"]:
+        if container["name"] == TRAINER:
+            container["workingDir"] = str(folder / container.get("workingDir", "."))
+    return found
+
+
+def _told(view: control.View) -> JobStatus:
+    return from_run.running(
+        view.job,
+        view.run_dir,
+        view.status,
+        suspended=view.suspended,
+        rounds_per_s_now=view.rounds_per_s_now,
+        left_s=view.left_s,
+        age_s=max(0.0, wall_s() - view.started_wall_s),
+    )
+
+
+def _end_ns(timeout_s: float | None) -> int | None:
+    return None if timeout_s is None else now_ns() + round(timeout_s * NS_PER_S)
+
+
+def _left_s(end_ns: int | None) -> float:
+    left_s = control.WAIT_S if end_ns is None else (end_ns - now_ns()) / NS_PER_S
+    return min(control.WAIT_S, max(0.0, left_s))
+
+
+def _until_ended(entry: index.Entry, timeout_s: float = 60.0) -> bool:
+    """Until the process of the run is gone. A run writes its summary after its last word."""
+    try:
+        pidfd = os.pidfd_open(entry.pid)
+    except OSError:
+        return True
+    try:
+        waiting_for = select.poll()
+        waiting_for.register(pidfd, select.POLLIN)
+        return bool(waiting_for.poll(timeout_s * 1000))
+    finally:
+        os.close(pidfd)

@@ -1,0 +1,299 @@
+"""What can be wrong with a cluster, asked of a few lines of an API server: each one sentence."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from paceline.cli.main import main
+
+JOB = """\
+apiVersion: paceline.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: digits}
+spec:
+  replicas: 4
+  template:
+    spec:
+      containers: [{name: trainer, image: none, command: [python, train.py]}]
+"""
+JOBS = "/apis/paceline.dev/v1alpha1/namespaces/team/trainingjobs"
+Answers = dict[tuple[str, str], tuple[int, Any]]
+
+
+class Server:
+    """Says what it was told to say, by method and path; all else is not there."""
+
+    def __init__(self) -> None:
+        self.answers: Answers = {}
+        answers = self.answers
+
+        class Handler(BaseHTTPRequestHandler):
+            def _answer(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                path = self.path.partition("?")[0]
+                code, body = answers.get((self.command, path), (404, "404 page not found"))
+                data = (body if isinstance(body, str) else json.dumps(body)).encode()
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_POST = do_PATCH = do_DELETE = _answer  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def refuses(self, method: str, path: str, code: int, reason: str, message: str) -> None:
+        body = {"kind": "Status", "code": code, "reason": reason, "message": message}
+        self.answers[method, path] = code, body
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+Call = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def paceline(
+    tmp_path: Path,
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Call:
+    config = {
+        "clusters": [{"name": "here", "cluster": {"server": server.url}}],
+        "users": [{"name": "me", "user": {"token": "secret-token"}}],
+        "contexts": [
+            {"name": "here", "context": {"cluster": "here", "user": "me", "namespace": "team"}}
+        ],
+        "current-context": "here",
+    }
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    (tmp_path / "job.yaml").write_text(JOB)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+
+    def call(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["paceline", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        assert "secret-token" not in out + err
+        return int(end.value.code or 0), out + err
+
+    return call
+
+
+def told(said: str) -> tuple[str, str]:
+    """The two lines of an error."""
+    error, hint = said.splitlines()
+    assert error.startswith("error: ")
+    assert hint.startswith("hint: ")
+    return error, hint
+
+
+def test_no_kubeconfig(paceline: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("KUBECONFIG")
+    code, said = paceline("submit", "job.yaml")
+    error, hint = told(said)
+    assert code == 2
+    assert "there is no kubeconfig" in error
+    assert "--kubeconfig" in hint
+    code, said = paceline("status", "digits")
+    error, _ = told(said)
+    assert code == 2
+    assert "no job digits is running here" in error
+    assert "no kubeconfig" in error
+
+
+def test_a_kubeconfig_that_is_not_there(paceline: Call) -> None:
+    code, said = paceline("status", "digits", "--kubeconfig", "nothing")
+    error, _ = told(said)
+    assert code == 2
+    assert "nothing is unusable: No such file" in error
+
+
+def test_a_wrong_context(paceline: Call) -> None:
+    code, said = paceline("logs", "digits", "--context", "there")
+    error, hint = told(said)
+    assert code == 2
+    assert "there is no context 'there'" in error
+    assert "use one of: here" in hint
+
+
+def test_the_cluster_is_away(paceline: Call, server: Server) -> None:
+    server.close()
+    code, said = paceline("wait", "digits", "-n", "team", "--timeout", "1s")
+    error, hint = told(said)
+    assert code == 1
+    assert f"the API server {server.url} does not answer" in error
+    assert "refused" in error
+    assert "0x" not in error
+    assert "--context" in hint
+
+
+def test_who_is_not_known(paceline: Call, server: Server) -> None:
+    server.refuses("GET", f"{JOBS}/digits", 401, "Unauthorized", "Unauthorized")
+    code, said = paceline("status", "digits")
+    error, hint = told(said)
+    assert code == 2
+    assert "does not accept the login of context 'here'" in error
+    assert "log in again" in hint
+
+
+def test_who_has_no_right(paceline: Call, server: Server) -> None:
+    message = 'trainingjobs.paceline.dev "digits" is forbidden: User "me" cannot delete it'
+    server.refuses("GET", f"{JOBS}/digits", 403, "Forbidden", message)
+    code, said = paceline("delete", "digits")
+    error, hint = told(said)
+    assert code == 2
+    assert message in error
+    assert "role `edit` in the namespace team" in hint
+
+
+def test_no_trainingjobs_in_the_cluster(paceline: Call) -> None:
+    for words in (["submit", "job.yaml"], ["status", "digits"], ["status", "-n", "team"]):
+        code, said = paceline(*words)
+        error, hint = told(said)
+        assert code == 2
+        assert "does not know TrainingJobs: Paceline is not installed" in error
+        assert "paceline-crds" in hint
+
+
+def test_trainingjobs_of_another_version(paceline: Call, server: Server) -> None:
+    server.answers["GET", "/apis/paceline.dev"] = 200, {"versions": [{"version": "v1alpha0"}]}
+    code, said = paceline("submit", "job.yaml")
+    error, hint = told(said)
+    assert code == 2
+    assert "has TrainingJobs of paceline.dev/v1alpha0" in error
+    assert "speaks v1alpha1" in error
+    assert "upgrade the charts" in hint
+
+
+def test_trainingjobs_that_are_older(paceline: Call, server: Server) -> None:
+    message = 'strict decoding error: unknown field "spec.collective.wire"'
+    server.refuses("POST", JOBS, 400, "BadRequest", message)
+    code, said = paceline("submit", "job.yaml", "--set", "spec.collective.wire=BFloat16")
+    error, hint = told(said)
+    assert code == 2
+    assert "another release of Paceline" in error
+    assert "spec.collective.wire" in error
+    assert "paceline-crds" in hint
+
+
+def test_a_name_that_is_taken(paceline: Call, server: Server) -> None:
+    message = 'trainingjobs.paceline.dev "digits" already exists'
+    server.refuses("POST", JOBS, 409, "AlreadyExists", message)
+    code, said = paceline("submit", "job.yaml")
+    error, hint = told(said)
+    assert code == 2
+    assert "there is already a job digits in the namespace team" in error
+    assert "paceline delete digits" in hint
+
+
+def test_no_such_job(paceline: Call, server: Server) -> None:
+    message = 'trainingjobs.paceline.dev "digits" not found'
+    server.refuses("GET", f"{JOBS}/digits", 404, "NotFound", message)
+    for verb in ("status", "logs", "wait", "suspend", "delete", "events", "explain"):
+        if verb == "suspend":
+            server.refuses("PATCH", f"{JOBS}/digits", 404, "NotFound", message)
+        code, said = paceline(verb, "digits")
+        error, hint = told(said)
+        assert code == 2
+        assert "there is no job digits in the namespace team" in error
+        assert "-n names another namespace" in hint
+
+
+def test_no_such_namespace(paceline: Call, server: Server) -> None:
+    server.refuses("POST", JOBS, 404, "NotFound", 'namespaces "team" not found')
+    code, said = paceline("submit", "job.yaml")
+    error, _ = told(said)
+    assert code == 2
+    assert "there is no namespace team in the cluster" in error
+
+
+def test_the_file_names_another_namespace(paceline: Call, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB.replace("name: digits", "name: digits, namespace: a"))
+    code, said = paceline("submit", "job.yaml", "-n", "team")
+    error, hint = told(said)
+    assert code == 2
+    assert "metadata.namespace a, and not team" in error
+    assert "-n a" in hint
+
+
+@pytest.mark.parametrize("rank", ["4", "-1"])
+def test_a_rank_out_of_range(paceline: Call, server: Server, rank: str) -> None:
+    body = {"metadata": {"name": "digits", "uid": "u"}, "spec": {"replicas": 4}}
+    server.answers["GET", f"{JOBS}/digits"] = 200, body
+    server.answers["GET", "/api/v1/namespaces/team/pods"] = 200, {"items": []}
+    code, said = paceline("logs", "digits", "--rank", rank)
+    error, hint = told(said)
+    assert code == 2
+    assert f"job digits has no rank {rank}" in error
+    assert "use 0 to 3" in hint
+
+
+def test_a_timeout_that_is_none(paceline: Call) -> None:
+    code, said = paceline("wait", "digits", "--timeout", "soon")
+    error, hint = told(said)
+    assert code == 2
+    assert '"soon" is not a duration' in error
+    assert "90s" in hint
+
+
+def test_the_server_is_no_kubernetes(paceline: Call, server: Server) -> None:
+    server.answers["GET", f"{JOBS}/digits"] = 200, "<html>welcome</html>"
+    code, said = paceline("status", "digits")
+    error, hint = told(said)
+    assert code == 2
+    assert "is no JSON" in error
+    assert "API server" in hint
+
+
+def test_a_server_in_trouble(paceline: Call, server: Server) -> None:
+    server.refuses("GET", f"{JOBS}/digits", 503, "ServiceUnavailable", "etcd has no leader")
+    code, said = paceline("status", "digits")
+    error, _ = told(said)
+    assert code == 1
+    assert "cannot answer now (503): etcd has no leader" in error
+
+
+def test_the_extra_is_not_installed(paceline: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "kubernetes"]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("paceline_api.access.access", "paceline.jobs.cluster.jobs"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    monkeypatch.setitem(sys.modules, "kubernetes.client", None)
+    code, said = paceline("submit", "job.yaml")
+    error, hint = told(said)
+    assert code == 2
+    assert "needs the package kubernetes" in error
+    assert "paceline[kubernetes]" in hint

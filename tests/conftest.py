@@ -26,7 +26,7 @@ from xdist.scheduler import LoadScopeScheduling
 HERE = Path(__file__).parent
 ROOT_STAGE = "repository"
 STAGES = (
-    *(ROOT_STAGE, "api", "access", "core", "sim", "telemetry", "worker", "train"),
+    *(ROOT_STAGE, "api", "access", "core", "jobs", "sim", "telemetry", "worker", "train"),
     *(
         "operator",
         "transport",

@@ -1,9 +1,8 @@
 """The verbs for jobs, whatever they run on, and the nouns that the verbs speak of.
 
-`paceline.jobs.cluster.jobs.ClusterJobs` and `paceline.jobs.local.LocalJobs` keep this promise, and
-one suite of tests holds both to it. All calls block; iterators wait inside of `next()`, and
-`close()` ends them from the same thread. Errors are a `PacelineError`: most of
-`paceline.jobs.errors`, of a login `paceline_api.access.errors`.
+`paceline.jobs.cluster.jobs.ClusterJobs` and `paceline.jobs.local.LocalJobs` keep this promise. All
+calls block; iterators wait inside of `next()`, and `close()` ends them from the same thread. Errors
+are a `PacelineError`: most of `paceline.jobs.errors`, of a login `paceline_api.access.errors`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,140 @@
+"""What `paceline explain` says, and how lines, lists and ages look."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paceline.core.protocol.ids import MemberId
+from paceline.core.status import (
+    Condition,
+    RankPhase,
+    RankStatus,
+    Status,
+    StragglerStatus,
+)
+from paceline.jobs.core import rendering
+from paceline.jobs.core.explain import COMMANDS_MAX, WORDS_MAX, explain
+from paceline.jobs.interface import Explanation, JobEvent, JobStatus, LogLine
+
+
+def status(state: str = "Training", **more: object) -> JobStatus:
+    fields = {"name": "digits", "place": "team", "replicas": 2, "ready": 2, **more}
+    return JobStatus(state=state, **fields)  # type: ignore[arg-type]
+
+
+def told(found: JobStatus, *events: JobEvent, cluster: bool = True) -> Explanation:
+    return explain(found, events, flags=" -n team" if cluster else "", cluster=cluster)
+
+
+def rank(slot: int, state: RankPhase = RankPhase.ACTIVE, why: str = "") -> RankStatus:
+    return RankStatus(MemberId(slot, 0, 1), state, host=f"node{slot}", why=why)
+
+
+def test_nothing_holds_it_up() -> None:
+    found = told(status(rounds_per_s_now=2.5))
+    assert found.verdict == (
+        "It trains with all 2 replicas, 2.5 rounds/s now; nothing holds it up."
+    )
+    assert found.commands[0] == "paceline status digits -n team --watch"
+
+
+def test_the_blamed_rank_is_named_with_its_node() -> None:
+    slow = StragglerStatus(MemberId(1, 0, 1), 210, 0.0, "Replace")
+    detail = Status("digits", "", ranks=(rank(0), rank(1)), stragglers=(slow,))
+    found = told(status(detail=detail))
+    assert "rank 1 holds it up: its step takes 210 %" in found.verdict
+    assert found.because == ("rank 1 on node1: 210 % of the median step; in force: Replace",)
+    assert found.commands[0] == "paceline logs digits -n team --rank 1"
+
+
+def test_it_does_not_start() -> None:
+    waits = rank(1, RankPhase.STARTING, "ImagePullBackOff: no such image\nmore")
+    also = rank(2, RankPhase.STARTING, "ImagePullBackOff: no such image\nelse")
+    held = Condition("Degraded", "PodNotStarting", "worker digits-1-1 does not start", 0.0)
+    detail = Status("digits", "", ranks=(rank(0), waits, also), conditions=(held,))
+    found = told(
+        status("PodNotStarting", ready=1, replicas=3, message=held.message, detail=detail),
+        JobEvent(1.0, True, "Failed", "Error: ErrImagePull"),
+        JobEvent(2.0, False, "Scheduled", "on node1"),
+    )
+    assert found.verdict == (
+        "1 of 3 replicas take part (PodNotStarting): worker digits-1-1 does not start"
+    )
+    assert "ranks 1, 2: starting: ImagePullBackOff: no such image" in found.because
+    assert "Failed: Error: ErrImagePull" in found.because
+    assert not any("Scheduled" in why for why in found.because)
+    assert found.commands[0] == "kubectl describe pod digits-1-1 -n team"
+
+
+def test_a_failed_one_says_what_it_said_and_what_to_do() -> None:
+    found = told(status("Failed", message="rank 1 failed\nValueError: x", hint="mend the script"))
+    assert found.verdict == "It has failed: rank 1 failed"
+    assert found.because == ("ValueError: x", "mend the script")
+    assert found.commands[0] == "paceline logs digits -n team --previous"
+
+
+def test_here_a_run_is_named_by_its_folder() -> None:
+    found = told(status("Suspended", place="/a/runs/digits-1"), cluster=False)
+    assert found.commands[0] == "paceline resume /a/runs/digits-1"
+
+
+STATES = ["Starting", "Training", "Resizing", "Suspending", "Suspended", "Deleting", "Complete"]
+phases = st.sampled_from(list(RankPhase))
+ranks = st.lists(phases, max_size=5).map(
+    lambda found: tuple(rank(n, p) for n, p in enumerate(found))
+)
+
+
+@given(
+    st.sampled_from([*STATES, "Failed", "QuotaExceeded"]),
+    st.text(max_size=40),
+    ranks,
+    st.lists(st.booleans(), max_size=9),
+    st.booleans(),
+)
+def test_whatever_the_state_there_is_a_sentence_and_something_to_type(
+    state: str, message: str, found: tuple[RankStatus, ...], warnings: list[bool], cluster: bool
+) -> None:
+    detail = Status("digits", "", ranks=found)
+    events = [JobEvent(n, one, f"Reason{n}", "text") for n, one in enumerate(warnings)]
+    answer = told(status(state, message=message, detail=detail), *events, cluster=cluster)
+    assert answer.verdict.strip()
+    assert "\n" not in answer.verdict
+    assert 1 <= len(answer.commands) <= COMMANDS_MAX
+    assert len(set(answer.commands)) == len(answer.commands)
+    words = [why for why in answer.because if why.startswith("Reason")]
+    assert words == [f"Reason{n}: text" for n, one in enumerate(warnings) if one][-WORDS_MAX:]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (59.9, "59s"), (200, "3m20s"), (7500, "2h5m"), (4 * 86400 + 7 * 3600, "4d7h")],
+)
+def test_ages(seconds: float, text: str) -> None:
+    assert rendering.age(seconds) == text
+
+
+def test_lines_name_their_rank() -> None:
+    line = LogLine(1_500_000_000, "digits-3-1", "3.0#1", 3, "loss 0.5")
+    assert rendering.log_line(line, colour=False, times=False) == "rank 3 | loss 0.5"
+    assert rendering.log_line(line, colour=False, times=True) == "00:00:01.500 rank 3 | loss 0.5"
+    agent = LogLine(0, "digits-3-1", "", None, "drains")
+    assert rendering.log_line(agent, colour=False, times=False) == "digits-3-1 | drains"
+
+
+@given(st.integers(0, 10_000), st.text(max_size=20))
+def test_colour_changes_no_text(number: int, text: str) -> None:
+    line = LogLine(0, "digits-0-0", "", number, text)
+    other = LogLine(0, "digits-0-0", "", number + 1, text)
+    shown = rendering.log_line(line, colour=True, times=False)
+    assert shown.endswith(f"rank {number} |\x1b[0m {text}")
+    assert shown[:5] != rendering.log_line(other, colour=True, times=False)[:5]
+
+
+@given(st.lists(st.lists(st.text("ab ", max_size=5), min_size=3, max_size=3), min_size=1))
+def test_columns_begin_at_the_same_place(rows: list[list[str]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row, line in zip(rows, rendering.columns(rows), strict=True):
+        whole = line.ljust(sum(widths) + 4)
+        assert whole[widths[0] + 2 :].startswith(row[1].rstrip())

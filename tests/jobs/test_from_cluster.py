@@ -1,0 +1,180 @@
+"""A job's status and events from objects of the API server, as plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paceline.core.status import RankPhase
+from paceline.jobs.core.from_cluster import job_events, job_status, latest, time_s
+from paceline.jobs.core.waiting import reached
+from paceline.jobs.interface import Until
+
+CREATED = "2026-11-23T06:00:00Z"
+NOW_S = time_s(CREATED) + 90
+
+
+def job(state: str | None = "Training", *, spec: Any = None, **status: Any) -> dict[str, Any]:
+    given = {"replicas": 2, "procsPerReplica": 2, **(spec or {})}
+    meta = {"name": "digits", "namespace": "team", "uid": "u", "creationTimestamp": CREATED}
+    told = {} if state is None else {"state": state, **status}
+    return {"metadata": meta, "spec": given, "status": told}
+
+
+def pod(slot: int, attempt: int, phase: str = "Running", **more: Any) -> dict[str, Any]:
+    name = f"digits-{slot}-{attempt}"
+    labels = {
+        "paceline.dev/role": "worker",
+        "paceline.dev/slot": str(slot),
+        "paceline.dev/attempt": str(attempt),
+    }
+    meta = {"name": name, "uid": name, "labels": labels, **more.pop("metadata", {})}
+    return {"metadata": meta, "spec": {"nodeName": "node1"}, "status": {"phase": phase, **more}}
+
+
+def condition(kind: str, reason: str, message: str = "", status: str = "True") -> dict[str, str]:
+    at = "2026-11-23T06:00:30Z"
+    return {
+        "type": kind,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": at,
+    }
+
+
+def test_a_job_that_trains() -> None:
+    found = job_status(
+        job(
+            readyReplicas=2,
+            round=40,
+            membershipGeneration="1.3",
+            progress={"percent": 25, "etaSeconds": 60},
+            transport={"kind": "mpi over TCP"},
+            collective={"mode": "Quorum"},
+            conditions=[condition("RingReady", "RingFormed"), condition("Scheduled", "Scheduled")],
+        ),
+        [pod(1, 1), pod(0, 1)],
+        NOW_S,
+    )
+    assert (found.name, found.place, found.state) == ("digits", "team", "Training")
+    assert (found.ready, found.replicas, found.round, found.age_s) == (2, 2, 40, 90)
+    assert (found.progress, found.left_s) == (0.25, 60)
+    assert found.detail is not None
+    assert [rank.state for rank in found.detail.ranks] == [RankPhase.ACTIVE] * 4
+    assert [rank.member for rank in found.detail.ranks] == [
+        (0, 0, 1),
+        (0, 1, 1),
+        (1, 0, 1),
+        (1, 1, 1),
+    ]
+    assert found.detail.settings.mode == "Quorum"
+    assert (found.detail.generation.incarnation, found.detail.generation.counter) == (1, 3)
+    assert found.detail.conditions == ()
+
+
+def test_a_job_that_nobody_has_looked_at_yet() -> None:
+    found = job_status(job(None), None, NOW_S)
+    assert found.state == "Starting"
+    assert found.detail is None
+    assert not found.ended
+
+
+def test_a_job_that_waits_says_for_what() -> None:
+    held = [condition("Degraded", "Unschedulable", "0/2 nodes have a GPU")]
+    waits = [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no"}
+    ]
+    found = job_status(
+        job("Unschedulable", readyReplicas=1, conditions=held),
+        [pod(0, 1), pod(1, 1, "Pending", conditions=waits), pod(1, 0, "Failed")],
+        NOW_S,
+    )
+    assert found.message == "0/2 nodes have a GPU"
+    assert found.detail is not None
+    states = [(rank.member.slot, rank.state, rank.why) for rank in found.detail.ranks]
+    assert states == [
+        (0, RankPhase.ACTIVE, ""),
+        (0, RankPhase.ACTIVE, ""),
+        (1, RankPhase.STARTING, "Unschedulable: no"),
+        (1, RankPhase.STARTING, "Unschedulable: no"),
+    ]
+
+
+def test_which_of_several_running_ones_does_not_train_is_not_known() -> None:
+    found = job_status(job("Resizing", readyReplicas=1), [pod(0, 1), pod(1, 2)], NOW_S)
+    assert found.detail is not None
+    assert {rank.state for rank in found.detail.ranks} == {RankPhase.STARTING}
+
+
+def test_a_job_that_has_failed() -> None:
+    held = [condition("Failed", "ScriptFailed", "rank 1: ValueError")]
+    found = job_status(job("Failed", conditions=held), [pod(0, 1, "Failed")], NOW_S)
+    assert found.ended
+    assert found.message == "rank 1: ValueError"
+
+
+@pytest.mark.parametrize(
+    ("state", "spec", "meta", "shown"),
+    [
+        ("Training", {"suspend": True}, {}, "Suspending"),
+        ("Suspended", {"suspend": True}, {}, "Suspended"),
+        ("Complete", {"suspend": True}, {}, "Complete"),
+        ("Training", {}, {"deletionTimestamp": CREATED}, "Deleting"),
+    ],
+)
+def test_what_was_asked_for_is_told_before_the_operator_says_so(
+    state: str, spec: Any, meta: Any, shown: str
+) -> None:
+    body = job(state, spec=spec)
+    body["metadata"] |= meta
+    assert job_status(body, None, NOW_S).state == shown
+
+
+@given(
+    st.sampled_from(["Starting", "Training", "Suspended", "Complete", "Failed", "Unschedulable"]),
+    st.integers(0, 3),
+    st.sampled_from(list(Until)),
+)
+def test_waiting(state: str, ready: int, until: Until) -> None:
+    """Whoever waits goes on at the job's end or at what was waited for, and at no other time."""
+    found = job_status(job(state, readyReplicas=ready), None, NOW_S)
+    wanted = {
+        Until.ENDED: False,
+        Until.TRAINING: state == "Training" and ready == 2,
+        Until.SUSPENDED: state == "Suspended",
+    }[until]
+    assert reached(found, until) is (wanted or state in ("Complete", "Failed"))
+
+
+attempts = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), unique=True, max_size=12)
+
+
+@given(attempts)
+def test_the_latest_of_each_slot(places: list[tuple[int, int]]) -> None:
+    found = [pod["metadata"]["name"] for pod in latest(pod(*one) for one in places)]
+    slots = sorted({slot for slot, _ in places})
+    best = [max(attempt for slot, attempt in places if slot == one) for one in slots]
+    assert found == [f"digits-{slot}-{n}" for slot, n in zip(slots, best, strict=True)]
+
+
+def event(name: str, uid: str, at: str, kind: str = "Pod", **more: Any) -> dict[str, Any]:
+    about = {"kind": kind, "name": name, "uid": uid}
+    return {"metadata": {}, "involvedObject": about, "lastTimestamp": at, "reason": name, **more}
+
+
+def test_events_of_the_job_and_of_its_pods_that_are_gone() -> None:
+    events = [
+        event("digits-1-2", "gone", "2026-11-23T06:03:00Z", type="Warning", count=3),
+        event("digits", "u", "2026-11-23T06:01:00Z", "TrainingJob", reportingComponent="paceline"),
+        event("digits-1-1", "before", "2026-11-23T05:00:00Z"),
+        event("digits-too-1-1", "other", "2026-11-23T06:02:00Z"),
+        event("digits", "old", "2026-11-23T05:00:00Z", "TrainingJob"),
+        event("digits-coordinator-1", "c", "2026-11-23T06:02:00Z", source={"component": "kubelet"}),
+    ]
+    found = job_events(events, job(), [pod(0, 1)])
+    assert [one.reason for one in found] == ["digits", "digits-coordinator-1", "digits-1-2"]
+    assert [one.source for one in found][:2] == ["paceline", "kubelet on digits-coordinator-1"]
+    assert (found[-1].warning, found[-1].count) == (True, 3)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from cli.runs import PACELINE
 from paceline.cli.main import main
 
 JOB = """\
@@ -117,6 +120,26 @@ def told(said: str) -> tuple[str, str]:
     assert error.startswith("error: ")
     assert hint.startswith("hint: ")
     return error, hint
+
+
+def test_completion_offers_jobs_and_contexts(
+    paceline: Call, server: Server, tmp_path: Path
+) -> None:
+    def offered(*words: str) -> list[str]:
+        line = ["paceline", *words]
+        env = {"_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(line)}
+        env["COMP_CWORD"] = str(len(line) - 1)
+        done = subprocess.run([PACELINE], env=os.environ | env, capture_output=True, text=True)
+        assert not done.stderr
+        return done.stdout.split()
+
+    body = {"metadata": {"name": "digits", "namespace": "team"}, "spec": {"replicas": 1}}
+    server.answers["GET", JOBS] = 200, {"items": [body]}
+    assert offered("expl") == ["explain"]
+    assert offered("logs", "dig") == ["digits"]
+    assert offered("logs", "--context", "h") == ["here"]
+    server.close()
+    assert offered("logs", "dig") == []
 
 
 def test_no_kubeconfig(paceline: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

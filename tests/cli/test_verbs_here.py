@@ -14,6 +14,10 @@ from pathlib import Path
 
 import pytest
 from cli.runs import PACELINE, processes_with
+from paceline.jobs.errors import NameTakenError, WaitTimeoutError
+from paceline.jobs.interface import Until
+from paceline.jobs.local import LocalJobs
+from paceline_api.reading.load import parse_job
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -182,7 +186,8 @@ def test_the_end_of_a_run_without_a_terminal_is_waited_for(terminal: Terminal) -
     (terminal.folder / "enough").touch()
     said, _ = waiting.communicate(timeout=LIMIT_S)
     assert waiting.returncode == 1
-    assert said.startswith("job verbs: Failed: ScriptEndedEarly")
+    assert said.startswith("job verbs: Failed: RankFailed: ")
+    assert "ScriptEndedEarly" in said
     assert "ScriptEndedEarly" in terminal.call("status", "verbs")
     assert "It has failed" in terminal.call("explain", "verbs")
     lines = terminal.call("logs", "verbs", "--tail", "2").splitlines()
@@ -194,6 +199,35 @@ def test_the_end_of_a_run_without_a_terminal_is_waited_for(terminal: Terminal) -
     assert "has ended" in terminal.call("suspend", "verbs", code=2)
     terminal.call("delete", "runs/verbs-1")
     assert not (terminal.folder / "runs/verbs-1").exists()
+
+
+def test_a_job_is_submitted_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the interface that the SDK uses: from data, with paths that begin at a folder."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "wait.py").write_text(
+        "import time\nfor n in range(3): print('hello', n, flush=True)\ntime.sleep(600)\n"
+    )
+    jobs = LocalJobs({"XDG_RUNTIME_DIR": str(tmp_path)}, tmp_path)
+    try:
+        job = parse_job(JOB.replace("train.py", "wait.py").replace("MARKED", "none"))
+        found = jobs.submit(job, folder=tmp_path / "code")
+        assert (found.name, found.place) == ("verbs", str(tmp_path / "runs/verbs-1"))
+        with pytest.raises(NameTakenError):
+            jobs.submit(job, folder=tmp_path)
+        lines = jobs.logs("verbs", follow=True)
+        said = [next(lines) for _ in range(6)]
+        lines.close()
+        assert sorted((line.rank, line.text) for line in said if line.rank is not None)[:2] == [
+            (0, "hello 0"), (0, "hello 1"),
+        ]  # fmt: skip
+        with pytest.raises(WaitTimeoutError):
+            jobs.wait("verbs", Until.TRAINING, timeout_s=0.5)
+        assert [one.name for one in jobs.all()] == ["verbs"]
+    finally:
+        jobs.delete("verbs", wait_s=LIMIT_S)
+    assert jobs.all() == []
+    assert not (tmp_path / "runs/verbs-1").exists()
 
 
 def test_a_run_that_cannot_begin_says_why(terminal: Terminal) -> None:

@@ -121,6 +121,7 @@ def test_a_job_that_has_failed() -> None:
     [
         ("Training", {"suspend": True}, {}, "Suspending"),
         ("Suspended", {"suspend": True}, {}, "Suspended"),
+        ("Suspended", {"suspend": False}, {}, "Starting"),
         ("Complete", {"suspend": True}, {}, "Complete"),
         ("Training", {}, {"deletionTimestamp": CREATED}, "Deleting"),
     ],
@@ -140,7 +141,8 @@ def test_what_was_asked_for_is_told_before_the_operator_says_so(
 )
 def test_waiting(state: str, ready: int, until: Until) -> None:
     """Whoever waits goes on at the job's end or at what was waited for, and at no other time."""
-    found = job_status(job(state, readyReplicas=ready), None, NOW_S)
+    spec = {"suspend": state == "Suspended"}
+    found = job_status(job(state, spec=spec, readyReplicas=ready), None, NOW_S)
     wanted = {
         Until.ENDED: False,
         Until.TRAINING: state == "Training" and ready == 2,

@@ -51,7 +51,8 @@ class Order:
 
 def detach(order: Order) -> int:
     """Run it as a process of its own; the exit code."""
-    entry = detached.start(order.words(), Path())
+    # A table, or a line of it each second, is for somebody who looks on.
+    entry = detached.start(replace(order, quiet=True).words(), Path())
     print(f"job {entry.job} runs as process {entry.pid}, logs in {entry.run_dir}")
     return 0
 

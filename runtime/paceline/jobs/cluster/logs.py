@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 from paceline_api.errors import PacelineError
@@ -57,7 +58,9 @@ class Logs:
         chosen = from_cluster.workers(pods)
         if not self._selection.previous:
             chosen = from_cluster.latest(chosen)
-        streams = [self._lines(pod, follow=False) for pod in chosen if self._is_wanted(pod)]
+        tail = self._selection.tail
+        wanted = [pod for pod in chosen if self._is_wanted(pod)]
+        streams = [self._lines(pod, follow=False, tail=tail) for pod in wanted]
         for line in merged(streams):
             if self._is_meant(line):
                 yield line
@@ -130,7 +133,7 @@ class Logs:
                 if first and not self._selection.previous:
                     pods = self._without_earlier(pods)
                 for pod in pods:
-                    self._open(pod)
+                    self._open(pod, tail=self._selection.tail if first else None)
                 if first:
                     self._put(_Listed())
                     first = False
@@ -151,7 +154,7 @@ class Logs:
         self._reading |= {pod["metadata"]["uid"] for pod in own} - now
         return latest
 
-    def _open(self, pod: Object) -> None:
+    def _open(self, pod: Object, *, tail: int | None = None) -> None:
         uid = pod["metadata"]["uid"]
         if uid in self._reading or not self._is_own(pod) or not _has_begun(pod):
             return
@@ -160,14 +163,15 @@ class Logs:
             return
         # Said here and not by the thread: whoever counts has heard of it before the list is over.
         self._put(_Opened(pod["metadata"]["name"]))
-        threading.Thread(target=self._told, args=(lambda: self._read(pod),), daemon=True).start()
+        work = partial(self._read, pod, tail)
+        threading.Thread(target=self._told, args=(work,), daemon=True).start()
 
-    def _read(self, pod: Object) -> None:
+    def _read(self, pod: Object, tail: int | None) -> None:
         try:
             last_ns = 0
             while not self._stop.is_set():
                 try:
-                    for line in self._lines(pod, follow=True, since_ns=last_ns):
+                    for line in self._lines(pod, follow=True, since_ns=last_ns, tail=tail):
                         last_ns = max(last_ns, line.wall_ns)
                         self._put(line)
                         if self._stop.is_set():
@@ -189,15 +193,17 @@ class Logs:
 
     # ---- one pod ---------------------------------------------------------------------------
 
-    def _lines(self, pod: Object, *, follow: bool, since_ns: int = 0) -> Generator[LogLine]:
+    def _lines(
+        self, pod: Object, *, follow: bool, since_ns: int = 0, tail: int | None
+    ) -> Generator[LogLine]:
         """Those after `since_ns`. Nothing of a pod that is gone, or has not begun."""
         name = pod["metadata"]["name"]
         query: dict[str, Any] = {"container": TRAINER, "timestamps": True, "follow": follow}
         if since_ns:
             second = datetime.fromtimestamp(since_ns // NS_PER_S, UTC)
             query["sinceTime"] = second.strftime("%Y-%m-%dT%H:%M:%SZ")
-        elif self._selection.tail is not None:
-            query["tailLines"] = self._selection.tail
+        elif tail is not None:
+            query["tailLines"] = tail
         path = f"{self._pods_path}/{name}/log"
         try:
             for raw in self._server.lines(path, query, silence_s=SILENCE_S):

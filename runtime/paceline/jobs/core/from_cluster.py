@@ -47,6 +47,8 @@ def job_status(job: Object, pods: Iterable[Object] | None, now_s: float) -> JobS
         state = "Deleting"
     elif spec.get("suspend") and state not in (COMPLETE, FAILED, SUSPENDED):
         state = "Suspending"
+    elif state == SUSPENDED and not spec.get("suspend"):
+        state = "Starting"  # it was resumed just now, and the operator has not said so yet
     progress = status.get("progress") or {}
     left_s, percent = progress.get("etaSeconds"), progress.get("percent")
     return JobStatus(

@@ -1,0 +1,320 @@
+"""A function of a notebook or a module -> the program of a job, as source.
+
+What the function uses from around it comes along by four rules: a module, and what can be imported
+from one, as its import; a function or class of the same notebook or file as its source, by the same
+rules; numbers, text, None, and lists and mappings of these as an assignment. Anything else, such as
+a tensor or an open file, lives in this process only and is refused by name.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import builtins
+import dis
+import inspect
+import linecache
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Final
+
+from paceline.function.errors import ArgumentError, FunctionError
+from paceline.function.packed import Description, files_of
+
+_ANNOTATIONS: Final = __future__.annotations.compiler_flag
+_OURS: Final = frozenset({"paceline", "paceline_api"})
+"""Each image of a worker has these."""
+_PLAIN: Final = (bool, int, float, str, bytes, type(None))
+_LOADS: Final = ("LOAD_GLOBAL", "LOAD_NAME")
+_STORES: Final = ("STORE_GLOBAL", "STORE_NAME", "DELETE_GLOBAL", "DELETE_NAME")
+
+
+def pack(
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    packages: Sequence[str] = (),
+) -> dict[str, str]:
+    """The files of a program that calls `function(**arguments)`, by name.
+
+    `arguments`: of what JSON knows. `packages`: installed before it starts, as `pip install` takes
+    them. Raises FunctionError, and ArgumentError for `arguments`.
+    """
+    found = _plain_function(function)
+    given = dict(arguments or {})
+    _check_arguments(found, given)
+    if isinstance(packages, str):
+        raise ArgumentError(
+            f'packages is the text "{packages}"', hint=f'write a list: packages=["{packages}"]'
+        )
+    surroundings = _Surroundings(found)
+    words = f"**{given!r}" if given else ""
+    program = "\n\n".join(
+        [
+            f'"""Function {found.__name__}, as it was sent with its job."""',
+            *surroundings.parts(),
+            f'if __name__ == "__main__":\n    {found.__name__}({words})\n',
+        ]
+    )
+    python = (sys.version_info.major, sys.version_info.minor)
+    return files_of(Description(found.__name__, python, tuple(packages)), program)
+
+
+# ---- the function and its arguments ------------------------------------------------------------
+
+
+def _plain_function(given: object) -> FunctionType:
+    """`given`, if it is one that can stand alone."""
+    move = "write it as a function of its own with `def`, at the top of a cell or file"
+    if inspect.ismethod(given):
+        raise FunctionError(
+            f"{given.__qualname__} is a method, and its object lives in this process only",
+            hint=f"{move}, and make the object inside it",
+        )
+    if not inspect.isfunction(given):
+        raise FunctionError(f"{type(given).__name__} {given!r:.60} is no function", hint=move)
+    if given.__name__ == "<lambda>":
+        raise FunctionError("a lambda has no source of its own that could be sent", hint=move)
+    function = inspect.unwrap(given)
+    assert isinstance(function, FunctionType)
+    name = function.__name__
+    if function.__code__.co_freevars:
+        listed = ", ".join(function.__code__.co_freevars)
+        raise FunctionError(
+            f"function {name} closes over {listed} of the function around it",
+            hint=f"pass {listed} as an argument, or make it inside {name}",
+        )
+    if "." in function.__qualname__.rpartition("<locals>.")[2]:
+        raise FunctionError(f"{function.__qualname__} is a function of a class", hint=move)
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise FunctionError(
+            f"{name} is an async function, and nothing would wait for it",
+            hint="send a plain function that calls asyncio.run(...)",
+        )
+    if inspect.isgeneratorfunction(function):
+        raise FunctionError(
+            f"{name} is a generator, and nothing would ask it for values",
+            hint="send a plain function without `yield`",
+        )
+    return function
+
+
+def _check_arguments(function: FunctionType, given: Mapping[str, Any]) -> None:
+    signature = inspect.signature(function)
+    try:
+        signature.bind(**given)
+    except TypeError as error:
+        raise ArgumentError(
+            f"function {function.__name__}{signature} does not fit its arguments: {error}",
+            hint="give them by name, as in arguments={...}",
+        ) from None
+    for name, value in given.items():
+        _check_value(name, value)
+
+
+def _check_value(where: str, value: Any) -> None:
+    """As JSON has it, so that it arrives as what it was."""
+    kind = type(value)
+    if kind is float and value not in (float("inf"), float("-inf")) and value == value:
+        return
+    if kind in (bool, int, str, type(None)):
+        return
+    if kind is list:
+        for index, item in enumerate(value):
+            _check_value(f"{where}[{index}]", item)
+        return
+    if kind is dict and all(type(key) is str for key in value):
+        for key, item in value.items():
+            _check_value(f"{where}[{key!r}]", item)
+        return
+    shown = f"{value!r:.60}" if kind in (float, dict, tuple) else f"of type {kind.__name__}"
+    raise ArgumentError(
+        f"argument {where} is {shown}, which JSON does not know",
+        hint="give numbers, text, true or false, None, and lists and mappings of these; make "
+        "everything else inside the function",
+    )
+
+
+# ---- what it uses ------------------------------------------------------------------------------
+
+
+class _Surroundings:
+    """Everything that the function's source needs around it, in the order of the program."""
+
+    def __init__(self, function: FunctionType) -> None:
+        self._function = function
+        self._home = function.__globals__
+        self._imports: dict[str, None] = {}
+        self._constants: dict[str, str] = {}
+        self._sources: dict[str, str] = {}
+        """By name; whatever a source needs when it is read stands before it."""
+        self._begun: set[str] = set()
+        self._flags = function.__code__.co_flags & _ANNOTATIONS
+        self._add_source(function.__name__, function)
+
+    def parts(self) -> Iterator[str]:
+        if self._flags:
+            yield "from __future__ import annotations"
+        if self._imports:
+            yield "\n".join(sorted(self._imports))
+        if self._constants:
+            yield "\n".join(f"{name} = {text}" for name, text in self._constants.items())
+        yield from self._sources.values()
+
+    def _add_source(self, name: str, what: FunctionType | type) -> None:
+        self._begun.add(name)
+        source = source_of(what)
+        try:
+            code = compile(source, "<function>", "exec", self._flags, dont_inherit=True)
+        except SyntaxError as error:
+            raise FunctionError(
+                f"the source of {name} is not Python alone: {error.msg} in its line {error.lineno}",
+                hint="leave commands of the notebook, such as !pip or %time, outside of it",
+            ) from None
+        tree = ast.parse(source)
+        for used in globals_of(code):
+            if used not in self._begun:
+                self._add(used, name, tree)
+        self._sources[name] = source
+
+    def _add(self, name: str, user: str, tree: ast.Module) -> None:
+        if name.startswith("__") and name.endswith("__"):
+            return  # of the program itself, such as __name__
+        if name not in self._home:
+            if hasattr(builtins, name):
+                return
+            raise FunctionError(
+                f"{user} uses {name}, which is defined nowhere",
+                hint=f"run the cell that defines {name}, or import it inside {user}",
+            )
+        value = self._home[name]
+        if isinstance(value, ModuleType):
+            self._begun.add(name)
+            self._import_module(name, value, user, tree)
+        elif self._is_beside(value):
+            self._add_source(name, inspect.unwrap(value))
+        elif (line := _import_of(name, value)) is not None:
+            self._begun.add(name)
+            _check_module(line[0], user)
+            self._imports[line[1]] = None
+        elif _is_plain(value):
+            self._begun.add(name)
+            self._constants[name] = repr(value)
+        else:
+            raise FunctionError(
+                f"{user} uses {name}, a {type(value).__name__} that lives in this process only",
+                hint=f"make or import it inside {user}, or pass what it is made of as an argument",
+            )
+
+    def _is_beside(self, value: object) -> bool:
+        """Defined by the same notebook or file."""
+        if isinstance(value, type):
+            return value.__module__ == self._function.__module__
+        inner = inspect.unwrap(value) if callable(value) else None
+        return isinstance(inner, FunctionType) and inner.__globals__ is self._home
+
+    def _import_module(self, name: str, module: ModuleType, user: str, tree: ast.Module) -> None:
+        full = module.__name__
+        _check_module(full, user)
+        self._imports[f"import {full}" if name == full else f"import {full} as {name}"] = None
+        # `torch.utils.data` after `import torch` works only where somebody has imported that too.
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and (path := _dotted(node)) is not None:
+                first, _, rest = path.partition(".")
+                if first == name and sys.modules.get(f"{full}.{rest}") is not None:
+                    self._imports[f"import {full}.{rest}"] = None
+
+
+def globals_of(code: CodeType) -> Iterator[str]:
+    """Names from around it that a piece of source loads, each once, in the order of use."""
+    seen: dict[str, None] = {}
+    stored: set[str] = set()
+    codes = [code]
+    while codes:
+        one = codes.pop(0)
+        codes += [const for const in one.co_consts if isinstance(const, CodeType)]
+        own: set[str] = set()
+        for step in dis.get_instructions(one):
+            if step.opname in _STORES:
+                own.add(step.argval)
+                if one is code or step.opname.endswith("GLOBAL"):
+                    stored.add(step.argval)
+            elif step.opname in _LOADS and step.argval not in own:
+                seen.setdefault(step.argval)
+    yield from (name for name in seen if name not in stored)
+
+
+def source_of(what: FunctionType | type) -> str:
+    """Of a function or class, at the left margin. FunctionError where nothing has it."""
+    try:
+        source = inspect.getsource(what)
+    except (OSError, TypeError):
+        if (found := _class_in_a_cell(what)) is None:
+            raise FunctionError(
+                f"the source of {what.__name__} is not to be found",
+                hint="write it into a file or a cell of a notebook; what is typed at Python's own "
+                "prompt, or made by exec, has no source",
+            ) from None
+        source = found
+    return textwrap.dedent(source).rstrip() + "\n"
+
+
+def _class_in_a_cell(what: FunctionType | type) -> str | None:
+    """A cell of a notebook is no file of a module, but what a method was made from is known."""
+    if isinstance(what, FunctionType):
+        return None
+    for method in vars(what).values():
+        code = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
+        lines = linecache.getlines(code.co_filename) if code is not None else []
+        for node in ast.walk(ast.parse("".join(lines))):
+            if isinstance(node, ast.ClassDef) and node.name == what.__name__:
+                first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                return "".join(lines[first - 1 : node.end_lineno])
+    return None
+
+
+def _import_of(name: str, value: object) -> tuple[str, str] | None:
+    """(module, import line) of what a module holds under a name of its own."""
+    module = getattr(value, "__module__", None)
+    own = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    if not (isinstance(module, str) and isinstance(own, str)) or module in ("__main__", "builtins"):
+        return None
+    if getattr(sys.modules.get(module), own, None) is not value:
+        return None
+    return module, f"from {module} import {own}" + ("" if own == name else f" as {name}")
+
+
+def _check_module(module: str, user: str) -> None:
+    """Not one that only this folder has, which no pod could import."""
+    first = module.partition(".")[0]
+    file = getattr(sys.modules.get(first), "__file__", None)
+    if file is None or first in _OURS:
+        return
+    path = Path(file).resolve()
+    installed = any(part in ("site-packages", "dist-packages") for part in path.parts)
+    if path.is_relative_to(Path.cwd()) and not installed:
+        raise FunctionError(
+            f"{user} uses the module {first}, a file of this folder that its ranks will not have",
+            hint=f"define what it uses beside {user}, or install it: packages=[...]",
+        )
+
+
+def _is_plain(value: object) -> bool:
+    """Its `repr` gives it back."""
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))  # type: ignore[call-overload]
+    if type(value) is dict:
+        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
+    return type(value) in _PLAIN and value == value and value not in (float("inf"), -float("inf"))
+
+
+def _dotted(node: ast.Attribute) -> str | None:
+    words: list[str] = []
+    at: ast.expr = node
+    while isinstance(at, ast.Attribute):
+        words.append(at.attr)
+        at = at.value
+    return ".".join([at.id, *reversed(words)]) if isinstance(at, ast.Name) else None

@@ -6,9 +6,11 @@ made. On a laptop the container `trainer` is run as local processes and the rest
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from paceline_api.types.model import Devices, OpenModel
 
@@ -87,14 +89,32 @@ class TemplateMetadata(OpenModel):
     """Annotations of the worker pods."""
 
 
+def _as_in_yaml(value: Any) -> Any:
+    """Objects of the package `kubernetes`, known by their map of names, as they stand in YAML."""
+    if (names := getattr(value, "attribute_map", None)) is not None:
+        found = {alias: getattr(value, name) for name, alias in names.items()}
+        return {alias: _as_in_yaml(one) for alias, one in found.items() if one is not None}
+    if isinstance(value, Mapping):
+        return {key: _as_in_yaml(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_in_yaml(one) for one in value]
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
 class PodTemplate(OpenModel):
-    """Template of a worker's pod, as in a Job."""
+    """Template of a worker's pod, as in a Job; in Python a kubernetes.client.V1PodTemplateSpec will
+    do as well."""
 
     metadata: TemplateMetadata | None = None
     """Labels and annotations of the worker pods."""
 
     spec: PodSpec
     """The worker's pod, as in a Job."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_kubernetes(cls, value: Any) -> Any:
+        return _as_in_yaml(value) if hasattr(value, "attribute_map") else value
 
     def trainer(self) -> Container | None:
         """The container in which the ranks run."""

@@ -28,6 +28,8 @@ class PacelineError(Exception):
 
     def __init__(self, message: str, *, hint: str = "", exit_code: int = EXIT_FAILURE) -> None:
         super().__init__(message)
+        if hint:
+            self.add_note(f"hint: {hint}")  # where Python itself shows it, as in a notebook
         self.message = message
         self.hint = hint
         self.exit_code = exit_code

@@ -33,6 +33,8 @@ DEFAULT_MANAGER: Final = "paceline.dev/operator"
 COORDINATOR_SERVICE: Final = "paceline-jobs"
 """The one headless Service of a namespace, shared by the coordinators of all its jobs (C10)."""
 COORDINATOR_PORT: Final = 7070
+POD_RUN_DIR: Final = "/run/paceline"
+"""What PACELINE_RUN_DIR is in a worker's pod."""
 
 ENV_JOB: Final = "PACELINE_JOB"
 ENV_NAMESPACE: Final = "PACELINE_NAMESPACE"

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from paceline_api.errors import PacelineError
 
-from paceline.jobs.errors import MissingExtraError, NoSuchJobError
+from paceline.jobs import places
+from paceline.jobs.errors import NoSuchJobError
 from paceline.jobs.interface import Jobs
 from paceline.jobs.local import LocalJobs
 
@@ -40,19 +41,7 @@ class Where:
 
 
 def cluster(where: Where) -> ClusterJobs:
-    """Raises AccessError, MissingExtraError."""
-    try:
-        from paceline_api.access.access import access
-
-        from paceline.jobs.cluster.jobs import ClusterJobs
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("kubernetes", "urllib3"):
-            raise
-        raise MissingExtraError(
-            "speaking to a cluster needs the package kubernetes, which is not installed",
-            hint="pip install 'paceline[kubernetes]'",
-        ) from None
-    return ClusterJobs(access(where.kubeconfig, where.context), where.namespace)
+    return places.cluster(where.kubeconfig, where.context, where.namespace)
 
 
 def choose(name: str, where: Where) -> Jobs:

@@ -7,10 +7,11 @@ are a `PacelineError`: most of `paceline.jobs.errors`, of a login `paceline_api.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from types import MappingProxyType
+from typing import Final, Protocol
 
 from msgspec import Struct
 from paceline_api.types.job import TrainingJob
@@ -83,6 +84,7 @@ class Selection(Struct, frozen=True):
 
 
 ALL_LINES = Selection()
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class LogLine(Struct, frozen=True):
@@ -136,9 +138,13 @@ class Jobs(Protocol):
     def where(self) -> str:
         """The place in words for a message: 'namespace a of https://...', 'this machine'."""
 
-    def submit(self, job: TrainingJob, *, folder: Path) -> JobStatus:
-        """Start a job. `folder`: where its relative paths begin, on this machine. It does not wait
-        for anything but the answer that the job is there. Raises NameTakenError, RejectedError."""
+    def submit(
+        self, job: TrainingJob, *, folder: Path, function: Mapping[str, str] = NOTHING
+    ) -> JobStatus:
+        """Start a job. `folder`: where its relative paths begin, on this machine. `function`: files
+        of the function that is its program, by name (`paceline.function`); they lie below the run
+        folder of each rank, and go with the job. It does not wait for anything but the answer that
+        the job is there. Raises NameTakenError, RejectedError."""
 
     def all(self) -> list[JobStatus]:
         """All, by name. Without `detail` where that would cost a request for each."""

@@ -34,6 +34,7 @@ from paceline.jobs.errors import (
 )
 from paceline.jobs.interface import (
     ALL_LINES,
+    NOTHING,
     Explanation,
     JobEvent,
     JobStatus,
@@ -43,7 +44,7 @@ from paceline.jobs.interface import (
 )
 from paceline.local import control, detached, index
 from paceline.local.printed import PRINTED
-from paceline.local.rundir import LOCK, RUNS
+from paceline.local.rundir import LOCK, RUNS, with_function
 from paceline.local.runner import STATUS
 
 _AGENT: Final = re.compile(r"(\S+) (agent-(\d+)-(\d+)) (.*)", re.S)
@@ -65,7 +66,9 @@ class LocalJobs:
         name below `runs/`."""
         return self._found(name) is not None
 
-    def submit(self, job: TrainingJob, *, folder: Path) -> JobStatus:
+    def submit(
+        self, job: TrainingJob, *, folder: Path, function: Mapping[str, str] = NOTHING
+    ) -> JobStatus:
         name = job.metadata.name
         if any(entry.job == name for entry in index.running(self._env)):
             raise NameTakenError(
@@ -73,9 +76,15 @@ class LocalJobs:
                 hint=f"choose another metadata.name, or `paceline delete {name}` first",
             )
         text = msgspec.json.encode(_placed(job, folder.resolve()))  # which is YAML as well
+        words = ["/dev/stdin", "--quiet"]
+        if function:
+            run_dir = with_function(name, self._runs, function)
+            words += ["--run-dir", str(run_dir)]
         try:
-            entry = detached.start(["/dev/stdin", "--quiet"], self._runs.parent, text)
+            entry = detached.start(words, self._runs.parent, text)
         except detached.NotStartedError as error:
+            if function:
+                shutil.rmtree(run_dir)
             raise RejectedError(error.message, hint=error.hint) from None
         return self.status(entry.run_dir)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
+
+from paceline.function.packed import FOLDER
 
 RUNS: Final = Path("runs")
 RUNS_MAX: Final = 100_000
@@ -22,10 +25,23 @@ class RunDirError(PacelineError):
 
 
 def make_run_dir(job: str, wanted: Path | None) -> Path:
-    """`wanted`, which must be new or empty, or the next free runs/<job>-<n>. Absolute."""
-    path = _take_next(job) if wanted is None else _take(wanted)
+    """`wanted`, which must be new, empty, or from `with_function`, or the next free
+    runs/<job>-<n>. Absolute."""
+    path = _take_next(job, RUNS) if wanted is None else _take(wanted)
     write(path, LOCK, f"{os.getpid()}\n")
     return path.resolve()
+
+
+def with_function(job: str, runs: Path, files: Mapping[str, str]) -> Path:
+    """The next free folder below `runs` for a run whose program is a function, with its files."""
+    path = _take_next(job, runs).resolve()
+    try:
+        (path / FOLDER).mkdir()
+    except OSError as error:
+        raise _unusable(path, error) from None
+    for name, text in files.items():
+        write(path / FOLDER, name, text)
+    return path
 
 
 def write(run_dir: Path, name: str, text: str) -> None:
@@ -36,21 +52,21 @@ def write(run_dir: Path, name: str, text: str) -> None:
         raise _unusable(run_dir, error) from None
 
 
-def _take_next(job: str) -> Path:
+def _take_next(job: str, runs: Path) -> Path:
     try:
-        RUNS.mkdir(exist_ok=True)
+        runs.mkdir(exist_ok=True)
         taken = [
-            int(n) for p in RUNS.iterdir() if (n := p.name.removeprefix(f"{job}-")).isdecimal()
+            int(n) for p in runs.iterdir() if (n := p.name.removeprefix(f"{job}-")).isdecimal()
         ]
         for number in range(max(taken, default=0) + 1, RUNS_MAX):
             try:
-                (RUNS / f"{job}-{number}").mkdir()
+                (runs / f"{job}-{number}").mkdir()
             except FileExistsError:
                 continue  # another run took it in this moment
-            return RUNS / f"{job}-{number}"
+            return runs / f"{job}-{number}"
     except OSError as error:
-        raise _unusable(RUNS, error) from None
-    raise RunDirError(RUNS, f"holds {RUNS_MAX} runs of {job}", hint="remove old ones")
+        raise _unusable(runs, error) from None
+    raise RunDirError(runs, f"holds {RUNS_MAX} runs of {job}", hint="remove old ones")
 
 
 def _take(path: Path) -> Path:
@@ -59,7 +75,7 @@ def _take(path: Path) -> Path:
         # Whoever creates the lock owns the folder, also if two runs start at once.
         with (path / LOCK).open("x"):
             pass
-        if len(list(path.iterdir())) > 1:
+        if {one.name for one in path.iterdir()} - {LOCK, FOLDER}:
             (path / LOCK).unlink()
             raise RunDirError(path, "is not empty", hint="name a new or an empty folder")
     except FileExistsError:

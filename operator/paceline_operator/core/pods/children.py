@@ -26,7 +26,6 @@ from paceline_operator.core.pods.frozen import job_file, trainer_of
 
 ENV_VERSION_NOW: Final = "1"
 FILES: Final = "/etc/paceline"
-RUN_DIR: Final = "/run/paceline"
 TOKEN: Final = "token"
 OPERATOR_TOKEN: Final = "operator-token"
 CERTIFICATE: Final = "tls.crt"
@@ -108,7 +107,7 @@ def worker(
     _mount(
         spec, container, "paceline-job", FILES, _job_volume(job, key_id, [JOB_FILE, CERTIFICATE])
     )
-    _mount(spec, container, "paceline-run", RUN_DIR, {"emptyDir": {}})
+    _mount(spec, container, "paceline-run", names.POD_RUN_DIR, {"emptyDir": {}})
     _mount(spec, container, "paceline-shm", "/dev/shm", {"emptyDir": {"medium": "Memory"}})
     checkpoint = job.spec.checkpoint
     if checkpoint and checkpoint.claim_name:
@@ -170,7 +169,7 @@ def _worker_env(
         _set(names.ENV_ATTEMPT, attempt),
         _set(names.ENV_PROCS, job.settings.procs_per_replica),
         _set(names.ENV_COORDINATOR, ",".join(urls)),
-        _set(names.ENV_RUN_DIR, RUN_DIR),
+        _set(names.ENV_RUN_DIR, names.POD_RUN_DIR),
         _set(names.ENV_DRAIN_GRACE, job.settings.elasticity.drain_grace_ns // 10**9),
         _set(names.ENV_METRICS_PORT, job.settings.metrics_port),
     ]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from paceline_api.access.access import Access
+from paceline_api.errors import PacelineError
 from paceline_api.names import LABEL_JOB
 from paceline_api.types.job import GROUP, KIND, VERSION, TrainingJob
 
 from paceline.clock import NS_PER_S, now_ns, pause, wall_s
 from paceline.jobs.cluster.logs import Logs
 from paceline.jobs.cluster.server import NotFoundError, Server
-from paceline.jobs.core import explain, from_cluster, waiting
+from paceline.jobs.core import carried, explain, from_cluster, waiting
 from paceline.jobs.errors import (
     AwayError,
     NameTakenError,
@@ -25,6 +27,7 @@ from paceline.jobs.errors import (
 )
 from paceline.jobs.interface import (
     ALL_LINES,
+    NOTHING,
     Explanation,
     JobEvent,
     JobStatus,
@@ -54,9 +57,18 @@ class ClusterJobs:
     def where(self) -> str:
         return f"namespace {self.namespace} of {self._server.url}"
 
-    def submit(self, job: TrainingJob, *, folder: Path) -> JobStatus:  # noqa: ARG002
+    def submit(
+        self,
+        job: TrainingJob,
+        *,
+        folder: Path,  # noqa: ARG002
+        function: Mapping[str, str] = NOTHING,
+    ) -> JobStatus:
         """`folder` has no meaning: a pod sees nothing of this machine."""
         body = job.to_mapping()
+        carrier = f"{job.metadata.name}-function-{secrets.token_hex(4)}"
+        if function:
+            body = carried.with_function(body, carrier)
         body.pop("status", None)
         own = body["metadata"].setdefault("namespace", self.namespace)
         if own != self.namespace:
@@ -82,7 +94,18 @@ class ClusterJobs:
                     hint="upgrade the chart paceline-crds, or leave the field out",
                 ) from None
             raise
+        if function:
+            self._carry(carried.config_map(carrier, found, function), found)
         return self._told(found, [])
+
+    def _carry(self, config_map: Mapping[str, Any], job: Mapping[str, Any]) -> None:
+        """Its pods wait for it until it is there. A job that will never get it does not stay."""
+        try:
+            self._server.create(f"/api/v1/namespaces/{self.namespace}/configmaps", config_map)
+        except PacelineError:
+            which = {"preconditions": {"uid": job["metadata"]["uid"]}}
+            self._server.delete(f"{self._path}/{job['metadata']['name']}", which)
+            raise
 
     def all(self) -> list[JobStatus]:
         try:

@@ -1,0 +1,30 @@
+"""The Python SDK: jobs from a notebook or a program, on a cluster or on this machine.
+
+    from paceline.client import JobClient
+
+    client = JobClient.local()          # or JobClient.from_kubeconfig()
+    job = client.train(train, arguments={"epochs": 30}, replicas=4)
+    job.wait()
+
+`AsyncJobClient` has the same methods as coroutines.
+"""
+
+from paceline_api.types.job import Metadata, TrainingJob, TrainingJobSpec
+from paceline_api.types.template import PodTemplate
+
+from paceline.client.aio import AsyncJob, AsyncJobClient
+from paceline.client.client import JobClient
+from paceline.client.errors import JobFailedError
+from paceline.client.job import Job
+
+__all__ = [
+    "AsyncJob",
+    "AsyncJobClient",
+    "Job",
+    "JobClient",
+    "JobFailedError",
+    "Metadata",
+    "PodTemplate",
+    "TrainingJob",
+    "TrainingJobSpec",
+]

@@ -1,0 +1,108 @@
+"""A TrainingJob whose program is a function, from what `train` was given."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any, Final
+
+from paceline_api.errors import SpecError
+from paceline_api.names import JOB_NAME_MAX
+from paceline_api.reading.load import job_from_mapping
+from paceline_api.types.job import API_VERSION, KIND, TrainingJob
+from paceline_api.types.model import Model
+from paceline_api.types.template import TRAINER, PodTemplate
+from pydantic.alias_generators import to_camel
+
+COMMAND: Final = ["python3", "-m", "paceline.function.start"]
+SUFFIX_CHARS: Final = 5
+
+
+def default_image() -> str:
+    """The worker's, as `docker build --target worker` makes it."""
+    return f"paceline/worker:{version('paceline')}"
+
+
+def job_name(function: str, suffix: str) -> str:
+    """`function` as the name of an object, with `suffix`, so that each call makes a job of its
+    own."""
+    words = re.sub(r"[^a-z0-9]+", "-", function.lower()).strip("-")
+    words = words if words[:1].isalpha() else f"job-{words}".rstrip("-")
+    return f"{words[: JOB_NAME_MAX - len(suffix) - 1].rstrip('-')}-{suffix}"
+
+
+def function_job(
+    name: str,
+    *,
+    replicas: int,
+    template: object,
+    image: str | None,
+    env: Mapping[str, str],
+    resources: Mapping[str, str | int],
+    spec: Mapping[str, Any],
+) -> TrainingJob:
+    """`template`: a PodTemplate, what it takes the place of, or None. `spec`: further fields of a
+    TrainingJobSpec by their Python names. Raises InvalidJobError, SpecError."""
+    pod = _template(template, image, env, resources)
+    further = {to_camel(field): _plain(value) for field, value in spec.items()}
+    return job_from_mapping(
+        {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": name},
+            "spec": {"replicas": replicas, **further, "template": pod},
+        }
+    )
+
+
+def _template(
+    given: object, image: str | None, env: Mapping[str, str], resources: Mapping[str, str | int]
+) -> dict[str, Any]:
+    made = given is None
+    found: dict[str, Any]
+    if made:
+        found = {"spec": {"containers": [{"name": TRAINER}]}}
+    elif isinstance(given, Mapping):
+        found = copy.deepcopy(dict(given))
+    else:
+        found = _plain(PodTemplate.model_validate(given))
+    for container in found.get("spec", {}).get("containers", ()):
+        if container.get("name") == TRAINER:
+            _equip(container, image, env, resources, made=made)
+    return found
+
+
+def _equip(
+    container: dict[str, Any],
+    image: str | None,
+    env: Mapping[str, str],
+    resources: Mapping[str, str | int],
+    *,
+    made: bool,
+) -> None:
+    if (command := container.get("command")) is not None:
+        raise SpecError(
+            "template.spec.containers[trainer].command",
+            command,
+            "is given, and the function is what the trainer runs",
+            hint="leave the command out, or submit a TrainingJob without a function",
+        )
+    container["command"] = COMMAND
+    if image is not None or (made and "image" not in container):
+        container["image"] = image or default_image()
+    if env:
+        more = [{"name": key, "value": value} for key, value in env.items()]
+        container["env"] = [*container.get("env", ()), *more]
+    if resources:
+        limits = {key: str(amount) for key, amount in resources.items()}
+        own = container.setdefault("resources", {})
+        own["limits"] = {**own.get("limits", {}), **limits}
+
+
+def _plain(value: Any) -> Any:
+    """As in YAML."""
+    if isinstance(value, Model):
+        return value.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return value

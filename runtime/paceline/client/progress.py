@@ -1,0 +1,70 @@
+"""One bar per job that is waited for: below the cell of a notebook, or on a terminal."""
+
+from __future__ import annotations
+
+import math
+from types import TracebackType
+from typing import Final, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from paceline.jobs.interface import JobStatus
+
+FIGURES_MAX: Final = 3
+"""Of the script's own, in their order; more would not fit on a line."""
+
+
+class Bar:
+    """`with`: shown until the end of the block, and left there as it was last."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[words]}"),
+            console=console,
+        )
+        self._task = self._progress.add_task("", total=1.0, words="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, status: JobStatus) -> None:
+        self._progress.update(
+            self._task,
+            description=f"{status.name}  {status.state}",
+            completed=1.0 if status.state == "Complete" else status.progress or 0.0,
+            words=words(status),
+        )
+
+
+def words(status: JobStatus) -> str:
+    """What stands behind the bar."""
+    found = [f"{status.ready}/{status.replicas} replicas"] if not status.ended else []
+    found.append(f"round {status.round}")
+    if status.rounds_per_s_now and not status.ended:
+        found.append(f"{status.rounds_per_s_now:.1f}/s")
+    metrics = status.detail.log.metrics if status.detail is not None else {}
+    found += [f"{name} {value:.4g}" for name, value in list(metrics.items())[:FIGURES_MAX]]
+    if status.left_s is not None and not status.ended:
+        left_s = math.ceil(status.left_s)
+        found.append(f"ETA {left_s // 60}:{left_s % 60:02}")
+    return "  ".join(found)
+
+
+def console_for(wanted: bool | None) -> Console | None:
+    """Where to show progress; None for nowhere. `wanted` None: where somebody can see it move."""
+    console = Console(highlight=False)
+    seen = console.is_jupyter or console.is_terminal
+    return console if wanted or (wanted is None and seen) else None

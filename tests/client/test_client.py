@@ -1,0 +1,201 @@
+"""The SDK over a back end in memory: what it asks for, what it waits for, what it remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from client.fake_jobs import FakeJobs, at
+from paceline.client import AsyncJob, AsyncJobClient, JobClient, JobFailedError
+from paceline.client.figures import ROWS_MAX, Figures
+from paceline.client.job import Job
+from paceline.client.progress import Bar, words
+from paceline.function.errors import FunctionError
+from paceline.jobs.errors import NoSuchJobError, WaitTimeoutError
+from paceline.jobs.interface import Until
+from paceline_api.errors import InvalidJobError
+from paceline_api.types.job import Metadata, TrainingJob, TrainingJobSpec
+from paceline_api.types.template import PodTemplate
+from rich.console import Console
+
+TEMPLATE = {"spec": {"containers": [{"name": "trainer", "command": ["python", "x.py"]}]}}
+
+
+def train(epochs: int = 1) -> int:
+    return epochs
+
+
+def test_train_sends_the_function_with_its_job() -> None:
+    jobs = FakeJobs()
+    job = JobClient(jobs).train(train, arguments={"epochs": 3}, replicas=4, packages=["x"])
+    assert jobs.submitted is not None
+    assert jobs.submitted.spec.replicas == 4
+    assert jobs.submitted.metadata.name.startswith("train-")
+    assert "train(**{'epochs': 3})" in jobs.function["function.py"]
+    assert job.name == "job"
+
+
+def test_a_function_that_cannot_be_sent_makes_no_job() -> None:
+    jobs = FakeJobs()
+    with pytest.raises(FunctionError):
+        JobClient(jobs).train(lambda: None)
+    assert jobs.submitted is None
+
+
+def test_submit_takes_the_typed_model_and_judges_it_first() -> None:
+    jobs = FakeJobs()
+    spec = TrainingJobSpec(replicas=2, template=PodTemplate.model_validate(TEMPLATE))
+    JobClient(jobs).submit(TrainingJob(metadata=Metadata(name="job"), spec=spec))
+    assert jobs.submitted is not None
+    wrong = spec.model_copy(update={"min_replicas": 3})
+    with pytest.raises(InvalidJobError, match="minReplicas"):
+        JobClient(jobs).submit(TrainingJob(metadata=Metadata(name="job"), spec=wrong))
+
+
+def test_wait_returns_the_end_and_remembers_the_rounds() -> None:
+    statuses = [at(0, "Starting"), at(3, loss=0.5), at(3, loss=0.4), at(10, "Complete", loss=0.1)]
+    job = JobClient(FakeJobs(statuses)).get_job("job")
+    assert job.wait(timeout_s=30, progress=False).state == "Complete"
+    table = job.rounds()
+    assert list(table["round"])[-3:] == [0, 3, 10]
+    assert list(table["loss"])[-2:] == [0.4, 0.1]
+    assert list(table["samples_applied"])[-1] == 1280
+
+
+def test_wait_for_training_only() -> None:
+    job = JobClient(FakeJobs([at(0, "Starting"), at(1)])).get_job("job")
+    assert job.wait(Until.TRAINING, timeout_s=30).round == 1
+    assert job.wait("training", timeout_s=30).round == 1
+
+
+def test_wait_that_takes_too_long_says_what_it_waited_for() -> None:
+    job = JobClient(FakeJobs([at(1)])).get_job("job")
+    with pytest.raises(WaitTimeoutError, match=r"Training after 0\.2 s, and not yet ended"):
+        job.wait(timeout_s=0.2)
+
+
+def test_a_job_that_fails_is_an_error_with_its_words() -> None:
+    failed = at(3, "Failed")
+    with pytest.raises(JobFailedError, match="job job has failed") as caught:
+        JobClient(FakeJobs([failed])).get_job("job").wait(timeout_s=30)
+    assert caught.value.status == failed
+    assert caught.value.__notes__ == ["hint: job.logs() has its last words"]
+
+
+def test_a_job_that_is_deleted_meanwhile() -> None:
+    jobs = FakeJobs([at(1)])
+    jobs.go.set()
+    with pytest.raises(NoSuchJobError, match="deleted while"):
+        JobClient(jobs).get_job("job").wait(timeout_s=30)
+
+
+def test_verbs_reach_the_job_that_is_meant() -> None:
+    jobs = FakeJobs()
+    job = JobClient(jobs).get_job("job")
+    assert job.scale(6) == 4
+    job.suspend()
+    job.resume()
+    job.delete(wait_s=5)
+    assert jobs.calls == [
+        ("scale", "job", 6), ("suspend", "job"), ("resume", "job"), ("delete", "job", 5)
+    ]  # fmt: skip
+    assert [event.reason for event in job.events()] == ["Created"]
+    assert [line.text for line in job.logs(rank=0)] == ["line 0", "line 1", "line 2"]
+
+
+def test_names_of_kubeflow() -> None:
+    client = JobClient(FakeJobs([at(10, "Complete")]))
+    assert [job.name for job in client.list_jobs()] == ["job"]
+    assert list(client.get_job_logs("job")) == [f"rank 0 | line {n}" for n in range(3)]
+    assert client.wait_for_job_status("job").state == "Complete"
+    assert client.get_job_events("job")
+    client.delete_job("job")
+    with pytest.raises(NoSuchJobError):
+        client.get_job("other")
+
+
+def test_on_this_machine_the_folder_is_meant_and_not_the_name(tmp_path: Path) -> None:
+    jobs = FakeJobs()
+    Job(jobs, msgspec.structs.replace(at(1), place=str(tmp_path))).scale(1)
+    assert jobs.calls == [("scale", str(tmp_path), 1)]
+
+
+def test_progress_on_a_terminal_and_off() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=120, color_system=None)
+    with Bar(console) as bar:
+        bar.show(at(3, loss=0.51234))
+        bar.show(at(10, "Complete", loss=0.1))
+    assert "job  Complete" in out.getvalue()
+    assert "100%" in out.getvalue()
+    assert words(at(3, loss=0.51234)) == "4/4 replicas  round 3  2.0/s  loss 0.5123  ETA 0:04"
+
+
+def test_the_table_stays_small() -> None:
+    figures = Figures()
+    for number in range(ROWS_MAX + 10):
+        figures.add(at(number), float(number))
+    rows = figures.rows()
+    assert len(rows) < ROWS_MAX
+    assert rows[-1]["round"] == ROWS_MAX + 9
+    assert [row["round"] for row in rows] == sorted(row["round"] for row in rows)
+
+
+# ---- asyncio ------------------------------------------------------------------------------------
+
+
+def test_the_same_in_asyncio() -> None:
+    async def use() -> None:
+        jobs = FakeJobs([at(0, "Starting"), at(10, "Complete")])
+        client = AsyncJobClient(JobClient(jobs))
+        job = await client.train(train)
+        assert (await job.wait(timeout_s=30)).state == "Complete"
+        assert [line.text async for line in job.logs()] == ["line 0", "line 1", "line 2"]
+        assert (await job.scale(2)) == 4
+        with pytest.raises(NoSuchJobError):
+            await client.get_job("other")
+
+    asyncio.run(use())
+
+
+def test_two_waits_at_a_time_and_a_loop_that_goes_on() -> None:
+    async def use() -> None:
+        job = await AsyncJobClient(JobClient(FakeJobs([at(1)]))).get_job("job")
+        waits = [asyncio.create_task(job.wait()) for _ in range(2)]
+        assert (await job.status()).round == 1, "nobody is held up"
+        for wait in waits:
+            wait.cancel()
+        results = await asyncio.gather(*waits, return_exceptions=True)
+        assert all(isinstance(one, asyncio.CancelledError) for one in results)
+
+    asyncio.run(asyncio.wait_for(use(), 30))
+
+
+def test_lines_that_nobody_wants_any_more_are_closed_by_their_thread() -> None:
+    async def use() -> FakeJobs:
+        jobs = FakeJobs()
+        job = await AsyncJobClient(JobClient(jobs)).get_job("job")
+        lines = job.logs()
+        assert (await anext(lines)).text == "line 0"
+        await lines.aclose()
+        return jobs
+
+    jobs = asyncio.run(use())
+    for thread in threading.enumerate():
+        if thread.name == "paceline-items":
+            thread.join(30)
+    assert jobs.closed_by == "paceline-items"
+
+
+def test_both_have_the_same_methods() -> None:
+    def verbs(kind: Any) -> set[str]:
+        return {name for name in vars(kind) if not name.startswith("_")}
+
+    assert verbs(AsyncJob) - {"name"} == verbs(Job)
+    made = {"from_kubeconfig", "local"}
+    assert verbs(AsyncJobClient) == verbs(JobClient) - made

@@ -1,0 +1,109 @@
+"""The TrainingJob that `train` makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kubernetes import client as k8s
+from paceline.client.making import COMMAND, default_image, function_job, job_name
+from paceline.jobs.core.carried import config_map, with_function
+from paceline_api.errors import InvalidJobError, SpecError
+from paceline_api.names import JOB_NAME_MAX
+from paceline_api.reading.load import job_from_mapping
+from paceline_api.types.collective import Collective
+from paceline_api.types.job import TrainingJob
+
+
+def made(**given: Any) -> TrainingJob:
+    words: dict[str, Any] = {"replicas": 2, "template": None, "image": None}
+    words |= {"env": {}, "resources": {}, "spec": {}, **given}
+    return function_job("job", **words)
+
+
+def trainer(job: TrainingJob) -> dict[str, Any]:
+    found: dict[str, Any] = job.to_mapping()["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def test_without_a_template() -> None:
+    job = made(env={"A": "1"}, resources={"nvidia.com/gpu": 1, "memory": "4Gi"})
+    assert job.spec.replicas == 2
+    assert trainer(job) == {
+        "name": "trainer",
+        "image": default_image(),
+        "command": COMMAND,
+        "env": [{"name": "A", "value": "1"}],
+        "resources": {"limits": {"nvidia.com/gpu": "1", "memory": "4Gi"}},
+    }
+
+
+def test_a_template_keeps_what_it_says() -> None:
+    container = k8s.V1Container(
+        name="trainer", image="mine:1", env=[k8s.V1EnvVar(name="A", value="1")]
+    )
+    side = k8s.V1Container(name="side", image="other")
+    template = k8s.V1PodTemplateSpec(
+        spec=k8s.V1PodSpec(containers=[container, side], node_selector={"disk": "ssd"})
+    )
+    job = made(template=template, env={"B": "2"})
+    assert trainer(job)["image"] == "mine:1"
+    assert [one["name"] for one in trainer(job)["env"]] == ["A", "B"]
+    pod = job.to_mapping()["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"disk": "ssd"}
+    assert "command" not in pod["containers"][1]
+
+
+def test_a_mapping_stays_as_it_was() -> None:
+    template = {"spec": {"containers": [{"name": "trainer", "image": "mine:1"}]}}
+    assert trainer(made(template=template, image="mine:2"))["image"] == "mine:2"
+    assert template == {"spec": {"containers": [{"name": "trainer", "image": "mine:1"}]}}
+
+
+def test_a_command_of_the_users_own_is_refused() -> None:
+    template = {"spec": {"containers": [{"name": "trainer", "command": ["python"]}]}}
+    with pytest.raises(SpecError, match="the function is what the trainer runs"):
+        made(template=template)
+
+
+def test_further_fields_of_the_spec() -> None:
+    job = made(spec={"min_replicas": 1, "collective": Collective(max_age=0), "suspend": True})
+    assert job.spec.min_replicas == 1
+    assert job.spec.collective is not None
+    assert job.spec.collective.max_age == 0
+    assert made(spec={"collective": {"maxAge": 0}}).spec.collective == job.spec.collective
+    with pytest.raises(InvalidJobError, match="minReplica") as caught:
+        made(spec={"min_replica": 1})
+    assert caught.value.hint == "did you mean minReplicas?"
+
+
+def test_a_template_without_the_trainer() -> None:
+    with pytest.raises(InvalidJobError, match="no container named trainer"):
+        made(template={"spec": {"containers": [{"name": "main"}]}})
+
+
+@given(function=st.text(min_size=1), suffix=st.text("0123456789abcdef", min_size=5, max_size=5))
+def test_each_function_gives_a_name_that_a_job_may_have(function: str, suffix: str) -> None:
+    name = job_name(function, suffix)
+    assert len(name) <= JOB_NAME_MAX
+    mapping = made().to_mapping() | {"metadata": {"name": name}}
+    assert job_from_mapping(mapping).metadata.name == name
+
+
+def test_in_a_cluster_the_files_lie_below_the_run_folder() -> None:
+    job = made().to_mapping()
+    found = with_function(job, "job-function-1")
+    assert "volumes" not in job["spec"]["template"]["spec"], "what was given stays"
+    pod = found["spec"]["template"]["spec"]
+    assert pod["volumes"] == [
+        {"name": "paceline-function", "configMap": {"name": "job-function-1"}}
+    ]
+    assert pod["containers"][0]["volumeMounts"] == [
+        {"name": "paceline-function", "mountPath": "/run/paceline/function", "readOnly": True}
+    ]
+    found["metadata"]["uid"] = "u"
+    kept = config_map("job-function-1", found, {"function.py": "x"})
+    assert kept["metadata"]["ownerReferences"][0]["uid"] == "u", "it goes with the job"
+    assert (kept["data"], kept["immutable"]) == ({"function.py": "x"}, True)

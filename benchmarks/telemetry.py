@@ -14,6 +14,7 @@ import json
 import statistics
 import time
 
+from paceline.core.anatomy.samples import Phase
 from paceline.core.collectives.select import Method
 from paceline.core.messages import Endpoints
 from paceline.core.protocol.ids import GenerationId, MemberId
@@ -28,6 +29,7 @@ from paceline_api.types.enums import Mode
 
 BAR_US = 20.0
 STEP_NS = 20_000_000
+STEP_PHASES = (Phase.LOADING, Phase.SCRIPT, Phase.FORWARD, Phase.BACKWARD)
 
 
 def prepare(ranks: int) -> tuple[RankState, tuple[MemberId, ...]]:
@@ -83,16 +85,19 @@ def measure(ranks: int, rounds: int, late_ranks: int) -> dict[str, float]:
         before = time.perf_counter_ns()
         metrics.handled(rank, step, now)
         metrics.reducing(go, rank, now)
-        metrics.carried(method, 4096, 1000)
+        metrics.carried(method, 4096, now, now + 1000)
         metrics.reduced(now)
         middle = time.perf_counter_ns()
         rank.log.append(go)
         after = time.perf_counter_ns()
         metrics.applied(go, rank, now, 1000)
-        metrics.copied(1000)
+        metrics.ring.sum_is_taken()
+        metrics.copied(now, now + 1000)
         metrics.facts.resumed(now)
         metrics.facts.refresh(rank, now)
-        loop.stepped(now - 1000, now, fresh=True)
+        for phase in STEP_PHASES:
+            loop.entered(phase, now - 2000)
+        loop.stepped(now - 1000, now, fresh=True, version=go.round + 1)
         spent_us.append((time.perf_counter_ns() - after + middle - before) / 1000)
     record.close()
     return {

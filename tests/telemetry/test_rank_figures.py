@@ -30,6 +30,7 @@ from paceline.core.rank.state import RankState, Saving
 from paceline.core.status import Fact, log_status
 from paceline.telemetry.catalog import CATALOG, Writer
 from paceline.telemetry.records import RankRecord
+from paceline.telemetry.samples import RoundRing, StepRing
 from paceline.worker.metrics.loop import LoopMetrics
 from paceline.worker.metrics.rounds import CheckpointMetrics, RoundMetrics
 from paceline.worker.metrics.waits import AvoidedWaiting
@@ -77,6 +78,14 @@ class SpyRecord:
     def histogram(self, name: str, **labels: str) -> Spy:
         self.real.histogram(name, **labels)
         return Spy(name, tuple(labels.values()), self.written)
+
+    @property
+    def steps(self) -> StepRing:
+        return self.real.steps
+
+    @property
+    def rounds(self) -> RoundRing:
+        return self.real.rounds
 
     def name_figure(self, number: int, name: str) -> None:
         self.real.name_figure(number, name)
@@ -136,12 +145,12 @@ class OneRank:
         go = Go(log.id, log.version, Trigger(trigger), shares, wait_us=took_ms * 1000, **more)  # type: ignore[arg-type]
         self.metrics.reducing(go, self.rank, self.now_ns)
         self.now_ns += 5 * MS
-        self.metrics.carried(RING, 400, 4 * MS)
+        self.metrics.carried(RING, 400, self.now_ns - 4 * MS, self.now_ns)
         self.metrics.reduced(self.now_ns)
         log.append(go)
         self.now_ns += MS
         self.metrics.applied(go, self.rank, self.now_ns, MS)
-        self.metrics.copied(MS)
+        self.metrics.copied(self.now_ns, self.now_ns + MS)
 
 
 @pytest.fixture
@@ -287,9 +296,9 @@ def test_the_time_of_the_loop_adds_up() -> None:
     loop = LoopMetrics(record)  # type: ignore[arg-type]
     loop.began(100 * MS)
     loop.waited(110 * MS, 150 * MS)
-    loop.stepped(170 * MS, 190 * MS, fresh=True)
+    loop.stepped(170 * MS, 190 * MS, fresh=True, version=1)
     loop.began(500 * MS)  # evaluating in between
-    loop.stepped(510 * MS, 515 * MS, fresh=False)
+    loop.stepped(510 * MS, 515 * MS, fresh=False, version=2)
     assert record["step_duration_seconds"] == [pytest.approx(0.090), pytest.approx(0.015)]
     assert record["compute_seconds_total"] == [pytest.approx(0.030), pytest.approx(0.010)]
     assert record["exposed_seconds_total"] == [pytest.approx(0.020), pytest.approx(0.005)]
@@ -387,7 +396,7 @@ def test_every_metric_of_a_rank_is_written(one: OneRank) -> None:
     loop = LoopMetrics(one.record)  # type: ignore[arg-type]
     loop.began(0)
     loop.waited(0, 1)
-    loop.stepped(1, 2, fresh=True)
+    loop.stepped(1, 2, fresh=True, version=1)
     facts = CheckpointMetrics(one.record).follow(  # type: ignore[arg-type]
         Saving(every=2, written=3, skipped=1, failed=2, published=6), exposed_s=0.5, hidden_s=4.0
     )

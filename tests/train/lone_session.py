@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from paceline.core.anatomy.samples import Phase
 from paceline.core.faults import parse_faults
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.progress import Progress
@@ -54,6 +55,7 @@ class LoneSession:
         self.revoke = revoke
         self.scheduler_steps = scheduler_steps
         self.stop_at = stop_at
+        self.phases: list[Phase] = []
         self.version = 0
         self.progress = Progress()
         self.stopped = False
@@ -158,6 +160,9 @@ class LoneSession:
         self.stopped = self.stopped or stop
         self.committed.copy_to_model()
         self.released = True
+
+    def enters(self, phase: Phase) -> None:
+        self.phases.append(phase)
 
     def computing(self, leases: tuple[int, ...], samples: int, unit: int) -> None:
         """There is nobody to begin a round with."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.rank import events as ev
+from paceline.telemetry.records import RankRecord
 from paceline.transport.solo import NoTransport
 from paceline.worker.comm_thread import CommThread, Interrupts
 from paceline.worker.state.committed import Committed
@@ -32,7 +33,8 @@ class Donor:
         peers: Any = SimpleNamespace(
             send_bulk=lambda to, _, payload: self.sent.update({to: list(payload)})
         )
-        nobody: Any = SimpleNamespace(applied=lambda *_: None, state=None)
+        ring = RankRecord.create().rounds
+        nobody: Any = SimpleNamespace(applied=lambda *_: None, state=None, ring=ring)
         self.comm = CommThread(nobody, peers, NoTransport(), nobody, Interrupts(), nobody)
         self.comm.take(gradients, self.committed, None)
 

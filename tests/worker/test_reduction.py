@@ -21,6 +21,7 @@ from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.records import GivenUp, Go, Trigger
 from paceline.core.rank import events as ev
+from paceline.telemetry.records import RankRecord
 from paceline.transport.base import Abort, Group, Peer, TransportAborted
 from paceline.transport.sim import Hub, SimTransport
 from paceline.worker.reduction import Reducer
@@ -109,7 +110,12 @@ class OneRank:
         model = torch.nn.ParameterList(self.parameters)
         committed = Committed(model, torch.optim.SGD(self.parameters, 1.0), self.gradients)
         self.reducer = Reducer(
-            channel, self.gradients, committed, lambda _: self.buffers, self.posted.put
+            channel,
+            self.gradients,
+            committed,
+            lambda _: self.buffers,
+            self.posted.put,
+            RankRecord.create().rounds,
         )
 
     # ---- the main thread

@@ -8,6 +8,7 @@
     group COMM      seq, then those of the communication thread
     names           of the script's own figures, UTF-8 padded with zeros; a name is written once,
                     before the first value of its figure
+    rings           the last steps and rounds, see `telemetry.samples`
 
 A counter or gauge is one slot; a histogram is a slot for each bucket (not cumulative, +Inf last)
 and one for the sum. `seq` is odd while the writer is inside an observation of a histogram; a reader
@@ -34,6 +35,8 @@ from math import isnan, nan
 from typing import Final
 
 from paceline.clock import NS_PER_S, now_ns, pause
+from paceline.core.anatomy.samples import RoundSample, StepSample
+from paceline.telemetry import samples
 from paceline.telemetry.catalog import (
     BY_NAME,
     CATALOG,
@@ -83,6 +86,7 @@ def _make_layout() -> RecordLayout:
                 first[metric.name, child] = at
                 text.append(f"{at} {metric.name} {child} {metric.buckets}")
                 at += width(metric)
+    text.append(f"{samples.STEPS} {samples.STEP_WORDS} {samples.ROUNDS} {samples.ROUND_WORDS}")
     digest = int.from_bytes(sha256("\n".join(text).encode()).digest()[:8], "little")
     return RecordLayout(at + FIGURES_MAX * NAME_SLOTS, seq, first, at, digest)
 
@@ -93,7 +97,7 @@ def width(metric: Metric) -> int:
 
 
 LAYOUT: Final = _make_layout()
-BYTES: Final = LAYOUT.slots * SLOT_BYTES
+BYTES: Final = (LAYOUT.slots + samples.WORDS) * SLOT_BYTES
 
 
 class RecordError(Exception):
@@ -168,6 +172,7 @@ class SharedMemory:
         self._view = memoryview(self._map)
         self.slots = self._view.cast("d")
         self.words = self._view.cast("Q")
+        self.rings = self.words[LAYOUT.slots :]
 
     @classmethod
     def checked(cls, fd: int) -> SharedMemory:
@@ -181,6 +186,7 @@ class SharedMemory:
 
     def close(self) -> None:
         self.slots.release()
+        self.rings.release()
         self.words.release()
         self._view.release()
         self._map.close()
@@ -211,6 +217,8 @@ class RankRecord:
     def __init__(self, memory: SharedMemory) -> None:
         self._memory = memory
         memory.slots[2] = _observation_cost_s()
+        self.steps = samples.StepRing(memory.rings)
+        self.rounds = samples.RoundRing(memory.rings)
 
     @classmethod
     def create(cls) -> RankRecord:
@@ -247,6 +255,8 @@ class RankRecord:
 
     def close(self) -> None:
         """Handles must not be used afterwards."""
+        self.steps.release()
+        self.rounds.release()
         self._memory.close()
 
 
@@ -293,7 +303,7 @@ class RecordReader:
 
     def read(self) -> Reading:
         slots, words = self._memory.slots, self._memory.words
-        values = slots.tolist()
+        values = slots[: LAYOUT.slots].tolist()
         observations = 0
         for writer, seq in LAYOUT.seq.items():
             first, last = seq + 1, _group_end(writer)
@@ -308,8 +318,16 @@ class RecordReader:
             observations += words[seq] // 2
         return Reading(tuple(values), observations, slots[2], self._figures())
 
+    def steps(self) -> tuple[StepSample, ...]:
+        """The last ones, in their order."""
+        return samples.read_steps(self._memory.rings)
+
+    def rounds(self) -> tuple[RoundSample, ...]:
+        """The last ones, in their order."""
+        return samples.read_rounds(self._memory.rings)
+
     def _figures(self) -> tuple[str, ...]:
-        raw = self._memory.words[LAYOUT.names :].tobytes()
+        raw = self._memory.words[LAYOUT.names : LAYOUT.slots].tobytes()
         parts = (raw[n : n + FIGURE_NAME_BYTES] for n in range(0, len(raw), FIGURE_NAME_BYTES))
         return tuple(part.rstrip(b"\0").decode() for part in parts)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from paceline.core.faults import Fault, parse_faults
 from paceline.core.protocol.records import DataPlan, LoggedMetric
@@ -45,6 +46,8 @@ class Context:
         self.faults = faults
         self.optimizer: JobOptimizer | None = None
         self.finished = False
+        self.hooks: list[RemovableHandle] = []
+        """On the script's model; taken off when the job is over."""
         self._metrics: dict[str, tuple[float, float]] = {}
 
     def log(self, name: str, value: float | torch.Tensor, weight: float) -> None:
@@ -71,7 +74,7 @@ class Context:
         if not self.finished:
             self.need_optimizer("finish()").ensure_started()
             self.session.finish()
-            self.finished = True
+            self._end()
 
     def stop(self) -> None:
         """End the job on all ranks, then as `finish`."""
@@ -85,7 +88,13 @@ class Context:
             return
         optimizer.builder.end()
         self.session.finish(stop=True)
+        self._end()
+
+    def _end(self) -> None:
         self.finished = True
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks.clear()
 
 
 _context: Context | None = None
@@ -115,6 +124,11 @@ def install(context: Context | None) -> None:
     """Make this the process's context; `init` does it, and tests that bring a session."""
     global _context
     _context = context
+
+
+def session() -> Session | None:
+    """The process's session, if it has one."""
+    return _context.session if _context is not None else None
 
 
 def current(why: str) -> Context:

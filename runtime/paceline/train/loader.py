@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from paceline.core.anatomy.samples import Phase
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.sampling import epoch_of, leases_per_epoch
 from paceline.errors import DataError, UnsupportedError, UsageError
@@ -221,7 +222,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         session, builder = self._context.session, self._optimizer.builder
         while not session.stopped:
             if self._next is None:
+                session.enters(Phase.LOADING)
                 self._next = next(self._stream, None)
+                session.enters(Phase.SCRIPT)
                 if self._next is None:
                     return None
             batch = self._next[0]

@@ -16,7 +16,7 @@ import torch
 
 from paceline.core.protocol.records import DataPlan
 from paceline.errors import ChangedLaterError, DismissedError, JobStoppedError, UsageError
-from paceline.train import clipping, refusals
+from paceline.train import clipping, phases, refusals
 from paceline.train.context import current
 from paceline.train.contribution import Contribution, ContributionBuilder
 from paceline.train.faults import Faults
@@ -212,6 +212,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 session.progress.step,
             )
         self._faults = Faults(self._context.faults, session.place)
+        self._context.hooks += phases.follow(self._model)
         self._show_groups()
 
     def after_parking(self) -> None:

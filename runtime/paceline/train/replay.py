@@ -19,6 +19,7 @@ import torch
 from paceline_api.jobfile import JOB_FILE, read_job_file
 from paceline_api.types.enums import Wire
 
+from paceline.core.anatomy.samples import Phase
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.progress import Progress
@@ -132,6 +133,9 @@ class ReplaySession:
 
     def holds(self, lease: int) -> bool:
         return not self.stopped and self._now is not None and lease in self._now.step.leases
+
+    def enters(self, phase: Phase) -> None:
+        """Nobody measures a replay."""
 
     def computing(self, leases: tuple[int, ...], samples: int, unit: int) -> None:
         """Here rounds are made when all steps are."""

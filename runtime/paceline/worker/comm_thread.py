@@ -167,7 +167,15 @@ class CommThread:
         self, gradients: Gradients, committed: Committed, checkpoints: CheckpointService | None
     ) -> None:
         """The script has begun. Main thread, before its first word."""
-        reducer = Reducer(self._channel, gradients, committed, self._float_buffers, self._hear)
+        self._metrics.ring.divide([x.nbytes for x in gradients.result])
+        reducer = Reducer(
+            self._channel,
+            gradients,
+            committed,
+            self._float_buffers,
+            self._hear,
+            self._metrics.ring,
+        )
         self.tensors = Tensors(gradients, committed, reducer, checkpoints)
 
     def _hear(self, event: ev.Coming | None) -> None:
@@ -426,6 +434,7 @@ class CommThread:
 
     def _apply(self, go: Go, weighing: Weighing, *, hash_due: bool) -> ev.Event | None:
         begun_ns = now_ns()
+        self._metrics.ring.sum_is_taken()
         with self._gradients.streams.own():
             self._committed.accumulate(self._gradients.result, first=weighing.first)
             self._gradients.keep_residuals(weighing.residual_unit)
@@ -518,7 +527,7 @@ class CommThread:
             if settings.pipeline and settings.buffers_every:
                 self._own_buffers = self._committed.float_buffers_flat()
             self._gradients.streams.mark_commit()
-            self._metrics.copied(now_ns() - begun_ns)
+            self._metrics.copied(begun_ns, now_ns())
         if self.recorder is not None:
             if self.recorder.wants_hash:
                 self.recorder.hashed(effect.version, self._committed.hash())

@@ -78,7 +78,7 @@ class DataChannel:
             except TransportError as error:
                 self._metrics.failed(method)
                 return self._failed(error)
-            self._metrics.carried(method, carried_bytes, now_ns() - begun_ns)
+            self._metrics.carried(method, carried_bytes, begun_ns, now_ns())
         return None
 
     def close(self) -> None:

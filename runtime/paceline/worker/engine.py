@@ -23,6 +23,7 @@ from paceline_api.jobfile import read_job_file
 from paceline_api.types.enums import Pacing, Wire
 
 from paceline.clock import now_ns
+from paceline.core.anatomy.samples import Phase
 from paceline.core.messages import Dismiss, Endpoints, ToRank
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.progress import Progress, progress_of
@@ -245,8 +246,11 @@ class Engine:
         until(judged, self._watch_kernels)
         begun_ns = now_ns()
         resume = self._call(ev.Step(leases, samples, unit, usable, metrics, foreign))
-        self._loop.stepped(begun_ns, now_ns(), fresh=resume.fresh)
+        self._loop.stepped(begun_ns, now_ns(), fresh=resume.fresh, version=resume.version)
         return StepResult(resume.version, resume.fresh, resume.stopped)
+
+    def enters(self, phase: Phase) -> None:
+        self._loop.entered(phase, now_ns())
 
     def computing(self, leases: tuple[int, ...], samples: int, unit: int) -> None:
         if self._comm.tensors is not None and not self._pipelined:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +33,7 @@ from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.records import GivenUp
 from paceline.core.rank import events as ev
 from paceline.transport.device_queues import Event
+from paceline.telemetry.samples import RoundRing
 from paceline.worker.data_channel import DataChannel
 from paceline.worker.serial_thread import SerialThread
 from paceline.worker.state.committed import Committed
@@ -40,6 +42,7 @@ from paceline.worker.state.gradients import Gradients
 log = logging.getLogger("paceline.rank")
 
 ABANDONED: Final = ev.ChannelFailed("given up for a new generation", aborted=True)
+NOBODY_LOOKED: Final[array[int]] = array("Q")
 FloatBuffers = Callable[[bool], torch.Tensor]
 """The model's, flat; zeros unless this rank contributes."""
 
@@ -49,6 +52,8 @@ class Batch:
     """The last batch of a lease, while backward() works on it."""
 
     coming: ev.Coming
+    ready_ns: array[int]
+    """When each segment was handed over; 0 = not yet."""
     handed: dict[int, tuple[int, list[Event]]] = field(default_factory=dict)
     """Ready segments: how often each had been written, and what its device has to finish first."""
     looked_at: set[int] = field(default_factory=set)
@@ -91,10 +96,12 @@ class Reducer:
         committed: Committed,
         float_buffers: FloatBuffers,
         post: Callable[[ev.Coming | None], None],
+        notes: RoundRing,
     ) -> None:
-        """`post` hands an event to the communication thread; with None it only wakes it."""
+        """`post` hands an event to the communication thread; with None it only wakes it. `notes`:
+        hears when a segment was ready, and when what is contributed was."""
         self._channel, self._gradients, self._committed = channel, gradients, committed
-        self._float_buffers, self._post = float_buffers, post
+        self._float_buffers, self._post, self._notes = float_buffers, post, notes
         self._last: Final = len(gradients.layout.segments) - 1
         self.synced: torch.Tensor | None = None
         """What the last round summed of the float buffers (D10)."""
@@ -122,7 +129,7 @@ class Reducer:
             return
         with self._news:
             self._forget()
-            self._batch = Batch(coming)
+            self._batch = Batch(coming, array("Q", bytes(8 * (self._last + 1))))
             self._start_thread()
         self._gradients.watch(self.hand_over)
 
@@ -131,7 +138,10 @@ class Reducer:
         written, ready = self._gradients.written(segment), self._gradients.streams.mark_gradients()
         with self._news:
             batch = self._batch
-            if batch is None or batch.closed or segment == self._last:
+            if batch is None or batch.closed:
+                return
+            batch.ready_ns[segment] = now_ns()
+            if segment == self._last:
                 return
             batch.handed[segment] = written, ready
             if segment == 0 or self._round is not None:
@@ -200,6 +210,7 @@ class Reducer:
         with self._news:
             batch, self._batch = self._batch, None
             self._announced = batch
+        self._notes.handed_over(batch.ready_ns if batch is not None else NOBODY_LOOKED)
         known, left = self._left_of(batch)
         on_host = [s for s in left if s not in self._flags]
         finite = step.finite and (known is None or known.finite)
@@ -424,6 +435,7 @@ class Reducer:
             gradients.load_result(segment, source, order.factor, order.unit)
             if source is not None and segment in self._flags and self._is_found(batch, segment):
                 self._flags.put(segment, gradients.result[segment])
+        self._notes.opened(segment, now_ns())
 
     @staticmethod
     def _is_found(batch: Batch | None, segment: int) -> bool:

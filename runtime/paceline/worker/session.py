@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from paceline_api.types.enums import Wire
 
+from paceline.core.anatomy.samples import Phase
 from paceline.core.protocol.progress import Progress
 from paceline.core.protocol.records import DataPlan, LoggedMetric
 from paceline.core.rank import events as ev
@@ -70,6 +71,9 @@ class Session(Protocol):
         `unit`: the gradient buffer holds sum(per-sample gradients) / unit. When it returns, the
         gradient views are zero (or hold what could not be announced yet) and the model holds the
         newest committed weights."""
+
+    def enters(self, phase: Phase) -> None:
+        """The loop goes on with this part of a step; for figures only."""
 
     def computing(self, leases: tuple[int, ...], samples: int, unit: int) -> None:
         """The batch that completes these leases is computed next, and `step` will say the same of

@@ -225,6 +225,10 @@ class Composition:
         ordinary = self.offsets_us[: len(self.ordinary)]
         return ordinary + [s.offset_us for s in self.listed if s.fresh]
 
+    def fresh_at(self, place: int) -> MemberId:
+        """Of `fresh`."""
+        return self.ordinary[place] if place < len(self.ordinary) else self.fresh[place]
+
     @property
     def idle_us(self) -> list[int]:
         """When the idle ones came, in the order of `idle`."""

@@ -8,7 +8,10 @@ communication was not hidden.
 from __future__ import annotations
 
 from paceline.clock import NS_PER_S
+from paceline.core.anatomy.samples import Phase
 from paceline.telemetry.records import RankRecord
+
+NOTHING = [0] * len(Phase)
 
 
 class LoopMetrics:
@@ -24,23 +27,47 @@ class LoopMetrics:
         self._began_ns = 0
         self._waited_ns = 0
         """In this step, for leases."""
+        self._ring = record.steps
+        self._phase = Phase.SCRIPT
+        self._since_ns = 0
+        """In this phase; later by what was waited in it."""
+        self._spent_ns = [0] * len(Phase)
 
     def began(self, now_ns: int) -> None:
         """The loop computes from now on: after begin() and after evaluating()."""
         self._began_ns, self._waited_ns = now_ns, 0
+        self._phase, self._since_ns = Phase.SCRIPT, now_ns
+        self._spent_ns[:] = NOTHING
+
+    def entered(self, phase: Phase, now_ns: int) -> None:
+        """The loop goes on with this."""
+        self._spent_ns[self._phase] += now_ns - self._since_ns
+        self._phase, self._since_ns = phase, now_ns
 
     def waited(self, begin_ns: int, end_ns: int) -> None:
         """For a lease."""
         self._data_wait_s.add((end_ns - begin_ns) / NS_PER_S)
         self._waited_ns += end_ns - begin_ns
+        self._since_ns += end_ns - begin_ns
 
     def flushed(self, begin_ns: int, end_ns: int) -> None:
         """For what is under way, outside of step()."""
         self._exposed_s.add((end_ns - begin_ns) / NS_PER_S)
         self._waited_ns += end_ns - begin_ns
+        self._since_ns += end_ns - begin_ns
 
-    def stepped(self, begin_ns: int, end_ns: int, *, fresh: bool) -> None:
-        """step() was called and has returned."""
+    def stepped(self, begin_ns: int, end_ns: int, *, fresh: bool, version: int) -> None:
+        """step() was called and has returned, with weights of this version."""
+        self.entered(Phase.SCRIPT, begin_ns)
+        self._ring.write(
+            began_ns=self._began_ns,
+            announced_ns=begin_ns,
+            resumed_ns=end_ns,
+            spent_ns=self._spent_ns,
+            lease_ns=self._waited_ns,
+            version=version,
+            fresh=fresh,
+        )
         (self._fresh if fresh else self._late).add()
         self._step_s.observe((end_ns - self._began_ns) / NS_PER_S)
         self._compute_s.add((begin_ns - self._began_ns - self._waited_ns) / NS_PER_S)

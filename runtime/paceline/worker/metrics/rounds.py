@@ -15,7 +15,6 @@ from paceline_api.types.enums import Mode
 
 from paceline.clock import NS_PER_S
 from paceline.core.collectives.select import CLASS_NAMES, Method
-from paceline.core.protocol.composition import Composition
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import GivenUp, Go, Share, Trigger
 from paceline.core.protocol.shadow import PARTIAL, Hindsight, ShadowReport
@@ -30,6 +29,7 @@ from paceline.worker.metrics.membership import MembershipMetrics
 from paceline.worker.metrics.waits import AvoidedWaiting
 
 US_PER_S = 1e6
+NS_PER_US = 1000
 
 
 class RoundMetrics:
@@ -54,6 +54,11 @@ class RoundMetrics:
         self._own_seen = Totals()
         self._choices: list[Gauge] = []
         self._record = record
+        self.ring = record.rounds
+        self._coming_ns = 0
+        """When the batch in hand was said to come."""
+        self._arrived_ns = 0
+        """This rank's arrival for the round under way; 0 = none."""
         self._shadow: ShadowMetrics | None = None
         self._last_kind: tuple[Mode, Trigger] | None = None
         """Mode and trigger of the last round, to which `_rounds` belongs."""
@@ -107,6 +112,8 @@ class RoundMetrics:
                 self._behind_ns = now_ns
             else:
                 self._stepped_ns, self._behind_ns = now_ns, 0
+        elif isinstance(event, ev.Coming):
+            self._coming_ns = now_ns
         if rank.facts.jumps != self._jumps_seen:
             self._jumps.add(rank.facts.jumps - self._jumps_seen)
             self._jumps_seen = rank.facts.jumps
@@ -125,10 +132,11 @@ class RoundMetrics:
         else:
             self._job.be_silent()
 
-    def copied(self, spent_ns: int) -> None:
+    def copied(self, begun_ns: int, ended_ns: int) -> None:
         """Weights were copied into the model."""
         self._copies.add()
-        self._copy_s.add(spent_ns / NS_PER_S)
+        self._copy_s.add((ended_ns - begun_ns) / NS_PER_S)
+        self.ring.copied(begun_ns, ended_ns)
 
     def opened(self, methods: Sequence[Method], regrets_s: Sequence[float]) -> None:
         """The data channel stands; what it has chosen for each size class, and at what loss."""
@@ -153,10 +161,16 @@ class RoundMetrics:
             return  # it has no log, nor anything of its own
         self._mode = rank.log.settings.mode
         self._go = go
+        self.ring.begin(go.round, now_ns, streamed=go.streamed)
         own = self._own = rank.log.read(go).share_of(rank.me)
-        if own is not None and own.fresh and self._stepped_ns:
-            self._wait_s.observe((now_ns - self._stepped_ns) / NS_PER_S)
-            self._stepped_ns, self._behind_ns = self._behind_ns, 0
+        self._arrived_ns = 0
+        if own is not None and own.fresh:
+            self._arrived_ns = self._coming_ns if go.streamed else self._stepped_ns
+        if self._arrived_ns:
+            self.ring.arrived(self._arrived_ns)
+            self._wait_s.observe((now_ns - self._arrived_ns) / NS_PER_S)
+            if not go.streamed:
+                self._stepped_ns, self._behind_ns = self._behind_ns, 0
         if rank.log.settings.pipeline:
             return  # in Full it would not wait where it does here
         own_ns, total_ns = self._avoided.started(rank.log.read(go), rank.log.active, now_ns)
@@ -170,6 +184,7 @@ class RoundMetrics:
 
     def streamed(self, hidden_ns: int) -> None:
         """The round was; so much of its transfers ran beside backward()."""
+        self._stepped_ns = 0  # the step came while the round was under way
         self._streamed.add()
         self._hidden_s.add(hidden_ns / NS_PER_S)
 
@@ -180,12 +195,13 @@ class RoundMetrics:
             self._given_up(own).add()
             self.facts.gave_up(own)
 
-    def carried(self, method: Method, payload_bytes: int, spent_ns: int) -> None:
+    def carried(self, method: Method, payload_bytes: int, begun_ns: int, ended_ns: int) -> None:
         """The data channel has moved so many bytes."""
+        self.ring.carried(begun_ns, ended_ns)
         if method is not self._carrier:
             self._carrier, self._carried = method, self._carried_by(method)
         self._carried.payload_bytes.add(payload_bytes)
-        self._carried.seconds.add(spent_ns / NS_PER_S)
+        self._carried.seconds.add((ended_ns - begun_ns) / NS_PER_S)
 
     def applied(self, go: Go, rank: RankState, now_ns: int, spent_ns: int) -> None:
         """The log holds the round and the committed weights are those after it."""
@@ -203,14 +219,24 @@ class RoundMetrics:
         active = len(rank.log.active) - len(go.admitted) + len(go.benched)
         self._participation.observe(go.contributing / active)
         own, lag_us = self._own_of(go, rank), None
+        last, last_ns = None, 0
         if own is not None:
             if own.fresh:
-                lag_us = self._arrivals(rank.log.read(go), own)
+                made = rank.log.read(go)
+                fresh_us = made.fresh_us
+                last_us = max(fresh_us)
+                last = made.fresh_at(fresh_us.index(last_us))
+                last_ns = self._arrived_ns + (last_us - own.offset_us) * NS_PER_US
+                lag_us = self._arrivals(fresh_us, made.idle_us, own)
             if own.count:
                 self._age.observe(go.round - own.oldest)
             for drop in own.drops:
                 self._dropped(drop.reason).add(drop.samples)
             self._samples(rank)
+        if go is self._go:
+            if not self._arrived_ns or last == rank.me:
+                last, last_ns = None, 0
+            self.ring.end(last, last_ns, now_ns - spent_ns, now_ns)
         self._membership.applied(go, rank, now_ns)
         self.facts.applied(go, rank, lag_us)
 
@@ -220,16 +246,15 @@ class RoundMetrics:
         """This rank's share, found already if the round was reduced here."""
         return self._own if go is self._go else rank.log.read(go).share_of(rank.me)
 
-    def _arrivals(self, made: Composition, own: Share) -> int:
+    def _arrivals(self, fresh_us: list[int], idle_us: list[int], own: Share) -> int:
         """Who came when, on the starter's clock; returns the own lag."""
         own_us = own.offset_us
-        fresh_us = made.fresh_us
         fresh_us.sort()
         lag_us = own_us - fresh_us[0]
         self._lag_s.observe(lag_us / US_PER_S)
         if len(fresh_us) > 1 and own_us > fresh_us[-2]:
             self._last.add()
-            before_us = max([fresh_us[-2], *made.idle_us])
+            before_us = max([fresh_us[-2], *idle_us])
             waited_us = max(0, own_us - before_us) * (len(fresh_us) - 1)
             self._blamed_s.add(waited_us / US_PER_S)
         return lag_us

@@ -1,0 +1,250 @@
+"""The last steps and rounds of a rank, in the same shared memory as its figures.
+
+Behind the figures (`telemetry.records`) lie two rings of 8-byte words. Each has one writing thread:
+the main thread that of the steps, the communication thread that of the rounds.
+
+    ring of steps     STEPS entries of STEP_WORDS
+    ring of rounds    ROUNDS entries of ROUND_WORDS: ROUND_HEAD, then a column of SEGMENTS_MAX for
+                      each figure of a segment
+
+An entry's first word is its sequence number: 0 = never written, odd = being written, else twice the
+number of the entry, counted from 1. A reader that saw it odd, or changed, leaves the entry out.
+Nothing is allocated per entry: it is put together in one scratch and stored in one copy. So the
+entries of a dead rank are whole, but for one that it died in.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from paceline.core.anatomy.samples import (
+    SEGMENTS_MAX,
+    RoundSample,
+    SegmentSample,
+    StepSample,
+)
+from paceline.core.protocol.ids import MemberId
+
+STEPS: Final = 64
+ROUNDS: Final = 64
+WORD_BYTES: Final = 8
+STEP_WORDS: Final = 10
+ROUND_HEAD: Final = 13
+SEGMENT_WORDS: Final = 6
+ROUND_WORDS: Final = ROUND_HEAD + SEGMENTS_MAX * SEGMENT_WORDS
+WORDS: Final = STEPS * STEP_WORDS + ROUNDS * ROUND_WORDS
+STREAMED: Final = 1
+FRESH: Final = 2
+_LOCAL_BITS: Final = 16
+_NOTHING: Final = memoryview(bytes(SEGMENTS_MAX * WORD_BYTES)).cast("Q")
+
+
+class _Ring:
+    """The writing end of one; `scratch` is the next entry."""
+
+    __slots__ = ("_count", "_entries", "_heads", "scratch")
+
+    def __init__(self, words: memoryview[int], at: int, entries: int, size: int) -> None:
+        self.scratch = memoryview(bytearray(size * WORD_BYTES)).cast("Q")
+        places = range(at, at + entries * size, size)
+        self._heads = [words[place : place + 1] for place in places]
+        self._entries = [words[place : place + size] for place in places]
+        self._count = 0
+
+    def store(self) -> None:
+        place, self._count = self._count % len(self._entries), self._count + 1
+        self._heads[place][0] = 2 * self._count - 1
+        self.scratch[0] = 2 * self._count - 1
+        self._entries[place][:] = self.scratch
+        self._heads[place][0] = 2 * self._count
+
+    def release(self) -> None:
+        for view in (*self._heads, *self._entries):
+            view.release()
+
+
+class StepRing:
+    """Steps of the loop. Main thread only."""
+
+    def __init__(self, words: memoryview[int]) -> None:
+        self._ring = _Ring(words, 0, STEPS, STEP_WORDS)
+
+    def write(
+        self,
+        *,
+        began_ns: int,
+        announced_ns: int,
+        resumed_ns: int,
+        spent_ns: Sequence[int],
+        lease_ns: int,
+        version: int,
+        fresh: bool,
+    ) -> None:
+        """`spent_ns`: in each phase."""
+        scratch = self._ring.scratch
+        scratch[1], scratch[2], scratch[3] = began_ns, announced_ns, resumed_ns
+        _, scratch[4], scratch[5], scratch[6] = spent_ns
+        scratch[7], scratch[8], scratch[9] = lease_ns, version, fresh
+        self._ring.store()
+
+    def release(self) -> None:
+        self._ring.release()
+
+
+class RoundRing:
+    """Rounds. The communication thread's, but for `carried` and `opened`: those are of whoever sums
+    and fills while it waits for them, or hears of other things (`worker.reduction`)."""
+
+    def __init__(self, words: memoryview[int]) -> None:
+        self._ring = _Ring(words, STEPS * STEP_WORDS, ROUNDS, ROUND_WORDS)
+        self._scratch = scratch = self._ring.scratch
+        columns = range(ROUND_HEAD, ROUND_WORDS, SEGMENTS_MAX)
+        self._bytes, self._ready, self._opened, self._begun, self._ended, self._busy = (
+            scratch[at : at + SEGMENTS_MAX] for at in columns
+        )
+        self._segments, self._together = 1, 1
+        self._carried = 0
+        self._ready_next: array[int] = array("Q")
+        """Of the batch that was announced last."""
+        self._ready_now = self._ready_next
+        """Of the round that is applied."""
+
+    def divide(self, segment_bytes: Sequence[int]) -> None:
+        """What the gradient is summed in; `together` neighbours share a place."""
+        self._segments = len(segment_bytes)
+        self._together = together = -(-self._segments // SEGMENTS_MAX)
+        for place, first in enumerate(range(0, self._segments, together)):
+            self._bytes[place] = sum(segment_bytes[first : first + together])
+
+    def begin(self, number: int, go_ns: int, *, streamed: bool) -> None:
+        scratch = self._scratch
+        scratch[1], scratch[2], scratch[6] = number, STREAMED if streamed else 0, go_ns
+        scratch[3] = scratch[4] = scratch[5] = scratch[9] = scratch[10] = 0
+        self._carried = 0
+
+    def arrived(self, at_ns: int) -> None:
+        """This rank's gradient came in time, then."""
+        self._scratch[2] |= FRESH
+        self._scratch[3] = at_ns
+
+    def opened(self, segment: int, at_ns: int) -> None:
+        """In a streamed round: what is contributed lies ready."""
+        self._opened[segment // self._together] = at_ns
+
+    def carried(self, begun_ns: int, ended_ns: int) -> None:
+        """The next segment in order is summed."""
+        segment, self._carried = self._carried, self._carried + 1
+        if segment >= self._segments:
+            return  # buffers of the model, which come behind
+        if self._together == 1:
+            self._begun[segment], self._ended[segment] = begun_ns, ended_ns
+            return
+        place, number = divmod(segment, self._together)
+        if not number:
+            self._begun[place], self._busy[place] = begun_ns, 0
+        self._ended[place] = ended_ns
+        self._busy[place] += ended_ns - begun_ns
+
+    def handed_over(self, ready_ns: array[int]) -> None:
+        """The batch that a Step announces: when each segment was complete, 0 where nobody looked;
+        empty if nobody did at all. Kept, not copied."""
+        self._ready_next = ready_ns
+
+    def sum_is_taken(self) -> None:
+        """The next batch may begin after this."""
+        self._ready_now = self._ready_next
+
+    def copied(self, begun_ns: int, ended_ns: int) -> None:
+        """Weights into the model."""
+        self._scratch[9], self._scratch[10] = begun_ns, ended_ns
+
+    def end(self, last: MemberId | None, last_ns: int, begun_ns: int, ended_ns: int) -> None:
+        """Who arrived last, and the times of the update. The entry is complete."""
+        scratch, together = self._scratch, self._together
+        if last is not None:
+            scratch[4], scratch[5] = 1 + (last.slot << _LOCAL_BITS) + last.local, last_ns
+        scratch[7], scratch[8] = begun_ns, ended_ns
+        carried = min(self._carried, self._segments)
+        scratch[11], scratch[12] = -(-carried // together), together
+        ready_ns = self._ready_now
+        if scratch[2] & FRESH and ready_ns and together == 1:
+            self._ready[: self._segments] = memoryview(ready_ns)
+        elif scratch[2] & FRESH and ready_ns:
+            for place, first in enumerate(range(0, self._segments, together)):
+                self._ready[place] = max(ready_ns[first : first + together])
+        else:
+            self._ready[:] = _NOTHING
+        self._ring.store()
+
+    def release(self) -> None:
+        self._ring.release()
+
+
+def read_steps(words: memoryview[int]) -> tuple[StepSample, ...]:
+    """Whole entries, in their order."""
+    return tuple(_step(entry) for entry in _entries(words, 0, STEPS, STEP_WORDS))
+
+
+def read_rounds(words: memoryview[int]) -> tuple[RoundSample, ...]:
+    """Whole entries, in their order."""
+    entries = _entries(words, STEPS * STEP_WORDS, ROUNDS, ROUND_WORDS)
+    return tuple(_round(entry) for entry in entries)
+
+
+def _entries(words: memoryview[int], at: int, entries: int, size: int) -> Iterator[list[int]]:
+    whole = []
+    for place in range(at, at + entries * size, size):
+        before = words[place]
+        entry = words[place : place + size].tolist()
+        if before and before % 2 == 0 and words[place] == before:
+            whole.append((before, entry))
+    return (entry for _, entry in sorted(whole))
+
+
+def _step(entry: list[int]) -> StepSample:
+    return StepSample(
+        began_ns=entry[1],
+        announced_ns=entry[2],
+        resumed_ns=entry[3],
+        loading_ns=entry[4],
+        forward_ns=entry[5],
+        backward_ns=entry[6],
+        lease_ns=entry[7],
+        version=entry[8],
+        fresh=bool(entry[9]),
+    )
+
+
+def _round(entry: list[int]) -> RoundSample:
+    count, together, streamed = entry[11], entry[12], bool(entry[2] & STREAMED)
+    columns = (entry[at : at + count] for at in range(ROUND_HEAD, ROUND_WORDS, SEGMENTS_MAX))
+    segments = [
+        SegmentSample(
+            payload_bytes=payload_bytes,
+            ready_ns=ready_ns,
+            opened_ns=opened_ns if streamed else 0,
+            begun_ns=begun_ns,
+            ended_ns=ended_ns,
+            busy_ns=busy_ns if together > 1 else ended_ns - begun_ns,
+        )
+        for payload_bytes, ready_ns, opened_ns, begun_ns, ended_ns, busy_ns in zip(
+            *columns, strict=True
+        )
+    ]
+    slot, local = divmod(entry[4] - 1, 1 << _LOCAL_BITS)
+    return RoundSample(
+        round=entry[1],
+        streamed=streamed,
+        fresh=bool(entry[2] & FRESH),
+        arrived_ns=entry[3],
+        last=f"{slot}.{local}" if entry[4] else "",
+        last_ns=entry[5],
+        go_ns=entry[6],
+        update_begun_ns=entry[7],
+        update_ended_ns=entry[8],
+        copy_begun_ns=entry[9],
+        copy_ended_ns=entry[10],
+        segments=tuple(segments),
+    )

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 from paceline_api.jobfile import JobFile, read_job_file
 
@@ -34,6 +35,7 @@ from paceline.control.voice import Carriers, PodVoice
 from paceline.core.agent.exits import End, Ended
 from paceline.core.agent.relay import Relay
 from paceline.core.agent.supervise import Limits, Report
+from paceline.core.anatomy.samples import PodSamples
 from paceline.core.demand import agent_files
 from paceline.core.messages import AgentDone, AgentHello, Register, Shutdown, ToAgent
 from paceline.core.protocol.ids import MemberId
@@ -99,7 +101,11 @@ class Agent:
         self._reaper.start(loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, partial(self._asked_to_leave, number.name))
-        http = HttpServer(self._records.page, self._health)
+        http = HttpServer(
+            lambda exemplars: self._records.page(exemplars=exemplars),
+            self._health,
+            lambda: msgspec.json.encode(self._steps()),
+        )
         host = "127.0.0.1" if self._settings.local else "0.0.0.0"
         port = await http.start(host, self._settings.metrics_port, search=self._settings.local)
         self._metrics_url = f"http://{self._settings.host}:{port}/metrics"
@@ -121,6 +127,7 @@ class Agent:
             await asyncio.wait([link, watch])
             self._lines.close()
             await http.stop()
+            self._leave_steps()
             self._output.close()
             self._records.close()
         if self._signalled and ended.end is End.DRAINED and ended.exit_code == 0:
@@ -141,6 +148,20 @@ class Agent:
         except OSError as error:
             log.warning("no target for Prometheus in %s: %s", settings.run_dir, error.strerror)
             return None
+
+    def _steps(self) -> PodSamples:
+        return PodSamples(
+            self._settings.job, self._settings.slot, self._settings.host, self._records.samples()
+        )
+
+    def _leave_steps(self) -> None:
+        """Nothing but a report needs them, so a full disk fails no job."""
+        if self._settings.local:
+            try:
+                targets.leave_steps(self._settings.run_dir, self._steps())
+            except OSError as error:
+                where = self._settings.run_dir
+                log.warning("the last steps are not kept in %s: %s", where, error.strerror)
 
     def _asked_to_leave(self, signal_name: str) -> None:
         if os.getppid() == self._parent:

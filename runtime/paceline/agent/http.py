@@ -1,4 +1,4 @@
-"""What an agent serves: /metrics of all ranks of the pod, and /healthz."""
+"""What an agent serves: /metrics and /steps of all ranks of the pod, and /healthz."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from aiohttp import web
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 
-from paceline.telemetry.collector import CONTENT_TYPE
+from paceline.telemetry.collector import CONTENT_TYPE, OPENMETRICS_TYPE
 
 PORTS_TRIED: Final = 256
 """On a laptop, where the agents of several replicas share one machine."""
@@ -18,12 +18,20 @@ PORTS_TRIED: Final = 256
 
 class HttpServer:
     def __init__(
-        self, metrics: Callable[[], bytes], health: Callable[[], dict[str, object]]
+        self,
+        metrics: Callable[[bool], bytes],
+        health: Callable[[], dict[str, object]],
+        steps: Callable[[], bytes],
     ) -> None:
-        self._metrics, self._health = metrics, health
+        """`metrics` is told whether exemplars are understood."""
+        self._metrics, self._health, self._steps = metrics, health, steps
         app = web.Application()
         app.add_routes(
-            [web.get("/metrics", self._get_metrics), web.get("/healthz", self._get_health)]
+            [
+                web.get("/metrics", self._get_metrics),
+                web.get("/healthz", self._get_health),
+                web.get("/steps", self._get_steps),
+            ]
         )
         self._runner = web.AppRunner(app, access_log=None)
 
@@ -50,8 +58,13 @@ class HttpServer:
     async def stop(self) -> None:
         await self._runner.cleanup()
 
-    async def _get_metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics(), headers={"Content-Type": CONTENT_TYPE})
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        exemplars = OPENMETRICS_TYPE.partition(";")[0] in request.headers.get("Accept", "")
+        kind = OPENMETRICS_TYPE if exemplars else CONTENT_TYPE
+        return web.Response(body=self._metrics(exemplars), headers={"Content-Type": kind})
+
+    async def _get_steps(self, _request: web.Request) -> web.Response:
+        return web.Response(body=self._steps(), content_type="application/json")
 
     async def _get_health(self, _request: web.Request) -> web.Response:
         return web.json_response(self._health())

@@ -20,6 +20,7 @@ from typing import Final
 from paceline_api.types.enums import Mode
 
 from paceline.core.agent.supervise import Phase
+from paceline.core.anatomy.dissect import Part
 from paceline.core.collectives.schedules import ALGORITHMS
 from paceline.core.collectives.select import CLASS_NAMES, NATIVE
 from paceline.core.messages import Network
@@ -49,8 +50,17 @@ names of the first FIGURES_MAX, and these numbers stand for them until the page 
 FIGURES_MAX: Final = 16
 FIGURE_NAME_BYTES: Final = 32
 
+PEER: Final = "peer"
+"""The label of a rank that was waited for: slot.process. Of one worker the PEERS_MAX that cost it
+most are shown, which may be others at the next scrape."""
+PEERS_MAX: Final = 8
+
 LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     FIGURE: tuple(map(str, range(FIGURES_MAX))),
+    PEER: tuple(map(str, range(PEERS_MAX))),
+    "part": tuple(Part),
+    "overlap": ("exposed", "hidden"),
+    "without": ("lateness", "network"),
     "mode": tuple(Mode),
     "trigger": tuple(Trigger),
     "reason": tuple(DropReason),
@@ -423,6 +433,44 @@ CATALOG: Final[tuple[Metric, ...]] = (
         "paceline_checkpoint_hidden_seconds_total",
         _COMM,
         "Time in which the copies were written, beside training.",
+    ),
+    # ---- anatomy: what is one step made of; means of the last steps, worked out by the agent ----
+    _gauge(
+        "paceline_anatomy_step_seconds",
+        _AGENT,
+        "Mean of one of the last steps (64 at most), in parts that add up to it. part: loading (in "
+        "our loader), forward, backward (with the loss), script (its own work between), lease "
+        "(waiting for data to be dealt); and held in step(): blocked (until the last rank had "
+        "arrived), reduction (what was exposed of it), update, copy, protocol (the rest).",
+        "part",
+    ),
+    _gauge(
+        "paceline_anatomy_reduction_seconds",
+        _AGENT,
+        "Reduction of segments of this size, per step. overlap: exposed (the loop was held "
+        "meanwhile), hidden (it computed).",
+        "overlap",
+        "size_class",
+    ),
+    _gauge(
+        "paceline_anatomy_blocked_seconds",
+        _AGENT,
+        "Part blocked of a step, by whom this rank waited for. peer: the worker that arrived last; "
+        "of many, those that cost most.",
+        PEER,
+    ),
+    _gauge(
+        "paceline_anatomy_gap_seconds",
+        _AGENT,
+        "From the end of one update to the beginning of the next: what work in the background may "
+        "take.",
+    ),
+    _gauge(
+        "paceline_anatomy_ideal_seconds",
+        _AGENT,
+        "What a step would take. without: lateness (nobody else were late), network (reductions "
+        "took no time that is exposed).",
+        "without",
     ),
     # ---- the agent, and the cost of all this ----
     _counter(

@@ -20,15 +20,21 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from paceline.clock import NS_PER_S, now_ns
 from paceline.core.agent.supervise import Phase
+from paceline.core.anatomy.dissect import summarise
+from paceline.core.anatomy.samples import RankSamples
 from paceline.core.protocol.ids import MemberId
+from paceline.telemetry import anatomy
 from paceline.telemetry.catalog import BY_NAME, CATALOG, FIGURE, Kind, Metric, Writer
 from paceline.telemetry.records import LAYOUT, Reading, RecordReader, allocate_record, width
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+OPENMETRICS_TYPE: Final = openmetrics.CONTENT_TYPE_LATEST
 WORKER: Final = "worker"
 
 Values = dict[tuple[str, tuple[str, ...]], tuple[float, ...]]
@@ -47,6 +53,8 @@ class _Place:
     telemetry_s: float = 0.0
     """Of earlier ranks."""
     starts: int = 0
+    died: RankSamples | None = None
+    """The last steps of the rank that died here last."""
 
 
 class PodRecords(Collector):
@@ -85,6 +93,7 @@ class PodRecords(Collector):
         reading = place.reader.read()
         place.earlier = _fold(place.earlier, _values(reading))
         place.telemetry_s += reading.observations * reading.observation_s
+        place.died = _samples(place, alive=False)
         place.reader.close()
         os.close(place.fd)
         place.reader, place.fd = None, None
@@ -97,9 +106,17 @@ class PodRecords(Collector):
             if place.member is not None and place.reader is not None
         }
 
-    def page(self) -> bytes:
+    def samples(self) -> tuple[RankSamples, ...]:
+        """Of the living ranks, and in each place of the one that died last."""
+        died = [place.died for place in self._places if place.died is not None]
+        return (*died, *(_samples(p, alive=True) for p in self._places if p.reader is not None))
+
+    def page(self, *, exemplars: bool = False) -> bytes:
+        """`exemplars`: in the notation of OpenMetrics, with the round that fell into a bucket."""
         before = now_ns()
-        page: bytes = generate_latest(self._registry)
+        page: bytes = (openmetrics.generate_latest if exemplars else generate_latest)(
+            self._registry
+        )
         self._scrape_s += (now_ns() - before) / NS_PER_S
         return page
 
@@ -112,8 +129,11 @@ class PodRecords(Collector):
 
     def collect(self) -> Iterable[Family]:
         ranks: list[Values] = []
+        shown: list[anatomy.Exemplars] = []
         telemetry_s = 0.0
         for place in self._places:
+            rounds = place.reader.rounds() if place.reader is not None else ()
+            shown.append(anatomy.exemplars(rounds))
             reading = place.reader.read() if place.reader is not None else None
             now = _values(reading) if reading is not None else {}
             ranks.append({**now, **_fold(place.earlier, now)})
@@ -122,17 +142,32 @@ class PodRecords(Collector):
                 telemetry_s += reading.observations * reading.observation_s
         for metric in CATALOG:
             if metric.writer is not Writer.AGENT:
-                yield self._rank_family(metric, ranks)
+                yield self._rank_family(metric, ranks, shown)
+        yield from self._anatomy_families()
         yield from self._agent_families(telemetry_s)
 
-    def _rank_family(self, metric: Metric, ranks: list[Values]) -> Family:
+    def _anatomy_families(self) -> Iterable[Family]:
+        families: dict[str, _Family] = {}
+        for local, place in enumerate(self._places):
+            if place.reader is None:
+                continue
+            found = summarise(place.reader.steps(), place.reader.rounds())
+            for name, labels, value in anatomy.gauges(found):
+                family = families.setdefault(name, _family(BY_NAME[name]))
+                _add(family, BY_NAME[name], (f"{self._slot}.{local}", *labels), (value,), {})
+        return families.values()
+
+    def _rank_family(
+        self, metric: Metric, ranks: list[Values], shown: list[anatomy.Exemplars]
+    ) -> Family:
         family = _family(metric)
         for local, values in enumerate(ranks):
             worker = f"{self._slot}.{local}"
             for child in _children(metric, values):
                 slots = values.get((metric.name, child))
                 if slots is not None:
-                    _add(family, metric, (worker, *child), slots)
+                    exemplars = shown[local].get(metric.name, {})
+                    _add(family, metric, (worker, *child), slots, exemplars)
         return family
 
     def _agent_families(self, telemetry_s: float) -> Iterable[Family]:
@@ -144,20 +179,20 @@ class PodRecords(Collector):
         metric = BY_NAME["paceline_rank_restarts_total"]
         restarts = _family(metric)
         for local, place in enumerate(self._places):
-            _add(restarts, metric, (f"{self._slot}.{local}",), (max(0, place.starts - 1),))
+            _add(restarts, metric, (f"{self._slot}.{local}",), (max(0, place.starts - 1),), {})
         yield restarts
         if self.phases is not None:
             metric = BY_NAME["paceline_rank_state_info"]
             states = _family(metric)
             for local, phase in enumerate(self.phases()):
-                _add(states, metric, (f"{self._slot}.{local}", phase), (1.0,))
+                _add(states, metric, (f"{self._slot}.{local}", phase), (1.0,), {})
             yield states
         if self.carriers is not None:
             metric = BY_NAME["paceline_transport_carrier_info"]
             carriers = _family(metric)
             for member, carrier in self.carriers().items():
                 if carrier:
-                    _add(carriers, metric, (f"{self._slot}.{member.local}", carrier), (1.0,))
+                    _add(carriers, metric, (f"{self._slot}.{member.local}", carrier), (1.0,), {})
             yield carriers
         if self.connection is not None:
             connected, connections = self.connection()
@@ -165,6 +200,11 @@ class PodRecords(Collector):
             yield GaugeMetricFamily(name, BY_NAME[name].help, float(connected))
             name = "paceline_coordinator_connections_total"
             yield CounterMetricFamily(name, BY_NAME[name].help, connections)
+
+
+def _samples(place: _Place, *, alive: bool) -> RankSamples:
+    assert place.reader is not None
+    return RankSamples(str(place.member), alive, place.reader.steps(), place.reader.rounds())
 
 
 def _family(metric: Metric) -> _Family:
@@ -179,18 +219,25 @@ def _family(metric: Metric) -> _Family:
 
 
 def _add(
-    family: _Family, metric: Metric, labels: tuple[str, ...], slots: tuple[float, ...]
+    family: _Family,
+    metric: Metric,
+    labels: tuple[str, ...],
+    slots: tuple[float, ...],
+    exemplars: Mapping[int, Exemplar],
 ) -> None:
     if not isinstance(family, HistogramMetricFamily):
         family.add_metric(labels, slots[0])
         return
     *counts, total = slots
-    buckets: list[tuple[str, float]] = []
+    buckets: list[tuple[str, float, Exemplar | None]] = []
     below = 0.0
-    for bound, count in zip((*metric.buckets, float("inf")), counts, strict=True):
+    for place, (bound, count) in enumerate(
+        zip((*metric.buckets, float("inf")), counts, strict=True)
+    ):
         below += count
-        buckets.append(("+Inf" if bound == float("inf") else str(bound), below))
-    family.add_metric(labels, buckets, total)
+        name = "+Inf" if bound == float("inf") else str(bound)
+        buckets.append((name, below, exemplars.get(place)))
+    family.add_metric(labels, buckets, total)  # type: ignore[arg-type]
 
 
 def _children(metric: Metric, values: Values) -> Iterable[tuple[str, ...]]:

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 import sys
 
-from paceline.telemetry.catalog import CATALOG, FIGURE, FIGURE_NAME_BYTES, FIGURES_MAX, LABELS
+from paceline.telemetry.catalog import (
+    CATALOG,
+    FIGURE,
+    FIGURE_NAME_BYTES,
+    FIGURES_MAX,
+    LABELS,
+    PEER,
+    PEERS_MAX,
+)
 
 
 def markdown() -> str:
@@ -30,12 +38,15 @@ def markdown() -> str:
         lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
     lines += ["", "## Labels", "", "| Label | Values |", "|---|---|"]
     used = {label for metric in CATALOG for label in metric.labels}
-    named = (
-        f"the first {FIGURES_MAX} names that the script gives to pl.log, "
-        f"each cut at {FIGURE_NAME_BYTES} bytes"
-    )
+    named = {
+        PEER: f"other workers of the job, at most {PEERS_MAX} at a time",
+        FIGURE: (
+            f"the first {FIGURES_MAX} names that the script gives to pl.log, "
+            f"each cut at {FIGURE_NAME_BYTES} bytes"
+        ),
+    }
     lines += [
-        f"| {label} | {named if label == FIGURE else ', '.join(values)} |"
+        f"| {label} | {named.get(label) or ', '.join(values)} |"
         for label, values in LABELS.items()
         if label in used
     ]

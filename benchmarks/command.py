@@ -27,6 +27,12 @@ class Options:
     """An interpreter that can import torchft; empty = torchft is left out."""
     parts: str = ""
     """Of B10, by their letters; empty = all."""
+    quick: bool = False
+    """Of the rivals: the small form."""
+    only: tuple[str, ...] = ()
+    """Of the rivals: those whose name holds one of these; empty = all."""
+    cache: Path | None = None
+    """Of the rivals: folder of their environments; None = the user's cache."""
 
 
 Benchmark = Callable[[Lab, Options], Report]
@@ -41,13 +47,23 @@ def parser(what: str | None) -> argparse.ArgumentParser:
         "--torchft", default="", metavar="PYTHON", help="B8: interpreter that can import torchft"
     )
     made.add_argument("--parts", default="", metavar="LETTERS", help="B10: of a, b, c, d and e")
+    made.add_argument("--quick", action="store_true", help="rivals: one size, 2 and 4 ranks")
+    made.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="rivals: a part of a name"
+    )
+    made.add_argument("--cache", type=Path, default=None, help="rivals: folder of environments")
     return made
 
 
 def options(given: argparse.Namespace) -> Options:
     folder = given.out or (None if given.smoke else RESULTS)
     rounds = SMOKE_ROUNDS if given.smoke else given.rounds
-    return Options(given.smoke, rounds, folder, given.torchft, given.parts)
+    return Options(
+        *(given.smoke, rounds, folder, given.torchft, given.parts),
+        quick=given.quick,
+        only=tuple(given.only),
+        cache=given.cache,
+    )
 
 
 def main(run: Benchmark, what: str | None) -> NoReturn:

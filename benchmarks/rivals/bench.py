@@ -1,0 +1,317 @@
+"""The table: every rival at every P, in turn, over each network's gradients and over bulk sums.
+
+Efficiency is the computing of the applied gradients over the time that P ranks had for it: 1 means
+that summing, waiting and updating were free. The computing is emulated (`rank.Device`), as long as
+a device of 8 TFLOP/s would need for batches of 16, 32 and 64 images. Bytes are read off loopback,
+in a network of the benchmark's own where it may have one; what ranks hand to each other in shared
+memory does not show there. Beside them stands what the algorithm has to carry.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import network
+from benchmarks import report as r
+from benchmarks.command import Options
+from benchmarks.lab import Lab
+from benchmarks.rivals import rivals as known
+from benchmarks.rivals.crew import Crew, CrewError, crew
+from benchmarks.rivals.environments import Environment, NotBuiltError, default_cache, python_of
+from benchmarks.rivals.rank import RATE
+
+DEVICE_FLOPS: Final = 8e12
+PASSES: Final = 3
+"""Of a training step in forward passes: backward is two."""
+BATCHES: Final = (16, 32, 64)
+BULK_BYTES: Final = tuple(4 << shift for shift in range(0, 27, 2))
+"""4 B ... 256 MB."""
+BULK_BUDGET_S: Final = 0.4
+STEPS_BUDGET_S: Final = 2.0
+LEAST, MOST = 3, 60
+"""Calls, and steps, of one turn."""
+ROOM: Final = 0.6
+"""Of the free memory that one rival's ranks may take."""
+BUFFERS: Final = 7
+"""Of a rank, in gradients, at most: those of a job, the emulated gradient, what a library keeps."""
+PROCESS_BYTES: Final = 400 << 20
+COLUMNS: Final = (
+    *("network", "P", "batch", "rival", "step ms", "spread", "efficiency"),
+    *("gradients/s", "over DDP", "sent MB/rank", "model MB/rank"),
+)
+
+
+@dataclass(frozen=True)
+class Network:
+    """One of the paper's, as a list of tensors."""
+
+    name: str
+    giga_macs: float
+    """Of a forward pass, per image."""
+    tensors: list[int]
+    """Elements of those that are trained."""
+
+    @property
+    def bytes(self) -> int:
+        return 4 * sum(self.tensors)
+
+    def compute_ms(self, batch: int) -> float:
+        return 1e3 * PASSES * 2 * self.giga_macs * 1e9 * batch / DEVICE_FLOPS
+
+
+@dataclass
+class Found:
+    """The turns of one cell."""
+
+    step_ms: list[float] = field(default_factory=list)
+    per_s: list[float] = field(default_factory=list)
+    """Applied gradients."""
+    sent: list[float] = field(default_factory=list)
+    """Bytes over loopback, per rank and step."""
+
+
+def networks() -> dict[str, Network]:
+    read = json.loads(Path(__file__).with_name("models.json").read_text())["models"]
+    return {name: Network(name, **facts) for name, facts in read.items()}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of the table is made."""
+
+    ranks: tuple[int, ...]
+    networks: tuple[str, ...]
+    batches: tuple[int, ...]
+    bulk_bytes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, given: Options) -> Size:
+        if given.smoke:
+            return cls((2,), ("MobileNet",), (16,), (4096,))
+        if given.quick:
+            return cls((2, 4), ("ResNet-50", "MobileNet"), (32,), BULK_BYTES[::3])
+        return cls((2, 4, 8), tuple(networks()), BATCHES, BULK_BYTES)
+
+
+def run(lab: Lab, given: Options) -> r.Report:  # noqa: ARG001
+    out = r.Report("rivals", "Rivals: training steps with emulated computing", COLUMNS)
+    out.smoke = given.smoke
+    # However it is ended, its processes go with it.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pl-rv-")))
+        present = _built(out, given)
+        lacking = network.missing()
+        if lacking:
+            out.notes.append(f"sent MB counts everything on loopback, as there is no {lacking}")
+        else:
+            stack.enter_context(network.own_network())
+        Table(out, Size.of(given), given.rounds, present, scratch).make()
+    return out
+
+
+def _built(out: r.Report, given: Options) -> list[tuple[known.Rival, Path | None]]:
+    """Those that are there, with their interpreters; the others become rows that say why not."""
+    cache = given.cache or default_cache()
+    present: list[tuple[known.Rival, Path | None]] = []
+    for rival in known.ALL:
+        if given.only and not any(part.lower() in rival.name.lower() for part in given.only):
+            continue
+        try:
+            present.append((rival, _interpreter(rival.environment, cache, given.smoke)))
+        except NotBuiltError as reason:
+            _absent(out, rival.name, "-", "-", str(reason))
+    return present
+
+
+def _interpreter(wanted: Environment | None, cache: Path, smoke: bool) -> Path | None:
+    """A smoke test builds nothing: it takes what this environment happens to have."""
+    if wanted is None:
+        return None
+    if not smoke:
+        return python_of(wanted, cache)
+    for package in wanted.packages:
+        name = re.split(r"[=<>]", package)[0]
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            raise NotBuiltError(f"not tried: this environment has no {name}") from None
+    return None
+
+
+def _absent(out: r.Report, name: str, where: object, ranks: object, why: str) -> None:
+    out.rows.append((where, ranks, "-", name, why, *["-"] * 6))
+
+
+class Table:
+    """Takes the turns and makes the rows."""
+
+    def __init__(
+        self,
+        out: r.Report,
+        size: Size,
+        rounds: int,
+        present: Sequence[tuple[known.Rival, Path | None]],
+        scratch: Path,
+    ) -> None:
+        self._out, self._size, self._rounds = out, size, rounds
+        self._present, self._scratch = present, scratch
+        self._turns = 0
+        self._right = True
+        self._failed: set[tuple[str, str, int]] = set()
+        self._sums: list[str] = []
+
+    def make(self) -> None:
+        for ranks in self._size.ranks:
+            self._bulk(ranks)
+            for name in self._size.networks:
+                self._train(networks()[name], ranks)
+        self._out.checks["every sum, and every count of applied gradients, is right"] = self._right
+        self._out.hashes["sums"] = r.one_hash(sorted(set(self._sums)))
+
+    def _crews(self, what: str, ranks: int, fit: Any) -> Iterator[Crew]:
+        """One crew of each rival after the other, in every round from another one on."""
+        for number in range(self._rounds):
+            shift = number % max(1, len(self._present))
+            for rival, python in [*self._present[shift:], *self._present[:shift]]:
+                if not fit(rival) or (rival.name, what, ranks) in self._failed:
+                    continue
+                self._turns += 1
+                self._say(f"{what}, P={ranks}, round {number + 1}: {rival.name}")
+                try:
+                    with crew(rival, ranks, python, self._scratch / str(self._turns)) as made:
+                        self._out.details.setdefault("facts", {})[rival.name] = made.facts
+                        yield made
+                except CrewError as failed:
+                    self._say(str(failed))
+                    self._failed.add((rival.name, what, ranks))
+                    why = str(failed).splitlines()[0]
+                    _absent(self._out, rival.name, what, ranks, why)
+                shutil.rmtree(self._scratch / str(self._turns), ignore_errors=True)
+
+    @staticmethod
+    def _say(text: str) -> None:
+        print(f"{time.strftime('%T')} {text}", file=sys.stderr, flush=True)
+
+    # ---- bulk ------------------------------------------------------------------------------------
+
+    def _bulk(self, ranks: int) -> None:
+        found: dict[int, dict[str, list[float]]] = {n: {} for n in self._size.bulk_bytes}
+        for made in self._crews("bulk", ranks, lambda rival: rival.bulk):
+            for size in self._size.bulk_bytes:
+                calls, took_us = LEAST, self._sum_us(made, size, 1)
+                calls = _times(BULK_BUDGET_S * 1e6, took_us)
+                took_us = self._sum_us(made, size, calls)
+                found[size].setdefault(made.rival.name, []).append(took_us)
+        for size, rivals in found.items():
+            best = min((r.middle(us) for us in rivals.values()), default=0.0)
+            self._out.details[f"bulk, P={ranks}, {size} B: us"] = {
+                name: {"middle": r.middle(us), "over the best": r.middle(us) / best, "turns": us}
+                for name, us in rivals.items()
+            }
+        names = list(next(iter(found.values())))
+        lines = [
+            f"{name}: " + ", ".join(f"{r.number(r.middle(found[n][name]))}" for n in found)
+            for name in names
+            if all(name in rivals for rivals in found.values())
+        ]
+        if lines:
+            sizes = ", ".join(f"{n:,}" for n in found)
+            self._out.notes.append(
+                f"bulk, P={ranks}, us of one sum of {sizes} B: " + "; ".join(lines)
+            )
+
+    def _sum_us(self, made: Crew, size: int, calls: int) -> float:
+        """From the moment at which all have begun until the last one has the sum."""
+        answers = made.ask({"do": "bulk", "elements": size // 4, "calls": calls})
+        want = made.ranks * (made.ranks + 1) / 2
+        right = all(one["first"] == one["last"] == want for one in answers)
+        self._right = self._right and right
+        self._sums.append(f"bulk {made.ranks} {size} {right}")
+        begun = zip(*(one["begun"] for one in answers), strict=True)
+        ended = zip(*(one["ended"] for one in answers), strict=True)
+        return r.middle((max(e) - max(b)) / 1e3 for b, e in zip(begun, ended, strict=True))
+
+    # ---- training --------------------------------------------------------------------------------
+
+    def _train(self, net: Network, ranks: int) -> None:
+        need = ranks * (BUFFERS * net.bytes + PROCESS_BYTES)
+        if need > ROOM * _free_bytes():
+            why = f"not run: the ranks may need {need / 1e9:.0f} GB of memory"
+            _absent(self._out, "all", net.name, ranks, why)
+            return
+        found: dict[tuple[int, str], Found] = {}
+        for made in self._crews(net.name, ranks, lambda rival: rival.trains):
+            for batch in self._size.batches:
+                self._turn(net, batch, made, found.setdefault((batch, made.rival.name), Found()))
+        rivals = {rival.name: rival for rival, _ in self._present}
+        for (batch, name), cell in sorted(found.items(), key=lambda item: item[0][0]):
+            if not cell.step_ms:
+                continue
+            per_s = r.middle(cell.per_s)
+            peer = found.get((batch, "DDP + gloo"))
+            over = per_s / r.middle(peer.per_s) if peer and peer.per_s else "-"
+            self._out.rows.append(
+                (
+                    *(net.name, ranks, batch, name),
+                    r.middle(cell.step_ms),
+                    r.percent(r.spread(cell.step_ms)),
+                    per_s * net.compute_ms(batch) / 1e3 / ranks,
+                    per_s,
+                    over,
+                    r.middle(cell.sent) / 1e6,
+                    rivals[name].carries(ranks) * net.bytes / 1e6,
+                )
+            )
+            self._out.details[f"{net.name}, P={ranks}, batch {batch}, {name}"] = vars(cell)
+
+    def _turn(self, net: Network, batch: int, made: Crew, cell: Found) -> None:
+        order = {"do": "train", "tensors": net.tensors, "compute_ms": net.compute_ms(batch)}
+        begun = time.monotonic()
+        made.ask({**order, "steps": LEAST})
+        steps = _times(STEPS_BUDGET_S, (time.monotonic() - begun) / LEAST)
+        before = _loopback_bytes()
+        answers = made.ask({**order, "steps": steps})
+        sent = _loopback_bytes() - before
+        seconds = (max(a["ended"] for a in answers) - min(a["begun"] for a in answers)) / 1e9
+        applied = answers[0]["applied"][0]
+        counts = {round(count, 3) for one in answers for count in one["applied"]}
+        right = len(counts) == 1 and (made.rival.partial or applied == steps * made.ranks)
+        if not right:
+            self._say(f"WRONG: {made.rival.name}: {counts} of {steps * made.ranks}, rate {RATE}")
+        self._right = self._right and right
+        self._sums.append(f"{net.name} {made.ranks} {right}")
+        cell.step_ms.append(1e3 * seconds / steps)
+        cell.per_s.append(applied / seconds)
+        cell.sent.append(sent / steps / made.ranks)
+
+
+def _times(budget: float, each: float) -> int:
+    return max(LEAST, min(MOST, int(budget / max(each, 1e-9))))
+
+
+def _free_bytes() -> int:
+    text = Path("/proc/meminfo").read_text()
+    (kib,) = re.findall(r"MemAvailable:\s+(\d+) kB", text)
+    return int(kib) * 1024
+
+
+def _loopback_bytes() -> int:
+    """Sent, in the network that this thread is in."""
+    for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
+        name, _, figures = line.partition(":")
+        if name.strip() == "lo":
+            return int(figures.split()[8])
+    return 0

@@ -1,0 +1,202 @@
+"""Starts the processes of a rival, hands orders to them and hears what they found."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.rivals.rivals import Launch, Rival
+from benchmarks.systems import descendants, free_port, python_path
+
+START_S: Final = 180.0
+ANSWER_S: Final = 120.0
+END_S: Final = 8.0
+
+
+class CrewError(RuntimeError):
+    """A rank did not come up or did not answer; the text has its last words."""
+
+
+@dataclass
+class Member:
+    """One process of a crew."""
+
+    rank: int
+    facts: dict[str, str]
+    address: str
+    line: Any
+    """Both ways, as a text file."""
+    socket: socket.socket
+
+
+class Crew:
+    """The ranks of one rival, and its servers."""
+
+    def __init__(self, rival: Rival, ranks: int, python: Path, folder: Path) -> None:
+        self.rival, self.ranks = rival, ranks
+        self._python, self._folder = python, folder
+        self._members: list[Member] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def facts(self) -> dict[str, str]:
+        return self._members[0].facts
+
+    def start(self) -> None:
+        size = self.ranks + self.rival.servers
+        where = self._folder / "line"
+        with socket.socket(socket.AF_UNIX) as door:
+            door.bind(str(where))
+            door.listen(size)
+            self._launch(size, str(where))
+            for _ in range(size):
+                self._members.append(self._welcome(door))
+        self._members.sort(key=lambda member: member.rank)
+        self.ask({"addresses": [member.address for member in self._members]})
+
+    def _welcome(self, door: socket.socket) -> Member:
+        ends = [os.pidfd_open(process.pid) for process in self._processes]
+        try:
+            ready, _, _ = select.select([door, *ends], [], [], START_S)
+        finally:
+            for end in ends:
+                os.close(end)
+        if door not in ready:
+            raise self._silence("ended while it started" if ready else "did not start")
+        connection, _ = door.accept()
+        connection.settimeout(ANSWER_S)
+        line = connection.makefile("rw")
+        hello = json.loads(line.readline() or "null")
+        if hello is None:
+            raise self._silence("ended while it started")
+        return Member(hello["rank"], hello["facts"], hello["address"], line, connection)
+
+    def ask(self, order: Any) -> list[dict[str, Any]]:
+        """The answers of those that have something to tell."""
+        for member in self._members:
+            with suppress(BrokenPipeError):  # its end is found out below
+                member.line.write(json.dumps(order) + "\n")
+                member.line.flush()
+        answers = []
+        for member in self._members:
+            try:
+                answer = json.loads(member.line.readline() or "null")
+            except (TimeoutError, ConnectionResetError):
+                answer = None
+            if answer is None:
+                raise self._silence(f"rank {member.rank} did not answer")
+            answers.append(answer)
+        return [answer for answer in answers if answer]
+
+    def _silence(self, what: str) -> CrewError:
+        said = (self._folder / "log").read_text(errors="replace")[-4000:]
+        return CrewError(f"{self.rival.name}, P={self.ranks}: {what}\n{said}")
+
+    def _launch(self, size: int, where: str) -> None:
+        command = [str(self._python), "-m", "benchmarks.rivals.rank", *self.rival.system]
+        own = {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": python_path(),
+            "RIVALS_SOCKET": where,
+            "RIVALS_RANKS": str(self.ranks),
+            "RIVALS_CORES_SHARED": str(int(size > (os.cpu_count() or 1))),
+            "GLOO_SOCKET_IFNAME": "lo",
+            **self.rival.env,
+        }
+        match self.rival.launch:
+            case Launch.EACH | Launch.WORLDS:
+                if self.rival.launch is Launch.WORLDS:
+                    command = [str(self._python.parent / "mpiexec"), "-n", "1", *command]
+                own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+                own |= {"WORLD_SIZE": str(size), "LOCAL_SIZE": str(size)}
+                for rank in range(size):
+                    self._start(command, {**own, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            case Launch.MPIEXEC:
+                mpiexec = str(self._python.parent / "mpiexec")
+                self._start([mpiexec, *self.rival.mpiexec, "-n", str(size), *command], own)
+            case Launch.JOB:
+                path = self._folder / "job.json"
+                path.write_text(json.dumps(self._job(command, own)))
+                run = [str(self._python.parent / "paceline"), "run", str(path)]
+                # Not among the jobs that the user sees.
+                apart = {"XDG_RUNTIME_DIR": str(self._folder)}
+                self._start([*run, "--run-dir", str(self._folder / "run")], apart)
+
+    def _job(self, command: list[str], env: dict[str, str]) -> dict[str, Any]:
+        trainer = {
+            "name": "trainer",
+            "image": "none",
+            "command": command,
+            "env": [{"name": name, "value": value} for name, value in env.items()],
+        }
+        return {
+            "apiVersion": "paceline.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": "rivals"},
+            "spec": {
+                "replicas": 1,
+                "procsPerReplica": self.ranks,
+                # A loaded machine shall not look like a frozen rank.
+                "collective": {"freezeTimeout": "120s", **self.rival.collective},
+                "template": {"spec": {"containers": [trainer]}},
+            },
+        }
+
+    def _start(self, argv: list[str], env: dict[str, str]) -> None:
+        path = os.pathsep.join([str(self._python.parent), os.environ["PATH"]])
+        with (self._folder / "log").open("ab") as log:
+            self._processes.append(
+                subprocess.Popen(
+                    argv,
+                    env={**os.environ, "PATH": path, **env},
+                    cwd=self._folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            )
+
+    def end(self) -> None:
+        """None of its processes lives afterwards."""
+        # A rank of a job that ends by itself would be started again.
+        if self.rival.launch is not Launch.JOB:
+            for member in self._members:
+                with suppress(OSError):
+                    member.line.write("null\n")
+                    member.line.flush()
+            until = time.monotonic() + END_S
+            for process in self._processes:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, until - time.monotonic()))
+        for process in self._processes:
+            for pid in [*descendants(process.pid), process.pid]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+        for member in self._members:
+            member.line.close()
+            member.socket.close()
+
+
+@contextmanager
+def crew(rival: Rival, ranks: int, python: Path | None, folder: Path) -> Iterator[Crew]:
+    """Ready for orders. `python`: of its environment; None = this one."""
+    folder.mkdir()
+    made = Crew(rival, ranks, python or Path(sys.executable), folder)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.end()

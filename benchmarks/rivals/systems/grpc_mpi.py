@@ -1,0 +1,143 @@
+"""gRPC+MPI, re-made: the parameter server's control goes over gRPC, its tensors over MPI.
+
+A worker says by gRPC which tensor is there and sends it by MPI; the server receives it, and when
+all have sent it, sends the new weights back by MPI. One thread of the server does all of its MPI.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import struct
+import threading
+from collections.abc import Sequence
+from concurrent import futures
+from itertools import pairwise
+from typing import Any, Final
+
+import grpc
+import mpi4py
+
+mpi4py.rc.thread_level = "multiple"
+
+import numpy as np  # noqa: E402
+from mpi4py import MPI  # noqa: E402
+
+from benchmarks.rivals.rank import RATE, Array, System, Trainer  # noqa: E402
+
+METHOD: Final = "/rivals.Control/Coming"
+WORD: Final = struct.Struct("<qqqq")
+"""Rank; model (0: only sum), tensor, elements."""
+START_S: Final = 60.0
+REPLY_TAG: Final = 16384
+"""Added to the tag of what goes back."""
+
+
+class Server(System):
+    """The last rank of the world."""
+
+    serves = True
+
+    def __init__(self, ranks: int) -> None:
+        self.rank = self.ranks = ranks
+        self._coming: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        server = grpc.server(futures.ThreadPoolExecutor(1))
+        coming = grpc.unary_unary_rpc_method_handler(self._heard)
+        handlers = grpc.method_handlers_generic_handler("rivals.Control", {"Coming": coming})
+        server.add_generic_rpc_handlers((handlers,))
+        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        self._server = server
+
+    def _heard(self, word: bytes, _: Any) -> bytes:
+        self._coming.put(word)
+        return b""
+
+    def open(self, addresses: list[str]) -> None:  # noqa: ARG002
+        threading.Thread(target=self._receive, daemon=True).start()
+
+    def _receive(self) -> None:
+        world = MPI.COMM_WORLD
+        sums: dict[tuple[int, int, int], tuple[Array, Array, list[int]]] = {}
+        heard = np.empty(1, np.float32)
+        while True:
+            rank, model, index, elements = WORD.unpack(self._coming.get())
+            if len(heard) < elements:
+                heard = np.empty(elements, np.float32)
+            key = model, index, elements
+            if key not in sums:
+                sums[key] = np.zeros(elements, np.float32), np.zeros(elements, np.float32), []
+            total, weights, come = sums[key]
+            world.Recv(heard[:elements], rank, tag=index)
+            total += heard[:elements]
+            come.append(rank)
+            if len(come) == self.ranks:
+                if model:
+                    weights -= total * np.float32(RATE / self.ranks)
+                back = weights if model else total
+                MPI.Request.Waitall(
+                    [world.Isend(back, to, tag=REPLY_TAG + index) for to in sorted(come)]
+                )
+                total.fill(0.0)
+                come.clear()
+
+
+class Worker(System):
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.rank, self.ranks = rank, ranks
+        self._models = 0
+        self._requests: list[MPI.Request] = []
+        self._words: list[Any] = []
+
+    def facts(self) -> dict[str, str]:
+        library = " ".join(MPI.Get_library_version().split("\n", 1)[0].split())
+        return {"grpcio": grpc.__version__, "library": library}
+
+    def open(self, addresses: list[str]) -> None:
+        self._channel = grpc.insecure_channel(addresses[-1])
+        grpc.channel_ready_future(self._channel).result(START_S)
+        self._coming = self._channel.unary_unary(METHOD)
+
+    def exchange(self, model: int, index: int, gradient: Array, into: Array) -> None:
+        """Begin; `wait` ends all that has begun."""
+        word = WORD.pack(self.rank, model, index, len(gradient))
+        self._words.append(self._coming.future(word))  # dropped, a call would be cancelled
+        world, server = MPI.COMM_WORLD, self.ranks
+        self._requests.append(world.Isend(gradient, server, tag=index))
+        self._requests.append(world.Irecv(into, server, tag=REPLY_TAG + index))
+
+    def wait(self) -> None:
+        MPI.Request.Waitall(self._requests)
+        for word in self._words:
+            word.result()
+        self._requests.clear()
+        self._words.clear()
+
+    def allreduce(self, buffer: Array) -> None:
+        into = np.empty_like(buffer)
+        self.exchange(0, 0, buffer, into)
+        self.wait()
+        buffer[:] = into
+
+    def trainer(self, tensors: Sequence[int]) -> Trainer:
+        self._models += 1
+        return Exchanged(self, tensors, self._models)
+
+
+class Exchanged(Trainer):
+    def __init__(self, system: Worker, tensors: Sequence[int], model: int) -> None:
+        super().__init__(system, tensors)
+        self._worker, self._model = system, model
+        bounds = np.cumsum([0, *tensors])
+        self._weights = [self.weights[a:b] for a, b in pairwise(bounds)]
+
+    def ready(self, index: int) -> None:
+        self._worker.exchange(self._model, index, self.parts[index], self._weights[index])
+
+    def finish(self) -> None:
+        self._worker.wait()
+
+
+def make(_: list[str]) -> System:
+    rank, ranks = MPI.COMM_WORLD.Get_rank(), int(os.environ["RIVALS_RANKS"])
+    return Server(ranks) if rank == ranks else Worker(rank, ranks)

@@ -1,0 +1,40 @@
+"""An MPI library through mpi4py: one MPI_Allreduce of the whole gradient behind backward.
+
+Which library is a matter of the environment: MPICH, Open MPI or Intel MPI.
+"""
+
+from __future__ import annotations
+
+import os
+
+import mpi4py
+
+# The quickest level where each rank has a core; where cores are shared, only with several threads
+# MPICH yields while it waits.
+mpi4py.rc.thread_level = "multiple" if os.environ["RIVALS_CORES_SHARED"] == "1" else "single"
+
+from mpi4py import MPI  # noqa: E402
+
+from benchmarks.rivals.rank import Array, System  # noqa: E402
+
+
+class Mpi(System):
+    def __init__(self) -> None:
+        self.world = MPI.COMM_WORLD
+        self.rank, self.ranks = self.world.Get_rank(), self.world.Get_size()
+
+    def facts(self) -> dict[str, str]:
+        return {"library": " ".join(MPI.Get_library_version().split("\n", 1)[0].split())}
+
+    def allreduce(self, buffer: Array) -> None:
+        self.world.Allreduce(MPI.IN_PLACE, buffer)
+
+    def barrier(self) -> None:
+        self.world.Barrier()
+
+    def close(self) -> None:
+        MPI.Finalize()  # else its shared memory stays
+
+
+def make(_: list[str]) -> System:
+    return Mpi()

@@ -1,0 +1,98 @@
+"""Paceline itself: a rank of a job, or, to sum a buffer, its transports without a job.
+
+`paceline job`: below `paceline run`; `paceline shm` and `paceline mpi`: one transport alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+from paceline.core.collectives.schedules import HALVING_DOUBLING, RECURSIVE_DOUBLING
+
+from benchmarks.rivals.emulated import TorchTrainer
+from benchmarks.rivals.rank import Array, Device, System
+
+SMALL_BYTES = 64 << 10
+"""Up to here messages count, not bytes: what a job measures when it starts."""
+OPEN_S = 60.0
+
+
+class Job(System):
+    """The main thread of a rank, as a user's script is."""
+
+    def __init__(self) -> None:
+        import paceline
+
+        paceline.init()
+        self.rank, self.ranks = paceline.rank(), paceline.size()
+
+    def facts(self) -> dict[str, str]:
+        return {"torch": torch.__version__}
+
+    def trainer(self, tensors: Sequence[int]) -> JobTrainer:
+        import paceline
+
+        return JobTrainer(tensors, lambda model: model, paceline.DistributedOptimizer)
+
+
+class JobTrainer(TorchTrainer):
+    def step(self) -> None:
+        self.wrapped(self._x).sum().backward()
+        self.optimizer.step()
+
+    def train(self, device: Device, steps: int) -> None:
+        """Until so many rounds are over, on every rank: one that was late takes fewer steps."""
+        self.model.device = device
+        session = self.optimizer._context.session  # noqa: SLF001
+        until = session.version + steps
+        while session.version < until:
+            self.step()
+
+
+class Transport(System):
+    """As the communication thread of a rank has it."""
+
+    def __init__(self, kind: str) -> None:
+        from paceline.transport.base import Abort
+
+        torch.set_num_threads(1)
+        self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._kind = kind
+        self._abort = Abort()
+        if kind == "shm":
+            from paceline.transport.shm.memory import SharedMemory
+            from paceline.transport.shm.transport import ShmTransport
+
+            self._transport = ShmTransport(SharedMemory(), native=True)
+        else:
+            from paceline.transport.mpi.transport import MpiTransport
+
+            self._transport = MpiTransport(host="127.0.0.1", native=True)
+        self.address = f"{os.getpid()} {self._transport.address}"
+
+    def open(self, addresses: list[str]) -> None:
+        from paceline.transport.base import Group, Peer
+
+        peers = tuple(Peer(*text.split(" ", 1)) for text in addresses)
+        self._transport.open(Group("rivals", 1, peers, self.rank), self._abort, OPEN_S)
+        self._one = self.zeros(1)
+
+    def zeros(self, elements: int) -> Array:
+        """As the gradients of a job lie."""
+        zeros: Array = self._transport.zeros(elements, torch.float32, torch.device("cpu")).numpy()
+        return zeros
+
+    def allreduce(self, buffer: Array) -> None:
+        algorithm = "shm"
+        if self._kind == "mpi":
+            algorithm = RECURSIVE_DOUBLING if buffer.nbytes <= SMALL_BYTES else HALVING_DOUBLING
+        self._transport.allreduce([torch.from_numpy(buffer)], self._abort, algorithm)
+
+    def barrier(self) -> None:
+        self.allreduce(self._one)
+
+
+def make(words: list[str]) -> System:
+    return Job() if words[0] == "job" else Transport(words[0])

@@ -32,8 +32,8 @@ from paceline.clock import now_ns
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.records import GivenUp
 from paceline.core.rank import events as ev
-from paceline.transport.device_queues import Event
 from paceline.telemetry.samples import RoundRing
+from paceline.transport.device_queues import Event
 from paceline.worker.data_channel import DataChannel
 from paceline.worker.serial_thread import SerialThread
 from paceline.worker.state.committed import Committed

@@ -47,7 +47,7 @@ def parser(what: str | None) -> argparse.ArgumentParser:
         "--torchft", default="", metavar="PYTHON", help="B8: interpreter that can import torchft"
     )
     made.add_argument("--parts", default="", metavar="LETTERS", help="B10: of a, b, c, d and e")
-    made.add_argument("--quick", action="store_true", help="rivals: one size, 2 and 4 ranks")
+    made.add_argument("--quick", action="store_true", help="rivals: the small form")
     made.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="rivals: a part of a name"
     )

@@ -44,8 +44,8 @@ class Environment:
     """Environment variables of the build."""
 
     def folder(self, cache: Path) -> Path:
-        what = [sys.version.split()[0], *self.packages, self.horovod, self.after]
-        what += map(str, self.settings.items())
+        what = [sys.version.split()[0], *self.packages, self.horovod, *self.settings.items()]
+        what += [self.after] if self.after else []
         key = hashlib.blake2b(repr(what).encode(), digest_size=5).hexdigest()
         return cache / f"{self.name}-{key}"
 

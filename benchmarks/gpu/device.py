@@ -1,0 +1,233 @@
+"""What one device can show: order, copies beside sums, what asking costs, and a step's profile."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Final
+
+import torch
+from paceline.transport.base import Abort
+from paceline.transport.device_queues import TorchQueues, mark
+from paceline.transport.staging import Staging, cut
+from paceline.worker.state.flags import Flags
+from paceline.worker.state.streams import Streams
+
+from benchmarks.report import Bar, Report, middle
+
+MIB: Final = 1 << 20
+ROOT: Final = Path(__file__).parent.parent.parent
+LIMIT_S: Final = 600
+STAGED: Final = 0.8
+"""Of the slowest of its three stages."""
+US: Final = 1e6
+
+
+def settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds(device: torch.device, call: Callable[[], object], rounds: int) -> float:
+    """Median, after one call to warm up."""
+    taken = []
+    for _ in range(rounds + 1):
+        settle(device)
+        begun = perf_counter()
+        call()
+        settle(device)
+        taken.append(perf_counter() - begun)
+    return middle(taken[1:])
+
+
+def pinned(numel: int, device: torch.device) -> torch.Tensor:
+    return torch.ones(numel, pin_memory=device.type == "cuda")
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "the host"
+
+
+# ---- does it hold ------------------------------------------------------------------------------
+
+
+def correctness(device: torch.device) -> Report:
+    """Each of them would show other numbers if somebody went ahead of a queue."""
+    report = Report("gpu_order", f"Order of queues, on {_name(device)}", ("check",))
+    report.checks = {
+        "a segment is read after the kernels that were queued before its event": _follows(device),
+        "pieces through the host's memory come back as their sums": _staged(device),
+        "a device finds each NaN and Inf, and nothing else": _found(device),
+    }
+    report.rows = [(what,) for what in report.checks]
+    return report
+
+
+def _busy(device: torch.device) -> None:
+    """Some 10 ms of kernels, so that whoever does not wait is too early."""
+    if device.type == "cuda":
+        square = torch.ones(2048, 2048, device=device)
+        for _ in range(50):
+            square = square @ square / 2048
+
+
+def _follows(device: torch.device) -> bool:
+    streams = Streams([device])
+    for value in range(20):
+        made = torch.zeros(MIB, device=device)
+        _busy(device)
+        made.fill_(value)
+        events = streams.mark_gradients()
+        with streams.own():
+            streams.follow(events)
+            copied = made.clone()
+        with streams.settled():
+            if not bool((copied == value).all()):
+                return False
+    return True
+
+
+def _staged(device: torch.device) -> bool:
+    ring = Staging()
+    for value in range(1, 6):
+        far = torch.zeros(3 * MIB + 5, device=device)
+        _busy(device)
+        far.fill_(value)
+        ring.reduce(_double, cut([far]), Abort())
+        if not bool((far == 2 * value).all()):
+            return False
+    return True
+
+
+def _double(hosts: Sequence[torch.Tensor]) -> None:
+    for host in hosts:
+        host.mul_(2)
+
+
+def _found(device: torch.device) -> bool:
+    flags = Flags([device], [device])
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        most = torch.finfo(dtype).max
+        for bad in (None, float("nan"), float("inf"), -float("inf")):
+            flat = torch.full((MIB,), most, dtype=dtype, device=device)
+            if bad is not None:
+                flat[12345] = bad
+            flags.find(0, flat)
+            flags.tell()
+            settle(device)
+            if flags.told([0]) is not (bad is None):
+                return False
+    return True
+
+
+# ---- how fast ----------------------------------------------------------------------------------
+
+
+def staging(device: torch.device, *, smoke: bool) -> Report:
+    """The ring beside its stages one by one."""
+    columns = ("MiB", "to host GB/s", "sum GB/s", "to device GB/s", "all three GB/s", "of slowest")
+    report = Report("gpu_staging", "Gradients through host memory", columns)
+    for mib in (1, 4) if smoke else (1, 4, 16, 64):
+        stages, whole = _stages(device, mib * MIB // 4, 3 if smoke else 20)
+        rates = [mib * MIB / each / 1e9 for each in (*stages, whole)]
+        report.rows.append((mib, *rates, max(stages) / whole))
+    reached = report.rows[-1][-1]
+    report.bars = [Bar("all three beside the slowest, largest size", reached, STAGED)]
+    return report
+
+
+def _stages(device: torch.device, numel: int, rounds: int) -> tuple[list[float], float]:
+    """Seconds of each stage alone, and of all of them in the ring."""
+    far, host, other = torch.ones(numel, device=device), pinned(numel, device), torch.ones(numel)
+    part, ring = other[: MIB // 4], Staging()
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: host.copy_(far, non_blocking=True),
+        lambda: host.add_(other),
+        lambda: far.copy_(host, non_blocking=True),
+        lambda: ring.reduce(lambda piece: _add(piece[0], part), cut([far]), Abort()),
+    )
+    *stages, whole = (seconds(device, call, rounds) for call in calls)
+    return stages, whole
+
+
+def _add(host: torch.Tensor, other: torch.Tensor) -> None:
+    host.add_(other[: host.numel()])
+
+
+def crossover(device: torch.device, *, smoke: bool) -> Report:
+    """What a peer's piece costs: added on the host, or brought to the device and added there."""
+    columns = ("KiB", "sum by the host us", "sum by a kernel us", "host / kernel")
+    report = Report("gpu_crossover", "Who adds what a peer has sent", columns)
+    for kib in (64, 1024) if smoke else (16, 64, 256, 1024, 4096, 16384, 65536):
+        first, second = _additions(device, kib * 256, 3 if smoke else 50)
+        report.rows.append((kib, first * US, second * US, first / second))
+    report.notes = ["above 1 in the last column a kernel would win, before what a ring adds to it"]
+    return report
+
+
+def _additions(device: torch.device, numel: int, rounds: int) -> tuple[float, float]:
+    far, near = torch.ones(numel, device=device), torch.ones(numel, device=device)
+    host, peer = pinned(numel, device), pinned(numel, device)
+
+    def by_host() -> None:
+        host.copy_(far, non_blocking=True)
+        settle(device)
+        host.add_(peer)
+        far.copy_(host, non_blocking=True)
+
+    def by_kernel() -> None:
+        near.copy_(peer, non_blocking=True)
+        far.add_(near)
+        host.copy_(far, non_blocking=True)  # what goes to the next peer
+
+    return seconds(device, by_host, rounds), seconds(device, by_kernel, rounds)
+
+
+def costs(device: torch.device, *, smoke: bool) -> Report:
+    """What a step asks of the device, one by one."""
+    report = Report("gpu_costs", "What asking a device costs", ("what", "us"))
+    queues, flat = TorchQueues(), torch.ones(MIB, device=device)
+    flags, rounds = Flags([device], [device]), 20 if smoke else 1000
+    asked: dict[str, Callable[[], object]] = {
+        "check of 4 MiB, queued": lambda: flags.find(0, flat),
+        "check of 4 MiB, read back": lambda: flat.sum().item(),
+    }
+    if device.type == "cuda":
+        current = queues.current(device)
+        event, own = mark(queues, device, current), queues.stream(device)
+        asked |= {
+            "mark": lambda: mark(queues, device, current),
+            "follow": lambda: own.wait_event(event),
+            "look": event.query,
+        }
+    for what, call in asked.items():
+        call()
+        settle(device)
+        begun = perf_counter()
+        for _ in range(rounds):
+            call()
+        report.rows.append((what, (perf_counter() - begun) / rounds * US))
+        settle(device)
+    return report
+
+
+def step(device: torch.device, *, smoke: bool) -> Report:
+    """A job of one rank under torch's profiler, in a process of its own."""
+    steps = 5 if smoke else 50
+    words = [sys.executable, "-m", "benchmarks.gpu.profiled", str(device), str(steps)]
+    done = subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    report = Report("gpu_step", "Calls in a step that wait for the device", ("call", "per step"))
+    report.checks["the profiled job ended well"] = done.returncode == 0
+    if done.returncode:
+        report.notes.append(done.stderr[-500:])
+        return report
+    counts: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    report.rows = [(call, count / steps) for call, count in counts.items()]
+    report.bars = [Bar("waits per step", sum(counts.values()) / steps, 0.0, at_least=False)]
+    return report

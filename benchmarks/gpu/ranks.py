@@ -1,0 +1,233 @@
+"""What ranks with a GPU each can show: wiring, bandwidth beside torch's own call, and a loss.
+
+Each rank is a process that does what it is told through a pipe. On the host gloo stands in for
+NCCL.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+from paceline.core.collectives.select import NATIVE
+from paceline.transport.base import Abort, Group, Peer, TransportError
+from paceline.transport.rendezvous import Deadline
+from paceline.transport.torch.process_groups import TorchDistTransport
+
+from benchmarks.gpu.device import MIB, seconds, settle
+from benchmarks.report import Bar, Report, middle, share
+
+HOST: Final = "127.0.0.1"
+OPEN_S: Final = 60.0
+ANSWER_S: Final = 120.0
+BESIDE_TORCH: Final = 0.97
+LOSS_MIB: Final = 4
+
+
+class _Rank:
+    """Inside the process."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        self.transport = _make(device)
+        self.transport.begin([device])
+        self.group: Group | None = None
+
+    def address(self) -> str:
+        return self.transport.address
+
+    def open(self, number: int, addresses: Sequence[str], rank: int) -> float:
+        """Seconds to wire a group and to compare the bits of its sums."""
+        peers = tuple(Peer(str(index), where) for index, where in enumerate(addresses))
+        self.group = Group(f"g{number}", number, peers, rank)
+        begun = perf_counter()
+        self.transport.open(self.group, Abort(), OPEN_S)
+        return perf_counter() - begun
+
+    def wire(self, number: int, addresses: Sequence[str], rank: int) -> tuple[float, float]:
+        """Seconds of torch and the library alone: to make a group, and to give it up."""
+        peers = tuple(Peer(str(index), where) for index, where in enumerate(addresses))
+        begun = perf_counter()
+        group = Group(f"w{number}", number, peers, rank)
+        made = self.transport._connect(group, Deadline(Abort(), OPEN_S))  # noqa: SLF001
+        made = self.transport._adopt(made)  # noqa: SLF001
+        wired = perf_counter()
+        if self.device.type == "cuda":
+            made.abort()
+        del made
+        return wired - begun, perf_counter() - wired
+
+    def time(self, mib: int, rounds: int) -> tuple[float, float]:
+        """Seconds of a sum of so many MiB: ours, and the library's by torch alone."""
+        buffer = torch.ones(mib * MIB // 4, device=self.device)
+        group = self.transport._process_group  # noqa: SLF001
+        ours, theirs = [], []
+
+        def alone() -> None:
+            group.allreduce([buffer]).wait()
+
+        for _ in range(rounds):
+            buffer.fill_(1)
+            ours.append(seconds(self.device, lambda: self._sum(buffer), 1))
+            buffer.fill_(1)
+            theirs.append(seconds(self.device, alone, 1))
+        return middle(ours), middle(theirs)
+
+    def _sum(self, buffer: torch.Tensor) -> None:
+        self.transport.allreduce([buffer], Abort(), NATIVE)
+
+    def sums(self) -> str:
+        return self.transport.describe()["sums"]
+
+    def until_lost(self) -> float:
+        """Reduce until somebody is gone; seconds from the last sum to the error."""
+        buffer = torch.ones(LOSS_MIB * MIB // 4, device=self.device)
+        last = perf_counter()
+        abort = Abort()
+        try:
+            while True:
+                last = perf_counter()
+                self.transport.allreduce([buffer], abort, NATIVE)
+        except TransportError:
+            return perf_counter() - last
+
+    def die(self) -> None:
+        settle(self.device)
+        os._exit(9)
+
+
+def _make(device: torch.device) -> TorchDistTransport:
+    if device.type == "cuda":
+        from paceline.transport.torch.nccl import NcclTransport
+
+        return NcclTransport(host=HOST, local=True)
+    from paceline.transport.torch.gloo import GlooTransport
+
+    return GlooTransport(host=HOST)
+
+
+def _serve(orders: Connection, device: str) -> None:
+    rank = _Rank(torch.device(device))
+    while (order := orders.recv()) is not None:
+        name, arguments = order
+        try:
+            orders.send(getattr(rank, name)(*arguments))
+        except Exception as error:  # told to who asked
+            orders.send(error)
+
+
+class Crew:
+    """Ranks of one machine, in order."""
+
+    def __init__(self, places: Sequence[torch.device]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.orders: list[Connection] = []
+        self.processes = []
+        for place in places:
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(there, str(place)), daemon=True)
+            process.start()
+            there.close()
+            self.orders.append(here)
+            self.processes.append(process)
+        self.addresses: list[str] = self.all("address")
+
+    @property
+    def size(self) -> int:
+        return len(self.orders)
+
+    def tell(self, rank: int, name: str, *arguments: Any) -> None:
+        self.orders[rank].send((name, arguments))
+
+    def answer(self, rank: int) -> Any:
+        if not self.orders[rank].poll(ANSWER_S):
+            raise TimeoutError(f"rank {rank} has not answered for {ANSWER_S:.0f} s")
+        answer = self.orders[rank].recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def all(self, name: str, *arguments: Any) -> list[Any]:
+        return self.each(range(len(self.orders)), lambda _: (name, *arguments))
+
+    def each(self, ranks: Sequence[int], order: Callable[[int], tuple[Any, ...]]) -> list[Any]:
+        """Told to all of them, before the first answer is waited for."""
+        for index, rank in enumerate(ranks):
+            self.tell(rank, *order(index))
+        return [self.answer(rank) for rank in ranks]
+
+    def group(self, name: str, number: int, ranks: Sequence[int]) -> list[Any]:
+        addresses = [self.addresses[rank] for rank in ranks]
+        return self.each(ranks, lambda index: (name, number, addresses, index))
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+@contextmanager
+def crew(places: Sequence[torch.device]) -> Iterator[Crew]:
+    made = Crew(places)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def wiring(ranks: Crew, *, smoke: bool) -> Report:
+    """Made and given up, again and again: what a change of membership pays to the library."""
+    times = 3 if smoke else 100
+    columns = ("ranks", "times", "wire ms", "p95", "give up ms", "p95 ")
+    report = Report("gpu_wiring", "A group made anew", columns)
+    taken = [ranks.group("wire", number, range(ranks.size)) for number in range(times)]
+    wired = [1e3 * max(each[0] for each in turn) for turn in taken]
+    left = [1e3 * max(each[1] for each in turn) for turn in taken]
+    report.rows.append(
+        (ranks.size, times, middle(wired), share(wired, 0.95), middle(left), share(left, 0.95))
+    )
+    report.checks[f"{times} groups one after the other"] = len(taken) == times
+    return report
+
+
+def bandwidth(ranks: Crew, *, smoke: bool) -> Report:
+    """Paceline's call beside the library's own through torch, interleaved."""
+    columns = ("ranks", "MiB", "Paceline GB/s", "torch GB/s", "share")
+    report = Report("gpu_bandwidth", "One reduction, by bytes on the busiest link", columns)
+    factor = 2 * (ranks.size - 1) / ranks.size
+    ranks.group("open", 1, range(ranks.size))
+    for mib in (1, 4) if smoke else (1, 4, 16, 64, 256):
+        taken = ranks.all("time", mib, 2 if smoke else 10)
+        slowest = [max(each) for each in zip(*taken, strict=True)]
+        ours, theirs = (factor * mib * MIB / each / 1e9 for each in slowest)
+        report.rows.append((ranks.size, mib, ours, theirs, ours / theirs))
+    told = ranks.all("sums")
+    report.notes.append(f"sums by: {told[0]}")
+    report.checks["all ranks sum alike"] = len(set(told)) == 1
+    report.bars = [Bar("share of torch's own, largest size", report.rows[-1][-1], BESIDE_TORCH)]
+    return report
+
+
+def loss(ranks: Crew) -> Report:
+    """The last rank is killed between two sums; the others notice, and wire a group without it."""
+    report = Report("gpu_loss", "A rank dies", ("survivors", "noticed ms", "wired anew ms"))
+    survivors = range(ranks.size - 1)
+    ranks.group("open", 2, range(ranks.size))
+    for rank in survivors:
+        ranks.tell(rank, "until_lost")
+    ranks.tell(ranks.size - 1, "die")
+    noticed = [ranks.answer(rank) for rank in survivors]
+    wired = ranks.group("open", 3, survivors)
+    told = ranks.each(survivors, lambda _: ("sums",))
+    report.rows.append((len(survivors), 1e3 * max(noticed), 1e3 * max(wired)))
+    report.checks["the survivors have a group"] = len(told) == len(survivors)
+    report.notes.append("in a job the abort flag ends the wait: the agent sees the death at once")
+    return report

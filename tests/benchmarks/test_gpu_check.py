@@ -1,0 +1,48 @@
+"""`make gpu-check` works without a GPU as far as it can: it says so, and on the host it runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent.parent
+LIMIT_S = 300
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(LIMIT_S + 30)]
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+def test_a_machine_without_a_gpu_is_told_in_one_sentence() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
+    done = run()
+    assert done.returncode == 3
+    assert done.stdout.count("\n") == 1
+    assert "no GPU that torch can use" in done.stdout
+    assert not done.stderr
+
+
+def test_each_part_runs_on_the_host() -> None:
+    done = run("--cpu", "3", "--smoke")
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    for title in (
+        *("Order of queues", "Gradients through host memory", "Who adds what a peer has sent"),
+        *("What asking a device costs", "Calls in a step that wait", "A group made anew"),
+        *("One reduction", "A rank dies"),
+    ):
+        assert f"## {title}" in done.stdout
+    assert "BROKEN" not in done.stdout

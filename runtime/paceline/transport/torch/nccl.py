@@ -22,12 +22,12 @@ from typing import Any, ClassVar, Final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import ErrorType, PrefixStore, TCPStore
 
 from paceline.clock import pause
 from paceline.core.gpus import NoGpu, why_none
 from paceline.limits import LISTEN_BACKLOG
-from paceline.transport.base import Abort, Group, TransportError
+from paceline.transport.base import Abort, Group, PeerLost, TransportError
 from paceline.transport.rendezvous import Deadline
 from paceline.transport.torch.process_groups import TorchDistTransport
 
@@ -107,6 +107,7 @@ class NcclTransport(TorchDistTransport):
 
     def shutdown(self) -> None:
         self.close()
+        self._forget_completed()
         self._store = None  # its last reference: the server ends and gives back the port
 
     def _home(self) -> torch.device:
@@ -135,18 +136,29 @@ class NcclTransport(TorchDistTransport):
         while not reduced.query():  # type: ignore[no-untyped-call]
             if abort.is_raised():
                 return
+            self._check()
             if deadline is not None:
                 deadline.check("comparing bits")
             pause(PAUSE_S)
+
+    def _check(self) -> None:
+        """NCCL tells errors of its connections beside the work, which may never end then."""
+        error = self._process_group.get_error()
+        if error != ErrorType.SUCCESS:
+            raise PeerLost(f"nccl tells of an error in its connections: {error.name}")
 
     def _abandon(self, buffers: Any) -> None:
         abandoned = self._process_group
         super()._abandon(buffers)
         if abandoned is not None:
-            # Its kernels occupy the device until they are told to stop; the call may block.
-            threading.Thread(
-                target=abandoned.abort, name="paceline-nccl-abort", daemon=True
-            ).start()
+            self._let_go(abandoned)  # its kernels occupy the device until they are told to stop
+
+    def _let_go(self, process_group: Any) -> None:
+        """Aborted, never destroyed: since NCCL 2.31 destroying waits for ranks of the same machine,
+        which may be dead. Even this may block."""
+        threading.Thread(
+            target=process_group.abort, name="paceline-nccl-abort", daemon=True
+        ).start()
 
 
 def only_device(devices: Collection[torch.device]) -> torch.device:

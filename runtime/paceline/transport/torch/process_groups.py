@@ -195,7 +195,17 @@ class TorchDistTransport(Transport):
         self._process_group, self._works = None, []
 
     def _forget_completed(self) -> None:
-        self._kept = [g for g in self._kept if not all(w.is_completed() for w in g[1])]
+        kept, self._kept = self._kept, []
+        done: list[Any] = []
+        for entry in kept:
+            over = all(work.is_completed() for work in entry[1])
+            (done if over else self._kept).append(entry)
+        for process_group, _, buffers in done:
+            if buffers is None:
+                self._let_go(process_group)
+
+    def _let_go(self, process_group: Any) -> None:
+        """It was left in peace, and nobody needs it any more."""
 
     def close(self) -> None:
         # The group ends only after the next one stands: a peer may still read what we sent.

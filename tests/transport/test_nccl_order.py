@@ -1,0 +1,154 @@
+"""What the NCCL transport asks of streams, events and process groups, and in which order.
+
+There is no GPU here: stand-ins for torch.cuda and for NCCL's process group keep a record. They show
+the order, not that a GPU does what was asked.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from paceline.core.collectives.select import NATIVE
+from paceline.transport.base import Abort, Group, Peer, PeerLost, TransportAborted
+from paceline.transport.torch import nccl
+from paceline.transport.torch.nccl import NcclTransport
+from torch._C._distributed_c10d import ErrorType
+
+CPU = torch.device("cpu")
+WAIT_S = 10.0
+"""A bound for a hang."""
+
+
+class Machine:
+    """A GPU and NCCL, as far as they are asked for anything."""
+
+    def __init__(self) -> None:
+        self.record: list[str] = []
+        self.looks_left = 3
+        """So often an event has not passed yet."""
+        self.error = ErrorType.SUCCESS
+        self.on_look: Callable[[], None] = lambda: None
+        self.aborted = threading.Event()
+        self.current = "caller"
+
+    def note(self, what: str) -> None:
+        self.record.append(what)
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        before, self.current = self.current, stream.name
+        yield
+        self.current = before
+
+    def new_stream(self, *_: Any, **__: Any) -> Any:
+        return SimpleNamespace(name="own", wait_stream=lambda s: self.note(f"own waits {s.name}"))
+
+    def new_event(self) -> Any:
+        return SimpleNamespace(record=lambda s: self.note(f"mark {s.name}"), query=self._query)
+
+    def _query(self) -> bool:
+        self.on_look()
+        self.looks_left -= 1
+        return self.looks_left < 0
+
+    def work(self) -> Any:
+        return SimpleNamespace(
+            block_current_stream=lambda: self.note(f"{self.current} waits nccl"),
+            is_completed=lambda: self.looks_left < 0,
+            wait=lambda: self.note("wait"),
+        )
+
+    def group(self) -> Any:
+        def allreduce(_: Any) -> Any:
+            self.note(f"allreduce in {self.current}")
+            return self.work()
+
+        def abort() -> None:
+            self.note("abort")
+            self.aborted.set()
+
+        return SimpleNamespace(allreduce=allreduce, abort=abort, get_error=lambda: self.error)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-1")
+    )
+    monkeypatch.setattr(torch.cuda, "Stream", made.new_stream)
+    monkeypatch.setattr(torch.cuda, "Event", made.new_event)
+    monkeypatch.setattr(torch.cuda, "stream", made.stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(name="caller"))
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
+    monkeypatch.setattr(nccl, "only_device", lambda _: CPU)
+    monkeypatch.setattr(NcclTransport, "_connect", lambda *_: made.group())
+    monkeypatch.setattr(NcclTransport, "_compare", lambda *_: None)
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "")
+    monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "")
+    return made
+
+
+@pytest.fixture
+def transport(machine: Machine) -> Iterator[NcclTransport]:
+    made = NcclTransport(host="127.0.0.1", local=True)
+    made.begin([CPU])
+    made.open(group(1, made), Abort(), 5.0)
+    machine.record.clear()
+    yield made
+    made.shutdown()
+
+
+def group(number: int, transport: NcclTransport) -> Group:
+    peers = Peer("r0", transport.address), Peer("r1", "127.0.0.1:1/GPU-2")
+    return Group(f"g{number}", number, peers, 0)
+
+
+def test_it_follows_the_callers_stream_and_only_looks_until_the_sum_is_there(
+    machine: Machine, transport: NcclTransport
+) -> None:
+    transport.allreduce([torch.ones(4)], Abort(), NATIVE)
+    assert machine.record == [
+        "own waits caller",
+        "allreduce in own",
+        "own waits nccl",
+        "mark own",
+        "wait",  # of a work that is done: it raises what went wrong
+    ]
+
+
+def test_an_error_beside_the_work_ends_the_wait(machine: Machine, transport: NcclTransport) -> None:
+    machine.looks_left = 10**9
+    machine.error = ErrorType.REMOTE_ERROR
+    with pytest.raises(PeerLost, match="error in its connections: REMOTE_ERROR"):
+        transport.allreduce([torch.ones(4)], Abort(), NATIVE)
+    assert machine.aborted.wait(WAIT_S), "its kernels go on for ever"
+
+
+def test_an_abort_ends_the_wait(machine: Machine, transport: NcclTransport) -> None:
+    abort = Abort()
+    machine.looks_left = 10**9
+    machine.on_look = abort.raise_
+    with pytest.raises(TransportAborted):
+        transport.allreduce([torch.ones(4)], abort, NATIVE)
+    assert machine.aborted.wait(WAIT_S)
+    assert transport.describe()["abandoned"] == "1"
+
+
+def test_a_group_that_was_left_is_aborted_when_the_next_one_stands(
+    machine: Machine, transport: NcclTransport
+) -> None:
+    """Destroying it would wait for its ranks, and one of them may be the reason for the change."""
+    transport.close()
+    assert "abort" not in machine.record, "a peer may still read what was sent"
+    transport.open(group(2, transport), Abort(), 5.0)
+    assert machine.aborted.wait(WAIT_S)
+    assert machine.record.count("abort") == 1
+    assert transport.describe()["abandoned.alive"] == "0"

@@ -45,6 +45,8 @@ class DataChannel:
             self._transport.open(group, self._abort, CONNECT_NS / NS_PER_S)
         except TransportError as error:
             return self._failed(error)
+        facts = sorted(self._transport.describe().items())
+        log.info("data channel: %s", "; ".join(f"{name}: {fact}" for name, fact in facts))
         self._methods = self._transport.methods()
         self._metrics.opened(self._methods, self._transport.regrets_s())
         return ev.ChannelOpened("; ".join(dict.fromkeys(self._transport.reasons())))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from paceline.transport import native
 from paceline.transport.native import (
+    HEADER,
     REDUCE,
     SHARED,
     SOURCES,
@@ -34,10 +35,13 @@ def test_it_is_built_once_and_kept(cache: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_another_source_is_another_library(cache: Path) -> None:
     load(REDUCE)
-    changed = cache / "changed.c"
-    changed.write_text(REDUCE.read_text() + "/* changed */\n")
-    load(changed)
-    assert len(list(cache.glob("*.so"))) == 2
+    changed, header = cache / "reduce.c", cache / HEADER
+    shutil.copy(REDUCE.with_name(HEADER), header)
+    for number, path in enumerate((changed, header), start=2):
+        text = path.read_text() if path.exists() else REDUCE.read_text()
+        path.write_text(text + "/* changed */\n")
+        load(changed)
+        assert len(list(cache.glob("*.so"))) == number
 
 
 def test_what_an_image_has_beside_the_source_is_taken(
@@ -46,7 +50,7 @@ def test_what_an_image_has_beside_the_source_is_taken(
     package = tmp_path / "installed"
     package.mkdir()
     installed = [package / source.name for source in SOURCES]
-    for source in SOURCES:
+    for source in (*SOURCES, REDUCE.with_name(HEADER)):
         shutil.copy(source, package)
     monkeypatch.setattr(native, "SOURCES", installed)
     runpy.run_module("paceline.transport.native", run_name="__main__")

@@ -2,12 +2,13 @@
 
     reduce.c  the steps of a schedule over MPI (`transport.mpi.native_loop`)
     shared.c  sums in shared memory (`transport.shm.native_loop`)
+    common.h  what both of them include
 
-A library's name holds the hash of its source. It lies in the user's cache folder, so that it is
-compiled by the first rank that ever needs it, or beside its source, where the making of an image
-puts it (`python -m paceline.transport.native`). Ranks that start together may all compile: each
-renames its own result into place. Where nothing can be compiled or kept, the transports do the
-same in Python and say so.
+A library's name holds the hash of its source and of that header. It lies in the user's cache
+folder, so that it is compiled by the first rank that ever needs it, or beside its source, where the
+making of an image puts it (`python -m paceline.transport.native`). Ranks that start together may
+all compile: each renames its own result into place. Where nothing can be compiled or kept, the
+transports do the same in Python and say so.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Final
 REDUCE: Final = Path(__file__).with_name("reduce.c")
 SHARED: Final = Path(__file__).with_name("shared.c")
 SOURCES: Final = (REDUCE, SHARED)
+HEADER: Final = "common.h"
 FLAGS: Final = ("-O3", "-fPIC", "-shared")
 COMPILE_S: Final = 60.0
 
@@ -49,8 +51,10 @@ def load(source: Path) -> ctypes.CDLL:
 
 
 def file_name(source: Path) -> str:
+    """Of the library that is made of this source now, here. Raises OSError."""
     facts = f"{platform.machine()} {FLAGS}".encode()
-    return f"{source.stem}-{hashlib.sha256(source.read_bytes() + facts).hexdigest()[:16]}.so"
+    texts = source.read_bytes() + source.with_name(HEADER).read_bytes()
+    return f"{source.stem}-{hashlib.sha256(texts + facts).hexdigest()[:16]}.so"
 
 
 def cache_folder() -> Path:

@@ -12,11 +12,11 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <time.h>
+
+#include "common.h"
 
 enum { LANES_MAX = 16, SPINS = 100, LOOK_EVERY = 16 };
 enum { DONE = 0, ABORTED = 1, LOST = 2, FAILED = 3 };
-enum { FLOAT32 = 0, FLOAT64 = 1, INT32 = 2, INT64 = 3, BFLOAT16 = 4 };
 enum { EXACT = 0, ROUNDED = 1, KEPT = 2 };
 
 /* Measured at P = 2, 4 KiB: 0.22 ms per call; 0.39 ms with 50 us and the kernel's usual slack of 50
@@ -99,27 +99,6 @@ typedef struct {
     int32_t step; /* The one under way. */
     int32_t open; /* Of its requests, how many are not complete. */
 } Lane;
-
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-static float from_bfloat16(uint16_t half) {
-    uint32_t bits = (uint32_t)half << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-/* Round to the nearest, ties to even, as torch does. */
-static uint16_t to_bfloat16(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    if (value != value) return 0x7fc0;
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
 
 #define ADD(type)                                                        \
     do {                                                                 \

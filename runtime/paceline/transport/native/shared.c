@@ -13,12 +13,12 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "common.h"
 
 enum { RANKS_MAX = 1024, BLOCK = 1024 };
 enum { DONE = 0, ABORTED = 1, LOST = 2, LEFT = 3, DIFFERENT = 4, CARRY = 5 };
-enum { FLOAT32 = 0, FLOAT64 = 1, INT32 = 2, INT64 = 3, BFLOAT16 = 4 };
 
 typedef _Atomic uint64_t Word;
 
@@ -91,12 +91,6 @@ typedef struct {
     Call *call;
 } Stage;
 
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 static void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -108,21 +102,6 @@ static void relax(void) {
 void paceline_fence(void) { atomic_thread_fence(memory_order_seq_cst); }
 
 /* ---- additions ---- */
-
-static float from_bfloat16(uint16_t half) {
-    uint32_t bits = (uint32_t)half << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-/* Round to the nearest, ties to even, as torch does. */
-static uint16_t to_bfloat16(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    if (value != value) return 0x7fc0;
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
 
 static uint16_t add_bfloat16(uint16_t own, uint16_t other) {
     return to_bfloat16(from_bfloat16(own) + from_bfloat16(other));

@@ -1,9 +1,9 @@
 """B11: sums that travel as bfloat16, beside float32 on a slow link, and what a model learns then.
 
-The same ranks reduce the same buffers in turn, over one loopback with a token bucket on it. The
-native loop rounds and adds; the bandwidth is float32 bytes that are summed, by the time that it
-took. Beside it the digits example in Full, once with each wire type: the same seed and the same
-batches, so only the rounding differs.
+The same ranks reduce the same buffers in turn, over one loopback with a token bucket on it, and
+with two levels over such a link between two machines. The native loop rounds and adds; the
+bandwidth is float32 bytes that are summed, by the time that it took. Beside it the digits example
+in Full, once with each wire type: the same seed and the same batches, so only the rounding differs.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from paceline.core.collectives.schedules import HALVING_DOUBLING, RING
+from paceline.core.collectives.select import HIERARCHICAL
 from paceline_api.types.enums import Wire
 
 from benchmarks import network
@@ -51,7 +52,13 @@ def run(_: Lab, given: Options) -> r.Report:
             stack.enter_context(network.own_network()).limit(BITS_PER_S)
         for ranks in (2,) if given.smoke else (2, 4):
             with crews(("paceline",), ranks) as (crew,):
-                add_rows(out, crew, ranks, given)
+                add_rows(out, crew, "mpi", given)
+    if not lacking:
+        with (
+            network.two_machines(BITS_PER_S) as machines,
+            crews(("levels",), 2 * len(machines), machines) as (crew,),
+        ):
+            add_rows(out, crew, f"{HIERARCHICAL}mpi", given)
     if not given.smoke:
         learn(out)
         for row in out.rows:
@@ -60,24 +67,28 @@ def run(_: Lab, given: Options) -> r.Report:
     return out
 
 
-def add_rows(out: r.Report, crew: Crew, ranks: int, given: Options) -> None:
+def add_rows(out: r.Report, crew: Crew, transport: str, given: Options) -> None:
+    ranks = crew.ranks
     for kib in (64,) if given.smoke else KIB:
         found: dict[tuple[str, str], list[float]] = {}
         sums = []
         for _ in range(given.rounds):
             for algorithm in (RING, HALVING_DOUBLING):
                 for wire in Wire:
-                    took = crew.reduce(f"mpi:{algorithm} {wire}", kib << 8, CALLS.get(kib, 2))
+                    took = crew.reduce(
+                        f"{transport}:{algorithm} {wire}", kib << 8, CALLS.get(kib, 2)
+                    )
                     found.setdefault((algorithm, wire), []).append(r.middle(took.us) / 1e3)
                     sums.append(right(took, ranks))  # small whole numbers are bfloat16
         for algorithm in (RING, HALVING_DOUBLING):
             single, half = (found[algorithm, wire] for wire in (Wire.FLOAT32, Wire.BFLOAT16))
             times = r.middle([a / b for a, b in zip(single, half, strict=True)])
             shown = [(r.middle(x), r.percent(r.spread(x))) for x in (single, half)]
-            out.rows.append((ranks, algorithm, kib, *shown[0], *shown[1], times))
-            out.details[f"P={ranks} {algorithm} {kib} KiB: ms per round"] = [single, half]
-        out.checks[f"P={ranks}, {kib} KiB: every rank has the sum"] = all(sums)
-    out.hashes[f"P={ranks}"] = r.one_hash([str(out.checks)])
+            name = f"{transport}:{algorithm}"
+            out.rows.append((ranks, name, kib, *shown[0], *shown[1], times))
+            out.details[f"P={ranks} {name} {kib} KiB: ms per round"] = [single, half]
+        out.checks[f"P={ranks}, {transport}, {kib} KiB: every rank has the sum"] = all(sums)
+    out.hashes[f"P={ranks}, {transport}"] = r.one_hash([str(out.checks)])
 
 
 def learn(out: r.Report) -> None:

@@ -28,11 +28,12 @@ spec:
       containers: [{name: trainer, image: none, command: [python, train.py]}]
 """
 JOBS = "/apis/paceline.dev/v1alpha1/namespaces/team/trainingjobs"
-Answers = dict[tuple[str, str], tuple[int, Any]]
+Answers = dict[tuple[str, str], tuple[int, Any] | list[tuple[int, Any]]]
 
 
 class Server:
-    """Says what it was told to say, by method and path; all else is not there."""
+    """Says what it was told to say, by method and path; of several answers one after the other, the
+    last one for good. All else is not there. A watch has the method WATCH."""
 
     def __init__(self) -> None:
         self.answers: Answers = {}
@@ -41,8 +42,12 @@ class Server:
         class Handler(BaseHTTPRequestHandler):
             def _answer(self) -> None:
                 self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                path = self.path.partition("?")[0]
-                code, body = answers.get((self.command, path), (404, "404 page not found"))
+                path, _, query = self.path.partition("?")
+                method = "WATCH" if "watch=true" in query else self.command
+                found = answers.get((method, path), (404, "404 page not found"))
+                if isinstance(found, list):
+                    found = found.pop(0) if len(found) > 1 else found[0]
+                code, body = found
                 data = (body if isinstance(body, str) else json.dumps(body)).encode()
                 self.send_response(code)
                 self.send_header("Content-Length", str(len(data)))
@@ -140,6 +145,74 @@ def test_completion_offers_jobs_and_contexts(
     assert offered("logs", "--context", "h") == ["here"]
     server.close()
     assert offered("logs", "dig") == []
+
+
+def body(state: str, version: str, **status: Any) -> dict[str, Any]:
+    meta = {"name": "digits", "namespace": "team", "uid": "u", "resourceVersion": version}
+    return {"metadata": meta, "spec": {"replicas": 1}, "status": {"state": state, **status}}
+
+
+def lists(*bodies: dict[str, Any], version: str = "7") -> tuple[int, Any]:
+    return 200, {"metadata": {"resourceVersion": version}, "items": list(bodies)}
+
+
+def event(kind: str, found: dict[str, Any]) -> str:
+    return json.dumps({"type": kind, "object": found}) + "\n"
+
+
+PODS = "/api/v1/namespaces/team/pods"
+
+
+@pytest.mark.parametrize(("state", "code"), [("Complete", 0), ("Failed", 1)])
+def test_waiting_follows_a_watch_to_its_end(
+    paceline: Call, server: Server, state: str, code: int
+) -> None:
+    """The first watch is too old, the second is ended by the server, the third tells it."""
+    server.answers["GET", f"{JOBS}/digits"] = 200, body("Starting", "5")
+    server.answers["GET", JOBS] = [lists(body("Starting", "5")), lists(body("Training", "6"))]
+    gone = event("ERROR", {"kind": "Status", "code": 410})
+    told = event("MODIFIED", body("Training", "8")) + event("MODIFIED", body(state, "9"))
+    server.answers["WATCH", JOBS] = [(200, gone), (200, ""), (200, told)]
+    server.answers["GET", PODS] = lists()
+    got, said = paceline("wait", "digits")
+    assert (got, said) == (code, f"job digits: {state}\n")
+
+
+def test_waiting_ends_in_time(paceline: Call, server: Server) -> None:
+    server.answers["GET", f"{JOBS}/digits"] = 200, body("Starting", "5")
+    server.answers["GET", JOBS] = lists(body("Starting", "5"))
+    server.answers["WATCH", JOBS] = 200, ""
+    code, said = paceline("wait", "digits", "--timeout", "1s")
+    error, hint = told(said)
+    assert code == 3
+    assert "job digits is Starting after 1 s, and not yet ended" in error
+    assert "paceline explain digits" in hint
+
+
+def test_a_job_that_is_deleted_is_no_longer_waited_for(paceline: Call, server: Server) -> None:
+    server.answers["GET", f"{JOBS}/digits"] = 200, body("Training", "5")
+    server.answers["GET", JOBS] = lists(body("Training", "5"))
+    server.answers["WATCH", JOBS] = 200, event("DELETED", body("Training", "8"))
+    code, said = paceline("wait", "digits")
+    error, _ = told(said)
+    assert code == 2
+    assert "deleted while it was waited for" in error
+
+
+def test_deleting_waits_for_the_last_pod(paceline: Call, server: Server) -> None:
+    """The job itself is gone before anybody looks; a pod of it takes its time, one of another job
+    of the name stays."""
+    missing = {"reason": "NotFound", "message": 'trainingjobs.paceline.dev "digits" not found'}
+    server.answers["GET", f"{JOBS}/digits"] = [(200, body("Training", "5")), (404, missing)]
+    server.answers["DELETE", f"{JOBS}/digits"] = 200, {"status": "Success"}
+    own, other = (
+        {"metadata": {"name": name, "ownerReferences": [{"kind": "TrainingJob", "uid": uid}]}}
+        for name, uid in (("digits-0-1", "u"), ("digits-0-2", "new"))
+    )
+    server.answers["GET", PODS] = [lists(own, other), lists(other)]
+    server.answers["WATCH", PODS] = 200, event("DELETED", own)
+    code, said = paceline("delete", "digits")
+    assert (code, said) == (0, f"job digits of namespace team of {server.url} is deleted\n")
 
 
 def test_no_kubeconfig(paceline: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -197,10 +197,9 @@ class ClusterJobs:
 
     def _pods(self, job: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Its own, and not those of an earlier one of the same name."""
-        meta = job["metadata"]
-        query = {"labelSelector": f"{LABEL_JOB}={meta['name']}"}
+        query = {"labelSelector": f"{LABEL_JOB}={job['metadata']['name']}"}
         found: list[dict[str, Any]] = self._server.get(self._pods_path, query)["items"]
-        return [pod for pod in found if _owner(pod) == meta["uid"]]
+        return [pod for pod in found if _is_of(pod, job)]
 
     def _change(self, name: str, spec: Mapping[str, Any]) -> None:
         try:
@@ -211,64 +210,65 @@ class ClusterJobs:
     def _until_gone(self, job: Mapping[str, Any], end_ns: int, wait_s: float) -> None:
         """Until neither the job nor a pod of it is left."""
         name = job["metadata"]["name"]
-        for _ in self._follow(name, end_ns):
-            pass
+        try:
+            for _ in self._follow(name, end_ns):
+                pass
+        except NoSuchJobError:
+            pass  # it was gone before anybody looked
         query = {"labelSelector": f"{LABEL_JOB}={name}"}
-        while left := self._pods(job):
-            left_s = math.ceil((end_ns - now_ns()) / NS_PER_S)
-            if left_s <= 0:
+        while True:
+            found = self._server.get(self._pods_path, query)
+            left = {pod["metadata"]["name"] for pod in found["items"] if _is_of(pod, job)}
+            if not left:
+                return
+            if now_ns() >= end_ns:
                 raise WaitTimeoutError(
                     f"job {name} is deleted, and {len(left)} of its pods have not ended after "
                     f"{wait_s:g} s",
                     hint="they end by themselves within their grace period; wait longer with "
                     "--timeout",
                 )
-            names = {pod["metadata"]["name"] for pod in left}
-            version = max((pod["metadata"]["resourceVersion"] for pod in left), key=int)
-            since = query | {"resourceVersion": version}
-            for kind, pod in self._server.watch(self._pods_path, since, timeout_s=left_s):
-                names -= {pod["metadata"]["name"]} if kind == "DELETED" else set()
-                if kind == "ERROR" or not names:
+            since = query | {"resourceVersion": found["metadata"]["resourceVersion"]}
+            for kind, pod in self._server.watch(
+                self._pods_path, since, timeout_s=min(WATCH_S, _whole_s(end_ns))
+            ):
+                left -= {pod["metadata"]["name"]} if kind == "DELETED" else set()
+                if not left:
                     break
 
     def _follow(self, name: str, end_ns: int | None) -> Generator[dict[str, Any]]:
         """The job each time that it has changed, until it is deleted or `end_ns` is over."""
-        job = self._job(name)
-        uid, seen = job["metadata"]["uid"], ""
+        uid, seen = self._job(name)["metadata"]["uid"], ""
+        only = {"fieldSelector": f"metadata.name={name}"}
         away_ns = None
-        while job["metadata"]["uid"] == uid:
-            version = job["metadata"]["resourceVersion"]
-            if version != seen:
-                seen = version
-                yield job
+        while True:
             try:
-                for kind, found in self._changes(name, seen, end_ns):
+                # The list's version is the present one; that of a job which has not changed for
+                # long is too old to watch from.
+                found = self._server.get(self._path, only)
+                away_ns = None
+                job = next(iter(found["items"]), None)
+                if job is None or job["metadata"]["uid"] != uid:
+                    return
+                if job["metadata"]["resourceVersion"] != seen:
+                    seen = job["metadata"]["resourceVersion"]
+                    yield job
+                since = only | {"resourceVersion": found["metadata"]["resourceVersion"]}
+                left_s = WATCH_S if end_ns is None else min(WATCH_S, _whole_s(end_ns))
+                for kind, job in self._server.watch(self._path, since, timeout_s=left_s):
                     if kind == "DELETED":
                         return
                     if kind == "ERROR":
-                        break  # what it was told from is too old; it is read anew
-                    seen = found["metadata"]["resourceVersion"]
-                    yield found
-                if end_ns is not None and now_ns() >= end_ns:
-                    return
-                job = self._job(name)
-                away_ns = None
-            except NoSuchJobError:
-                return
+                        continue  # the last one: the job is read anew
+                    seen = job["metadata"]["resourceVersion"]
+                    yield job
             except AwayError:
                 away_ns = away_ns or now_ns()
                 if now_ns() - away_ns > AWAY_S * NS_PER_S:
                     raise
                 pause(RETRY_S)
-
-    def _changes(
-        self, name: str, version: str, end_ns: int | None
-    ) -> Generator[tuple[str, dict[str, Any]]]:
-        left_s = WATCH_S
-        if end_ns is not None:
-            left_s = min(WATCH_S, max(1, math.ceil((end_ns - now_ns()) / NS_PER_S)))
-        query = {"fieldSelector": f"metadata.name={name}", "resourceVersion": version}
-        yield from self._server.watch(self._path, query, timeout_s=left_s)
+            if end_ns is not None and now_ns() >= end_ns:
+                return
 
     def _told(self, job: Mapping[str, Any], pods: list[dict[str, Any]] | None) -> JobStatus:
         return from_cluster.job_status(job, pods, wall_s())
@@ -307,6 +307,12 @@ class ClusterJobs:
         )
 
 
-def _owner(pod: Mapping[str, Any]) -> str:
+def _is_of(pod: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
+    """And not of an earlier job of the same name."""
     owners = pod["metadata"].get("ownerReferences") or ()
-    return next((str(one["uid"]) for one in owners if one["kind"] == KIND), "")
+    return any(one["uid"] == job["metadata"]["uid"] for one in owners)
+
+
+def _whole_s(end_ns: int) -> int:
+    """Until then, at least one: as long as the server is asked to watch."""
+    return max(1, math.ceil((end_ns - now_ns()) / NS_PER_S))

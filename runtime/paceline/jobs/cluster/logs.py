@@ -139,9 +139,10 @@ class Logs:
                     first = False
                 since = query | {"resourceVersion": found["metadata"]["resourceVersion"]}
                 for kind, pod in self._server.watch(self._pods_path, since, timeout_s=WATCH_S):
-                    if kind == "ERROR" or self._stop.is_set():
+                    if self._stop.is_set():
                         break
-                    self._open(pod)
+                    if kind != "ERROR":
+                        self._open(pod)
             except AwayError:
                 # Who watches the job says so if it lasts.
                 pause(RETRY_S)

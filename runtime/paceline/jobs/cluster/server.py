@@ -16,6 +16,7 @@ import urllib3
 from kubernetes.client.exceptions import ApiException
 from paceline_api.access.access import Access
 
+from paceline.clock import NS_PER_S, now_ns, pause
 from paceline.jobs.errors import (
     AwayError,
     JobsError,
@@ -26,6 +27,7 @@ from paceline.jobs.errors import (
 
 CONNECT_S: Final = 10.0
 READ_S: Final = 30.0
+REST_S: Final = 1.0
 CHUNK: Final = 64 * 1024
 MERGE: Final = "application/merge-patch+json"
 Query = Mapping[str, str | int | bool]
@@ -81,11 +83,17 @@ class Server:
     def watch(
         self, path: str, query: Query, *, timeout_s: int
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(ADDED, MODIFIED, DELETED or ERROR, object), until the server ends it."""
+        """(ADDED, MODIFIED, DELETED or ERROR, object), until the server ends it. One that ends at
+        once takes REST_S, so that whoever watches again and again does not ask all the time."""
         asked = {**query, "watch": True, "timeoutSeconds": timeout_s}
+        begun_ns = now_ns()
         for line in self.lines(path, asked, silence_s=timeout_s + READ_S):
             event = json.loads(line)
             yield event["type"], event["object"]
+            if event["type"] == "ERROR":
+                break
+        if now_ns() - begun_ns < REST_S * NS_PER_S:
+            pause(REST_S)
 
     def _json(
         self,

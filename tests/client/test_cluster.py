@@ -1,0 +1,114 @@
+"""What `train` asks of an API server, and what can be wrong there: each one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cli.test_cluster_mistakes import JOBS, Server
+from paceline.client import JobClient
+from paceline.jobs.errors import (
+    AwayError,
+    NameTakenError,
+    NotAllowedError,
+    NotInstalledError,
+)
+from paceline_api.access.errors import ContextError, KubeconfigError, RefusedError
+from paceline_api.errors import PacelineError
+
+CONFIG_MAPS = "/api/v1/namespaces/team/configmaps"
+STORED = {
+    "metadata": {"name": "job", "namespace": "team", "uid": "u-1"},
+    "spec": {"replicas": 2},
+}
+
+
+def train() -> None: ...
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def kubeconfig(server: Server, tmp_path: Path) -> Path:
+    config: dict[str, Any] = {
+        "clusters": [{"name": "here", "cluster": {"server": server.url}}],
+        "users": [{"name": "me", "user": {"token": "secret-token"}}],
+        "contexts": [
+            {"name": "here", "context": {"cluster": "here", "user": "me", "namespace": "team"}}
+        ],
+        "current-context": "here",
+    }
+    file = tmp_path / "config"
+    file.write_text(yaml.safe_dump(config))
+    return file
+
+
+@pytest.fixture
+def client(kubeconfig: Path) -> JobClient:
+    return JobClient.from_kubeconfig(kubeconfig)
+
+
+def refused(call: Any, kind: type[PacelineError], words: str) -> None:
+    with pytest.raises(kind) as caught:
+        call()
+    assert words in caught.value.message
+    assert "\n" not in caught.value.message
+    assert caught.value.hint
+    assert "secret-token" not in str(caught.value)
+
+
+def test_the_place(client: JobClient, server: Server) -> None:
+    assert repr(client) == f"<JobClient of namespace team of {server.url}>"
+
+
+def test_a_function_goes_into_a_config_map(client: JobClient, server: Server) -> None:
+    server.answers["POST", JOBS] = 201, STORED
+    server.answers["POST", CONFIG_MAPS] = 201, {}
+    assert client.train(train, name="job").name == "job"
+
+
+def test_a_job_without_its_function_does_not_stay(client: JobClient, server: Server) -> None:
+    server.answers["POST", JOBS] = 201, STORED
+    server.refuses("POST", CONFIG_MAPS, 403, "Forbidden", "configmaps is forbidden: User me")
+    server.answers["DELETE", f"{JOBS}/job"] = 200, {}
+    refused(lambda: client.train(train, name="job"), NotAllowedError, "configmaps is forbidden")
+
+
+def test_no_kubeconfig(tmp_path: Path) -> None:
+    refused(lambda: JobClient.from_kubeconfig(tmp_path / "none"), KubeconfigError, "none")
+
+
+def test_wrong_context(kubeconfig: Path) -> None:
+    refused(lambda: JobClient.from_kubeconfig(kubeconfig, context="there"), ContextError, "there")
+
+
+def test_name_taken(client: JobClient, server: Server) -> None:
+    server.refuses("POST", JOBS, 409, "AlreadyExists", "trainingjobs job already exists")
+    refused(lambda: client.train(train, name="job"), NameTakenError, "already a job job")
+
+
+def test_no_rights(client: JobClient, server: Server) -> None:
+    server.refuses("POST", JOBS, 403, "Forbidden", "trainingjobs is forbidden: User me")
+    refused(lambda: client.train(train, name="job"), NotAllowedError, "forbidden")
+
+
+def test_a_login_that_is_refused(client: JobClient, server: Server) -> None:
+    server.refuses("POST", JOBS, 401, "Unauthorized", "Unauthorized")
+    refused(lambda: client.train(train, name="job"), RefusedError, "does not accept the login")
+
+
+def test_no_training_jobs_there(client: JobClient) -> None:
+    refused(lambda: client.train(train, name="job"), NotInstalledError, "")
+
+
+def test_cluster_away(client: JobClient, server: Server) -> None:
+    server.refuses("POST", JOBS, 503, "ServiceUnavailable", "later")
+    refused(lambda: client.train(train, name="job"), AwayError, "cannot answer now")

@@ -28,6 +28,8 @@ PACKAGES = {
     "mkfs.ext4": "e2fsprogs",
 }
 IMAGE_PACKAGES = {"buildah": "buildah", "debootstrap": "debootstrap"}
+BROWSER_PACKAGES = {"chromium": "chromium"}
+"""What looks at the page of `paceline report`."""
 APT_TIMEOUT_S = 900.0
 
 
@@ -63,7 +65,7 @@ def require_nodes() -> None:
 
 def install_packages() -> list[str]:
     """Fetch what is missing, when we are root on a Debian; returns what was fetched."""
-    missing = missing_packages(PACKAGES | IMAGE_PACKAGES)
+    missing = missing_packages(PACKAGES | IMAGE_PACKAGES | BROWSER_PACKAGES)
     if not missing:
         return []
     if os.geteuid() != 0 or shutil.which("apt-get") is None:

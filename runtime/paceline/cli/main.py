@@ -303,6 +303,24 @@ def replay(
 
 
 @app.command()
+def report(
+    run: Annotated[
+        str, typer.Argument(help="Run folder, or name of a running job.", metavar="RUN")
+    ],
+    rounds: Annotated[
+        str | None, typer.Option(help="Rounds of the time line, such as 100:120; else the last.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for report.html and trace.json; else the run's.")
+    ] = None,
+) -> None:
+    """Show what the last steps of a run were made of: a page, and a trace for Perfetto."""
+    from paceline.cli.report import report as report_on
+
+    report_on(run, rounds, out)
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     print(f"paceline {importlib.metadata.version('paceline')}")

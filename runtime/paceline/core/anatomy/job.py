@@ -1,0 +1,257 @@
+"""A whole job from the samples of its ranks: one clock, who cost the others what, what to change.
+
+Ranks of one host share a clock. Those of another are moved by the median difference between the
+ends of the same sums, which no rank can see before all have contributed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Final
+
+from paceline_api.types.enums import Mode
+
+from paceline.core.anatomy.dissect import Part, RankAnatomy, summarise
+from paceline.core.anatomy.samples import PodSamples, RankSamples, place_of_member
+from paceline.core.protocol.shadow import Hindsight, hindsight
+
+NS_PER_US: Final = 1000
+WORTH: Final = 0.05
+"""Share of a step from which a part is worth a word."""
+SLOWER: Final = 1.15
+"""Times the median of the others: a rank that computes for so long is slow itself."""
+US_PER_S: Final = 1e6
+NEARLY: Final = 0.9
+"""Of what the best mode would save: then the one with the fewest late gradients is advised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank process, with what has to be added to its clock."""
+
+    samples: RankSamples
+    host: str
+    shift_ns: int
+    anatomy: RankAnatomy
+
+    @property
+    def worker(self) -> str:
+        """Slot.process."""
+        return place_of_member(self.samples.member)
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """What one worker cost the others."""
+
+    worker: str
+    blocked_s: float
+    """Seconds that the others were held for it, summed over them and their sampled steps."""
+    last: int
+    """Rounds in which another rank waited for it."""
+    per_step_s: float
+    """Of each other rank, in each step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """What another mode would have changed, in the rounds of which all arrivals are known."""
+
+    mode: str
+    saved_s: float
+    """Of each rank, in each round."""
+    late: float
+    """Share of the gradients that would have missed their round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to change, with what it costs now."""
+
+    seconds: float
+    """Of a rank's mean step."""
+    share: float
+    what: str
+    change: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobAnatomy:
+    job: str
+    ranks: tuple[Rank, ...]
+    step_s: float
+    parts: Mapping[Part, float]
+    """Mean over the ranks, in seconds per step."""
+    blame: tuple[Blame, ...]
+    savings: tuple[Saving, ...]
+    rounds: int
+    """Of which all arrivals are known."""
+    advice: tuple[Advice, ...]
+
+    @property
+    def if_nobody_were_late_s(self) -> float:
+        return self.step_s - self.parts[Part.BLOCKED]
+
+    @property
+    def if_the_network_were_free_s(self) -> float:
+        return self.step_s - self.parts[Part.REDUCTION]
+
+
+def analyse(pods: Sequence[PodSamples]) -> JobAnatomy:
+    """`pods`: with at least one step among them."""
+    found = [(pod.host, rank) for pod in pods for rank in pod.ranks if rank.steps]
+    shifts = _shifts(found)
+    ranks = tuple(
+        Rank(rank, host, shifts[host], summarise(rank.steps, rank.rounds)) for host, rank in found
+    )
+    parts = {part: fmean(rank.anatomy.parts[part] for rank in ranks) for part in Part}
+    blame = _blame(ranks)
+    savings, rounds = _savings(ranks)
+    step_s = fmean(rank.anatomy.step_s for rank in ranks)
+    advice = _advice(ranks, parts, step_s, blame, savings)
+    return JobAnatomy(pods[0].job, ranks, step_s, parts, blame, savings, rounds, advice)
+
+
+def _shifts(found: Sequence[tuple[str, RankSamples]]) -> dict[str, int]:
+    ends = {host: _ends(rank) for host, rank in reversed(found)}
+    first = _ends(found[0][1])
+    return {
+        host: round(median(first[n] - own[n] for n in own if n in first))
+        if own.keys() & first.keys()
+        else 0
+        for host, own in ends.items()
+    }
+
+
+def _ends(rank: RankSamples) -> dict[int, int]:
+    return {r.round: r.segments[-1].ended_ns for r in rank.rounds if r.segments}
+
+
+def _blame(ranks: Sequence[Rank]) -> tuple[Blame, ...]:
+    cost_s: defaultdict[str, float] = defaultdict(float)
+    per_step_s: defaultdict[str, list[float]] = defaultdict(list)
+    rounds: defaultdict[str, set[int]] = defaultdict(set)
+    for rank in ranks:
+        for peer, mean_s in rank.anatomy.blocked_on.items():
+            cost_s[peer] += mean_s * rank.anatomy.steps
+            per_step_s[peer].append(mean_s)
+        for sample in rank.samples.rounds:
+            if sample.last:
+                rounds[sample.last].add(sample.round)
+    others = max(1, len(ranks) - 1)
+    return tuple(
+        Blame(worker, seconds, len(rounds[worker]), sum(per_step_s[worker]) / others)
+        for worker, seconds in sorted(cost_s.items(), key=lambda cost: -cost[1])
+    )
+
+
+def arrivals(ranks: Sequence[Rank]) -> dict[int, list[int]]:
+    """Of each round in which every worker had a fresh gradient: when they came, in order."""
+    latest = {rank.worker: rank for rank in ranks}.values()
+    came: defaultdict[int, list[int]] = defaultdict(list)
+    for rank in latest:
+        for sample in rank.samples.rounds:
+            if sample.arrived_ns:
+                came[sample.round].append(sample.arrived_ns + rank.shift_ns)
+    return {number: sorted(ns) for number, ns in came.items() if len(ns) == len(latest)}
+
+
+def _savings(ranks: Sequence[Rank]) -> tuple[tuple[Saving, ...], int]:
+    """Grace and deadline are left out: they follow from settings and from rounds before."""
+    known = arrivals(ranks)
+    if not known:
+        return (), 0
+    count = len(next(iter(known.values())))
+    waits = {str(Mode.QUORUM): count - 1, str(Mode.MAJORITY): count // 2 + 1, str(Mode.SOLO): 1}
+    savings = []
+    for mode, quorum in waits.items():
+        total = Hindsight()
+        for ns in known.values():
+            us = [(x - ns[0]) // NS_PER_US for x in ns]
+            total += hindsight(us, us[-1], us[max(0, quorum - 1)])
+        each = count * len(known)
+        name = f"{mode} of {quorum}" if mode == Mode.QUORUM else mode
+        savings.append(Saving(name, total.saved_us / US_PER_S / each, total.late / each))
+    return tuple(savings), len(known)
+
+
+def _advice(
+    ranks: Sequence[Rank],
+    parts: Mapping[Part, float],
+    step_s: float,
+    blame: Sequence[Blame],
+    savings: Sequence[Saving],
+) -> tuple[Advice, ...]:
+    found = []
+    for part, text in CHANGES.items():
+        if step_s and parts[part] >= WORTH * step_s:
+            found.append(Advice(parts[part], parts[part] / step_s, WHAT[part], text))
+    if step_s and blame and parts[Part.BLOCKED] >= WORTH * step_s:
+        worst = blame[0]
+        change = _about(worst.worker, ranks)
+        enough_s = NEARLY * max((s.saved_s for s in savings), default=0.0)
+        near = [s for s in savings if s.saved_s >= enough_s > 0]
+        if best := min(near, key=lambda s: s.late, default=None):
+            change += (
+                f" Or let nobody wait for it: {best.mode} would have saved {best.saved_s * 1e3:.0f}"
+                f" ms of each step, with {best.late:.0%} of the gradients late."
+            )
+        what = f"waiting for the last rank, mostly worker {worst.worker}"
+        found.append(Advice(parts[Part.BLOCKED], parts[Part.BLOCKED] / step_s, what, change))
+    return tuple(sorted(found, key=lambda advice: -advice.seconds))
+
+
+def _about(worker: str, ranks: Sequence[Rank]) -> str:
+    """Why others wait for it: what of its own time is longer than theirs."""
+    own = [rank.anatomy for rank in ranks if rank.worker == worker]
+    others = [rank.anatomy for rank in ranks if rank.worker != worker]
+    if not own or not others:
+        return f"See what worker {worker} does: it is the last one to arrive."
+    more = {
+        part: own[-1].parts[part] - median(other.parts[part] for other in others)
+        for part in (Part.LOADING, Part.FORWARD, Part.BACKWARD, Part.SCRIPT)
+    }
+    part = max(more, key=lambda part: more[part])
+    theirs_s = median(other.parts[part] for other in others)
+    if own[-1].parts[part] < SLOWER * theirs_s:
+        return f"Worker {worker} computes no longer than others: look at its network and its node."
+    return (
+        f"Worker {worker} spends {own[-1].parts[part] * 1e3:.0f} ms of a step on {part}, the others"
+        f" {theirs_s * 1e3:.0f} ms: look at {LOOK[part]}."
+    )
+
+
+LOOK: Final = {
+    Part.LOADING: "where its data come from",
+    Part.FORWARD: "its processor and who shares it",
+    Part.BACKWARD: "its processor and who shares it",
+    Part.SCRIPT: "what its script does between the batches, its processor and who shares it",
+}
+WHAT: Final = {
+    Part.LOADING: "loading data",
+    Part.LEASE: "waiting for data to be dealt",
+    Part.REDUCTION: "sums of gradients that nothing hid",
+    Part.UPDATE: "the optimizer's update",
+    Part.COPY: "copying weights into the model",
+    Part.PROTOCOL: "messages, threads that wake, a grace or a deadline",
+}
+CHANGES: Final = {
+    Part.LOADING: "Give the loader workers (num_workers), or faster storage.",
+    Part.LEASE: "Deal more at once: smaller batches, or fewer ranks for so little data.",
+    Part.REDUCTION: (
+        "A faster network, spec.collective.wire: bfloat16, or larger batches; where only one "
+        "segment is summed, smaller spec.collective.segmentBytes lets backward() hide it."
+    ),
+    Part.UPDATE: "A fused optimizer (fused=True), or more threads (OMP_NUM_THREADS).",
+    Part.COPY: "The model on a device with faster memory; nothing in the job's settings.",
+    Part.PROTOCOL: "More processor for the ranks: their threads wait for one. Or a shorter grace.",
+}
+
+
+def known_rounds(ranks: Sequence[Rank]) -> range:
+    """From the first to the last that any rank knows."""
+    numbers = [sample.round for rank in ranks for sample in rank.samples.rounds]
+    return range(min(numbers), max(numbers) + 1) if numbers else range(0)

@@ -1,0 +1,73 @@
+"""What was when on which rank, for the time line and the trace: one list, drawn twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from paceline.core.anatomy.dissect import Part, dissect
+from paceline.core.anatomy.job import Rank
+
+PHASES: Final = (Part.LEASE, Part.LOADING, Part.SCRIPT, Part.FORWARD, Part.BACKWARD)
+"""The order in which a step's phases are drawn: of each only its length is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A stretch of one rank's time, on the clock of the first host."""
+
+    part: Part
+    begin_ns: int
+    end_ns: int
+    said: str
+    in_transport: bool
+    """On the line of its sums, below that of its loop."""
+    waits_for: str = ""
+
+
+def drawn(rank: Rank, rounds: range) -> Iterator[Drawn]:
+    """Steps whose sum was one of these rounds, and all sums of these rounds."""
+    shift_ns, samples = rank.shift_ns, rank.samples
+    for step in samples.steps:
+        if step.version - 1 not in rounds:
+            continue
+        anatomy = dissect(step, samples.rounds)
+        at_ns = step.began_ns
+        for part in PHASES:
+            if took_ns := anatomy.parts[part]:
+                yield _drawn(part, at_ns + shift_ns, took_ns, f"step to version {step.version}")
+                at_ns += took_ns
+        last_ns = step.announced_ns
+        for span in anatomy.held:
+            if span.begin_ns > last_ns:
+                yield _drawn(Part.PROTOCOL, last_ns + shift_ns, span.begin_ns - last_ns, "")
+            took_ns, waits_for = span.end_ns - span.begin_ns, ""
+            said = "exposed" if span.part is Part.REDUCTION else ""
+            if span.part is Part.BLOCKED:
+                waits_for, said = span.key, f"for worker {span.key}"
+            yield _drawn(span.part, span.begin_ns + shift_ns, took_ns, said, waits_for=waits_for)
+            last_ns = span.end_ns
+        if step.resumed_ns > last_ns:
+            yield _drawn(Part.PROTOCOL, last_ns + shift_ns, step.resumed_ns - last_ns, "")
+    for sample in samples.rounds:
+        if sample.round not in rounds:
+            continue
+        for number, segment in enumerate(sample.segments):
+            said = f"round {sample.round}, segment {number}, {segment.payload_bytes:,} bytes"
+            took_ns = segment.ended_ns - segment.begun_ns
+            begin_ns = segment.begun_ns + shift_ns
+            yield _drawn(Part.REDUCTION, begin_ns, took_ns, said, in_transport=True)
+
+
+def _drawn(
+    part: Part,
+    begin_ns: int,
+    took_ns: int,
+    said: str,
+    *,
+    in_transport: bool = False,
+    waits_for: str = "",
+) -> Drawn:
+    text = f"{part} {took_ns / 1e6:.2f} ms" + (f", {said}" if said else "")
+    return Drawn(part, begin_ns, begin_ns + took_ns, text, in_transport, waits_for)

@@ -1,0 +1,35 @@
+"""The time line as a trace file, which https://ui.perfetto.dev and chrome://tracing read."""
+
+from __future__ import annotations
+
+import json
+
+from paceline.core.anatomy.job import JobAnatomy
+from paceline.report.spans import drawn
+
+NS_PER_US = 1000
+
+
+def trace(job: JobAnatomy, rounds: range) -> str:
+    """A process for each rank, with two lines: its loop, and its sums."""
+    events: list[dict[str, object]] = []
+    for number, rank in enumerate(job.ranks):
+        worker = f"worker {rank.samples.member}"
+        name = {"name": "process_name", "ph": "M", "pid": number, "args": {"name": worker}}
+        events.append(name)
+        for line, title in enumerate(("loop", "sums")):
+            called = {"name": "thread_name", "ph": "M", "pid": number, "tid": line}
+            events.append({**called, "args": {"name": title}})
+        events += [
+            {
+                "name": str(span.part),
+                "ph": "X",
+                "pid": number,
+                "tid": int(span.in_transport),
+                "ts": span.begin_ns / NS_PER_US,
+                "dur": (span.end_ns - span.begin_ns) / NS_PER_US,
+                "args": {"what": span.said},
+            }
+            for span in drawn(rank, rounds)
+        ]
+    return json.dumps({"displayTimeUnit": "ms", "traceEvents": events})

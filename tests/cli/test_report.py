@@ -1,0 +1,231 @@
+"""`paceline report` after a run with faults of known size: it must say what was injected.
+
+Truth is what the faults themselves have measured: each pauses and writes down for how long. They
+are large against the noise of a busy machine. The first step is left out: ranks start then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.runs import forked_paceline
+from local.forked_call import ForkedCall
+from msgspec.structs import replace
+from paceline.core.anatomy.dissect import Part
+from paceline.core.anatomy.job import JobAnatomy, analyse
+from paceline.local import steps
+from paceline.report.page import advice_lines
+from paceline.telemetry.anatomy import gauges
+
+pytestmark = pytest.mark.processes
+
+LIMIT_S = 240.0
+ERROR_MAX = 0.05
+LATE_S, LATE = 1.2, "2.0"
+JOB = """\
+apiVersion: paceline.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: truth}
+spec:
+  replicas: 3
+  collective: {backend: gloo, mode: Full}
+  template:
+    spec:
+      containers: [{name: trainer, image: none, command: [python, train.py]}]
+"""
+SCRIPT = """\
+import json, time, pathlib
+import paceline as pl
+import paceline.worker.engine as engine
+import torch
+from urllib.request import urlopen
+
+torch.set_num_threads(1)
+torch.manual_seed(1)
+told = {"loading": [], "link": []}
+make_transport = engine.make_transport
+
+def pause(kind, seconds):
+    begun = time.monotonic()
+    time.sleep(seconds)
+    told[kind].append(time.monotonic() - begun)
+
+def slow_link(*args, **options):
+    transport = make_transport(*args, **options)
+    allreduce = transport.allreduce
+    def slow(buffers, *rest):
+        begun = time.monotonic()
+        done = allreduce(buffers, *rest)
+        pause("link", sum(x.nbytes for x in buffers) / 4e6 - (time.monotonic() - begun))
+        told["link"][-1] += time.monotonic() - begun - told["link"][-1]
+        return done
+    transport.allreduce = slow
+    return transport
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 3 * 8
+    def __getitem__(self, _):
+        pause("loading", 0.6)
+        return torch.ones(1000)
+
+engine.make_transport = slow_link
+pl.init()
+model = torch.nn.Linear(1000, 500)
+optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-3), model)
+loader = pl.DataLoader(Slow(), batch_size=1)
+for _ in loader.epochs(1):
+    for x in loader:
+        model(x).sum().backward()
+        optimizer.step()
+    place = pl.rank()
+    target = next(pathlib.Path(".").glob(f"runs/*/targets/{place}.json"))
+    address = json.loads(target.read_text())[0]["targets"][0]
+    page = urlopen(f"http://{address}/metrics").read().decode()
+    pathlib.Path(f"page-{place}").write_text(page)
+pathlib.Path(f"told-{place}").write_text(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has ended."""
+    folder = tmp_path_factory.mktemp("truth")
+    (folder / "job.yaml").write_text(JOB)
+    (folder / "train.py").write_text(SCRIPT)
+    own = {"XDG_RUNTIME_DIR": str(folder / "user"), "XDG_STATE_HOME": "", "HOME": str(folder)}
+    (folder / "user").mkdir()
+    fault = f"slow:rank=2,ms={1000 * LATE_S:g}"
+    call = ForkedCall(["run", "job.yaml", "--inject", fault], folder, os.environ | own)
+    try:
+        said, _ = call.communicate(timeout=LIMIT_S)
+    finally:
+        call.close()
+    assert call.wait() == 0, said
+    return folder
+
+
+def told(run: Path, kind: str) -> float:
+    """Mean over the ranks of what the fault has measured per step, without the first one."""
+    means = []
+    for path in sorted(run.glob("told-*")):
+        pauses = json.loads(path.read_text())[kind][-7:]
+        means.append(sum(pauses) / len(pauses))
+    return sum(means) / len(means)
+
+
+@pytest.fixture(scope="module")
+def seen(run: Path) -> JobAnatomy:
+    pods = steps.of_run(run / "runs/truth-1")
+    assert [len(rank.steps) for pod in pods for rank in pod.ranks] == [8, 8, 8]
+    later = [
+        replace(
+            pod,
+            ranks=tuple(replace(r, steps=r.steps[1:], rounds=r.rounds[1:]) for r in pod.ranks),
+        )
+        for pod in pods
+    ]
+    return analyse(later)
+
+
+def rows(run: Path, seen: JobAnatomy) -> dict[str, tuple[float, float]]:
+    """What was injected and what the report says of it, in seconds per step."""
+    worst = seen.blame[0]
+    return {
+        "rank 2 is late": (LATE_S, worst.per_step_s),
+        "slow loader": (told(run, "loading"), seen.parts[Part.LOADING]),
+        "slow link": (told(run, "link"), seen.parts[Part.REDUCTION]),
+    }
+
+
+@pytest.mark.parametrize("fault", ["rank 2 is late", "slow loader", "slow link"])
+def test_the_report_says_what_was_injected(run: Path, seen: JobAnatomy, fault: str) -> None:
+    injected_s, shown_s = rows(run, seen)[fault]
+    row = f"{fault}: injected {injected_s:.3f} s, shown {shown_s:.3f} s per step"
+    assert shown_s == pytest.approx(injected_s, rel=ERROR_MAX), row
+
+
+def test_the_late_rank_is_blamed_and_its_script_is_named(seen: JobAnatomy) -> None:
+    assert seen.blame[0].worker == LATE
+    assert any(f"worker {LATE}" in line for line in advice_lines(seen))
+    solo = next(saving for saving in seen.savings if saving.mode == "Solo")
+    waited_s = 2 / 3 * LATE_S  # of three ranks, the late one itself waits for nobody
+    assert solo.saved_s == pytest.approx(waited_s, rel=ERROR_MAX)
+
+
+def test_metrics_say_the_same(run: Path) -> None:
+    """The page that an agent served before the end, against the samples that it left."""
+    pods = steps.of_run(run / "runs/truth-1")
+    for pod in pods:
+        anatomy = analyse([pod]).ranks[0].anatomy
+        page = (run / f"page-{pod.slot}").read_text()
+        for name, labels, value in gauges(anatomy):
+            if name == "paceline_anatomy_step_seconds":
+                found = re.search(rf'{name}{{part="{labels[0]}",worker="\S+"}} (\S+)', page)
+                assert found is not None, (name, labels)
+                assert float(found[1]) == pytest.approx(value, rel=ERROR_MAX, abs=0.01)
+
+
+def test_what_the_dashboard_draws_says_the_same(run: Path) -> None:
+    """The panel "For whom did others wait" is made of this counter."""
+    page = (run / "page-2").read_text()
+    found = re.search(r"paceline_blamed_seconds_total\{worker=\S+\} (\S+)", page)
+    assert found is not None
+    in_all_s = 8 * 2 * LATE_S
+    assert float(found[1]) == pytest.approx(in_all_s, rel=2 * ERROR_MAX), "the first step as well"
+
+
+def test_a_page_and_a_trace(run: Path) -> None:
+    code, said = forked_paceline(run, "report", "runs/truth-1", "--rounds", "2:5")
+    assert code == 0, said
+    assert f"mostly worker {LATE}" in said
+    page = (run / "runs/truth-1/report.html").read_text()
+    assert not re.search(r"(src|href)=|@import|<script", page), "it needs nothing but itself"
+    events = json.loads((run / "runs/truth-1/trace.json").read_text())["traceEvents"]
+    late = [e for e in events if e["name"] == "blocked" and LATE in e["args"]["what"]]
+    assert late
+    assert all(e["dur"] > 0 for e in events if e["ph"] == "X")
+
+
+def test_mistakes(run: Path) -> None:
+    for words, hint in (
+        (["runs/no-1"], "there is no such run folder"),
+        (["runs/truth-1", "--rounds", "70:80"], "known are 0 to 7"),
+        (["user"], "no steps are known"),
+    ):
+        code, said = forked_paceline(run, "report", *words)
+        assert code == 2, said
+        assert hint in said
+        assert "Traceback" not in said
+
+
+def test_chromium_draws_the_page(run: Path) -> None:
+    browser = shutil.which("chromium")
+    if browser is None:
+        pytest.skip("no chromium: apt-get install chromium, or as root make cluster-programs")
+    code, said = forked_paceline(run, "report", "runs/truth-1", "--out", "shown")
+    assert code == 0, said
+    picture = run / "shown/page.png"
+    found: Any = subprocess.run(
+        [
+            browser,
+            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+            *(f"--user-data-dir={run / 'browser'}", "--window-size=1240,1240"),
+            *(f"--screenshot={picture}", (run / "shown/report.html").as_uri()),
+        ],
+        env=os.environ | {"HOME": str(run)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 20_000, "a page with nothing on it is smaller"

@@ -225,9 +225,12 @@ class Composition:
         ordinary = self.offsets_us[: len(self.ordinary)]
         return ordinary + [s.offset_us for s in self.listed if s.fresh]
 
-    def fresh_at(self, place: int) -> MemberId:
-        """Of `fresh`."""
-        return self.ordinary[place] if place < len(self.ordinary) else self.fresh[place]
+    def fresh_at(self, us: int) -> MemberId:
+        """Who of the fresh ones came then."""
+        for share in self.listed:
+            if share.offset_us == us and share.fresh:
+                return share.member
+        return self.ordinary[self.offsets_us.index(us)]
 
     @property
     def idle_us(self) -> list[int]:

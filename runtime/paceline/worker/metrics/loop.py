@@ -58,7 +58,7 @@ class LoopMetrics:
 
     def stepped(self, begin_ns: int, end_ns: int, *, fresh: bool, version: int) -> None:
         """step() was called and has returned, with weights of this version."""
-        self.entered(Phase.SCRIPT, begin_ns)
+        self._spent_ns[self._phase] += begin_ns - self._since_ns
         self._ring.write(
             began_ns=self._began_ns,
             announced_ns=begin_ns,

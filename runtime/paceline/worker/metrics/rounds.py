@@ -15,6 +15,7 @@ from paceline_api.types.enums import Mode
 
 from paceline.clock import NS_PER_S
 from paceline.core.collectives.select import CLASS_NAMES, Method
+from paceline.core.protocol.composition import Composition
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import GivenUp, Go, Share, Trigger
 from paceline.core.protocol.shadow import PARTIAL, Hindsight, ShadowReport
@@ -223,19 +224,16 @@ class RoundMetrics:
         if own is not None:
             if own.fresh:
                 made = rank.log.read(go)
-                fresh_us = made.fresh_us
-                last_us = max(fresh_us)
-                last = made.fresh_at(fresh_us.index(last_us))
-                last_ns = self._arrived_ns + (last_us - own.offset_us) * NS_PER_US
-                lag_us = self._arrivals(fresh_us, made.idle_us, own)
+                lag_us, last_us = self._arrivals(made, own)
+                if last_us > own.offset_us and self._arrived_ns:
+                    last = made.fresh_at(last_us)
+                    last_ns = self._arrived_ns + (last_us - own.offset_us) * NS_PER_US
             if own.count:
                 self._age.observe(go.round - own.oldest)
             for drop in own.drops:
                 self._dropped(drop.reason).add(drop.samples)
             self._samples(rank)
         if go is self._go:
-            if not self._arrived_ns or last == rank.me:
-                last, last_ns = None, 0
             self.ring.end(last, last_ns, now_ns - spent_ns, now_ns)
         self._membership.applied(go, rank, now_ns)
         self.facts.applied(go, rank, lag_us)
@@ -246,18 +244,19 @@ class RoundMetrics:
         """This rank's share, found already if the round was reduced here."""
         return self._own if go is self._go else rank.log.read(go).share_of(rank.me)
 
-    def _arrivals(self, fresh_us: list[int], idle_us: list[int], own: Share) -> int:
-        """Who came when, on the starter's clock; returns the own lag."""
+    def _arrivals(self, made: Composition, own: Share) -> tuple[int, int]:
+        """Who came when, on the starter's clock; returns the own lag, and when the last came."""
         own_us = own.offset_us
+        fresh_us = made.fresh_us
         fresh_us.sort()
         lag_us = own_us - fresh_us[0]
         self._lag_s.observe(lag_us / US_PER_S)
         if len(fresh_us) > 1 and own_us > fresh_us[-2]:
             self._last.add()
-            before_us = max([fresh_us[-2], *idle_us])
+            before_us = max([fresh_us[-2], *made.idle_us])
             waited_us = max(0, own_us - before_us) * (len(fresh_us) - 1)
             self._blamed_s.add(waited_us / US_PER_S)
-        return lag_us
+        return lag_us, fresh_us[-1]
 
     def _samples(self, rank: RankState) -> None:
         """What the log has counted since the last look."""

@@ -17,11 +17,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from benchmarks import network
 from benchmarks import report as r
@@ -182,7 +182,13 @@ class Table:
         self._out.checks["every sum, and every count of applied gradients, is right"] = self._right
         self._out.hashes["sums"] = r.one_hash(sorted(set(self._sums)))
 
-    def _crews(self, what: str, ranks: int, fit: Any) -> Iterator[Crew]:
+    def _take_turns(
+        self,
+        what: str,
+        ranks: int,
+        fit: Callable[[known.Rival], bool],
+        turn: Callable[[Crew], None],
+    ) -> None:
         """One crew of each rival after the other, in every round from another one on."""
         for number in range(self._rounds):
             shift = number % max(1, len(self._present))
@@ -194,7 +200,7 @@ class Table:
                 try:
                     with crew(rival, ranks, python, self._scratch / str(self._turns)) as made:
                         self._out.details.setdefault("facts", {})[rival.name] = made.facts
-                        yield made
+                        turn(made)
                 except CrewError as failed:
                     self._say(str(failed))
                     self._failed.add((rival.name, what, ranks))
@@ -210,12 +216,14 @@ class Table:
 
     def _bulk(self, ranks: int) -> None:
         found: dict[int, dict[str, list[float]]] = {n: {} for n in self._size.bulk_bytes}
-        for made in self._crews("bulk", ranks, lambda rival: rival.bulk):
+
+        def turn(made: Crew) -> None:
             for size in self._size.bulk_bytes:
-                calls, took_us = LEAST, self._sum_us(made, size, 1)
-                calls = _times(BULK_BUDGET_S * 1e6, took_us)
+                calls = _times(BULK_BUDGET_S * 1e6, self._sum_us(made, size, 1))
                 took_us = self._sum_us(made, size, calls)
                 found[size].setdefault(made.rival.name, []).append(took_us)
+
+        self._take_turns("bulk", ranks, lambda rival: rival.bulk, turn)
         for size, rivals in found.items():
             best = min((r.middle(us) for us in rivals.values()), default=0.0)
             self._out.details[f"bulk, P={ranks}, {size} B: us"] = {
@@ -254,9 +262,12 @@ class Table:
             _absent(self._out, "all", net.name, ranks, why)
             return
         found: dict[tuple[int, str], Found] = {}
-        for made in self._crews(net.name, ranks, lambda rival: rival.trains):
+
+        def turn(made: Crew) -> None:
             for batch in self._size.batches:
                 self._turn(net, batch, made, found.setdefault((batch, made.rival.name), Found()))
+
+        self._take_turns(net.name, ranks, lambda rival: rival.trains, turn)
         rivals = {rival.name: rival for rival, _ in self._present}
         for (batch, name), cell in sorted(found.items(), key=lambda item: item[0][0]):
             if not cell.step_ms:

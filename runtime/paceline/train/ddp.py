@@ -119,7 +119,7 @@ def ddp(
     scheduler, clip_norm, clip_value   as for `DistributedOptimizer`
     """
     init()
-    module = _check_model(model)
+    module = check_model(model)
     context = current("ddp()")
     if loader is None and (epochs is not None or accumulate != 1):
         raise UsageError(
@@ -141,15 +141,15 @@ def ddp(
             hint="say how often the script loops over it: "
             "loader = pl.ddp(model, optimizer, loader, epochs=10)",
         )
-    refusals.check_optimizer(optimizer, _DdpOptimizer.called)
+    refusals.check_optimizer(optimizer, "pl.ddp")
     # Made first: what it refuses leaves the script's objects as they were.
     elastic = None if loader is None else adopt(loader, epochs=epochs or 0, accumulate=accumulate)
-    _DdpOptimizer(
+    ScriptOptimizer(
         optimizer, module, scheduler=scheduler, clip_norm=clip_norm, clip_value=clip_value
     )
-    _put_to_sleep(model)
+    put_to_sleep(model)
     if context.session.size > 1:
-        _refuse_reductions()
+        refuse_reductions()
         if loader is None and context.session.place == 0:
             log.warning(
                 "pl.ddp() without a loader: each rank feeds itself. A DistributedSampler sees one "
@@ -158,20 +158,27 @@ def ddp(
     return elastic if steps is None else count_steps(steps)
 
 
-class _DdpOptimizer(DistributedOptimizer):
-    """The job's optimizer; the script holds the object that it made itself, handed over to this."""
+class ScriptOptimizer(DistributedOptimizer):
+    """The job's optimizer; the script holds the object that it made itself, handed over to this.
 
-    called = "pl.ddp"
+    called   what the script, or a framework for it, has called; for hints
+    """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, module: torch.nn.Module, **options: Any
+        self,
+        optimizer: torch.optim.Optimizer,
+        module: torch.nn.Module,
+        *,
+        called: str = "pl.ddp",
+        **options: Any,
     ) -> None:
+        self.called = called
         super().__init__(_twin(optimizer), module, **options)
         self._script_holds = _hand_over(optimizer, self)
 
     def start(self, plan: DataPlan, lookahead: int) -> None:
         if hasattr(self._script_holds.step, "_wrapped_by_lr_sched"):
-            what = "the optimizer of pl.ddp()"
+            what = f"the optimizer of {self.called}()"
             raise changed_later(what, "a scheduler was made for it", self.called)
         super().start(plan, lookahead)
 
@@ -190,7 +197,7 @@ class _DdpOptimizer(DistributedOptimizer):
 # ---- the model -----------------------------------------------------------------------------------
 
 
-def _check_model(model: torch.nn.Module) -> torch.nn.Module:
+def check_model(model: torch.nn.Module) -> torch.nn.Module:
     """The module inside; refuses what DDP would do beside adding gradients."""
     model = getattr(model, "_orig_mod", model)  # torch.compile
     if isinstance(model, torch.optim.Optimizer):
@@ -230,7 +237,7 @@ def _check_model(model: torch.nn.Module) -> torch.nn.Module:
     return cast("torch.nn.Module", model.module)
 
 
-def _put_to_sleep(model: torch.nn.Module) -> None:
+def put_to_sleep(model: torch.nn.Module) -> None:
     """From now on the model is always as inside `no_sync()`: it only runs its module."""
     model = getattr(model, "_orig_mod", model)
     kind = type(model)
@@ -317,7 +324,7 @@ class _HandedOver:
 # ---- torch.distributed ---------------------------------------------------------------------------
 
 
-def _refuse_reductions() -> None:
+def refuse_reductions() -> None:
     """A reduction over the group of one rank would give that rank's value and no error (D11)."""
     for name in REDUCING:
         if hasattr(dist, name):

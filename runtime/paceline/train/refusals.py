@@ -54,7 +54,7 @@ def check_optimizer(optimizer: object, called: str) -> torch.optim.Optimizer:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
             f"{called} got a {type(optimizer).__name__}, not a torch optimizer",
-            hint=f"pass {IN_ORDER[called]}",
+            hint=f"pass {IN_ORDER.get(called, 'a torch optimizer')}",
         )
     for name, hint in SHARDED_OPTIMIZERS.items():
         if name in _kinds(optimizer):
@@ -67,8 +67,8 @@ def check_optimizer(optimizer: object, called: str) -> torch.optim.Optimizer:
         kind = type(optimizer)
         raise UnsupportedError(
             f"{kind.__module__.partition('.')[0]}'s {kind.__name__} wraps another optimizer",
-            hint="hand over the torch optimizer inside: leave accelerator.prepare() out for model, "
-            "optimizer and loader, and backward() to the loss",
+            hint="hand over the torch optimizer inside; with accelerate say prepare() of "
+            "paceline.frameworks.accelerate for accelerator.prepare()",
         )
     for kind, (why, hint) in REFUSED_OPTIMIZERS.items():
         if isinstance(optimizer, kind):
@@ -180,7 +180,7 @@ def refuse_closure() -> UnsupportedError:
         "step(closure) is not supported: a closure computes gradients inside the update, which "
         "happens on another thread, after the reduction",
         hint="call loss.backward() before optimizer.step(). Lightning hands over a closure by "
-        "itself: set self.automatic_optimization = False, and call backward() and step()",
+        "itself: say Trainer(strategy=JobStrategy()), of paceline.frameworks.lightning",
     )
 
 

@@ -1,0 +1,102 @@
+"""Hugging Face accelerate in a job: one call in the place of `accelerator.prepare()`.
+
+    from paceline.frameworks.accelerate import prepare
+
+    model, optimizer, loader = prepare(accelerator, model, optimizer, loader, epochs=3)
+
+The script's loop stays: `accelerator.accumulate()`, `accelerator.backward()`, `optimizer.step()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, Generic, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import send_to_device
+
+from paceline.frameworks import joining
+from paceline.train.context import current, init
+from paceline.train.ddp import refuse_reductions
+from paceline.train.ddp_loader import ScriptLoader, adopt
+from paceline.worker.state.optimizer_binding import SchedulerFactory
+
+T = TypeVar("T")
+CALLED: Final = "paceline.frameworks.accelerate.prepare"
+HINTS: Final = {
+    "DeepSpeed": "leave its plugin out: each rank holds the whole model",
+    "FSDP": "leave its plugin out: each rank holds the whole model",
+    "Megatron-LM": "leave its plugin out: each rank holds the whole model",
+    'mixed_precision="fp16"': 'say Accelerator(mixed_precision="bf16"), which needs no scaling',
+}
+
+
+def prepare(
+    accelerator: Accelerator,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: torch.utils.data.DataLoader[T],
+    *,
+    epochs: int,
+    scheduler: SchedulerFactory | None = None,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+) -> tuple[torch.nn.Module, torch.optim.Optimizer, JobLoader[T]]:
+    """What the script goes on with: model and optimizer as accelerate prepares them, and a loader
+    that gives each sample to one rank.
+
+    loader      the torch DataLoader of the training data, before any `prepare()`
+    epochs      how often the script loops over it; with the last loop the job is over
+    scheduler, clip_norm, clip_value   as for `pl.DistributedOptimizer`
+    """
+    init()
+    joining.refuse(
+        {
+            "DeepSpeed": accelerator.distributed_type.value == "DEEPSPEED",
+            "FSDP": accelerator.distributed_type.value == "FSDP",
+            "Megatron-LM": accelerator.distributed_type.value == "MEGATRON_LM",
+            'mixed_precision="fp16"': accelerator.mixed_precision == "fp16",
+        },
+        HINTS,
+    )
+    joining.check_alone(accelerator.num_processes, "the Accelerator")
+    epochs = joining.check_epochs(epochs, "epochs")
+    dealt = adopt(loader, epochs=epochs, accumulate=accelerator.gradient_accumulation_steps)
+    prepared, stepped = accelerator.prepare(model, optimizer)
+    joining.join(
+        prepared,
+        optimizer,
+        called=CALLED,
+        scheduler=scheduler,
+        clip_norm=clip_norm,
+        clip_value=clip_value,
+    )
+    if current(CALLED).session.size > 1:
+        refuse_reductions()
+    return prepared, stepped, JobLoader(dealt, accelerator.device)
+
+
+class JobLoader(Generic[T]):
+    """The job's loader, with each batch on the accelerator's device."""
+
+    def __init__(self, loader: ScriptLoader[T], device: torch.device) -> None:
+        self._loader, self._device = loader, device
+
+    @property
+    def dataset(self) -> Any:
+        return self._loader.dataset
+
+    @property
+    def sampler(self) -> Any:
+        return self._loader.sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Harmless: the order is the job's."""
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[T]:
+        for batch in self._loader:
+            yield send_to_device(batch, self._device)

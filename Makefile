@@ -8,7 +8,7 @@ PYTEST := $(BIN)/pytest
 LANES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo monitor test test-cluster soak soak-cluster bench-smoke bench-operator bench-memory gpu-check rehearse large test-fast check format generate verify clean
+.PHONY: help install demo monitor test test-cluster soak soak-cluster bench-smoke bench-operator bench-memory gpu-check rehearse large test-fast check format generate verify release clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -73,6 +73,9 @@ generate: install ## rewrite the files that are derived from the code
 
 verify: generate test ## like test, and the generated files are committed
 	@git diff --exit-code --stat -- crds/manifests docs/pictures docs/reference
+
+release: install ## wheel, sdist, charts, lists of packages and checksums into dist; KEY=key.pem signs
+	@$(BIN)/python scripts/release.py $(if $(KEY),--key "$(KEY)")
 
 clean: ## remove what was installed, caches and the folders of runs
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache runs dist

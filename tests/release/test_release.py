@@ -1,0 +1,175 @@
+"""`make release`: what it makes can be installed, read and checked, without a network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+from pathlib import Path
+
+import pytest
+import yaml
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+
+from scripts import release
+
+pytestmark = pytest.mark.processes
+
+VERSION = release.project_version()
+KEY = ec.generate_private_key(ec.SECP256R1())
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("release")
+    key = folder / "key.pem"
+    key.write_bytes(KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    release.release(folder / "dist", key)
+    return folder / "dist"
+
+
+@pytest.mark.parametrize("package", [f"paceline-{VERSION}-py3-none-any.whl", "sdist"])
+def test_a_fresh_environment_runs_what_was_built(made: Path, tmp_path: Path, package: str) -> None:
+    """Its dependencies are those of this environment; Paceline is not."""
+    fresh = tmp_path / "venv"
+    venv.create(fresh, symlinks=True)
+    [place] = fresh.glob("lib/python*/site-packages")
+    # A path of a .pth file is no site folder: the editable Paceline that lies there stays unknown.
+    (place / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    target = made / (f"paceline-{VERSION}.tar.gz" if package == "sdist" else package)
+    release.uv(
+        *("pip", "install", "--offline", "--no-deps", "--no-build-isolation"),
+        *("--python", str(fresh / "bin/python"), str(target)),
+    )
+    said = subprocess.run(
+        [fresh / "bin/paceline", "version"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert said.returncode == 0, said.stderr
+    assert VERSION in said.stdout
+    where = "import paceline, paceline_api, paceline_operator as o; print(paceline.__file__)"
+    found = subprocess.run(
+        [fresh / "bin/python", "-c", where], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert str(fresh) in found.stdout, found.stderr
+
+
+@pytest.mark.parametrize("name", release.CHARTS)
+def test_charts_are_whole(made: Path, name: str) -> None:
+    with tarfile.open(made / f"{name}-{VERSION}.tgz") as archive:
+        inside = {entry.name: entry for entry in archive}
+        chart = archive.extractfile(f"{name}/Chart.yaml")
+        assert chart is not None
+        assert yaml.safe_load(chart)["version"] == VERSION
+    folder = release.ROOT / "charts"
+    files = {str(path.relative_to(folder)) for path in (folder / name).rglob("*") if path.is_file()}
+    assert set(inside) == files
+
+
+@pytest.mark.parametrize("name", release.CHARTS)
+def test_the_oci_archive_leads_to_the_same_chart(made: Path, name: str) -> None:
+    with tarfile.open(made / f"{name}-{VERSION}.oci.tar") as archive:
+        files = {entry.name: archive.extractfile(entry).read() for entry in archive}  # type: ignore[union-attr]
+    assert json.loads(files["oci-layout"]) == {"imageLayoutVersion": "1.0.0"}
+
+    def blob(described: dict[str, object]) -> bytes:
+        content = files[f"blobs/{str(described['digest']).replace(':', '/')}"]
+        assert len(content) == described["size"]
+        assert f"sha256:{hashlib.sha256(content).hexdigest()}" == described["digest"]
+        return content
+
+    [described] = json.loads(files["index.json"])["manifests"]
+    manifest = json.loads(blob(described))
+    assert json.loads(blob(manifest["config"]))["name"] == name
+    [layer] = manifest["layers"]
+    assert blob(layer) == (made / f"{name}-{VERSION}.tgz").read_bytes()
+
+
+def test_artifact_hub_is_told_of_each_resource() -> None:
+    chart = release.chart_of("paceline-crds", VERSION)
+    told = yaml.safe_load(chart["annotations"]["artifacthub.io/crds"])
+    manifests = (release.ROOT / "crds/manifests").glob("*.yaml")
+    defined = [yaml.safe_load(path.read_text()) for path in manifests]
+    assert {(entry["name"], entry["kind"], entry["version"]) for entry in told} == {
+        (crd["metadata"]["name"], crd["spec"]["names"]["kind"], version["name"])
+        for crd in defined
+        for version in crd["spec"]["versions"]
+    }
+
+
+def test_lists_of_what_images_are_made_of(made: Path) -> None:
+    for image, has, has_not in (("operator", "kopf", "torch"), ("worker", "torch", "kopf")):
+        listed = json.loads((made / f"{image}-{VERSION}.cdx.json").read_text())
+        assert listed["bomFormat"] == "CycloneDX"
+        names = {component["name"] for component in listed["components"]}
+        assert has in names
+        assert names.isdisjoint({has_not, "transformers", "pytest"})
+
+
+def test_checksums_and_signature(made: Path, tmp_path: Path) -> None:
+    sums = (made / release.SUMS).read_bytes()
+    listed = dict(reversed(line.split("  ")) for line in sums.decode().splitlines())
+    own = {release.SUMS, f"{release.SUMS}.sig"}
+    assert set(listed) == {path.name for path in made.iterdir()} - own
+    for name, digest in listed.items():
+        assert hashlib.sha256((made / name).read_bytes()).hexdigest() == digest
+    signature = base64.b64decode((made / f"{release.SUMS}.sig").read_text())
+    KEY.public_key().verify(signature, sums, ec.ECDSA(SHA256()))
+    with pytest.raises(InvalidSignature):
+        KEY.public_key().verify(signature, sums + b" ", ec.ECDSA(SHA256()))
+    if openssl := shutil.which("openssl"):  # as docs/release.md says
+        public = KEY.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        (tmp_path / "key.pub").write_bytes(public)
+        (tmp_path / "signature").write_bytes(signature)
+        checked = subprocess.run(
+            [openssl, "dgst", "-sha256", "-verify", "key.pub", "-signature", "signature"],
+            cwd=tmp_path,
+            input=sums,
+            capture_output=True,
+        )
+        assert checked.stdout == b"Verified OK\n", checked.stderr
+
+
+def test_the_same_commit_gives_the_same_files(made: Path, tmp_path: Path) -> None:
+    release.release(tmp_path / "again", None)
+    for path in (tmp_path / "again").iterdir():
+        if path.suffix in (".whl", ".gz", ".tgz", ".tar"):
+            assert path.read_bytes() == (made / path.name).read_bytes(), path.name
+
+
+def test_a_key_that_does_not_do_is_refused(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.pem"
+    wrong.write_text("no key")
+    for path, said in ((wrong, "no private key"), (tmp_path / "none.pem", "cannot be read")):
+        with pytest.raises(release.ReleaseError, match=said):
+            release.read_key(path)
+
+
+def test_a_chart_of_another_version_is_refused() -> None:
+    with pytest.raises(release.ReleaseError, match=r"write 9\.9\.9 there"):
+        release.chart_of("paceline", "9.9.9")
+
+
+def test_errors_are_one_sentence(tmp_path: Path) -> None:
+    said = subprocess.run(
+        [sys.executable, "scripts/release.py", "--out", tmp_path / "out", "--key", "none.pem"],
+        cwd=release.ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert said.returncode == 1
+    assert said.stderr == "error: the key none.pem cannot be read: No such file or directory\n"
+    assert not (tmp_path / "out").exists()

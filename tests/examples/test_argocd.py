@@ -1,0 +1,70 @@
+"""Argo CD's view of a job: the Lua of examples/argocd, run by the Lua that it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lupa.lua51 import LuaRuntime
+from paceline_api.reasons import ConditionType
+
+FILE = Path(__file__).parents[2] / "examples/argocd/health.yaml"
+KEY = "resource.customizations.health.paceline.dev_TrainingJob"
+SCRIPT = yaml.safe_load(FILE.read_text())["data"][KEY]
+
+
+def health(generation: int = 1, **status: Any) -> tuple[str, str]:
+    """Of a job whose status is this; as Argo CD asks, with the object as `obj`."""
+    lua = LuaRuntime()
+    job = {"metadata": {"generation": generation}, "spec": {}}
+    if status:
+        job["status"] = status
+    lua.globals().obj = lua.table_from(job, recursive=True)
+    said = lua.execute(SCRIPT)
+    return said.status, said.message
+
+
+def condition(kind: ConditionType, holds: bool = True, message: str = "why") -> dict[str, str]:
+    status = "True" if holds else "False"
+    return {"type": str(kind), "status": status, "reason": "Reason", "message": message}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "said"),
+    [
+        ([], ("Progressing", "the job trains")),
+        ([condition(ConditionType.COMPLETE)], ("Healthy", "why")),
+        ([condition(ConditionType.FAILED)], ("Degraded", "why")),
+        ([condition(ConditionType.FAILED, message="")], ("Degraded", "Reason")),
+        ([condition(ConditionType.SUSPENDED)], ("Suspended", "why")),
+        ([condition(ConditionType.DEGRADED)], ("Progressing", "why")),
+        ([condition(ConditionType.RESIZING)], ("Progressing", "why")),
+        ([condition(ConditionType.SCHEDULED, False)], ("Progressing", "why")),
+        ([condition(ConditionType.RING_READY, False)], ("Progressing", "why")),
+        (
+            [condition(ConditionType.SUSPENDED, False), condition(ConditionType.RING_READY)],
+            ("Progressing", "the job trains"),
+        ),
+    ],
+)
+def test_conditions(conditions: list[dict[str, str]], said: tuple[str, str]) -> None:
+    assert health(observedGeneration=1, conditions=conditions) == said
+
+
+def test_a_job_that_nobody_has_seen() -> None:
+    assert health() == ("Progressing", "the operator has not yet seen this change")
+
+
+def test_what_was_seen_of_an_earlier_spec_is_not_told() -> None:
+    suspended = [condition(ConditionType.SUSPENDED)]
+    status, _ = health(2, observedGeneration=1, conditions=suspended)
+    assert status == "Progressing"
+
+
+@pytest.mark.parametrize("kind", [ConditionType.COMPLETE, ConditionType.FAILED])
+def test_the_end_is_the_end(kind: ConditionType) -> None:
+    """A spec that is changed afterwards makes nothing run again."""
+    ended = [condition(ConditionType.SUSPENDED), condition(kind)]
+    assert health(9, observedGeneration=1, conditions=ended)[0] in ("Healthy", "Degraded")

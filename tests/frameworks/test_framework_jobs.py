@@ -104,10 +104,11 @@ net = Net(PretrainedConfig())
 data = [{"x": a, "labels": b} for a, b in zip(x, y, strict=True)]
 args = TrainingArguments(
     "out", num_train_epochs=EPOCHS, per_device_train_batch_size=4, learning_rate=0.01,
-    use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no", logging_steps=20,
+    use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=20,
+    save_strategy="steps", save_steps=40, eval_strategy="steps", eval_steps=40,
     warmup_steps=10, lr_scheduler_type="cosine", remove_unused_columns=False,
 )
-trainer = Trainer(model=net, args=args, train_dataset=data)
+trainer = Trainer(model=net, args=args, train_dataset=data, eval_dataset=data[:40])
 trainer.train()
 trainer.save_model("final")
 tell(net)
@@ -165,4 +166,6 @@ def test_a_kill_and_a_join(tmp_path: Path, name: str) -> None:
     assert max(losses) < 1.0, said  # 8 before training
     assert said.count("PUBLISHES") == 1
     if name == "transformers":
+        assert "eval_loss" in said
+        assert list(tmp_path.glob("out/checkpoint-*/model.safetensors"))
         assert (tmp_path / "final" / "model.safetensors").exists()

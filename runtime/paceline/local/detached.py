@@ -21,7 +21,7 @@ from paceline_api.errors import EXIT_FAILURE, PacelineError
 from paceline.local.index import Entry
 
 RUN_LOG: Final = "run.log"
-"""In the run folder: what the run would show on a terminal."""
+"""In the run folder: events and summary, as a run shows them on a terminal."""
 
 
 class NotStartedError(PacelineError):
@@ -63,15 +63,17 @@ def start(words: Sequence[str], folder: Path, job: bytes = b"") -> Entry:
 
 
 def listening(ready_fd: int, entry: Entry) -> None:
-    """Called in the new process: say so, and write to the run folder from now on."""
+    """Called in the new process: say so, and write to the run folder from now on. What the ranks
+    print is kept there anyway (`local.printed`)."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     try:
         log = os.open(Path(entry.run_dir) / RUN_LOG, flags, 0o666)
     except OSError:  # a full disk does not keep a job from running
         log = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for stream, target in ((sys.stdout, nothing), (sys.stderr, log)):
         stream.flush()
-        os.dup2(log, stream.fileno())
-    os.close(log)
+        os.dup2(target, stream.fileno())
+        os.close(target)
     os.write(ready_fd, msgspec.json.encode(entry))
     os.close(ready_fd)

@@ -240,6 +240,10 @@ class Transport(ABC):
         else:
             self.allreduce_rounded([buffer], [residual], abort, algorithm)
 
+    def lifelines(self) -> Sequence[tuple[int, int]]:
+        """Descriptors that can be read, by poll, once the rank beside them has left the group."""
+        return ()
+
     @abstractmethod
     def close(self) -> None:
         """Leave the group without waiting for anybody (peers may be dead). Idempotent."""

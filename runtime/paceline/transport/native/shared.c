@@ -54,11 +54,14 @@ typedef struct {
 
 typedef struct {
     Member *members;
-    struct pollfd *lines; /* Connections in member order, the own eventfd in the own place. */
+    struct pollfd *lines; /* Connections in member order, the own eventfd in the own place; behind
+                           * them those to other machines. */
     int32_t count;
+    int32_t line_count;
     int32_t own;
     int32_t parts;    /* Slices; the first members have one each. */
-    int32_t who;      /* The member that an error is about. */
+    int32_t who;      /* The member that an error is about, or the line to another machine. */
+    int32_t far;      /* Such a line has closed; 0 = none. */
     uint64_t step;
     uint64_t uses;    /* Of bounce buffers so far. */
     uint64_t memory_bytes;
@@ -175,6 +178,10 @@ static void wake(Room *room) {
 
 /* Who is gone has not waited for this barrier to be complete, so it has given up or died. */
 static int somebody_gone(Room *room) {
+    if (room->far) {
+        room->who = room->far;
+        return LOST;
+    }
     for (int32_t k = 0; k < room->count; k++)
         if (room->members[k].gone) {
             room->who = k;
@@ -183,7 +190,7 @@ static int somebody_gone(Room *room) {
     return DONE;
 }
 
-static int sleep_until(Room *room, uint64_t step) {
+static int sleep_until(Room *room, uint64_t step, int32_t lines) {
     Block *own = room->members[room->own].block;
     uint64_t told;
     int result = DONE;
@@ -191,11 +198,13 @@ static int sleep_until(Room *room, uint64_t step) {
     while (!all_there(room, step)) { /* Looked at after what the peer connections said. */
         if (*room->abort) { result = ABORTED; break; }
         if ((result = somebody_gone(room))) break;
-        if (poll(room->lines, (nfds_t)room->count, -1) <= 0) continue;
-        for (int32_t k = 0; k < room->count; k++) {
+        if (poll(room->lines, (nfds_t)lines, -1) <= 0) continue;
+        for (int32_t k = 0; k < lines; k++) {
             if (!room->lines[k].revents) continue;
             if (k == room->own) {
                 if (read(room->lines[k].fd, &told, sizeof told) < 0) continue; /* Read already. */
+            } else if (k >= room->count) {
+                room->far = k;
             } else {
                 room->members[k].gone = 1;
                 room->lines[k].fd = -1; /* It would end each further wait. */
@@ -206,7 +215,9 @@ static int sleep_until(Room *room, uint64_t step) {
     return result;
 }
 
-static int barrier(Room *room) {
+/* `lines`: all, as long as nobody elsewhere can be through with this call, so that who closes has
+ * died or given up; else those of the members. */
+static int barrier(Room *room, int32_t lines) {
     int result = look(room);
     if (result) return result;
     uint64_t step = ++room->step;
@@ -230,7 +241,7 @@ static int barrier(Room *room) {
     /* A look costs the others nothing where a core is free; where it was in vain it is shorter the
      * next time. */
     int64_t begun_ns = now_ns();
-    result = sleep_until(room, step);
+    result = sleep_until(room, step, lines);
     if (now_ns() - begun_ns > room->spin_ns)
         room->patience_ns /= 2;
     else
@@ -356,7 +367,7 @@ int paceline_shared(Room *room, Call *call) {
         if (small || !call->place)
             memcpy(bounce(room, room->own), call->data + call->low,
                    (size_t)(call->high - call->low));
-        if ((result = barrier(room))) return result;
+        if ((result = barrier(room, room->line_count))) return result;
         if ((result = compare(room, call, small, &in_place))) return result;
         if (small) {
             sum(room, call, call->data + call->low, call->low, call->high);
@@ -377,11 +388,11 @@ int paceline_shared(Room *room, Call *call) {
                 }
             }
         carried:
-            if ((result = barrier(room))) return result;
+            if ((result = barrier(room, room->count))) return result;
             copy(room, call);
         }
         call->low = call->high;
     }
     if ((result = look(room))) return result;
-    return in_place ? barrier(room) : DONE;
+    return in_place ? barrier(room, room->count) : DONE;
 }

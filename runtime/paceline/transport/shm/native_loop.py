@@ -12,7 +12,7 @@ from paceline.core.collectives.shared import BOUNCE_BYTES, SMALL_BYTES
 from paceline.transport.base import Abort, NativeStage, PeerLost, Stage, TransportAborted
 from paceline.transport.native.layout import Fields
 from paceline.transport.rendezvous import CLOSED
-from paceline.transport.shm.errors import different, left
+from paceline.transport.shm.errors import different, gone_elsewhere, left
 from paceline.transport.shm.plain_loop import Carry
 from paceline.transport.shm.room import BOUNCES_AT, SHOW_WORDS, SHOWS, Room
 
@@ -45,9 +45,11 @@ class _Room(ctypes.Structure):
         ("members", ctypes.POINTER(_Member)),
         ("lines", ctypes.POINTER(_PollFd)),
         ("count", ctypes.c_int32),
+        ("line_count", ctypes.c_int32),
         ("own", ctypes.c_int32),
         ("parts", ctypes.c_int32),
         ("who", ctypes.c_int32),
+        ("far", ctypes.c_int32),
         ("step", ctypes.c_uint64),
         ("uses", ctypes.c_uint64),
         ("memory_bytes", ctypes.c_uint64),
@@ -120,20 +122,24 @@ class NativeLoop:
                 for start in (m.memory.ctypes.data,)
             )
         )
-        self._lines = (_PollFd * len(members))(
+        far = [_PollFd(fd, CLOSED, 0) for fd, _ in room.far]
+        self._lines = (_PollFd * (len(members) + len(far)))(
             *(
                 _PollFd(room.eventfd, select.POLLIN, 0)
                 if m.connection < 0
                 else _PollFd(m.connection, CLOSED, 0)
                 for m in members
-            )
+            ),
+            *far,
         )
         self._native = _Room(
             self._members,
             self._lines,
             len(members),
+            len(self._lines),
             room.own,
             room.parts,
+            0,
             0,
             0,
             0,
@@ -172,6 +178,9 @@ class NativeLoop:
             return
         if result == ABORTED:
             raise TransportAborted("abandoned in a reduction")
+        if result == LOST and native.who >= len(room.ranks):
+            rank = room.far[native.who - len(room.ranks)][1]
+            raise gone_elsewhere(rank, abort)
         rank = room.ranks[native.who]
         if result == LOST:
             raise PeerLost(f"rank {rank} has gone", rank)

@@ -19,7 +19,7 @@ import torch
 from paceline.core.collectives.shared import BOUNCE_BYTES, Act, What, is_small, reduction, slices
 from paceline.transport.base import Abort, PeerLost, Stage, TransportAborted
 from paceline.transport.rendezvous import CLOSED
-from paceline.transport.shm.errors import different, left
+from paceline.transport.shm.errors import different, gone_elsewhere, left
 from paceline.transport.shm.room import BOUNCES_AT, MARK, SHOW_WORDS, SHOWS, SLEEPS, STEP, Room
 
 Carry = Callable[[torch.Tensor, int, Stage], None]
@@ -47,6 +47,8 @@ class PlainLoop:
         for member in room.members:
             if member.connection >= 0:
                 self._poll.register(member.connection, CLOSED)
+        self._far = dict(room.far)
+        """By connection: a rank on another machine."""
 
     def reduce(
         self, data: torch.Tensor, kind: int, abort: Abort, carry: Carry | None = None
@@ -66,7 +68,9 @@ class PlainLoop:
             if int(head[MARK]) != member.mark:
                 raise left(self.room.ranks[index], abort)
 
-    def barrier(self, abort: Abort) -> None:
+    def barrier(self, abort: Abort, *, first: bool) -> None:
+        """`first`: nobody on another machine can be through with this call, so that who closes
+        has died or given up."""
         self.look(abort)
         room = self.room
         room.step += 1
@@ -76,6 +80,17 @@ class PlainLoop:
         for member in room.members:
             if member.eventfd != room.eventfd:
                 _wake(member.eventfd)
+        for fd in self._far if first else ():
+            self._poll.register(fd, CLOSED)
+        try:
+            self._wait(abort)
+        finally:
+            for fd in self._far if first else ():
+                self._poll.unregister(fd)
+        self._fence()
+
+    def _wait(self, abort: Abort) -> None:
+        room = self.room
         while not self._all_there():
             if abort.is_raised():
                 raise TransportAborted("abandoned in a reduction")
@@ -83,16 +98,17 @@ class PlainLoop:
                 self.look(abort)
                 rank = room.ranks[min(self._gone)]
                 raise PeerLost(f"rank {rank} has gone", rank)
-            self._sleep()
-        self._fence()
+            self._sleep(abort)
 
     def _all_there(self) -> bool:
         return all(int(head[STEP]) >= self.room.step for head in self._heads)
 
-    def _sleep(self) -> None:
+    def _sleep(self, abort: Abort) -> None:
         for fd, _ in self._poll.poll():
             if fd == self.room.eventfd:
                 os.eventfd_read(fd)
+            elif fd in self._far:
+                raise gone_elsewhere(self._far[fd], abort)
             else:
                 self._gone.add(self._line_of[fd])
                 self._poll.unregister(fd)
@@ -140,7 +156,7 @@ class _Call:
                 if not self._place:
                     self._bounce(room.own)[: high - low].copy_(self._bytes[low:high])
             case What.BARRIER:
-                self._loop.barrier(self._abort)
+                self._loop.barrier(self._abort, first=not self._shows)
                 if not self._shows:
                     self._compare()
             case What.SUM_ALL:

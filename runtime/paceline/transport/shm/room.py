@@ -70,6 +70,9 @@ class Room:
         self.members: list[Member] = []
         self.parts = len(self.ranks)
         """Slices; the first members have one each."""
+        self.far: list[tuple[int, int]] = []
+        """Connections to ranks on other machines that wait for this one's slice: descriptor, rank.
+        Not owned."""
         self.uses = self.step = 0
         """Of the bounce buffers so far; barriers so far."""
         self._mark = secrets.randbits(64) | 1

@@ -23,7 +23,7 @@ from paceline.transport.shm.memory import SharedMemory
 from paceline.transport.shm.native_loop import NativeLoop
 from paceline.transport.shm.plain_loop import Carry, PlainLoop, keeps_order, no_fence
 from paceline.transport.shm.rendezvous import machine_place, place_of
-from paceline.transport.shm.room import Rooms
+from paceline.transport.shm.room import Room, Rooms
 
 log = logging.getLogger("paceline.rank")
 
@@ -72,9 +72,19 @@ class LocalSums:
         self.close()
         room = self.rooms.enter(group, ranks, deadline)
         room.parts = len(ranks) if parts is None else parts
+        self._make_loops(room)
+
+    def watch(self, far: Sequence[tuple[int, int]]) -> None:
+        """Connections (descriptor, rank of the group) to ranks on other machines: a death there
+        ends waits here."""
+        assert self.rooms.room is not None, "a group first"
+        self.rooms.room.far = list(far)
+        self._make_loops(self.rooms.room)
+
+    def _make_loops(self, room: Room) -> None:
         if self._library is not None:
             # A rank that looks takes the core of one that works if they share it.
-            spins = len(ranks) <= len(os.sched_getaffinity(0))
+            spins = len(room.ranks) <= len(os.sched_getaffinity(0))
             self._native = NativeLoop(self._library, room, spins=spins)
             fence: Callable[[], None] = self._library.paceline_fence
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, ClassVar, Final
@@ -235,6 +235,9 @@ class GlooTransport(TorchDistTransport):
     def _adopt(self, made: Any) -> Any:
         process_group, self._connections = made
         return process_group
+
+    def lifelines(self) -> Sequence[tuple[int, int]]:
+        return [(fd, rank) for fd, rank, _ in self._connections.watched()]
 
     def close(self) -> None:
         super().close()

@@ -186,7 +186,8 @@ class Crew:
                     os.kill(pid, signal.SIGKILL)
             process.wait()
         for member in self._members:
-            member.line.close()
+            with suppress(OSError):  # an order that its process did not live to read
+                member.line.close()
             member.socket.close()
 
 

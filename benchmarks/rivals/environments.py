@@ -13,9 +13,8 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +22,6 @@ from benchmarks.lab import ROOT
 
 BUILD_S: Final = 1800.0
 WHY_CHARACTERS: Final = 160
-CXX_STANDARD: Final = "set(CMAKE_CXX_STANDARD {})"
 
 
 class NotBuiltError(RuntimeError):
@@ -36,16 +34,11 @@ class Environment:
 
     name: str
     packages: tuple[str, ...]
-    horovod: str = ""
-    """Version of Horovod to build on top, whose sources ask for too old a C++ standard."""
     after: str = ""
     """Python that compiles the rest, below the environment's folder `extensions`."""
-    settings: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables of the build."""
 
     def folder(self, cache: Path) -> Path:
-        what = [sys.version.split()[0], *self.packages, self.horovod, *self.settings.items()]
-        what += [self.after] if self.after else []
+        what = [sys.version.split()[0], *self.packages, self.after]
         key = hashlib.blake2b(repr(what).encode(), digest_size=5).hexdigest()
         return cache / f"{self.name}-{key}"
 
@@ -88,32 +81,12 @@ def _build(wanted: Environment, folder: Path) -> str:
     try:
         _call([_uv(), "venv", "--quiet", "--python", sys.executable, str(folder)], folder)
         _call([_uv(), "pip", "install", "--python", str(python), *wanted.packages], folder)
-        if wanted.horovod:
-            _build_horovod(wanted, folder, python)
         if wanted.after:
             extensions = {"TORCH_EXTENSIONS_DIR": str(folder / "extensions")}
             _call([str(python), "-c", wanted.after], folder, extensions)
     except NotBuiltError as reason:
         return str(reason)
     return ""
-
-
-def _build_horovod(wanted: Environment, folder: Path, python: Path) -> None:
-    """Its sdist, with the C++ standard that present headers of torch ask for."""
-    sources = folder / "sources"
-    download = [str(python), "-m", "pip", "download", "--no-deps", "--no-build-isolation"]
-    download += ["--no-binary", ":all:", "--dest", str(sources), f"horovod=={wanted.horovod}"]
-    _call(download, folder)
-    (archive,) = sources.glob("*.tar.gz")
-    with tarfile.open(archive) as packed:
-        packed.extractall(sources, filter="data")
-    tree = sources / archive.name.removesuffix(".tar.gz")
-    for part in (tree / "CMakeLists.txt", tree / "horovod" / "torch" / "CMakeLists.txt"):
-        text = part.read_text()
-        part.write_text(text.replace(CXX_STANDARD.format(14), CXX_STANDARD.format(17)))
-    install = [_uv(), "pip", "install", "--python", str(python)]
-    _call([*install, "--no-build-isolation", "--no-deps", str(tree)], folder, wanted.settings)
-    shutil.rmtree(sources)
 
 
 def _call(argv: Sequence[str], folder: Path, settings: Mapping[str, str] | None = None) -> None:

@@ -63,6 +63,10 @@ INTEL: Final = Environment("intel-mpi", ("impi-rt", "mpi4py", "numpy"))
 TORCH: Final = Environment("torch", ("torch", "numpy"))
 GRPC: Final = Environment("grpc", ("grpcio", "mpich", "mpi4py", "numpy"))
 TORCHFT: Final = Environment("torchft", ("torch", "torchft-nightly", "numpy"))
+DEEPSPEED: Final = Environment(
+    *("deepspeed", ("torch", "deepspeed", "numpy", "setuptools", "wheel", "ninja")),
+    after="from deepspeed.ops.op_builder import ShareMemCommBuilder as b; b().load()",
+)
 TENSORFLOW: Final = Environment("tensorflow", ("tensorflow-cpu", "numpy"))
 QUORUM: Final = {"mode": "Quorum", "quorum": "75%"}
 UNSTREAMED: Final = {"overlap": "Never"}
@@ -105,6 +109,7 @@ ALL: Final = (
         servers=1,
         bulk=False,
     ),
+    Rival("DeepSpeed's shared memory", ("deepspeed",), DEEPSPEED, Launch.EACH, ring),
     Rival(
         *("TensorFlow's gRPC server", ("tensorflow",), TENSORFLOW, Launch.EACH, server),
         servers=2,

@@ -1,0 +1,40 @@
+"""DeepSpeed's shared memory between ranks of a machine: one sum of everything behind backward.
+
+The operator, which was compiled with the environment, is made for inference, so nothing of
+DeepSpeed's training stands around it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+os.environ["TORCH_EXTENSIONS_DIR"] = str(Path(sys.prefix) / "extensions")
+
+import torch
+import torch.distributed as dist
+from deepspeed.ops.op_builder import (  # type: ignore[import-not-found,unused-ignore]
+    ShareMemCommBuilder,
+)
+
+from benchmarks.rivals.rank import Array, System
+
+
+class SharedMemory(System):
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        dist.init_process_group("gloo")
+        ShareMemCommBuilder().load().initialize(self.ranks, self.rank)
+
+    def facts(self) -> dict[str, str]:
+        return {"deepspeed": version("deepspeed"), "torch": torch.__version__}
+
+    def allreduce(self, buffer: Array) -> None:
+        torch.ops.deepspeed.inference_all_reduce_(torch.from_numpy(buffer))
+
+
+def make(_: list[str]) -> System:
+    return SharedMemory()

@@ -83,7 +83,9 @@ def _job(name: str, **collective: Any) -> Rival:
 
 
 def _transport(kind: str) -> Rival:
-    return Rival(*(f"Paceline's {kind}", ("paceline", kind), None, Launch.EACH, ring), trains=False)
+    return Rival(
+        *(f"Paceline's {kind}", ("paceline", kind), None, Launch.WORLDS, ring), trains=False
+    )
 
 
 ALL: Final = (

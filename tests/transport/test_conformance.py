@@ -159,7 +159,7 @@ def test_segments_one_by_one_have_the_bits_of_one_call(crew: Crew) -> None:
 @pytest.mark.parametrize(("end", "reached"), [("killed", 3), ("aborted", 1)])
 def test_a_round_may_end_inside_any_segment(crew: Crew, end: str, reached: int) -> None:
     """One rank is still in its backward pass: the others wait inside the segment that it lacks."""
-    a, victim, late = together(crew)[:3]
+    a, victim, late = linked(crew)[:3]
     group = [a, victim, late]
     crew.open(group)
     for index, rank in enumerate(group):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,6 +84,20 @@ def test_lightning(named: str, net: Net, options: dict[str, Any], tmp_path: Any)
     with pytest.raises(PacelineError, match=named.replace("(", r"\(")) as refused:
         trainer.fit(net, loader, loader if isinstance(net, Validates) else None)
     assert refused.value.hint
+
+
+def test_lightning_does_not_ask_an_mpi_that_is_not_started() -> None:
+    """It looks for its launcher; MPI then ended the rank, wherever Paceline had loaded it."""
+    script = (
+        "import paceline.transport.mpi.provider, lightning\n"
+        "from paceline.frameworks.lightning import JobStrategy\n"
+        "lightning.Trainer(strategy=JobStrategy('cpu'), accelerator='cpu', logger=False)\n"
+        "print('MADE')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=120
+    )
+    assert "MADE" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(

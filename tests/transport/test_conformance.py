@@ -107,15 +107,14 @@ def abort(crew: Crew, members: Sequence[Rank]) -> None:
 
 
 def linked(crew: Crew) -> list[Rank]:
-    """The ranks, so that the first of each of two machines come first: they sum the same slice, and
-    so the one learns of the death of the other while it still waits for those of its machine."""
+    """The ranks, so that the first of each machine come first: they sum the same slice, and so the
+    one learns of the death of the other while it still waits for those of its machine."""
     if not crew.kind.startswith(HIERARCHICAL):
         return crew.ranks
     machines: dict[str, list[Rank]] = {}
     for rank, (_, address) in zip(crew.ranks, crew.peers(crew.ranks), strict=True):
         machines.setdefault(place_of(address.partition(ADDRESSES)[0]), []).append(rank)
-    one, other = machines.values()
-    return [rank for pair in zip_longest(one, other) for rank in pair if rank is not None]
+    return [rank for row in zip_longest(*machines.values()) for rank in row if rank is not None]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -194,9 +193,12 @@ def test_an_absent_peer_at_open_holds_nobody(crew: Crew) -> None:
     crew.start_open([a, b, absent], only=[a, b])
     time.sleep(0.2)
     abort(crew, [a, b])
-    for outcome in [a.result(), b.result()]:
-        assert outcome.error == "TransportAborted", outcome
-        assert outcome.seconds < 0.2 + SOON_S
+    outcomes = [a.result(), b.result()]
+    # With two levels a rank may have no link to the one that is absent, and be through at once.
+    through = {""} if crew.kind.startswith(HIERARCHICAL) else set()
+    errors = {outcome.error for outcome in outcomes}
+    assert {"TransportAborted"} <= errors <= {"TransportAborted"} | through, outcomes
+    assert all(outcome.seconds < 0.2 + SOON_S for outcome in outcomes)
     crew.all([a, b], "clear_abort")
 
     crew.start_open([a, b, absent], only=[a, b], timeout_s=0.5)

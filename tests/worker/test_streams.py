@@ -22,6 +22,7 @@ from paceline.core.protocol.progress import Progress
 from paceline.core.protocol.records import AnnounceKind, DataPlan, GivenUp, Go, Trigger
 from paceline.core.rank import events as ev
 from paceline.core.rank import rounds
+from paceline.telemetry.records import RankRecord
 from paceline.transport.solo import NoTransport
 from paceline.worker import comm_thread, engine
 from paceline.worker.comm_thread import CommThread, Interrupts
@@ -138,10 +139,13 @@ class Watch(TorchDispatchMode):
 
 
 class Deaf:
-    """Takes every call."""
+    """Takes every call, of its parts as well."""
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *_, **__: None
+    def __getattr__(self, name: str) -> Deaf:
+        return self
+
+    def __call__(self, *_: object, **__: object) -> None:
+        return None
 
 
 class Rank:
@@ -422,7 +426,12 @@ class Streamed:
         model = nn.ParameterList(self.parameters)
         whole = Committed(model, torch.optim.SGD(self.parameters, 1.0), self.gradients)
         self.reducer = Reducer(
-            channel, self.gradients, whole, lambda _: torch.zeros(0), self.posted.put
+            channel,
+            self.gradients,
+            whole,
+            lambda _: torch.zeros(0),
+            self.posted.put,
+            RankRecord.create().rounds,
         )
 
     def write(self, segment: int, value: float) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Generic, TypeVar, cast
 
 import torch
+from lightning.fabric.plugins.environments import MPIEnvironment
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -53,6 +54,9 @@ class JobStrategy(SingleDeviceStrategy):
         self, device: torch.device | str | None = None, *, scheduler: SchedulerFactory | None = None
     ) -> None:
         init()
+        # In a job nobody else has started this process. Asked for its size, an MPI that Paceline
+        # has loaded and not started would end the process.
+        setattr(MPIEnvironment, "detect", staticmethod(lambda: False))  # noqa: B010
         self._scheduler = scheduler
         self._joined: torch.optim.Optimizer | None = None
         self._dealt: JobLoader[Any] | None = None

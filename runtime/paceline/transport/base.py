@@ -240,7 +240,7 @@ class Transport(ABC):
         else:
             self.allreduce_rounded([buffer], [residual], abort, algorithm)
 
-    def lifelines(self) -> Sequence[tuple[int, int]]:
+    def peer_connections(self) -> Sequence[tuple[int, int]]:
         """Descriptors that can be read, by poll, once the rank beside them has left the group."""
         return ()
 

@@ -222,7 +222,7 @@ class MpiTransport(Transport):
         self._abandoned.keep(requests[0::2], requests[1::2], memory)
         self._scratch = Scratch()
 
-    def lifelines(self) -> Sequence[tuple[int, int]]:
+    def peer_connections(self) -> Sequence[tuple[int, int]]:
         return [(fd, rank) for fd, rank, _ in self._connections.watched()]
 
     def close(self) -> None:

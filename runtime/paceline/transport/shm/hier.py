@@ -80,7 +80,9 @@ class HierTransport(Transport):
                 self._peers = [ranks[place] for ranks in machines]
                 part = replace(_part(group, self._peers, 1), key=f"{group.key}/{place}")
                 self._between.open(part, abort, max(deadline.left_s(), 0.0))
-                self._sums.watch([(fd, self._peers[r]) for fd, r in self._between.lifelines()])
+                self._sums.watch(
+                    [(fd, self._peers[r]) for fd, r in self._between.peer_connections()]
+                )
         except PeerLost as error:
             self.close()
             raise self._named(error) from error

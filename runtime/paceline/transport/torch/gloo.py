@@ -236,7 +236,7 @@ class GlooTransport(TorchDistTransport):
         process_group, self._connections = made
         return process_group
 
-    def lifelines(self) -> Sequence[tuple[int, int]]:
+    def peer_connections(self) -> Sequence[tuple[int, int]]:
         return [(fd, rank) for fd, rank, _ in self._connections.watched()]
 
     def close(self) -> None:

@@ -109,6 +109,8 @@ class Committed:
         """Segments of which the average is made, in the memory of the sum before."""
         self._lent = False
         """The main thread computes on the committed weights themselves."""
+        self._together = False
+        """The model lies in them, lent or taken back."""
         self._extras: list[torch.Tensor] | None = None
         # The main thread reads (state_dict) while the communication thread may apply a round.
         self._lock = threading.Lock()
@@ -167,13 +169,14 @@ class Committed:
                 parameter.data = view
         # Updates do not go through these: a graph that the script keeps shall still be refused.
         torch.autograd.graph.increment_version([parameter for parameter, _ in self._inside])
-        self._lent = bool(self._inside)
+        self._lent = self._together = bool(self._inside)
 
     def _part_from_model(self) -> None:
-        for parameter, view in self._inside:
-            if parameter.data_ptr() == view.data_ptr():
-                parameter.data = parameter.data.clone()
-        self._lent = False
+        if self._together:
+            for parameter, view in self._inside:
+                if parameter.data_ptr() == view.data_ptr():
+                    parameter.data = parameter.data.clone()
+        self._lent = self._together = False
 
     def _leave_to_model(self) -> None:
         """Before a change of the weights: the main thread may be computing on this memory."""
@@ -181,7 +184,7 @@ class Committed:
             left = self._weights
             self._lay_out([flat.clone() for flat in left])
             self.binding.move_to(self._views)
-            self._lent = False
+            self._lent = self._together = False
 
     # ---- one round --------------------------------------------------------------------------
 

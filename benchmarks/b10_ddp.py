@@ -439,7 +439,7 @@ def part_e(out: r.Report, turns: Turns, given: Options, link: network.Link) -> N
 def add_late_rows(out: r.Report, ran: Ran, late: str, transport: str, ranks: int) -> None:
     where = f"part d, P={ranks}, {transport}, {late}"
     groups: dict[str, list[Stretch]] = {}
-    for found in stretches(ran)[1:]:
+    for found in stretches(ran, warm=1):
         groups.setdefault(found.name.split()[-1], []).append(found)
     for overlap, blocks in groups.items():
         rates = [block.rounds_per_s for block in blocks]

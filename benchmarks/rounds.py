@@ -44,14 +44,14 @@ class Stretch:
         return float(sum(c["fresh"] for c in self.commits)) / len(self.commits)
 
 
-def stretches(ran: Ran, *, skip: int = 2) -> list[Stretch]:
-    """One per phase, in order."""
+def stretches(ran: Ran, *, skip: int = 2, warm: int = 0) -> list[Stretch]:
+    """One per phase, in order, without the first `warm`."""
     commits = ran.probes[0]["commits"]
     turns = [i for i, c in enumerate(commits) if c["request"]]
     # The last request is the stop.
     assert len(turns) == len(ran.phases) + 1, (len(turns), len(ran.phases))
     found = []
-    for phase, begin, end in zip(ran.phases, turns, turns[1:], strict=False):
+    for phase, begin, end in list(zip(ran.phases, turns, turns[1:], strict=False))[warm:]:
         inside = commits[begin + 1 + skip : end]
         assert len(inside) >= 3, f"only {len(inside)} rounds in {phase['name']}; make it longer"
         found.append(Stretch(phase["name"], inside))

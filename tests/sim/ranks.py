@@ -43,6 +43,8 @@ class Batch:
     """Segments that are ready."""
     rewritten: bool = False
     """One of those was written again."""
+    late: bool = False
+    """Its script has stopped in the middle of it."""
     stepped: bool = False
     dropped: bool = False
 
@@ -502,6 +504,11 @@ class SimRank:
             self.post(ev.Skip(batch.lease, batch.samples))
             self._go_on()
             sim.after(0.01, self.next_batch)
+            return
+        late = world.late and world.late / (world.segments - 1)
+        if batch.handed and not batch.late and late and sim.rng.random() < late:
+            batch.late = True
+            sim.after(world.late_ms, lambda: self.hand_over(batch, gap))
             return
         batch.handed += 1
         if batch.handed == 1 and batch.poisoned:

@@ -44,6 +44,9 @@ class World:
     """Shares of the batches that are dropped in the middle of backward(), of which a segment is
     written once more after it was handed over, or (of a script that feeds itself) of which step()
     says other samples than COMING did."""
+    late: float = 0.0
+    late_ms: float = 300.0
+    """Share of the batches in the middle of whose backward() the script stops for so long."""
     stop: float = 0.0
     """Share of the batches after which the script ends the job."""
     tree_above: int = TREE_ABOVE

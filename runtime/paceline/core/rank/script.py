@@ -76,6 +76,7 @@ def _drop_coming(rank: RankState, why: GivenUp = GivenUp.DROPPED, lease: int | N
         return
     if stream.announced:
         rank.pending.seq += 1
+    stream.joined_ns = None
     streaming.give_up(rank, why)
 
 
@@ -130,7 +131,7 @@ def on_step(rank: RankState, step: Step) -> None:
     elif not step.finite:
         streaming.give_up(rank, GivenUp.NONFINITE)
         rank.do(pending.drop(BufferName.GRAD, DropReason.NONFINITE, rank.holds))
-    stream.coming = stream.due_ns = None
+    streaming.through(rank)
 
 
 def _unrest(rank: RankState) -> None:

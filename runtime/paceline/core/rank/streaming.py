@@ -3,7 +3,7 @@
 In a streamed round the reduction begins while backward() still runs. It pays where everybody is
 about as fast, and a hope that fails costs a round: so a rank says COMING only with nothing else to
 say, the starter streams only where the announcements came close together, a rank that keeps the
-others waiting gives the round up, and who has done so is quiet for a while.
+others waiting gives the round up, and then all are quiet for a while.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 REMEMBERED: Final = 16
 """Rounds."""
 LEVEL_MAX: Final = 6
-"""After a round that it gave up, a rank says no COMING for 2 ^ level rounds."""
+"""After a void round nobody says COMING for 2 ^ level rounds, whoever gave it up: if another rank
+is late each time, no single one would ever be quiet for long."""
 UNSAID_MAX: Final = 32
 """Rounds of which the user's figures wait for the next ARRIVE."""
 PATIENCE_MIN_NS: Final = 20 * 10**6
 PATIENCE_SHARE: Final = 1.5
-"""Of the usual time of a streamed round."""
+"""Of the usual time of a batch of one's own behind GO, or of a reduction if that is longer."""
 PATIENCE_MAX_NS: Final = 10 * 10**9
 """Before anybody takes the others, who wait inside a segment, for stuck (R35)."""
 
@@ -54,10 +55,12 @@ class Streaming:
     """Streamed rounds since the level has changed."""
     given_up: dict[GivenUp, int] = field(default_factory=dict)
     """Rounds that this rank made void."""
-    begun_ns: int = 0
-    """When this rank joined the round under way."""
-    rounds_ns: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    """From GO to the end of the last streamed rounds."""
+    joined_ns: int | None = None
+    """When this rank joined a round with the batch that is still in hand."""
+    batches_ns: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    """From joining to the end of the last such batches, given up or not. The whole round would not
+    do: it waits for whoever is late, so one late rank in each round would make all of them patient.
+    """
     transfers_ns: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """What their reductions took, without waiting for a batch of this rank's own."""
 
@@ -121,14 +124,22 @@ def spread_ns(rank: RankState) -> int:
 def began(rank: RankState, *, in_hand: bool) -> None:
     """This rank joins a round, with its batch still in hand or without."""
     s = rank.stream
-    s.begun_ns = rank.now_ns
     if not in_hand:
         return
+    s.joined_ns = rank.now_ns
     patience_ns = min(PATIENCE_MAX_NS, bench_after_ns(rank.log))
-    if rank.log.quorum < len(rank.log.active) and s.rounds_ns:
-        usual_ns = sorted(s.rounds_ns)[len(s.rounds_ns) // 2]
+    if rank.log.quorum < len(rank.log.active) and s.batches_ns:
+        usual_ns = max(sorted(s.batches_ns)[(len(s.batches_ns) - 1) // 2], *s.transfers_ns, 0)
         patience_ns = min(patience_ns, max(PATIENCE_MIN_NS, int(PATIENCE_SHARE * usual_ns)))
     s.due_ns = rank.now_ns + patience_ns
+
+
+def through(rank: RankState) -> None:
+    """The batch in hand is whole."""
+    s = rank.stream
+    if s.joined_ns is not None:
+        s.batches_ns.append(rank.now_ns - s.joined_ns)
+    s.coming = s.due_ns = s.joined_ns = None
 
 
 def consider_giving_up(rank: RankState) -> None:
@@ -158,8 +169,8 @@ def voided(rank: RankState, own: GivenUp | None) -> None:
     _over(s)
     if own is not None:
         s.given_up[own] = s.given_up.get(own, 0) + 1
-        s.level = min(LEVEL_MAX, s.level + 1)
-        s.quiet, s.good = 2**s.level, 0
+    s.level = min(LEVEL_MAX, s.level + 1)
+    s.quiet, s.good = 2**s.level, 0
 
 
 def ended(rank: RankState, go: Go, *, transfer_ns: int) -> None:
@@ -169,7 +180,6 @@ def ended(rank: RankState, go: Go, *, transfer_ns: int) -> None:
     s.transfers_ns.append(transfer_ns)
     if not go.streamed:
         return
-    s.rounds_ns.append(rank.now_ns - s.begun_ns)
     s.good += 1
     if s.level and s.good >= 2**s.level:
         s.level, s.good = s.level - 1, 0

@@ -57,7 +57,7 @@ BAR_VOID: Final = 1 / 20
 SETTLE_S: Final = 0.3
 """Of a block, before what is measured: the rounds after a change of mode."""
 VOID_AFTER: Final = 50
-"""Rounds of a part before void ones are counted."""
+"""Rounds of part d before anything is counted: what to expect is learnt in them."""
 OVERLAPS: Final = ({"overlap": "Never"}, {"overlap": "Auto"})
 LATENESS: Final = ("slow", "in front", "inside")
 LATE_MS: Final = 300
@@ -216,12 +216,18 @@ class Turns:
         return Block.of([list(enumerate(rank["ends"])) for rank in found])
 
     def paceline_blocks(
-        self, load: Load, known: Measured, transport: str, modes: Mapping[str, dict[str, Any]]
+        self,
+        load: Load,
+        known: Measured,
+        transport: str,
+        modes: Mapping[str, dict[str, Any]],
+        *,
+        warm: Phase | None = None,
     ) -> tuple[dict[str, Block], Ran]:
-        """By mode: one job whose mode is switched while it runs."""
+        """By mode: one job whose mode is switched while it runs, after what is not counted."""
         # A step of Paceline may be much longer than one of DDP, and the job's first are slow.
         seconds = SETTLE_S + max(load.block_s, 1.5 * load.steps * known.expected / 1000)
-        first = Phase("first", min(3.0, seconds), modes[next(iter(modes))])
+        first = warm or Phase("first", min(3.0, seconds), modes[next(iter(modes))])
         ran = self._lab.run(
             Plan(
                 "even_paceline.py",
@@ -336,10 +342,10 @@ def link_bits(load: Load, share: float) -> int:
     return round(bits_per_s)
 
 
-def stretched(load: Load, turns: Turns) -> tuple[Load, int]:
+def stretched(load: Load, turns: Turns, share: float = min(SHARES)) -> tuple[Load, int]:
     """With layers so many times longer that the cores can follow the quickest link."""
     free_ms = turns.reduce_ms(load)
-    times = max(1, math.ceil(HEADROOM * free_ms / (min(SHARES) * load.layers_ms)))
+    times = max(1, math.ceil(HEADROOM * free_ms / (share * load.layers_ms)))
     longer = {key: times * load.config[key] for key in ("forward_ms", "backward_ms")}
     return replace(load, config={**load.config, **longer}), times
 
@@ -374,16 +380,20 @@ def part_bc(out: r.Report, turns: Turns, given: Options, load: Load) -> None:
 
 
 def part_d(out: r.Report, turns: Turns, given: Options, link: network.Link) -> None:
-    """Streamed rounds beside today's, in Quorum, while somebody is slow or late."""
-    ranks = 2 if given.smoke else 4
+    """Streamed rounds beside unstreamed ones, in Quorum, while somebody is slow or late."""
+    ranks, share = 2 if given.smoke else 4, SHARES[1]
     load = emulated(ranks, given.smoke)
-    load, times = (load, 1) if given.smoke else stretched(load, turns)
-    link.limit(link_bits(load, 0.5))
+    load, times = (load, 1) if given.smoke else stretched(load, turns, share)
+    if times > 1:
+        out.notes.append(f"part d: layers and lateness {times} times longer than 4, 8 and 300 ms")
+    link.limit(link_bits(load, share))
     known = turns.measure(load)
     late_ms = LATE_MS // 10 if given.smoke else LATE_MS
     for late in LATENESS:
         config = {**load.config, "watch_rounds": True, "late": late, "late_ms": late_ms * times}
-        watched = replace(load, config=config, block_s=4 * load.block_s)
+        watched = replace(load, config=config, block_s=8 * load.block_s)
+        learning_s = 0.4 if given.smoke else VOID_AFTER * (known.expected + late_ms * times) / 1000
+        warm = Phase("first", learning_s, {**MODES["Quorum(75%)"], **OVERLAPS[-1]})
         for transport in TRANSPORTS[:1] if given.smoke else TRANSPORTS:
             phases = [
                 {**MODES["Quorum(75%)"], **how}
@@ -391,9 +401,8 @@ def part_d(out: r.Report, turns: Turns, given: Options, link: network.Link) -> N
                 for how in OVERLAPS
             ]
             names = [f"{i} {how['overlap']}" for i, how in enumerate(phases)]
-            _, ran = turns.paceline_blocks(
-                watched, known, transport, dict(zip(names, phases, strict=True))
-            )
+            modes = dict(zip(names, phases, strict=True))
+            _, ran = turns.paceline_blocks(watched, known, transport, modes, warm=warm)
             add_late_rows(out, ran, late, transport, ranks)
     link.unlimit()
 
@@ -451,7 +460,7 @@ def add_late_rows(out: r.Report, ran: Ran, late: str, transport: str, ranks: int
     text = f"{where}: streamed over unstreamed"
     out.bars.append(r.Bar(f"{text}, rounds/s", rounds, BAR_UNSTREAMED))
     out.bars.append(r.Bar(f"{text}, gradients/s", gradients, BAR_UNSTREAMED))
-    streamed = [c for block in groups["Auto"] for c in block.commits if c["round"] >= VOID_AFTER]
+    streamed = [c for block in groups["Auto"] for c in block.commits]
     void = sum(c["trigger"] == "void" for c in streamed) / max(1, len(streamed))
     out.bars.append(r.Bar(f"{where}: share of void rounds", void, BAR_VOID, at_least=False))
     out.checks[f"{where}: equal weights on all ranks"] = same_weights(ran)

@@ -4,11 +4,16 @@ The machines are network namespaces, and the link a token bucket at each of its 
 levels every byte of the buffer shall cross the link once in each direction, as the counters of the
 interfaces tell, and as fast as the link is: what happens inside the machines goes on beside it. The
 share is the buffer by what the link carries in the time from the moment at which all ranks have
-begun until the last one has the sum. The bucket lets 128 KiB pass at once, of 16 MiB 0.8 %.
+begun until the last one has the sum. The bucket lets 128 KiB pass at once, of 16 MiB 0.8 %. Beside
+them a plain exchange over TCP, one process on each machine and no sums: what these cores let the
+link carry.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Final
@@ -19,7 +24,7 @@ from paceline.core.collectives.select import HIERARCHICAL
 from benchmarks import network
 from benchmarks import report as r
 from benchmarks.command import Options, main
-from benchmarks.lab import Lab
+from benchmarks.lab import SCRIPTS, Lab
 from benchmarks.reducers import Crew, crews, right
 
 BITS_PER_S: Final = 8 * 10**9
@@ -31,6 +36,8 @@ TWO_LEVELS: Final = (
     *(f"{HIERARCHICAL}mpi:{algorithm}" for algorithm in ALGORITHMS),
     f"{HIERARCHICAL}gloo",
 )
+PLAIN: Final = "plain exchange, no sums"
+PLAIN_S: Final = 90.0
 BAR: Final = 0.95
 ONCE: Final = 1.02
 """Times the buffer, in each direction: headers and acknowledgements come to less."""
@@ -73,12 +80,15 @@ def add_rows(
             most = max((b - a for a, b in zip(before, after, strict=True)), default=0)
             sent.setdefault(how, []).append(most / once)
             sums.append(right(took, RANKS))
+        if machines:
+            found.setdefault(PLAIN, []).append(plain_us(machines, kib << 10, calls))
     link_us = (kib << 10) * 8 / BITS_PER_S * 1e6
     for how, rounds in found.items():
         middles = [r.middle(one) for one in rounds]
         every = [us / 1e3 for one in rounds for us in one]
         times = (r.middle(middles) / 1e3, r.share(every, 0.95), r.percent(r.spread(middles)))
-        share, crossed = link_us / r.middle(middles), r.middle(sent[how])
+        share = link_us / r.middle(middles)
+        crossed = r.middle(sent[how]) if how in sent else 1.0
         out.rows.append((kib, how, *times, share, crossed))
         out.details[f"{kib} KiB {how}: us per round"] = middles
         if how in TWO_LEVELS and kib == KIB[-1] and machines:
@@ -87,6 +97,24 @@ def add_rows(
             out.bars.append(r.Bar(text, crossed, ONCE, at_least=False))
     out.checks[f"{kib} KiB: every rank has the sum"] = all(sums)
     out.hashes[f"{kib} KiB"] = r.one_hash([str(out.checks)])
+
+
+def plain_us(machines: Sequence[network.Machine], size: int, calls: int) -> list[float]:
+    """Both machines send each other so many bytes at once; per call, of the slower end."""
+    ends: list[subprocess.Popen[str]] = []
+    with ExitStack() as stack:
+        for machine, role in zip(machines, ("listen", "connect"), strict=True):
+            command = [*machine.enter, sys.executable, str(SCRIPTS / "exchange.py")]
+            command += [role, machines[0].host, str(size), str(calls)]
+            end = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            ends.append(stack.enter_context(end))
+            stack.callback(end.kill)
+        assert ends[0].stdout is not None
+        port = ends[0].stdout.readline()
+        said = [ends[1].communicate(port, PLAIN_S)[0], ends[0].communicate(timeout=PLAIN_S)[0]]
+    return [max(pair) for pair in zip(*map(json.loads, said), strict=True)]
 
 
 if __name__ == "__main__":

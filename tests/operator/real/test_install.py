@@ -6,7 +6,6 @@ here, under the service account that the chart makes.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,8 +37,9 @@ pytestmark = pytest.mark.processes
 
 CHARTS = ROOT / "charts"
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trainingjobs.paceline.dev"
-LAST = "0.0.9"
-"""There is no earlier release: the present charts under a lower version stand for one."""
+EARLIER = ROOT / "tests/release/earlier"
+LAST = "0.1.0"
+"""Its charts lie there as `make release` made them."""
 
 
 class Release:
@@ -94,12 +94,12 @@ def uids(release: Release) -> dict[str, str]:
     return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in found}
 
 
-def replaced(release: Release) -> None:
+def replaced(release: Release, ready: str = "3/3") -> None:
     """The operator still knows the job: a deleted worker is made anew and joins."""
     plane, namespace = release.plane, release.namespace
     plane.api.delete(f"/api/v1/namespaces/{namespace}/pods/digits-1-1")
     until(lambda: "digits-1-2" in living(plane, namespace), "a replacement")
-    until(lambda: job(plane, namespace)["status"]["ready"] == "3/3", "3/3")
+    until(lambda: job(plane, namespace)["status"]["ready"] == ready, ready)
 
 
 @pytest.mark.parametrize("gangs", [True, False])
@@ -205,22 +205,11 @@ def test_uninstalling_and_installing_again_keeps_everything(release: Release) ->
         assert kept == {name: uid for name, uid in before.items() if name != "digits-1-1"}
 
 
-def packaged(chart: str, folder: Path) -> Path:
-    copy = folder / chart
-    shutil.copytree(CHARTS / chart, copy)
-    file = copy / "Chart.yaml"
-    text = yaml.safe_load(file.read_text()) | {"version": LAST, "appVersion": LAST}
-    file.write_text(yaml.safe_dump(text))
-    words = [programs.require("helm"), "package", str(copy), "-d", str(folder)]
-    subprocess.run(words, check=True, capture_output=True, timeout=60)
-    return folder / f"{chart}-{LAST}.tgz"
-
-
-def test_an_upgrade_does_not_touch_a_running_job(release: Release, tmp_path: Path) -> None:
+def test_an_upgrade_does_not_touch_a_running_job(release: Release) -> None:
     plane, namespace = release.plane, release.namespace
-    crds = packaged("paceline-crds", tmp_path)
+    crds, operator = (EARLIER / f"{name}-{LAST}.tgz" for name in ("paceline-crds", "paceline"))
     release.helm("install", "paceline-crds", str(crds), "--take-ownership")
-    release.install(packaged("paceline", tmp_path))
+    release.install(operator)
     release.start()
     with training(release):
         until(lambda: job(plane, namespace)["status"]["ready"] == "3/3", "3/3")
@@ -228,8 +217,9 @@ def test_an_upgrade_does_not_touch_a_running_job(release: Release, tmp_path: Pat
         generation = job(plane, namespace)["metadata"]["generation"]
         release.running.stop()
         release.helm("upgrade", "paceline-crds", str(CHARTS / "paceline-crds"))
+        assert plane.api.get(CRD)["spec"]["versions"] == definition()["spec"]["versions"]
         release.install(verb="upgrade")
-        assert "paceline-0.1.0" in release.helm("list")
+        assert f"paceline-{version()}" in release.helm("list")
         release.start()
         replaced(release)  # also a pod of a job of the release before (C14)
         kept = {name: uid for name, uid in uids(release).items() if name in before}
@@ -237,6 +227,107 @@ def test_an_upgrade_does_not_touch_a_running_job(release: Release, tmp_path: Pat
         after = job(plane, namespace)
         assert after["metadata"]["generation"] == generation
         assert after["status"]["restarts"]["failures"] == 0
+
+
+def test_a_roll_back_does_not_touch_a_running_job(release: Release) -> None:
+    """Of the operator's chart; definitions stay as new as they are (docs/upgrade.md)."""
+    release.install(EARLIER / f"paceline-{LAST}.tgz")
+    release.install(verb="upgrade")
+    release.start()
+    with training(release):
+        before = uids(release)
+        release.running.stop()
+        release.helm("rollback", "paceline", "1")
+        release.start()
+        replaced(release)
+        kept = {name: uid for name, uid in uids(release).items() if name in before}
+        assert kept == {name: uid for name, uid in before.items() if name != "digits-1-1"}
+
+
+# ---- the next version of the API, rehearsed ------------------------------------------------------
+
+
+def test_v1beta1_with_the_same_schema_needs_no_webhook(release: Release) -> None:
+    """Served beside v1alpha1, then stored, then the only one that is stored, and all the way back,
+    while a job trains and the operator reads v1alpha1."""
+    plane, namespace = release.plane, release.namespace
+    release.install()
+    release.start()
+    with training(release):
+        before = uids(release)
+        body = job(plane, namespace)
+        try:
+            versions(plane, "v1alpha1", "v1beta1")
+            newer = until(lambda: job_as(plane, namespace, "v1beta1"), "v1beta1 is served")
+            assert newer["spec"] == body["spec"]
+            assert newer["status"].keys() == body["status"].keys()
+            refused = {"spec": {"replicas": -1}}
+            with pytest.raises(ApiError, match=r"spec\.replicas"):
+                plane.api.patch(path_as(namespace, "v1beta1"), refused)
+            plane.api.patch(path_as(namespace, "v1beta1"), {"spec": {"replicas": 4}})
+            until(lambda: job(plane, namespace)["status"]["ready"] == "4/4", "4/4")
+
+            versions(plane, "v1alpha1", "v1beta1", stored="v1beta1")
+            store_anew(plane, "v1beta1")
+            assert plane.api.get(CRD)["status"]["storedVersions"] == ["v1beta1"]
+            replaced(release, "4/4")
+        finally:
+            versions(plane, "v1alpha1", "v1beta1")
+            store_anew(plane, "v1alpha1")
+            versions(plane, "v1alpha1")
+        until(lambda: job_as(plane, namespace, "v1beta1") is None, "v1beta1 is gone")
+        assert job(plane, namespace)["metadata"]["uid"] == body["metadata"]["uid"]
+        kept = {name: uid for name, uid in uids(release).items() if name in before}
+        assert kept == {name: uid for name, uid in before.items() if name != "digits-1-1"}
+
+
+def version() -> str:
+    return str(yaml.safe_load((CHARTS / "paceline/Chart.yaml").read_text())["version"])
+
+
+def definition() -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load(
+        (CHARTS / "paceline-crds/files/trainingjobs.yaml").read_text()
+    )
+    return read
+
+
+def versions(plane: ControlPlane, *names: str, stored: str = "v1alpha1") -> None:
+    """The definition with these versions, all of the same schema."""
+    (only,) = definition()["spec"]["versions"]
+    found = [only | {"name": name, "storage": name == stored} for name in names]
+    plane.api.patch(CRD, {"spec": {"versions": found, "conversion": {"strategy": "None"}}})
+
+
+def store_anew(plane: ControlPlane, version: str) -> None:
+    """Every job is written once more, as it is; then no other version is stored."""
+    resource = f"trainingjobs.{version}.paceline.dev"
+
+    def written() -> bool:
+        found = kubectl(plane.kubeconfig, "get", resource, "-A", "-o", "json")
+        try:
+            kubectl(plane.kubeconfig, "replace", "-f", "-", stdin=found)
+        except CommandError as error:
+            if "has been modified" not in str(error):  # by the operator, in between
+                raise
+            return False
+        return True
+
+    until(written, f"all jobs are stored as {version}")
+    plane.api.patch(f"{CRD}/status", {"status": {"storedVersions": [version]}})
+
+
+def path_as(namespace: str, version: str) -> str:
+    return f"/apis/paceline.dev/{version}/namespaces/{namespace}/trainingjobs/digits"
+
+
+def job_as(plane: ControlPlane, namespace: str, version: str) -> dict[str, Any] | None:
+    try:
+        return plane.api.get(path_as(namespace, version))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return None
 
 
 # ---- what the cluster would take -----------------------------------------------------------------

@@ -47,7 +47,7 @@ class AvoidedWaiting:
         if self._missing:
             # Who is heard has said two things since, and GO tells the time of the last.
             away = self._missing.difference(heard)
-            saved = self._saved(made, away, go_ns) if away else saved
+            saved = self._saved(made, heard, away, go_ns) if away else saved
         self._go_ns, self._free = go_ns, fresh
         if len(heard) == len(active):
             self._missing = frozenset()
@@ -57,14 +57,16 @@ class AvoidedWaiting:
             self._missing = self._active_set.difference(heard, [b.member for b in made.go.benched])
         return saved
 
-    def _saved(self, made: Composition, away: Collection[MemberId], go_ns: int) -> tuple[int, int]:
+    def _saved(
+        self, made: Composition, heard: list[MemberId], away: Collection[MemberId], go_ns: int
+    ) -> tuple[int, int]:
         """In microseconds after the first arrival, as GO tells the times."""
-        go, shares = made.go, made.shares
-        begin_us = go.wait_us - (go_ns - self._go_ns) / NS_PER_US
-        away_us = dict.fromkeys(away, go.wait_us)
-        away_us.update(
-            [(s.member, s.offset_us) for s in shares if not s.fresh and s.member in away]
-        )
+        wait_us = made.go.wait_us
+        begin_us = wait_us - (go_ns - self._go_ns) / NS_PER_US
+        away_us = dict.fromkeys(away, wait_us)
+        for share in made.listed:  # a late gradient is no ordinary share
+            if share.member in away_us:
+                away_us[share.member] = share.offset_us
         last_us = max(away_us.values())
         # A rank that was missing itself would have waited from its own arrival on.
         total_us: float = last_us * len(away_us) - sum(away_us.values())
@@ -72,16 +74,15 @@ class AvoidedWaiting:
         if last_us > begin_us and self._free:
             # The others would have from the last GO on, to the last arrival or their own next wait.
             free = frozenset(self._free)
-            waits = [
-                s
-                for s in shares
-                if s.offset_us < last_us and (s.fresh or s.idle) and s.member in free
+            came_us = made.fresh_us + made.idle_us
+            waits_us = [
+                us
+                for us, member in zip(came_us, heard, strict=True)
+                if us < last_us and member in free
             ]
-            waits_us: list[float] = [s.offset_us for s in waits]
-            if begin_us > 0:
-                waits_us = [max(x, begin_us) for x in waits_us]
-            total_us += (last_us - begin_us) * len(free) - last_us * len(waits) + sum(waits_us)
+            total_us += (last_us - begin_us) * len(free)
+            total_us -= last_us * len(waits_us) - sum(max(us, begin_us) for us in waits_us)
             if self._me in free:
-                mine = [us for s, us in zip(waits, waits_us, strict=True) if s.member == self._me]
-                own_us += (mine[0] if mine else last_us) - begin_us
+                own_end_us = came_us[heard.index(self._me)] if self._me in heard else last_us
+                own_us += max(begin_us, min(own_end_us, last_us)) - begin_us
         return round(own_us * NS_PER_US), round(total_us * NS_PER_US)

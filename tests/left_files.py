@@ -8,6 +8,7 @@ not.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -32,6 +33,19 @@ def left_since(before: set[str], patience_s: float = PATIENCE_S) -> list[str]:
     return []
 
 
+def memory_of(*pids: int) -> list[str]:
+    """Shared memory without a name, which sums are made in, that these processes hold, open or
+    mapped. What no process holds is gone."""
+    found: set[str] = set()
+    for pid in pids:
+        found |= {f"{pid}: {name}" for name in _used_by(Path(f"/proc/{pid}")) if _is_memory(name)}
+    return sorted(found)
+
+
+def _is_memory(name: str) -> bool:
+    return name.startswith("/memfd:paceline (")
+
+
 def _is_ours(name: str) -> bool:
     try:
         return Path(name).stat().st_uid == os.getuid()
@@ -41,15 +55,16 @@ def _is_ours(name: str) -> bool:
 
 def _used() -> set[str]:
     """Mapped or open in a process that we may look into; ours all are."""
+    processes = (p for p in Path("/proc").iterdir() if p.name.isdecimal())
+    return {name for process in processes for name in _used_by(process)}
+
+
+def _used_by(process: Path) -> set[str]:
     found: set[str] = set()
-    for process in Path("/proc").iterdir():
-        if not process.name.isdecimal():
-            continue
-        try:
-            # The path is the sixth word, and may have spaces.
-            for line in (process / "maps").read_text().splitlines():
-                found.add(line.split(maxsplit=5)[-1])
-            found.update(os.readlink(fd) for fd in (process / "fd").iterdir())  # noqa: PTH115
-        except OSError:
-            continue  # it has just ended, or closed a file
+    # It may just have ended, or closed a file.
+    with contextlib.suppress(OSError):
+        # The path is the sixth word, and may have spaces.
+        for line in (process / "maps").read_text().splitlines():
+            found.add(line.split(maxsplit=5)[-1])
+        found.update(os.readlink(fd) for fd in (process / "fd").iterdir())  # noqa: PTH115
     return found

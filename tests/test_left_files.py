@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 import left_files
 import pytest
+from paceline.transport.shm.memory import SharedMemory
 
 
 @pytest.fixture
@@ -40,3 +43,15 @@ def test_an_open_or_mapped_one_was_not(before: set[str], made: Path) -> None:
 
 def test_one_that_was_there_before_does_not_count(made: Path) -> None:
     assert str(made) not in left_files.left_since(left_files.files(), patience_s=0)
+
+
+def test_memory_without_a_name_is_found_where_it_is_open_or_mapped() -> None:
+    own = os.getpid()
+    before = left_files.memory_of(own)
+    memory = SharedMemory()
+    assert left_files.memory_of(own) != before
+    memory.close()
+    assert left_files.memory_of(own) != before, "it is mapped"
+    del memory
+    gc.collect()
+    assert left_files.memory_of(own) == before

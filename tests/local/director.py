@@ -37,6 +37,8 @@ class Director:
         self, steps: list[list[Any]], at_the_end: list[list[Any]], folder: Path, slow_log: str
     ) -> None:
         self.said: list[str] = []
+        self.transports: set[str] = set()
+        """What moved the gradients, as one status or another told it."""
         self.undone = [list(step) for step in steps]
         self._at_the_end = at_the_end
         self._folder = folder
@@ -52,6 +54,7 @@ class Director:
 
     def look(self, status: Status, _timeline: Timeline) -> None:
         self._status = status
+        self.transports.add(status.transport)
         self._news.set()
 
     def close(self) -> None:

@@ -15,7 +15,9 @@ from typing import Any
 
 from local.history import History
 
-BACKENDS = ("gloo", "mpi", "shm")
+CHANNELS = ("gloo", "mpi", "shm", "hier:gloo", "hier:mpi")
+ROUNDING = ("mpi", "hier:mpi")
+"""They sum in another type than the one that travels."""
 RANKS = (2, 3, 4, 5, 8)
 MODES: dict[str, dict[str, Any]] = {
     "Full": {},
@@ -224,10 +226,10 @@ FAULTS = SINGLE | MEETING
 
 Row = tuple[Any, ...]
 Factors = tuple[tuple[Any, ...], ...]
-MATRIX: Factors = (tuple(SINGLE), RANKS, tuple(MODES), BACKENDS, PACINGS, SPEEDS)
+MATRIX: Factors = (tuple(SINGLE), RANKS, tuple(MODES), CHANNELS, PACINGS, SPEEDS)
 TOGETHER: Factors = (
     *(tuple(MEETING), (2, 3, 5), ("Full", "Quorum", "Solo")),
-    *(BACKENDS, PACINGS, SPEEDS),
+    *(CHANNELS, PACINGS, SPEEDS),
 )
 CELL = 4
 """So many factors, the first ones, make a cell of the full matrix; the others are drawn."""
@@ -235,18 +237,21 @@ CELL = 4
 
 def draw_history(row: Row, seed: int) -> History:
     """`row`: one value of each factor of a table."""
-    fault, ranks, mode, backend, pacing, speed = row
+    fault, ranks, mode, channel, pacing, speed = row
     draw = random.Random(f"{row} {seed}")
     slow_ms = {str(draw.randrange(ranks)): 60.0} if speed == "straggler" else {}
     collective = {"mode": mode, "pacing": pacing} | MODES[mode]
     if mode != "Shadow" and random.Random(f"pipeline {row} {seed}").randrange(3) == 0:
         collective |= {"pipeline": 1}
+    # All sums of a history are small whole numbers and halves: bfloat16 has them exactly.
+    if channel in ROUNDING and random.Random(f"wire {row} {seed}").randrange(2) == 0:
+        collective |= {"wire": "BFloat16"}
     drawn = {"slow_ms": slow_ms, "collective": collective}
     # In Full each round may be streamed, in other modes those for which nobody is late.
     often = (1, PIECES, PIECES) if mode == "Full" else (1, PIECES)
     drawn["pieces"] = random.Random(f"pieces {row} {seed}").choice(often)
     drawn |= FAULTS[fault](draw, ranks)
-    return History(backend, ranks, mode, fault, seed, **drawn)
+    return History(channel, ranks, mode, fault, seed, **drawn)
 
 
 def pairs(row: Row) -> set[tuple[int, Any, int, Any]]:

@@ -3,7 +3,7 @@
 A history is drawn from a seed and run by processes that a fork server forks (see `fork_server`).
 Afterwards the job is complete, all ranks have the same bits, the weights tell that every sample was
 applied as often as the ledger says, and nothing is left over: no process, no file, no shared
-memory.
+memory, named or not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import left_files
-from local import fork_server
+from local import fork_server, two_levels
+from paceline.core.collectives.select import HIERARCHICAL
 
 SCRIPT = Path(__file__).with_name("history_script.py")
 TESTS = Path(__file__).parent.parent
@@ -36,7 +37,8 @@ ENDS_S = 5.0
 
 @dataclass(frozen=True)
 class History:
-    backend: str
+    channel: str
+    """A backend, or \"hier:\" and one: two levels, between two machines that are played."""
     ranks: int
     mode: str
     fault: str
@@ -88,7 +90,7 @@ class History:
 
     @property
     def name(self) -> str:
-        return f"{self.backend}-{self.ranks}-{self.mode}-{self.fault}-{self.seed}"
+        return f"{self.channel}-{self.ranks}-{self.mode}-{self.fault}-{self.seed}"
 
     @property
     def samples(self) -> int:
@@ -99,13 +101,15 @@ class History:
         names = ("seed", "samples", "batch", "accumulate", "epochs", "ballast", "pieces", "rounds")
         own = ("step_ms", "slow_ms", "dies", "hangs", "inside", "writes_bytes", "linger_ms")
         config = {name: getattr(self, name) for name in (*names, *own)}
+        config["two_levels"] = self.channel.startswith(HIERARCHICAL)
         return config | ({"ballast": PIECE} if self.pieces > 1 else {})
 
     def job(self) -> dict[str, Any]:
         # Not a sample may be dropped for its age: exactly once is what is to be shown.
         collective = {"maxAge": 0, "hashEveryRounds": 20}
         collective["freezeTimeout"] = f"{self.freeze_ms}ms"
-        collective |= {"backend": self.backend, "mode": self.mode, **self.collective}
+        collective |= {"backend": two_levels.backend_of(self.channel), "mode": self.mode}
+        collective |= self.collective
         if self.mode == "Quorum":
             collective |= {"quorum": self.ranks // 2 + 1}
         if self.pieces > 1:
@@ -169,6 +173,7 @@ class ForkServer:
         result: dict[str, Any] = self.call("local.history_run:history", order, folder)
         result["files left"] = [str(p) for p in (folder / "s").glob("*")]
         result["files left"] += left_files.left_since(before)
+        result["memory left"] = left_files.memory_of(os.getpid(), self._process.pid)
         return result
 
     def call(self, function: str, order: object, folder: Path, *, limit_s: float = LIMIT_S) -> Any:
@@ -227,6 +232,8 @@ def check(history: History, result: dict[str, Any], *, may_drop: bool = False) -
     assert len(hashes) == 1, f"the ranks differ: {results}\n{story}"
     [seen, *others] = [r["seen"] for r in results if r["seen"] is not None]
     assert history.at_the_end or not others, f"{len(others) + 1} publishers\n{story}"
+    others = set(result["transports"]) - {"", history.channel}
+    assert not others, f"sums went over {others}\n{story}"
     whole, log = history.samples * history.epochs, result["log"]
     if history.at_the_end and not log["applied"]:
         # The last coordinator came when nobody was left to tell it the figures.
@@ -253,7 +260,7 @@ def check(history: History, result: dict[str, Any], *, may_drop: bool = False) -
     if history.at_the_end:
         first = [f"agent-{slot}-0" for slot in range(history.ranks)]
         assert result["agents"] == first, f"started after the end: {result['agents']}\n{story}"
-    for what in ("left_over", "files left"):
+    for what in ("left_over", "files left", "memory left"):
         assert not result[what], f"{what}: {result[what]}\n{story}"
 
 

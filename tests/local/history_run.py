@@ -101,5 +101,6 @@ async def _history(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         "undone": director.undone,
         "checkpoints": checkpoints(folder / CHECKPOINTS),
         "agents": agents(folder),
+        "transports": sorted(director.transports),
         "log": director.figures(result.status),
     }

@@ -22,6 +22,7 @@ from typing import Any
 
 import paceline as pl
 import torch
+from local import two_levels
 from paceline.core.protocol.ids import parse_member
 from paceline.transport.selected import SelectedTransport
 from paceline.worker.comm_thread import CommThread
@@ -197,6 +198,8 @@ def main() -> None:
         hang_inside(hangs)
     inside = CONFIG["inside"].get(str(MEMBER.slot)) if MEMBER.attempt == 0 else None
     InBackward.inside = Inside(*(inside or ("", 0, 0)))
+    if CONFIG["two_levels"]:
+        two_levels.play(MEMBER.slot)
     pl.init()
     model = Trace()
     optimizer = pl.DistributedOptimizer(Tally(model.parameters()), model)

@@ -11,8 +11,10 @@ import pytest
 from local.drawing import (
     CELL,
     CELLS,
+    CHANNELS,
     FAULTS,
     MATRIX,
+    ROUNDING,
     TOGETHER,
     Factors,
     covering,
@@ -38,6 +40,9 @@ def test_the_set_is_as_large_as_promised() -> None:
     assert {h.fault for h in HISTORIES} == set(FAULTS)
     assert {h.ranks for h in HISTORIES} == {2, 3, 4, 5, 8}
     assert len({h.mode for h in HISTORIES}) == 8
+    assert {h.channel for h in HISTORIES} == set(CHANNELS)
+    wires = [(h.channel, h.collective.get("wire", "Float32")) for h in HISTORIES]
+    assert min(wires.count((channel, "BFloat16")) for channel in ROUNDING) > 5
 
 
 def test_soak_goes_through_the_full_matrix() -> None:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from local.drawing import CHANNELS
 from local.history import ForkServer, History, check
 
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize("backend", ["gloo", "mpi", "shm"])
+@pytest.mark.parametrize("channel", CHANNELS)
 @pytest.mark.parametrize("pacing", ["Round", "Samples"])
 def test_two_kills_a_join_and_a_straggler(
-    fork_server: ForkServer, backend: str, pacing: str, tmp_path: Path
+    fork_server: ForkServer, channel: str, pacing: str, tmp_path: Path
 ) -> None:
     history = History(
-        backend,
+        channel,
         3,
         "Quorum",
         "all of it",
@@ -30,6 +31,7 @@ def test_two_kills_a_join_and_a_straggler(
     )
     result = fork_server.run(history, tmp_path / "run")
     check(history, result)
+    assert channel in result["transports"]
     log = result["log"]
     # `check` has compared the count of every sample with the epochs; here: it was not easy.
     assert log["exact"] == history.epochs, log

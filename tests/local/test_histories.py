@@ -1,4 +1,4 @@
-"""Histories on real processes: the matrix of faults, over MPI, gloo and shared memory.
+"""Histories on real processes: the matrix of faults, over MPI, gloo, shared memory and two levels.
 
 After each history the job is complete, weights and optimizer are the same bits on all ranks, the
 weights themselves tell that each sample was applied exactly once per epoch (or the ledger says what

@@ -1,0 +1,40 @@
+"""For the script of a rank: ranks of one machine that count as being on two, so that each of their
+sums goes through two levels, shared memory inside and another transport between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.core.collectives.select import HIERARCHICAL
+from paceline.transport import factory
+from paceline.transport.selected import SelectedTransport
+from paceline.transport.shm.hier import HierTransport
+from paceline.transport.shm.memory import SharedMemory
+from paceline.worker import engine
+from paceline_api.types.enums import Wire
+
+
+class OnlyTransport(HierTransport):
+    """A group in which all are on one machine, or each has its own, has no other one here."""
+
+    def unfit(self, addresses: Sequence[str]) -> str:  # noqa: ARG002
+        return ""
+
+
+def backend_of(channel: str) -> str:
+    """What a job names to have `channel`, "hier:mpi" or one without levels."""
+    return channel.removeprefix(HIERARCHICAL)
+
+
+def play(slot: int) -> None:
+    """Before `pl.init()`: neighbouring slots are on different machines from now on."""
+    place = f"machine-{slot % 2}"
+
+    def make_transport(backend: str, *, local: bool, ranks: int, wire: Wire) -> SelectedTransport:
+        factory.make_room(ranks, [HIERARCHICAL + backend])
+        between = factory._make(backend, factory.LOOPBACK, local=local, wire=wire)
+        levels = OnlyTransport(SharedMemory(), between, place=place)
+        return SelectedTransport([levels], {}, place, wire=wire)
+
+    setattr(engine, "make_transport", make_transport)  # noqa: B010

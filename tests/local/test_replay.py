@@ -38,9 +38,13 @@ SCRIPT = """\
 import os, time
 import paceline as pl
 import torch
+from local import two_levels
+from paceline.core.protocol.ids import parse_member
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
+if os.environ["LEVELS"] == "yes" and "PACELINE_MEMBER" in os.environ:
+    two_levels.play(parse_member(os.environ["PACELINE_MEMBER"]).slot)
 pl.init()
 HIDDEN, TWICE = int(os.environ["HIDDEN"]), os.environ["TWICE"] == "yes"
 net = torch.nn.Sequential(
@@ -72,6 +76,7 @@ for _ in loader.epochs(EPOCHS):
 
 def call(folder: Path, *words: str, **env: str) -> tuple[int, str]:
     usual = {"EPOCHS": "3", "WAIT_FOR": "0", "STOP": "0", "HIDDEN": "90", "TWICE": "no"}
+    usual["LEVELS"] = "no"
     return forked_paceline(folder, *words, **(usual | env))
 
 
@@ -116,6 +121,28 @@ def test_a_slow_rank_a_kill_and_joins_replay_to_the_same_state(
     code, said = call(tmp_path, "replay", "run", EPOCHS="8")
     assert code == 0, said
     assert re.search(r"replayed \d+ rounds with \d+ contributions of 5 ranks", said)
+    assert "same: the state of version" in said
+
+
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+def test_sums_of_two_levels_replay_to_the_same_state(tmp_path: Path, backend: str) -> None:
+    """Two ranks on one machine and one on another, then one on each, then two on each; slices of a
+    mebibyte and more."""
+    large = {"HIDDEN": "90000", "LEVELS": "yes"}
+    record(
+        tmp_path,
+        *("--inject", "kill:rank=1,at=round:20"),
+        *("--inject", "join:at=round:20"),
+        backend=backend,
+        WAIT_FOR="4",
+        **large,
+    )
+    journals = read_journals(tmp_path / "run")
+    given = [e for journal in journals.values() for e in journal if isinstance(e, Gave)]
+    assert all(name.startswith(f"hier:{backend}") for e in given for name in e.methods)
+    assert {(0, 1, 0), (0, 1, 0, 1)} <= {entry.machines for entry in given}
+    code, said = call(tmp_path, "replay", "run", **large)
+    assert code == 0, said
     assert "same: the state of version" in said
 
 

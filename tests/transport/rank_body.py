@@ -35,6 +35,8 @@ class Payload:
     calls: int = 1
     one_by_one: bool = False
     """Each buffer in a call of its own, as the segments of a streamed round."""
+    in_place: bool = False
+    """Buffers lie where the transport wants them, as those of gradients do."""
 
     def parts(self, rank: int, call: int = 0) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(self.seed * 1009 + rank * 31 + call)
@@ -151,6 +153,8 @@ class RankBody:
         digests = []
         for call in range(payload.calls):
             buffers = [part.to(self.device) for part in payload.parts(rank, call)]
+            if payload.in_place:
+                buffers = [self._placed(kind, buffer) for buffer in buffers]
             method = Method.of(kind)
             for together in [[x] for x in buffers] if payload.one_by_one else [buffers]:
                 if method.transport.endswith(ROUNDED) and together[0].dtype is torch.float32:
@@ -159,6 +163,9 @@ class RankBody:
                     self._of(kind).allreduce(together, self.abort, method.algorithm)
             digests.append(digest(buffers))
         return digests
+
+    def _placed(self, kind: str, buffer: torch.Tensor) -> torch.Tensor:
+        return self._of(kind).zeros(len(buffer), buffer.dtype, buffer.device).copy_(buffer)
 
     def _reduce_rounded(self, kind: str, buffers: list[torch.Tensor]) -> list[torch.Tensor]:
         residuals = [torch.zeros_like(buffer) for buffer in buffers]
@@ -184,6 +191,9 @@ class RankBody:
 
     def do_describe(self, kind: str) -> dict[str, str]:
         return self._of(kind).describe()
+
+    def do_machines(self, kind: str) -> tuple[int, ...]:
+        return self._of(kind).machines()
 
     def do_reasons(self, kind: str) -> list[str]:
         return list(self._of(kind).reasons())

@@ -223,7 +223,7 @@ class ReplaySession:
         ]
         self._given.clear()
         try:
-            total = self._sum(made.methods, parts)
+            total = self._sum(made, parts)
         except ValueError as error:
             raise ReplayError(
                 f"round {made.round}: {error}; backends shm, mpi and gloo can"
@@ -239,16 +239,15 @@ class ReplaySession:
         self._counts[0] += 1
         self._counts[1] += len(weighing.contributors)
 
-    def _sum(
-        self, methods: Sequence[str], parts: list[list[torch.Tensor]]
-    ) -> Sequence[torch.Tensor]:
+    def _sum(self, made: core.Round, parts: list[list[torch.Tensor]]) -> Sequence[torch.Tensor]:
         """`parts`: the buffers of each rank."""
         if len(parts) == 1:
             return parts[0]
-        methods = methods or [NOBODY_GAVE] * len(parts[0])
+        methods = made.methods or [NOBODY_GAVE] * len(parts[0])
         of_ranks = zip(*parts, strict=True)
         # Behind the gradients a round may have summed buffers of the model.
-        return [self._sums.sum(m, p) for m, p in zip(methods, of_ranks, strict=False)]
+        pairs = zip(methods, of_ranks, strict=False)
+        return [self._sums.sum(method, parts, made.machines) for method, parts in pairs]
 
     def _note_difference(self) -> None:
         if self._differs_at is None:

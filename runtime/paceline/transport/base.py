@@ -256,6 +256,11 @@ class Transport(ABC):
         """What moves the buffers of each size class (`core.collectives.select`)."""
         return (Method(self.name),) * len(CLASS_NAMES)
 
+    def machines(self) -> tuple[int, ...]:
+        """On which machine each rank of the group is where sums have two levels, by numbers in the
+        order of the first ranks; empty where they have one."""
+        return ()
+
     def reasons(self) -> tuple[str, ...]:
         """Why that was chosen for each size class, in words; empty if there was no choice."""
         return ()

@@ -2,15 +2,16 @@
 
 Floating-point sums depend on their order, and the order on what carried them. Over MPI it is known
 from the schedule and is repeated with plain additions, and so is that of shared memory; gloo's own
-is repeated by gloo, between process groups that all live here. Sums of two levels are not: which
-rank was on which machine is in no journal.
+is repeated by gloo, between process groups that all live here. Those of two levels are made of
+these.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, Final
 
 import torch
 from torch._C._distributed_c10d import HashStore
@@ -18,19 +19,29 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from paceline.core.collectives import shared
 from paceline.core.collectives.schedules import ALGORITHMS, bounds, fold, schedule
-from paceline.core.collectives.select import NATIVE, Method
+from paceline.core.collectives.select import HIERARCHICAL, Method
 from paceline.transport.mpi.lanes import PIECE_BYTES
+from paceline.transport.torch.gloo import STAGE_BYTES
+
+GLOO: Final = Method("gloo")
 
 
 class SumAgain:
     """Sums parts, one per rank of a group in rank order, as a method did."""
 
     def __init__(self) -> None:
-        self._gloo: list[Any] = []
+        self._gloo: dict[int, list[Any]] = {}
+        """By size: a group, whose ranks are all here."""
         self._device: Any = None
 
-    def sum(self, method: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The parts may be used up. ValueError for a method that cannot be repeated here."""
+    def sum(
+        self, method: str, parts: Sequence[torch.Tensor], machines: Sequence[int] = ()
+    ) -> torch.Tensor:
+        """The parts may be used up. `machines`: of each rank, for a method of two levels.
+
+        ValueError for a method that cannot be repeated here."""
+        if method.startswith(HIERARCHICAL):
+            return self._by_levels(method.removeprefix(HIERARCHICAL), parts, machines)
         did = Method.of(method)
         if did.transport == "mpi":
             if did.algorithm not in ALGORITHMS:
@@ -38,14 +49,43 @@ class SumAgain:
             return _folded(did.algorithm, parts)
         if did == Method("shm"):
             return shared.fold(parts, torch.add)
-        if did == Method("gloo", NATIVE):
+        if did == GLOO:
             return self._by_gloo(parts)
         raise ValueError(f"sums over {did.transport} cannot be repeated in one process")
 
+    def _by_levels(
+        self, method: str, parts: Sequence[torch.Tensor], machines: Sequence[int]
+    ) -> torch.Tensor:
+        """Of buffers in place, as those of gradients are: each slice inside the machines, then
+        between them."""
+        if len(machines) != len(parts):
+            raise ValueError(
+                f"of {len(parts)} ranks the journals place {len(machines)} on a machine"
+            )
+        inside = [
+            [part for part, on in zip(parts, machines, strict=True) if on == machine]
+            for machine in range(max(machines) + 1)
+        ]
+        if len(inside) == 1:
+            return shared.fold(parts, torch.add)
+        total = torch.empty_like(parts[0])
+        at = shared.slices(0, total.nbytes, min(map(len, inside)))
+        for low, high in pairwise(edge // total.element_size() for edge in at):
+            own = [shared.fold([part[low:high] for part in there], torch.add) for there in inside]
+            # Over gloo each piece that is made is a sum of its own; mpi cuts by itself.
+            length = max(1, high - low)
+            if Method.of(method) == GLOO:
+                length = STAGE_BYTES // total.element_size()
+            for start in range(0, high - low, length):
+                pieces = [slice_[start : start + length] for slice_ in own]
+                total[low + start : low + start + len(pieces[0])] = self.sum(method, pieces)
+        return total
+
     def _by_gloo(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        if len(self._gloo) != len(parts):
-            self._gloo = self._connect(len(parts))
-        works = [g.allreduce([part]) for g, part in zip(self._gloo, parts, strict=True)]
+        if len(parts) not in self._gloo:
+            self._gloo[len(parts)] = self._connect(len(parts))
+        groups = self._gloo[len(parts)]
+        works = [g.allreduce([part]) for g, part in zip(groups, parts, strict=True)]
         for work in works:
             work.wait()
         return parts[0]

@@ -460,6 +460,9 @@ class SelectedTransport(Transport):
     def methods(self) -> tuple[Method, ...]:
         return tuple(self._candidates[choice.candidate] for choice in self._choices)
 
+    def machines(self) -> tuple[int, ...]:
+        return next(filter(None, (t.machines() for t in self._transports.values())), ())
+
     def reasons(self) -> tuple[str, ...]:
         found = tuple(choice.why for choice in self._choices[: self._classes])
         left_out = self._left_out | self._unfit

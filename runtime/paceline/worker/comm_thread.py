@@ -421,7 +421,8 @@ class CommThread:
 
     def _record(self, effect: ev.Reduce) -> None:
         if self.recorder is not None and effect.source is not None:
-            self.recorder.gives(effect, self._channel.methods(self._gradients.result))
+            methods = self._channel.methods(self._gradients.result)
+            self.recorder.gives(effect, methods, self._channel.machines())
 
     def _float_buffers(self, contributing: bool) -> torch.Tensor:
         if self._own_buffers is None:

@@ -59,6 +59,10 @@ class DataChannel:
         """What would sum each of these; empty in a group of one."""
         return [] if self.is_alone else [self._method(buffer) for buffer in buffers]
 
+    def machines(self) -> tuple[int, ...]:
+        """Of all members, where sums have two levels (`transport.base`)."""
+        return () if self.is_alone else self._transport.machines()
+
     def _method(self, buffer: torch.Tensor) -> Method:
         return self._methods[size_class(buffer.nbytes)]
 

@@ -77,12 +77,15 @@ class Recorder:
     def did(self, op: BufferOp) -> None:
         self._add(Did(op))
 
-    def gives(self, effect: ev.Reduce, methods: Iterable[Method]) -> None:
+    def gives(
+        self, effect: ev.Reduce, methods: Iterable[Method], machines: tuple[int, ...]
+    ) -> None:
         """Before the first byte of it leaves this rank."""
         assert effect.source is not None
         names = tuple(method.candidate for method in methods)
         go = effect.go
-        self._add(Gave(go.generation, go.round, effect.source, effect.factor, names))
+        given = Gave(go.generation, go.round, effect.source, effect.factor, names, machines)
+        self._add(given)
         self._write()
 
     @property

@@ -20,7 +20,7 @@ from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.pending import BufferName, BufferOp
 from paceline.core.protocol.records import Record
 
-JOURNAL_VERSION: Final = 2
+JOURNAL_VERSION: Final = 3
 _LENGTH: Final = struct.Struct(">I")
 
 
@@ -82,6 +82,8 @@ class Gave(Struct, frozen=True, tag="gave"):
     factor: float
     methods: tuple[str, ...]
     """The candidate that summed each buffer (`collectives.select`); empty in a group of one."""
+    machines: tuple[int, ...] = ()
+    """Of each member, where one of these has two levels."""
 
 
 class Hashed(Struct, frozen=True, tag="hashed"):

@@ -91,6 +91,8 @@ class Round(Struct, frozen=True):
     members: tuple[MemberId, ...]
     methods: tuple[str, ...]
     """One for each buffer."""
+    machines: tuple[int, ...]
+    """Of each member, where one of the methods has two levels."""
     weighing: Weighing
     progress: Progress
     """With this round."""
@@ -256,8 +258,8 @@ def compose(journals: Mapping[MemberId, Sequence[Entry]]) -> Score:
         raise SequenceError("the script feeds itself: only data from pl.DataLoader can be replayed")
     if first.version:
         raise SequenceError(f"the run began with version {first.version}, from a checkpoint")
-    methods = {
-        (entry.generation, entry.round): entry.methods
+    given = {
+        (entry.generation, entry.round): entry
         for journal in journals.values()
         for entry in journal
         if isinstance(entry, Gave)
@@ -273,8 +275,7 @@ def compose(journals: Mapping[MemberId, Sequence[Entry]]) -> Score:
             _append(log, record)
             actions.append(Void(record.round))
         elif isinstance(record, Go):
-            did = methods.get((record.generation, record.round), ())
-            actions.append(_round(log, record, did))
+            actions.append(_round(log, record, given.get((record.generation, record.round))))
         else:
             _append(log, record)
     for part in parts:
@@ -283,15 +284,16 @@ def compose(journals: Mapping[MemberId, Sequence[Entry]]) -> Score:
     return Score(first.plan, len(first.members), tuple(actions), end)
 
 
-def _round(log: Log, go: Go, methods: tuple[str, ...]) -> Round:
-    """The round of `go`, which is then in the log."""
+def _round(log: Log, go: Go, gave: Gave | None) -> Round:
+    """The round of `go`, which is then in the log. `gave`: what somebody noted of it, or None."""
     try:
         weighing = log.weigh(go)
     except LogError as error:
         raise SequenceError(f"the log is broken: {error}") from None
     members = log.members
     _append(log, go)
-    return Round(go.round, members, methods, weighing, progress_of(log))
+    did = (gave.methods, gave.machines) if gave else ((), ())
+    return Round(go.round, members, *did, weighing, progress_of(log))
 
 
 def _append(log: Log, record: Record) -> None:

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import torch
 
-from paceline.core.collectives.select import CLASS_BYTES, HIERARCHICAL
+from paceline.core.collectives.select import CLASS_BYTES, HIERARCHICAL, topology
 from paceline.transport.base import HOST, Abort, Group, Peer, PeerLost, Stage, Transport
 from paceline.transport.rendezvous import Deadline
 from paceline.transport.shm.memory import SharedMemory
@@ -41,7 +41,8 @@ class HierTransport(Transport):
         self._group: Group | None = None
         self._peers: Sequence[int] = ()
         """Ranks that have the same slice, one per machine; empty if this rank has none."""
-        self._machines = 0
+        self._numbers: tuple[int, ...] = ()
+        """By rank: its machine."""
 
     @property
     def address(self) -> str:
@@ -89,7 +90,7 @@ class HierTransport(Transport):
         except BaseException:
             self.close()
             raise
-        self._group, self._machines = group, len(machines)
+        self._group, self._numbers = group, topology([machine_of(p.address) for p in group.peers])
 
     def allreduce(self, buffers: Sequence[torch.Tensor], abort: Abort, algorithm: str) -> None:
         self._reduce(buffers, [None] * len(buffers), abort, algorithm)
@@ -122,7 +123,7 @@ class HierTransport(Transport):
                 except PeerLost as error:
                     raise self._named(error) from error
 
-            carried: Carry | None = carry if self._machines > 1 else None
+            carried: Carry | None = carry if max(self._numbers) else None
             self._sums.reduce(buffer, abort, carried)
 
         try:
@@ -139,7 +140,7 @@ class HierTransport(Transport):
         return PeerLost(str(error), self._peers[error.rank])
 
     def close(self) -> None:
-        self._group, self._peers = None, ()
+        self._group, self._peers, self._numbers = None, (), ()
         self._sums.close()
         self._between.close()
 
@@ -148,17 +149,24 @@ class HierTransport(Transport):
         self._sums.shutdown()
         self._between.shutdown()
 
+    def machines(self) -> tuple[int, ...]:
+        return self._numbers
+
     def describe(self) -> dict[str, str]:
         between = {f"between.{key}": value for key, value in self._between.describe().items()}
-        return {**self._sums.describe(), "machines": str(self._machines), **between}
+        return {**self._sums.describe(), "machines": str(len(set(self._numbers))), **between}
 
 
 def machines_of(addresses: Sequence[str]) -> list[list[int]]:
     """The ranks of each machine, ascending; machines in the order of their first ranks."""
     found: dict[str, list[int]] = {}
     for rank, address in enumerate(addresses):
-        found.setdefault(place_of(address.partition(ADDRESSES)[0]), []).append(rank)
+        found.setdefault(machine_of(address), []).append(rank)
     return list(found.values())
+
+
+def machine_of(address: str) -> str:
+    return place_of(address.partition(ADDRESSES)[0])
 
 
 def _part(group: Group, ranks: Sequence[int], which: int) -> Group:

@@ -126,7 +126,6 @@ TRANSPORT: Final = Row(
                 ),
             ),
             kind="table",
-            width=12,
         ),
         Panel(
             "Does RDMA carry them, or TCP?",
@@ -139,8 +138,21 @@ TRANSPORT: Final = Row(
                 ),
             ),
             stacked=True,
-            width=12,
             empty="no data, or not known yet",
+        ),
+        Panel(
+            "How do its sums travel?",
+            COUNT,
+            "Ranks by the type that float32 sums travel as, and by why all of them get the same "
+            "bits: the order of additions; compared when the group was made; one rank, since "
+            "they differed.",
+            (
+                Query(
+                    f"count by (transport, wire, bits) (paceline_transport_sums_info{W} == 1)",
+                    "{{transport}} as {{wire}}, bits: {{bits}}",
+                ),
+            ),
+            stacked=True,
         ),
         Panel(
             "How fast are sums moved?",

@@ -52,7 +52,7 @@ def test_a_job_that_trains() -> None:
             round=40,
             membershipGeneration="1.3",
             progress={"percent": 25, "etaSeconds": 60},
-            transport={"kind": "mpi over TCP"},
+            transport={"kind": "mpi over TCP", "message": "mpi:ring 300 us at 4096 B"},
             collective={"mode": "Quorum"},
             conditions=[condition("RingReady", "RingFormed"), condition("Scheduled", "Scheduled")],
         ),
@@ -71,6 +71,8 @@ def test_a_job_that_trains() -> None:
         (1, 1, 1),
     ]
     assert found.detail.settings.mode == "Quorum"
+    assert found.detail.transport == "mpi over TCP"
+    assert found.detail.transport_why == "mpi:ring 300 us at 4096 B"
     assert (found.detail.generation.incarnation, found.detail.generation.counter) == (1, 3)
     assert found.detail.conditions == ()
 

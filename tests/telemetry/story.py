@@ -183,6 +183,7 @@ def _children(mode: Mode, metric: Metric) -> Iterator[dict[str, str]]:
     if shadow and mode is not Mode.SHADOW:
         return
     one = {"transport": ("mpi",), "algorithm": ("ring",), "trigger": (TRIGGERS[mode],)}
+    one |= {"wire": ("Float32",), "bits": ("order",)}
     one["mode"] = tuple(PARTIAL) if shadow else (mode,)
     for values in product(*(one.get(label, LABELS[label]) for label in metric.labels)):
         yield dict(zip(metric.labels, map(str, values), strict=True))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from msgspec.structs import replace
+from paceline.core.collectives.conduct import Conduct
 from paceline.core.collectives.select import Method
 from paceline.core.messages import Endpoints
 from paceline.core.protocol.composition import Composition
@@ -35,7 +36,7 @@ from paceline.worker.metrics.loop import LoopMetrics
 from paceline.worker.metrics.rounds import CheckpointMetrics, RoundMetrics
 from paceline.worker.metrics.waits import AvoidedWaiting
 from paceline_api.rounds import RoundSettings
-from paceline_api.types.enums import Mode
+from paceline_api.types.enums import Mode, Wire
 
 MS = 1_000_000
 A, B, C, D = (MemberId(slot, 0, 0) for slot in range(4))
@@ -125,7 +126,7 @@ class OneRank:
         log.append(gen)
         self.event(ev.Connected())
         self.rank.started = True
-        self.metrics.opened([RING] * 3, [0.0, 0.0, 2e-6])
+        self.metrics.opened([RING] * 3, [0.0, 0.0, 2e-6], [Conduct("mpi", Wire.BFLOAT16)])
         self.event(ev.ChannelOpened())
 
     def event(self, event: ev.Event, after_ms: int = 10) -> None:
@@ -179,6 +180,7 @@ def test_a_round_with_everybody(one: OneRank) -> None:
     assert record["payload_bytes_total", "mpi", "ring"] == [400]
     assert record["transfer_seconds_total", "mpi", "ring"] == [pytest.approx(0.004)]
     assert record["transport_selected_info", "mpi", "ring", "4KiB"] == [1.0]
+    assert record["transport_sums_info", "mpi", "BFloat16", "order"] == [1.0]
     assert record["transport_regret_seconds", "1MiB"] == [2e-6]
     assert record["committed_rounds"][-1] == 1
 

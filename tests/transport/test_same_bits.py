@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from paceline.core.collectives.conduct import Bits
 from paceline.core.collectives.same_bits import PROBE_BYTES, PROBE_NAMES
 from paceline.core.collectives.select import NATIVE
 from paceline.transport.base import Abort, Group, Peer, PeerLost, TransportAborted
@@ -107,10 +108,12 @@ def test_one_other_bit_on_one_rank_makes_one_rank_reduce_for_this_group_only(
     assert [rank.operations for rank in crew] == [["reduce", "broadcast"]] * RANKS
     told = {rank.describe()["sums"] for rank in crew}
     assert told == {f"reduce and broadcast: its allreduce gave ranks other bits at {name}"}
+    assert [c.bits for rank in crew for c in rank.conducts()] == [Bits.ONE_RANK] * RANKS
 
     crew[1].changed_bytes = 0
     open_all(crew, 2)
     assert {rank.describe()["sums"] for rank in crew} == {"allreduce"}
+    assert [c.bits for rank in crew for c in rank.conducts()] == [Bits.COMPARED] * RANKS
 
 
 def test_a_peer_that_never_compares_holds_nobody(crew: list[Doubted]) -> None:

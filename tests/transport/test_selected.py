@@ -9,16 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from paceline import limits
+from paceline.core.collectives.conduct import Conduct
 from paceline.core.collectives.select import CLASS_NAMES, size_class
 from paceline.limits import LimitError
 from paceline.transport.base import Abort, Group, Peer, Transport, TransportError
 from paceline.transport.factory import make_transport
 from paceline.transport.selected import SelectedTransport
+from paceline_api.types.enums import Wire
 from transport.harness import (
     BROKEN,
     BrokenFirst,
     BrokenSecond,
     Crew,
+    FarTransport,
     FirstTransport,
     Hubs,
     ProcessPool,
@@ -75,6 +78,18 @@ def test_classes_are_measured_up_to_the_largest_segment() -> None:
         assert ranks[0].reasons() == ranks[1].reasons()
         told = ranks[0].describe()
         assert told["choice.64MiB"] == told[f"choice.{CLASS_NAMES[measured - 1]}"]
+
+
+def test_how_the_chosen_transport_sums_is_told() -> None:
+    hub = Hubs().one
+    ranks = [
+        SelectedTransport([FarTransport(hub, f"t{i}")], {}, wire=Wire.BFLOAT16) for i in (0, 1)
+    ]
+    for rank in ranks:
+        rank.begin([CPU])
+    assert open_all(ranks, 1) == [None] * 2
+    for rank in ranks:
+        assert rank.conducts() == (Conduct("sim", Wire.BFLOAT16, by_host=True),)
 
 
 @pytest.mark.parametrize("broken", ["mpi", "gloo"])

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from paceline.core.collectives.conduct import Conduct
 from paceline.core.collectives.shared import BOUNCE_BYTES, SMALL_BYTES, fold
 from paceline.limits import LimitError
 from paceline.transport import factory
@@ -127,6 +128,8 @@ def test_two_levels_with_unequal_machines() -> None:
             for found in summed(ranks, parts, [owned] * len(ranks)):
                 assert torch.equal(found, wanted)
     assert ranks[0].describe()["machines"] == "2"
+    assert ranks[0].machines() == (0, 1, 1, 0, 1)
+    assert ranks[0].conducts() == (Conduct("hier:sim", machines=ranks[0].machines()),)
     for rank in ranks:
         rank.shutdown()
 

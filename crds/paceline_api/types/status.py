@@ -83,7 +83,7 @@ class TransportStatus(StatusModel):
     """When it was first found to be what spec.fabric.required asks for."""
 
     message: str = ""
-    """The measurement that led to the choice."""
+    """How it sums (machines, type on the wire), and the measurements that led to the choice."""
 
 
 class CollectiveStatus(StatusModel):

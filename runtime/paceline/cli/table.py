@@ -34,7 +34,8 @@ _COLOURS = {
 
 
 def table(status: Status | None, speed: Speed, *, wide: bool = False) -> RenderableType:
-    """`wide`: with the member, its host, and reasons as long as they are."""
+    """`wide`: with the member, its host, what moves the gradients and why, and reasons as long as
+    they are."""
     if status is None:
         return Text("starting the coordinator", style="dim")
     ranks = Table(box=None, pad_edge=False, header_style="dim")
@@ -54,6 +55,8 @@ def table(status: Status | None, speed: Speed, *, wide: bool = False) -> Rendera
             Text(rank.why if wide else _short(rank.why), style="dim"),
         )
     notes = [*_conditions(status), *_stragglers(status), *_shadow(status)]
+    if wide and status.transport_why:
+        notes.append(Text(f"{status.transport}: {status.transport_why}", style="dim"))
     return Group(Text(_head(status, speed), style="bold"), ranks, *notes)
 
 

@@ -275,7 +275,7 @@ class Status(Struct, frozen=True):
     transport: str = ""
     """What moves the gradients, such as mpi, or gloo+mpi where buffers of different size differ."""
     transport_why: str = ""
-    """The measurement that led to it."""
+    """How that sums, and the measurements that led to it."""
     carrier: Network = Network.UNKNOWN
     """What carries them between pods: the worst of the members'; empty while one is not known, and
     for a job in one pod."""

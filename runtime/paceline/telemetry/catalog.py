@@ -17,10 +17,11 @@ from enum import StrEnum
 from itertools import product
 from typing import Final
 
-from paceline_api.types.enums import Mode
+from paceline_api.types.enums import Mode, Wire
 
 from paceline.core.agent.supervise import Phase
 from paceline.core.anatomy.dissect import Part
+from paceline.core.collectives.conduct import Bits
 from paceline.core.collectives.schedules import ALGORITHMS
 from paceline.core.collectives.select import CLASS_NAMES, NATIVE
 from paceline.core.messages import Network
@@ -72,6 +73,8 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "transport": ("mpi", "gloo", "nccl", "shm", "hier:mpi", "hier:gloo"),
     "algorithm": (*ALGORITHMS, NATIVE),
     "size_class": CLASS_NAMES,
+    "wire": (*Wire, "none"),
+    "bits": tuple(Bits),
     "state": tuple(Phase),
     "carrier": tuple(network for network in Network if network),
     "result": ("written", "failed", "skipped"),
@@ -390,6 +393,17 @@ CATALOG: Final[tuple[Metric, ...]] = (
         "transport",
         "algorithm",
         "size_class",
+    ),
+    _gauge(
+        "paceline_transport_sums_info",
+        _COMM,
+        "1 for how each chosen transport sums in the present group. wire: what float32 travels as, "
+        "none where nothing travels. bits: why all ranks get the same ones: order (of the "
+        "additions), compared (the group tried the library's own allreduce), one_rank (which gave "
+        "other bits, so one rank reduces and broadcasts).",
+        "transport",
+        "wire",
+        "bits",
     ),
     _gauge(
         "paceline_transport_regret_seconds",

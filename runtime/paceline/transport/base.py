@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 
+from paceline.core.collectives.conduct import Conduct
 from paceline.core.collectives.select import CLASS_BYTES, CLASS_NAMES, NATIVE, Method
 
 HOST: Final = torch.device("cpu")
@@ -260,6 +261,10 @@ class Transport(ABC):
         """On which machine each rank of the group is where sums have two levels, by numbers in the
         order of the first ranks; empty where they have one."""
         return ()
+
+    def conducts(self) -> tuple[Conduct, ...]:
+        """How it sums in the present group; of several transports those that are chosen."""
+        return (Conduct(self.name),)
 
     def reasons(self) -> tuple[str, ...]:
         """Why that was chosen for each size class, in words; empty if there was no choice."""

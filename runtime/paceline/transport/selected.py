@@ -26,6 +26,7 @@ from paceline_api.types.enums import Wire
 
 from paceline.clock import NS_PER_S, now_ns
 from paceline.core import demand
+from paceline.core.collectives.conduct import Conduct
 from paceline.core.collectives.select import (
     CLASS_BYTES,
     CLASS_NAMES,
@@ -462,6 +463,18 @@ class SelectedTransport(Transport):
 
     def machines(self) -> tuple[int, ...]:
         return next(filter(None, (t.machines() for t in self._transports.values())), ())
+
+    def conducts(self) -> tuple[Conduct, ...]:
+        chosen = sorted({method.transport for method in self.methods()})
+        return tuple(
+            replace(
+                conduct,
+                wire=conduct.wire and self._wire,
+                by_host=not all(self._transports[name].moves(d) for d in self._devices),
+            )
+            for name in chosen
+            for conduct in self._transports[name].conducts()
+        )
 
     def reasons(self) -> tuple[str, ...]:
         found = tuple(choice.why for choice in self._choices[: self._classes])

@@ -13,6 +13,7 @@ from itertools import zip_longest
 import torch
 
 from paceline.clock import NS_PER_S, now_ns
+from paceline.core.collectives.conduct import told
 from paceline.core.collectives.select import NATIVE, Method, size_class
 from paceline.core.coordinator.events import CONNECT_NS
 from paceline.core.messages import Commit
@@ -48,8 +49,11 @@ class DataChannel:
         facts = sorted(self._transport.describe().items())
         log.info("data channel: %s", "; ".join(f"{name}: {fact}" for name, fact in facts))
         self._methods = self._transport.methods()
-        self._metrics.opened(self._methods, self._transport.regrets_s())
-        return ev.ChannelOpened("; ".join(dict.fromkeys(self._transport.reasons())))
+        conducts = self._transport.conducts()
+        self._metrics.opened(self._methods, self._transport.regrets_s(), conducts)
+        # A status shows the beginning of it: what is in use goes before what is not.
+        why = [*filter(None, map(told, conducts)), *self._transport.reasons()]
+        return ev.ChannelOpened("; ".join(dict.fromkeys(why)))
 
     @property
     def is_alone(self) -> bool:

@@ -145,7 +145,7 @@ def _detail(job: Object, pods: list[Object]) -> Status:
     if mode := collective.get("mode"):
         settings = RoundSettings(mode=mode)
     progress = (status.get("progress") or {}).get("percent")
-    carried = str((status.get("transport") or {}).get("kind") or "")
+    transport = status.get("transport") or {}
     return Status(
         job=job["metadata"]["name"],
         coordinator="",
@@ -155,7 +155,8 @@ def _detail(job: Object, pods: list[Object]) -> Status:
         settings=settings,
         ranks=tuple(_ranks(pods, status, procs)),
         version=int(status.get("round") or 0),
-        transport=carried,
+        transport=str(transport.get("kind") or ""),
+        transport_why=str(transport.get("message") or ""),
         log=LogStatus(
             progress=None if progress is None else progress / 100,
             left_s=(status.get("progress") or {}).get("etaSeconds"),

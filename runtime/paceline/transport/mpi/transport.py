@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from paceline.clock import NS_PER_MS, now_ns, pause
+from paceline.core.collectives.conduct import Conduct
 from paceline.core.collectives.schedules import (
     ALGORITHMS,
     Schedule,
@@ -236,6 +237,9 @@ class MpiTransport(Transport):
     def shutdown(self) -> None:
         self.close()
         self._links.rendezvous.close()
+
+    def conducts(self) -> tuple[Conduct, ...]:
+        return (Conduct(self.name, in_python="" if self._native else self._why_python),)
 
     def describe(self) -> dict[str, str]:
         return {

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import torch
 
+from paceline.core.collectives.conduct import Conduct
 from paceline.core.collectives.select import CLASS_BYTES, HIERARCHICAL, topology
 from paceline.transport.base import HOST, Abort, Group, Peer, PeerLost, Stage, Transport
 from paceline.transport.rendezvous import Deadline
@@ -151,6 +152,12 @@ class HierTransport(Transport):
 
     def machines(self) -> tuple[int, ...]:
         return self._numbers
+
+    def conducts(self) -> tuple[Conduct, ...]:
+        [between] = self._between.conducts()
+        why = self._sums.in_python or between.in_python
+        own = replace(between, transport=self.name, machines=self._numbers, in_python=why)
+        return (own,)
 
     def describe(self) -> dict[str, str]:
         between = {f"between.{key}": value for key, value in self._between.describe().items()}

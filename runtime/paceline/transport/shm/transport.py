@@ -15,6 +15,7 @@ from typing import ClassVar, Final
 
 import torch
 
+from paceline.core.collectives.conduct import Conduct
 from paceline.transport.base import HOST, Abort, Group, Transport, TransportError
 from paceline.transport.native import SHARED, UnavailableError, load
 from paceline.transport.native.layout import KINDS
@@ -124,8 +125,13 @@ class LocalSums:
         self.rooms.close()
         self.memory.close()
 
+    @property
+    def in_python(self) -> str:
+        """Why the loop runs there; empty where it does not."""
+        return "" if self._library else self._why_python
+
     def describe(self) -> dict[str, str]:
-        return {"loop": "native" if self._library else f"python: {self._why_python}"}
+        return {"loop": f"python: {self.in_python}" if self.in_python else "native"}
 
 
 class ShmTransport(Transport):
@@ -193,6 +199,9 @@ class ShmTransport(Transport):
     def shutdown(self) -> None:
         self.close()
         self._sums.shutdown()
+
+    def conducts(self) -> tuple[Conduct, ...]:
+        return (Conduct(self.name, wire=None, in_python=self._sums.in_python),)
 
     def describe(self) -> dict[str, str]:
         return self._sums.describe()

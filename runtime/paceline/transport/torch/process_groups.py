@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.core.collectives import same_bits
+from paceline.core.collectives.conduct import Bits, Conduct
 from paceline.transport.base import (
     HOST,
     Abort,
@@ -212,6 +213,10 @@ class TorchDistTransport(Transport):
         if self._process_group is not None:
             self._kept.append((self._process_group, self._works, None))
         self._group, self._process_group, self._works = None, None, []
+
+    def conducts(self) -> tuple[Conduct, ...]:
+        compared = Bits.ONE_RANK if self._differing else Bits.COMPARED
+        return (Conduct(self.name, bits=Bits.ORDER if self.same_bits else compared),)
 
     def describe(self) -> dict[str, str]:
         return {

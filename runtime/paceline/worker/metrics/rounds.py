@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from paceline_api.types.enums import Mode
 
 from paceline.clock import NS_PER_S
+from paceline.core.collectives.conduct import Conduct
 from paceline.core.collectives.select import CLASS_NAMES, Method
 from paceline.core.protocol.composition import Composition
 from paceline.core.protocol.ids import MemberId
@@ -84,6 +85,11 @@ class RoundMetrics:
                 size_class=size,
             )
         )
+        self._sums = cache(
+            lambda name, wire, bits: record.gauge(
+                "paceline_transport_sums_info", transport=name, wire=wire, bits=bits
+            )
+        )
         self._regret_of = cache(
             lambda size: record.gauge("paceline_transport_regret_seconds", size_class=size)
         )
@@ -139,11 +145,18 @@ class RoundMetrics:
         self._copy_s.add((ended_ns - begun_ns) / NS_PER_S)
         self.ring.copied(begun_ns, ended_ns)
 
-    def opened(self, methods: Sequence[Method], regrets_s: Sequence[float]) -> None:
-        """The data channel stands; what it has chosen for each size class, and at what loss."""
+    def opened(
+        self,
+        methods: Sequence[Method],
+        regrets_s: Sequence[float],
+        conducts: Sequence[Conduct],
+    ) -> None:
+        """The data channel stands; what it has chosen for each size class, at what loss, and how
+        that sums."""
         for choice in self._choices:
             choice.clear()
         self._choices = [self._selected(c, n) for c, n in zip(methods, CLASS_NAMES, strict=False)]
+        self._choices += [self._sums(c.transport, c.travels_as, c.bits) for c in conducts]
         for choice in self._choices:
             choice.set(1.0)
         names = [Fact.CARRIED + method.transport for method in methods]

@@ -32,6 +32,15 @@ for epoch in loader.epochs(4):
         (model(x) - y).square().mean().backward()
         optimizer.step()
 """
+ANOTHER_MODEL = (
+    "if pl.rank() == 1:\n"
+    "    model = torch.nn.Linear(4, 2)\n"
+    "    sgd = torch.optim.SGD(model.parameters(), lr=0.1)\n" + LOOP
+)
+ONE_POD = tuple(
+    f"--set=spec.{setting}"
+    for setting in ("collective.backend=shm", "replicas=1", "procsPerReplica=2")
+)
 
 
 def train(folder: Path, script: str, *words: str) -> tuple[int, str]:
@@ -219,23 +228,22 @@ def test_what_is_refused_while_training(tmp_path: Path, script: str, parts: list
 
 
 @pytest.mark.parametrize(
-    ("script", "parts"),
+    ("script", "parts", "words"),
     [
-        (
-            "if pl.rank() == 1:\n"
-            "    model = torch.nn.Linear(4, 2)\n"
-            "    sgd = torch.optim.SGD(model.parameters(), lr=0.1)\n" + LOOP,
-            ["rank", "shape"],
-        ),
+        (ANOTHER_MODEL, ["rank", "shape"], ()),
+        (ANOTHER_MODEL, ["rank 0.1#0 has other parameters", "shape"], ONE_POD),
         (
             "if pl.rank() == 1: data = torch.utils.data.Subset(data, range(60))\n" + LOOP,
             ["rank", "60", "64"],
+            (),
         ),
     ],
-    ids=["model", "data"],
+    ids=["model", "model, in one pod", "data"],
 )
-def test_ranks_that_differ(tmp_path: Path, script: str, parts: list[str]) -> None:
-    code, said = train(tmp_path, script)
+def test_ranks_that_differ(
+    tmp_path: Path, script: str, parts: list[str], words: tuple[str, ...]
+) -> None:
+    code, said = train(tmp_path, script, *words)
     assert code == 1
     error = final_error(said)
     for part in (*parts, "hint: "):

@@ -40,6 +40,8 @@ ALL = (
     "--set=imagePullSecrets[0].name=registry,nodeSelector.pool=system,podLabels.team=a",
     "--set=tolerations[0].key=system,tolerations[0].operator=Exists,podAnnotations.note=b",
     "--set=serviceAccount.annotations.owner=c,metrics.podMonitor.labels.prometheus=d",
+    "--set=tenantPolicy.enabled=true,tenantPolicy.namespaceSelector.matchLabels.group=tenants",
+    "--set=tenantPolicy.capabilities={SYS_NICE},tenantPolicy.fabricProfiles={aws-efa}",
 )
 NAMESPACED = ("--set=scope.clusterWide=false",)
 VARIANTS = {"default": (), "namespaced": NAMESPACED, "everything": ALL}
@@ -92,11 +94,25 @@ def test_a_namespaced_installation_has_no_right_beyond_its_namespace() -> None:
 
 def test_the_switches_make_what_they_say() -> None:
     kinds = {f["kind"] for f in rendered(*ALL)} - {f["kind"] for f in rendered()}
-    assert kinds == {"PodDisruptionBudget", "PriorityClass", "ServiceMonitor", "PodMonitor"}
+    assert kinds == {
+        *("PodDisruptionBudget", "PriorityClass", "ServiceMonitor", "PodMonitor"),
+        *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
+    }
     assert "podgroups" in str(rendered())
     assert "podgroups" not in str(rendered("--set=rbac.gangs=false"))
     policies = [f for f in rendered(*ALL) if f["kind"] == "NetworkPolicy"]
     assert {p["metadata"]["namespace"] for p in policies} == {"sys", "a", "b"}
+
+
+def test_a_prometheus_finds_its_monitors_by_their_labels() -> None:
+    kinds = ("serviceMonitor", "podMonitor", "rules")
+    on = "--set=metrics.{0}.enabled=true,metrics.{0}.labels.release={0}"
+    labels = [on.format(kind) for kind in kinds]
+    found = {f["kind"]: f["metadata"]["labels"].get("release") for f in rendered(*labels)}
+    assert found["ServiceMonitor"] == "serviceMonitor"
+    assert found["PodMonitor"] == "podMonitor"
+    assert found["PrometheusRule"] == "rules"
+    assert set(found.values()) == {None, *kinds}
 
 
 def test_the_operator_s_pod_is_restricted() -> None:
@@ -138,6 +154,10 @@ def test_templates_are_as_recorded(variant: str) -> None:
         ("metrics.rules.enable=true", "enable"),
         ("nodeSelector.pool=3", "nodeSelector"),
         ("metrics.serviceMonitor.enabled=true,metrics.service=false", "metrics.service"),
+        ("tenantPolicy.enabled=true", "needs tenantPolicy.namespaceSelector"),
+        ("tenantPolicy.enabled=true,scope.clusterWide=false", "needs scope.clusterWide: true"),
+        ("tenantPolicy.validationActions={Refuse}", "validationActions"),
+        ("tenantPolicy.capabilities={sys_nice}", "capabilities"),
     ],
 )
 def test_a_wrong_value_is_refused(wrong: str, field: str) -> None:

@@ -50,7 +50,13 @@ class _Kind:
     namespaced: bool
     columns: tuple[tuple[str, str, str, str], ...]
     """Name, type, path, description."""
+    wide: tuple[tuple[str, str, str, str], ...]
+    """The same, shown with `-o wide` only."""
     subresources: dict[str, Any]
+
+
+def _of(condition: str, field: str) -> str:
+    return f'.status.conditions[?(@.type=="{condition}")].{field}'
 
 
 _JOBS: Final = _Kind(
@@ -68,6 +74,10 @@ _JOBS: Final = _Kind(
         ("Stragglers", "integer", ".status.stragglerCount", "Ranks that are slow for long"),
         ("State", "string", ".status.state", "The conditions in one word"),
         ("Age", "date", ".metadata.creationTimestamp", ""),
+    ),
+    wide=(
+        ("Stalled", "string", _of("Stalled", "status"), "Whether somebody has to do something"),
+        ("Message", "string", _of("Ready", "message"), "How it is, or what it waits for"),
     ),
     subresources={
         "status": {},
@@ -89,6 +99,7 @@ _FABRICS: Final = _Kind(
         ("Priority", "integer", ".spec.priority", "Of several that fit, the highest is taken"),
         ("Age", "date", ".metadata.creationTimestamp", ""),
     ),
+    wide=(),
     subresources={},
 )
 
@@ -141,14 +152,17 @@ def _definition(kind: _Kind, schema: dict[str, Any]) -> dict[str, Any]:
                     "storage": True,
                     "schema": {"openAPIV3Schema": schema},
                     **({"subresources": kind.subresources} if kind.subresources else {}),
-                    "additionalPrinterColumns": [_column(*column) for column in kind.columns],
+                    "additionalPrinterColumns": [
+                        *(_column(*column) for column in kind.columns),
+                        *(_column(*column) | {"priority": 1} for column in kind.wide),
+                    ],
                 }
             ],
         },
     }
 
 
-def _column(name: str, kind: str, path: str, description: str) -> dict[str, str]:
+def _column(name: str, kind: str, path: str, description: str) -> dict[str, Any]:
     column = {"name": name, "type": kind, "jsonPath": path}
     return {**column, "description": description} if description else column
 
@@ -164,6 +178,9 @@ def _root_schema() -> dict[str, Any]:
         _template_refusal(),
     ]
     status = converter.convert(fields["status"], "status")
+    # A job that no operator has seen is not yet what its spec asks for. Without this kstatus would
+    # find nothing against it.
+    status["default"] = {"observedGeneration": -1}
     schema = _object_schema(source, KIND, {"spec": spec, "status": status})
     schema["x-kubernetes-validations"] = [
         _validation(rule) for rule in RULES if rule.path.startswith("metadata.")

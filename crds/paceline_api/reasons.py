@@ -21,6 +21,14 @@ class _Told(StrEnum):
 class ConditionType(_Told):
     """`type` of a condition. Complete and Failed are final."""
 
+    READY = (
+        "Ready",
+        "The job is as asked: it trains, is suspended, or is Complete; else the reason says why.",
+    )
+    STALLED = (
+        "Stalled",
+        "The job will not get on unless somebody does something; the message says what is wrong.",
+    )
     SUSPENDED = "Suspended", "The job is stopped because its spec says so."
     SCHEDULED = "Scheduled", "The coordinator and at least minReplicas workers have a node."
     TRANSPORT_VERIFIED = (
@@ -120,7 +128,7 @@ class Reason(_Told):
 
     PODS_PLACED = "PodsPlaced", "Enough workers have a node."
     STARTING = "Starting", "Pods are being made or have not started yet."
-    TRAINING = "Training", "Rounds run with as many workers as were asked for."
+    TRAINING = "Training", "A membership stands and rounds run."
     RESOLVED = "Resolved", "What the condition was about is over."
     SPEC_INVALID = "SpecInvalid", "The spec breaks a rule; the message names the field and the fix."
     POD_NOT_STARTING = (

@@ -38,6 +38,15 @@ TIMES: Final = """\
 
 T = ConditionType
 CONDITIONS: Final[dict[ConditionType, tuple[Reason, ...]]] = {
+    T.READY: (
+        *(Reason.TRAINING, Reason.JOB_FINISHED, Reason.SUSPENDED_BY_SPEC),
+        *(Reason.STARTING, Reason.SETTLING, Reason.SUSPENDING, Reason.QUEUED),
+        *(Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED, Reason.WAITING_FOR_EVIDENCE),
+    ),
+    T.STALLED: (
+        *(Reason.SPEC_INVALID, Reason.TEMPLATE_INVALID, Reason.FABRIC_UNAVAILABLE),
+        *(Reason.SCHEDULER_UNAVAILABLE, Reason.POD_NOT_STARTING, Reason.RESOLVED),
+    ),
     T.SCHEDULED: (Reason.PODS_PLACED, Reason.STARTING, Reason.QUEUED, Reason.UNSCHEDULABLE),
     T.RING_READY: (
         *(Reason.RING_FORMED, Reason.STARTING, Reason.SETTLING, Reason.SUSPENDED_BY_SPEC),

@@ -88,7 +88,8 @@ def test_schema_is_structural(schema: dict[str, Any]) -> None:
 
 def test_only_structure_has_defaults(schema: dict[str, Any]) -> None:
     found = {path: part["default"] for path, part in parts(schema, "") if "default" in part}
-    assert found == {".spec.replicas": 1, ".spec.suspend": False}
+    unseen = {".status": {"observedGeneration": -1}}
+    assert found == {".spec.replicas": 1, ".spec.suspend": False, **unseen}
 
 
 def test_defaults_and_fixed_fields_are_told(schema: dict[str, Any]) -> None:
@@ -175,9 +176,16 @@ def test_what_kubectl_needs(crd: dict[str, Any]) -> None:
         "Stragglers",
         "State",
         "Age",
+        *("Stalled", "Message"),
     ]
+    wide = [column["name"] for column in columns if column.get("priority")]
+    assert wide == ["Stalled", "Message"], "the others are shown at any width"
     known = {path for path, _ in parts(version["schema"]["openAPIV3Schema"], "")}
-    paths = [column["jsonPath"] for column in columns if column["name"] != "Age"]
+    paths = [
+        re.sub(r"\[\?\(.*?\)\]", "[]", column["jsonPath"])
+        for column in columns
+        if column["name"] != "Age"
+    ]
     scale = version["subresources"]["scale"]
     for path in (*paths, *scale.values()):
         assert path in known, path

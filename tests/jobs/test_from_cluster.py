@@ -54,7 +54,10 @@ def test_a_job_that_trains() -> None:
             progress={"percent": 25, "etaSeconds": 60},
             transport={"kind": "mpi over TCP", "message": "mpi:ring 300 us at 4096 B"},
             collective={"mode": "Quorum"},
-            conditions=[condition("RingReady", "RingFormed"), condition("Scheduled", "Scheduled")],
+            conditions=[
+                condition("Ready", "Training"),
+                *(condition("RingReady", "RingFormed"), condition("Scheduled", "Scheduled")),
+            ],
         ),
         [pod(1, 1), pod(0, 1)],
         NOW_S,
@@ -85,7 +88,10 @@ def test_a_job_that_nobody_has_looked_at_yet() -> None:
 
 
 def test_a_job_that_waits_says_for_what() -> None:
-    held = [condition("Degraded", "Unschedulable", "0/2 nodes have a GPU")]
+    held = [
+        condition("Degraded", "Unschedulable", "0/2 nodes have a GPU"),
+        condition("Stalled", "Unschedulable", "0/2 nodes have a GPU"),
+    ]
     waits = [
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no"}
     ]
@@ -96,6 +102,7 @@ def test_a_job_that_waits_says_for_what() -> None:
     )
     assert found.message == "0/2 nodes have a GPU"
     assert found.detail is not None
+    assert [told.type for told in found.detail.conditions] == ["Degraded"], "once is enough"
     states = [(rank.member.slot, rank.state, rank.why) for rank in found.detail.ranks]
     assert states == [
         (0, RankPhase.ACTIVE, ""),

@@ -135,7 +135,7 @@ class TrainingJobStatus(StatusModel):
     """State of the job as last seen by the operator."""
 
     observed_generation: int | None = None
-    """metadata.generation that this status is about."""
+    """metadata.generation that this status is about; -1 before the operator has seen the job."""
 
     state: str | None = None
     """One word for people that sums up the conditions; programs read the conditions."""

@@ -1,8 +1,9 @@
 """The standard conditions of a job, each from the facts that it is about.
 
 A condition keeps its transition time while its status stays the same. One that has never held is
-not written, but for Scheduled and RingReady, which every job begins with, and for
-TransportVerified, which says so when the network is not what the job requires.
+not written, but for Ready, Scheduled and RingReady, which every job begins with, and for
+TransportVerified, which says so when the network is not what the job requires. Ready and Stalled,
+which sum up the others, are in standing.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from paceline_operator.core.unheard import TOLD_S
 
 MESSAGE_MAX: Final = 2000
 ALWAYS: Final = (
-    *(ConditionType.SCHEDULED, ConditionType.RING_READY),
+    *(ConditionType.READY, ConditionType.SCHEDULED, ConditionType.RING_READY),
     ConditionType.TRANSPORT_VERIFIED,
 )
 

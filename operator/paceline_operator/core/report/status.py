@@ -20,6 +20,7 @@ from paceline_operator.core.job import Job, timestamp
 from paceline_operator.core.observed import Observed
 from paceline_operator.core.plan import Plan
 from paceline_operator.core.report import conditions
+from paceline_operator.core.report.standing import standing, stored
 from paceline_operator.core.report.transport_status import transport_status, without_carrier
 
 COALESCE_S: Final = 0.1
@@ -89,6 +90,8 @@ def carried(job: Job, wanted: list[conditions.Wanted], now_s: float) -> dict[str
     status = dict(job.status)
     status["observedGeneration"] = job.generation
     status["selector"] = worker_selector(job.name)
+    before = {kind: stored(c) for kind in ConditionType if (c := job.condition(kind))}
+    wanted = [*wanted, *standing(before, wanted)]
     status["conditions"] = conditions.merged(job, wanted, now_s)
     if job.frozen:
         status["resolved"] = job.frozen

@@ -30,13 +30,15 @@ from paceline.jobs.interface import COMPLETE, FAILED, SUSPENDED, TRAINING, JobEv
 Object = Mapping[str, Any]
 
 _NO_NEWS: Final = (
+    ConditionType.READY,
+    ConditionType.STALLED,
     ConditionType.RING_READY,
     ConditionType.SCHEDULED,
     ConditionType.TRANSPORT_VERIFIED,
     ConditionType.COMPLETE,
     ConditionType.FAILED,
 )
-"""Conditions that hold of a job with which all is well, or that its state tells."""
+"""Conditions that hold of a job with which all is well, or that its state or another one tells."""
 
 
 def job_status(job: Object, pods: Iterable[Object] | None, now_s: float) -> JobStatus:

@@ -1,0 +1,83 @@
+"""Ready and Stalled: the two conditions that programs read which know nothing of training.
+
+Both sum up the others, by the rules of kstatus, which Flux, kpt and Config Sync read: a resource is
+what was asked for (Ready), is on its way there (not Ready), or will not get there unless somebody
+does something (Stalled). docs/kubernetes.md has the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from paceline_api.reasons import ConditionType, Reason
+
+from paceline_operator.core.report.conditions import Wanted
+
+NEEDS_SOMEBODY: Final = (
+    *(Reason.SPEC_INVALID, Reason.TEMPLATE_INVALID, Reason.FABRIC_UNAVAILABLE),
+    *(Reason.SCHEDULER_UNAVAILABLE, Reason.POD_NOT_STARTING),
+)
+"""Reasons of Degraded that time alone does not cure; a full quota or cluster may have room soon."""
+NO_ROUNDS: Final = (Reason.WAITING_FOR_EVIDENCE, Reason.SPEC_INVALID)
+"""Reasons of Degraded with which a job is not as asked for though its membership stands."""
+
+
+def standing(before: Mapping[str, Wanted], wanted: list[Wanted]) -> list[Wanted]:
+    """`before`: the stored conditions by type; `wanted`: those that take their place."""
+    found = {**before, **{condition.type: condition for condition in wanted}}
+    holding = {kind: condition for kind, condition in found.items() if condition.holds}
+    ready = _ready(found, holding)
+    why = _stalled(holding) if not ready.holds else None
+    if why is None:
+        text = "nobody has to do anything"
+        return [ready, Wanted(ConditionType.STALLED, False, Reason.RESOLVED, text)]
+    return [ready, Wanted(ConditionType.STALLED, True, why.reason, why.message)]
+
+
+def stored(condition: Mapping[str, Any]) -> Wanted:
+    """A condition of the status as it was written."""
+    return Wanted(
+        ConditionType(condition["type"]),
+        condition.get("status") == "True",
+        str(condition.get("reason") or ""),
+        str(condition.get("message") or ""),
+    )
+
+
+def _ready(found: Mapping[str, Wanted], holding: Mapping[str, Wanted]) -> Wanted:
+    if done := holding.get(ConditionType.COMPLETE):
+        return Wanted(ConditionType.READY, True, done.reason, done.message)
+    if failed := holding.get(ConditionType.FAILED):
+        return _not_ready(failed)
+    if suspended := holding.get(ConditionType.SUSPENDED):
+        if suspended.reason == Reason.SUSPENDING:
+            return _not_ready(suspended)
+        return Wanted(ConditionType.READY, True, suspended.reason, suspended.message)
+    ring = found.get(ConditionType.RING_READY)
+    degraded = holding.get(ConditionType.DEGRADED)
+    if ring is not None and ring.holds and not (degraded and degraded.reason in NO_ROUNDS):
+        return Wanted(ConditionType.READY, True, Reason.TRAINING, ring.message)
+    if degraded is not None:
+        return _not_ready(degraded)
+    scheduled = found.get(ConditionType.SCHEDULED)
+    if scheduled is not None and not scheduled.holds:
+        return _not_ready(scheduled)
+    if ring is not None and ring.reason != Reason.SUSPENDED_BY_SPEC:
+        return _not_ready(ring)
+    return Wanted(ConditionType.READY, False, Reason.STARTING, "pods are being made")
+
+
+def _not_ready(why: Wanted) -> Wanted:
+    return Wanted(ConditionType.READY, False, why.reason, why.message)
+
+
+def _stalled(holding: Mapping[str, Wanted]) -> Wanted | None:
+    if failed := holding.get(ConditionType.FAILED):
+        return failed
+    degraded = holding.get(ConditionType.DEGRADED)
+    if degraded is None or degraded.reason not in NEEDS_SOMEBODY:
+        return None
+    # Pods that Kueue does not look after run all the same.
+    runs = ConditionType.SCHEDULED in holding
+    return None if runs and degraded.reason == Reason.SCHEDULER_UNAVAILABLE else degraded

@@ -1,0 +1,34 @@
+"""How kstatus reads an object of a kind that it does not know: our own reading of its rules.
+
+From the documentation of sigs.k8s.io/cli-utils, package kstatus: first what is true of every
+object (it is being deleted, its controller has not seen the present generation, Reconciling or
+Stalled holds), then the condition Ready, and an object about which nothing is known is current.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+
+class Standing(StrEnum):
+    TERMINATING = "Terminating"
+    IN_PROGRESS = "InProgress"
+    FAILED = "Failed"
+    CURRENT = "Current"
+
+
+def kstatus(body: Mapping[str, Any]) -> Standing:
+    metadata, status = body["metadata"], body.get("status") or {}
+    if metadata.get("deletionTimestamp"):
+        return Standing.TERMINATING
+    seen = status.get("observedGeneration")
+    if seen is not None and seen != metadata.get("generation"):
+        return Standing.IN_PROGRESS
+    told = {c["type"]: c["status"] for c in status.get("conditions") or ()}
+    if told.get("Reconciling") == "True":
+        return Standing.IN_PROGRESS
+    if told.get("Stalled") == "True":
+        return Standing.FAILED
+    return Standing.CURRENT if told.get("Ready", "True") == "True" else Standing.IN_PROGRESS

@@ -1,0 +1,173 @@
+"""Ready and Stalled: what GitOps tools make of a job by the rules of kstatus."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_cluster.kstatus import Standing, kstatus
+from fake_cluster.observations import NOW, RUNNING, job_of, training
+from fake_cluster.world import NAMESPACE, World, job_body
+from hypothesis import given
+from hypothesis import strategies as st
+from paceline_api.crdgen import PLURAL
+from paceline_api.reasons import ConditionType, Reason
+from paceline_operator.core.observed import Observed
+from paceline_operator.core.reconcile import reconcile
+from paceline_operator.core.refusals import Refusal, RefusalKind
+from paceline_operator.core.report.conditions import Wanted
+from paceline_operator.core.report.standing import NEEDS_SOMEBODY, standing
+
+T, R = ConditionType, Reason
+CURRENT, IN_PROGRESS, FAILED = Standing.CURRENT, Standing.IN_PROGRESS, Standing.FAILED
+
+
+def held(kind: ConditionType, reason: str = "Reason", *, holds: bool = True) -> Wanted:
+    return Wanted(kind, holds, reason, f"{kind} says why")
+
+
+def of(*conditions: Wanted) -> tuple[Standing, Wanted, Wanted]:
+    """As kstatus sees a job with these; Ready and Stalled."""
+    ready, stalled = standing({}, list(conditions))
+    told = [{"type": c.type, "status": str(c.holds)} for c in (*conditions, ready, stalled)]
+    body = {"metadata": {"generation": 1}, "status": {"observedGeneration": 1, "conditions": told}}
+    return kstatus(body), ready, stalled
+
+
+RING = held(T.RING_READY)
+NO_RING = held(T.RING_READY, R.SETTLING, holds=False)
+PLACED = held(T.SCHEDULED)
+TABLE = [
+    ((), IN_PROGRESS, R.STARTING),
+    ((held(T.SCHEDULED, R.QUEUED, holds=False), NO_RING), IN_PROGRESS, R.QUEUED),
+    ((held(T.SCHEDULED, R.UNSCHEDULABLE, holds=False), NO_RING), IN_PROGRESS, R.UNSCHEDULABLE),
+    ((PLACED, NO_RING), IN_PROGRESS, R.SETTLING),
+    ((PLACED, held(T.RING_READY, R.SUSPENDED_BY_SPEC, holds=False)), IN_PROGRESS, R.STARTING),
+    ((NO_RING, held(T.DEGRADED, R.QUOTA_EXCEEDED)), IN_PROGRESS, R.QUOTA_EXCEEDED),
+    ((PLACED, RING), CURRENT, R.TRAINING),
+    ((PLACED, RING, held(T.RESIZING)), CURRENT, R.TRAINING),
+    ((PLACED, RING, held(T.DEGRADED, R.RANK_SLOW)), CURRENT, R.TRAINING),
+    ((PLACED, RING, held(T.DEGRADED, R.POD_NOT_STARTING)), CURRENT, R.TRAINING),
+    ((RING, held(T.DEGRADED, R.WAITING_FOR_EVIDENCE)), IN_PROGRESS, R.WAITING_FOR_EVIDENCE),
+    ((RING, held(T.DEGRADED, R.SPEC_INVALID)), FAILED, R.SPEC_INVALID),
+    ((NO_RING, held(T.DEGRADED, R.TEMPLATE_INVALID)), FAILED, R.TEMPLATE_INVALID),
+    ((NO_RING, held(T.DEGRADED, R.FABRIC_UNAVAILABLE)), FAILED, R.FABRIC_UNAVAILABLE),
+    ((NO_RING, held(T.DEGRADED, R.SCHEDULER_UNAVAILABLE)), FAILED, R.SCHEDULER_UNAVAILABLE),
+    ((PLACED, held(T.DEGRADED, R.SCHEDULER_UNAVAILABLE)), IN_PROGRESS, R.SCHEDULER_UNAVAILABLE),
+    ((NO_RING, held(T.DEGRADED, R.POD_NOT_STARTING)), FAILED, R.POD_NOT_STARTING),
+    ((RING, held(T.SUSPENDED, R.SUSPENDING)), IN_PROGRESS, R.SUSPENDING),
+    ((NO_RING, held(T.SUSPENDED, R.SUSPENDED_BY_SPEC)), CURRENT, R.SUSPENDED_BY_SPEC),
+    ((NO_RING, held(T.COMPLETE, R.JOB_FINISHED)), CURRENT, R.JOB_FINISHED),
+    ((NO_RING, held(T.FAILED, R.STATE_LOST)), FAILED, R.STATE_LOST),
+]
+
+
+@pytest.mark.parametrize(("conditions", "as_read", "reason"), TABLE)
+def test_what_a_job_is_to_others(
+    conditions: tuple[Wanted, ...], as_read: Standing, reason: Reason
+) -> None:
+    found, ready, stalled = of(*conditions)
+    assert (found, ready.reason) == (as_read, reason)
+    if stalled.holds:
+        assert (stalled.reason, stalled.message) == (ready.reason, ready.message)
+
+
+CONDITIONS = st.builds(
+    Wanted,
+    st.sampled_from([kind for kind in T if kind not in (T.READY, T.STALLED)]),
+    st.booleans(),
+    st.sampled_from(list(R)),
+    st.just("why"),
+)
+
+
+@given(st.lists(CONDITIONS, unique_by=lambda c: c.type))
+def test_whatever_is_known_there_is_one_answer(conditions: list[Wanted]) -> None:
+    found, ready, stalled = of(*conditions)
+    holding = {c.type for c in conditions if c.holds}
+    assert not (ready.holds and stalled.holds)
+    assert found is (CURRENT if ready.holds else FAILED if stalled.holds else IN_PROGRESS)
+    assert ready.reason, "a condition without a reason is refused by the API server"
+    if T.COMPLETE in holding:
+        assert found is CURRENT
+    elif T.FAILED in holding:
+        assert found is FAILED
+    elif stalled.holds:
+        assert stalled.reason in NEEDS_SOMEBODY
+
+
+@given(st.lists(CONDITIONS, unique_by=lambda c: c.type), st.data())
+def test_what_is_stored_counts_until_something_newer_is_known(
+    conditions: list[Wanted], data: st.DataObject
+) -> None:
+    newer = data.draw(st.integers(0, len(conditions)))
+    older = {c.type: c for c in conditions[newer:]}
+    outdated = {c.type: Wanted(c.type, not c.holds, "Old", "old") for c in conditions[:newer]}
+    assert standing({**older, **outdated}, conditions[:newer]) == standing({}, conditions)
+
+
+def body_of(status: dict[str, Any] | None) -> dict[str, Any]:
+    assert status is not None
+    return {"metadata": {"generation": job_of().generation}, "status": status}
+
+
+def test_a_template_that_the_api_server_refuses() -> None:
+    refusal = Refusal(RefusalKind.TEMPLATE, "spec.x: wrong", at_s=NOW, generation=3)
+    changes = reconcile(job_of(), Observed(refusal=refusal), NOW)
+    assert kstatus(body_of(changes.status)) is FAILED
+    # The others train on.
+    changes = reconcile(job_of(RUNNING), training(refusal=refusal), NOW)
+    assert kstatus(body_of(changes.status)) is CURRENT
+
+
+def test_a_change_that_breaks_a_rule() -> None:
+    changes = reconcile(job_of(RUNNING, minReplicas=9), training(), NOW)
+    assert kstatus(body_of(changes.status)) is FAILED
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+def now(world: World) -> tuple[Standing, str]:
+    body = world.server.find(PLURAL, NAMESPACE, "digits")
+    ready = next(c for c in body["status"]["conditions"] if c["type"] == "Ready")
+    assert ready["observedGeneration"] == body["metadata"]["generation"]
+    return kstatus(body), ready["reason"]
+
+
+def test_a_job_s_life(world: World) -> None:
+    world.server.insert(PLURAL, NAMESPACE, job_body())
+    world.settle(0.1)
+    assert now(world) == (IN_PROGRESS, R.STARTING)
+    world.settle(5)
+    assert now(world) == (CURRENT, R.TRAINING)
+    world.server.change(PLURAL, NAMESPACE, "digits", spec={"suspend": True})
+    world.settle(60)
+    assert now(world) == (CURRENT, R.SUSPENDED_BY_SPEC)
+    world.server.change(PLURAL, NAMESPACE, "digits", spec={"suspend": False})
+    world.settle(0.2)
+    assert now(world) == (IN_PROGRESS, R.STARTING)
+    world.settle(10)
+    assert now(world) == (CURRENT, R.TRAINING)
+    world.finish()
+    world.settle(60)
+    assert now(world) == (CURRENT, R.JOB_FINISHED)
+
+
+DOCS = (Path(__file__).parents[2] / "docs/kubernetes.md").read_text()
+
+
+def test_the_table_of_the_documentation() -> None:
+    """Every reason with which a job is stalled is told."""
+    section = DOCS[DOCS.index("## From Flux") :]
+    rows = dict(re.findall(r"^\| ([^|]+) \| (Current|InProgress|Failed)", section, re.M))
+    assert set(rows.values()) == {CURRENT, IN_PROGRESS, FAILED}
+    failed = " ".join(row for row, read in rows.items() if read == FAILED)
+    assert [reason for reason in NEEDS_SOMEBODY if reason not in failed] == []

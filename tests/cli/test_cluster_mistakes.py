@@ -6,15 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from cli.runs import PACELINE
+from jobs.scripted_server import JOBS, TOKEN, ScriptedServer
 from paceline.cli.main import main
 
 JOB = """\
@@ -27,56 +25,11 @@ spec:
     spec:
       containers: [{name: trainer, image: none, command: [python, train.py]}]
 """
-JOBS = "/apis/paceline.dev/v1alpha1/namespaces/team/trainingjobs"
-Answers = dict[tuple[str, str], tuple[int, Any] | list[tuple[int, Any]]]
-
-
-class Server:
-    """Says what it was told to say, by method and path; of several answers one after the other, the
-    last one for good. All else is not there. A watch has the method WATCH."""
-
-    def __init__(self) -> None:
-        self.answers: Answers = {}
-        answers = self.answers
-
-        class Handler(BaseHTTPRequestHandler):
-            def _answer(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                path, _, query = self.path.partition("?")
-                method = "WATCH" if "watch=true" in query else self.command
-                found = answers.get((method, path), (404, "404 page not found"))
-                if isinstance(found, list):
-                    found = found.pop(0) if len(found) > 1 else found[0]
-                code, body = found
-                data = (body if isinstance(body, str) else json.dumps(body)).encode()
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            do_GET = do_POST = do_PATCH = do_DELETE = _answer  # noqa: N815
-
-            def log_message(self, *_: object) -> None:
-                return
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def refuses(self, method: str, path: str, code: int, reason: str, message: str) -> None:
-        body = {"kind": "Status", "code": code, "reason": reason, "message": message}
-        self.answers[method, path] = code, body
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server()
+def server() -> Iterator[ScriptedServer]:
+    made = ScriptedServer()
     yield made
     made.close()
 
@@ -87,22 +40,13 @@ Call = Callable[..., tuple[int, str]]
 @pytest.fixture
 def paceline(
     tmp_path: Path,
-    server: Server,
+    server: ScriptedServer,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Call:
-    config = {
-        "clusters": [{"name": "here", "cluster": {"server": server.url}}],
-        "users": [{"name": "me", "user": {"token": "secret-token"}}],
-        "contexts": [
-            {"name": "here", "context": {"cluster": "here", "user": "me", "namespace": "team"}}
-        ],
-        "current-context": "here",
-    }
-    (tmp_path / "config").write_text(yaml.safe_dump(config))
     (tmp_path / "job.yaml").write_text(JOB)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path)))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
@@ -113,7 +57,7 @@ def paceline(
             main()
         out, err = capsys.readouterr()
         assert "Traceback" not in out + err
-        assert "secret-token" not in out + err
+        assert TOKEN not in out + err
         return int(end.value.code or 0), out + err
 
     return call
@@ -128,7 +72,7 @@ def told(said: str) -> tuple[str, str]:
 
 
 def test_completion_offers_jobs_and_contexts(
-    paceline: Call, server: Server, tmp_path: Path
+    paceline: Call, server: ScriptedServer, tmp_path: Path
 ) -> None:
     def offered(*words: str) -> list[str]:
         line = ["paceline", *words]
@@ -165,7 +109,7 @@ PODS = "/api/v1/namespaces/team/pods"
 
 @pytest.mark.parametrize(("state", "code"), [("Complete", 0), ("Failed", 1)])
 def test_waiting_follows_a_watch_to_its_end(
-    paceline: Call, server: Server, state: str, code: int
+    paceline: Call, server: ScriptedServer, state: str, code: int
 ) -> None:
     """The first watch is too old, the second is ended by the server, the third tells it."""
     server.answers["GET", f"{JOBS}/digits"] = 200, body("Starting", "5")
@@ -178,7 +122,7 @@ def test_waiting_follows_a_watch_to_its_end(
     assert (got, said) == (code, f"job digits: {state}\n")
 
 
-def test_waiting_ends_in_time(paceline: Call, server: Server) -> None:
+def test_waiting_ends_in_time(paceline: Call, server: ScriptedServer) -> None:
     server.answers["GET", f"{JOBS}/digits"] = 200, body("Starting", "5")
     server.answers["GET", JOBS] = lists(body("Starting", "5"))
     server.answers["WATCH", JOBS] = 200, ""
@@ -189,7 +133,9 @@ def test_waiting_ends_in_time(paceline: Call, server: Server) -> None:
     assert "paceline explain digits" in hint
 
 
-def test_a_job_that_is_deleted_is_no_longer_waited_for(paceline: Call, server: Server) -> None:
+def test_a_job_that_is_deleted_is_no_longer_waited_for(
+    paceline: Call, server: ScriptedServer
+) -> None:
     server.answers["GET", f"{JOBS}/digits"] = 200, body("Training", "5")
     server.answers["GET", JOBS] = lists(body("Training", "5"))
     server.answers["WATCH", JOBS] = 200, event("DELETED", body("Training", "8"))
@@ -199,7 +145,7 @@ def test_a_job_that_is_deleted_is_no_longer_waited_for(paceline: Call, server: S
     assert "deleted while it was waited for" in error
 
 
-def test_deleting_waits_for_the_last_pod(paceline: Call, server: Server) -> None:
+def test_deleting_waits_for_the_last_pod(paceline: Call, server: ScriptedServer) -> None:
     """The job itself is gone before anybody looks; a pod of it takes its time, one of another job
     of the name stays."""
     missing = {"reason": "NotFound", "message": 'trainingjobs.paceline.dev "digits" not found'}
@@ -244,7 +190,7 @@ def test_a_wrong_context(paceline: Call) -> None:
     assert "use one of: here" in hint
 
 
-def test_the_cluster_is_away(paceline: Call, server: Server) -> None:
+def test_the_cluster_is_away(paceline: Call, server: ScriptedServer) -> None:
     server.close()
     code, said = paceline("wait", "digits", "-n", "team", "--timeout", "1s")
     error, hint = told(said)
@@ -255,7 +201,7 @@ def test_the_cluster_is_away(paceline: Call, server: Server) -> None:
     assert "--context" in hint
 
 
-def test_who_is_not_known(paceline: Call, server: Server) -> None:
+def test_who_is_not_known(paceline: Call, server: ScriptedServer) -> None:
     server.refuses("GET", f"{JOBS}/digits", 401, "Unauthorized", "Unauthorized")
     code, said = paceline("status", "digits")
     error, hint = told(said)
@@ -264,7 +210,7 @@ def test_who_is_not_known(paceline: Call, server: Server) -> None:
     assert "log in again" in hint
 
 
-def test_who_has_no_right(paceline: Call, server: Server) -> None:
+def test_who_has_no_right(paceline: Call, server: ScriptedServer) -> None:
     message = 'trainingjobs.paceline.dev "digits" is forbidden: User "me" cannot delete it'
     server.refuses("GET", f"{JOBS}/digits", 403, "Forbidden", message)
     code, said = paceline("delete", "digits")
@@ -283,7 +229,7 @@ def test_no_trainingjobs_in_the_cluster(paceline: Call) -> None:
         assert "paceline-crds" in hint
 
 
-def test_trainingjobs_of_another_version(paceline: Call, server: Server) -> None:
+def test_trainingjobs_of_another_version(paceline: Call, server: ScriptedServer) -> None:
     server.answers["GET", "/apis/paceline.dev"] = 200, {"versions": [{"version": "v1alpha0"}]}
     code, said = paceline("submit", "job.yaml")
     error, hint = told(said)
@@ -293,7 +239,7 @@ def test_trainingjobs_of_another_version(paceline: Call, server: Server) -> None
     assert "upgrade the charts" in hint
 
 
-def test_trainingjobs_that_are_older(paceline: Call, server: Server) -> None:
+def test_trainingjobs_that_are_older(paceline: Call, server: ScriptedServer) -> None:
     message = 'strict decoding error: unknown field "spec.collective.wire"'
     server.refuses("POST", JOBS, 400, "BadRequest", message)
     code, said = paceline("submit", "job.yaml", "--set", "spec.collective.wire=BFloat16")
@@ -304,7 +250,7 @@ def test_trainingjobs_that_are_older(paceline: Call, server: Server) -> None:
     assert "paceline-crds" in hint
 
 
-def test_a_name_that_is_taken(paceline: Call, server: Server) -> None:
+def test_a_name_that_is_taken(paceline: Call, server: ScriptedServer) -> None:
     message = 'trainingjobs.paceline.dev "digits" already exists'
     server.refuses("POST", JOBS, 409, "AlreadyExists", message)
     code, said = paceline("submit", "job.yaml")
@@ -314,7 +260,7 @@ def test_a_name_that_is_taken(paceline: Call, server: Server) -> None:
     assert "paceline delete digits" in hint
 
 
-def test_no_such_job(paceline: Call, server: Server) -> None:
+def test_no_such_job(paceline: Call, server: ScriptedServer) -> None:
     message = 'trainingjobs.paceline.dev "digits" not found'
     server.refuses("GET", f"{JOBS}/digits", 404, "NotFound", message)
     for verb in ("status", "logs", "wait", "suspend", "delete", "events", "explain"):
@@ -327,7 +273,7 @@ def test_no_such_job(paceline: Call, server: Server) -> None:
         assert "-n names another namespace" in hint
 
 
-def test_no_such_namespace(paceline: Call, server: Server) -> None:
+def test_no_such_namespace(paceline: Call, server: ScriptedServer) -> None:
     server.refuses("POST", JOBS, 404, "NotFound", 'namespaces "team" not found')
     code, said = paceline("submit", "job.yaml")
     error, _ = told(said)
@@ -345,7 +291,7 @@ def test_the_file_names_another_namespace(paceline: Call, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("rank", ["4", "-1"])
-def test_a_rank_out_of_range(paceline: Call, server: Server, rank: str) -> None:
+def test_a_rank_out_of_range(paceline: Call, server: ScriptedServer, rank: str) -> None:
     body = {"metadata": {"name": "digits", "uid": "u"}, "spec": {"replicas": 4}}
     server.answers["GET", f"{JOBS}/digits"] = 200, body
     server.answers["GET", "/api/v1/namespaces/team/pods"] = 200, {"items": []}
@@ -364,7 +310,7 @@ def test_a_timeout_that_is_none(paceline: Call) -> None:
     assert "90s" in hint
 
 
-def test_the_server_is_no_kubernetes(paceline: Call, server: Server) -> None:
+def test_the_server_is_no_kubernetes(paceline: Call, server: ScriptedServer) -> None:
     server.answers["GET", f"{JOBS}/digits"] = 200, "<html>welcome</html>"
     code, said = paceline("status", "digits")
     error, hint = told(said)
@@ -373,7 +319,7 @@ def test_the_server_is_no_kubernetes(paceline: Call, server: Server) -> None:
     assert "API server" in hint
 
 
-def test_a_server_in_trouble(paceline: Call, server: Server) -> None:
+def test_a_server_in_trouble(paceline: Call, server: ScriptedServer) -> None:
     server.refuses("GET", f"{JOBS}/digits", 503, "ServiceUnavailable", "etcd has no leader")
     code, said = paceline("status", "digits")
     error, _ = told(said)

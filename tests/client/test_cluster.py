@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from cli.test_cluster_mistakes import JOBS, Server
+from jobs.scripted_server import JOBS, TOKEN, ScriptedServer
 from paceline.client import JobClient
+from paceline.function.errors import FunctionError
 from paceline.jobs.errors import (
     AwayError,
     NameTakenError,
@@ -29,26 +29,23 @@ STORED = {
 def train() -> None: ...
 
 
+def closing_over(word: str) -> Callable[[], str]:
+    def inner() -> str:
+        return word
+
+    return inner
+
+
 @pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server()
+def server() -> Iterator[ScriptedServer]:
+    made = ScriptedServer()
     yield made
     made.close()
 
 
 @pytest.fixture
-def kubeconfig(server: Server, tmp_path: Path) -> Path:
-    config: dict[str, Any] = {
-        "clusters": [{"name": "here", "cluster": {"server": server.url}}],
-        "users": [{"name": "me", "user": {"token": "secret-token"}}],
-        "contexts": [
-            {"name": "here", "context": {"cluster": "here", "user": "me", "namespace": "team"}}
-        ],
-        "current-context": "here",
-    }
-    file = tmp_path / "config"
-    file.write_text(yaml.safe_dump(config))
-    return file
+def kubeconfig(server: ScriptedServer, tmp_path: Path) -> Path:
+    return server.kubeconfig(tmp_path)
 
 
 @pytest.fixture
@@ -62,20 +59,22 @@ def refused(call: Any, kind: type[PacelineError], words: str) -> None:
     assert words in caught.value.message
     assert "\n" not in caught.value.message
     assert caught.value.hint
-    assert "secret-token" not in str(caught.value)
+    assert TOKEN not in str(caught.value)
 
 
-def test_the_place(client: JobClient, server: Server) -> None:
+def test_the_place(client: JobClient, server: ScriptedServer) -> None:
     assert repr(client) == f"<JobClient of namespace team of {server.url}>"
 
 
-def test_a_function_goes_into_a_config_map(client: JobClient, server: Server) -> None:
+def test_a_function_goes_into_a_config_map(client: JobClient, server: ScriptedServer) -> None:
     server.answers["POST", JOBS] = 201, STORED
     server.answers["POST", CONFIG_MAPS] = 201, {}
     assert client.train(train, name="job").name == "job"
 
 
-def test_a_job_without_its_function_does_not_stay(client: JobClient, server: Server) -> None:
+def test_a_job_without_its_function_does_not_stay(
+    client: JobClient, server: ScriptedServer
+) -> None:
     server.answers["POST", JOBS] = 201, STORED
     server.refuses("POST", CONFIG_MAPS, 403, "Forbidden", "configmaps is forbidden: User me")
     server.answers["DELETE", f"{JOBS}/job"] = 200, {}
@@ -90,25 +89,51 @@ def test_wrong_context(kubeconfig: Path) -> None:
     refused(lambda: JobClient.from_kubeconfig(kubeconfig, context="there"), ContextError, "there")
 
 
-def test_name_taken(client: JobClient, server: Server) -> None:
+def test_name_taken(client: JobClient, server: ScriptedServer) -> None:
     server.refuses("POST", JOBS, 409, "AlreadyExists", "trainingjobs job already exists")
     refused(lambda: client.train(train, name="job"), NameTakenError, "already a job job")
 
 
-def test_no_rights(client: JobClient, server: Server) -> None:
+def test_no_rights(client: JobClient, server: ScriptedServer) -> None:
     server.refuses("POST", JOBS, 403, "Forbidden", "trainingjobs is forbidden: User me")
     refused(lambda: client.train(train, name="job"), NotAllowedError, "forbidden")
 
 
-def test_a_login_that_is_refused(client: JobClient, server: Server) -> None:
+def test_a_login_that_is_refused(client: JobClient, server: ScriptedServer) -> None:
     server.refuses("POST", JOBS, 401, "Unauthorized", "Unauthorized")
     refused(lambda: client.train(train, name="job"), RefusedError, "does not accept the login")
 
 
 def test_no_training_jobs_there(client: JobClient) -> None:
-    refused(lambda: client.train(train, name="job"), NotInstalledError, "")
+    words = "does not know TrainingJobs: Paceline is not installed"
+    refused(lambda: client.train(train, name="job"), NotInstalledError, words)
 
 
-def test_cluster_away(client: JobClient, server: Server) -> None:
+def test_training_jobs_that_are_older(client: JobClient, server: ScriptedServer) -> None:
+    message = 'strict decoding error: unknown field "spec.collective.wire"'
+    server.refuses("POST", JOBS, 400, "BadRequest", message)
+    words = "are of another release of Paceline"
+    refused(lambda: client.train(train, name="job"), NotInstalledError, words)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [(lambda: None, "lambda"), (closing_over("x"), "closes over word")],
+    ids=["a lambda", "a closure"],
+)
+def test_a_function_that_cannot_be_sent_asks_nothing_of_the_cluster(
+    client: JobClient, function: Callable[[], Any], words: str
+) -> None:
+    refused(lambda: client.train(function, name="job"), FunctionError, words)
+
+
+def test_cluster_away(client: JobClient, server: ScriptedServer) -> None:
+    server.close()
+    words = f"the API server {server.url} does not answer"
+    refused(lambda: client.train(train, name="job"), AwayError, words)
+    refused(lambda: client.list_jobs(), AwayError, words)
+
+
+def test_cluster_in_trouble(client: JobClient, server: ScriptedServer) -> None:
     server.refuses("POST", JOBS, 503, "ServiceUnavailable", "later")
     refused(lambda: client.train(train, name="job"), AwayError, "cannot answer now")

@@ -1,0 +1,71 @@
+"""A few lines of an API server, for tests of what is asked of one and of what it may answer."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+TOKEN = "secret-token"
+JOBS = "/apis/paceline.dev/v1alpha1/namespaces/team/trainingjobs"
+Answers = dict[tuple[str, str], tuple[int, Any] | list[tuple[int, Any]]]
+
+
+class ScriptedServer:
+    """Says what it was told to say, by method and path; of several answers one after the other, the
+    last one for good. All else is not there. A watch has the method WATCH."""
+
+    def __init__(self) -> None:
+        self.answers: Answers = {}
+        answers = self.answers
+
+        class Handler(BaseHTTPRequestHandler):
+            def _answer(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                path, _, query = self.path.partition("?")
+                method = "WATCH" if "watch=true" in query else self.command
+                found = answers.get((method, path), (404, "404 page not found"))
+                if isinstance(found, list):
+                    found = found.pop(0) if len(found) > 1 else found[0]
+                code, body = found
+                data = (body if isinstance(body, str) else json.dumps(body)).encode()
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_POST = do_PATCH = do_DELETE = _answer  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def kubeconfig(self, folder: Path) -> Path:
+        """Of a user with a token, in the namespace `team`; the context is `here`."""
+        context = {"cluster": "here", "user": "me", "namespace": "team"}
+        config = {
+            "clusters": [{"name": "here", "cluster": {"server": self.url}}],
+            "users": [{"name": "me", "user": {"token": TOKEN}}],
+            "contexts": [{"name": "here", "context": context}],
+            "current-context": "here",
+        }
+        path = folder / "config"
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def refuses(self, method: str, path: str, code: int, reason: str, message: str) -> None:
+        body = {"kind": "Status", "code": code, "reason": reason, "message": message}
+        self.answers[method, path] = code, body

@@ -6,6 +6,7 @@ this user, is of this machine. Else the cluster of the kubeconfig.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -41,7 +42,12 @@ class Where:
 
 
 def cluster(where: Where) -> ClusterJobs:
-    return places.cluster(where.kubeconfig, where.context, where.namespace)
+    return places.cluster(where.kubeconfig, where.context, where.namespace, say=_say)
+
+
+def _say(text: str) -> None:
+    """Beside what the verb prints."""
+    print(f"paceline: {text}", file=sys.stderr, flush=True)
 
 
 def choose(name: str, where: Where) -> Jobs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,14 @@ def local(folder: Path) -> LocalJobs:
 
 
 def cluster(
-    kubeconfig: Path | None = None, context: str | None = None, namespace: str | None = None
+    kubeconfig: Path | None = None,
+    context: str | None = None,
+    namespace: str | None = None,
+    *,
+    say: Callable[[str], None] = lambda _: None,
 ) -> ClusterJobs:
-    """The cluster of a kubeconfig; None for what kubectl would take. Raises AccessError,
-    MissingExtraError."""
+    """The cluster of a kubeconfig; None for what kubectl would take. `say`: as in ClusterJobs.
+    Raises AccessError, MissingExtraError."""
     try:
         from paceline_api.access.access import access
 
@@ -33,4 +38,4 @@ def cluster(
             "speaking to a cluster needs the package kubernetes, which is not installed",
             hint="pip install 'paceline[kubernetes]'",
         ) from None
-    return ClusterJobs(access(kubeconfig, context), namespace)
+    return ClusterJobs(access(kubeconfig, context), namespace, say=say)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,12 +14,12 @@ from paceline_api.errors import PacelineError
 from paceline_api.names import LABEL_JOB
 from paceline_api.types.job import GROUP, KIND, VERSION, TrainingJob
 
-from paceline.clock import NS_PER_S, now_ns, pause, wall_s
+from paceline.clock import NS_PER_S, now_ns, wall_s
 from paceline.jobs.cluster.logs import Logs
+from paceline.jobs.cluster.patience import Patience
 from paceline.jobs.cluster.server import NotFoundError, Server
 from paceline.jobs.core import carried, explain, from_cluster, waiting
 from paceline.jobs.errors import (
-    AwayError,
     NameTakenError,
     NoSuchJobError,
     NotInstalledError,
@@ -38,17 +39,22 @@ from paceline.jobs.interface import (
 
 WATCH_S: Final = 240
 """The server ends a watch after this; then the job is read again."""
-AWAY_S: Final = 60.0
-"""Whoever watches bears an API server that is away for so long."""
-RETRY_S: Final = 1.0
 
 
 class ClusterJobs:
     """The TrainingJobs of one namespace."""
 
-    def __init__(self, access: Access, namespace: str | None = None) -> None:
-        """`namespace`: None for the one of the kubeconfig's context. Asks nothing yet."""
+    def __init__(
+        self,
+        access: Access,
+        namespace: str | None = None,
+        *,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`namespace`: None for the one of the kubeconfig's context. `say`: that the API server is
+        away while something is watched, and that it is back. Asks nothing yet."""
         self._server = Server(access)
+        self._say = say
         self.namespace = namespace or self._server.namespace
         self._path = f"/apis/{GROUP}/{VERSION}/namespaces/{self.namespace}/trainingjobs"
         self._pods_path = f"/api/v1/namespaces/{self.namespace}/pods"
@@ -119,8 +125,9 @@ class ClusterJobs:
         return self._told(job, self._pods(job))
 
     def watch(self, name: str) -> Generator[JobStatus]:
-        for job in self._follow(name, None):
-            status = self._told(job, self._pods(job))
+        patience = Patience(self._say)
+        for job in self._follow(name, None, patience):
+            status = self._told(job, patience.asked(partial(self._pods, job)))
             yield status
             if status.ended:
                 return
@@ -129,15 +136,15 @@ class ClusterJobs:
         self, name: str, until: Until = Until.ENDED, *, timeout_s: float | None = None
     ) -> JobStatus:
         end_ns = None if timeout_s is None else now_ns() + round(timeout_s * NS_PER_S)
-        last = None
-        for job in self._follow(name, end_ns):
+        patience, state = Patience(self._say), "not heard of"
+        for job in self._follow(name, end_ns, patience):
             last = self._told(job, None)
             if waiting.reached(last, until):
-                return self._told(job, self._pods(job))
+                return self._told(job, patience.asked(partial(self._pods, job)))
+            state = last.state
         if end_ns is not None and now_ns() >= end_ns:
-            assert last is not None, "the first one was there"
             raise WaitTimeoutError(
-                f"job {name} is {last.state} after {timeout_s:g} s, and not yet {until}",
+                f"job {name} is {state} after {timeout_s:g} s, and not yet {until}",
                 hint=f"wait longer with --timeout; `paceline explain {name}` says what it waits "
                 "for",
             )
@@ -149,9 +156,10 @@ class ClusterJobs:
         self, name: str, selection: Selection = ALL_LINES, *, follow: bool = False
     ) -> Generator[LogLine]:
         job = self._job(name)
-        logs = Logs(self._server, self.namespace, job, selection)
+        patience = Patience(self._say)
+        logs = Logs(self._server, self.namespace, job, selection, patience)
         if follow:
-            yield from logs.followed(lambda: self._follow(name, None))
+            yield from logs.followed(lambda: self._follow(name, None, patience))
         else:
             yield from logs.until_now(self._pods(job))
 
@@ -211,7 +219,7 @@ class ClusterJobs:
         """Until neither the job nor a pod of it is left."""
         name = job["metadata"]["name"]
         try:
-            for _ in self._follow(name, end_ns):
+            for _ in self._follow(name, end_ns, Patience(self._say)):
                 pass
         except NoSuchJobError:
             pass  # it was gone before anybody looked
@@ -236,17 +244,18 @@ class ClusterJobs:
                 if not left:
                     break
 
-    def _follow(self, name: str, end_ns: int | None) -> Generator[dict[str, Any]]:
+    def _follow(
+        self, name: str, end_ns: int | None, patience: Patience
+    ) -> Generator[dict[str, Any]]:
         """The job each time that it has changed, until it is deleted or `end_ns` is over."""
         uid, seen = self._job(name)["metadata"]["uid"], ""
         only = {"fieldSelector": f"metadata.name={name}"}
-        away_ns = None
         while True:
             try:
                 # The list's version is the present one; that of a job which has not changed for
                 # long is too old to watch from.
                 found = self._server.get(self._path, only)
-                away_ns = None
+                patience.answered()
                 job = next(iter(found["items"]), None)
                 if job is None or job["metadata"]["uid"] != uid:
                     return
@@ -262,11 +271,8 @@ class ClusterJobs:
                         continue  # the last one: the job is read anew
                     seen = job["metadata"]["resourceVersion"]
                     yield job
-            except AwayError:
-                away_ns = away_ns or now_ns()
-                if now_ns() - away_ns > AWAY_S * NS_PER_S:
-                    raise
-                pause(RETRY_S)
+            except PacelineError as error:
+                patience.rest(error)
             if end_ns is not None and now_ns() >= end_ns:
                 return
 

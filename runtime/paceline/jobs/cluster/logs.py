@@ -20,6 +20,7 @@ from paceline_api.names import worker_selector
 from paceline_api.types.template import TRAINER
 
 from paceline.clock import NS_PER_MS, NS_PER_S, now_ns, pause
+from paceline.jobs.cluster.patience import RETRY_S, Patience
 from paceline.jobs.cluster.server import NotFoundError, Server
 from paceline.jobs.core import from_cluster
 from paceline.jobs.core.lines import Shuffle, merged, parse_line
@@ -29,7 +30,6 @@ from paceline.jobs.interface import COMPLETE, FAILED, LogLine, Selection
 SILENCE_S: Final = 120.0
 """A stream that says nothing for so long is opened anew: its other end may be gone."""
 WATCH_S: Final = 240
-RETRY_S: Final = 1.0
 HOLD_NS: Final = 500 * NS_PER_MS
 """So long a line is held for those of other pods that are older and come later."""
 QUEUED_MAX: Final = 10_000
@@ -40,9 +40,16 @@ Object = Mapping[str, Any]
 class Logs:
     """Of one job. Used once."""
 
-    def __init__(self, server: Server, namespace: str, job: Object, selection: Selection) -> None:
+    def __init__(
+        self,
+        server: Server,
+        namespace: str,
+        job: Object,
+        selection: Selection,
+        patience: Patience,
+    ) -> None:
         """Raises NoSuchRankError."""
-        self._server, self._selection = server, selection
+        self._server, self._selection, self._patience = server, selection, patience
         self._pods_path = f"/api/v1/namespaces/{namespace}/pods"
         self._name, self._uid = job["metadata"]["name"], job["metadata"]["uid"]
         self._procs = int(job["spec"].get("procsPerReplica", 1))
@@ -129,6 +136,7 @@ class Logs:
         while not self._stop.is_set():
             try:
                 found = self._server.get(self._pods_path, query)
+                self._patience.answered()
                 pods = found["items"]
                 if first and not self._selection.previous:
                     pods = self._without_earlier(pods)
@@ -143,9 +151,8 @@ class Logs:
                         break
                     if kind != "ERROR":
                         self._open(pod)
-            except AwayError:
-                # Who watches the job says so if it lasts.
-                pause(RETRY_S)
+            except PacelineError as error:
+                self._patience.rest(error)
 
     def _without_earlier(self, pods: Iterable[Object]) -> list[Object]:
         """What was replaced before anybody looked is past."""
@@ -179,7 +186,10 @@ class Logs:
                             return
                     if not self._runs(pod):
                         return
-                except AwayError:
+                except PacelineError as error:
+                    # The kubelet alone may be away; of the API server the watch of pods hears.
+                    if not (self._patience.outage or isinstance(error, AwayError)):
+                        raise
                     pause(RETRY_S)
         finally:
             self._put(_Closed(pod["metadata"]["name"]))

@@ -1,0 +1,44 @@
+"""An API server that is away is borne for a while, and told of once."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from paceline.jobs.core.outage import BORNE_NS, TOLD_AFTER_NS, Outage, Verdict
+
+pauses_ns = st.lists(st.integers(0, 2 * TOLD_AFTER_NS), min_size=1, max_size=40)
+
+
+@given(st.lists(pauses_ns, max_size=5))
+def test_each_outage_is_said_once_and_its_end_only_if_it_was_said(
+    outages: list[list[int]],
+) -> None:
+    outage, now_ns = Outage(), 0
+    for pauses in outages:
+        said = 0
+        begun_ns = now_ns
+        for pause_ns in pauses:
+            verdict = outage.missed(now_ns)
+            assert outage.lasts
+            said += verdict is Verdict.SAY_SO
+            assert verdict is not Verdict.GIVE_UP
+            if now_ns - begun_ns >= TOLD_AFTER_NS:
+                assert said == 1, "whoever reads is not left to guess"
+            now_ns += pause_ns
+        assert said <= 1
+        assert outage.answered() is (said == 1)
+        assert not outage.lasts
+        assert not outage.answered()
+
+
+def test_a_broken_connection_is_no_outage() -> None:
+    outage = Outage()
+    assert outage.missed(5) is Verdict.TRY_AGAIN
+    assert not outage.answered()
+
+
+def test_one_that_stays_away_is_given_up() -> None:
+    outage = Outage()
+    outage.missed(0)
+    assert outage.missed(BORNE_NS - 1) is Verdict.SAY_SO
+    assert outage.missed(BORNE_NS) is Verdict.GIVE_UP

@@ -28,7 +28,7 @@ def told(found: JobStatus, *events: JobEvent, cluster: bool = True) -> Explanati
 
 
 def rank(slot: int, state: RankPhase = RankPhase.ACTIVE, why: str = "") -> RankStatus:
-    return RankStatus(MemberId(slot, 0, 1), state, host=f"node{slot}", why=why)
+    return RankStatus(MemberId(slot, 0, 1000), state, host=f"node{slot}", why=why)
 
 
 def test_nothing_holds_it_up() -> None:
@@ -40,7 +40,7 @@ def test_nothing_holds_it_up() -> None:
 
 
 def test_the_blamed_rank_is_named_with_its_node() -> None:
-    slow = StragglerStatus(MemberId(1, 0, 1), 210, 0.0, "Replace")
+    slow = StragglerStatus(MemberId(1, 0, 1000), 210, 0.0, "Replace")
     detail = Status("digits", "", ranks=(rank(0), rank(1)), stragglers=(slow,))
     found = told(status(detail=detail))
     assert "rank 1 holds it up: its step takes 210 %" in found.verdict

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paceline.core.status import RankPhase
+from paceline.core.status import Fact, RankPhase
 from paceline.jobs.core.from_cluster import job_events, job_status, latest, time_s
 from paceline.jobs.core.waiting import reached
 from paceline.jobs.interface import Until
@@ -68,10 +68,10 @@ def test_a_job_that_trains() -> None:
     assert found.detail is not None
     assert [rank.state for rank in found.detail.ranks] == [RankPhase.ACTIVE] * 4
     assert [rank.member for rank in found.detail.ranks] == [
-        (0, 0, 1),
-        (0, 1, 1),
-        (1, 0, 1),
-        (1, 1, 1),
+        (0, 0, 1000),
+        (0, 1, 1000),
+        (1, 0, 1000),
+        (1, 1, 1000),
     ]
     assert found.detail.settings.mode == "Quorum"
     assert found.detail.transport == "mpi over TCP"
@@ -116,6 +116,28 @@ def test_which_of_several_running_ones_does_not_train_is_not_known() -> None:
     found = job_status(job("Resizing", readyReplicas=1), [pod(0, 1), pod(1, 2)], NOW_S)
     assert found.detail is not None
     assert {rank.state for rank in found.detail.ranks} == {RankPhase.STARTING}
+
+
+def test_a_row_is_of_one_attempt_of_a_pod() -> None:
+    """Of the pod that was replaced nothing is taken over, and a running pod is as its rank says."""
+    rows = [
+        {"member": "0.0#1002", "state": "joining", "stepMicroseconds": 12_300, "round": 8},
+        {"member": "1.0#1000", "state": "active", "lagMicroseconds": 5, "sharePercent": 40},
+    ]
+    told = job("Resizing", spec={"procsPerReplica": 1}, readyReplicas=1, round=9, ranks=rows)
+    found = job_status(told, [pod(0, 1), pod(1, 2)], NOW_S)
+    assert found.detail is not None
+    first, second = found.detail.ranks
+    assert (str(first.member), first.state, first.version) == ("0.0#1002", RankPhase.JOINING, 8)
+    assert first.facts == {Fact.STEP_S: 0.0123}
+    assert (str(second.member), second.facts) == ("1.0#2000", {})
+
+
+def test_figures_say_how_old_they_are() -> None:
+    at = "2026-11-23T06:01:00Z"
+    assert job_status(job(figuresTime=at), None, NOW_S).told_s == 30
+    assert job_status(job("Complete", figuresTime=at), None, NOW_S).told_s == 0
+    assert job_status(job(), None, NOW_S).told_s == 0
 
 
 def test_a_job_that_has_failed() -> None:

@@ -18,6 +18,8 @@ WORKERS = 8
 POD_BYTES = 3_100
 """Of a worker; no template is smaller than the one here."""
 STATUS_BYTES = 2_200
+ROW_BYTES = 125
+"""Of a rank in it."""
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def test_a_start_sends_few_requests_and_small_ones(
     assert asked["PATCH trainingjobs/status"] == 2, "one at the start, one when the ring is formed"
     assert asked.total() == (WORKERS + 1) + 1 + 1 + 2 + 1, "pods, Secret, Service, status, Event"
     assert sent["pods"] <= (WORKERS + 1) * POD_BYTES
-    assert sent[PLURAL] <= 2 * STATUS_BYTES
+    assert sent[PLURAL] <= 2 * (STATUS_BYTES + WORKERS * ROW_BYTES)
 
 
 def test_workers_that_come_one_by_one_cost_no_write_each(

@@ -8,10 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 from fake_cluster.observations import NOW, RUNNING, job_of, training
-from paceline.core.status import LogStatus, Status
+from hypothesis import given
+from hypothesis import strategies as st
+from paceline.core.protocol.ids import MemberId
+from paceline.core.status import Fact, LogStatus, RankPhase, RankStatus, Status
 from paceline_api.types.status import TrainingJobStatus
 from paceline_operator.core.coordinator_status import read_coordinator_status
 from paceline_operator.core.reconcile import reconcile
+from paceline_operator.core.report import status
 
 WHY = "mpi:ring 300 us at 1048576 B; next: gloo 610 us"
 
@@ -34,16 +38,16 @@ def answer(**fields: Any) -> Status:
 @pytest.mark.parametrize(("before", "told", "ranks"), [(0, 3, 3), (5, 3, 5), (0, 0, 0)])
 def test_restarts_of_ranks(before: int, told: int, ranks: int) -> None:
     """A coordinator that was made anew knows only of pods that it has met."""
-    status = status_of({**RUNNING, "restarts": {"ranks": before}}, answer(restarts=told))
-    assert status.restarts is not None
-    assert status.restarts.ranks == ranks
+    found = status_of({**RUNNING, "restarts": {"ranks": before}}, answer(restarts=told))
+    assert found.restarts is not None
+    assert found.restarts.ranks == ranks
 
 
 @pytest.mark.parametrize(("left_s", "eta"), [(89.6, 90), (None, None)])
 def test_how_long_the_rest_takes(left_s: float | None, eta: int | None) -> None:
-    status = status_of(RUNNING, answer(log=LogStatus(progress=0.25, left_s=left_s)))
-    assert status.progress is not None
-    assert (status.progress.percent, status.progress.eta_seconds) == (25, eta)
+    found = status_of(RUNNING, answer(log=LogStatus(progress=0.25, left_s=left_s)))
+    assert found.progress is not None
+    assert (found.progress.percent, found.progress.eta_seconds) == (25, eta)
 
 
 def test_a_job_that_does_not_run_has_no_time_left() -> None:
@@ -57,7 +61,64 @@ def test_a_job_that_does_not_run_has_no_time_left() -> None:
     assert failed.status["progress"] == {"percent": 25}
 
 
+def row(slot: int, **fields: Any) -> RankStatus:
+    return RankStatus(MemberId(slot, 0, 1000), RankPhase.ACTIVE, **fields)
+
+
+def test_ranks_have_their_figures() -> None:
+    facts = {str(Fact.STEP_S): 0.0123, str(Fact.LAG_S): 0.0004}
+    found = ranks_of(
+        row(1, version=9, pid=77, facts=facts),
+        row(0),
+        RankStatus(MemberId(2, 0, 1000), RankPhase.DEAD),
+        shares={"1.0#1000": 0.875},
+    )
+    assert found == [
+        {"member": "0.0#1000", "state": "active", "round": 0},
+        {
+            "member": "1.0#1000",
+            "state": "active",
+            "round": 9,
+            "pid": 77,
+            "stepMicroseconds": 12_300,
+            "lagMicroseconds": 400,
+            "sharePercent": 88,
+        },
+    ]
+
+
+def test_of_many_ranks_those_that_come_last_are_told() -> None:
+    late = [row(n, facts={str(Fact.LAG_S): n / 1e3}) for n in range(200)]
+    found = ranks_of(*late)
+    assert [one["member"] for one in found] == [f"{n}.0#1000" for n in range(136, 200)]
+
+
+hostile = st.floats() | st.integers() | st.text(max_size=300) | st.none() | st.lists(st.integers())
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["state", "pid", "version"]), hostile)), hostile)
+def test_no_coordinator_makes_a_status_that_the_api_server_refuses(
+    rows: list[dict[str, Any]], figure: Any
+) -> None:
+    facts = {"step_seconds": figure, "lag_seconds": figure}
+    ranks = [{"member": [n, figure, n], "facts": facts, **one} for n, one in enumerate(rows)]
+    told = read_coordinator_status({"ranks": ranks, "log": {"round_s": figure, "shares": figure}})
+    seen = replace(training(2), coordinator=told)
+    found = status.figures(seen)
+    text = {"ranks": found["ranks"], "figuresTime": found["figuresTime"]}
+    TrainingJobStatus.model_validate(text, by_alias=True)
+    for one in found["ranks"]:
+        assert all(abs(n) <= 2**53 for n in one.values() if isinstance(n, int))
+
+
+def ranks_of(*ranks: RankStatus, shares: dict[str, float] | None = None) -> list[dict[str, Any]]:
+    raw = answer(ranks=ranks, log=LogStatus(shares=shares or {}))
+    told = read_coordinator_status(msgspec.json.decode(msgspec.json.encode(raw)))
+    found: list[dict[str, Any]] = status.figures(replace(training(2), coordinator=told))["ranks"]
+    return found
+
+
 def test_the_measurement_that_led_to_the_transport() -> None:
-    status = status_of(RUNNING, answer(transport="mpi", transport_why=WHY))
-    assert status.transport is not None
-    assert (status.transport.kind, status.transport.message) == ("mpi", WHY)
+    found = status_of(RUNNING, answer(transport="mpi", transport_why=WHY))
+    assert found.transport is not None
+    assert (found.transport.kind, found.transport.message) == ("mpi", WHY)

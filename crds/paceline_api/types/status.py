@@ -14,6 +14,9 @@ from pydantic import ConfigDict, Field
 from paceline_api.types.model import Model
 
 STRAGGLERS_MAX = 16
+RANK_STATE_MAX = 16
+RANKS_MAX = 64
+"""About 8 KB, which each write of the status sends to everybody who watches the job."""
 
 
 class StatusModel(Model):
@@ -98,6 +101,9 @@ class CollectiveStatus(StatusModel):
     wait_avoided_seconds: int | None = None
     """Seconds of waiting, summed over ranks, that the mode has saved against Full."""
 
+    round_microseconds: int | None = None
+    """Median time of the recent rounds."""
+
 
 class StragglerStatus(StatusModel):
     """One rank that is slow for long."""
@@ -119,6 +125,31 @@ class StragglerStatus(StatusModel):
 
     action: str
     """The last step taken against it."""
+
+
+class RankFigures(StatusModel):
+    """One rank as the coordinator told of it."""
+
+    member: Annotated[str, Field(max_length=64)]
+    """slot.process#attempt, as in the logs."""
+
+    state: Annotated[str, Field(max_length=RANK_STATE_MAX)]
+    """What it does: starting, joining, standby, active, benched, suspect, draining, finished."""
+
+    pid: int = 0
+    """Its process, in its pod."""
+
+    step_microseconds: int | None = None
+    """Median of its recent steps: batch in hand until the gradient is announced."""
+
+    lag_microseconds: int | None = None
+    """Median of its recent arrivals after the first rank of the same round."""
+
+    share_percent: int | None = None
+    """Rounds with a contribution of it, in percent of those in which it was active."""
+
+    round: int = 0
+    """Rounds that it has applied."""
 
 
 class Progress(StatusModel):
@@ -187,6 +218,13 @@ class TrainingJobStatus(StatusModel):
 
     progress: Progress | None = None
     """How far the job is."""
+
+    ranks: Annotated[tuple[RankFigures, ...], Field(max_length=RANKS_MAX)] = ()
+    """The ranks with their figures; of more than 64 those that come last. Written at most once a
+    minute, but for transitions."""
+
+    figures_time: datetime | None = None
+    """When the coordinator told round, progress and ranks."""
 
     start_time: datetime | None = None
     """When training first started."""

@@ -52,9 +52,23 @@ class Rank:
     silent_most_ms: int = SILENT_MS
     """Beyond it its heartbeat is too old to speak for it."""
     step_s: float = 0.0
+    lag_s: float | None = None
+    """Median of its arrivals after the first rank; None: it has not said."""
+    share: float | None = None
+    """Rounds with a contribution of it, of those in which it was active."""
+    version: int = 0
+    """Rounds that it has applied."""
+    restarts: int = 0
+    """Of its process, inside of the pod."""
+    pid: int = 0
     why: str = ""
     carrier: str = ""
     """What carries its data channel to other pods: TCP, RDMA, GPUDirect; empty: not known."""
+
+    @property
+    def member(self) -> str:
+        """slot.process#attempt, as its lines in the logs begin."""
+        return f"{self.slot}.{self.local}#{self.attempt * ATTEMPT_STRIDE + self.restarts}"
 
     @property
     def pod(self) -> tuple[int, int]:
@@ -162,7 +176,7 @@ def read_coordinator_status(data: Any) -> CoordinatorStatus:
         has_targets=bool(body.get("told", True)),
         inventory=_whole(body.get("inventory")),
         settings=_mapping(body.get("settings")),
-        ranks=tuple(_ranks(_items(body.get("ranks")), silent_most_ms)),
+        ranks=tuple(_ranks(_items(body.get("ranks")), silent_most_ms, _mapping(log.get("shares")))),
         version=_whole(body.get("version")),
         transport=_name(body.get("transport")),
         transport_why=_text(body.get("transport_why")),
@@ -195,21 +209,29 @@ def _generation(body: Mapping[str, Any]) -> str:
     return f"{_whole(parts[0])}.{_whole(parts[2])}"
 
 
-def _ranks(items: Iterable[Any], silent_most_ms: int) -> Iterable[Rank]:
+def _ranks(items: Iterable[Any], silent_most_ms: int, shares: Mapping[str, Any]) -> Iterable[Rank]:
     for item in map(_mapping, items):
         member = _items(item.get("member"))
         if len(member) != 3:
             continue
-        place = item.get("rank")
+        slot, local, start = map(_whole, member)
+        attempt, restarts = divmod(start, ATTEMPT_STRIDE)
+        place, facts = item.get("rank"), _mapping(item.get("facts"))
+        share, lag_s = shares.get(f"{slot}.{local}#{start}"), facts.get("lag_seconds")
         yield Rank(
-            slot=_whole(member[0]),
-            local=_whole(member[1]),
-            attempt=_whole(member[2]) // ATTEMPT_STRIDE,
+            slot=slot,
+            local=local,
+            attempt=attempt,
             state=_name(item.get("state")),
             rank=_whole(place) if isinstance(place, int) else None,
             silent_ms=_whole(item.get("silent_ms")),
             silent_most_ms=silent_most_ms,
-            step_s=_number(_mapping(item.get("facts")).get("step_seconds")),
+            step_s=_number(facts.get("step_seconds")),
+            lag_s=_number(lag_s) if isinstance(lag_s, int | float) else None,
+            share=_number(share) if isinstance(share, int | float) else None,
+            version=_whole(item.get("version")),
+            restarts=restarts,
+            pid=_whole(item.get("pid")),
             why=_text(item.get("why")),
             carrier=_name(item.get("carrier")),
         )

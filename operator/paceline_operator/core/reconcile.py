@@ -106,6 +106,7 @@ def _suspend(job: Job, seen: Observed, now_s: float) -> Changes:
         new_status |= {"replicas": 0, "readyReplicas": 0, "activeRanks": 0}
         new_status["ready"] = f"0/{job.settings.replicas}"
         new_status.pop("transport", None)  # the next pods may be on other nodes
+        new_status.pop("ranks", None)
         status.without_eta(new_status)
         attempts = [pod.attempt for pod in seen.own(job.uid)]
         if attempts or job.highest_attempt:

@@ -22,6 +22,8 @@ from paceline.jobs.local import LocalJobs
 
 WATCH_S: Final = 0.5
 LINE_S: Final = 1.0
+OLD_S: Final = 5.0
+"""What a cluster tells of ranks is said to be old from here on."""
 
 
 def status(name: str | None, where: Where, *, watch: bool, output: Output | None) -> int:
@@ -70,7 +72,8 @@ def _show(screen: Console, found: JobStatus, output: Output | None) -> None:
         return
     place = found.place
     where = f"logs in {place}" if place.startswith("/") else f"namespace {place}"
-    screen.print(f"job {found.name}: {_state(found)}{where}", markup=False)
+    old = f"  figures {rendering.age(found.told_s)} old" if found.told_s >= OLD_S else ""
+    screen.print(f"job {found.name}: {_state(found)}{where}{old}", markup=False)
     if found.message:
         screen.print(found.message, markup=False)
     if found.hint:

@@ -50,8 +50,9 @@ def row_of(status: JobStatus, wall_s: float) -> dict[str, Any]:
             "samples_late": log.samples_late,
             "samples_dropped": sum(log.samples_dropped.values()),
             "updates": log.updates,
-            "round_s": log.round_s,
         }
+    if log.round_s:
+        row["round_s"] = log.round_s
     # A figure of the script that is called as one of ours stays apart from it.
     figures = {f"{name}_" if name in row else name: value for name, value in log.metrics.items()}
     return row | {"wait_avoided_s": log.avoided_s} | figures

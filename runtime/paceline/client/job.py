@@ -101,7 +101,7 @@ class Job:
         `wait()`, and in each `status()`. Columns: round, wall_s (Unix time), state, replicas,
         ready, progress (0 to 1), rounds_per_s, round_s, samples_applied, samples_late,
         samples_dropped, updates, wait_avoided_s, and each figure that the script gives to `pl.log`.
-        A cluster tells of those up to progress and of wait_avoided_s only; the others are for
+        A cluster does not tell of samples, updates and the script's figures; they are for
         Prometheus there. Raises MissingExtraError without pandas."""
         self.status()
         try:

@@ -51,9 +51,13 @@ class JobStatus(Struct, frozen=True):
     """Seconds to the end at the present speed; None while nobody knows."""
     age_s: float = 0.0
     """Since it was submitted."""
+    told_s: float = 0.0
+    """How old round, progress and the ranks' figures are; 0 on this machine, and of a job that has
+    ended."""
     detail: Status | None = None
     """Ranks, rounds, conditions; None before there is anything to tell. On a cluster it is put
-    together from the TrainingJob and its pods, so what only ranks know of themselves is missing."""
+    together from the TrainingJob and its pods: the script's own figures are missing, and the ranks'
+    figures are there for 64 at most."""
 
     @property
     def ended(self) -> bool:

@@ -2,7 +2,7 @@
 
 Transitions and counts are written at once, at most ten times a second, but for workers that come
 one after the other: they share a write of each second, or of five before there is a membership.
-Round, progress and the other figures that move all the time are written once a minute.
+Round, progress, ranks and the other figures that move all the time are written once a minute.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from paceline_api.names import worker_selector
 from paceline_api.reasons import ConditionType
-from paceline_api.types.status import STRAGGLERS_MAX
+from paceline_api.types.status import RANK_STATE_MAX, RANKS_MAX, STRAGGLERS_MAX
 
-from paceline_operator.core.coordinator_status import ACTIVE, CoordinatorStatus
+from paceline_operator.core.coordinator_status import ACTIVE, WHOLE_MAX, CoordinatorStatus, Rank
 from paceline_operator.core.decide import backoff
 from paceline_operator.core.job import Job, timestamp
 from paceline_operator.core.observed import Observed
@@ -31,6 +31,8 @@ STARTING_S: Final = 5.0
 WORDS_S: Final = 2.0
 """Reasons and messages without a transition."""
 FIGURES_S: Final = 60.0
+FIGURES: Final = ("round", "progress", "ranks")
+US_PER_S: Final = 1_000_000
 PARTIAL: Final = ("quorum", "deadline", "initiator")
 """Triggers of rounds that did not wait for everybody."""
 
@@ -56,6 +58,7 @@ def running(
             status["transport"] = moved
         if progress := _progress(coordinator):
             status["progress"] = progress
+        status |= figures(seen)
     # As the first answer of a coordinator will be, so that it is no news.
     status.setdefault("readyReplicas", 0)
     status.setdefault("activeRanks", 0)
@@ -110,6 +113,7 @@ def ended(
             status["transport"] = moved
         if progress := _progress(seen.coordinator):
             status["progress"] = progress
+        status |= figures(seen)
     without_eta(status)
     replicas = job.settings.replicas if job.settings else 0
     status |= {"replicas": 0, "readyReplicas": 0, "activeRanks": 0, "ready": f"0/{replicas}"}
@@ -126,6 +130,35 @@ def _progress(coordinator: CoordinatorStatus) -> dict[str, int] | None:
     if coordinator.left_s is not None:
         found["etaSeconds"] = round(coordinator.left_s)
     return found
+
+
+def figures(seen: Observed) -> dict[str, Any]:
+    """Of the ranks that live, by slot; of many those that are waited for the longest."""
+    assert seen.coordinator is not None
+    last = sorted(seen.coordinator.living, key=lambda rank: rank.lag_s or 0.0, reverse=True)
+    chosen = sorted(last[:RANKS_MAX], key=lambda rank: (rank.slot, rank.local))
+    return {
+        "ranks": [_row(rank) for rank in chosen],
+        "figuresTime": timestamp(seen.coordinator_heard_s),
+    }
+
+
+def _row(rank: Rank) -> dict[str, Any]:
+    state = rank.state[:RANK_STATE_MAX]
+    found: dict[str, Any] = {"member": rank.member, "state": state, "round": rank.version}
+    if rank.pid:
+        found["pid"] = rank.pid
+    if rank.step_s:
+        found["stepMicroseconds"] = _us(rank.step_s)
+    if rank.lag_s is not None:
+        found["lagMicroseconds"] = _us(rank.lag_s)
+    if rank.share is not None:
+        found["sharePercent"] = round(100 * max(0.0, min(rank.share, 1.0)))
+    return found
+
+
+def _us(seconds: float) -> int:
+    return max(0, min(round(seconds * US_PER_S), WHOLE_MAX))
 
 
 def without_eta(status: dict[str, Any]) -> None:
@@ -146,6 +179,8 @@ def _collective(job: Job, seen: Observed) -> dict[str, Any]:
         partial = sum(coordinator.rounds.get(name, 0) for name in PARTIAL)
         found["partialPercent"] = round(100 * partial / total)
     found["waitAvoidedSeconds"] = int(coordinator.avoided_s)
+    if coordinator.round_s:
+        found["roundMicroseconds"] = _us(coordinator.round_s)
     return found
 
 
@@ -184,7 +219,7 @@ def state_word(status: Mapping[str, Any]) -> str:
 def without_figures(status: Mapping[str, Any]) -> dict[str, Any]:
     """What is written at once when it changes."""
     status = without_carrier(dict(status))
-    fast = {k: v for k, v in status.items() if k not in ("round", "progress")}
+    fast = {k: v for k, v in status.items() if k not in FIGURES}
     collective = status.get("collective") or {}
     fast["collective"] = {"mode": collective.get("mode")} if collective else {}
     fast["stragglers"] = [
@@ -242,5 +277,6 @@ def due(
 
 
 def _normal(status: Mapping[str, Any]) -> dict[str, Any]:
-    """Nothing and an empty list are the same to the API server."""
-    return {k: v for k, v in status.items() if v not in (None, [], {}, "")}
+    """Nothing and an empty list are the same to the API server; that the same was told again is no
+    news."""
+    return {k: v for k, v in status.items() if v not in (None, [], {}, "") and k != "figuresTime"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from paceline.core.messages import pod_of
 from paceline.core.status import RankPhase, RankStatus, Status, StragglerStatus, place_of
 from paceline.jobs.interface import (
     COMPLETE,
@@ -79,7 +80,7 @@ class _Job:
         waiting = [rank for rank in self._detail.ranks if _waits(rank)]
         commands = [self._command("events"), f"{self._command('status')} --watch"]
         if waiting and self._cluster:
-            slot, _, attempt = waiting[0].member
+            slot, attempt = pod_of(waiting[0].member)
             pod = f"{status.name}-{slot}-{attempt}"
             commands.insert(0, f"kubectl describe pod {pod}{self._flags}")
         commands.append(self._command("logs"))

@@ -16,9 +16,11 @@ from paceline_api.names import (
 from paceline_api.reasons import ConditionType
 from paceline_api.rounds import RoundSettings
 
-from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
+from paceline.core.messages import ATTEMPT_STRIDE, Network, pod_of
+from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId, parse_member
 from paceline.core.status import (
     Condition,
+    Fact,
     LogStatus,
     RankPhase,
     RankStatus,
@@ -28,6 +30,9 @@ from paceline.core.status import (
 from paceline.jobs.interface import COMPLETE, FAILED, SUSPENDED, TRAINING, JobEvent, JobStatus
 
 Object = Mapping[str, Any]
+Place = tuple[int, int, int]
+"""Slot, process in it, attempt of the pod."""
+US_PER_S: Final = 1_000_000
 
 _NO_NEWS: Final = (
     ConditionType.READY,
@@ -62,10 +67,24 @@ def job_status(job: Object, pods: Iterable[Object] | None, now_s: float) -> JobS
         ready=int(status.get("readyReplicas") or 0),
         round=int(status.get("round") or 0),
         progress=None if percent is None else percent / 100,
+        rounds_per_s_now=_rounds_per_s(status, state),
         left_s=None if left_s is None else float(left_s),
         age_s=max(0.0, now_s - time_s(meta.get("creationTimestamp"))),
+        told_s=_told_s(status, state, now_s),
         detail=None if pods is None else _detail(job, list(pods)),
     )
+
+
+def _rounds_per_s(status: Object, state: str) -> float:
+    """0 while nobody trains."""
+    round_us = (status.get("collective") or {}).get("roundMicroseconds") or 0
+    trains = state not in (COMPLETE, FAILED, SUSPENDED) and status.get("readyReplicas")
+    return US_PER_S / round_us if trains and round_us else 0.0
+
+
+def _told_s(status: Object, state: str, now_s: float) -> float:
+    told = time_s(status.get("figuresTime"))
+    return max(0.0, now_s - told) if told and state not in (COMPLETE, FAILED, SUSPENDED) else 0.0
 
 
 def holding(job: Object) -> list[Object]:
@@ -145,9 +164,12 @@ def _detail(job: Object, pods: list[Object]) -> Status:
     collective = status.get("collective") or {}
     settings = RoundSettings()
     if mode := collective.get("mode"):
-        settings = RoundSettings(mode=mode)
+        asked = (status.get("resolved") or {}).get("collective") or {}
+        settings = RoundSettings(mode=mode, pipeline=int(asked.get("pipeline") or 0))
     progress = (status.get("progress") or {}).get("percent")
-    transport = status.get("transport") or {}
+    moved = status.get("transport") or {}
+    transport, _, carrier = str(moved.get("kind") or "").partition(" over ")
+    told = _told(status)
     return Status(
         job=job["metadata"]["name"],
         coordinator="",
@@ -155,14 +177,21 @@ def _detail(job: Object, pods: list[Object]) -> Status:
         replicas=int(spec.get("replicas", 1)),
         procs=procs,
         settings=settings,
-        ranks=tuple(_ranks(pods, status, procs)),
+        ranks=tuple(_ranks(pods, status, procs, told)),
         version=int(status.get("round") or 0),
-        transport=str(transport.get("kind") or ""),
-        transport_why=str(transport.get("message") or ""),
+        transport=transport,
+        transport_why=str(moved.get("message") or ""),
+        carrier=Network(carrier) if carrier in set(Network) else Network.UNKNOWN,
         log=LogStatus(
             progress=None if progress is None else progress / 100,
             left_s=(status.get("progress") or {}).get("etaSeconds"),
+            round_s=float(collective.get("roundMicroseconds") or 0) / US_PER_S,
             avoided_s=float(collective.get("waitAvoidedSeconds") or 0),
+            shares={
+                row["member"]: row["sharePercent"] / 100
+                for row in told.values()
+                if row.get("sharePercent") is not None
+            },
         ),
         conditions=tuple(
             Condition(
@@ -174,7 +203,7 @@ def _detail(job: Object, pods: list[Object]) -> Status:
             for one in holding(job)
             if one["type"] not in _NO_NEWS
         ),
-        stragglers=tuple(_stragglers(status, pods, procs)),
+        stragglers=tuple(_stragglers(status, pods, procs, told)),
         restarts=int((status.get("restarts") or {}).get("ranks") or 0),
     )
 
@@ -186,26 +215,66 @@ def _generation(text: str) -> GenerationId:
     return GenerationId(int(incarnation), "", int(counter))
 
 
-def _ranks(pods: list[Object], status: Object, procs: int) -> Iterator[RankStatus]:
-    """All that Kubernetes knows of a rank is its pod. Which of several running ones trains is only
-    known where it is all of them or none."""
+def _told(status: Object) -> dict[Place, Object]:
+    """What the coordinator told of ranks."""
+    found = {}
+    for row in status.get("ranks") or ():
+        member = parse_member(row["member"])
+        found[member.slot, member.local, pod_of(member)[1]] = row
+    return found
+
+
+def _member(place: Place, told: Mapping[Place, Object]) -> MemberId:
+    slot, local, attempt = place
+    row = told.get(place)
+    return parse_member(row["member"]) if row else MemberId(slot, local, attempt * ATTEMPT_STRIDE)
+
+
+def _ranks(
+    pods: list[Object],
+    status: Object,
+    procs: int,
+    told: Mapping[Place, Object],
+) -> Iterator[RankStatus]:
+    """A rank runs as its pod does; what it does then the coordinator tells. Of one that it has not
+    told of, which of several running ones trains is only known where it is all of them or none."""
     found = latest(pods)
     running = [pod for pod in found if pod_phase(pod) is RankPhase.ACTIVE]
     all_train = len(running) <= int(status.get("readyReplicas") or 0)
     version = int(status.get("round") or 0)
     for pod in found:
-        phase = pod_phase(pod)
-        if phase is RankPhase.ACTIVE and not all_train:
-            phase = RankPhase.STARTING
+        of_pod = pod_phase(pod)
         slot, attempt = place(pod)
         for local in range(procs):
+            row = told.get((slot, local, attempt))
+            phase = of_pod
+            if of_pod is RankPhase.ACTIVE and row is not None:
+                phase = _phase(row)
+            elif of_pod is RankPhase.ACTIVE and not all_train:
+                phase = RankPhase.STARTING
+            own = version if phase is RankPhase.ACTIVE else 0
             yield RankStatus(
-                member=MemberId(slot, local, attempt),
+                member=_member((slot, local, attempt), told),
                 state=phase,
+                pid=int((row or {}).get("pid") or 0),
                 host=str(pod["spec"].get("nodeName") or ""),
-                version=version if phase is RankPhase.ACTIVE else 0,
+                version=own if row is None else int(row.get("round") or 0),
+                facts=_facts(row or {}),
                 why=_why(pod),
             )
+
+
+def _phase(row: Object) -> RankPhase:
+    """One that this release does not know lives all the same."""
+    state = row.get("state")
+    return RankPhase(state) if state in set(RankPhase) else RankPhase.ACTIVE
+
+
+def _facts(row: Object) -> dict[str, float]:
+    names = {Fact.STEP_S: "stepMicroseconds", Fact.LAG_S: "lagMicroseconds"}
+    return {
+        str(fact): row[name] / US_PER_S for fact, name in names.items() if row.get(name) is not None
+    }
 
 
 def pod_phase(pod: Object) -> RankPhase:
@@ -237,13 +306,18 @@ def _why(pod: Object) -> str:
     return str(status.get("message") or "")
 
 
-def _stragglers(status: Object, pods: list[Object], procs: int) -> Iterator[StragglerStatus]:
+def _stragglers(
+    status: Object,
+    pods: list[Object],
+    procs: int,
+    told: Mapping[Place, Object],
+) -> Iterator[StragglerStatus]:
     places = {pod["metadata"]["name"]: place(pod) for pod in workers(pods)}
     for slow in status.get("stragglers") or ():
         if (found := places.get(slow.get("replica", ""))) is not None:
             slot, attempt = found
             yield StragglerStatus(
-                member=MemberId(slot, max(0, int(slow["rank"])) % procs, attempt),
+                member=_member((slot, max(0, int(slow["rank"])) % procs, attempt), told),
                 percent=int(slow["slowdownPercent"]),
                 since_wall_s=time_s(slow.get("since")),
                 action=str(slow.get("action", "")),

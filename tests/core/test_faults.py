@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from paceline.core.faults import (
     EXAMPLES,
     INSIDE_A_RANK,
+    LOAD_EXAMPLES,
     At,
     Fault,
     FaultError,
@@ -16,6 +17,7 @@ from paceline.core.faults import (
     format_faults,
     parse_faults,
 )
+from paceline.core.loads import LOADS, Load
 
 places = st.integers(0, 5000)
 times_ns = st.integers(0, 10**12)
@@ -24,12 +26,36 @@ ats = st.one_of(
     st.builds(lambda n: At(after_ns=n), times_ns),
 )
 shares = st.floats(0, 1, exclude_min=True)
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> Load:
+    """Any that can be drawn from: half of the largest deviation is within reach of each mean."""
+    least, above, room = (draw(st.integers(10**5, 10**10)) for _ in range(3))
+    sd = max(1, round(draw(st.floats(0.01, 0.5)) * min(above, room) / 3))
+    return Load(least + above, sd, least, least + above + room)
+
+
 faults = st.one_of(
     st.builds(
         lambda rank, ns, p: Fault(FaultKind.SLOW, rank=rank, delay_ns=ns, probability=p),
         st.none() | places,
         times_ns,
         shares,
+    ),
+    st.builds(
+        lambda rank, load, scale, seed: Fault(
+            FaultKind.SLOW, rank=rank, load=load, scale=scale, seed=seed
+        ),
+        st.none() | places,
+        loads() | st.sampled_from(list(LOADS.values())),
+        st.floats(0.001, 1000),
+        st.integers(0, 10**6),
+    ),
+    st.builds(
+        lambda least, more: Fault(FaultKind.SHIFT, least_ns=least, most_ns=least + more),
+        times_ns,
+        times_ns,
     ),
     st.builds(
         lambda rank, f: Fault(FaultKind.SLOW_FACTOR, rank=rank, factor=f),
@@ -66,6 +92,9 @@ def test_every_kind_has_an_example_that_parses() -> None:
     for kind, text in EXAMPLES.items():
         (fault,) = parse_faults(text)
         assert fault.kind is kind
+    for text in LOAD_EXAMPLES.values():
+        (fault,) = parse_faults(text)
+        assert fault.load is not None
 
 
 def test_the_documented_texts() -> None:
@@ -77,6 +106,15 @@ def test_the_documented_texts() -> None:
     ]
     assert parse_faults("slow:rank=random,ms=5")[0].rank is None
     assert parse_faults("") == []
+    drawn = "slow:dist=lognormal,mean=1235,sd=706,min=201,max=3410,scale=0.1"
+    for text in (drawn, "slow:load=lstm,scale=0.1"):
+        assert parse_faults(text) == [Fault(FaultKind.SLOW, load=LOADS["lstm"], scale=0.1)]
+    assert parse_faults("slow:rank=2,load=cloud,seed=7") == [
+        Fault(FaultKind.SLOW, rank=2, load=LOADS["cloud"], seed=7)
+    ]
+    assert parse_faults("shift:min=50,max=400") == [
+        Fault(FaultKind.SHIFT, least_ns=50_000_000, most_ns=400_000_000)
+    ]
     assert FaultKind.SLOW in INSIDE_A_RANK
     assert FaultKind.KILL not in INSIDE_A_RANK
 
@@ -98,6 +136,29 @@ def test_the_documented_texts() -> None:
         ("slow:rank=1,ms=5,ms=6", '"ms" is given twice', "for example"),
         ("slow:rank=1,ms=5,p=1.5", 'p is "1.5"', "for example"),
         ("slow:rank=1,ms=5,q=1", 'slow knows no "q"', "it takes rank, ms, p"),
+        ("slow:ms=5", "rank is missing (a rank, such as 1, or random)", "slow:rank=2,ms=200"),
+        ("slow:load=gru", 'load is "gru", not lstm or transformer or cloud', "slow:load=lstm"),
+        ("slow:load=lstm,scale=0", 'scale is "0", not a factor above 0', "scale=0.1"),
+        ("slow:load=lstm,seed=-1", 'seed is "-1", not a whole number', "scale=0.1"),
+        ("slow:load=lstm,ms=5", 'slow with load knows no "ms"', "it takes load, rank, scale"),
+        ("slow:load=lstm,dist=lognormal", 'slow with dist knows no "load"', "it takes dist, mean"),
+        ("slow:rank=random,load=lstm", 'rank is "random", not a rank, such as 1', "scale=0.1"),
+        ("slow:dist=normal,mean=5", 'dist is "normal", not lognormal', "dist=lognormal,"),
+        ("slow:dist=lognormal,mean=5,min=1,max=9", "sd is missing", "dist=lognormal,"),
+        (
+            "slow:dist=lognormal,mean=9,sd=1,min=1,max=9",
+            "mean is not between min and max",
+            "dist=lognormal,",
+        ),
+        ("slow:dist=lognormal,mean=5,sd=0,min=1,max=9", "sd is not above 0", "dist=lognormal,"),
+        (
+            "slow:dist=lognormal,mean=5,sd=3,min=1,max=9",
+            "sd is too large: with this mean, min and max it is below 2.",
+            "dist=lognormal,",
+        ),
+        ("shift:min=5", "max is missing", "shift:min=50,max=400"),
+        ("shift:min=5,max=4", "min is more than max", "shift:min=50,max=400"),
+        ("shift:rank=1,min=5,max=9", 'shift knows no "rank"', "it takes min, max"),
         ("slow-factor:rank=1,factor=0.5", 'factor is "0.5"', "factor=2"),
         ("join:at=round:5,n=0", 'n is "0"', "for example"),
     ],

@@ -69,6 +69,40 @@ def test_a_slow_factor_stretches_the_step(sleeps: Sleeps) -> None:
     assert sleeps.ms == [15, 15]
 
 
+def test_a_drawn_step_takes_as_long_as_is_drawn(sleeps: Sleeps) -> None:
+    (fault,) = given = parse_faults("slow:load=lstm,scale=0.1,seed=3")
+    assert fault.load is not None
+    faults, steps_ms = Faults(given, 2), []
+    for _ in range(200):
+        began, slept = sleeps.now, len(sleeps.ms)
+        sleeps.now += 80 * clock.NS_PER_MS  # what the script computes
+        announce(faults, 0, rank=2)
+        steps_ms.append((sleeps.now - began) / 1e6 + sum(sleeps.ms[slept:]))
+        sleeps.now += 7 * clock.NS_PER_MS  # waiting for others is no part of the next step
+        faults.step_ended()
+    drawn_ms = [fault.load.draw_ns(seed=3, rank=2, step=step) / 1e7 for step in range(200)]
+    assert steps_ms == pytest.approx([max(80, ms) for ms in drawn_ms], abs=1e-5)
+
+
+def test_every_rank_has_draws_of_its_own_and_the_same_ones_again(sleeps: Sleeps) -> None:
+    def run(place: int) -> list[float]:
+        faults, before = Faults(parse_faults("slow:load=cloud"), place), len(sleeps.ms)
+        for version in range(20):
+            announce(faults, version, rank=place)
+        return sleeps.ms[before:]
+
+    assert run(0) == run(0)
+    assert not set(run(0)) & set(run(1))
+
+
+def test_a_shift_goes_round(sleeps: Sleeps) -> None:
+    ranks = [Faults(parse_faults("shift:min=50,max=350"), rank) for rank in range(4)]
+    for _ in range(3):
+        for rank, faults in enumerate(ranks):
+            announce(faults, 0, rank=rank)
+    assert sleeps.ms == [50, 150, 250, 350, 150, 250, 350, 50, 250, 350, 50, 150]
+
+
 def test_one_gradient_is_poisoned(sleeps: Sleeps) -> None:
     faults = Faults(parse_faults("nan:rank=0,at=round:3"), 0)
     assert [announce(faults, version) for version in (1, 2, 4, 5)] == [0, 0, 1, 0]

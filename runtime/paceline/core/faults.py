@@ -2,8 +2,8 @@
 
     kind:key=value,key=value        kill:rank=1,at=round:50
 
-`slow`, `slow-factor` and `nan` happen inside a rank, which finds them in PACELINE_FAULTS; all
-others are done to processes from outside, by the local runner. `rank` names a *place*: slot x
+`slow`, `slow-factor`, `shift` and `nan` happen inside a rank, which finds them in PACELINE_FAULTS;
+all others are done to processes from outside, by the local runner. `rank` names a *place*: slot x
 procsPerReplica + process. That is the rank of the first generation; here it stays the same when
 others leave, and a process that is started again in that place is meant as well.
 """
@@ -18,15 +18,21 @@ from typing import Any, Final
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 from paceline_api.types.durations import format_duration, parse_duration
 
+from paceline.core.loads import LOADS, Load, LoadError
+
 SEPARATOR: Final = ";"
 """Between the faults of one text."""
 
 
 class FaultKind(StrEnum):
     SLOW = "slow"
-    """`ms` more in each step, or with probability `p`."""
+    """`ms` more in each step, or with probability `p`. With `dist` or `load` each step takes as
+    long as is drawn instead, what the script computes included; it is never made shorter."""
     SLOW_FACTOR = "slow-factor"
     """Each step takes `factor` times as long."""
+    SHIFT = "shift"
+    """Each step takes longer by one of as many delays as there are ranks, from `min` to `max`: each
+    rank by another one, and in its next step by the next one."""
     NAN = "nan"
     """The first gradient that is computed on version `at` or a later one is not a number; once."""
     KILL = "kill"
@@ -41,7 +47,9 @@ class FaultKind(StrEnum):
     """SIGKILL to the coordinator, which the runner starts again."""
 
 
-INSIDE_A_RANK: Final = frozenset({FaultKind.SLOW, FaultKind.SLOW_FACTOR, FaultKind.NAN})
+INSIDE_A_RANK: Final = frozenset(
+    {FaultKind.SLOW, FaultKind.SLOW_FACTOR, FaultKind.SHIFT, FaultKind.NAN}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +73,24 @@ class Fault:
     kind: FaultKind
     rank: int | None = None
     """Place; None for `slow` with `rank=random`: in each step another one, drawn by the ranks
-    alike; None also for faults that are done to no rank."""
+    alike, or with a load: each rank has its own; None also for faults that are done to no rank."""
     at: At | None = None
     delay_ns: int = 0
     """slow."""
     probability: float = 1.0
     """slow."""
+    load: Load | None = None
+    """slow: what a step takes, before `scale`."""
+    scale: float = 1.0
+    """slow with a load."""
+    seed: int = 0
+    """slow with a load."""
     factor: float = 1.0
     """slow-factor."""
+    least_ns: int = 0
+    """shift."""
+    most_ns: int = 0
+    """shift."""
     duration_ns: int = 0
     """freeze; 0 = for ever."""
     count: int = 1
@@ -89,6 +107,7 @@ class FaultError(PacelineError):
 EXAMPLES: Final = {
     FaultKind.SLOW: "slow:rank=2,ms=200",
     FaultKind.SLOW_FACTOR: "slow-factor:rank=2,factor=2",
+    FaultKind.SHIFT: "shift:min=50,max=400",
     FaultKind.NAN: "nan:rank=1,at=round:20",
     FaultKind.KILL: "kill:rank=1,at=round:50",
     FaultKind.FREEZE: "freeze:rank=1,at=round:20,for=3s",
@@ -96,6 +115,12 @@ EXAMPLES: Final = {
     FaultKind.JOIN: "join:at=round:80",
     FaultKind.COORDINATOR_KILL: "coordinator-kill:at=round:30",
 }
+
+LOAD_EXAMPLES: Final = {
+    "dist": "slow:dist=lognormal,mean=120,sd=70,min=20,max=340",
+    "load": "slow:load=lstm,scale=0.1",
+}
+"""Of `slow` with this key."""
 
 
 def parse_faults(text: str) -> list[Fault]:
@@ -161,6 +186,32 @@ def _count(text: str) -> int:
     return value
 
 
+def _scale(text: str) -> float:
+    value = _number(text)
+    if value <= 0:
+        raise ValueError(text)
+    return value
+
+
+def _seed(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
+def _lognormal(text: str) -> str:
+    if text != "lognormal":
+        raise ValueError(text)
+    return text
+
+
+def _published(text: str) -> Load:
+    if text not in LOADS:
+        raise ValueError(text)
+    return LOADS[text]
+
+
 def _milliseconds(text: str) -> int:
     return round(_number(text) * 1e6)
 
@@ -201,6 +252,10 @@ _KEYS: Final[dict[FaultKind, dict[str, _Key]]] = {
         "rank": _RANK,
         "factor": _Key("factor", _factor, "a factor of 1 or more, such as 2"),
     },
+    FaultKind.SHIFT: {
+        "min": _Key("least_ns", _milliseconds, "milliseconds, such as 50"),
+        "max": _Key("most_ns", _milliseconds, "milliseconds, such as 400"),
+    },
     FaultKind.NAN: {"rank": _RANK, "at": _Key("at", _at_round, "round:N")},
     FaultKind.KILL: {"rank": _RANK, "at": _AT},
     FaultKind.FREEZE: {
@@ -215,6 +270,23 @@ _KEYS: Final[dict[FaultKind, dict[str, _Key]]] = {
     },
     FaultKind.COORDINATOR_KILL: {"at": _AT},
 }
+_OF_ALL: Final = {
+    "rank": _Key("rank", _place, "a rank, such as 1; without it all ranks", needed=False),
+    "scale": _Key("scale", _scale, "a factor above 0, such as 0.1", needed=False),
+    "seed": _Key("seed", _seed, "a whole number, such as 1", needed=False),
+}
+_LOAD_KEYS: Final[dict[str, dict[str, _Key]]] = {
+    "dist": {
+        "dist": _Key("dist", _lognormal, "lognormal"),
+        "mean": _Key("mean_ns", _milliseconds, "milliseconds, such as 120"),
+        "sd": _Key("sd_ns", _milliseconds, "milliseconds, such as 70"),
+        "min": _Key("min_ns", _milliseconds, "milliseconds, such as 20"),
+        "max": _Key("max_ns", _milliseconds, "milliseconds, such as 340"),
+        **_OF_ALL,
+    },
+    "load": {"load": _Key("load", _published, " or ".join(LOADS)), **_OF_ALL},
+}
+"""Of `slow`, if this key is among them."""
 
 
 def _parse(text: str) -> Fault:
@@ -228,24 +300,57 @@ def _parse(text: str) -> Fault:
             f'there is no fault "{name.strip()}"',
             hint=f"known: {known}; for example {EXAMPLES[FaultKind.KILL]}",
         ) from None
-    keys, example = _KEYS[kind], f"for example {EXAMPLES[kind]}"
+    pairs = [_pair(part) for part in rest.split(",") if part.strip()]
+    drawn = _drawn(kind, {name for name, _ in pairs})
+    keys, example = (
+        (_LOAD_KEYS[drawn], LOAD_EXAMPLES[drawn]) if drawn else (_KEYS[kind], EXAMPLES[kind])
+    )
+    called, example = f"{kind} with {drawn}" if drawn else str(kind), f"for example {example}"
     values: dict[str, Any] = {}
-    for pair in (part.strip() for part in rest.split(",") if part.strip()):
-        name, equals, value = (piece.strip() for piece in pair.partition("="))
+    for name, value in pairs:
         if name not in keys:
             known = ", ".join(keys)
-            raise FaultError(text, f'{kind} knows no "{name}"', hint=f"it takes {known}; {example}")
+            raise FaultError(
+                text, f'{called} knows no "{name}"', hint=f"it takes {known}; {example}"
+            )
         key = keys[name]
         if key.field in values:
             raise FaultError(text, f'"{name}" is given twice', hint=example)
         try:
-            values[key.field] = key.read(value)
+            values[key.field] = key.read(value or "")
         except ValueError:
-            shown = f'"{value}"' if equals else "nothing"
+            shown = "nothing" if value is None else f'"{value}"'
             raise FaultError(text, f"{name} is {shown}, not {key.want}", hint=example) from None
     for name, key in keys.items():
         if key.needed and key.field not in values:
             raise FaultError(text, f"{name} is missing ({key.want})", hint=example)
+    try:
+        return _fault(kind, values)
+    except LoadError as error:
+        raise FaultError(text, str(error), hint=example) from None
+
+
+def _pair(part: str) -> tuple[str, str | None]:
+    name, equals, value = (piece.strip() for piece in part.partition("="))
+    return name, value if equals else None
+
+
+def _drawn(kind: FaultKind, names: set[str]) -> str | None:
+    """The key that says that the load of `slow` is drawn."""
+    if kind is not FaultKind.SLOW:
+        return None
+    return next((name for name in _LOAD_KEYS if name in names), None)
+
+
+def _fault(kind: FaultKind, values: dict[str, Any]) -> Fault:
+    """Raises LoadError."""
+    if "dist" in values:
+        del values["dist"]
+        parts = {name: values.pop(name) for name in ("mean_ns", "sd_ns", "min_ns", "max_ns")}
+        values["load"] = Load(**parts)
+        values["load"].curve()
+    if kind is FaultKind.SHIFT and values["least_ns"] > values["most_ns"]:
+        raise LoadError("min is more than max")
     return Fault(kind, **values)
 
 
@@ -253,22 +358,49 @@ def _parse(text: str) -> Fault:
 
 
 def _format(fault: Fault) -> str:
-    known, pairs = _KEYS[fault.kind], []
+    return f"{fault.kind}:{','.join(f'{name}={value}' for name, value in _pairs(fault).items())}"
+
+
+def _pairs(fault: Fault) -> dict[str, str]:
+    if fault.load is not None:
+        return _load_pairs(fault, fault.load)
+    known, pairs = _KEYS[fault.kind], {}
     if "rank" in known:
-        pairs.append(f"rank={'random' if fault.rank is None else fault.rank}")
+        pairs["rank"] = "random" if fault.rank is None else str(fault.rank)
     if "ms" in known:
-        pairs.append(f"ms={fault.delay_ns / 1e6:.15g}")
+        pairs["ms"] = _in_ms(fault.delay_ns)
     if fault.probability != 1:
-        pairs.append(f"p={fault.probability!r}")
+        pairs["p"] = repr(fault.probability)
     if "factor" in known:
-        pairs.append(f"factor={fault.factor:.17g}")
+        pairs["factor"] = f"{fault.factor:.17g}"
+    if "min" in known:
+        pairs |= {"min": _in_ms(fault.least_ns), "max": _in_ms(fault.most_ns)}
     if fault.at is not None:
-        pairs.append(f"at={_format_at(fault.at)}")
+        pairs["at"] = _format_at(fault.at)
     if fault.duration_ns:
-        pairs.append(f"for={format_duration(fault.duration_ns)}")
+        pairs["for"] = format_duration(fault.duration_ns)
     if fault.count != 1:
-        pairs.append(f"n={fault.count}")
-    return f"{fault.kind}:{','.join(pairs)}"
+        pairs["n"] = str(fault.count)
+    return pairs
+
+
+def _load_pairs(fault: Fault, load: Load) -> dict[str, str]:
+    pairs = {} if fault.rank is None else {"rank": str(fault.rank)}
+    names = [name for name, published in LOADS.items() if published == load]
+    if names:
+        pairs["load"] = names[0]
+    else:
+        pairs |= {"dist": "lognormal", "mean": _in_ms(load.mean_ns), "sd": _in_ms(load.sd_ns)}
+        pairs |= {"min": _in_ms(load.min_ns), "max": _in_ms(load.max_ns)}
+    if fault.scale != 1:
+        pairs["scale"] = f"{fault.scale:.17g}"
+    if fault.seed:
+        pairs["seed"] = str(fault.seed)
+    return pairs
+
+
+def _in_ms(ns: int) -> str:
+    return f"{ns / 1e6:.15g}"
 
 
 def _format_at(at: At) -> str:

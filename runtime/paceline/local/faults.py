@@ -65,7 +65,7 @@ class Injector:
             case FaultKind.COORDINATOR_KILL:
                 self._target.kill_coordinator()
                 done = True
-            case FaultKind.SLOW | FaultKind.SLOW_FACTOR | FaultKind.NAN:
+            case FaultKind.SLOW | FaultKind.SLOW_FACTOR | FaultKind.SHIFT | FaultKind.NAN:
                 raise AssertionError(fault)
             case _:
                 assert_never(fault.kind)

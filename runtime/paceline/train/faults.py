@@ -1,8 +1,8 @@
 """Faults that a rank does to itself, to show what a job makes of them (`paceline run --inject`).
 
 `core.faults` has the grammar and the meaning; here are those that happen inside a training process:
-a step that takes longer, and a gradient that is not a number. `step()` calls them when its gradient
-is complete, before it is announced.
+a step that takes longer, or as long as is drawn, and a gradient that is not a number. `step()`
+calls them when its gradient is complete, before it is announced.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from paceline import clock
 from paceline.core.faults import Fault, FaultKind
+from paceline.core.loads import Load, shifted_ns
 
 
 class Faults:
@@ -19,9 +20,14 @@ class Faults:
 
     def __init__(self, faults: Iterable[Fault], place: int) -> None:
         mine = [fault for fault in faults if fault.rank in (place, None)]
-        self._slow = [fault for fault in mine if fault.kind is FaultKind.SLOW]
+        slow = [fault for fault in mine if fault.kind is FaultKind.SLOW]
+        self._slow = [fault for fault in slow if fault.load is None]
+        self._loads = [(fault, fault.load) for fault in slow if fault.load is not None]
         self._factors = [fault for fault in mine if fault.kind is FaultKind.SLOW_FACTOR]
+        self._shifts = [fault for fault in mine if fault.kind is FaultKind.SHIFT]
         self._nan = [fault for fault in mine if fault.kind is FaultKind.NAN]
+        self._step = 0
+        """Of this rank, from 0: what is drawn is the same however the rounds go."""
         self._dice = random.Random(f"paceline fault {place}")
         self._since_ns = clock.now_ns()
 
@@ -30,8 +36,15 @@ class Faults:
     ) -> None:
         """`version`: of the weights that the gradient was computed on. `poison` makes it NaN."""
         took_ns = clock.now_ns() - self._since_ns
-        delay_ns = sum(f.delay_ns for f in self._slow if self._strikes(f, version, rank, size))
-        delay_ns += sum(int(took_ns * (fault.factor - 1)) for fault in self._factors)
+        step_ns = max([took_ns, *(self._drawn_ns(*load, rank) for load in self._loads)])
+        delay_ns = step_ns - took_ns
+        delay_ns += sum(f.delay_ns for f in self._slow if self._strikes(f, version, rank, size))
+        delay_ns += sum(int(step_ns * (fault.factor - 1)) for fault in self._factors)
+        delay_ns += sum(
+            shifted_ns(f.least_ns, f.most_ns, rank=rank, step=self._step, ranks=size)
+            for f in self._shifts
+        )
+        self._step += 1
         if delay_ns:
             clock.pause(delay_ns / clock.NS_PER_S)
         due = [f for f in self._nan if f.at and f.at.reached(version=version, elapsed_ns=0)]
@@ -40,9 +53,12 @@ class Faults:
             poison()
 
     def step_ended(self) -> None:
-        """The next step begins: what `slow-factor` measures."""
-        if self._factors:
+        """The next step begins: what `slow-factor` and loads measure."""
+        if self._factors or self._loads:
             self._since_ns = clock.now_ns()
+
+    def _drawn_ns(self, fault: Fault, load: Load, rank: int) -> int:
+        return round(fault.scale * load.draw_ns(seed=fault.seed, rank=rank, step=self._step))
 
     def _strikes(self, fault: Fault, version: int, rank: int, size: int) -> bool:
         if fault.rank is not None:

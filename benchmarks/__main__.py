@@ -21,6 +21,7 @@ from benchmarks import (
     b10_ddp,
     b11_wire,
     b12_levels,
+    loads,
 )
 from benchmarks.command import Benchmark, options, parser
 from benchmarks.lab import Lab
@@ -39,6 +40,7 @@ ALL: Final[dict[str, Benchmark]] = {
     "b10": b10_ddp.run,
     "b11": b11_wire.run,
     "b12": b12_levels.run,
+    "loads": loads.run,
     "rivals": rivals.run,
 }
 

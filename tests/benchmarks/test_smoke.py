@@ -29,6 +29,7 @@ TOPICS = (
     "b10_ddp",
     "b11_wire",
     "b12_levels",
+    "loads",
     "rivals",
 )
 LIMIT_S = 600

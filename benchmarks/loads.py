@@ -1,0 +1,176 @@
+"""Published loads at a tenth of their times: Full beside the modes that wait for fewer (eager-SGD).
+
+Computing is emulated: a step sleeps as long as its load says, by the product's own `--inject`.
+Each load is one job whose mode is switched while it runs; grace is 0 and no gradient is dropped. As
+limit stands what the same draws allow if rounds cost nothing (`ideal`). Gradients are 64 KiB.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.core.faults import FaultKind, parse_faults
+from paceline.core.loads import shifted_ns
+
+from benchmarks import ideal
+from benchmarks import report as r
+from benchmarks.command import Options, main
+from benchmarks.lab import Lab, Phase, Plan, Ran
+from benchmarks.rounds import by_name, same_weights, stretches
+
+ELEMENTS = 16_384
+SECONDS = 6.0
+IDEAL_ROUNDS = 4000
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the steps of all ranks take."""
+
+    name: str
+    ranks: int
+    faults: str
+    """As `--inject` takes them, at a tenth of the published times."""
+    step_ms: float = 0.0
+    """Before the faults."""
+
+    def step_s(self) -> ideal.StepTime:
+        """What `faults` do, for the limit."""
+        (fault,) = parse_faults(self.faults)
+        base_s = self.step_ms / 1000
+
+        def seconds(rank: int, step: int, version: int) -> float:
+            if fault.load is not None:
+                return fault.scale * fault.load.draw_ns(seed=0, rank=rank, step=step) / 1e9
+            if fault.kind is FaultKind.SHIFT:
+                late_ns = shifted_ns(
+                    fault.least_ns, fault.most_ns, rank=rank, step=step, ranks=self.ranks
+                )
+                return base_s + late_ns / 1e9
+            struck = random.Random(version).randrange(self.ranks) == rank
+            return base_s + struck * fault.delay_ns / 1e9
+
+        return seconds
+
+
+# What a step takes without its delay follows from the times that the paper gives for Horovod, less
+# the largest delay: 0.6 s for ResNet-50, 0.2 s for ResNet-32. 4 ranks of 64 are one of 16.
+WORKS = (
+    Work("ResNet-50, one random rank of 16 +300 ms", 16, "slow:rank=random,ms=30", 60.0),
+    Work("ResNet-50, one random rank of 16 +460 ms", 16, "slow:rank=random,ms=46", 60.0),
+    Work("ResNet-32, all +50 to 400 ms, shifted", 8, "shift:min=5,max=40", 20.0),
+    Work("LSTM", 8, "slow:load=lstm,scale=0.1"),
+    Work("Transformer", 8, "slow:load=transformer,scale=0.1"),
+    Work("cloud", 8, "slow:load=cloud,scale=0.1"),
+)
+SMOKE = (
+    Work("shifted", 4, "shift:min=5,max=40", 20.0),
+    Work("LSTM", 4, "slow:load=lstm,scale=0.1"),
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A mode. `quorum`: fresh ranks of 100 that start a round; 0 for the drawn rank."""
+
+    collective: dict[str, Any]
+    quorum: int
+
+    def needs(self, ranks: int) -> int:
+        return -(-self.quorum * ranks // 100)
+
+
+WAYS = {
+    "Full": Way({"mode": "Full"}, 100),
+    "Quorum(75%)": Way({"mode": "Quorum", "quorum": "75%"}, 75),
+    "Majority": Way({"mode": "Majority"}, 51),
+    "Majority(drawn)": Way({"mode": "Majority", "randomInitiator": True}, 0),
+    "Solo": Way({"mode": "Solo"}, 1),
+}
+
+
+def plan(work: Work, rounds: int, *, seconds: float) -> Plan:
+    phases = [
+        Phase(name, seconds, way.collective) for _ in range(rounds) for name, way in WAYS.items()
+    ]
+    return Plan(
+        "steps.py",
+        work.ranks,
+        phases,
+        {"elements": ELEMENTS, "step_ms": work.step_ms},
+        collective={"mode": "Full", "grace": "0s"},
+        faults=work.faults,
+        one_pod=True,
+    )
+
+
+def limit(work: Work, way: Way) -> ideal.Rates:
+    return ideal.rates(
+        work.step_s(),
+        ranks=work.ranks,
+        quorum=way.needs(work.ranks),
+        rounds=IDEAL_ROUNDS,
+        drawn=not way.quorum,
+    )
+
+
+def add_rows(out: r.Report, ran: Ran, work: Work) -> None:
+    groups = by_name(stretches(ran))
+    full = groups["Full"]
+    full_limit = limit(work, WAYS["Full"])
+    for name, way in WAYS.items():
+        found, allowed = groups[name], limit(work, way)
+        rounds = [a.rounds_per_s / b.rounds_per_s for a, b in zip(found, full, strict=True)]
+        gradients = [
+            a.gradients_per_s / b.gradients_per_s for a, b in zip(found, full, strict=True)
+        ]
+        out.rows.append(
+            (
+                work.name,
+                name,
+                r.middle(s.rounds_per_s for s in found),
+                allowed.rounds_per_s,
+                r.percent(r.spread(s.rounds_per_s for s in found)),
+                r.middle(rounds),
+                allowed.rounds_per_s / full_limit.rounds_per_s,
+                r.middle(s.gradients_per_s for s in found),
+                allowed.gradients_per_s,
+                r.middle(gradients),
+                allowed.gradients_per_s / full_limit.gradients_per_s,
+                r.middle(s.fresh for s in found),
+                allowed.fresh,
+            )
+        )
+        fewest = min(c["fresh"] for s in found for c in s.commits)
+        promised = max(1, way.needs(work.ranks))
+        out.checks[f"{work.name}, {name}: no round with less than its quorum"] = fewest >= promised
+
+
+def run(lab: Lab, given: Options) -> r.Report:
+    works = SMOKE if given.smoke else WORKS
+    out = r.Report(
+        "loads",
+        "Loads of eager-SGD's paper at a tenth of their times, grace 0",
+        (
+            *("load", "mode", "rounds/s", "limit", "spread", "over Full", "limit"),
+            *("gradients/s", "limit", "over Full", "limit", "fresh", "limit"),
+        ),
+        smoke=given.smoke,
+    )
+    for work in works:
+        ran = lab.run(plan(work, given.rounds, seconds=1.6 if given.smoke else SECONDS))
+        add_rows(out, ran, work)
+        out.checks[f"{work.name}: equal weights on all ranks"] = same_weights(ran)
+        counted = {probe["applied"] for probe in ran.probes}
+        out.checks[f"{work.name}: the weights hold every applied gradient once"] = counted == {
+            ran.log["gradients"]
+        }
+        out.hashes[work.name] = ran.probes[0]["hash"]
+    out.notes.append("over Full: in rounds/s, which may be thin, and in applied gradients/s")
+    return out
+
+
+if __name__ == "__main__":
+    main(run, __doc__)

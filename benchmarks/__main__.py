@@ -22,6 +22,7 @@ from benchmarks import (
     b11_wire,
     b12_levels,
     loads,
+    loads_digits,
 )
 from benchmarks.command import Benchmark, options, parser
 from benchmarks.lab import Lab
@@ -41,6 +42,7 @@ ALL: Final[dict[str, Benchmark]] = {
     "b11": b11_wire.run,
     "b12": b12_levels.run,
     "loads": loads.run,
+    "loads-digits": loads_digits.run,
     "rivals": rivals.run,
 }
 

@@ -184,9 +184,9 @@ class Turns:
         self._runs += 1
         folder = self._scratch / str(self._runs)
         folder.mkdir()
-        order = {**load.config, "ranks": load.ranks, "task": task, **named}
+        order = {**load.config, "script": "even_ddp.py", "ranks": load.ranks, "task": task, **named}
         found: list[dict[str, Any]] = self._lab.call(
-            "benchmarks.ddp_ranks:run", order, folder, limit_s=600.0
+            "benchmarks.plain_ranks:run", order, folder, limit_s=600.0
         )
         return found
 

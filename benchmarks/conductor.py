@@ -102,7 +102,8 @@ class Conductor:
             await asyncio.sleep(phase["seconds"])
             self.played.append({"name": phase["name"], "begun": begun, "ended": now_ns()})
         assert runs._cluster is not None  # noqa: SLF001
-        runs._cluster.stop()  # noqa: SLF001
+        if self.played:  # else the script ends the job
+            runs._cluster.stop()  # noqa: SLF001
 
     def _all_active(self) -> bool:
         status = self._status

@@ -51,6 +51,8 @@ class Plan:
     faults: str = ""
     one_pod: bool = False
     """All ranks below one agent: fewer processes around them."""
+    own_end_s: float = 0.0
+    """Without phases: the script ends the job by itself, at the latest after so long."""
 
     def job(self) -> dict[str, Any]:
         env = [{"name": "BENCHMARK", "value": json.dumps(dict(self.config))}]
@@ -89,7 +91,7 @@ class Plan:
 
     @property
     def limit_s(self) -> float:
-        return 90.0 + 2 * sum(p.seconds for p in self.phases)
+        return 90.0 + 2 * sum(p.seconds for p in self.phases) + self.own_end_s
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def main() -> None:
             facts = {**alone(rank), "reduce_ms": reduce_ms(), "settings": settings_ms(rank)}
         case _:
             facts = {"ends": train(rank, CONFIG["setting"], CONFIG["steps"])}
-    Path(f"ddp-{rank}.json").write_text(json.dumps(facts))
+    Path(f"rank-{rank}.json").write_text(json.dumps(facts))
     dist.barrier()  # nobody leaves while another still talks
 
 

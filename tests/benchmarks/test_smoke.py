@@ -30,6 +30,7 @@ TOPICS = (
     "b11_wire",
     "b12_levels",
     "loads",
+    "loads_digits",
     "rivals",
 )
 LIMIT_S = 600

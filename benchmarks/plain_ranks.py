@@ -1,4 +1,5 @@
-"""The ranks of torch DDP in B10: forked from the process that has imported torch, as Paceline's.
+"""Ranks of a plain script on torch.distributed: forked from the process that has imported torch, as
+Paceline's.
 
 `run` is the life of the process above them. It ends them all if one fails.
 """
@@ -17,11 +18,10 @@ from typing import Any
 from benchmarks.lab import SCRIPTS
 from benchmarks.systems import free_port
 
-SCRIPT = "even_ddp.py"
-
 
 def run(order: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """What each rank has found, by rank."""
+    """What each of `ranks` processes of `script` has found, by rank: what it wrote to
+    `rank-<number>.json`."""
     port, size = free_port(), int(order["ranks"])
     ranks = [_fork(order, rank, size, port) for rank in range(size)]
     living = set(ranks)
@@ -30,12 +30,14 @@ def run(order: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
             pid, status = os.waitpid(-1, 0)
             living.discard(pid)
             if status:
-                raise RuntimeError(f"a rank of DDP ended with {os.waitstatus_to_exitcode(status)}")
+                raise RuntimeError(
+                    f"a rank of {order['script']} ended with {os.waitstatus_to_exitcode(status)}"
+                )
     finally:
         for pid in living:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-    return [json.loads((folder / f"ddp-{rank}.json").read_text()) for rank in range(size)]
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(size)]
 
 
 def _fork(order: dict[str, Any], rank: int, size: int, port: int) -> int:
@@ -52,7 +54,7 @@ def _fork(order: dict[str, Any], rank: int, size: int, port: int) -> int:
     }
     status = 1
     try:
-        runpy.run_path(str(SCRIPTS / SCRIPT), run_name="__main__")
+        runpy.run_path(str(SCRIPTS / order["script"]), run_name="__main__")
         status = 0
     except BaseException:
         traceback.print_exc()

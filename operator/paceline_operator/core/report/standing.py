@@ -23,7 +23,7 @@ NO_ROUNDS: Final = (Reason.WAITING_FOR_EVIDENCE, Reason.SPEC_INVALID)
 """Reasons of Degraded with which a job is not as asked for though its membership stands."""
 
 
-def standing(before: Mapping[str, Wanted], wanted: list[Wanted]) -> list[Wanted]:
+def standing(before: Mapping[ConditionType, Wanted], wanted: list[Wanted]) -> list[Wanted]:
     """`before`: the stored conditions by type; `wanted`: those that take their place."""
     found = {**before, **{condition.type: condition for condition in wanted}}
     holding = {kind: condition for kind, condition in found.items() if condition.holds}
@@ -35,17 +35,19 @@ def standing(before: Mapping[str, Wanted], wanted: list[Wanted]) -> list[Wanted]
     return [ready, Wanted(ConditionType.STALLED, True, why.reason, why.message)]
 
 
-def stored(condition: Mapping[str, Any]) -> Wanted:
+def stored(kind: ConditionType, condition: Mapping[str, Any]) -> Wanted:
     """A condition of the status as it was written."""
     return Wanted(
-        ConditionType(condition["type"]),
+        kind,
         condition.get("status") == "True",
         str(condition.get("reason") or ""),
         str(condition.get("message") or ""),
     )
 
 
-def _ready(found: Mapping[str, Wanted], holding: Mapping[str, Wanted]) -> Wanted:
+def _ready(
+    found: Mapping[ConditionType, Wanted], holding: Mapping[ConditionType, Wanted]
+) -> Wanted:
     if done := holding.get(ConditionType.COMPLETE):
         return Wanted(ConditionType.READY, True, done.reason, done.message)
     if failed := holding.get(ConditionType.FAILED):
@@ -72,7 +74,7 @@ def _not_ready(why: Wanted) -> Wanted:
     return Wanted(ConditionType.READY, False, why.reason, why.message)
 
 
-def _stalled(holding: Mapping[str, Wanted]) -> Wanted | None:
+def _stalled(holding: Mapping[ConditionType, Wanted]) -> Wanted | None:
     if failed := holding.get(ConditionType.FAILED):
         return failed
     degraded = holding.get(ConditionType.DEGRADED)

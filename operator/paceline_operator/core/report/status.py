@@ -93,7 +93,7 @@ def carried(job: Job, wanted: list[conditions.Wanted], now_s: float) -> dict[str
     status = dict(job.status)
     status["observedGeneration"] = job.generation
     status["selector"] = worker_selector(job.name)
-    before = {kind: stored(c) for kind in ConditionType if (c := job.condition(kind))}
+    before = {kind: stored(kind, c) for kind in ConditionType if (c := job.condition(kind))}
     wanted = [*wanted, *standing(before, wanted)]
     status["conditions"] = conditions.merged(job, wanted, now_s)
     if job.frozen:

@@ -74,7 +74,7 @@ def test_a_job_that_trains() -> None:
         (1, 1, 1000),
     ]
     assert found.detail.settings.mode == "Quorum"
-    assert found.detail.transport == "mpi over TCP"
+    assert (found.detail.transport, found.detail.carrier) == ("mpi", "TCP")
     assert found.detail.transport_why == "mpi:ring 300 us at 4096 B"
     assert (found.detail.generation.incarnation, found.detail.generation.counter) == (1, 3)
     assert found.detail.conditions == ()

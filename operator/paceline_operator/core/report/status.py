@@ -126,7 +126,8 @@ def ended(
 def _progress(coordinator: CoordinatorStatus) -> dict[str, int] | None:
     if coordinator.progress is None:
         return None
-    found = {"percent": int(100 * min(1.0, coordinator.progress))}
+    # Rounded down, but for what a float lacks: 0.57 is 56.99999999999999 percent.
+    found = {"percent": int(round(100 * min(1.0, coordinator.progress), 6))}
     if coordinator.left_s is not None:
         found["etaSeconds"] = round(coordinator.left_s)
     return found

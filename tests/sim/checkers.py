@@ -88,9 +88,8 @@ class Checkers:
         mine = [p.version for p in rank.state.pending.steps if share and p.seq <= share.upto]
         oldest = min(mine, default=go.round)
         assert not share or oldest == share.oldest, f"I6: {rank.me} gives {oldest}, GO says {share}"
-        # With drops the fresh one may be among them; back from resting a rank arrives with what it
-        # had before, be it a version older.
-        if share and share.fresh and not share.drops and not self.sim.world.rest:
+        # With drops the fresh one may be among them.
+        if share and share.fresh and not share.drops:
             from_ = go.round - log.settings.pipeline
             newest = max(mine, default=go.round)
             assert newest >= from_, f"I6: what {rank.me} gives is of version {newest}"

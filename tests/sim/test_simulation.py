@@ -17,6 +17,8 @@ from paceline.core.coordinator import silence
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import Gen, Go, Trigger
 from paceline.core.rank import events as ev
+from paceline.core.rank import script
+from paceline.core.rank.state import RankState
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode, Normalisation, Pacing
 from sim.checkers import composed
@@ -26,6 +28,7 @@ from sim.ranks import SimRank
 from sim.simulation import BrokenPromiseError, Simulation
 from sim.world import MS, World
 
+UNREST = script._unrest
 TRUE_VERDICTS = {"StateLost", "Interrupted"}
 """How a job may fail without a fault of its own: `Checkers.job_failed` looks whether it is true."""
 
@@ -120,6 +123,29 @@ def test_the_word_that_ends_the_job_is_heard_wherever_the_rank_stands(when: str)
     sim.checkers.at_end()
     assert len(sim.finished) == 3
     assert {rank.state.log.stopped_by for rank in ranks} == {ranks[1].me}
+
+
+def test_back_from_resting_a_rank_has_nothing_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the round that names what it had before, and what it announces when that round
+    begins anew, after a death, is as old as it is (R8, R11, I6)."""
+    settings = RoundSettings(mode=Mode.SOLO, bench_after_ns=300 * MS)
+    world = World(replicas=3, rest=0.3, slow={0: 4.0}, settings=settings, until_ms=8_000)
+
+    def histories() -> None:
+        for seed in range(20):
+            run(world, seed, [Fault(200.0, Kind.KILL, 150, 1)])
+
+    histories()
+
+    def waits_as_if_fresh(rank: RankState) -> None:
+        UNREST(rank)
+        if rank.share is not None and rank.share.count:
+            rank.waits_for = rank.log.version
+
+    monkeypatch.setattr(script, "_is_named_as_idle", lambda _: False)
+    monkeypatch.setattr(script, "_unrest", waits_as_if_fresh)
+    with pytest.raises(AssertionError, match="I6"):
+        histories()
 
 
 @pytest.mark.parametrize("kind", Kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from core.makers import fresh, go, member, members
 from msgspec import Struct
 from msgspec.structs import replace
@@ -61,6 +62,31 @@ def test_a_script_that_rested_goes_on() -> None:
     assert resumed(take(rank, ev.Unrest())) == [(1, False, False)]
 
 
+@pytest.mark.parametrize("ends", ["applied", "announced again"])
+def test_who_is_back_from_resting_has_nothing_fresh(ends: str) -> None:
+    """What it had before is older than the weights, and stays idle work of that age, also where
+    everything is announced again (R8, R11, I6)."""
+    rank = second_of_two(DataPlan(steps=9))
+    log = rank.state.log
+    other = Share(member(0), upto=1, count=1, fresh=True, samples=1, unit=1)
+    take(rank, ev.Step((), 1, 1), Start(go(log, other)), ev.Reduced(), ev.Rest())
+    said = rank.state.share
+    assert said is not None
+    assert (said.idle, said.fresh, said.count, said.oldest) == (True, False, 1, 0)
+    assert resumed(take(rank, ev.Unrest())) == [], "what it announced lies in its way"
+    if ends == "applied":
+        other = replace(other, upto=2, oldest=1)
+        effects = take(rank, Start(go(log, other, said)), ev.Reduced())
+        assert resumed(effects) == [(2, False, False)]
+        assert rank.state.pending.empty
+    else:
+        assert resumed(formed_again(rank)) == [(1, False, False)]
+        again = rank.state.share
+        assert again is not None
+        assert (again.idle, again.fresh, again.count, again.oldest) == (False, False, 1, 0)
+        assert not rank.state.announced, "PENDING: it computes"
+
+
 def test_what_an_older_connection_may_have_lost_is_said_again() -> None:
     rank = lone(DataPlan(samples=4, batch=4, epochs=1, seed=1))
     step(rank)
@@ -105,6 +131,17 @@ def second_of_two(plan: DataPlan, rules: RoundSettings | None = None) -> Rank:
     ends = tuple((m, ENDS) for m in both)
     take(rank, Commit(gen, both[0], (), both[0], (), ends), ev.ChannelOpened())
     return rank
+
+
+def formed_again(rank: Rank) -> list[ev.Effect]:
+    """The same two ranks make another generation."""
+    log, both = rank.state.log, members(0, 1)
+    new = GenerationId(1, "c", 2)
+    ahead = tuple((m, 2) for m in both)
+    gen = Gen(new, both, both, both, log.version, lookahead=ahead, plan=log.plan)
+    ends = tuple((m, ENDS) for m in both)
+    commit = Commit(gen, both[0], (), both[0], (), ends)
+    return take(rank, Prepare(new), commit, ev.ChannelOpened())
 
 
 def test_who_was_left_behind_by_one_round_jumps_and_keeps_its_gradient() -> None:

@@ -94,13 +94,11 @@ def _finish(rank: RankState, *, stop: bool) -> None:
         _say_more(rank)
 
 
-def _say_more(rank: RankState) -> bool:
-    """Whether it may speak again in this round: nothing of its own is named by what it announced,
-    so a second word cannot make two buffers too few (R11, V20)."""
-    if rank.share is not None and rank.share.count:
-        return False
-    rank.announced = False
-    return True
+def _say_more(rank: RankState) -> None:
+    """It may speak again in this round if nothing of its own is named by what it announced: then a
+    second word cannot make two buffers too few (R11, V20)."""
+    if rank.share is None or not rank.share.count:
+        rank.announced = False
 
 
 def on_step(rank: RankState, step: Step) -> None:
@@ -137,8 +135,7 @@ def on_step(rank: RankState, step: Step) -> None:
 def _unrest(rank: RankState) -> None:
     rank.main = Main.PARKED
     rank.waits_for, rank.hands_on = NOTHING, False
-    if not _say_more(rank):
-        rank.waits_for = rank.log.version
+    _say_more(rank)
 
 
 def wake(rank: RankState, *, between_rounds: bool) -> None:
@@ -158,7 +155,7 @@ def _wake_active(rank: RankState) -> None:
         if rank.usable():
             _resume(rank, fresh=False)
         return
-    if waits_for_the_one_before(rank):
+    if waits_for_the_one_before(rank) or _is_named_as_idle(rank):
         return
     pending = rank.pending
     if rank.waits_for >= rank.log.version:  # fresh
@@ -177,6 +174,13 @@ def _wake_active(rank: RankState) -> None:
 def waits_for_the_one_before(rank: RankState) -> bool:
     """Its last gradient is under way: announced for the round in question, which is not over."""
     return rank.under_way == rank.log.version
+
+
+def _is_named_as_idle(rank: RankState) -> bool:
+    """Back from resting, while its last word of this round names what it has. That lies where the
+    next batch would be added, and stays what it was announced as: idle, of its age, never fresh."""
+    share = rank.share
+    return rank.announced and share is not None and share.idle and share.count > 0
 
 
 def is_free(rank: RankState) -> bool:

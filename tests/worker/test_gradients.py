@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paceline.core.protocol.pending import BufferName, Zero
+from paceline.errors import UnsupportedError
 from paceline.worker.state.gradients import Gradients
 
 SHAPES = [(3, 5), (), (0,), (7,), (2, 3, 4)]
@@ -112,6 +114,27 @@ def test_a_gradient_made_outside_is_copied_in_and_counted() -> None:
     assert gradients.copied_in == len(SHAPES)
     assert all_equal(grads(gradients), 3.0)
     assert gradients.attach() == 0
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_graph_of_the_gradients_themselves_is_refused_by_name(listens: bool) -> None:
+    """It would count twice what an earlier backward pass of the lease has left."""
+    gradients, [a, b, c, d], told = watched(*"abcd")
+    gradients.watch(told.append if listens else None)
+    a.square().sum().backward()
+    twice = (a * b * c * d).sum()
+
+    def computes_and_steps() -> None:
+        twice.backward(create_graph=True)
+        gradients.attach()
+
+    with pytest.raises(UnsupportedError, match=r"create_graph=True[^$]*hint: .*autograd\.grad"):
+        computes_and_steps()
+    for parameter in (a, b, c, d):
+        parameter.grad = None  # else each is in a cycle with its gradient
+    made = torch.autograd.grad((a * b).square().sum(), (a, b), create_graph=True)
+    sum(g.square().sum() for g in made).backward()  # type: ignore[union-attr]
+    gradients.attach()
 
 
 def test_backward_passes_are_noticed() -> None:

@@ -423,6 +423,22 @@ def test_a_segment_that_is_written_by_a_script_with_inference_mode(rank: OneRank
     assert end_of(rank, LAST) == ev.Voided(GivenUp.REWRITTEN)
 
 
+def test_a_write_beside_autograd_goes_unnoticed(rank: OneRank) -> None:
+    """As docs/limits.md says of `p.grad.data`: the segment goes out as backward() left it."""
+    stream_until(rank, LAST)
+    rank.write(LAST, 3.0)
+    grad = rank.parameters[-1].grad
+    assert grad is not None
+    before = rank.gradients.written(0)
+    grad.data.mul_(0.5)
+    assert rank.gradients.written(0) == before
+    rank.step()
+    assert rank.channel.begun() == (3.0, False), "nobody gives the round up"
+    rank.channel.end()
+    assert isinstance(rank.outcome(), ev.Reduced)
+    assert rank.result()[0] == 1.0
+
+
 @pytest.mark.parametrize(
     "step",
     [

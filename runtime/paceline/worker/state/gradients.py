@@ -26,9 +26,21 @@ import torch
 from paceline_api.types.enums import Wire
 
 from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Scale, Swap, Zero
+from paceline.errors import UnsupportedError
 from paceline.worker.state.flags import Flags
 from paceline.worker.state.flat import FlatLayout, Zeros, plain_zeros
 from paceline.worker.state.streams import Streams
+
+
+def _graph_kept() -> UnsupportedError:
+    # autograd has added to the view then and put the sum beside it, or beside nothing if there was
+    # no view: nobody can tell which, and the first would count twice what GRAD had.
+    return UnsupportedError(
+        "backward(create_graph=True) is not supported: it replaces p.grad, where gradients are "
+        "added that this rank has announced or will announce",
+        hint="take the gradients of a penalty with torch.autograd.grad(..., create_graph=True), "
+        "which leaves p.grad alone, and end with a plain loss.backward()",
+    )
 
 
 @dataclass(slots=True)
@@ -153,6 +165,8 @@ class Gradients:
     def _copy_in(self, parameter: torch.Tensor, view: torch.Tensor) -> None:
         with torch.no_grad():
             if parameter.grad is not None:
+                if parameter.grad.requires_grad:
+                    raise _graph_kept()
                 view.add_(parameter.grad)
                 self.copied_in += 1
             parameter.grad = view

@@ -127,3 +127,26 @@ def test_what_cannot_lie_there_is_copied() -> None:
     assert not model[0].weight.is_contiguous()
     assert model[0].bias.data_ptr() in {view.data_ptr() for view in lends._views}
     assert model[1].weight.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("lend", [False, True])
+def test_only_copies_keep_what_scripts_write_out_of_weights_that_must_be_equal(lend: bool) -> None:
+    """Why nothing is lent where a round may go without a rank: that one misses a version, and with
+    it what its script does to the weights of each, as in `p.data.clamp_()` after step()."""
+    ranks = present, late = Rank(), Rank()
+
+    def goes_on(rank: Rank) -> None:
+        rank.committed.copy_to_model(lend=lend)
+        for parameter in rank.model.parameters():
+            parameter.data.clamp_(-0.05, 0.05)
+
+    for version in range(3):
+        for rank in ranks:
+            if rank is present or version != 1:
+                goes_on(rank)
+                rank.committed.take_back()
+            rank.reduce(version)
+            rank.committed.accumulate(rank.gradients.result, first=True)
+            rank.committed.apply(2.0, step=True)
+    same_weights = present.committed.hash() == late.committed.hash()
+    assert same_weights is not lend

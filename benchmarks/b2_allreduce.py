@@ -1,31 +1,50 @@
-"""B2: one reduction over Paceline's MPI links and in shared memory, beside MPI_Allreduce and gloo.
+"""B2: one reduction over Paceline's MPI links and in shared memory, beside those of others.
 
 Every system has ranks of its own, which are asked in turn: what is compared runs seconds apart. A
-time runs from the moment at which all ranks have begun until the last one has the sum. MPICH has
-its best form: one world, shared memory between its ranks, one thread where each has a core;
-Paceline's links, which survive a death, are TCP connections. The limit is memory: P parts are read
-and P results written, at the rate at which the same ranks copy together. It says nothing where a
-payload fits the caches. `shm` sums where the buffers lie, in memory that the ranks hand to each
-other, as in a job whose ranks share a machine or a pod.
+time runs from the moment at which all ranks have begun until the last one has the sum. MPICH, Open
+MPI and Intel MPI have their best form: one world, shared memory between its ranks, one thread where
+each has a core; Paceline's links, which survive a death, are TCP connections. DeepSpeed's operator
+is the one that it has for inference. The last three are in environments of their own
+(`rivals.environments`), which are built when they are missing; one that cannot be built or does not
+answer is a row that says so.
+
+The limit is memory: P parts are read and P results written, at the rate at which the same ranks
+copy together. It says nothing where a payload fits the caches. `shm` sums where the buffers lie, in
+memory that the ranks hand to each other, as in a job whose ranks share a machine or a pod.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
 
 from paceline.core.collectives.schedules import ALGORITHMS
 
 from benchmarks import report as r
 from benchmarks.command import Options, main
 from benchmarks.lab import Lab
-from benchmarks.reducers import crews, right
+from benchmarks.reducers import Crew, crews, right
+from benchmarks.rivals import crew as rivals
+from benchmarks.rivals import rivals as known
+from benchmarks.rivals.environments import NotBuiltError, default_cache, interpreter
 
-KIB = (4, 64, 1024, 16 * 1024)
-CALLS = {4: 20, 64: 20, 1024: 10, 16 * 1024: 3}
-COPY_ELEMENTS = 8 << 20
-RIVALS = ("MPI_Allreduce", "gloo")
-OWN = {
+KIB: Final = (4, 64, 1024, 16 * 1024)
+CALLS: Final = {4: 20, 64: 20, 1024: 10, 16 * 1024: 3}
+COPY_ELEMENTS: Final = 8 << 20
+SHM: Final = "paceline shm"
+OWN: Final = {
     **{f"mpi:{algorithm}": f"paceline mpi:{algorithm}" for algorithm in ALGORITHMS},
-    "shm": "paceline shm",
+    "shm": SHM,
 }
+HERE: Final = ("MPI_Allreduce", "gloo")
+"""Rivals in the environment of the checkout."""
+NAMES: Final = ("Open MPI", "Intel MPI", "DeepSpeed's shared memory")
+ELSEWHERE: Final = [rival for rival in known.ALL if rival.name in NAMES]
+SLEEPS: Final = ("gloo",)
+"""Rivals that do not spin while they wait."""
 
 
 def run(lab: Lab, given: Options) -> r.Report:  # noqa: ARG001
@@ -35,48 +54,120 @@ def run(lab: Lab, given: Options) -> r.Report:  # noqa: ARG001
         ("P", "KiB", "system", "us", "p95", "spread", "limit us", "best rival / this"),
         smoke=given.smoke,
     )
-    for ranks in (2,) if given.smoke else (2, 4):
-        add_rows(out, ranks, given)
+    with TemporaryDirectory(prefix="pl-b2-") as scratch:
+        for ranks in (2,) if given.smoke else (2, 4, 8):
+            Table(out, ranks, given, Path(scratch)).make()
     return out
 
 
-def add_rows(out: r.Report, ranks: int, given: Options) -> None:
-    sizes = KIB[:2] if given.smoke else KIB
-    found: dict[tuple[int, str], list[list[float]]] = {}
-    rates: list[float] = []
-    sums: list[str] = []
-    wrong: list[str] = []
-    with crews(("paceline", "rivals"), ranks) as (own, rivals):
-        facts = {**own.ask("describe")[0], **rivals.ask("describe")[0]}
-        for _ in range(given.rounds):
-            rates.append(sum(own.ask("bandwidth", COPY_ELEMENTS)))
-            for kib in sizes:
-                calls = 3 if given.smoke else CALLS[kib]
-                for how in (*OWN, *RIVALS):
-                    crew = rivals if how in RIVALS else own
-                    name = OWN.get(how, how)
-                    took = crew.reduce(how, kib << 8, calls)
-                    found.setdefault((kib, name), []).append(took.us)
-                    sums.append(f"{kib} {name} {took.sums}")
-                    if not right(took, ranks):
-                        wrong.append(f"{name} {kib} KiB: {took.sums}")
-    for (kib, name), rounds in found.items():
-        limit_us = 2 * ranks * (kib << 10) / r.middle(rates) * 1e6
-        middles = [r.middle(one) for one in rounds]
-        best = min(r.middle(r.middle(one) for one in found[kib, rival]) for rival in RIVALS)
-        every = [us for one in rounds for us in one]
-        ratio = best / r.middle(middles)
-        spread = r.percent(r.spread(middles))
-        p95 = r.share(every, 0.95)
-        out.rows.append((ranks, kib, name, r.middle(middles), p95, spread, limit_us, ratio))
-        out.details[f"P={ranks} {kib} KiB {name}: us per round"] = middles
-    out.checks[f"P={ranks}: every system has the sum on every rank"] = not wrong
-    out.hashes[f"P={ranks}"] = r.one_hash(sums)
-    out.notes.append(
-        f"P={ranks}: copying {r.middle(rates) / 1e9:.1f} GB/s read and written, all ranks together "
-        f"(spread {r.percent(r.spread(rates))}); Paceline's loop: {facts['loop']}; {facts['mpi']}"
-        + "".join(f"; wrong: {one}" for one in wrong)
-    )
+class Table:
+    """The rows of one P."""
+
+    def __init__(self, out: r.Report, ranks: int, given: Options, scratch: Path) -> None:
+        self._out, self._ranks, self._given = out, ranks, given
+        self._scratch = scratch
+        self._us: dict[tuple[int, str], list[list[float]]] = {}
+        """Per KiB and system: of each round the calls."""
+        self._rates: list[float] = []
+        """Bytes per second, read and written, of copies in all ranks together."""
+        self._sums: list[str] = []
+        self._wrong: list[str] = []
+
+    def make(self) -> None:
+        with crews(("paceline", "rivals"), self._ranks) as (own, here), self._elsewhere() as others:
+            facts = {**own.ask("describe")[0], **here.ask("describe")[0]}
+            for _ in range(self._given.rounds):
+                self._rates.append(sum(own.ask("bandwidth", COPY_ELEMENTS)))
+                for kib in KIB[:2] if self._given.smoke else KIB:
+                    self._take_turns(kib, own, here, others)
+        self._tell(f"{facts['loop']}; {facts['mpi']}")
+        if not self._given.smoke:
+            self._judge()
+
+    @contextmanager
+    def _elsewhere(self) -> Iterator[dict[str, rivals.Crew]]:
+        """Those that are there."""
+        cache = self._given.cache or default_cache()
+        with ExitStack() as stack:
+            present: dict[str, rivals.Crew] = {}
+            for number, rival in enumerate(ELSEWHERE):
+                try:
+                    python = interpreter(rival.environment, cache, smoke=self._given.smoke)
+                    folder = self._scratch / f"{self._ranks}-{number}"
+                    made = rivals.crew(rival, self._ranks, python, folder)
+                    present[rival.name] = stack.enter_context(made)
+                except (NotBuiltError, rivals.CrewError) as why:
+                    self._absent(rival.name, why)
+            yield present
+
+    def _absent(self, name: str, why: Exception) -> None:
+        self._out.rows.append((self._ranks, "-", name, str(why).splitlines()[0], *["-"] * 4))
+
+    def _take_turns(self, kib: int, own: Crew, here: Crew, others: dict[str, rivals.Crew]) -> None:
+        calls = 3 if self._given.smoke else CALLS[kib]
+        for how in (*OWN, *HERE):
+            took = (own if how in OWN else here).reduce(how, kib << 8, calls)
+            self._note(kib, OWN.get(how, how), took.us, right(took, self._ranks))
+        for name in list(others):
+            try:
+                self._note(kib, name, *others[name].reduce(kib << 8, calls))
+            except rivals.CrewError as why:
+                others.pop(name)
+                self._absent(name, why)
+
+    def _note(self, kib: int, name: str, took_us: list[float], is_right: bool) -> None:
+        self._us.setdefault((kib, name), []).append(took_us)
+        self._sums.append(f"{kib} {name} {is_right}")
+        if not is_right:
+            self._wrong.append(f"{name}, {kib} KiB")
+
+    def _limit_us(self, kib: int) -> float:
+        return 2 * self._ranks * (kib << 10) / r.middle(self._rates) * 1e6
+
+    def _middle_us(self, kib: int, name: str) -> float:
+        return r.middle(r.middle(one) for one in self._us[kib, name])
+
+    def _best_us(self, kib: int) -> float:
+        """Of the rivals."""
+        own = OWN.values()
+        return min(
+            self._middle_us(at, name) for at, name in self._us if at == kib and name not in own
+        )
+
+    def _tell(self, facts: str) -> None:
+        out, ranks = self._out, self._ranks
+        for (kib, name), rounds in self._us.items():
+            middles = [r.middle(one) for one in rounds]
+            p95 = r.share([us for one in rounds for us in one], 0.95)
+            middle_us, spread = r.middle(middles), r.percent(r.spread(middles))
+            ratio = self._best_us(kib) / middle_us
+            out.rows.append((ranks, kib, name, middle_us, p95, spread, self._limit_us(kib), ratio))
+            out.details[f"P={ranks} {kib} KiB {name}: us per round"] = middles
+        out.checks[f"P={ranks}: every system has the sum on every rank"] = not self._wrong
+        out.hashes[f"P={ranks}"] = r.one_hash(sorted(set(self._sums)))
+        rate, spread = r.middle(self._rates) / 1e9, r.percent(r.spread(self._rates))
+        out.notes.append(
+            f"P={ranks}: copying {rate:.1f} GB/s read and written, all ranks together (spread "
+            f"{spread}); Paceline's loop: {facts}" + "".join(f"; wrong: {w}" for w in self._wrong)
+        )
+
+    def _judge(self) -> None:
+        ranks = self._ranks
+        for kib in KIB:
+            what, shm_us = f"P={ranks}, {kib} KiB", self._middle_us(kib, SHM)
+            if kib >= 1024:
+                ratio, limit = self._best_us(kib) / shm_us, self._limit_us(kib) / shm_us
+                self._out.bars.append(r.Bar(f"{what}: best rival / shm", ratio, 2.0))
+                self._out.bars.append(r.Bar(f"{what}: memory's limit / shm", limit, 0.9))
+            elif kib <= 16:
+                sleeps = min(self._middle_us(kib, name) for name in SLEEPS)
+                text = f"{what}: shm / the best rival that does not spin"
+                self._out.bars.append(r.Bar(text, shm_us / sleeps, 2.0, at_least=False))
+                if ranks == 4:
+                    ratio = shm_us / self._middle_us(kib, "MPI_Allreduce")
+                    self._out.bars.append(
+                        r.Bar(f"{what}: shm / MPI_Allreduce", ratio, 2.0, at_least=False)
+                    )
 
 
 if __name__ == "__main__":

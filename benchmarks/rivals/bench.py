@@ -9,7 +9,6 @@ memory does not show there. Beside them stands what the algorithm has to carry.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import re
 import shutil
@@ -29,7 +28,7 @@ from benchmarks.command import Options
 from benchmarks.lab import Lab
 from benchmarks.rivals import rivals as known
 from benchmarks.rivals.crew import Crew, CrewError, crew
-from benchmarks.rivals.environments import Environment, NotBuiltError, default_cache, python_of
+from benchmarks.rivals.environments import NotBuiltError, default_cache, interpreter
 from benchmarks.rivals.rank import RATE
 
 DEVICE_FLOPS: Final = 8e12
@@ -131,25 +130,10 @@ def _built(out: r.Report, given: Options) -> list[tuple[known.Rival, Path | None
         if given.only and not any(part.lower() in rival.name.lower() for part in given.only):
             continue
         try:
-            present.append((rival, _interpreter(rival.environment, cache, given.smoke)))
+            present.append((rival, interpreter(rival.environment, cache, smoke=given.smoke)))
         except NotBuiltError as reason:
             _absent(out, rival.name, "-", "-", str(reason))
     return present
-
-
-def _interpreter(wanted: Environment | None, cache: Path, smoke: bool) -> Path | None:
-    """A smoke test builds nothing: it takes what this environment happens to have."""
-    if wanted is None:
-        return None
-    if not smoke:
-        return python_of(wanted, cache)
-    for package in wanted.packages:
-        name = re.split(r"[=<>]", package)[0]
-        try:
-            importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            raise NotBuiltError(f"not tried: this environment has no {name}") from None
-    return None
 
 
 def _absent(out: r.Report, name: str, where: object, ranks: object, why: str) -> None:
@@ -244,14 +228,10 @@ class Table:
 
     def _sum_us(self, made: Crew, size: int, calls: int) -> float:
         """From the moment at which all have begun until the last one has the sum."""
-        answers = made.ask({"do": "bulk", "elements": size // 4, "calls": calls})
-        want = made.ranks * (made.ranks + 1) / 2
-        right = all(one["first"] == one["last"] == want for one in answers)
+        took_us, right = made.reduce(size // 4, calls)
         self._right = self._right and right
         self._sums.append(f"bulk {made.ranks} {size} {right}")
-        begun = zip(*(one["begun"] for one in answers), strict=True)
-        ended = zip(*(one["ended"] for one in answers), strict=True)
-        return r.middle((max(e) - max(b)) / 1e3 for b, e in zip(begun, ended, strict=True))
+        return r.middle(took_us)
 
     # ---- training --------------------------------------------------------------------------------
 

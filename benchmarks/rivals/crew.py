@@ -99,6 +99,16 @@ class Crew:
             answers.append(answer)
         return [answer for answer in answers if answer]
 
+    def reduce(self, elements: int, calls: int) -> tuple[list[float], bool]:
+        """Per call the us from the moment at which all have begun until the last one has the sum,
+        and whether all had it in the end."""
+        answers = self.ask({"do": "bulk", "elements": elements, "calls": calls})
+        want = self.ranks * (self.ranks + 1) / 2
+        begun = zip(*(one["begun"] for one in answers), strict=True)
+        ended = zip(*(one["ended"] for one in answers), strict=True)
+        took_us = [(max(e) - max(b)) / 1e3 for b, e in zip(begun, ended, strict=True)]
+        return took_us, all(one["first"] == one["last"] == want for one in answers)
+
     def _silence(self, what: str) -> CrewError:
         said = (self._folder / "log").read_text(errors="replace")[-4000:]
         return CrewError(f"{self.rival.name}, P={self.ranks}: {what}\n{said}")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.metadata
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -65,6 +67,22 @@ def python_of(wanted: Environment, cache: Path) -> Path:
     if why:
         raise NotBuiltError(why)
     return folder / "bin" / "python"
+
+
+def interpreter(wanted: Environment | None, cache: Path, *, smoke: bool) -> Path | None:
+    """Of a rival; None: that of the checkout. A smoke test builds nothing: it takes what the
+    checkout happens to have. Raises NotBuiltError."""
+    if wanted is None:
+        return None
+    if not smoke:
+        return python_of(wanted, cache)
+    for package in wanted.packages:
+        name = re.split(r"[=<>]", package)[0]
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            raise NotBuiltError(f"not tried: this environment has no {name}") from None
+    return None
 
 
 def _uv() -> str:

@@ -119,7 +119,7 @@ def _died(c: CoordinatorState, member: MemberId, why: str, exit_code: int) -> No
     seen = c.roster.rank(member)
     if seen.dead:
         return
-    seen.dead, seen.exit_code, seen.connected = why or "it has ended", exit_code, False
+    seen.dead, seen.connected = why or "it has ended", False
     quiet = seen.dismissed or c.phase is Phase.RELEASED
     if not quiet:
         c.happened("RankDied", f"rank {member}: {why}", {"exit_code": str(exit_code)})

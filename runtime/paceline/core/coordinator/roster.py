@@ -25,7 +25,6 @@ class KnownRank:
     """Why it is asked nothing more; empty if it is not suspect."""
     dead: str = ""
     """The evidence; empty as long as it may live."""
-    exit_code: int | None = None
     pid: int = 0
     alive_ns: int | None = None
     """When its agent first said that it lives."""

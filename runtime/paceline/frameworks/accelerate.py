@@ -10,7 +10,7 @@ The script's loop stays: `accelerator.accumulate()`, `accelerator.backward()`, `
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -42,7 +42,7 @@ def prepare(
     scheduler: SchedulerFactory | None = None,
     clip_norm: float | None = None,
     clip_value: float | None = None,
-) -> tuple[torch.nn.Module, torch.optim.Optimizer, JobLoader[T]]:
+) -> tuple[torch.nn.Module, torch.optim.Optimizer, DeviceLoader[T]]:
     """What the script goes on with: model and optimizer as accelerate prepares them, and a loader
     that gives each sample to one rank.
 
@@ -74,22 +74,15 @@ def prepare(
     )
     if current(CALLED).session.size > 1:
         refuse_reductions()
-    return prepared, stepped, JobLoader(dealt, accelerator.device)
+    return prepared, stepped, DeviceLoader(dealt, accelerator.device)
 
 
-class JobLoader(Generic[T]):
-    """The job's loader, with each batch on the accelerator's device."""
+class DeviceLoader(joining.JobLoader[T]):
+    """With each batch on the accelerator's device."""
 
     def __init__(self, loader: ScriptLoader[T], device: torch.device) -> None:
-        self._loader, self._device = loader, device
-
-    @property
-    def dataset(self) -> Any:
-        return self._loader.dataset
-
-    @property
-    def sampler(self) -> Any:
-        return self._loader.sampler
+        super().__init__(loader)
+        self._device = device
 
     def set_epoch(self, epoch: int) -> None:
         """Harmless: the order is the job's."""

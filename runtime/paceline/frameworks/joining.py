@@ -7,7 +7,7 @@ holds, as it does in a DDP script (D14). torch's world has one rank for each of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -15,7 +15,25 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.errors import UnsupportedError, UsageError
 from paceline.train import refusals
 from paceline.train.ddp import ScriptOptimizer, check_model, put_to_sleep
+from paceline.train.ddp_loader import ScriptLoader
 from paceline.worker.state.optimizer_binding import SchedulerFactory
+
+T = TypeVar("T")
+
+
+class JobLoader(Generic[T]):
+    """The job's loader in the place of the script's, as far as all frameworks look at one."""
+
+    def __init__(self, loader: ScriptLoader[T]) -> None:
+        self._loader = loader
+
+    @property
+    def dataset(self) -> Any:
+        return self._loader.dataset
+
+    @property
+    def sampler(self) -> Any:
+        return self._loader.sampler
 
 
 def join(

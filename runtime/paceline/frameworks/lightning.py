@@ -8,7 +8,7 @@ trainer = Trainer(strategy=JobStrategy(), max_epochs=3)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import torch
 from lightning.fabric.plugins.environments import MPIEnvironment
@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from paceline.errors import UnsupportedError
 from paceline.frameworks import joining
 from paceline.train.context import current, init
-from paceline.train.ddp_loader import ScriptLoader, adopt
+from paceline.train.ddp_loader import adopt
 from paceline.train.job import is_publisher
 from paceline.worker.state.optimizer_binding import SchedulerFactory
 
@@ -59,7 +59,7 @@ class JobStrategy(SingleDeviceStrategy):
         setattr(MPIEnvironment, "detect", staticmethod(lambda: False))  # noqa: B010
         self._scheduler = scheduler
         self._joined: torch.optim.Optimizer | None = None
-        self._dealt: JobLoader[Any] | None = None
+        self._dealt: EndlessLoader[Any] | None = None
         super().__init__(_device() if device is None else device)
 
     @property
@@ -115,7 +115,7 @@ class JobStrategy(SingleDeviceStrategy):
                 "reload_dataloaders_every_n_epochs out",
             )
         epochs = joining.check_epochs(trainer.max_epochs, "max_epochs")
-        self._dealt = JobLoader(
+        self._dealt = EndlessLoader(
             adopt(
                 cast("torch.utils.data.DataLoader[Any]", dataloader),
                 epochs=epochs,
@@ -151,23 +151,12 @@ class _AfterItsClosure:
         return getattr(self._optimizer, name)
 
 
-class JobLoader(Generic[T]):
-    """The job's loader, without a length that Lightning could count to.
+class EndlessLoader(joining.JobLoader[T]):
+    """Without a length that Lightning could count to.
 
     It would end an epoch after the nominal number of batches; how many a rank gets is known when
     there are no more. Without any length it would take each batch before the step on the last one.
     """
-
-    def __init__(self, loader: ScriptLoader[T]) -> None:
-        self._loader = loader
-
-    @property
-    def dataset(self) -> Any:
-        return self._loader.dataset
-
-    @property
-    def sampler(self) -> Any:
-        return self._loader.sampler
 
     @property
     def batch_size(self) -> int:

@@ -133,6 +133,23 @@ def test_waiting_ends_in_time(paceline: Call, server: ScriptedServer) -> None:
     assert "paceline explain digits" in hint
 
 
+def test_a_job_is_suspended_when_its_pods_are_gone(paceline: Call, server: ScriptedServer) -> None:
+    """The operator says so before it deletes them."""
+    suspended = body("Suspended", "5")
+    suspended["spec"]["suspend"] = True
+    server.answers["GET", f"{JOBS}/digits"] = 200, suspended
+    server.answers["GET", JOBS] = lists(suspended)
+    own = {"metadata": {"name": "digits-0-1", "ownerReferences": [{"uid": "u"}]}}
+    server.answers["GET", PODS] = lists(own)
+    server.answers["WATCH", PODS] = 200, ""
+    code, said = paceline("wait", "digits", "--for", "suspended", "--timeout", "1s")
+    assert code == 3, said
+    server.answers["GET", PODS] = [lists(own), lists()]
+    server.answers["WATCH", PODS] = 200, event("DELETED", own)
+    code, said = paceline("wait", "digits", "--for", "suspended")
+    assert (code, said) == (0, "job digits: Suspended\n")
+
+
 def test_a_job_that_is_deleted_is_no_longer_waited_for(
     paceline: Call, server: ScriptedServer
 ) -> None:

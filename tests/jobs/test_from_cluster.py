@@ -118,6 +118,12 @@ def test_which_of_several_running_ones_does_not_train_is_not_known() -> None:
     assert {rank.state for rank in found.detail.ranks} == {RankPhase.STARTING}
 
 
+def test_a_job_is_suspended_when_its_pods_are_gone() -> None:
+    body = job("Suspended", spec={"suspend": True})
+    assert job_status(body, [pod(0, 1)], NOW_S).state == "Suspending"
+    assert job_status(body, [], NOW_S).state == "Suspended"
+
+
 def test_a_row_is_of_one_attempt_of_a_pod() -> None:
     """Of the pod that was replaced nothing is taken over, and a running pod is as its rank says."""
     rows = [

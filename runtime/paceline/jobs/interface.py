@@ -21,6 +21,7 @@ from paceline.core.status import Status
 COMPLETE = "Complete"
 FAILED = "Failed"
 SUSPENDED = "Suspended"
+SUSPENDING = "Suspending"
 TRAINING = "Training"
 
 

@@ -11,9 +11,11 @@ import re
 import select
 import shutil
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from paceline_api.errors import JobFileError
@@ -26,6 +28,7 @@ from paceline.core.status import Status
 from paceline.jobs.core import explain, from_run, waiting
 from paceline.jobs.core.lines import parse_line
 from paceline.jobs.errors import (
+    AwayError,
     NameTakenError,
     NoSuchJobError,
     NoSuchRankError,
@@ -47,6 +50,7 @@ from paceline.local.printed import PRINTED
 from paceline.local.rundir import LOCK, RUNS, with_function
 from paceline.local.runner import STATUS
 
+Found = TypeVar("Found")
 _AGENT: Final = re.compile(r"(\S+) (agent-(\d+)-(\d+)) (.*)", re.S)
 
 
@@ -90,7 +94,11 @@ class LocalJobs:
 
     def all(self) -> list[JobStatus]:
         """Those that are running."""
-        return [self._running(entry) for entry in index.running(self._env)]
+        found = []
+        for entry in index.running(self._env):
+            with suppress(control.EndedError):
+                found.append(self._running(entry))
+        return found
 
     def status(self, name: str) -> JobStatus:
         run = self._run(name)
@@ -107,7 +115,7 @@ class LocalJobs:
             revision = None
             try:
                 while True:
-                    view = control.look(entry, revision)
+                    view = _asked(partial(control.look, entry, revision))
                     revision = view.revision
                     yield _told(view)
             except control.EndedError:
@@ -124,7 +132,7 @@ class LocalJobs:
             revision: int | None = None
             try:
                 while True:
-                    view = control.look(entry, revision, _left_s(end_ns))
+                    view = _asked(partial(control.look, entry, revision, _left_s(end_ns)))
                     revision, status = view.revision, _told(view)
                     # The end is the end of the run, which still has its summary to write.
                     if not status.ended and waiting.reached(status, until):
@@ -156,25 +164,25 @@ class LocalJobs:
             yield from chosen.until_now(file.read())
             while follow and run.entry is not None:
                 try:
-                    control.more_lines(run.entry, file.tell())
+                    _asked(partial(control.more_lines, run.entry, file.tell()))
                 except control.EndedError:
                     follow = False
                 yield from chosen.all(file.read())
 
     def scale(self, name: str, replicas: int) -> int:
-        return control.scale(self._entry(name), replicas).before
+        return self._changed(name, partial(control.scale, replicas=replicas)).before
 
     def suspend(self, name: str) -> None:
-        control.suspend(self._entry(name), True)
+        self._changed(name, partial(control.suspend, suspend=True))
 
     def resume(self, name: str) -> None:
-        control.suspend(self._entry(name), False)
+        self._changed(name, partial(control.suspend, suspend=False))
 
     def delete(self, name: str, *, wait_s: float = 0.0) -> None:
         run = self._run(name)
         if (entry := run.entry) is not None:
             try:
-                control.end(entry)
+                _asked(partial(control.end, entry))
             except control.EndedError:
                 _until_ended(entry)
             else:
@@ -228,17 +236,18 @@ class LocalJobs:
         latest = max(earlier)[1]
         return _Run(latest.resolve(), index.of_run_dir(latest))
 
-    def _entry(self, name: str) -> index.Entry:
-        """Of a run that goes on."""
+    def _changed(self, name: str, change: Callable[[index.Entry], Found]) -> Found:
+        """What a run that goes on answers to it."""
         run = self._run(name)
-        if run.entry is None:
-            raise NoSuchJobError(
-                f"the run in {run.folder} has ended", hint="paceline status shows how"
-            )
-        return run.entry
+        try:
+            if run.entry is not None:
+                return _asked(partial(change, run.entry))
+        except control.EndedError:
+            pass
+        raise NoSuchJobError(f"the run in {run.folder} has ended", hint="paceline status shows how")
 
     def _running(self, entry: index.Entry) -> JobStatus:
-        return _told(control.look(entry))
+        return _told(_asked(partial(control.look, entry)))
 
 
 class _Run:
@@ -337,6 +346,18 @@ def _placed(job: TrainingJob, folder: Path) -> dict[str, Any]:
         if container["name"] == TRAINER:
             container["workingDir"] = str(folder / container.get("workingDir", "."))
     return found
+
+
+def _asked(ask: Callable[[], Found]) -> Found:
+    """EndedError passes: what has ended is told from its folder."""
+    try:
+        return ask()
+    except control.EndedError:
+        raise
+    except control.RefusedError as error:
+        raise RejectedError(error.message, hint=error.hint) from None
+    except control.ControlError as error:
+        raise AwayError(error.message, hint=error.hint) from None
 
 
 def _told(view: control.View) -> JobStatus:

@@ -41,6 +41,10 @@ class EndedError(ControlError):
     """The runner has ended while it was asked."""
 
 
+class RefusedError(ControlError):
+    """The runner does not do it."""
+
+
 # ---- words -----------------------------------------------------------------------------------
 
 
@@ -182,7 +186,7 @@ class Control:
 
     async def __aenter__(self) -> Self:
         path = self._socket_path()
-        self._server = await asyncio.start_unix_server(self._serve, path, limit=LINE_MAX)
+        self._server = await asyncio.start_unix_server(self._connected, path, limit=LINE_MAX)
         entry = index.Entry(self._job.name, str(self._run_dir), path, os.getpid())
         self.entry = entry
         self._notes = [self._run_dir / index.NOTE]
@@ -217,10 +221,13 @@ class Control:
         folder.mkdir(mode=0o700, exist_ok=True)
         return str(folder / CONTROL)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """No coroutine: of one that is cancelled at the end asyncio would print a traceback."""
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._asked.add(task)
+        task.add_done_callback(self._asked.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(ASK_S):
                 line = await reader.readline()
@@ -232,7 +239,6 @@ class Control:
         except (OSError, ValueError, TimeoutError):
             return  # who asked has gone, or sent no line in time
         finally:
-            self._asked.discard(task)
             writer.close()
 
     async def _answer(self, line: bytes) -> Answer:
@@ -327,8 +333,8 @@ def end(entry: index.Entry) -> None:
 def ask(
     entry: index.Entry, request: Request, *, wait_s: float = 0.0
 ) -> View | Lines | Scaled | Done:
-    """`wait_s`: the request's own. ControlError if the runner refuses or does not answer,
-    EndedError if it has ended meanwhile."""
+    """`wait_s`: the request's own. Raises RefusedError, EndedError, and ControlError if the runner
+    does not answer."""
     data = b""
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(ASK_S + wait_s)
@@ -349,7 +355,7 @@ def ask(
         raise EndedError(f"job {entry.job} ended in this moment")
     answer: Answer = msgspec.json.decode(data, type=Answer)
     if isinstance(answer, Refusal):
-        raise ControlError(
+        raise RefusedError(
             f"job {entry.job}: {answer.message}", hint=answer.hint, exit_code=EXIT_BAD_INPUT
         )
     return answer

@@ -29,6 +29,8 @@ from paceline.jobs.errors import (
 from paceline.jobs.interface import (
     ALL_LINES,
     NOTHING,
+    SUSPENDED,
+    SUSPENDING,
     Explanation,
     JobEvent,
     JobStatus,
@@ -131,6 +133,10 @@ class ClusterJobs:
             yield status
             if status.ended:
                 return
+            if status.state == SUSPENDING and from_cluster.state(job) == SUSPENDED:
+                # When the last pod goes the job does not change any more.
+                self._left_pods(job, None, patience)
+                yield self._told(job, patience.asked(partial(self._pods, job)))
 
     def wait(
         self, name: str, until: Until = Until.ENDED, *, timeout_s: float | None = None
@@ -139,9 +145,13 @@ class ClusterJobs:
         patience, state = Patience(self._say), "not heard of"
         for job in self._follow(name, end_ns, patience):
             last = self._told(job, None)
-            if waiting.reached(last, until):
-                return self._told(job, patience.asked(partial(self._pods, job)))
             state = last.state
+            if not waiting.reached(last, until):
+                continue
+            if state == SUSPENDED and self._left_pods(job, end_ns, patience):
+                state = SUSPENDING
+                break
+            return self._told(job, patience.asked(partial(self._pods, job)))
         if end_ns is not None and now_ns() >= end_ns:
             raise WaitTimeoutError(
                 f"job {name} is {state} after {timeout_s:g} s, and not yet {until}",
@@ -217,32 +227,38 @@ class ClusterJobs:
 
     def _until_gone(self, job: Mapping[str, Any], end_ns: int, wait_s: float) -> None:
         """Until neither the job nor a pod of it is left."""
-        name = job["metadata"]["name"]
+        name, patience = job["metadata"]["name"], Patience(self._say)
         try:
-            for _ in self._follow(name, end_ns, Patience(self._say)):
+            for _ in self._follow(name, end_ns, patience):
                 pass
         except NoSuchJobError:
             pass  # it was gone before anybody looked
-        query = {"labelSelector": f"{LABEL_JOB}={name}"}
+        if left := self._left_pods(job, end_ns, patience):
+            raise WaitTimeoutError(
+                f"job {name} is deleted, and {left} of its pods have not ended after {wait_s:g} s",
+                hint="they end by themselves within their grace period; wait longer with --timeout",
+            )
+
+    def _left_pods(self, job: Mapping[str, Any], end_ns: int | None, patience: Patience) -> int:
+        """How many of its pods there are still; 0 as soon as all of them are gone."""
+        mine: set[str] | None = None
+        query = {"labelSelector": f"{LABEL_JOB}={job['metadata']['name']}"}
         while True:
-            found = self._server.get(self._pods_path, query)
+            found = patience.asked(partial(self._server.get, self._pods_path, query))
             left = {pod["metadata"]["name"] for pod in found["items"] if _is_of(pod, job)}
-            if not left:
-                return
-            if now_ns() >= end_ns:
-                raise WaitTimeoutError(
-                    f"job {name} is deleted, and {len(left)} of its pods have not ended after "
-                    f"{wait_s:g} s",
-                    hint="they end by themselves within their grace period; wait longer with "
-                    "--timeout",
-                )
+            mine = left if mine is None else mine & left
+            left = set(mine)  # and not those that it may get meanwhile
+            if not left or (end_ns is not None and now_ns() >= end_ns):
+                return len(left)
             since = query | {"resourceVersion": found["metadata"]["resourceVersion"]}
-            for kind, pod in self._server.watch(
-                self._pods_path, since, timeout_s=min(WATCH_S, _whole_s(end_ns))
-            ):
-                left -= {pod["metadata"]["name"]} if kind == "DELETED" else set()
-                if not left:
-                    break
+            timeout_s = WATCH_S if end_ns is None else min(WATCH_S, _whole_s(end_ns))
+            try:
+                for kind, pod in self._server.watch(self._pods_path, since, timeout_s=timeout_s):
+                    left -= {pod["metadata"]["name"]} if kind == "DELETED" else set()
+                    if not left:
+                        break
+            except PacelineError as error:
+                patience.rest(error)
 
     def _follow(
         self, name: str, end_ns: int | None, patience: Patience

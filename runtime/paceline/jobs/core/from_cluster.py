@@ -27,7 +27,15 @@ from paceline.core.status import (
     Status,
     StragglerStatus,
 )
-from paceline.jobs.interface import COMPLETE, FAILED, SUSPENDED, TRAINING, JobEvent, JobStatus
+from paceline.jobs.interface import (
+    COMPLETE,
+    FAILED,
+    SUSPENDED,
+    SUSPENDING,
+    TRAINING,
+    JobEvent,
+    JobStatus,
+)
 
 Object = Mapping[str, Any]
 Place = tuple[int, int, int]
@@ -49,30 +57,37 @@ _NO_NEWS: Final = (
 def job_status(job: Object, pods: Iterable[Object] | None, now_s: float) -> JobStatus:
     """`pods`: the job's own, None if nobody has asked for them; then there is no `detail`."""
     meta, spec, status = job["metadata"], job["spec"], job.get("status") or {}
-    state = str(status.get("state") or "Starting")
-    if meta.get("deletionTimestamp"):
-        state = "Deleting"
-    elif spec.get("suspend") and state not in (COMPLETE, FAILED, SUSPENDED):
-        state = "Suspending"
-    elif state == SUSPENDED and not spec.get("suspend"):
-        state = "Starting"  # it was resumed just now, and the operator has not said so yet
+    pods = None if pods is None else list(pods)
+    word = state(job)
+    if word == SUSPENDED and pods:
+        word = SUSPENDING  # the operator says so first, and deletes them then
     progress = status.get("progress") or {}
     left_s, percent = progress.get("etaSeconds"), progress.get("percent")
     return JobStatus(
         name=meta["name"],
         place=meta.get("namespace", ""),
-        state=state,
-        message=_message(status, state),
+        state=word,
+        message=_message(status, word),
         replicas=int(spec.get("replicas", 1)),
         ready=int(status.get("readyReplicas") or 0),
         round=int(status.get("round") or 0),
         progress=None if percent is None else percent / 100,
-        rounds_per_s_now=_rounds_per_s(status, state),
+        rounds_per_s_now=_rounds_per_s(status, word),
         left_s=None if left_s is None else float(left_s),
         age_s=max(0.0, now_s - time_s(meta.get("creationTimestamp"))),
-        told_s=_told_s(status, state, now_s),
-        detail=None if pods is None else _detail(job, list(pods)),
+        told_s=_told_s(status, word, now_s),
+        detail=None if pods is None else _detail(job, pods),
     )
+
+
+def state(job: Object) -> str:
+    """In one word, with what was asked for just now and the operator has not said yet."""
+    spec, word = job["spec"], str((job.get("status") or {}).get("state") or "Starting")
+    if job["metadata"].get("deletionTimestamp"):
+        return "Deleting"
+    if spec.get("suspend") and word not in (COMPLETE, FAILED, SUSPENDED):
+        return SUSPENDING
+    return "Starting" if word == SUSPENDED and not spec.get("suspend") else word
 
 
 def _rounds_per_s(status: Object, state: str) -> float:

@@ -87,8 +87,11 @@ def events(status: Status | None) -> list[JobEvent]:
     """What the coordinator tells of the job's history, the oldest first."""
     if status is None:
         return []
+    bad = {str(reason) for reason in _WARNINGS}
+    if status.outcome is not None and not status.outcome.complete:
+        bad.add(status.outcome.reason)
     return [
-        JobEvent(one.wall_s, one.reason in _WARNINGS, one.reason, one.message, "coordinator")
+        JobEvent(one.wall_s, one.reason in bad, one.reason, one.message, "coordinator")
         for one in status.happenings
     ]
 

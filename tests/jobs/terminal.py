@@ -1,0 +1,84 @@
+"""`paceline` as somebody types it: in a folder, with an environment of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+PACELINE = Path(sys.executable).parent / "paceline"
+LIMIT_S = 300.0
+
+
+class Terminal:
+    """Commands that go on end with `close`."""
+
+    def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
+        self.folder, self.env = folder, env
+        self._started: list[Followed] = []
+
+    def call(self, *words: str, code: int = 0) -> str:
+        """What it says; it ends with `code`."""
+        done = subprocess.run(
+            [PACELINE, *words], cwd=self.folder, env=self.env, text=True, timeout=LIMIT_S,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, (words, done)
+        assert "runtime/paceline" not in done.stdout, f"a traceback of ours: {done.stdout}"
+        return done.stdout
+
+    def start(self, *words: str) -> Followed:
+        self._started.append(Followed(self, words))
+        return self._started[-1]
+
+    def status(self, job: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.call("status", job, "-o", "json"))
+        return found
+
+    def close(self) -> None:
+        for one in self._started:
+            one.close()
+
+
+class Followed:
+    """A command that goes on, read while it does."""
+
+    def __init__(self, terminal: Terminal, words: tuple[str, ...]) -> None:
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [PACELINE, *words], cwd=terminal.folder, env=terminal.env, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as said:
+            self.lines.extend(line.rstrip("\n") for line in said)
+
+    def of(self, rank: int) -> list[str]:
+        return [line for line in list(self.lines) if f"rank {rank} |" in line]
+
+    def end(self) -> int:
+        """Its exit code, when it has ended by itself."""
+        code = self.process.wait(LIMIT_S)
+        self._thread.join(LIMIT_S)
+        return code
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.end()
+
+
+def until(holds: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < end, f"not {what}"
+        time.sleep(0.1)

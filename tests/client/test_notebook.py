@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import nbformat
@@ -23,11 +25,14 @@ ACCURACY = 0.95
 """examples/digits reaches 0.96 to 0.98 after 30 epochs, in whatever mode; its own check allows 0.02
 between two runs)."""
 RUN_S = 1200
+NO_CELLS: Mapping[str, Any] = MappingProxyType({})
 
 
-def executed(folder: Path, **env: str) -> dict[str, Any]:
-    """The cells by name, after a run in `folder`."""
+def executed(folder: Path, after: Mapping[str, Any] = NO_CELLS, **env: str) -> dict[str, Any]:
+    """The cells by name, after a run in `folder`. `after`: further cells, by the one before."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
+    for name, cell in after.items():
+        notebook.cells.insert([one["id"] for one in notebook.cells].index(name) + 1, cell)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the event loop of its own that it makes
         NotebookClient(

@@ -8,6 +8,7 @@ import pytest
 from cluster.control_plane import API_SERVER
 from nodes.jobs import CHANGE_S, END_S, NewJob, containers
 from nodes.platform import SYSTEM, Platform
+from nodes.test_verbs import kubeconfig_of, terminal_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 OUTAGE_S = 60.0
@@ -45,10 +46,18 @@ def test_a_job_finishes_while_the_operator_is_down(platform: Platform, new_job: 
     assert [pod["status"]["phase"] for pod in job.pods()] == ["Succeeded"] * 2
 
 
-def test_the_api_server_is_away_for_a_minute(platform: Platform, new_job: NewJob) -> None:
+def test_the_api_server_is_away_for_a_minute(
+    platform: Platform, new_job: NewJob, request: pytest.FixtureRequest
+) -> None:
+    """Whoever watches is told so once, and goes on."""
     job = new_job()
     job.apply(2, long=True)
     job.wait_trains(2)
+    say = terminal_of(kubeconfig_of(platform, job, "dev", "edit"))
+    request.addfinalizer(say.close)
+    watched = say.start("status", "job", "--watch")
+    followed = say.start("logs", "job", "-f")
+    waited = say.start("wait", "job")
     before, server = containers(job.workers()), platform.cluster.control_plane.programs[API_SERVER]
     server.stop()
     try:
@@ -67,3 +76,12 @@ def test_the_api_server_is_away_for_a_minute(platform: Platform, new_job: NewJob
     job.wait(lambda found: found["status"]["round"] >= version, CHANGE_S, "caught up")
     assert before.items() <= containers(job.workers()).items(), "a container was restarted"
     job.finish()
+    for one in (watched, followed, waited):
+        assert one.end() == 0
+        for said in ("does not answer", "answers again"):
+            assert sum(said in line for line in one.lines) == 1, one.lines
+    assert watched.lines[-1].startswith("Complete")
+    assert waited.lines[-1].startswith("job job: Complete")
+    results = [line for line in followed.lines if "RESULT " in line]
+    assert sorted(results) == sorted(set(results)), "a line was printed twice"
+    assert len(results) == len(job.results())

@@ -1,0 +1,44 @@
+"""The notebook of `examples/` against a cluster: its function trains in real pods, as well as the
+example with files does."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import nbformat
+import pytest
+from client.test_notebook import ACCURACY, RUN_S, executed, result
+from nodes.jobs import NewJob, on_these_nodes
+from nodes.platform import Platform
+from nodes.test_verbs import kubeconfig_of
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(RUN_S)]
+
+HERE = """\
+import functools, json
+client.train = functools.partial(client.train, template=json.loads(os.environ["TEMPLATE"]))
+"""
+"""The pods of these nodes use the Python of the test run; others take the image of the release."""
+
+
+def test_a_function_of_a_notebook_trains_as_well_as_the_example(
+    platform: Platform, new_job: NewJob
+) -> None:
+    job = new_job("digits-notebook")
+    kubeconfig = kubeconfig_of(platform, job, "anna", "edit")
+    plain: dict[str, Any] = {"spec": {"template": {"spec": {"containers": [{"name": "trainer"}]}}}}
+    template = on_these_nodes(plain)["spec"]["template"]
+    cells = executed(
+        job.folder,
+        {"place": nbformat.v4.new_code_cell(HERE)},
+        PLACE="cluster",
+        KUBECONFIG=str(kubeconfig),
+        TEMPLATE=json.dumps(template),
+        HOME=os.environ["HOME"],
+    )
+    assert f"namespace {job.namespace} of https://" in result(cells["place"])
+    assert result(cells["wait"]).startswith("('Complete', ")
+    assert float(result(cells["accuracy"])) >= ACCURACY
+    assert not job.pods(), "deleted with its pods"

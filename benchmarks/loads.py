@@ -67,7 +67,7 @@ WORKS = (
 )
 SMOKE = (
     Work("shifted", 4, "shift:min=5,max=40", 20.0),
-    Work("LSTM", 4, "slow:load=lstm,scale=0.1"),
+    Work("LSTM", 4, "slow:load=lstm,scale=0.03"),
 )
 
 
@@ -160,7 +160,7 @@ def run(lab: Lab, given: Options) -> r.Report:
         smoke=given.smoke,
     )
     for work in works:
-        ran = lab.run(plan(work, given.rounds, seconds=1.6 if given.smoke else SECONDS))
+        ran = lab.run(plan(work, given.rounds, seconds=1.0 if given.smoke else SECONDS))
         add_rows(out, ran, work)
         out.checks[f"{work.name}: equal weights on all ranks"] = same_weights(ran)
         counted = {probe["applied"] for probe in ran.probes}

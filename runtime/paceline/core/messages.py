@@ -132,13 +132,21 @@ class WeightsHash(Struct, frozen=True, tag="weights-hash"):
 # ---- rank -> coordinator, passed on by its agent ----------------------------------------------
 
 
-class Endpoints(Struct, frozen=True):
+class Endpoints(Struct, frozen=True, omit_defaults=True):
     """Where peers reach a rank."""
 
     trigger: str
     """Fast path (zmq)."""
     data: str
     """`Transport.address`."""
+    shards: tuple[tuple[str, str], ...] = ()
+    """The same two of the other ranks of its group, by shard (R53)."""
+
+    def of(self, shard: int) -> Endpoints:
+        """Where the ranks of that shard meet. Without `shards`."""
+        if shard == 0 and not self.shards:
+            return self
+        return Endpoints(*((self.trigger, self.data), *self.shards)[shard])
 
 
 class Register(Struct, frozen=True, tag="register"):

@@ -52,6 +52,10 @@ class Begin(Struct, frozen=True):
     """Of the gradients."""
     seed: int | None = None
     """Of torch's random numbers, where the script feeds itself; None: it does not matter."""
+    whole: str = ""
+    """Of a group's rank whose parameters show no shard: what they are and hold. Empty elsewhere."""
+    shards: tuple[tuple[str, str], ...] = ()
+    """Of a group: where the ranks of the other shards are reached (`Endpoints.shards`)."""
 
 
 class Step(Struct, frozen=True):

@@ -36,7 +36,7 @@ def on_script(rank: RankState, event: ScriptEvent) -> None:
     match event:
         case Begin():
             rank.begun = event
-            rank.endpoints = replace(rank.endpoints, data=event.data)
+            rank.endpoints = replace(rank.endpoints, data=event.data, shards=event.shards)
             rank.stream.segments = event.segments
             rank.main, rank.waits_for = Main.PARKED, NOTHING
             rank.tell(rank.registration())

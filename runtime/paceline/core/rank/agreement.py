@@ -1,0 +1,119 @@
+"""What the ranks of a group say, put together: the group acts as one rank (R50, R51).
+
+Each rank of a group runs the state machine of its member on the same events in the same order,
+which its first rank, the lead, gives out. Two kinds of events begin on each of them: what their
+scripts say, and what came of an effect that all carry out, such as a reduction of each shard. Both
+become one event of the group here. Nothing of a group goes on before all its ranks have come to it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, TypeVar
+from zlib import crc32
+
+from msgspec.structs import asdict, replace
+
+from paceline.core.protocol.records import summed
+from paceline.core.rank import events as ev
+
+ScriptEvent = ev.Begin | ev.Step | ev.Want | ev.Skip | ev.Flush | ev.Rest | ev.Unrest | ev.Finish
+Outcome = ev.ChannelOpened | ev.ChannelFailed | ev.Reduced | ev.Hashed
+SCRIPT: Final = (ev.Begin, ev.Step, ev.Want, ev.Skip, ev.Flush, ev.Rest, ev.Unrest, ev.Finish)
+T = TypeVar("T", bound=ScriptEvent)
+
+_OWN: Final = {
+    ev.Begin: ("fingerprint", "data", "seed", "whole", "shards", "segments"),
+    ev.Step: ("finite", "foreign", "metrics"),
+}
+"""Fields in which the ranks of a group may differ."""
+
+
+class GroupDisagreesError(Exception):
+    """The scripts of a group do not do the same, or share nothing; for the user."""
+
+
+class Agreement:
+    """What the scripts of a group have said, in their order, until all have said it."""
+
+    def __init__(self, model: int, addresses: Sequence[str]) -> None:
+        """`addresses`: of the sockets of the ranks behind the first one."""
+        self._said: list[deque[ScriptEvent]] = [deque() for _ in range(model)]
+        self._addresses = tuple(addresses)
+
+    def said(self, shard: int, event: ScriptEvent) -> ScriptEvent | None:
+        """The group's event, once all have said theirs. Raises GroupDisagreesError."""
+        self._said[shard].append(event)
+        if not all(self._said):
+            return None
+        events = [queue.popleft() for queue in self._said]
+        _check_alike(events)
+        first = events[0]
+        if isinstance(first, ev.Step):
+            return _step([e for e in events if isinstance(e, ev.Step)])
+        if isinstance(first, ev.Begin):
+            return self._begin([e for e in events if isinstance(e, ev.Begin)])
+        return first
+
+    def _begin(self, events: Sequence[ev.Begin]) -> ev.Begin:
+        wholes = {event.whole for event in events}
+        if len(wholes) == 1 and wholes != {""}:
+            raise GroupDisagreesError(
+                f"all {len(events)} ranks of the group hold the same whole model: nothing is "
+                "sharded. Split it over pl.group(), or remove spec.parallelism.model and have as "
+                "many more ranks"
+            )
+        shards = tuple(zip(self._addresses, (event.data for event in events[1:]), strict=True))
+        fingerprint = "|".join(event.fingerprint for event in events)
+        # Rounds of a group are not streamed, so nobody needs to know of segments (R52).
+        return replace(events[0], fingerprint=fingerprint, shards=shards, segments=1)
+
+
+def _check_alike(events: Sequence[ScriptEvent]) -> None:
+    first = events[0]
+    for shard, event in enumerate(events):
+        if type(event) is not type(first):
+            raise GroupDisagreesError(
+                f"rank 0 of the group says {_name(first)} and rank {shard} {_name(event)}: their "
+                "scripts must take the same steps, in the same order"
+            )
+        theirs = asdict(event)
+        for name, value in asdict(first).items():
+            if theirs[name] != value and name not in _OWN.get(type(first), ()):
+                raise GroupDisagreesError(
+                    f"of their {_name(first)} rank 0 of the group says {name} = {value} and rank "
+                    f"{shard} {theirs[name]}: their scripts must take the same steps, on the same "
+                    "batches"
+                )
+
+
+def _name(event: ScriptEvent) -> str:
+    return type(event).__name__.lower()
+
+
+def _step(steps: Sequence[ev.Step]) -> ev.Step:
+    """Finite if all of it is; figures of all count, as if one rank had logged them."""
+    return replace(
+        steps[0],
+        finite=all(step.finite for step in steps),
+        foreign=any(step.foreign for step in steps),
+        metrics=summed(metric for step in steps for metric in step.metrics),
+    )
+
+
+def outcome_of(outcomes: Sequence[ev.Event]) -> ev.Event:
+    """What came of an effect on all ranks of a group. One that failed fails for all (R52)."""
+    failed = [e for e in outcomes if isinstance(e, ev.ChannelFailed)]
+    if failed:
+        # Whoever has lost a peer tells more than who was told to give up.
+        return next((e for e in failed if not e.aborted), failed[0])
+    first = outcomes[0]
+    assert all(type(e) is type(first) for e in outcomes), outcomes
+    if isinstance(first, ev.Reduced):
+        spent = [e.transfer_ns for e in outcomes if isinstance(e, ev.Reduced)]
+        return ev.Reduced(max(spent))
+    if isinstance(first, ev.Hashed):
+        values = [e.value for e in outcomes if isinstance(e, ev.Hashed)]
+        return ev.Hashed(first.version, crc32(repr(values).encode()))
+    return first

@@ -1,0 +1,84 @@
+"""The ranks of a group say the same, and are heard as one rank (R51, R52)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from paceline.core.protocol.records import DataPlan, LoggedMetric
+from paceline.core.rank import events as ev
+from paceline.core.rank.agreement import Agreement, GroupDisagreesError, outcome_of
+
+BEGIN = ev.Begin("front", DataPlan(), 2, data="here", segments=3)
+STEP = ev.Step((4,), 8, 8)
+
+
+def agreed(*events: ev.Event) -> ev.Event | None:
+    agreement = Agreement(len(events), [f"rank {i}" for i in range(1, len(events))])
+    results = [agreement.said(i, e) for i, e in enumerate(events)]  # type: ignore[arg-type]
+    assert not any(results[:-1]), "before all have said it"
+    return results[-1]
+
+
+def test_a_group_begins_with_the_addresses_and_parameters_of_all_its_shards() -> None:
+    end = replace(BEGIN, fingerprint="end", data="there", seed=5)
+    begun = agreed(BEGIN, end)
+    assert begun == replace(
+        BEGIN, fingerprint="front|end", shards=(("rank 1", "there"),), segments=1
+    )
+
+
+def test_a_step_is_finite_if_all_of_it_is_and_figures_are_summed() -> None:
+    logged = [LoggedMetric("loss", 3.0, 2.0), LoggedMetric("accuracy", 1.0, 1.0)]
+    one = replace(STEP, metrics=(logged[0],))
+    other = replace(STEP, finite=False, metrics=tuple(logged))
+    assert agreed(one, other) == replace(
+        STEP, finite=False, metrics=(logged[1], LoggedMetric("loss", 6.0, 4.0))
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (STEP, ev.Want(), "rank 0 of the group says step and rank 1 want"),
+        (STEP, replace(STEP, leases=(5,)), r"leases = \(4,\) and rank 1 \(5,\)"),
+        (STEP, replace(STEP, samples=7), "samples = 8 and rank 1 7"),
+        (ev.Skip(1, 8), ev.Skip(2, 8), "lease = 1"),
+        (BEGIN, replace(BEGIN, lookahead=3), "lookahead = 2"),
+        (replace(BEGIN, whole="a"), replace(BEGIN, whole="a"), "nothing is sharded"),
+    ],
+)
+def test_what_differs_is_said(first: ev.Event, second: ev.Event, words: str) -> None:
+    with pytest.raises(GroupDisagreesError, match=words):
+        agreed(first, second)
+
+
+def test_stages_with_other_weights_share_a_model() -> None:
+    assert agreed(replace(BEGIN, whole="a"), replace(BEGIN, whole="b")) is not None
+
+
+@given(st.lists(st.integers(0, 2), max_size=40))
+def test_words_pair_up_in_their_order_whoever_is_ahead(turns: list[int]) -> None:
+    agreement, said, heard = Agreement(3, ["a", "b"]), [0, 0, 0], []
+    for shard in turns:
+        event = agreement.said(shard, ev.Skip(said[shard], 1))
+        said[shard] += 1
+        if event is not None:
+            heard.append(event)
+    assert heard == [ev.Skip(lease, 1) for lease in range(min(said))]
+
+
+def test_what_failed_for_one_failed_for_all() -> None:
+    aborted, lost = ev.ChannelFailed("told to", aborted=True), ev.ChannelFailed("peer lost")
+    assert outcome_of([ev.Reduced(5), ev.Reduced(9)]) == ev.Reduced(9)
+    assert outcome_of([ev.Reduced(5), aborted]) == aborted
+    assert outcome_of([aborted, lost]) == lost
+
+
+def test_the_hash_of_a_group_is_of_all_its_shards() -> None:
+    def of(*values: int) -> ev.Event:
+        return outcome_of([ev.Hashed(7, value) for value in values])
+
+    assert of(1, 2) == of(1, 2)
+    assert len({str(of(1, 2)), str(of(2, 1)), str(of(1, 3))}) == 3

@@ -21,7 +21,7 @@ from __future__ import annotations
 import copy
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, TypeVar
@@ -32,7 +32,13 @@ from paceline.errors import StateError
 from paceline.worker.state.codec import Decoder, Encoder, Json, as_tensor
 from paceline.worker.state.flat import bytes_of, fill_from_bytes
 from paceline.worker.state.gradients import Gradients
-from paceline.worker.state.optimizer_binding import OptimizerBinding, SchedulerFactory, clip
+from paceline.worker.state.optimizer_binding import (
+    OptimizerBinding,
+    SchedulerFactory,
+    clip,
+    sum_of_squares,
+)
+from paceline.worker.state.shards import copies, is_spread, own_part
 
 T = TypeVar("T")
 Bytes = bytes | bytearray | memoryview
@@ -76,6 +82,15 @@ class StateCopy:
     """Flat memory behind the parameters of `model`, for the hash."""
 
 
+@dataclass(frozen=True, slots=True)
+class GroupSum:
+    """What a rank that holds a shard of the model asks of the others of its group."""
+
+    shard: int
+    sum: Callable[[float], float]
+    """Of a number of each of them, the same on all. Communication thread; all call it alike."""
+
+
 class Committed:
     """Weights and optimizer state of one version. Calls change it between two updates only."""
 
@@ -114,6 +129,8 @@ class Committed:
         self._extras: list[torch.Tensor] | None = None
         # The main thread reads (state_dict) while the communication thread may apply a round.
         self._lock = threading.Lock()
+        self._apart = copies(gradients.parameters)
+        self.group: GroupSum | None = None
         self.take_model()
         self.binding = OptimizerBinding(optimizer, gradients.parameters, self._views, scheduler)
 
@@ -122,7 +139,7 @@ class Committed:
     def take_model(self) -> None:
         """The model's present weights become the committed ones: the state before version 0."""
         with torch.no_grad():
-            for view, parameter in zip(self._views, self._gradients.parameters, strict=True):
+            for view, parameter in zip(self._views, self._gradients.own, strict=True):
                 view.copy_(parameter)
         streams = self._gradients.streams
         streams.follow(streams.mark_gradients())  # the communication thread has another stream
@@ -140,7 +157,7 @@ class Committed:
                     torch._foreach_copy_(*self._beside)
             else:
                 self._part_from_model()
-                torch._foreach_copy_(list(self._gradients.parameters), self._views)
+                torch._foreach_copy_(list(self._gradients.own), self._views)
             if self._extras is not None:
                 for (_, target), source in zip(self._extra_tensors(), self._extras, strict=True):
                     target.copy_(source)
@@ -160,8 +177,8 @@ class Committed:
         self._weights, self._views = weights, self._layout.views(weights)
         pairs = list(zip(self._gradients.parameters, self._views, strict=True))
         self._inside = [(p, v) for p, v in pairs if _can_lie_in(p, v)]
-        beside = [(p, v) for p, v in pairs if not _can_lie_in(p, v)]
-        self._beside = [p for p, _ in beside], [v for _, v in beside]
+        beside = [i for i, pair in enumerate(pairs) if not _can_lie_in(*pair)]
+        self._beside = [self._gradients.own[i] for i in beside], [self._views[i] for i in beside]
 
     def _put_model_in(self) -> None:
         for parameter, view in self._inside:
@@ -235,6 +252,14 @@ class Committed:
                 self.binding.optimizer.step()
                 self._accumulating = False
             self.binding.step_scheduler(scheduler_steps)
+
+    def sum_of_squares(self, average: list[torch.Tensor]) -> float:
+        """Of the averaged gradient; in a group, of all its shards and of one of the copies."""
+        if self.group is None:
+            return sum_of_squares(average)
+        views = enumerate(self._views_of(average))
+        mine = [v.reshape(-1) for i, v in views if self.group.shard == 0 or i not in self._apart]
+        return self.group.sum(sum_of_squares(mine))
 
     def _average(self, divisor: float) -> list[torch.Tensor]:
         average = self._gradients.result
@@ -416,8 +441,9 @@ class Committed:
 
     def _extra_tensors(self) -> list[tuple[str, torch.Tensor]]:
         own = set(self._gradients.parameters)
-        frozen = [(n, p.detach()) for n, p in self._model.named_parameters() if p not in own]
-        return frozen + list(self._model.named_buffers())
+        frozen = [(n, p) for n, p in self._model.named_parameters() if p not in own]
+        rest = frozen + list(self._model.named_buffers())
+        return [(name, own_part(tensor.detach())) for name, tensor in rest]
 
     def _match_extras(self, extras: dict[str, torch.Tensor] | None) -> list[torch.Tensor] | None:
         if extras is None:
@@ -464,6 +490,7 @@ def _can_lie_in(parameter: torch.Tensor, view: torch.Tensor) -> bool:
     next to nothing, and its addresses may be part of a recorded graph."""
     return (
         parameter.device.type == "cpu"
+        and not is_spread(parameter)
         and parameter.dtype is view.dtype
         and parameter.is_contiguous()
     )

@@ -29,6 +29,7 @@ from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Scale, S
 from paceline.errors import UnsupportedError
 from paceline.worker.state.flags import Flags
 from paceline.worker.state.flat import FlatLayout, Zeros, plain_zeros
+from paceline.worker.state.shards import is_spread, own_gradient, own_part
 from paceline.worker.state.streams import Streams
 
 
@@ -67,8 +68,14 @@ class Gradients:
         """`zeros`: makes the memory that is reduced."""
         named = list(parameters)
         assert named, "gradients without a parameter"
-        self.layout = FlatLayout(named, segment_bytes)
         self.parameters = tuple(parameter for _, parameter in named)
+        with torch.no_grad():
+            self.own = tuple(own_part(parameter) for parameter in self.parameters)
+        """What this rank holds of each parameter: all, or a shard."""
+        self._spread = [is_spread(parameter) for parameter in self.parameters]
+        self.layout = FlatLayout(
+            [(name, own) for (name, _), own in zip(named, self.own, strict=True)], segment_bytes
+        )
         self.devices = frozenset(segment.device for segment in self.layout.segments)
         self.streams = Streams(self.devices)
         self.flags = Flags([s.device for s in self.layout.segments], self.streams.devices)
@@ -130,7 +137,7 @@ class Gradients:
             parameter, view = parameters[index], views[index]
             if parameter.grad is not view:
                 outside += parameter.grad is not None
-                self._copy_in(parameter, view)
+                self._copy_in(index, view)
         return outside
 
     def watch(self, tell: Callable[[int], None] | None) -> None:
@@ -162,14 +169,19 @@ class Gradients:
         if self._tell is not None:
             self._tell(segment)
 
-    def _copy_in(self, parameter: torch.Tensor, view: torch.Tensor) -> None:
+    def _copy_in(self, index: int, view: torch.Tensor) -> None:
+        parameter = self.parameters[index]
         with torch.no_grad():
-            if parameter.grad is not None:
-                if parameter.grad.requires_grad:
+            if (gradient := own_gradient(parameter)) is not None:
+                if gradient.requires_grad:
                     raise _graph_kept()
-                view.add_(parameter.grad)
-                self.copied_in += 1
-            parameter.grad = view
+                view.add_(gradient)
+                self.copied_in += not self._spread[index]
+            self._point(index, view)
+
+    def _point(self, index: int, view: torch.Tensor) -> None:
+        """backward() adds to `view` from here on; of a DTensor, to a new one (`shards`)."""
+        self.parameters[index].grad = None if self._spread[index] else view
 
     def written(self, segment: int) -> int:
         """How often GRAD's segment was written; grows with every addition (autograd's counter)."""
@@ -228,8 +240,8 @@ class Gradients:
                 held[BufferName.LATE],
                 held[BufferName.GRAD],
             )
-        for parameter, view in zip(self.parameters, views[BufferName.GRAD], strict=True):
-            parameter.grad = view
+        for index, view in enumerate(views[BufferName.GRAD]):
+            self._point(index, view)
         self.unit = 0
         self._occupied = True
         self.mark_untouched()
@@ -287,8 +299,8 @@ class Gradients:
         before = GradientMemory(self._flats, self._views, self._occupied, self.unit)
         self._flats, self._views = memory.flats, memory.views
         self._occupied, self.unit = memory.occupied, memory.unit
-        for parameter, view in zip(self.parameters, self._views[BufferName.GRAD], strict=True):
-            parameter.grad = view
+        for index, view in enumerate(self._views[BufferName.GRAD]):
+            self._point(index, view)
         self.mark_untouched()
         return before
 

@@ -31,6 +31,9 @@ class Clipping(Protocol):
     clip_norm: float | None
     clip_value: float | None
 
+    def sum_of_squares(self, average: list[torch.Tensor]) -> float:
+        """Of the whole averaged gradient."""
+
 
 class OptimizerBinding:
     """Parameters of our own in the user's optimizer, one for each of the model's."""
@@ -146,17 +149,21 @@ def changed_later(
     )
 
 
-def clip(flats: Sequence[torch.Tensor], clipping: Clipping) -> None:
+def clip(flats: list[torch.Tensor], clipping: Clipping) -> None:
     """Clip the averaged gradient in place; the same bits on every rank of equal hardware."""
     if clipping.clip_value is not None:
         for flat in flats:
             flat.clamp_(-clipping.clip_value, clipping.clip_value)
     if clipping.clip_norm is not None:
-        norm = math.sqrt(math.fsum(_squares(flats)))
+        norm = math.sqrt(clipping.sum_of_squares(flats))
         factor = clipping.clip_norm / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_
         if factor < 1.0:
             for flat in flats:
                 flat.mul_(factor)
+
+
+def sum_of_squares(flats: Sequence[torch.Tensor]) -> float:
+    return math.fsum(_squares(flats))
 
 
 def _squares(flats: Sequence[torch.Tensor]) -> Iterator[float]:

@@ -20,6 +20,7 @@ ACTS: Final = {
     "minReplicas": BOTH,
     "maxReplicas": BOTH,
     "procsPerReplica": BOTH,
+    "parallelism": BOTH,
     "suspend": "cluster; `paceline run` refuses `true`",
     "managedBy": CLUSTER,
     "ttlSecondsAfterFinished": CLUSTER,

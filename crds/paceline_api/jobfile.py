@@ -56,7 +56,9 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
     replicas: int
     """Wanted when the job started; what `size()` says before the first generation."""
     procs: int
-    """Ranks per replica."""
+    """Members per replica: ranks, or groups of `model` ranks (R50)."""
+    model: int = 1
+    """Ranks that hold one copy of the model together."""
     record: bool
     """Each rank keeps a journal, for `paceline replay`."""
     checkpoint: CheckpointSpec | None
@@ -90,6 +92,7 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
             failure_rules=job.failure_rules,
             replicas=job.replicas,
             procs=job.procs_per_replica,
+            model=job.model,
             record=record,
             checkpoint=CheckpointSpec(c.path, c.every_rounds, c.keep) if c else None,
             gpu_direct=gpu_direct,

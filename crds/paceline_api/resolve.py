@@ -33,13 +33,15 @@ def resolve(job: TrainingJob) -> ResolvedJob:
     checkpoint = spec.checkpoint
     trainer = spec.template.trainer()
     assert trainer is not None, "validate a job before it is resolved"
+    model = (spec.parallelism.model if spec.parallelism else None) or 1
     return ResolvedJob(
         name=job.metadata.name,
         namespace=job.metadata.namespace or "default",
         replicas=spec.replicas,
         min_replicas=_set(spec.min_replicas),
         max_replicas=spec.max_replicas,
-        procs_per_replica=_set(spec.procs_per_replica),
+        procs_per_replica=_set(spec.procs_per_replica) // model,
+        model=model,
         suspend=spec.suspend,
         backoff_limit=_set(spec.backoff_limit),
         active_deadline_ns=_seconds(spec.active_deadline_seconds),

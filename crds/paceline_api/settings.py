@@ -125,6 +125,9 @@ class ResolvedJob:
     max_replicas: int | None
     """None: no limit."""
     procs_per_replica: int
+    """Members of the protocol in each replica: ranks, or with `model` groups of them (R50)."""
+    model: int
+    """Ranks that hold one copy of the model together; 1: each holds all of it."""
     suspend: bool
     backoff_limit: int
     active_deadline_ns: int | None
@@ -139,5 +142,5 @@ class ResolvedJob:
 
     @property
     def world_size(self) -> int:
-        """Ranks when all wanted replicas are there."""
+        """Members when all wanted replicas are there."""
         return self.replicas * self.procs_per_replica

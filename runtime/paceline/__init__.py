@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.train.context import init
     from paceline.train.ddp import ddp
+    from paceline.train.group import group
     from paceline.train.job import evaluating, finish, is_publisher, log, progress, rank, size, stop
     from paceline.train.loader import DataLoader
     from paceline.train.optimizer import DistributedOptimizer
@@ -37,6 +38,7 @@ __all__ = [
     "ddp",
     "evaluating",
     "finish",
+    "group",
     "init",
     "is_publisher",
     "log",
@@ -53,6 +55,7 @@ _HOME = {
     "ddp": "ddp",
     "evaluating": "job",
     "finish": "job",
+    "group": "group",
     "init": "context",
     "is_publisher": "job",
     "log": "job",

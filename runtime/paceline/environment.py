@@ -44,6 +44,8 @@ ENV_MEMBER: Final = "PACELINE_MEMBER"
 ENV_AGENT_FD: Final = "PACELINE_AGENT_FD"
 ENV_RECORD_FD: Final = "PACELINE_RECORD_FD"
 ENV_LINE_FD: Final = "PACELINE_LINE_FD"
+ENV_SHARD: Final = "PACELINE_SHARD"
+ENV_GROUP_FDS: Final = "PACELINE_GROUP_FDS"
 ENV_LISTEN: Final = "PACELINE_LISTEN"
 ENV_LISTEN_FD: Final = "PACELINE_LISTEN_FD"
 ENV_UID: Final = "PACELINE_UID"
@@ -160,6 +162,11 @@ class RankSettings:
     """Memory of the rank's metrics; for `telemetry.records.RankRecord.open`."""
     line_fd: int
     """Its line to the coordinator; for `worker.coordinator_line.CoordinatorLine`."""
+    shard: int = 0
+    """Which shard of the model it holds: its place in its group (R50)."""
+    group_fds: tuple[int, ...] = ()
+    """Of the group's lead, shard 0: its lines to the others, in their order; of the others: the one
+    to the lead. Empty where each rank holds the whole model."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> RankSettings | None:
@@ -178,11 +185,13 @@ class RankSettings:
             agent_fd=_need(env, ENV_AGENT_FD, _count),
             record_fd=_need(env, ENV_RECORD_FD, _count),
             line_fd=_need(env, ENV_LINE_FD, _count),
+            shard=_take(env, ENV_SHARD, _count, 0),
+            group_fds=_take(env, ENV_GROUP_FDS, _counts, ()),
         )
 
 
-def rank_environment(settings: AgentSettings, member: MemberId) -> dict[str, str]:
-    """What `RankSettings` reads, but for the three descriptors, which the shim adds."""
+def rank_environment(settings: AgentSettings, member: MemberId, shard: int = 0) -> dict[str, str]:
+    """What `RankSettings` reads, but for the descriptors, which the shim adds."""
     return {
         ENV_JOB: settings.job,
         ENV_MEMBER: str(member),
@@ -192,6 +201,7 @@ def rank_environment(settings: AgentSettings, member: MemberId) -> dict[str, str
         ENV_LOCAL: "1" if settings.local else "0",
         ENV_FAULTS: settings.faults,
         ENV_HOST: settings.host,
+        ENV_SHARD: str(shard),
     }
 
 
@@ -256,6 +266,10 @@ def _count(text: str) -> int:
     if number < 0:
         raise ValueError("must not be negative")
     return number
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(_count(part) for part in text.split(","))
 
 
 def _positive(text: str) -> int:

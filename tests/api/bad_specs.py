@@ -289,6 +289,30 @@ BAD: dict[str, Bad] = {
         "scheduling: {provider: Kueue, gang: {minCount: 3}}", "scheduling.gang.minCount",
         "3 is less than replicas, and Kueue admits all or none", "with Kueue remove it",
     ),
+    "groups that do not fit a pod": _spec(
+        "parallelism: {model: 3}", "parallelism.model",
+        "3 does not divide procsPerReplica = 2", "set spec.procsPerReplica to 3 or a multiple",
+    ),
+    "more groups than there are": _spec(
+        "parallelism: {model: 2}", "collective.quorum",
+        "6 is more than replicas x procsPerReplica / parallelism.model = 4", "use 1 to 4",
+    ),
+    "groups of nobody": _spec(
+        "parallelism: {model: 0}", "parallelism.model", "0 is less than 1", "use 1 to 64",
+    ),
+    "groups with a pipeline": Bad(
+        "    quorum: 6\n", "    pipeline: 1\n  parallelism: {model: 2}\n",
+        "spec.collective.pipeline", "does not go with parallelism.model above 1", "remove it",
+    ),
+    "groups with a short wire": Bad(
+        "    quorum: 6\n", "    wire: BFloat16\n  parallelism: {model: 2}\n",
+        "spec.collective.wire", "does not go with parallelism.model above 1", "remove it",
+    ),
+    "groups with checkpoints": Bad(
+        "    quorum: 6\n",
+        "    quorum: 75%\n  parallelism: {model: 2}\n  checkpoint: {path: /checkpoints}\n",
+        "spec.checkpoint.path", "do not go with parallelism.model above 1", "remove",
+    ),
     "failure rule about nothing": _spec(
         "failurePolicy: {rules: [{action: Ignore}]}", "failurePolicy.rules[0]",
         "without onExitCodes and onReasons", "onExitCodes: [2]",

@@ -139,6 +139,7 @@ def test_fixed_fields_refuse_setting_changing_and_removing(schema: dict[str, Any
     rules = {v["fieldPath"]: v for v in validations(schema) if v["reason"] == "FieldValueForbidden"}
     assert set(rules) == {
         ".procsPerReplica",
+        ".parallelism.model",
         ".managedBy",
         ".collective.backend",
         ".collective.normalisation",

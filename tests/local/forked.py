@@ -139,14 +139,15 @@ def become_rank(name: str, key: str, agent_pid: int) -> int:
     shim._die_with_parent(agent_pid)
     line = shim._connect(name, key, "rank")
     line.settimeout(shim.ANSWER_S)
-    answer, descriptors, _, _ = socket.recv_fds(line, 16, 5)
+    answer, descriptors, _, _ = socket.recv_fds(line, 16, shim.DESCRIPTORS_MAX)
     if not answer:
         os._exit(0)
     line.settimeout(None)
-    stdout, stderr, record, talk, order = descriptors
+    stdout, stderr, record, talk, order, *group = descriptors
     with os.fdopen(order, "rb") as file:
         wanted = json.load(file)
     shim._take_over(stdout, stderr, record, talk, line)
+    shim._join_group(group)
     line.detach()
     os.environ.update(wanted["env"])
     if wanted["dir"]:

@@ -23,6 +23,7 @@ from paceline.worker.state.committed import Committed
 from paceline.worker.state.flat import plain_zeros
 from paceline.worker.state.gradients import Gradients
 from paceline_api.types.enums import Wire
+from torch._C._distributed_c10d import HashStore
 
 
 class LoneSession:
@@ -42,6 +43,9 @@ class LoneSession:
     is_replay = False
     stopped_by_another = False
     under_way = False
+    shards = 1
+    shard = 0
+    store = HashStore
 
     def __init__(
         self,

@@ -10,6 +10,8 @@ import paceline as pl
 import pytest
 import torch
 from paceline.errors import ChangedLaterError, UnsupportedError, UsageError
+from paceline.train.context import current
+from paceline.worker.state.shards import own_part
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -307,11 +309,13 @@ def sharded() -> None:
 
 
 def tensor_parallel() -> None:
+    current("a test").session.shards = 2  # type: ignore[misc]
     mesh = init_device_mesh("cpu", (1,))
     wrap(parallelize_module(net(), mesh, {"0": ColwiseParallel()}))
 
 
 def one_part_sharded() -> None:
+    current("a test").session.shards = 2  # type: ignore[misc]
     model = net()
     weight = distribute_tensor(model[1].weight.detach(), init_device_mesh("cpu", (1,)), [Shard(0)])
     model[1].weight = nn.Parameter(weight)
@@ -330,8 +334,8 @@ SHARDED: dict[Callable[[], None], tuple[str, str]] = {
         "leave out FullyShardedDataParallel",
     ),
     sharded: (r"the model is sharded \(FSDPModule\)", "leave out fully_shard"),
-    tensor_parallel: ("parameter 0.weight is a DTensor", "leave out parallelize_module"),
-    one_part_sharded: ("parameter 1.weight is a DTensor", "distribute_tensor"),
+    tensor_parallel: ("0.weight is a DTensor over a mesh of 1 ranks", "over pl.group() alone"),
+    one_part_sharded: ("1.weight is a DTensor over a mesh of 1 ranks", "spec.parallelism.model"),
     zero: ("ZeroRedundancyOptimizer is not supported", "AdamW"),
 }
 
@@ -344,6 +348,33 @@ def test_what_is_spread_over_ranks_is_refused_by_name(make: Callable[[], None]) 
     with pytest.raises(UnsupportedError, match=words) as caught:
         make()
     assert hint in caught.value.hint
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_tensor_parallel_model_trains_like_the_plain_one() -> None:
+    """Alone, its only rank has all of each DTensor (D20)."""
+    ends = []
+    for spread in (False, True):
+        session = started(LoneSession(stop_at=3))
+        torch.manual_seed(2)
+        model: Any = net()
+        if spread:
+            model = parallelize_module(model, pl.group(), {"0": ColwiseParallel()})
+        optimizer = wrap(model)
+        while not optimizer.stopped:
+            model(torch.ones(4, 3)).mean().backward()
+            optimizer.step()
+        assert session.version == 3
+        ends.append([own_part(p.detach()).clone() for p in model.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*ends, strict=True))
+
+
+def test_ddp_holds_all_of_the_model() -> None:
+    session = started(LoneSession())
+    session.shards = 2
+    model = net()
+    with pytest.raises(UnsupportedError, match="rank holds the whole model"):
+        pl.ddp(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 @pytest.mark.parametrize("compiled_first", [True, False])

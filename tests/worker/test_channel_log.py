@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from paceline.core.messages import Endpoints
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.rank import events as ev
 from paceline.transport.base import Abort, Group
@@ -35,7 +36,7 @@ def test_what_the_data_channel_is_is_logged_once_per_membership(
         for counter in (1, 2):
             commit: Any = SimpleNamespace(
                 gen=SimpleNamespace(id=GenerationId(1, "c", counter), members=MEMBERS),
-                endpoints=tuple((member, SimpleNamespace(data="sim")) for member in MEMBERS),
+                endpoints=tuple((member, Endpoints("", "sim")) for member in MEMBERS),
             )
             assert isinstance(channel.open(commit, MEMBERS[0]), ev.ChannelOpened)
     said = "data channel: choice.4KiB: shm is the fastest; wire: Float32"

@@ -29,6 +29,20 @@ from paceline_api.types.job import TrainingJob
 from paceline_api.types.template import TRAINER
 
 _GPUS_CEL: Final = "c.resources.limits.nvidia__dot__com__slash__gpu"
+_PROCS_CEL: Final = "(has(self.procsPerReplica) ? self.procsPerReplica : 1)"
+_MODEL_CEL: Final = (
+    "(has(self.parallelism) && has(self.parallelism.model) && self.parallelism.model > 1 ? "
+    "self.parallelism.model : 1)"
+)
+
+
+def _or_by_gpus(condition: str) -> str:
+    """`condition` of _GPUS_CEL, where that is how many ranks a worker has."""
+    return (
+        f"(!has(self.procsPerReplica) && self.template.spec.containers.exists(c, "
+        f"c.name == '{TRAINER}' && has(c.resources) && has(c.resources.limits) && "
+        f"has({_GPUS_CEL}) && {condition}))"
+    )
 
 
 def validate(job: TrainingJob) -> list[SpecError]:
@@ -64,14 +78,49 @@ def _at_most_max(job: TrainingJob) -> Iterator[Violation]:
 
 def _quorum_can_be_met(job: TrainingJob) -> Iterator[Violation]:
     quorum = job.spec.collective.quorum if job.spec.collective else None
-    ranks = job.spec.replicas * procs_of(job)
-    if isinstance(quorum, int) and quorum > ranks:
-        span = "1" if ranks == 1 else f"1 to {ranks}"
+    procs, model = procs_of(job), _model(job)
+    members = job.spec.replicas * procs // model
+    if isinstance(quorum, int) and quorum > members and procs % model == 0:
+        span = "1" if members == 1 else f"1 to {members}"
+        groups = " / parallelism.model" if model > 1 else ""
         yield Violation(
             quorum,
-            problem=f"is more than replicas x procsPerReplica = {ranks}",
+            problem=f"is more than replicas x procsPerReplica{groups} = {members}",
             hint=f"use {span}, or a percentage such as 75%",
         )
+
+
+def _model(job: TrainingJob) -> int:
+    """Ranks that hold one copy of the model together."""
+    return (job.spec.parallelism.model if job.spec.parallelism else None) or 1
+
+
+def _groups_fill_a_pod(job: TrainingJob) -> Iterator[Violation]:
+    procs, model = procs_of(job), _model(job)
+    if procs % model:
+        yield Violation(
+            model,
+            problem=f"does not divide procsPerReplica = {procs}, and a group is within one pod",
+            hint=f"set spec.procsPerReplica to {model} or a multiple of it, or model to a divisor "
+            f"of {procs}",
+        )
+
+
+def _groups_have_no_pipeline(job: TrainingJob) -> Iterator[Violation]:
+    collective = job.spec.collective
+    if _model(job) > 1 and collective and collective.pipeline:
+        yield Violation(collective.pipeline)
+
+
+def _groups_send_whole_floats(job: TrainingJob) -> Iterator[Violation]:
+    collective = job.spec.collective
+    if _model(job) > 1 and collective and collective.wire is Wire.BFLOAT16:
+        yield Violation(collective.wire)
+
+
+def _groups_have_no_checkpoints(job: TrainingJob) -> Iterator[Violation]:
+    if _model(job) > 1 and job.spec.checkpoint:
+        yield Violation(job.spec.checkpoint.path)
 
 
 def _deadline_is_given(job: TrainingJob) -> Iterator[Violation]:
@@ -206,16 +255,46 @@ RULES: Final = (
     ),
     Rule(
         path="spec.collective.quorum",
-        problem="is more than replicas x procsPerReplica",
+        problem="is more than replicas x procsPerReplica / parallelism.model",
         hint="use a smaller number, or a percentage such as 75%",
         check=_quorum_can_be_met,
         cel="!has(self.collective) || !has(self.collective.quorum) || "
         "type(self.collective.quorum) != int || "
-        "int(self.collective.quorum) <= self.replicas * "
-        "(has(self.procsPerReplica) ? self.procsPerReplica : 1) || (!has(self.procsPerReplica) && "
-        f"self.template.spec.containers.exists(c, c.name == '{TRAINER}' && has(c.resources) && "
-        f"has(c.resources.limits) && has({_GPUS_CEL}) && "
-        f"int(self.collective.quorum) <= self.replicas * int({_GPUS_CEL})))",
+        f"int(self.collective.quorum) * {_MODEL_CEL} <= self.replicas * {_PROCS_CEL} || "
+        + _or_by_gpus(
+            f"int(self.collective.quorum) * {_MODEL_CEL} <= self.replicas * int({_GPUS_CEL})"
+        ),
+    ),
+    Rule(
+        path="spec.parallelism.model",
+        problem="does not divide procsPerReplica",
+        hint="set procsPerReplica to a multiple of it, since a group of ranks is within one pod",
+        check=_groups_fill_a_pod,
+        cel=f"{_PROCS_CEL} % {_MODEL_CEL} == 0 || "
+        + _or_by_gpus(f"int({_GPUS_CEL}) > 0 && int({_GPUS_CEL}) % {_MODEL_CEL} == 0"),
+    ),
+    Rule(
+        path="spec.collective.pipeline",
+        problem="does not go with parallelism.model above 1 yet",
+        hint="remove it, or remove spec.parallelism",
+        check=_groups_have_no_pipeline,
+        cel=f"{_MODEL_CEL} == 1 || !has(self.collective) || "
+        "!has(self.collective.pipeline) || self.collective.pipeline == 0",
+    ),
+    Rule(
+        path="spec.collective.wire",
+        problem="is BFloat16, which does not go with parallelism.model above 1 yet",
+        hint="remove it, or remove spec.parallelism",
+        check=_groups_send_whole_floats,
+        cel=f"{_MODEL_CEL} == 1 || !has(self.collective) || "
+        "!has(self.collective.wire) || self.collective.wire != 'BFloat16'",
+    ),
+    Rule(
+        path="spec.checkpoint.path",
+        problem="is of checkpoints, which do not go with parallelism.model above 1 yet",
+        hint="remove spec.checkpoint, or remove spec.parallelism",
+        check=_groups_have_no_checkpoints,
+        cel=f"{_MODEL_CEL} == 1 || !has(self.checkpoint)",
     ),
     Rule(
         path="spec.collective.deadline",

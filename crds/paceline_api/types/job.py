@@ -17,6 +17,7 @@ from paceline_api.types.model import (
     Count,
     Flag,
     Model,
+    ModelParallel,
     OpenModel,
     Positive,
     Procs,
@@ -65,6 +66,15 @@ class Metadata(OpenModel):
     """Annotations of the job."""
 
 
+class Parallelism(Model):
+    """How a worker's processes share one model."""
+
+    model: ModelParallel | None = behaviour(fixed=True)
+    """Ranks that hold one copy of the model together, each a shard of it: a group, which trains as
+    one member of the job, comes, goes and is counted as one. It divides procsPerReplica, so that a
+    group is within one pod. Default: 1, each rank holds the whole model."""
+
+
 class TrainingJobSpec(Model):
     """What to train with, how many of it, and what to do when something goes wrong."""
 
@@ -84,6 +94,9 @@ class TrainingJobSpec(Model):
     procs_per_replica: Procs | None = behaviour(fixed=True)
     """Ranks (processes) in each worker. Default: the trainer's limit of nvidia.com/gpu, so that
     each rank has a GPU of its own; 1 without one."""
+
+    parallelism: Parallelism | None = None
+    """How a worker's processes share one model. Default: each holds all of it."""
 
     suspend: Flag = False
     """true stops the job after a checkpoint and removes its pods; false starts or resumes it."""

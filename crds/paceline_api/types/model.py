@@ -40,6 +40,7 @@ DEVICES_PATTERN: Final = r"^[0-9]{1,3}$"
 QUORUM_PATTERN: Final = r"^([1-9][0-9]?|100)%$"
 REPLICAS_MAX: Final = 10_000
 PROCS_MAX: Final = 256
+MODEL_MAX: Final = 64
 
 
 class Model(BaseModel):
@@ -225,6 +226,7 @@ Count = Annotated[int, Strict(), Field(ge=0, le=COUNT_MAX)]
 Positive = Annotated[int, Strict(), Field(ge=1, le=COUNT_MAX)]
 Replicas = Annotated[int, Strict(), Field(ge=1, le=REPLICAS_MAX)]
 Procs = Annotated[int, Strict(), Field(ge=1, le=PROCS_MAX)]
+ModelParallel = Annotated[int, Strict(), Field(ge=1, le=MODEL_MAX)]
 Port = Annotated[int, Strict(), Field(ge=1024, le=65535)]
 Number = Annotated[float, Strict()]
 Text = Annotated[str, Field(min_length=1, max_length=253), AfterValidator(_not_blank)]

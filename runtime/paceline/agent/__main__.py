@@ -55,7 +55,7 @@ class Agent:
 
     def __init__(self, settings: AgentSettings, spec: JobFile) -> None:
         mpiexec = find_mpiexec()
-        ensure_files("the agent of a pod", agent_files(settings.procs))
+        ensure_files("the agent of a pod", agent_files(settings.procs * spec.model))
         self._settings = settings
         self._mpiexec = mpiexec if needs_mpi(spec.backend, mpiexec) else ""
         self._spec = spec
@@ -82,6 +82,7 @@ class Agent:
             settings,
             Limits(spec.backoff_limit, int(settings.drain_grace_s * NS_PER_S), spec.failure_rules),
             self._plan,
+            model=spec.model,
             records=self._records,
             output=self._output,
             reaper=self._reaper,
@@ -171,11 +172,12 @@ class Agent:
             # `paceline run` was killed: nobody is left whom a drain could spare anything.
             self._supervisor.obey(Shutdown("the run has ended"))
 
-    def _plan(self, member: MemberId, socket_name: str, key: str) -> LaunchPlan:
+    def _plan(self, member: MemberId, shard: int, socket_name: str, key: str) -> LaunchPlan:
         return plan_rank(
             self._settings,
             self._spec,
             member,
+            shard=shard,
             outside=os.environ,
             mpiexec=self._mpiexec,
             socket_name=socket_name,

@@ -70,6 +70,7 @@ def plan_rank(
     spec: JobFile,
     member: MemberId,
     *,
+    shard: int = 0,
     outside: Mapping[str, str],
     mpiexec: str,
     socket_name: str,
@@ -79,17 +80,18 @@ def plan_rank(
     """`outside`: the agent's own environment. `mpiexec`: empty to start the rank directly."""
     inherited = {name: text for name, text in outside.items() if not name.startswith(PREFIX)}
     own: dict[str, str] = {}
-    if settings.local or settings.procs > 1:
+    if settings.local or settings.procs * spec.model > 1:
         # Ranks that share a machine would each start a thread per core.
         own.setdefault("OMP_NUM_THREADS", inherited.get("OMP_NUM_THREADS", "1"))
-    own.update(group_of_one(member))
+    alone = spec.model == 1
+    own.update(group_of_one(member) if alone else group_of(member, shard, spec.model))
     own["PYTHONUNBUFFERED"] = inherited.get("PYTHONUNBUFFERED", "1")  # logs while they happen
-    known = {**inherited, **own, **rank_environment(settings, member)}
+    known = {**inherited, **own, **rank_environment(settings, member, shard)}
     for name, text in spec.env:
         known[name] = own[name] = expand(text, known)
     if spec.gpu_direct:
         own.update(nccl_environment(settings.run_dir, member))
-    own.update(rank_environment(settings, member))
+    own.update(rank_environment(settings, member, shard))
     order = ShimOrder(tuple(expand(part, known) for part in spec.command), own, spec.working_dir)
     env = {
         **inherited,
@@ -110,6 +112,18 @@ def group_of_one(member: MemberId) -> dict[str, str]:
         "LOCAL_RANK": str(member.local),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "0",  # any that is free
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+
+def group_of(member: MemberId, shard: int, model: int) -> dict[str, str]:
+    """The same of a rank that holds a shard of the model. Those of its group come and go with it;
+    `pl.group()` joins them, and knows the port (D20)."""
+    return {
+        "RANK": str(shard),
+        "WORLD_SIZE": str(model),
+        "LOCAL_RANK": str(member.local * model + shard),
+        "MASTER_ADDR": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
 

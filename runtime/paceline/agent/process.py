@@ -13,7 +13,8 @@ import logging
 import os
 import secrets
 import signal
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -23,6 +24,7 @@ from paceline.agent.logs import Output, Pump
 from paceline.agent.rank_lines import RankLines
 from paceline.agent.rank_pipe import Message, RankPipe
 from paceline.agent.system import Reaper
+from paceline.control import packets
 from paceline.core.agent import supervise
 from paceline.core.agent.exits import RankOutcome, how_it_ended
 from paceline.core.protocol.ids import GenerationId, MemberId
@@ -45,11 +47,16 @@ class RankProcess:
         loop: asyncio.AbstractEventLoop,
         reaper: Reaper,
         output: Output,
-        lines: RankLines,
+        lines: RankLines | None,
         record_fd: int,
+        shard: int = 0,
+        group: Sequence[socket.socket] = (),
         post: Callable[[RankProcess, supervise.Event], None],
     ) -> None:
-        self.member = member
+        """`lines`: None of a rank that has no words with the coordinator. `group`: its lines within
+        its group; they are closed once it has them."""
+        self.member, self.shard = member, shard
+        self._group = list(group)
         self.key = secrets.token_hex(16)
         self._loop, self._reaper, self._output, self._lines = loop, reaper, output, lines
         self._record_fd = record_fd
@@ -66,8 +73,13 @@ class RankProcess:
 
     @property
     def log_name(self) -> str:
-        slot, local, attempt = self.member
-        return f"rank-{slot}.{local}-{attempt}.log"
+        return f"rank-{self._place}-{self.member.attempt}.log"
+
+    @property
+    def _place(self) -> str:
+        """Of the first rank of a group, whose figures stand for all, that of the group."""
+        shard = f".{self.shard}" if self.shard else ""
+        return f"{self.member.slot}.{self.member.local}{shard}"
 
     @property
     def pid(self) -> int | None:
@@ -123,12 +135,14 @@ class RankProcess:
         os.lseek(order, 0, os.SEEK_SET)
         self._pumps["stdout"] = self._pump(out_r, shown=True)
         self._pumps["stderr"] = self._pump(err_r, shown=True)
-        line = self._lines.open(self.member)
-        passed = (out_w, err_w, self._record_fd, line.fileno(), order)
+        line = packets.pair()[1] if self._lines is None else self._lines.open(self.member)
+        within = [one.fileno() for one in self._group]
+        passed = (out_w, err_w, self._record_fd, line.fileno(), order, *within)
         sent = pipe.send({"kind": "go"}, passed)
         for fd in (out_w, err_w, order):
             os.close(fd)
         line.close()
+        self._leave_group()
         if sent:
             self._post(self, supervise.Up(pid))
 
@@ -155,9 +169,16 @@ class RankProcess:
         for pipe in (self._pipe, self._guard):
             if pipe is not None:
                 pipe.close()
+        self._leave_group()
+
+    def _leave_group(self) -> None:
+        """The ends are the rank's own: the others learn of its end by them."""
+        for line in self._group:
+            line.close()
+        self._group.clear()
 
     def _pump(self, fd: int, *, shown: bool) -> Pump:
-        prefix = f"[rank {self.member}] "
+        prefix = f"[rank {self._place}#{self.member.attempt}] "
         return Pump(self._loop, self._output, fd, prefix=prefix, name=self.log_name, shown=shown)
 
     def _from_guard(self, _line: RankPipe, message: Message | None) -> None:
@@ -210,7 +231,8 @@ class RankProcess:
         if self._pipe is not None:
             self._pipe.drain()  # its last words, before the verdict
             self._pipe.close()
-        self._lines.end(self.member)
+        if self._lines is not None:
+            self._lines.end(self.member)
         for pump in self._pumps.values():
             pump.drain()
         tail = self._pumps["stderr"].tail

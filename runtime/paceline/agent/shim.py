@@ -12,8 +12,9 @@ and Open_port work in a rank that was handed over.
 The rank asks the kernel to kill it when the agent dies, moves into a session of its own and tells
 the agent its pid (by SO_PEERCRED). It receives five descriptors: stdout, stderr, the memory of its
 metrics, its line to the coordinator (R43), and the order: command, environment and folder, which so
-never pass through hydra (to which a lone ":" among the arguments would mean a second program). Then
-it executes the command. The connection stays open across that, as PACELINE_AGENT_FD.
+never pass through hydra (to which a lone ":" among the arguments would mean a second program). A
+rank of a group has its lines within the group beside these (R50). Then it executes the command. The
+connection stays open across that, as PACELINE_AGENT_FD.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ PR_SET_PDEATHSIG = 1
 HANDOVER_S = 5.0
 ANSWER_S = 30.0
 EXIT_UNSTARTABLE = 127
+DESCRIPTORS_MAX = 5 + 63
+"""Of a group's lead, which has a line to each of the others."""
 
 
 def main() -> None:
@@ -47,16 +50,17 @@ def main() -> None:
     line = _connect(name, key, "rank")
     line.settimeout(ANSWER_S)
     try:
-        answer, descriptors, _, _ = socket.recv_fds(line, 16, 5)
+        answer, descriptors, _, _ = socket.recv_fds(line, 16, DESCRIPTORS_MAX)
     except OSError as error:
         sys.exit(f"paceline: no answer from the agent: {error}")
     if not answer:
         os._exit(0)  # the agent has given up on this start
     line.settimeout(None)
-    stdout, stderr, record, talk, order = descriptors
+    stdout, stderr, record, talk, order, *group = descriptors
     with open(order, "rb") as file:  # noqa: PTH123  (a descriptor, no path)
         wanted = json.load(file)
     _take_over(stdout, stderr, record, talk, line)
+    _join_group(group)
     os.environ.update(wanted["env"])
     try:
         if wanted["dir"]:
@@ -142,6 +146,13 @@ def _take_over(stdout: int, stderr: int, record: int, talk: int, line: socket.so
     os.environ["PACELINE_AGENT_FD"] = str(line.fileno())
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, and that survives exec
         signal.signal(number, signal.SIG_DFL)
+
+
+def _join_group(lines: list[int]) -> None:
+    for line in lines:
+        os.set_inheritable(line, True)
+    if lines:
+        os.environ["PACELINE_GROUP_FDS"] = ",".join(map(str, lines))
 
 
 def _why_not(command: str, error: OSError) -> str:

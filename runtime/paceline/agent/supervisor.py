@@ -11,11 +11,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, assert_never
 
+from paceline.agent.group import GroupProcess
 from paceline.agent.launch import LaunchPlan
 from paceline.agent.logs import Output
-from paceline.agent.process import CHAIN_S, RankProcess
+from paceline.agent.process import CHAIN_S
 from paceline.agent.rank_lines import RankLines
 from paceline.agent.rank_pipe import Message, RankPipe, RankPipeListener
 from paceline.agent.system import Reaper
@@ -38,14 +40,14 @@ from paceline.telemetry.collector import PodRecords
 log = logging.getLogger("paceline.agent")
 
 Send = Callable[[supervise.Report], None]
-MakePlan = Callable[[MemberId, str, str], LaunchPlan]
-"""(member, name of the agent's socket, key of the launch) -> how to start it."""
+MakePlan = Callable[[MemberId, int, str, str], LaunchPlan]
+"""(member, shard, name of the agent's socket, key of the launch) -> how to start it."""
 
 
 @dataclass(slots=True)
 class _Slot:
     place: supervise.Place
-    process: RankProcess | None = None
+    process: GroupProcess | None = None
     timer: asyncio.TimerHandle | None = None
 
 
@@ -58,14 +60,16 @@ class Supervisor:
         limits: supervise.Limits,
         make_plan: MakePlan,
         *,
+        model: int,
         records: PodRecords,
         output: Output,
         reaper: Reaper,
         lines: RankLines,
         send: Send,
     ) -> None:
+        """`model`: ranks of a group; 1: each holds the whole model."""
         self._loop = asyncio.get_running_loop()
-        self._make_plan = make_plan
+        self._make_plan, self._model = make_plan, model
         self._records, self._output, self._reaper, self._send = records, output, reaper, send
         self._lines = lines
         self._listener = RankPipeListener(self._loop, self._introduced)
@@ -147,9 +151,10 @@ class Supervisor:
         """First message of a shim."""
         key = message.get("key") if message else None
         for slot in self._slots:
-            if slot.process is not None and slot.process.key == key and message is not None:
-                wanted = slot.place.phase is supervise.Phase.STARTING
-                slot.process.connected(pipe, str(message.get("kind")), wanted=wanted)
+            if slot.process is None or message is None:
+                continue
+            wanted = slot.place.phase is supervise.Phase.STARTING
+            if slot.process.connected(str(key), pipe, str(message.get("kind")), wanted=wanted):
                 return
         pipe.close()
 
@@ -186,14 +191,16 @@ class Supervisor:
     def _launch(self, slot: _Slot, member: MemberId) -> None:
         if slot.process is not None:
             slot.process.close()
-            self._output.close_file(slot.process.log_name)
+            for name in slot.process.log_names:
+                self._output.close_file(name)
 
-        def post(process: RankProcess, event: supervise.Event) -> None:
+        def post(process: GroupProcess, event: supervise.Event) -> None:
             if slot.process is process:  # else: the last output of an earlier process
                 self._post(slot, event)
 
-        process = slot.process = RankProcess(
+        process = slot.process = GroupProcess(
             member,
+            self._model,
             loop=self._loop,
             reaper=self._reaper,
             output=self._output,
@@ -201,7 +208,7 @@ class Supervisor:
             record_fd=self._records.begin(member),
             post=post,
         )
-        process.launch(self._make_plan(member, self._listener.name, process.key))
+        process.launch(partial(self._make_plan, member), self._listener.name)
 
     def _arm(self, slot: _Slot) -> None:
         if slot.timer is not None:

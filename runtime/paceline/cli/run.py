@@ -71,6 +71,13 @@ def run(order: Order, *, ready_fd: int | None = None) -> int:
             problem="keeps the job from starting",
             hint="paceline run --set spec.suspend=false",
         )
+    if order.record and job.model > 1:
+        raise SpecError(
+            "spec.parallelism.model",
+            job.model,
+            "does not go with --record: a replay computes each rank alone",
+            hint="leave --record out",
+        )
     faults = tuple(parse_faults(SEPARATOR.join(order.inject)))
     replicas = _check_faults(job, faults)
     check_room(job, replicas, Room.of_this_machine())
@@ -112,7 +119,8 @@ async def _run(
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, runner.interrupt)
         loop.add_signal_handler(signal.SIGHUP, runner.end_at_once)
-        ranks = f"{job.replicas} x {job.procs_per_replica} ranks"
+        kind = "ranks" if job.model == 1 else f"groups of {job.model} ranks"
+        ranks = f"{job.replicas} x {job.procs_per_replica} {kind}"
         screen.say(f"job {job.name}: {ranks}, mode {job.collective.mode}, logs in {folder}")
         if job.trainer.env_from_cluster:
             names = ", ".join(job.trainer.env_from_cluster)

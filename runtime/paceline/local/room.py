@@ -55,10 +55,11 @@ class Room:
 
 def check_room(job: ResolvedJob, replicas: int, room: Room) -> None:
     """`replicas`: the most that the run will ask for. Raises PacelineError."""
-    ranks = replicas * job.procs_per_replica
+    procs = job.procs_per_replica * job.model
+    ranks = replicas * procs
     backend = str(job.collective.backend)
     transports = TRANSPORTS if backend == "auto" else (backend,)
-    what = f"{replicas} x {job.procs_per_replica} ranks"
+    what = f"{replicas} x {procs} ranks"
     fewer = "start fewer with --replicas, or set spec.procsPerReplica lower"
     check_files("each rank", rank_files(ranks, transports) + SPARE_FILES)
     ensure_callers("a rank", ranks - 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -22,6 +22,9 @@ from paceline.errors import UsageError
 from paceline.train.contribution import ContributionBuilder
 from paceline.train.mistakes import explain_errors
 from paceline.worker.session import Session
+
+if TYPE_CHECKING:  # a script that has no use for a mesh shall not load it
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class JobOptimizer(Protocol):
@@ -45,6 +48,8 @@ class Context:
         self.session = session
         self.faults = faults
         self.optimizer: JobOptimizer | None = None
+        self.mesh: DeviceMesh | None = None
+        """What `group()` has made."""
         self.finished = False
         self.hooks: list[RemovableHandle] = []
         """On the script's model; taken off when the job is over."""

@@ -119,8 +119,15 @@ def ddp(
     scheduler, clip_norm, clip_value   as for `DistributedOptimizer`
     """
     init()
-    module = check_model(model)
     context = current("ddp()")
+    if context.session.shards > 1:
+        raise UnsupportedError(
+            f"pl.ddp where {context.session.shards} ranks share a model (spec.parallelism.model): "
+            "with DDP each rank holds the whole model",
+            hint="remove spec.parallelism; or spread the plain model over pl.group(), and use "
+            "pl.DistributedOptimizer and pl.DataLoader",
+        )
+    module = check_model(model)
     if loader is None and (epochs is not None or accumulate != 1):
         raise UsageError(
             "pl.ddp(epochs=... or accumulate=...) without a loader",

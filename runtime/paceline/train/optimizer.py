@@ -61,7 +61,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 hint="one per job: put all parameters into one optimizer, in parameter groups",
             )
         self._inner = refusals.check_optimizer(optimizer, self.called)
-        self._model = refusals.check_model(model, optimizer)
+        self._model = refusals.check_model(model, optimizer, self._context.session.shards)
         refusals.check_scheduler(scheduler)
         refusals.check_limits(loss_reduction, clip_norm, clip_value)
         self._scheduler = scheduler

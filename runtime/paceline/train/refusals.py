@@ -87,8 +87,11 @@ def check_optimizer(optimizer: object, called: str) -> torch.optim.Optimizer:
     return optimizer
 
 
-def check_model(model: object, optimizer: torch.optim.Optimizer) -> torch.nn.Module:
-    """Refuse a model that the optimizer does not belong to, and sparse gradients."""
+def check_model(
+    model: object, optimizer: torch.optim.Optimizer, shards: int = 1
+) -> torch.nn.Module:
+    """Refuse a model that the optimizer does not belong to, and sparse gradients. `shards`: how
+    many ranks hold it together (`spec.parallelism.model`)."""
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
             f"DistributedOptimizer got a {type(model).__name__}, not a model",
@@ -102,7 +105,7 @@ def check_model(model: object, optimizer: torch.optim.Optimizer) -> torch.nn.Mod
         )
     # torch.compile: the same parameters, under the names that they have without it.
     model = cast("torch.nn.Module", getattr(model, "_orig_mod", model))
-    _check_whole(model)
+    _check_whole(model, shards)
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse:
             raise UnsupportedError(
@@ -121,8 +124,9 @@ def check_model(model: object, optimizer: torch.optim.Optimizer) -> torch.nn.Mod
     return model
 
 
-def _check_whole(model: torch.nn.Module) -> None:
-    """Refuse a model of which this rank has a part: a joiner gets its state from any other rank."""
+def _check_whole(model: torch.nn.Module, shards: int) -> None:
+    """Refuse a model of which this rank has a part that is not its group's: a joiner gets its state
+    from the same shard of any other group."""
     for name, module in model.named_modules():
         for kind, hint in SHARDED_MODULES.items():
             if kind in _kinds(module):
@@ -132,11 +136,15 @@ def _check_whole(model: torch.nn.Module) -> None:
                     hint=hint,
                 )
     for name, parameter in model.named_parameters():
-        if "DTensor" in _kinds(parameter):
+        if not isinstance(parameter, torch.Tensor) or "DTensor" not in _kinds(parameter):
+            continue
+        size = parameter.device_mesh.size()  # type: ignore[attr-defined]
+        if size != shards:
             raise UnsupportedError(
-                f"parameter {name} is a DTensor, spread over a fixed mesh of ranks (tensor "
-                "parallelism), and here ranks come and go, each with all of it",
-                hint=f"leave out parallelize_module(...) and distribute_tensor(...), {PLAIN}",
+                f"parameter {name} is a DTensor over a mesh of {size} ranks, and a group of this "
+                f"job has {shards} (spec.parallelism.model): other ranks come and go",
+                hint="set spec.parallelism.model to the number of ranks that share one copy of the "
+                f"model, and spread it over pl.group() alone; or {PLAIN}",
             )
 
 

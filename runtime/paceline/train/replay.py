@@ -18,6 +18,7 @@ import msgspec
 import torch
 from paceline_api.jobfile import JOB_FILE, read_job_file
 from paceline_api.types.enums import Wire
+from torch._C._distributed_c10d import HashStore
 
 from paceline.core.anatomy.samples import Phase
 from paceline.core.protocol.ids import MemberId
@@ -48,6 +49,9 @@ class ReplaySession:
     is_replay = True
     stopped_by_another = False
     under_way = False
+    shards = 1
+    shard = 0
+    store = HashStore
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir

@@ -12,7 +12,7 @@ import logging
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
@@ -97,6 +97,12 @@ class Interrupts:
                 self.abort.clear()
 
 
+class Within:
+    """What comes over the lines of a group (`worker.group`)."""
+
+    __slots__ = ()
+
+
 class ControlChannel(Protocol):
     """How words reach the coordinator."""
 
@@ -127,15 +133,16 @@ class CommThread:
         main: MainThread,
         interrupts: Interrupts,
         metrics: RoundMetrics,
+        shard: int = 0,
     ) -> None:
-        self.machine = machine
+        self.machine, self._shard = machine, shard
         self.tensors: Tensors | None = None
         self.link: ControlChannel | None = None
         self.recorder: Recorder | None = None
         self._peers = peers
-        self._channel = DataChannel(transport, interrupts.abort, metrics)
+        self._channel = DataChannel(transport, interrupts.abort, metrics, shard)
         self._main, self._interrupts, self._metrics = main, interrupts, metrics
-        self._posted: deque[ev.Event] = deque()
+        self._posted: deque[ev.Event | Within] = deque()
         self._wake_ns: int | None = None
         self._queue: dict[int, list[torch.Tensor]] = {}
         self._staged: dict[GenerationId, tuple[Bytes, ...]] = {}
@@ -188,10 +195,14 @@ class CommThread:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-    def post(self, event: ev.Event) -> None:
+    def post(self, event: ev.Event | Within) -> None:
         """Hand an event to the communication thread."""
         self._posted.append(event)
         self._peers.wake()
+
+    def interrupt(self) -> None:
+        """An order that interrupts is about to be posted."""
+        self._interrupts.arrived()
 
     def doing(self) -> Doing:
         """For the heartbeat: this thread cannot say itself that it is stuck (R35)."""
@@ -268,16 +279,23 @@ class CommThread:
         return max(0, min(IDLE_MS, -(-left_ns // NS_PER_MS)))
 
     def _receive(self, mail: ReceivedMessage) -> None:
+        self._stage(mail)
+        self._take(mail.message)
+        self._unstage(mail.message)
+
+    def _stage(self, mail: ReceivedMessage) -> None:
         if isinstance(mail.message, Part):
             self._part = mail.payload
         elif isinstance(mail.message, State):
             self._staged[mail.message.generation] = mail.payload
-        self._take(mail.message)
-        if isinstance(mail.message, State) and self.machine.state.has_state_of(mail.message):
-            self._staged.pop(mail.message.generation, None)
 
-    def _take(self, event: ev.Event) -> None:
+    def _unstage(self, message: ev.Event) -> None:
+        if isinstance(message, State) and self.machine.state.has_state_of(message):
+            self._staged.pop(message.generation, None)
+
+    def _take(self, event: ev.Event | Within) -> None:
         """One event, its effects, and the events that carrying them out brought."""
+        assert not isinstance(event, Within), "no group"
         if isinstance(event, Prepare) and self._has_nothing_newer():
             self._take(self._checkpoints.look())  # R26: the report names the newest one
         if self._interrupts.interrupts(event):
@@ -285,13 +303,18 @@ class CommThread:
                 self.tensors.reducer.stop()
                 self._take_outcome()  # what was reduced before the order counts
             self._interrupts.taken()
-        if self.tensors is not None and isinstance(event, PARKED):
-            self._committed.take_back()
         if isinstance(event, ev.Step):
             event = self._reducer.finish(event)
         elif not isinstance(event, ROUND):
             self._catch_up()
-        now = self._work_since_ns = now_ns()
+        self._handle(event, now_ns())
+
+    def _handle(self, event: ev.Event, now: int) -> None:
+        self._work_since_ns = now_ns()
+        if self.tensors is not None and isinstance(event, PARKED):
+            self._committed.take_back()
+        if isinstance(event, ev.ChannelFailed):
+            self._synced = None  # it may have been summed here, and not in all of the group
         effects = self.machine.handle(now, event)
         self._metrics.handled(self.machine.state, event, now)  # before an effect lets main go on
         if isinstance(event, WRITER):
@@ -316,8 +339,12 @@ class CommThread:
         for effect in blocking:
             if (event_after := self._block(effect)) is not None:
                 follow.append(event_after)
-        for event_after in follow:
+        for event_after in self._agreed(follow):
             self._take(event_after)
+
+    def _agreed(self, outcomes: Sequence[ev.Event]) -> Sequence[ev.Event]:
+        """What came of effects, as an event of the member: in a group, of all its ranks (R51)."""
+        return outcomes
 
     def _block(self, effect: ev.Reduce | ev.OpenChannel | ev.Restore) -> ev.Event | None:
         match effect:
@@ -381,7 +408,7 @@ class CommThread:
 
     def _meet(self, commit: Commit) -> None:
         for member, where in commit.endpoints:
-            self._peers.know(member, where.trigger)
+            self._peers.know(member, where.of(self._shard).trigger)
         self._peers.keep_only((*commit.gen.members, commit.holder))
 
     def _open(self, commit: Commit) -> ev.Event:

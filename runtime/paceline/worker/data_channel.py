@@ -26,7 +26,11 @@ log = logging.getLogger("paceline.rank")
 
 
 class DataChannel:
-    def __init__(self, transport: Transport, abort: Abort, metrics: RoundMetrics) -> None:
+    def __init__(
+        self, transport: Transport, abort: Abort, metrics: RoundMetrics, shard: int = 0
+    ) -> None:
+        """`shard`: of the model; it is summed with the same one of the other groups (R53)."""
+        self._shard = shard
         self._transport, self._abort, self._metrics = transport, abort, metrics
         self._members: tuple[MemberId, ...] = ()
         self._methods: tuple[Method, ...] = ()
@@ -37,9 +41,9 @@ class DataChannel:
             return ev.ChannelOpened()
         endpoints = dict(commit.endpoints)
         group = Group(
-            key=str(commit.gen.id),
+            key=f"{commit.gen.id}" + (f"/{self._shard}" if self._shard else ""),
             number=(commit.gen.id.incarnation << 20) + commit.gen.id.counter,
-            peers=tuple(Peer(str(m), endpoints[m].data) for m in members),
+            peers=tuple(Peer(str(m), endpoints[m].of(self._shard).data) for m in members),
             rank=members.index(me),
         )
         try:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from paceline_api.jobfile import read_job_file
 from paceline_api.types.enums import Pacing, Wire
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from paceline.clock import now_ns
 from paceline.core.anatomy.samples import Phase
@@ -48,14 +49,16 @@ from paceline.worker.agent_pipe import AgentPipe
 from paceline.worker.comm_thread import CommThread, Interrupts
 from paceline.worker.coordinator_line import CoordinatorLine
 from paceline.worker.gpus import take_own_gpu
+from paceline.worker.group import FollowerThread, GroupRendezvous, LeadThread, Welcome
 from paceline.worker.metrics.loop import LoopMetrics
 from paceline.worker.metrics.rounds import RoundMetrics
 from paceline.worker.peer_sockets import PeerSockets
 from paceline.worker.recorder import Recorder
 from paceline.worker.session import Session, StepResult
 from paceline.worker.standalone import StandaloneCoordinator
-from paceline.worker.state.committed import Committed
+from paceline.worker.state.committed import Committed, GroupSum
 from paceline.worker.state.gradients import Gradients
+from paceline.worker.state.shards import is_shard
 
 if TYPE_CHECKING:  # only a job that has checkpoints loads what writes them
     from paceline.worker.checkpoint.service import CheckpointService
@@ -112,6 +115,7 @@ class Engine:
         self._end: ev.Exit | None = None
         self._error: BaseException | None = None
         self._leases = RankLeases()
+        self._held: tuple[int, ...] = ()
         self._version = 0
         self._progress = Progress()
         self._stopped = self._under_way = False
@@ -128,13 +132,33 @@ class Engine:
         peers = self._make_peer_sockets(settings, member)
         self._take_gpu(settings)
         self._transport = transport = self._make_transport(settings)
-        endpoints = Endpoints(peers.address, transport.address)
         host = settings.host if settings else "localhost"
         saves = self._spec.checkpoint if self._spec else None
         every = saves.every_rounds if saves else 0
-        machine = Rank(member, pid=os.getpid(), host=host, endpoints=endpoints, save_every=every)
+        self._rendezvous = rendezvous = GroupRendezvous(
+            self.shard, settings.group_fds if settings else ()
+        )
+        self._welcome = known = self._meet(host, peers.address, transport.address)
+        machine = Rank(
+            member,
+            pid=known.pid,
+            host=known.host,
+            endpoints=Endpoints(known.address, known.data),
+            save_every=every,
+        )
         self._state = machine.state
-        self._comm = CommThread(machine, peers, transport, self, self._interrupts, self._metrics)
+        kind = CommThread
+        if rendezvous.lines:
+            kind = FollowerThread if self.shard else LeadThread
+        self._comm = kind(
+            machine, peers, transport, self, self._interrupts, self._metrics, self.shard
+        )
+        if isinstance(self._comm, LeadThread | FollowerThread):
+            self._comm.join_group(rendezvous)
+        if self.shard:
+            self._follow_agent()
+            self._comm.start()
+            return
         if settings is None:
             self._comm.link = StandaloneCoordinator(self._obey)
         else:
@@ -146,13 +170,23 @@ class Engine:
                 obey=self._obey,
                 connected=lambda: self._comm.post(ev.Connected()),
             )
-            self._agent = AgentPipe(settings.agent_fd)
-            self._agent.tell("present")
             if self._spec is not None and self._spec.record:
                 self._comm.recorder = Recorder(settings.run_dir, member)
-            threading.Thread(target=self._listen, name="paceline-agent", daemon=True).start()
+            self._follow_agent()
         self._comm.start()
         self._comm.link.start()
+
+    def _follow_agent(self) -> None:
+        assert self._settings is not None
+        self._agent = AgentPipe(self._settings.agent_fd)
+        self._agent.tell("present")
+        threading.Thread(target=self._listen, name="paceline-agent", daemon=True).start()
+
+    def _meet(self, host: str, address: str, data: str) -> Welcome:
+        """With the others of the group, if there are any: what the member is known by."""
+        if self.shard:
+            return self._rendezvous.follow(address)
+        return self._rendezvous.lead(pid=os.getpid(), host=host, address=address, data=data)
 
     def _make_peer_sockets(self, settings: RankSettings | None, member: MemberId) -> PeerSockets:
         if settings is not None and not settings.local:
@@ -165,6 +199,7 @@ class Engine:
             directory = Path(self._directory.name)
         directory.mkdir(mode=0o700, exist_ok=True)
         name = str(member).replace("#", "-") if settings else secrets.token_hex(4)
+        name += f"-{self.shard}" if self.shard else ""
         token = settings.token if settings else ""
         return PeerSockets(directory=directory, name=name, host="", token=token)
 
@@ -172,7 +207,8 @@ class Engine:
         """All ranks of `paceline run` are on one machine, and those of a pod see its devices."""
         if settings is not None and self._spec is not None:
             member = settings.member
-            take_own_gpu(place_of(member, self._spec.procs) if settings.local else member.local)
+            place = place_of(member, self._spec.procs) if settings.local else member.local
+            take_own_gpu(place * self.shards + self.shard)
 
     def _make_transport(self, settings: RankSettings | None) -> Transport:
         if settings is None or self._spec is None:
@@ -200,6 +236,8 @@ class Engine:
         except TransportError as error:
             raise _told(error) from error
         self._gradients, self._committed = gradients, committed
+        if isinstance(self._comm, LeadThread | FollowerThread):
+            committed.group = GroupSum(self.shard, self._comm.sum)
         checkpoints = self._checkpoints(gradients, committed, plan)
         self._comm.take(gradients, committed, checkpoints)
         if checkpoints is not None:
@@ -214,9 +252,16 @@ class Engine:
                 data=self._transport.address,
                 segments=len(gradients.layout.segments),
                 seed=None if plan.samples else torch.initial_seed(),
+                whole=self._whole(gradients, committed),
             )
         )
         self._loop.began(now_ns())
+
+    def _whole(self, gradients: Gradients, committed: Committed) -> str:
+        """`Begin.whole`."""
+        if self.shards == 1 or any(is_shard(parameter) for parameter in gradients.parameters):
+            return ""
+        return f"{gradients.fingerprint()}:{committed.hash()}"
 
     def _checkpoints(
         self, gradients: Gradients, committed: Committed, plan: DataPlan
@@ -253,7 +298,7 @@ class Engine:
         self._loop.entered(phase, now_ns())
 
     def computing(self, leases: tuple[int, ...], samples: int, unit: int) -> None:
-        if self._comm.tensors is not None and not self._pipelined:
+        if self._comm.tensors is not None and not self._pipelined and self.shards == 1:
             self._comm.tensors.reducer.begin(ev.Coming(leases, samples, unit))
 
     def _close_batch(self, *, dropped: bool = False) -> None:
@@ -374,7 +419,29 @@ class Engine:
     @property
     def is_publisher(self) -> bool:
         log, me = self._state.log, self._state.me
-        return (log.publisher if log.members else FIRST) == me
+        return (log.publisher if log.members else FIRST) == me and self.shard == 0
+
+    @property
+    def shard(self) -> int:
+        return self._settings.shard if self._settings else 0
+
+    @property
+    def shards(self) -> int:
+        return self._spec.model if self._spec else 1
+
+    def store(self) -> Store:
+        if self.shards == 1:
+            return HashStore()
+        known, listener = self._welcome, self._rendezvous.listener
+        lead = listener is not None
+        return TCPStore(
+            "127.0.0.1",
+            known.port,
+            world_size=None,
+            is_master=lead,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach() if listener is not None else None,
+        )
 
     # ---- main thread waits ----------------------------------------------------------------
 
@@ -424,12 +491,17 @@ class Engine:
     def resumed(self, resume: ev.Resume) -> None:
         self._metrics.facts.resumed(now_ns())
         with self._lock:
+            if self.shards > 1:
+                # Between two calls the scripts of a group see the same, whenever they look (R51).
+                self._leases.hold(self._held)
             self._reply = resume
             self._lock.notify_all()
 
     def held(self, leases: tuple[int, ...]) -> None:
         with self._lock:
-            self._leases.hold(leases)
+            self._held = leases
+            if self.shards == 1:
+                self._leases.hold(leases)
 
     def exited(self, end: ev.Exit) -> None:
         if self._agent is not None:
@@ -459,7 +531,7 @@ class Engine:
 
     def _obey(self, order: ToRank) -> None:
         if Interrupts.interrupts(order):
-            self._interrupts.arrived()
+            self._comm.interrupt()
         self._comm.post(order)
 
     def _listen(self) -> None:
@@ -468,7 +540,7 @@ class Engine:
             if order.kind == "drain":
                 self._comm.post(ev.Drain())
             elif order.kind == "shutdown":
-                self._interrupts.arrived()
+                self._comm.interrupt()
                 self._comm.post(Dismiss(order.why))
         if self._end is None or not self._end.finished:
             os._exit(1)  # the agent is gone: nobody would report this rank's death (D6)

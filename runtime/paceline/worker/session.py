@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 from paceline_api.types.enums import Wire
+from torch._C._distributed_c10d import Store
 
 from paceline.core.anatomy.samples import Phase
 from paceline.core.protocol.progress import Progress
@@ -126,6 +127,17 @@ class Session(Protocol):
     @property
     def place(self) -> int:
         """Slot x processes + process: the name of this rank that never changes."""
+
+    @property
+    def shards(self) -> int:
+        """Ranks that hold one copy of the model together; 1: each holds all of it."""
+
+    @property
+    def shard(self) -> int:
+        """Which of them this is: its place in the group."""
+
+    def store(self) -> Store:
+        """Where they meet for a process group of torch's. Once."""
 
     def zeros(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """New memory for sums, where the data channel reaches it best."""

@@ -52,7 +52,7 @@ class Logs:
         self._server, self._selection, self._patience = server, selection, patience
         self._pods_path = f"/api/v1/namespaces/{namespace}/pods"
         self._name, self._uid = job["metadata"]["name"], job["metadata"]["uid"]
-        self._procs = int(job["spec"].get("procsPerReplica", 1))
+        self._procs = from_cluster.members_per_pod(job["spec"])
         replicas = int(job["spec"].get("replicas", 1))
         self._check(replicas * self._procs)
         self._news: queue.Queue[_News] = queue.Queue(QUEUED_MAX)

@@ -175,7 +175,7 @@ def _message(status: Object, state: str) -> str:
 
 def _detail(job: Object, pods: list[Object]) -> Status:
     spec, status = job["spec"], job.get("status") or {}
-    procs = int(spec.get("procsPerReplica", 1))
+    procs = members_per_pod(spec)
     collective = status.get("collective") or {}
     settings = RoundSettings()
     if mode := collective.get("mode"):
@@ -221,6 +221,12 @@ def _detail(job: Object, pods: list[Object]) -> Status:
         stragglers=tuple(_stragglers(status, pods, procs, told)),
         restarts=int((status.get("restarts") or {}).get("ranks") or 0),
     )
+
+
+def members_per_pod(spec: Object) -> int:
+    """Ranks, or with `parallelism` groups of them (R50)."""
+    model = (spec.get("parallelism") or {}).get("model") or 1
+    return int(spec.get("procsPerReplica", 1)) // int(model)
 
 
 def _generation(text: str) -> GenerationId:

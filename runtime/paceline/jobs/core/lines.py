@@ -20,7 +20,8 @@ from paceline.jobs.interface import LogLine
 _STAMPED: Final = re.compile(
     r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?(.*)", re.S
 )
-_OF_A_RANK: Final = re.compile(r"\[rank (\d+\.\d+#\d+)\] ?(.*)", re.S)
+_OF_A_RANK: Final = re.compile(r"\[rank (\d+\.\d+)(?:\.\d+)?(#\d+)\] ?(.*)", re.S)
+"""Of the ranks of a group all but the first one add which of them they are (R50)."""
 NS_PER_S: Final = 1_000_000_000
 
 
@@ -34,7 +35,8 @@ def parse_line(raw: str, *, source: str, procs: int) -> LogLine | None:
     wall_ns = round(at.timestamp()) * NS_PER_S + int((fraction or "").ljust(9, "0"))
     if (said := _OF_A_RANK.fullmatch(text)) is None:
         return LogLine(wall_ns, source, "", None, text)
-    member, text = said.groups()
+    place, attempt, text = said.groups()
+    member = place + attempt
     return LogLine(wall_ns, source, member, place_of(parse_member(member), procs), text)
 
 

@@ -1,0 +1,135 @@
+"""The processes of one member: a rank, or the group of ranks that hold one copy of the model (R50).
+
+They start together and end together. To whoever supervises a place they are one: it is up when all
+are, and dead when all are reaped, for the reason of the one that ended first. If one ends and has
+not said that it would, the others could only wait for it, so they are killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from paceline.agent.launch import LaunchPlan
+from paceline.agent.logs import Output
+from paceline.agent.process import RankProcess
+from paceline.agent.rank_lines import RankLines
+from paceline.agent.rank_pipe import RankPipe
+from paceline.agent.system import Reaper
+from paceline.core.agent import supervise
+from paceline.core.agent.exits import RankOutcome
+from paceline.core.protocol.ids import MemberId
+from paceline.telemetry.records import allocate_record
+
+IN_ORDER: Final = (RankOutcome.FINISHED, RankOutcome.DISMISSED)
+
+
+class GroupProcess:
+    def __init__(
+        self,
+        member: MemberId,
+        model: int,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        reaper: Reaper,
+        output: Output,
+        lines: RankLines,
+        record_fd: int,
+        post: Callable[[GroupProcess, supervise.Event], None],
+    ) -> None:
+        """`model`: how many ranks. The first one leads: it alone speaks with the coordinator, and
+        its figures are those of the group."""
+        self.member = member
+        self._post = post
+        pairs = [socket.socketpair() for _ in range(model - 1)]
+        groups = [[ours for ours, _ in pairs], *([theirs] for _, theirs in pairs)]
+        self._records = [allocate_record() for _ in pairs]
+        self._ranks = [
+            RankProcess(
+                member,
+                loop=loop,
+                reaper=reaper,
+                output=output,
+                lines=None if shard else lines,
+                record_fd=self._records[shard - 1] if shard else record_fd,
+                shard=shard,
+                group=group,
+                post=self._heard,
+            )
+            for shard, group in enumerate(groups)
+        ]
+        self._up: set[int] = set()
+        self._said: dict[int, RankOutcome | None] = {}
+        self._ends: list[supervise.Exited | supervise.NeverStarted] = []
+
+    @property
+    def log_names(self) -> list[str]:
+        return [rank.log_name for rank in self._ranks]
+
+    @property
+    def pid(self) -> int | None:
+        """Of the first rank; None before its shim has come and after its end."""
+        return self._ranks[0].pid
+
+    def launch(self, plan: Callable[[int, str, str], LaunchPlan], socket_name: str) -> None:
+        """`plan`: of (shard, name of the agent's socket, key of the launch)."""
+        for rank in self._ranks:
+            rank.launch(plan(rank.shard, socket_name, rank.key))
+
+    def connected(self, key: str, pipe: RankPipe, role: str, *, wanted: bool) -> bool:
+        """A shim has introduced itself; False if it is none of these."""
+        for rank in self._ranks:
+            if rank.key == key:
+                rank.connected(pipe, role, wanted=wanted)
+                return True
+        return False
+
+    def command(self, kind: str, why: str) -> None:
+        """The others hear of it from the first one, in the order of all that happens to them."""
+        self._ranks[0].command(kind, why)
+
+    def kill(self) -> None:
+        for rank in self._ranks:
+            rank.kill()
+
+    async def chain_ended(self) -> None:
+        """When no launcher is left."""
+        await asyncio.gather(*(rank.chain_ended() for rank in self._ranks))
+
+    def close(self) -> None:
+        """At the end of the agent, or before the next process of the place."""
+        for rank in self._ranks:
+            rank.close()
+        for record in self._records:
+            os.close(record)
+        self._records.clear()
+
+    def _heard(self, rank: RankProcess, event: supervise.Event) -> None:
+        match event:
+            case supervise.Up(pid=pid):
+                self._up.add(rank.shard)
+                if len(self._up) == len(self._ranks):
+                    self._post(self, supervise.Up(self.pid or pid))
+            case supervise.ReportedOutcome(outcome=outcome):
+                self._said[rank.shard] = outcome
+                if rank.shard == 0 or outcome not in (*IN_ORDER, RankOutcome.PRESENT):
+                    self._post(self, event)
+            case supervise.Exited() | supervise.NeverStarted():
+                self._ended(rank, event)
+            case _:
+                self._post(self, event)
+
+    def _ended(self, rank: RankProcess, event: supervise.Exited | supervise.NeverStarted) -> None:
+        self._ends.append(event)
+        if len(self._ends) == len(self._ranks):
+            self._post(self, next((end for end in self._ends if not _is_good(end)), self._ends[0]))
+        elif not _is_good(event) or self._said.get(rank.shard) not in IN_ORDER:
+            for other in self._ranks:
+                other.kill()
+
+
+def _is_good(end: supervise.Exited | supervise.NeverStarted) -> bool:
+    return isinstance(end, supervise.Exited) and end.code == 0

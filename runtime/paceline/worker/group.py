@@ -1,0 +1,381 @@
+"""A group of ranks that is one member of the job: its lead, and those that follow it (R50 to R54).
+
+Each rank of a group holds a shard of the model and has all of a rank but its own voice: the state
+machine of the member, committed state and data channel of its shard. The lead, shard 0, hears the
+peers, the coordinator and the timer, and gives out every event in one order; so all are in the same
+state, and each carries out what touches its own tensors. What begins on each of them, a word of the
+script or the end of a reduction, goes to the lead, which makes one event of all
+(`core.rank.agreement`).
+
+    lead -> the others    Welcome, Ordered, Interrupt, Total
+    the others -> lead    Greeting, Said, Came, Mail, Square
+
+A line is a socket that the agent has made between two processes of the same script in one pod.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any, Final, TypeVar
+
+from paceline.clock import now_ns
+from paceline.core.messages import Fatal, Part, Prepare, State
+from paceline.core.protocol.ids import GenerationId
+from paceline.core.rank import events as ev
+from paceline.core.rank.agreement import (
+    SCRIPT,
+    Agreement,
+    GroupDisagreesError,
+    ScriptEvent,
+    outcome_of,
+)
+from paceline.errors import UsageError
+from paceline.worker.comm_thread import ROUND, CommThread, Within
+from paceline.worker.peer_sockets import ReceivedMessage
+
+log = logging.getLogger("paceline.rank")
+
+GREETING_S: Final = 300.0
+"""From `init()` of one rank of a group to that of the others, which import the same script."""
+Key = tuple[str, GenerationId, int]
+"""Of a message with tensors: the same for all shards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    address: str
+    """Of its sockets (`PeerSockets.address`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """What the lead is known by, which all of its group run the machine of."""
+
+    pid: int
+    host: str
+    address: str
+    data: str
+    port: int
+    """On the loopback: where the group's process group of torch meets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """The next event of the member, at this time of the lead's clock."""
+
+    now_ns: int
+    event: ev.Event
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """An order that interrupts has come; it follows among the events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """By the script of one rank."""
+
+    event: ScriptEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """Of an effect, on one rank."""
+
+    event: ev.Event
+
+
+@dataclass(frozen=True, slots=True)
+class Mail:
+    """Tensors of its shard have arrived; they wait for those of the others."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Square:
+    value: float
+
+
+Answer = Came | Square
+T = TypeVar("T")
+
+
+class Line:
+    """One end. `tell` from any thread, `read` from one."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_inheritable(fd, False)  # not for the script's own subprocesses
+        self._connection = Connection(fd)
+        self._lock = threading.Lock()
+
+    def tell(self, message: object) -> None:
+        """What a dead rank does not read is lost with it, and with the group."""
+        with self._lock:
+            try:
+                self._connection.send(message)
+            except OSError:
+                log.debug("a rank of this group does not read any more")
+
+    def read(self) -> Any:
+        """The next message; None at the end of the rank."""
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError):
+            return None
+
+    def first(self, kind: type[T], who: str) -> T:
+        """Its first message. UsageError if there is none."""
+        message = self.read() if self._connection.poll(GREETING_S) else None
+        if not isinstance(message, kind):
+            raise UsageError(
+                f"{who} of this group has ended, or not called init() in {GREETING_S:.0f} s",
+                hint="all ranks of a group run the same script; see its own log",
+            )
+        return message
+
+
+class GroupRendezvous:
+    """How the ranks of a group find each other when their scripts connect."""
+
+    def __init__(self, shard: int, fds: Sequence[int]) -> None:
+        self.shard, self.lines = shard, [Line(fd) for fd in fds]
+        self.listener: socket.socket | None = None
+        self.addresses: list[str] = []
+        """Of the sockets of the others."""
+
+    def lead(self, *, pid: int, host: str, address: str, data: str) -> Welcome:
+        port = 0
+        if self.lines:
+            self.listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+            port = self.listener.getsockname()[1]
+        welcome = Welcome(pid, host, address, data, port)
+        for shard, line in enumerate(self.lines, 1):
+            self.addresses.append(line.first(Greeting, f"rank {shard}").address)
+        for line in self.lines:
+            line.tell(welcome)
+        return welcome
+
+    def follow(self, address: str) -> Welcome:
+        self.lines[0].tell(Greeting(address))
+        return self.lines[0].first(Welcome, "rank 0")
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard(Within):
+    """Over a line; None at its end."""
+
+    shard: int
+    message: Any
+
+
+def _key(message: Part | State) -> Key:
+    if isinstance(message, State):
+        return "state", message.generation, message.log.version
+    return "part", message.generation, len(message.records)
+
+
+class LeadThread(CommThread):
+    """The communication thread of shard 0."""
+
+    def join_group(self, rendezvous: GroupRendezvous) -> None:
+        """Before it starts."""
+        self._lines = rendezvous.lines
+        self._agreement = Agreement(len(self._lines) + 1, rendezvous.addresses)
+        self._answers: list[SimpleQueue[Answer | None]] = [SimpleQueue() for _ in self._lines]
+        self._mail: dict[Key, ReceivedMessage] = {}
+        self._arrived: dict[Key, set[int]] = {}
+        for shard, line in enumerate(self._lines, 1):
+            threading.Thread(
+                target=self._listen, args=(shard, line), name=f"paceline-shard-{shard}", daemon=True
+            ).start()
+
+    # ---- any thread -----------------------------------------------------------------------
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        self._tell(Interrupt())
+
+    def _tell(self, message: object) -> None:
+        for line in self._lines:
+            line.tell(message)
+
+    def _listen(self, shard: int, line: Line) -> None:
+        answers = self._answers[shard - 1]
+        while (message := line.read()) is not None:
+            if isinstance(message, Answer):
+                answers.put(message)
+            else:
+                self.post(_Heard(shard, message))
+        answers.put(None)
+        self.post(_Heard(shard, None))
+
+    # ---- the thread -----------------------------------------------------------------------
+
+    def _take(self, event: ev.Event | Within) -> None:
+        match event:
+            case _Heard(shard=shard, message=Said(event=said)):
+                self._said(shard, said)
+            case _Heard(shard=shard, message=Mail(key=key)):
+                self._arrived.setdefault(key, set()).add(shard)
+                self._open_mail(key)
+            case _Heard():
+                _end_with(f"rank {event.shard}", over=self.machine.state.ended)
+            case ev.Step():
+                self._said(0, self._reducer.finish(event))
+            case _ if isinstance(event, SCRIPT):
+                self._said(0, event)
+            case _:
+                super()._take(event)
+
+    def _said(self, shard: int, event: ScriptEvent) -> None:
+        try:
+            agreed = self._agreement.said(shard, event)
+        except GroupDisagreesError as error:
+            self._say(Fatal(self.machine.state.me, "GroupDisagrees", str(error)))
+            return
+        if agreed is not None:
+            if not isinstance(agreed, ev.Step):
+                self._catch_up()
+            self._handle(agreed, now_ns())
+
+    def _handle(self, event: ev.Event, now: int) -> None:
+        self._tell(Ordered(now, event))
+        super()._handle(event, now)
+        if isinstance(event, Prepare):
+            oldest = self.machine.state.promise
+            self._mail = {k: mail for k, mail in self._mail.items() if k[1] >= oldest}
+            self._arrived = {k: shards for k, shards in self._arrived.items() if k[1] >= oldest}
+
+    def _agreed(self, outcomes: Sequence[ev.Event]) -> Sequence[ev.Event]:
+        return [
+            outcome_of([own, *(self._answer(i, Came).event for i in range(len(self._lines)))])
+            for own in outcomes
+        ]
+
+    def _answer(self, index: int, kind: type[T]) -> T:
+        """Bounded by the life of that rank; while it is stopped, this thread is seen to be stuck
+        (R35)."""
+        message = self._answers[index].get()
+        if message is None:
+            _end_with(f"rank {index + 1}", over=False)
+        assert isinstance(message, kind), message
+        return message
+
+    def sum(self, value: float) -> float:
+        """For `GroupSum`."""
+        others = [self._answer(i, Square).value for i in range(len(self._lines))]
+        total = fsum([value, *others])
+        self._tell(Total(total))
+        return total
+
+    def _receive(self, mail: ReceivedMessage) -> None:
+        if not isinstance(mail.message, Part | State):
+            super()._receive(mail)
+            return
+        key = _key(mail.message)
+        self._mail[key] = mail
+        self._open_mail(key)
+
+    def _open_mail(self, key: Key) -> None:
+        """Once all shards of it are here."""
+        if key in self._mail and len(self._arrived.get(key, ())) == len(self._lines):
+            del self._arrived[key]
+            super()._receive(self._mail.pop(key))
+
+
+class FollowerThread(CommThread):
+    """The communication thread of any other shard."""
+
+    def join_group(self, rendezvous: GroupRendezvous) -> None:
+        """Before it starts."""
+        (self._lead,) = rendezvous.lines
+        self._totals: SimpleQueue[Total | None] = SimpleQueue()
+        self._mail: dict[Key, ReceivedMessage] = {}
+        threading.Thread(target=self._listen, name="paceline-lead", daemon=True).start()
+
+    def _listen(self) -> None:
+        while (message := self._lead.read()) is not None:
+            match message:
+                case Interrupt():
+                    self._interrupts.arrived()
+                case Total():
+                    self._totals.put(message)
+                case _:
+                    self.post(_Heard(0, message))
+        self._totals.put(None)
+        self.post(_Heard(0, None))
+
+    # ---- the thread -----------------------------------------------------------------------
+
+    def _take(self, event: ev.Event | Within) -> None:
+        match event:
+            case _Heard(message=Ordered(now_ns=now, event=ordered)):
+                self._obey(ordered, now)
+            case _Heard():
+                _end_with("rank 0", over=self.machine.state.ended)
+            case ev.Step():
+                self._lead.tell(Said(self._reducer.finish(event)))
+            case _ if isinstance(event, SCRIPT):
+                self._lead.tell(Said(event))
+            case _:
+                log.debug("%s is the lead's to hear", type(event).__name__)
+
+    def _obey(self, event: ev.Event, now: int) -> None:
+        if isinstance(event, Part | State):
+            self._stage(self._mail.pop(_key(event)))
+        if self._interrupts.interrupts(event):
+            self._interrupts.taken()
+        if not isinstance(event, (ev.Step, *ROUND)):
+            self._catch_up()
+        self._handle(event, now)
+        self._unstage(event)
+        if isinstance(event, Prepare):
+            oldest = self.machine.state.promise
+            self._mail = {k: mail for k, mail in self._mail.items() if k[1] >= oldest}
+
+    def _agreed(self, outcomes: Sequence[ev.Event]) -> Sequence[ev.Event]:
+        for event in outcomes:
+            self._lead.tell(Came(event))
+        return ()
+
+    def _do(self, effect: ev.Effect) -> ev.Event | None:
+        if isinstance(effect, ev.ToPeer | ev.ToCoordinator | ev.WakeAt):
+            return None  # the lead does
+        return super()._do(effect)
+
+    def sum(self, value: float) -> float:
+        """For `GroupSum`."""
+        self._lead.tell(Square(value))
+        total = self._totals.get()
+        if total is None:
+            _end_with("rank 0", over=False)
+        assert total is not None
+        return total.value
+
+    def _receive(self, mail: ReceivedMessage) -> None:
+        if isinstance(mail.message, Part | State):
+            key = _key(mail.message)
+            self._mail[key] = mail
+            self._lead.tell(Mail(key))
+
+
+def _end_with(who: str, *, over: bool) -> None:
+    """A group ends as one; its agent has the evidence, and starts it again (R50)."""
+    if not over:
+        log.error("%s of this group has ended, and this one ends with it", who)
+        os._exit(1)

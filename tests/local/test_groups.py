@@ -1,0 +1,166 @@
+"""Groups of ranks that hold one copy of a model together, on real processes (R50 to R54)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from local import group_script
+from local.history import ForkServer
+from paceline.core.protocol.records import DataPlan
+from paceline.core.protocol.sampling import batches_of, total_leases
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = Path(__file__).with_name("group_script.py")
+M = 2
+
+
+def job(config: dict[str, Any], collective: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    trainer = {
+        "name": "trainer",
+        "image": "none",
+        "command": [sys.executable, str(SCRIPT)],
+        "env": [{"name": "CONFIG", "value": json.dumps(config)}],
+    }
+    return {
+        "apiVersion": "paceline.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "groups"},
+        "spec": {
+            "replicas": 2,
+            "procsPerReplica": M,
+            "parallelism": {"model": M},
+            "collective": {"backend": "gloo", "mode": "Full", "freezeTimeout": "8s"} | collective,
+            "template": {"spec": {"containers": [trainer]}},
+            **spec,
+        },
+    }
+
+
+def run(
+    fork_server: ForkServer,
+    folder: Path,
+    config: dict[str, Any],
+    collective: dict[str, Any] | None = None,
+    steps: list[list[Any]] | None = None,
+    **spec: Any,
+) -> dict[str, Any]:
+    at = folder / "run"
+    at.mkdir()
+    nothing = {"at_the_end": [], "inject": "", "slow_log": "", "small_disk": False}
+    order = {"job": job(config, collective or {}, **spec), "steps": steps or [], **nothing}
+    return fork_server.call("local.history_run:history", order, at)
+
+
+def weights_of(result: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """What the shards ended with; each the same on all groups."""
+    assert result["complete"], result
+    assert not result["left_over"]
+    found: dict[int, list[str]] = {}
+    for line in result["printed"]:
+        _, marked, text = line.partition("WEIGHTS ")
+        if marked:
+            shard, _, state = text.partition(" ")
+            found.setdefault(int(shard), []).append(state)
+    assert sorted(found) == list(range(M)), result["printed"]
+    for shard, states in found.items():
+        assert len(states) == len(found[0])
+        assert len(set(states)) == 1, f"shard {shard} differs between groups"
+    named = [json.loads(found[shard][0]) for shard in range(M)]
+    if set(named[0]) == {"0.weight", "0.bias"} == set(named[1]):  # stages of the pipeline
+        named[1] = {name.replace("0.", "2."): value for name, value in named[1].items()}
+    return {name: torch.tensor(value) for one in named for name, value in one.items()}
+
+
+def one_process(
+    epochs: int, *, clip_norm: float | None, groups: int = 2
+) -> dict[str, torch.Tensor]:
+    """The same training by hand, of the whole model: a round is the batches of all groups."""
+    model = group_script.whole_model()
+    optimizer = group_script.optimizer_of(model)
+    dataset = group_script.data()
+    plan = DataPlan(samples=len(dataset), batch=8, accumulate=1, epochs=epochs, seed=3)
+    leases = list(range(total_leases(plan)))
+    for first in range(0, len(leases), groups):
+        optimizer.zero_grad()
+        for lease in leases[first : first + groups]:
+            for batch in batches_of(plan, lease):
+                x, y = dataset[list(batch)]
+                (torch.nn.functional.mse_loss(model(x), y) / groups).backward()
+        if clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        optimizer.step()
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", ["tensor", "pipeline"])
+@pytest.mark.parametrize(("backend", "clip_norm"), [("gloo", None), ("mpi", 0.3), ("shm", 0.3)])
+def test_full_equals_one_process(
+    fork_server: ForkServer, kind: str, backend: str, clip_norm: float | None, tmp_path: Path
+) -> None:
+    """R53 and R54: the shards together are what one process with the whole model trains."""
+    config = {"kind": kind, "epochs": 3, "clip_norm": clip_norm}
+    spec: dict[str, Any] = {}
+    if backend == "shm":  # of one pod
+        spec = {"replicas": 1, "procsPerReplica": 2 * M}
+    result = run(fork_server, tmp_path, config, {"backend": backend}, **spec)
+    weights, wanted = weights_of(result), one_process(3, clip_norm=clip_norm)
+    assert set(weights) == set(wanted)
+    for name, value in wanted.items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-5)
+    assert result["log"]["streamed"] == 0, "R52"
+
+
+LONG = {"kind": "tensor", "epochs": 40}
+FAULTS: dict[str, tuple[list[list[Any]], dict[str, str]]] = {
+    "a lead is killed": ([["kill", 1, 0, 60]], {}),
+    "a shard is killed": ([], {"1.0#0/1/9": "die"}),
+    "a shard is killed, and a group joins": ([["scale", 3, 0, 60]], {"0.0#0/1/12": "die"}),
+    "a shard is frozen": ([], {"1.0#0/1/9": "stop"}),
+    "a lead is frozen": ([["stop", 0, 0, 60]], {}),
+    "a shard's script fails": ([], {"0.0#0/1/9": "exit"}),
+    "a group joins and a pod drains": ([["scale", 3, 0, 60], ["sigterm", 0, 0, 60]], {}),
+    "the coordinator dies": ([["coordinator_kill", 0, 0, 60], ["kill", 1, 0, 60]], {}),
+}
+
+
+@pytest.mark.parametrize("mode", ["Full", "Quorum"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_group_comes_and_goes_as_one(
+    fork_server: ForkServer, mode: str, fault: str, tmp_path: Path
+) -> None:
+    """R50: whatever happens to one of its ranks happens to the group, which begins again in its
+    place with the state of another one, shard by shard; and every sample counts once."""
+    steps, at = FAULTS[fault]
+    collective: dict[str, Any] = {"mode": mode, "maxAge": 0}
+    if mode == "Quorum":
+        collective |= {"quorum": 1}
+    result = run(fork_server, tmp_path, {**LONG, "at": at}, collective, steps)
+    assert not result["undone"], result
+    weights_of(result)
+    assert result["log"]["applied"] == 40 * group_script.SAMPLES, result["log"]
+
+
+MISTAKES = {
+    "nothing is sharded": ({"kind": "whole"}, "nothing is sharded"),
+    "one rank leaves a step out": (
+        {"kind": "tensor", "skips": "0/1/3"},
+        "their scripts must take the same steps",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_group_that_does_not_act_as_one_fails_the_job(
+    fork_server: ForkServer, mistake: str, tmp_path: Path
+) -> None:
+    config, words = MISTAKES[mistake]
+    result = run(fork_server, tmp_path, {"epochs": 2, **config})
+    assert not result["complete"]
+    assert result["reason"] == "GroupDisagrees", result
+    assert words in result["message"]

@@ -6,7 +6,8 @@ MPI and Intel MPI have their best form: one world, shared memory between its ran
 each has a core; Paceline's links, which survive a death, are TCP connections. DeepSpeed's operator
 is the one that it has for inference. The last three are in environments of their own
 (`rivals.environments`), which are built when they are missing; one that cannot be built or does not
-answer is a row that says so.
+answer is a row that says so. They begin a call out of a barrier of their own, awake, and the others
+out of a wait in the kernel, as a rank of a job that hears GO; so shm stands beside both kinds.
 
 The limit is memory: P parts are read and P results written, at the rate at which the same ranks
 copy together. It says nothing where a payload fits the caches. `shm` sums where the buffers lie, in
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -41,10 +43,10 @@ OWN: Final = {
 }
 HERE: Final = ("MPI_Allreduce", "gloo")
 """Rivals in the environment of the checkout."""
-NAMES: Final = ("Open MPI", "Intel MPI", "DeepSpeed's shared memory")
+AWAKE: Final = "Paceline's shm"
+"""shm as those are measured that are elsewhere."""
+NAMES: Final = (AWAKE, "Open MPI", "Intel MPI", "DeepSpeed's shared memory")
 ELSEWHERE: Final = [rival for rival in known.ALL if rival.name in NAMES]
-SLEEPS: Final = ("gloo",)
-"""Rivals that do not spin while they wait."""
 
 
 def run(lab: Lab, given: Options) -> r.Report:  # noqa: ARG001
@@ -127,11 +129,12 @@ class Table:
     def _middle_us(self, kib: int, name: str) -> float:
         return r.middle(r.middle(one) for one in self._us[kib, name])
 
-    def _best_us(self, kib: int) -> float:
-        """Of the rivals."""
-        own = OWN.values()
+    def _best_us(self, kib: int, name: str) -> float | None:
+        """Of the rivals that begin a call as this one does; None if there is none."""
+        beside = NAMES[1:] if name in NAMES else HERE
         return min(
-            self._middle_us(at, name) for at, name in self._us if at == kib and name not in own
+            (self._middle_us(*key) for key in self._us if key in product([kib], beside)),
+            default=None,
         )
 
     def _tell(self, facts: str) -> None:
@@ -140,7 +143,8 @@ class Table:
             middles = [r.middle(one) for one in rounds]
             p95 = r.share([us for one in rounds for us in one], 0.95)
             middle_us, spread = r.middle(middles), r.percent(r.spread(middles))
-            ratio = self._best_us(kib) / middle_us
+            best_us = self._best_us(kib, name)
+            ratio = best_us / middle_us if best_us else "-"
             out.rows.append((ranks, kib, name, middle_us, p95, spread, self._limit_us(kib), ratio))
             out.details[f"P={ranks} {kib} KiB {name}: us per round"] = middles
         out.checks[f"P={ranks}: every system has the sum on every rank"] = not self._wrong
@@ -152,22 +156,24 @@ class Table:
         )
 
     def _judge(self) -> None:
-        ranks = self._ranks
-        for kib in KIB:
-            what, shm_us = f"P={ranks}, {kib} KiB", self._middle_us(kib, SHM)
-            if kib >= 1024:
-                ratio, limit = self._best_us(kib) / shm_us, self._limit_us(kib) / shm_us
-                self._out.bars.append(r.Bar(f"{what}: best rival / shm", ratio, 2.0))
-                self._out.bars.append(r.Bar(f"{what}: memory's limit / shm", limit, 0.9))
-            elif kib <= 16:
-                sleeps = min(self._middle_us(kib, name) for name in SLEEPS)
-                text = f"{what}: shm / the best rival that does not spin"
-                self._out.bars.append(r.Bar(text, shm_us / sleeps, 2.0, at_least=False))
-                if ranks == 4:
-                    ratio = shm_us / self._middle_us(kib, "MPI_Allreduce")
-                    self._out.bars.append(
-                        r.Bar(f"{what}: shm / MPI_Allreduce", ratio, 2.0, at_least=False)
-                    )
+        for kib, name in self._us:
+            if name in (SHM, AWAKE) and kib >= 1024:
+                self._judge_large(kib, name)
+        for kib in (kib for kib in KIB if kib <= 16):
+            shm_us = self._middle_us(kib, SHM)
+            rivals_us = {"gloo, which does not spin": self._middle_us(kib, "gloo")}
+            if self._ranks == 4:
+                rivals_us["MPI_Allreduce"] = self._middle_us(kib, "MPI_Allreduce")
+            for rival, us in rivals_us.items():
+                text = f"P={self._ranks}, {kib} KiB: {SHM} / {rival}"
+                self._out.bars.append(r.Bar(text, shm_us / us, 2.0, at_least=False))
+
+    def _judge_large(self, kib: int, name: str) -> None:
+        what, took_us = f"P={self._ranks}, {kib} KiB", self._middle_us(kib, name)
+        if best_us := self._best_us(kib, name):
+            self._out.bars.append(r.Bar(f"{what}: best rival / {name}", best_us / took_us, 2.0))
+        limit = self._limit_us(kib) / took_us
+        self._out.bars.append(r.Bar(f"{what}: memory's limit / {name}", limit, 0.9))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ NOTE_FABRIC: Final = "paceline.dev/fabric"
 """Annotation of a worker's pod: the fabric profile that it was made with."""
 NOTE_KEY: Final = "paceline.dev/key-id"
 """Annotation of a job's pod: the operator's key with which its secrets were made."""
+NOTE_WATCHED: Final = "paceline.dev/watched-until"
+"""Annotation of a job: somebody looks at its figures until then, so they are written more often."""
 ROLE_WORKER: Final = "worker"
 ROLE_COORDINATOR: Final = "coordinator"
 

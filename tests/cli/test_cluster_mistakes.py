@@ -122,6 +122,26 @@ def test_waiting_follows_a_watch_to_its_end(
     assert (got, said) == (code, f"job digits: {state}\n")
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+def test_who_watches_asks_for_figures(
+    paceline: Call, server: ScriptedServer, allowed: bool
+) -> None:
+    """Once, and for a job that goes on; who may not write sees those of each minute."""
+    server.answers["GET", f"{JOBS}/digits"] = 200, body("Training", "5")
+    server.answers["GET", JOBS] = lists(body("Training", "5"))
+    server.answers["GET", PODS] = lists()
+    told = event("MODIFIED", body("Training", "8")) + event("MODIFIED", body("Complete", "9"))
+    server.answers["WATCH", JOBS] = 200, told
+    server.refuses("PATCH", f"{JOBS}/digits", 403, "Forbidden", "cannot patch")
+    if allowed:
+        server.answers["PATCH", f"{JOBS}/digits"] = 200, {}
+    code, said = paceline("status", "digits", "--watch")
+    assert code == 0
+    assert "cannot" not in said
+    (asked,) = server.bodies["PATCH", f"{JOBS}/digits"]
+    assert list(asked["metadata"]["annotations"]) == ["paceline.dev/watched-until"]
+
+
 def test_waiting_ends_in_time(paceline: Call, server: ScriptedServer) -> None:
     server.answers["GET", f"{JOBS}/digits"] = 200, body("Starting", "5")
     server.answers["GET", JOBS] = lists(body("Starting", "5"))

@@ -21,13 +21,17 @@ class ScriptedServer:
 
     def __init__(self) -> None:
         self.answers: Answers = {}
-        answers = self.answers
+        self.bodies: dict[tuple[str, str], list[Any]] = {}
+        """What was sent, by method and path."""
+        answers, bodies = self.answers, self.bodies
 
         class Handler(BaseHTTPRequestHandler):
             def _answer(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 path, _, query = self.path.partition("?")
                 method = "WATCH" if "watch=true" in query else self.command
+                if sent:
+                    bodies.setdefault((method, path), []).append(json.loads(sent))
                 found = answers.get((method, path), (404, "404 page not found"))
                 if isinstance(found, list):
                     found = found.pop(0) if len(found) > 1 else found[0]

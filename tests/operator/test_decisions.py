@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fake_cluster.observations import COORDINATOR, NOW, RUNNING, UID, job_of, training, worker
 from fake_cluster.world import job_body
+from paceline_api.names import NOTE_WATCHED
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.coordinator_status import Happening, Outcome, Rank
@@ -461,3 +462,20 @@ def test_transitions_are_written_at_once_and_rounds_once_a_minute() -> None:
     assert written is not None
     assert written["round"] == 99
     assert decided(settled, training(2, sent=sent), NOW + 1).status is not None
+
+
+@pytest.mark.parametrize(("until_s", "pause_s"), [(90, 5), (0, 60), (9_999, 60), (None, 60)])
+def test_figures_are_written_more_often_while_somebody_looks(
+    until_s: int | None, pause_s: int
+) -> None:
+    """Who says that he looks for hours, or has looked, is not believed."""
+    notes = {} if until_s is None else {NOTE_WATCHED: timestamp(NOW + until_s)}
+    job = replace(job_of(RUNNING, replicas=3), annotations=notes)
+    first = decided(job, training())
+    assert first.status is not None
+    settled = replace(job, status=first.status)
+    seen = training(sent=Sent(secret=True, status_s=NOW, figures_s=NOW))
+    assert seen.coordinator is not None
+    later = replace(seen, coordinator=replace(seen.coordinator, version=99))
+    assert decided(settled, later, NOW + pause_s - 1).status is None
+    assert decided(settled, later, NOW + pause_s).status is not None

@@ -74,7 +74,7 @@ def _invalid(job: Job, seen: Observed, now_s: float) -> Changes:
     ]
     new_status = status.carried(job, wanted, now_s)
     new_status["state"] = status.state_word(new_status)
-    write, look = status.due(job.status, new_status, seen, now_s)
+    write, look = status.due(job, new_status, seen, now_s)
     event = Event(f"invalid:{job.generation}", Reason.SPEC_INVALID, text, warning=True)
     return Changes(
         status=new_status if write else None, events=_unsent((event,), seen), look_again_s=look
@@ -118,7 +118,7 @@ def _suspend(job: Job, seen: Observed, now_s: float) -> Changes:
             new_status.pop("startTime", None)
             new_status["round"] = 0
     new_status["state"] = status.state_word(new_status)
-    write, look = status.due(job.status, new_status, seen, now_s)
+    write, look = status.due(job, new_status, seen, now_s)
     looks = [at for at in (found.look_again_s, look) if at is not None]
     # Pods go only after the status says so: until then a crash must not look like a loss.
     status_first = not write and look is None
@@ -208,7 +208,7 @@ def _run(job: Job, seen: Observed, now_s: float) -> Changes:
     beside.put_into(new_status)
     if isinstance(network, Fabric) and (plan.living or plan.new):
         new_status["fabric"] = network.status()
-    write, look = status.due(job.status, new_status, seen, now_s)
+    write, look = status.due(job, new_status, seen, now_s)
     plan.look(look)
     plan.look(now_s + evidence.LOOK_S if overruled else None)
     key_id = seen.key_in_use(job.uid)

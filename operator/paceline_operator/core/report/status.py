@@ -2,7 +2,8 @@
 
 Transitions and counts are written at once, at most ten times a second, but for workers that come
 one after the other: they share a write of each second, or of five before there is a membership.
-Round, progress, ranks and the other figures that move all the time are written once a minute.
+Round, progress, ranks and the other figures that move all the time are written once a minute, and
+every five seconds while somebody says that he looks at them (C17).
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from paceline_api.names import worker_selector
+from paceline_api.names import NOTE_WATCHED, worker_selector
 from paceline_api.reasons import ConditionType
 from paceline_api.types.status import RANK_STATE_MAX, RANKS_MAX, STRAGGLERS_MAX
 
 from paceline_operator.core.coordinator_status import ACTIVE, WHOLE_MAX, CoordinatorStatus, Rank
 from paceline_operator.core.decide import backoff
-from paceline_operator.core.job import Job, timestamp
+from paceline_operator.core.job import Job, seconds_of, timestamp
 from paceline_operator.core.observed import Observed
 from paceline_operator.core.plan import Plan
 from paceline_operator.core.report import conditions
@@ -31,6 +32,11 @@ STARTING_S: Final = 5.0
 WORDS_S: Final = 2.0
 """Reasons and messages without a transition."""
 FIGURES_S: Final = 60.0
+WATCHED_S: Final = 5.0
+"""As often as a coordinator is heard with which all is well."""
+WATCHED_MAX_S: Final = 300.0
+"""Nobody is believed to look on for longer without saying so again; the clocks of those who say so
+may differ from the operator's by some minutes."""
 FIGURES: Final = ("round", "progress", "ranks")
 US_PER_S: Final = 1_000_000
 PARTIAL: Final = ("quorum", "deadline", "initiator")
@@ -260,10 +266,17 @@ def _without_arrivals(status: Mapping[str, Any]) -> dict[str, Any]:
     return {**{k: v for k, v in status.items() if k not in counts}, "conditions": held}
 
 
+def _figures_pause_s(job: Job, now_s: float) -> float:
+    until_s = seconds_of(job.annotations.get(NOTE_WATCHED))
+    watched = until_s is not None and now_s < until_s <= now_s + WATCHED_MAX_S
+    return WATCHED_S if watched else FIGURES_S
+
+
 def due(
-    before: Mapping[str, Any], status: Mapping[str, Any], seen: Observed, now_s: float
+    job: Job, status: Mapping[str, Any], seen: Observed, now_s: float
 ) -> tuple[bool, float | None]:
     """Whether to write now; else when to look again, if at all."""
+    before = job.status
     if _normal(before) == _normal(status):
         return False, None
     old, new = without_figures(_normal(before)), without_figures(_normal(status))
@@ -273,7 +286,7 @@ def due(
     elif old != new:
         at_s = seen.sent.status_s + WORDS_S
     else:
-        at_s = max(seen.sent.figures_s, seen.sent.status_s) + FIGURES_S
+        at_s = max(seen.sent.figures_s, seen.sent.status_s) + _figures_pause_s(job, now_s)
     return (True, None) if now_s >= at_s else (False, at_s)
 
 

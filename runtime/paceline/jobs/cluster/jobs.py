@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from paceline_api.access.access import Access
 from paceline_api.errors import PacelineError
-from paceline_api.names import LABEL_JOB
+from paceline_api.names import LABEL_JOB, NOTE_WATCHED
 from paceline_api.types.job import GROUP, KIND, VERSION, TrainingJob
 
 from paceline.clock import NS_PER_S, now_ns, wall_s
@@ -20,6 +21,7 @@ from paceline.jobs.cluster.patience import Patience
 from paceline.jobs.cluster.server import NotFoundError, Server
 from paceline.jobs.core import carried, explain, from_cluster, waiting
 from paceline.jobs.errors import (
+    JobsError,
     NameTakenError,
     NoSuchJobError,
     NotInstalledError,
@@ -39,6 +41,9 @@ from paceline.jobs.interface import (
     Until,
 )
 
+WATCHED_S: Final = 120.0
+"""So long the operator is asked for fresh figures; its clock may differ by a minute."""
+WATCHED_AGAIN_S: Final = 45.0
 WATCH_S: Final = 240
 """The server ends a watch after this; then the job is read again."""
 
@@ -128,8 +133,13 @@ class ClusterJobs:
 
     def watch(self, name: str) -> Generator[JobStatus]:
         patience = Patience(self._say)
+        asked_ns: int | None = None
         for job in self._follow(name, None, patience):
             status = self._told(job, patience.asked(partial(self._pods, job)))
+            again = asked_ns is None or now_ns() - asked_ns > WATCHED_AGAIN_S * NS_PER_S
+            if again and not status.ended:
+                asked_ns = now_ns()
+                self._ask_for_figures(name)
             yield status
             if status.ended:
                 return
@@ -224,6 +234,14 @@ class ClusterJobs:
             self._server.patch(f"{self._path}/{name}", {"spec": spec})
         except NotFoundError as error:
             raise self._missing(name, error) from None
+
+    def _ask_for_figures(self, name: str) -> None:
+        """Fresh ones while somebody looks. Who may not write sees those of each minute."""
+        until = from_cluster.timestamp(wall_s() + WATCHED_S)
+        with suppress(JobsError):
+            self._server.patch(
+                f"{self._path}/{name}", {"metadata": {"annotations": {NOTE_WATCHED: until}}}
+            )
 
     def _until_gone(self, job: Mapping[str, Any], end_ns: int, wait_s: float) -> None:
         """Until neither the job nor a pod of it is left."""

@@ -11,7 +11,6 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
@@ -211,8 +210,7 @@ class Logs:
         name = pod["metadata"]["name"]
         query: dict[str, Any] = {"container": TRAINER, "timestamps": True, "follow": follow}
         if since_ns:
-            second = datetime.fromtimestamp(since_ns // NS_PER_S, UTC)
-            query["sinceTime"] = second.strftime("%Y-%m-%dT%H:%M:%SZ")
+            query["sinceTime"] = from_cluster.timestamp(since_ns // NS_PER_S)
         elif tail is not None:
             query["tailLines"] = tail
         path = f"{self._pods_path}/{name}/log"

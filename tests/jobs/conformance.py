@@ -8,6 +8,7 @@ no test is too late with what it does to them.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import pairwise
@@ -113,6 +114,8 @@ def the_whole_script(place: Place) -> None:
 
     followed = say.start("logs", NAME, "-f", "--timestamps")
     until(lambda: followed.of(0) and followed.of(1), "lines of both ranks")
+    figures = re.compile(r" 0:active step=[\d.]+ ms lag=[\d.]+ ms share=\d+%")
+    until(lambda: any(map(figures.search, list(watched.lines))), "figures of the ranks")
     heard = len(followed.of(1))
     place.kill(1)
     until(lambda: len(followed.of(1)) > heard + 2, "the replacement is heard")

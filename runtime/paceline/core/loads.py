@@ -81,7 +81,9 @@ def _fit(load: Load) -> Curve:
     most = min(_FARTHEST / exponent, _SIGMA_MOST)
     if deviation(most) <= wanted:
         limit_ms = mean * math.exp(deviation(most)) / 1e6
-        raise LoadError(f"sd is too large: with this mean, min and max it is below {limit_ms:.4g}")
+        raise LoadError(
+            f"sd is too large: with this mean, min and max it is below {limit_ms:.4g} ms"
+        )
     sigma = _where(deviation, wanted, min(_SIGMA_LEAST, most), most)
     mu = _mu(sigma, math.log(mean), top)
     return Curve(mu, sigma, math.exp(_log_below((top - mu) / sigma)))

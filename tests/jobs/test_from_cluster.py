@@ -45,6 +45,14 @@ def condition(kind: str, reason: str, message: str = "", status: str = "True") -
     }
 
 
+def test_groups_are_counted_as_one() -> None:
+    found = job_status(
+        job(spec={"procsPerReplica": 4, "parallelism": {"model": 2}}), [pod(0, 1)], NOW_S
+    )
+    assert found.detail is not None
+    assert [str(rank.member) for rank in found.detail.ranks] == ["0.0#1", "0.1#1"]
+
+
 def test_a_job_that_trains() -> None:
     found = job_status(
         job(

@@ -29,6 +29,11 @@ def test_a_line_of_a_kubelet() -> None:
     assert found.wall_ns == round(at) * NS_PER_S + 42
 
 
+def test_a_line_of_a_shard_is_of_its_group() -> None:
+    found = parsed("2026-11-23T06:30:01Z [rank 3.1.2#2] loss 0.5", procs=2)
+    assert (found.rank, found.member, found.text) == (7, "3.1#2", "loss 0.5")
+
+
 @pytest.mark.parametrize(
     ("raw", "text"),
     [

@@ -96,6 +96,14 @@ def env_of(pod: dict[str, Any]) -> dict[str, Any]:
     return {item["name"]: item.get("value") for item in container["env"]}
 
 
+def test_the_members_of_a_pod_are_groups_of_ranks() -> None:
+    """R50: what an agent starts, and the operator counts."""
+    job = job_of(procsPerReplica=4, parallelism={"model": 2})
+    assert env_of(children.worker(job, 0, 1, key_id=KEY))["PACELINE_PROCS"] == "2"
+    assert (job.settings.procs_per_replica, job.settings.model) == (2, 2)
+    assert job.settings.world_size == 2 * job.settings.replicas
+
+
 def test_agents_and_coordinators_understand_their_environment() -> None:
     """What only the kubelet can fill in stands for itself here."""
     job = job_of(**copy.deepcopy(RICH))

@@ -32,6 +32,7 @@ from paceline.core.protocol.rank_leases import RankLeases
 from paceline.core.protocol.records import DataPlan, LoggedMetric
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
+from paceline.core.rank.within import Welcome
 from paceline.core.status import place_of
 from paceline.environment import (
     SOCKETS,
@@ -49,7 +50,7 @@ from paceline.worker.agent_pipe import AgentPipe
 from paceline.worker.comm_thread import CommThread, Interrupts
 from paceline.worker.coordinator_line import CoordinatorLine
 from paceline.worker.gpus import take_own_gpu
-from paceline.worker.group import FollowerThread, GroupRendezvous, LeadThread, Welcome
+from paceline.worker.group import FollowerThread, GroupRendezvous, LeadThread
 from paceline.worker.metrics.loop import LoopMetrics
 from paceline.worker.metrics.rounds import RoundMetrics
 from paceline.worker.peer_sockets import PeerSockets

@@ -5,12 +5,8 @@ machine of the member, committed state and data channel of its shard. The lead, 
 peers, the coordinator and the timer, and gives out every event in one order; so all are in the same
 state, and each carries out what touches its own tensors. What begins on each of them, a word of the
 script or the end of a reduction, goes to the lead, which makes one event of all
-(`core.rank.agreement`).
-
-    lead -> the others    Welcome, Ordered, Interrupt, Total
-    the others -> lead    Greeting, Said, Came, Mail, Square
-
-A line is a socket that the agent has made between two processes of the same script in one pod.
+(`core.rank.agreement`). What they say to each other is in `core.rank.within`; a line is a socket
+that the agent has made between two processes of the same script in one pod.
 """
 
 from __future__ import annotations
@@ -24,11 +20,10 @@ from dataclasses import dataclass
 from math import fsum
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from paceline.clock import now_ns
 from paceline.core.messages import Fatal, Part, Prepare, State
-from paceline.core.protocol.ids import GenerationId
 from paceline.core.rank import events as ev
 from paceline.core.rank.agreement import (
     SCRIPT,
@@ -37,6 +32,23 @@ from paceline.core.rank.agreement import (
     ScriptEvent,
     outcome_of,
 )
+from paceline.core.rank.within import (
+    Came,
+    FromLead,
+    Greeting,
+    Interrupt,
+    Key,
+    Mail,
+    Message,
+    Ordered,
+    Said,
+    Square,
+    Total,
+    Welcome,
+    pack,
+    unpack,
+)
+from paceline.core.wire import WireError
 from paceline.errors import UsageError
 from paceline.worker.comm_thread import ROUND, CommThread, Within
 from paceline.worker.peer_sockets import ReceivedMessage
@@ -45,72 +57,6 @@ log = logging.getLogger("paceline.rank")
 
 GREETING_S: Final = 300.0
 """From `init()` of one rank of a group to that of the others, which import the same script."""
-Key = tuple[str, GenerationId, int]
-"""Of a message with tensors: the same for all shards."""
-
-
-@dataclass(frozen=True, slots=True)
-class Greeting:
-    address: str
-    """Of its sockets (`PeerSockets.address`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Welcome:
-    """What the lead is known by, which all of its group run the machine of."""
-
-    pid: int
-    host: str
-    address: str
-    data: str
-    port: int
-    """On the loopback: where the group's process group of torch meets."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ordered:
-    """The next event of the member, at this time of the lead's clock."""
-
-    now_ns: int
-    event: ev.Event
-
-
-@dataclass(frozen=True, slots=True)
-class Interrupt:
-    """An order that interrupts has come; it follows among the events."""
-
-
-@dataclass(frozen=True, slots=True)
-class Total:
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """By the script of one rank."""
-
-    event: ScriptEvent
-
-
-@dataclass(frozen=True, slots=True)
-class Came:
-    """Of an effect, on one rank."""
-
-    event: ev.Event
-
-
-@dataclass(frozen=True, slots=True)
-class Mail:
-    """Tensors of its shard have arrived; they wait for those of the others."""
-
-    key: Key
-
-
-@dataclass(frozen=True, slots=True)
-class Square:
-    value: float
-
-
 Answer = Came | Square
 T = TypeVar("T")
 
@@ -123,19 +69,25 @@ class Line:
         self._connection = Connection(fd)
         self._lock = threading.Lock()
 
-    def tell(self, message: object) -> None:
-        """What a dead rank does not read is lost with it, and with the group."""
+    def tell(self, message: Message) -> None:
+        self.send(pack(message))
+
+    def send(self, data: bytes) -> None:
+        """A packed message. What a dead rank does not read is lost with it, and with the group."""
         with self._lock:
             try:
-                self._connection.send(message)
+                self._connection.send_bytes(data)
             except OSError:
                 log.debug("a rank of this group does not read any more")
 
-    def read(self) -> Any:
-        """The next message; None at the end of the rank."""
+    def read(self) -> Message | None:
+        """The next message; None at the end of the rank, or if that is no message."""
         try:
-            return self._connection.recv()
+            return unpack(self._connection.recv_bytes())
         except (EOFError, OSError):
+            return None
+        except WireError as error:
+            log.error("a rank of this group said what is no message: %s", error)
             return None
 
     def first(self, kind: type[T], who: str) -> T:
@@ -180,7 +132,7 @@ class _Heard(Within):
     """Over a line; None at its end."""
 
     shard: int
-    message: Any
+    message: Message | None
 
 
 def _key(message: Part | State) -> Key:
@@ -210,9 +162,10 @@ class LeadThread(CommThread):
         super().interrupt()
         self._tell(Interrupt())
 
-    def _tell(self, message: object) -> None:
+    def _tell(self, message: FromLead) -> None:
+        data = pack(message)
         for line in self._lines:
-            line.tell(message)
+            line.send(data)
 
     def _listen(self, shard: int, line: Line) -> None:
         answers = self._answers[shard - 1]

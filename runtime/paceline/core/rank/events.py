@@ -39,7 +39,7 @@ from paceline.core.protocol.snapshot import Kept, LogSnapshot
 # ---- events: the main thread ---------------------------------------------------------------------
 
 
-class Begin(Struct, frozen=True):
+class Begin(Struct, frozen=True, tag=True):
     """Model and data are known. The main thread blocks until Resume."""
 
     fingerprint: str
@@ -58,7 +58,7 @@ class Begin(Struct, frozen=True):
     """Of a group: where the ranks of the other shards are reached (`Endpoints.shards`)."""
 
 
-class Step(Struct, frozen=True):
+class Step(Struct, frozen=True, tag=True):
     """A gradient is complete in GRAD. The main thread blocks until Resume."""
 
     leases: tuple[int, ...]
@@ -70,7 +70,7 @@ class Step(Struct, frozen=True):
     """Computed before this rank had the job's weights, which were others."""
 
 
-class Coming(Struct, frozen=True):
+class Coming(Struct, frozen=True, tag=True):
     """The first segment of the batch in hand is final, and finite as far as the host knows (R28);
     its Step will say the same of leases, samples and unit, or the batch is dropped."""
 
@@ -79,31 +79,31 @@ class Coming(Struct, frozen=True):
     unit: int
 
 
-class Want(Struct, frozen=True):
+class Want(Struct, frozen=True, tag=True):
     """The loader has nothing left in hand. The main thread blocks until Resume."""
 
 
-class Skip(Struct, frozen=True):
+class Skip(Struct, frozen=True, tag=True):
     """The loop took a batch and made no step of it."""
 
     lease: int
     samples: int
 
 
-class Flush(Struct, frozen=True):
+class Flush(Struct, frozen=True, tag=True):
     """With a pipeline: the main thread blocks until Resume, when nothing of its own is under way
     any more (R36)."""
 
 
-class Rest(Struct, frozen=True):
+class Rest(Struct, frozen=True, tag=True):
     """The main thread does something else for a while (evaluating); it does not block."""
 
 
-class Unrest(Struct, frozen=True):
+class Unrest(Struct, frozen=True, tag=True):
     """It comes back. Blocks until Resume."""
 
 
-class Finish(Struct, frozen=True):
+class Finish(Struct, frozen=True, tag=True):
     """The script's loop has ended. The main thread blocks until Exit."""
 
     stop: bool = False
@@ -113,12 +113,12 @@ class Finish(Struct, frozen=True):
 # ---- events: the driver --------------------------------------------------------------------------
 
 
-class ChannelOpened(Struct, frozen=True):
+class ChannelOpened(Struct, frozen=True, tag=True):
     why: str = ""
     """It moves buffers as it does, for people; empty where there is nothing to choose."""
 
 
-class ChannelFailed(Struct, frozen=True):
+class ChannelFailed(Struct, frozen=True, tag=True):
     """Opening, or the reduction under way, failed. `aborted`: a PREPARE ended it."""
 
     why: str
@@ -126,61 +126,61 @@ class ChannelFailed(Struct, frozen=True):
     aborted: bool = False
 
 
-class Reduced(Struct, frozen=True):
+class Reduced(Struct, frozen=True, tag=True):
     """The reduction is complete on this rank; the sum lies in the scratch buffer (R21)."""
 
     transfer_ns: int = 0
     """What it took, without waiting for a batch of this rank's own."""
 
 
-class Voided(Struct, frozen=True):
+class Voided(Struct, frozen=True, tag=True):
     """A segment of a streamed round came back flagged: nobody completes it (R31)."""
 
     own: GivenUp | None
     """Why this rank has flagged it; None if others have."""
 
 
-class Hashed(Struct, frozen=True):
+class Hashed(Struct, frozen=True, tag=True):
     version: int
     value: int
 
 
-class Found(Struct, frozen=True):
+class Found(Struct, frozen=True, tag=True):
     """What the folder of the checkpoints holds: the newest one, or why it cannot be used."""
 
     checkpoint: Kept | None
     problem: str = ""
 
 
-class Restored(Struct, frozen=True):
+class Restored(Struct, frozen=True, tag=True):
     """The checkpoint that COMMIT named is the committed state; its log."""
 
     log: LogSnapshot
 
 
-class Written(Struct, frozen=True):
+class Written(Struct, frozen=True, tag=True):
     """A checkpoint lies on the disk under a name that nobody reads; `problem`: it does not."""
 
     version: int
     problem: str = ""
 
 
-class Published(Struct, frozen=True):
+class Published(Struct, frozen=True, tag=True):
     """It has its name now; `problem`: it has not."""
 
     version: int
     problem: str = ""
 
 
-class Connected(Struct, frozen=True):
+class Connected(Struct, frozen=True, tag=True):
     """A connection to a coordinator stands; what was said over an older one may be lost."""
 
 
-class Drain(Struct, frozen=True):
+class Drain(Struct, frozen=True, tag=True):
     """SIGTERM reached the pod, or the coordinator chose this replica to leave."""
 
 
-class Tick(Struct, frozen=True):
+class Tick(Struct, frozen=True, tag=True):
     """The time asked for by WakeAt has come."""
 
 

@@ -1,0 +1,26 @@
+"""The examples of jobs whose ranks share a model, at a small size: they train, and end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli.runs import paceline
+
+pytestmark = pytest.mark.processes
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+EPOCHS = "3"
+
+
+@pytest.mark.parametrize("example", ["tensor-parallel", "two-stages"])
+def test_an_example_of_groups_trains(tmp_path: Path, example: str) -> None:
+    job, folder = str(EXAMPLES / example / "job.yaml"), str(tmp_path / "run")
+    words = ["run", job, "--run-dir", folder, "--quiet"]
+    code, said = paceline(tmp_path, *words, EPOCHS=EPOCHS, XDG_RUNTIME_DIR=str(tmp_path))
+    assert code == 0, said
+    assert said.count(f"{EPOCHS} epochs\n") == 1, f"one rank of one group says so:\n{said}"
+    if "mode Full" in said:
+        assert f"{EPOCHS} with each sample applied exactly once" in said
+        accuracy = float(said.partition("] accuracy ")[2].split()[0])
+        assert accuracy > 0.7, "half of the rows have more ones than zeros"

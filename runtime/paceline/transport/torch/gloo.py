@@ -36,6 +36,9 @@ STAGE_BYTES: Final = 1 << 20
 """Of a buffer that is made piece by piece; each is a sum of gloo's own."""
 STAGES: Final = 3
 """So many are under way while the next one is made."""
+THREADS: Final = 2
+"""Of gloo's that carry out sums, as in DDP. With one, 34 MB took 21 ms between two ranks on two
+cores, in eight pieces 37; with two 16 and 15."""
 PIECE_BYTES: Final = FRAME_BYTES_MAX // 2
 JSON_BYTES: Final = 8
 """Around a key and a value."""
@@ -172,7 +175,7 @@ class GlooTransport(TorchDistTransport):
         # Named with underscores, but the only way to say which address gloo binds to.
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001
         options._devices = [self._device]  # noqa: SLF001
-        options._threads = 1  # noqa: SLF001
+        options._threads = 2  # noqa: SLF001
         options._timeout = timedelta(seconds=deadline.timeout_s)  # noqa: SLF001
         store = _Exchange(self._rendezvous, self._rendezvous_lock, group, deadline)
         try:

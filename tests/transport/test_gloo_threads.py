@@ -1,0 +1,39 @@
+"""How many threads gloo has for sums; what that costs was measured (`transport.torch.gloo`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from paceline.transport.base import Abort, Group, Peer
+from paceline.transport.torch.gloo import GlooTransport
+
+pytestmark = pytest.mark.processes
+RANKS = 2
+
+
+@pytest.fixture
+def pair() -> Iterator[list[GlooTransport]]:
+    transports = [GlooTransport(host="127.0.0.1") for _ in range(RANKS)]
+    yield transports
+    for transport in transports:
+        transport.shutdown()
+
+
+def summing() -> int:
+    names = (task / "comm" for task in Path("/proc/self/task").iterdir())
+    return sum(name.read_text().strip() == "pt_gloo_runloop" for name in names)
+
+
+def test_a_sum_need_not_wait_for_the_thread_of_the_one_before(pair: list[GlooTransport]) -> None:
+    before = summing()
+    peers = tuple(Peer(str(rank), t.address) for rank, t in enumerate(pair))
+
+    def opens(rank: int) -> None:
+        pair[rank].open(Group("1", 1, peers, rank), Abort(), 20.0)
+
+    with ThreadPoolExecutor(RANKS) as threads:
+        list(threads.map(opens, range(RANKS)))
+    assert summing() - before == 2 * RANKS

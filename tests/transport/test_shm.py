@@ -5,8 +5,11 @@ Ranks are threads here, each with memory, sockets and descriptors of its own, as
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
+import resource
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,10 +32,13 @@ from paceline.transport.base import (
     TransportError,
 )
 from paceline.transport.factory import make_transport
+from paceline.transport.rendezvous import Deadline, PeerConnection
 from paceline.transport.selected import MACHINE, SelectedTransport
 from paceline.transport.shm import memory as shm_memory
+from paceline.transport.shm import room as shm_room
 from paceline.transport.shm.hier import HierTransport, machines_of
 from paceline.transport.shm.memory import SharedMemory
+from paceline.transport.shm.rendezvous import _take
 from paceline.transport.shm.transport import ShmTransport
 from paceline.transport.sim import Hub, SimTransport
 
@@ -208,6 +214,82 @@ def test_refused_memory_is_named_and_auto_goes_on(monkeypatch: pytest.MonkeyPatc
     assert "memfd_create" in transport.describe()["left out.shm"]
     assert not transport.zeros(3, torch.float32, HOST).any()
     transport.shutdown()
+
+
+@pytest.mark.parametrize("refused", ["fcntl.fcntl", "mmap.mmap"])
+def test_a_machine_without_room_for_the_addresses_is_named_and_auto_goes_on(
+    monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """As with `ulimit -v`, or a kernel that does not seal. Nothing of the attempt stays open."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    before = open_files()
+    module, _, name = refused.partition(".")
+    monkeypatch.setattr(getattr(shm_memory, module), name, refuse)
+    with pytest.raises(TransportError, match=r"shm cannot map shared memory here.*hint: use"):
+        make_transport("shm", local=True)
+    transport = make_transport("auto", local=True)
+    assert "cannot map" in transport.describe()["left out.shm"]
+    transport.shutdown()
+    assert open_files() == before
+
+
+def test_a_rank_that_cannot_map_the_others_holds_nobody_and_keeps_nothing(
+    made: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = made(True, True, True)
+    before = open_files()
+    peers = tuple(Peer(f"r{i}", rank.address) for i, rank in enumerate(ranks))
+    poor = threading.local()
+
+    def map_others(fd: int, nbytes: int) -> object:
+        # Another size than it has stands for a mapping that the kernel refuses.
+        return shm_memory.map_others(fd, nbytes + getattr(poor, "bytes", 0))
+
+    def open_(rank: int) -> None:
+        poor.bytes = rank == 1
+        ranks[rank].open(Group("g1", 1, peers, rank), Abort(), 1.0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shm_room, "map_others", map_others)
+        found = on_all(open_, 3)
+    assert isinstance(found[1], TransportError), found
+    assert "has another size than it says" in str(found[1])
+    assert any(isinstance(one, PeerLost) for one in found), found
+    for rank in ranks:
+        rank.close()
+    opened(ranks, 2)
+    parts = parts_of(3, 1000, torch.float32)
+    assert len(summed(ranks, parts, [True] * 3)) == 3
+    for rank in ranks:
+        rank.close()
+    del found  # errors keep what was mapped where they were raised
+    gc.collect()
+    assert open_files() == before
+
+
+def test_a_rank_at_its_limit_of_open_files_takes_no_half_of_the_descriptors() -> None:
+    here, there = socket.socketpair()
+    there.setblocking(False)
+    connection = PeerConnection(there)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(here.fileno())  # one descriptor fits below the limit, two do not
+    os.close(free)
+    socket.send_fds(here, [b"."], [here.fileno(), here.fileno()])
+    files = open_files()
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, before[1]))
+        with pytest.raises(TransportError, match=r"no room for the descriptors.*ulimit -n"):
+            _take(connection, Deadline(Abort(), 5.0), "taking", 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    again = os.dup(here.fileno())
+    os.close(again)
+    assert (again, open_files()) == (free, files), "the one that fitted was kept"
+    connection.close()
+    here.close()
 
 
 def test_a_pod_that_may_not_hold_a_buffer_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,14 +50,16 @@ class SharedMemory:
                 f"spec.collective.backend: shm needs memfd_create, which is refused here: {error}; "
                 f"hint: allow it in the pod's seccomp profile, or use backend: auto"
             ) from error
+        self.fd = -1
+        """For others, to read."""
         try:
             os.ftruncate(self._fd, self.nbytes)
             seals = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals)
             self.fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
-            """For others, to read."""
             self._mapped = mmap.mmap(self._fd, self.nbytes)
         except OSError as error:
+            self.close()
             raise TransportError(
                 f"spec.collective.backend: shm cannot map shared memory here: {error}; {HINT}"
             ) from error
@@ -97,10 +99,10 @@ class SharedMemory:
 
     def close(self) -> None:
         """No more blocks, and nobody is given it any more; tensors in it stay good."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            os.close(self._fd)
-            self.fd = self._fd = -1
+        for fd in (self.fd, self._fd):
+            if fd >= 0:
+                os.close(fd)
+        self.fd = self._fd = -1
 
     def _give_back(self, place: int, size: int) -> None:
         if os.getpid() != self._pid or self._fd < 0:

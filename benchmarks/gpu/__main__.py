@@ -57,6 +57,7 @@ def reports(places: list[torch.device], *, smoke: bool) -> Iterator[Report]:
         yield ranks.wiring(crew, smoke=smoke)
         if crew.size > 1:
             yield ranks.bandwidth(crew, smoke=smoke)
+            yield ranks.in_turn(crew, smoke=smoke)
         if crew.size > 2:
             yield ranks.loss(crew)
 

@@ -28,6 +28,7 @@ OPEN_S: Final = 60.0
 ANSWER_S: Final = 120.0
 BESIDE_TORCH: Final = 0.97
 LOSS_MIB: Final = 4
+SEGMENT_MIB: Final = 4
 
 
 class _Rank:
@@ -83,6 +84,30 @@ class _Rank:
 
     def _sum(self, buffer: torch.Tensor) -> None:
         self.transport.allreduce([buffer], Abort(), NATIVE)
+
+    def in_turn(self, segments: int, rounds: int) -> tuple[float, float, bool]:
+        """Seconds of so many sums: each waited for before the next one begins, and as a round does
+        them that is not streamed. Whether the bits are the same."""
+        assert self.group is not None, "a group first"
+        generator = torch.Generator().manual_seed(self.group.rank)
+        given = torch.randn(SEGMENT_MIB * MIB // 4, generator=generator).to(self.device)
+        single, several = ([given.clone() for _ in range(segments)] for _ in range(2))
+        alone, together, alike = [], [], True
+
+        def each() -> None:
+            for segment in single:
+                self._sum(segment)
+
+        def all_of_them() -> None:
+            self.transport.allreduce_in_turn(several, Abort(), NATIVE, lambda: None)
+
+        for _ in range(rounds):
+            for segment in (*single, *several):
+                segment.copy_(given)
+            alone.append(seconds(self.device, each, 1))
+            together.append(seconds(self.device, all_of_them, 1))
+            alike &= all(map(torch.equal, single, several))
+        return middle(alone), middle(together), alike
 
     def sums(self) -> str:
         return self.transport.describe()["sums"]
@@ -213,6 +238,19 @@ def bandwidth(ranks: Crew, *, smoke: bool) -> Report:
     report.notes.append(f"sums by: {told[0]}")
     report.checks["all ranks sum alike"] = len(set(told)) == 1
     report.bars = [Bar("share of torch's own, largest size", report.rows[-1][-1], BESIDE_TORCH)]
+    return report
+
+
+def in_turn(ranks: Crew, *, smoke: bool) -> Report:
+    """What a round pays for the pauses between its segments."""
+    columns = ("ranks", "segments", "one after the other ms", "several under way ms", "gain")
+    report = Report("gpu_in_turn", f"Segments of {SEGMENT_MIB} MiB", columns)
+    ranks.group("open", 4, range(ranks.size))
+    for segments in (2,) if smoke else (4, 16, 64):
+        taken = ranks.all("in_turn", segments, 2 if smoke else 10)
+        alone, together, _ = (max(each) for each in zip(*taken, strict=True))
+        report.rows.append((ranks.size, segments, 1e3 * alone, 1e3 * together, alone / together))
+        report.checks[f"{segments} segments: the same bits"] = all(each[2] for each in taken)
     return report
 
 

@@ -42,7 +42,7 @@ def test_each_part_runs_on_the_host() -> None:
     for title in (
         *("Order of queues", "Gradients through host memory", "Who adds what a peer has sent"),
         *("What asking a device costs", "Calls in a step that wait", "A group made anew"),
-        *("One reduction", "A rank dies"),
+        *("One reduction", "Segments of 4 MiB", "A rank dies"),
     ):
         assert f"## {title}" in done.stdout
     assert "BROKEN" not in done.stdout

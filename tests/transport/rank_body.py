@@ -35,6 +35,8 @@ class Payload:
     calls: int = 1
     one_by_one: bool = False
     """Each buffer in a call of its own, as the segments of a streamed round."""
+    in_turn: bool = False
+    """The same, but the transport is told of all of them and may begin one early."""
     in_place: bool = False
     """Buffers lie where the transport wants them, as those of gradients do."""
 
@@ -159,6 +161,8 @@ class RankBody:
             for together in [[x] for x in buffers] if payload.one_by_one else [buffers]:
                 if method.transport.endswith(ROUNDED) and together[0].dtype is torch.float32:
                     self._reduce_rounded(kind, together)
+                elif payload.in_turn:
+                    self._reduce_in_turn(kind, together)
                 else:
                     self._of(kind).allreduce(together, self.abort, method.algorithm)
             digests.append(digest(buffers))
@@ -166,6 +170,13 @@ class RankBody:
 
     def _placed(self, kind: str, buffer: torch.Tensor) -> torch.Tensor:
         return self._of(kind).zeros(len(buffer), buffer.dtype, buffer.device).copy_(buffer)
+
+    def _reduce_in_turn(self, kind: str, buffers: list[torch.Tensor]) -> None:
+        told: list[int] = []
+        self._of(kind).allreduce_in_turn(
+            buffers, self.abort, Method.of(kind).algorithm, lambda: told.append(len(told))
+        )
+        assert len(told) == len(buffers), "somebody waits to hear that a buffer is summed"
 
     def _reduce_rounded(self, kind: str, buffers: list[torch.Tensor]) -> list[torch.Tensor]:
         residuals = [torch.zeros_like(buffer) for buffer in buffers]

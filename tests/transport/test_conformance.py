@@ -147,8 +147,8 @@ def test_segments_one_by_one_have_the_bits_of_one_call(crew: Crew) -> None:
     members = crew.ranks[:3]
     crew.open(members)
     found = set()
-    for one_by_one in (False, True, False):
-        payload = Payload(9, SEGMENTS, exact=False, one_by_one=one_by_one)
+    for how in ({}, {"one_by_one": True}, {"in_turn": True}, {}):
+        payload = Payload(9, SEGMENTS, exact=False, **how)
         outcomes = reduce(crew, members, payload)
         assert {outcome.error for outcome in outcomes} == {""}, outcomes
         found |= {outcome.value[0] for outcome in outcomes}

@@ -17,7 +17,8 @@ import torch
 from paceline.core.collectives.select import NATIVE
 from paceline.transport.base import Abort, Group, Peer, PeerLost, TransportAborted
 from paceline.transport.torch import nccl
-from paceline.transport.torch.nccl import NcclTransport
+from paceline.transport.torch.nccl import UNDER_WAY_MAX, NcclTransport
+from paceline.transport.torch.process_groups import BY_ONE_RANK
 from torch._C._distributed_c10d import ErrorType
 
 CPU = torch.device("cpu")
@@ -39,6 +40,9 @@ class Machine:
 
     def note(self, what: str) -> None:
         self.record.append(what)
+
+    def summed(self) -> None:
+        self.note("summed")
 
     @contextmanager
     def stream(self, stream: Any) -> Iterator[None]:
@@ -69,11 +73,24 @@ class Machine:
             self.note(f"allreduce in {self.current}")
             return self.work()
 
+        def other(name: str) -> Callable[..., Any]:
+            def begin(*_: Any) -> Any:
+                self.note(name)
+                return self.work()
+
+            return begin
+
         def abort() -> None:
             self.note("abort")
             self.aborted.set()
 
-        return SimpleNamespace(allreduce=allreduce, abort=abort, get_error=lambda: self.error)
+        return SimpleNamespace(
+            allreduce=allreduce,
+            reduce=other("reduce"),
+            broadcast=other("broadcast"),
+            abort=abort,
+            get_error=lambda: self.error,
+        )
 
 
 @pytest.fixture
@@ -140,6 +157,88 @@ def test_an_abort_ends_the_wait(machine: Machine, transport: NcclTransport) -> N
         transport.allreduce([torch.ones(4)], abort, NATIVE)
     assert machine.aborted.wait(WAIT_S)
     assert transport.describe()["abandoned"] == "1"
+
+
+def segments(number: int) -> list[torch.Tensor]:
+    return [torch.ones(4) for _ in range(number)]
+
+
+LAUNCHED = ["own waits caller", "allreduce in own"]
+SUMMED = ["own waits nccl", "mark own", "wait", "summed"]
+
+
+@pytest.mark.parametrize("number", [1, UNDER_WAY_MAX, UNDER_WAY_MAX + 2])
+def test_segments_are_queued_in_their_order_a_few_ahead_of_the_one_that_is_waited_for(
+    machine: Machine, transport: NcclTransport, number: int
+) -> None:
+    ahead = min(number, UNDER_WAY_MAX)
+    transport.allreduce_in_turn(segments(number), Abort(), NATIVE, machine.summed)
+    beyond = (SUMMED + LAUNCHED) * (number - ahead)
+    assert machine.record == LAUNCHED * ahead + beyond + SUMMED * ahead
+
+
+def test_an_abort_ends_the_wait_for_one_of_several(
+    machine: Machine, transport: NcclTransport
+) -> None:
+    abort = Abort()
+
+    def summed() -> None:
+        machine.summed()
+        if machine.record.count("summed") == 2:
+            machine.looks_left = 10**9
+            machine.on_look = abort.raise_
+
+    with pytest.raises(TransportAborted):
+        transport.allreduce_in_turn(segments(20), abort, NATIVE, summed)
+    assert machine.aborted.wait(WAIT_S)
+    assert machine.record.count("summed") == 2
+    assert machine.record.count("allreduce in own") == UNDER_WAY_MAX + 2
+    assert transport.describe()["abandoned"] == "1"
+
+
+def test_an_error_beside_one_of_several_ends_the_wait(
+    machine: Machine, transport: NcclTransport
+) -> None:
+    def summed() -> None:
+        machine.looks_left = 10**9
+        machine.error = ErrorType.REMOTE_ERROR
+
+    with pytest.raises(PeerLost, match="REMOTE_ERROR"):
+        transport.allreduce_in_turn(segments(20), Abort(), NATIVE, summed)
+    assert machine.aborted.wait(WAIT_S)
+
+
+def test_a_launch_that_fails_leaves_those_before_it_behind(
+    machine: Machine, transport: NcclTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Promise 3: their buffers may still be written to."""
+    machine.looks_left = 10**9
+    launched = machine.record.append
+
+    def refuse(what: str) -> None:
+        launched(what)
+        if what == "allreduce in own" and machine.record.count(what) == 3:
+            raise RuntimeError("NCCL says no")
+
+    monkeypatch.setattr(machine, "note", refuse)
+    with pytest.raises(PeerLost, match="NCCL says no"):
+        transport.allreduce_in_turn(segments(4), Abort(), NATIVE, lambda: None)
+    assert machine.aborted.wait(WAIT_S)
+    assert transport.describe()["abandoned.alive"] == "1"
+
+
+def test_where_one_rank_reduces_segments_are_summed_one_after_the_other(
+    machine: Machine, transport: NcclTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def differ(found: NcclTransport, *_: Any) -> None:
+        found._operations = BY_ONE_RANK
+
+    monkeypatch.setattr(NcclTransport, "_compare", differ)
+    transport.open(group(2, transport), Abort(), 5.0)
+    machine.record.clear()
+    transport.allreduce_in_turn(segments(2), Abort(), NATIVE, machine.summed)
+    told = [what for what in machine.record if what in ("reduce", "broadcast", "summed")]
+    assert told == ["reduce", "broadcast", "summed"] * 2
 
 
 def test_a_group_that_was_left_is_aborted_when_the_next_one_stands(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -48,6 +49,7 @@ class Doubted(GlooTransport):
 
     def __init__(self, changed_bytes: int = 0) -> None:
         super().__init__(host="127.0.0.1")
+        self.under_way_max = 1
         self.changed_bytes = changed_bytes
         self.operations: list[str] = []
 
@@ -114,6 +116,27 @@ def test_one_other_bit_on_one_rank_makes_one_rank_reduce_for_this_group_only(
     open_all(crew, 2)
     assert {rank.describe()["sums"] for rank in crew} == {"allreduce"}
     assert [c.bits for rank in crew for c in rank.conducts()] == [Bits.COMPARED] * RANKS
+
+
+def test_how_many_are_under_way_changes_no_bit(crew: list[Doubted]) -> None:
+    """R27, with ranks that differ in it, too."""
+    open_all(crew, 1)
+    given = [make_probes(rank, CPU) * 3 for rank in range(RANKS)]
+    found = set()
+    for numbers in [(1, 1, 1), (1, 3, 4), (4, 4, 4)]:
+        parts = [[probe.clone() for probe in probes] for probes in given]
+        told: list[int] = []
+        with ThreadPoolExecutor(RANKS) as pool:
+            sums = []
+            for rank, number, mine in zip(crew, numbers, parts, strict=True):
+                rank.under_way_max = number
+                hears = partial(told.append, number)
+                sums.append(pool.submit(rank.allreduce_in_turn, mine, Abort(), NATIVE, hears))
+            for summed in sums:
+                summed.result()
+        assert len(told) == RANKS * len(given[0])
+        found |= {tuple(digest(buffer) for buffer in mine) for mine in parts}
+    assert len(found) == 1
 
 
 def test_a_peer_that_never_compares_holds_nobody(crew: list[Doubted]) -> None:

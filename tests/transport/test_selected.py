@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from paceline import limits
 from paceline.core.collectives.conduct import Conduct
-from paceline.core.collectives.select import CLASS_NAMES, size_class
+from paceline.core.collectives.select import CLASS_NAMES, NATIVE, size_class
 from paceline.limits import LimitError
 from paceline.transport.base import Abort, Group, Peer, Transport, TransportError
 from paceline.transport.factory import make_transport
 from paceline.transport.selected import SelectedTransport
+from paceline.transport.sim import Hub
 from paceline_api.types.enums import Wire
 from transport.harness import (
     BROKEN,
@@ -26,6 +27,7 @@ from transport.harness import (
     Hubs,
     ProcessPool,
     Rank,
+    SecondTransport,
     in_memory,
 )
 from transport.rank_body import LARGEST_BYTES, Payload
@@ -168,6 +170,42 @@ def test_a_job_that_grows_beyond_the_files_of_a_rank(monkeypatch: pytest.MonkeyP
     peers = tuple(Peer(f"t{rank}", transport.address) for rank in range(400))
     with pytest.raises(TransportError, match=r"limit is 1024; hint: allow \d+ or more: ulimit -n"):
         transport.open(Group("g", 1, peers, 0), Abort(), 1.0)
+
+
+class Queueing(FirstTransport):
+    """Takes segments in turn; notes how many it is given."""
+
+    def __init__(self, hub: Hub, own_name: str) -> None:
+        super().__init__(hub, own_name)
+        self.given: list[int] = []
+
+    def allreduce_in_turn(
+        self,
+        buffers: Sequence[torch.Tensor],
+        abort: Abort,
+        algorithm: str,
+        summed: Callable[[], None],
+    ) -> None:
+        self.given.append(len(buffers))
+        super().allreduce_in_turn(buffers, abort, algorithm, summed)
+
+
+def test_segments_go_to_the_only_candidate_together_and_else_each_to_that_of_its_size() -> None:
+    told: list[int] = []
+    for far in (False, True):
+        hubs = Hubs()
+        queueing = Queueing(hubs.first, "t0")
+        queueing.moves = lambda _, far=far: not far  # type: ignore[method-assign,misc]
+        others: list[Transport] = [SecondTransport(hubs.second, "t0")]
+        for beside, want in ([], [] if far else [3]), (others, []):
+            queueing.given.clear()
+            rank = SelectedTransport([queueing, *beside], {})
+            rank.begin([CPU])
+            rank.open(Group("g", 1, (Peer("t0", rank.address),), 0), Abort(), 5.0)
+            rank.allreduce_in_turn([torch.ones(3)] * 3, Abort(), NATIVE, lambda: told.append(1))
+            assert queueing.given == want
+            rank.close()
+    assert len(told) == 4 * 3
 
 
 def test_a_forced_backend_is_the_only_candidate() -> None:

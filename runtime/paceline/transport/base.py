@@ -20,7 +20,7 @@ import ctypes
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -209,6 +209,20 @@ class Transport(ABC):
         TransportError the contents of `buffers` are undefined, may still be written to, and the
         group is spent: `close` it.
         """
+
+    def allreduce_in_turn(
+        self,
+        buffers: Sequence[torch.Tensor],
+        abort: Abort,
+        algorithm: str,
+        summed: Callable[[], None],
+    ) -> None:
+        """As `allreduce` of each buffer in a call of its own, in this order and with the same bits;
+        a later one may be under way before an earlier one is complete. `summed` hears of each that
+        is, in order. Ranks need not have the same number under way."""
+        for buffer in buffers:
+            self.allreduce([buffer], abort, algorithm)
+            summed()
 
     def allreduce_rounded(
         self,

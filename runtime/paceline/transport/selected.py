@@ -16,7 +16,7 @@ host memory, so that no choice is a dead end: a job on GPUs trains over mpi and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import ClassVar, Final
@@ -397,6 +397,26 @@ class SelectedTransport(Transport):
         algorithm: str,  # noqa: ARG002
     ) -> None:
         self._reduce(self._chosen_for(buffers), buffers, abort)
+
+    def allreduce_in_turn(
+        self,
+        buffers: Sequence[torch.Tensor],
+        abort: Abort,
+        algorithm: str,
+        summed: Callable[[], None],
+    ) -> None:
+        if self._only:
+            method = self._candidates[self._only]
+            transport = self._transports[method.transport]
+            if self._takes_whole(transport, buffers):
+                transport.allreduce_in_turn(buffers, abort, method.algorithm, summed)
+                return
+        super().allreduce_in_turn(buffers, abort, algorithm, summed)
+
+    def _takes_whole(self, transport: Transport, buffers: Sequence[torch.Tensor]) -> bool:
+        """Where they lie, and uncut."""
+        cut_here = self._cuts and transport.moves(HOST)
+        return not cut_here and all(transport.moves(buffer.device) for buffer in buffers)
 
     def allreduce_rounded(
         self,

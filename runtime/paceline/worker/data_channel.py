@@ -77,22 +77,33 @@ class DataChannel:
     def sum(
         self, buffers: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor | None] = ()
     ) -> ev.ChannelFailed | None:
-        """In place, over the members; one after the other, as in a round that is streamed (R27).
-        A buffer with a residual travels as bfloat16 (`transport.base`)."""
+        """In place, over the members; each by itself, as in a round that is streamed (R27). A
+        buffer with a residual travels as bfloat16 (`transport.base`)."""
         if self.is_alone:
             return None
-        for buffer, residual in zip_longest(buffers, residuals):
-            method, begun_ns, carried_bytes = self._method(buffer), now_ns(), buffer.nbytes
-            try:
+        halves = [residual is not None for _, residual in zip_longest(buffers, residuals)]
+        done, since_ns = 0, now_ns()
+
+        def summed() -> None:
+            nonlocal done, since_ns
+            buffer, ended_ns = buffers[done], now_ns()
+            carried_bytes = buffer.nbytes // 2 if halves[done] else buffer.nbytes
+            self._metrics.carried(self._method(buffer), carried_bytes, since_ns, ended_ns)
+            done, since_ns = done + 1, ended_ns
+
+        try:
+            if not any(halves):
+                self._transport.allreduce_in_turn(buffers, self._abort, NATIVE, summed)
+                return None
+            for buffer, residual in zip(buffers, residuals, strict=True):
                 if residual is None:
                     self._transport.allreduce([buffer], self._abort, NATIVE)
                 else:
-                    carried_bytes //= 2
                     self._transport.allreduce_rounded([buffer], [residual], self._abort, NATIVE)
-            except TransportError as error:
-                self._metrics.failed(method)
-                return self._failed(error)
-            self._metrics.carried(method, carried_bytes, begun_ns, now_ns())
+                summed()
+        except TransportError as error:
+            self._metrics.failed(self._method(buffers[done]))
+            return self._failed(error)
         return None
 
     def close(self) -> None:

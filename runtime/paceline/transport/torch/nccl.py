@@ -33,6 +33,9 @@ from paceline.transport.torch.process_groups import TorchDistTransport
 
 PAUSE_S: Final = 0.00005
 HIGH_PRIORITY: Final = -1
+UNDER_WAY_MAX: Final = 4
+"""Enough that the device finds the next sum queued while the host looks, reads and launches; few
+enough that launching one never waits for the device, where no abort flag is looked at."""
 DEVICE: Final = "/"
 """In an address, before the identity of the rank's GPU."""
 DRIVER: Final = Path("/proc/driver/nvidia/version")
@@ -43,6 +46,7 @@ class NcclTransport(TorchDistTransport):
 
     name: ClassVar[str] = "nccl"
     same_bits: ClassVar[bool] = False  # some algorithms of some networks may not (R23)
+    under_way_max: int = UNDER_WAY_MAX
 
     def __init__(self, *, host: str, local: bool) -> None:
         if not dist.is_nccl_available():

@@ -68,6 +68,8 @@ class TorchDistTransport(Transport):
     same_bits: ClassVar[bool]
     """Its own allreduce gives the same bits on all ranks, shown by tests/transport (R23). Otherwise
     each group finds out for itself."""
+    under_way_max: int = 1
+    """Of the buffers that are summed in turn."""
 
     def __init__(self) -> None:
         self._group: Group | None = None
@@ -141,6 +143,28 @@ class TorchDistTransport(Transport):
         if self._group.size == 1 or not full:
             return
         self._reduce(self._operations, full, abort)
+
+    def allreduce_in_turn(
+        self,
+        buffers: Sequence[torch.Tensor],
+        abort: Abort,
+        algorithm: str,
+        summed: Callable[[], None],
+    ) -> None:
+        assert self._group is not None, "allreduce outside a group"
+        plain = self._operations == OWN and all(buffer.numel() for buffer in buffers)
+        if self._group.size == 1 or not plain:
+            super().allreduce_in_turn(buffers, abort, algorithm, summed)
+            return
+        with self._abandoning(buffers):
+            for buffer in buffers:
+                if len(self._works) == self.under_way_max:
+                    self._finish(self._works, abort, None, count=1)
+                    summed()
+                self._works.append(self._launch(OWN[0], buffer.detach(), dist.ReduceOp.SUM))
+            while self._works:
+                self._finish(self._works, abort, None, count=1)
+                summed()
 
     def _reduce(
         self,

@@ -36,6 +36,7 @@ COPY --from=wheel /wheel /wheel
 RUN /tools/bin/pip --python /opt/paceline/bin/python3 install --quiet --no-deps --no-index /wheel/*.whl
 
 FROM ${BASE} AS operator
+LABEL org.opencontainers.image.title="Paceline operator" org.opencontainers.image.licenses=Apache-2.0
 # USER: libraries ask for a name, and the number below, or another that a cluster gives, has none.
 ENV PATH=/opt/paceline/bin:$PATH PYTHONUNBUFFERED=1 USER=paceline HOME=/tmp
 COPY --from=operator-packages /opt/paceline /opt/paceline
@@ -68,6 +69,7 @@ RUN /tools/bin/pip --python /opt/paceline/bin/python3 install --quiet --no-deps 
 RUN /opt/paceline/bin/python3 -m paceline.transport.native
 
 FROM ${BASE} AS worker
+LABEL org.opencontainers.image.title="Paceline worker" org.opencontainers.image.licenses=Apache-2.0
 ENV PATH=/opt/paceline/bin:$PATH PYTHONUNBUFFERED=1 USER=paceline HOME=/tmp
 COPY --from=worker-packages /opt/paceline /opt/paceline
 # Where a job's script lies: the folder in which its command runs, open to whatever user it runs as.

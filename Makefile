@@ -7,6 +7,9 @@ PYTEST := $(BIN)/pytest
 # one makes each wait for the others.
 LANES ?= 2
 
+# Of a release. The worker's is gigabytes; with none, `make release IMAGES=`.
+IMAGES ?= operator worker
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo monitor test test-cluster soak soak-cluster bench-smoke bench-operator bench-memory gpu-check rehearse large test-fast check format generate verify release clean
 
@@ -74,8 +77,9 @@ generate: install ## rewrite the files that are derived from the code
 verify: generate test ## like test, and the generated files are committed
 	@git diff --exit-code --stat -- crds/manifests docs/pictures docs/reference
 
-release: install ## wheel, sdist, charts, lists of packages and checksums into dist; KEY=key.pem signs
-	@$(BIN)/python scripts/release.py $(if $(KEY),--key "$(KEY)")
+release: install ## all of a release into dist; KEY=key.pem signs; BASE=FILE; IMAGES="operator worker"
+	@$(BIN)/python -m scripts.release $(if $(KEY),--key "$(KEY)") $(if $(BASE),--base "$(BASE)") \
+		--images $(IMAGES)
 
 clean: ## remove what was installed, caches and the folders of runs
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache runs dist

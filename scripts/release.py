@@ -1,8 +1,9 @@
 """What a release consists of, made without a network: `make release`, `make release KEY=key.pem`.
 
-Wheel, sdist, both charts (as tgz and as OCI archives), a list of what each image is made of, and
-the checksums of all; signed, if there is a key. The version is that of pyproject.toml; charts that
-say another one are refused. The same commit gives the same wheel, sdist and charts.
+Wheel, sdist, both charts (as tgz and as OCI archives), both images, a list of what each is made of,
+and the checksums of all; signed, if there is a key. The version is that of pyproject.toml; charts
+that say another one are refused. The same commit gives the same wheel, sdist and charts, and on the
+same base the same images.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ import base64
 import gzip
 import hashlib
 import io
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,40 +30,42 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from packaging.requirements import Requirement
+
+from scripts import oci, release_images
+from scripts.release_images import ReleaseError
 
 ROOT: Final = Path(__file__).parent.parent
 CHARTS: Final = ("paceline", "paceline-crds")
 IMAGES: Final = {"operator": "operator", "worker": "runtime"}
 """The extra of the project that each image installs."""
 SUMS: Final = "SHA256SUMS"
-HELM_CONFIG: Final = "application/vnd.cncf.helm.config.v1+json"
-HELM_CONTENT: Final = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
-OCI_MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
-OCI_INDEX: Final = "application/vnd.oci.image.index.v1+json"
-
-
-class ReleaseError(Exception):
-    """What was wrong, and what to do."""
+CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+BASE: Final = CACHE / "paceline/images/bookworm.tar"
+"""Where `make cluster-programs` puts a Debian with Python."""
 
 
 def main(arguments: list[str]) -> int:
     words = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     words.add_argument("--out", type=Path, default=ROOT / "dist", help="a folder; it is emptied")
     words.add_argument("--key", type=Path, help="PEM file of an EC P-256 private key")
+    words.add_argument("--base", type=Path, default=BASE, help="a tar of a Debian with Python")
+    words.add_argument("--images", nargs="*", default=list(IMAGES), choices=list(IMAGES))
     given = words.parse_args(arguments)
     try:
-        release(given.out, given.key)
+        release(given.out, given.key, given.images, given.base)
     except ReleaseError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def release(out: Path, key: Path | None) -> None:
-    """Everything into `out`."""
+def release(out: Path, key: Path | None, images: Iterable[str] = IMAGES, base: Path = BASE) -> None:
+    """Everything into `out`, with these images."""
     version = project_version()
     signer = None if key is None else read_key(key)
-    stamp = commit_time()
+    images, stamp = list(images), commit_time()
+    found = release_images.read_base(base) if images else None
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     uv(
@@ -75,7 +78,9 @@ def release(out: Path, key: Path | None) -> None:
         chart = chart_of(name, version)
         packed = pack(ROOT / "charts" / name, stamp)
         (out / f"{name}-{version}.tgz").write_bytes(packed)
-        (out / f"{name}-{version}.oci.tar").write_bytes(oci_archive(chart, packed, stamp))
+        write_chart_archive(out / f"{name}-{version}.oci.tar", chart, packed, stamp)
+    if found is not None:
+        write_images(out, images, found, version, stamp)
     for image, extra in IMAGES.items():
         uv(
             *("export", "--quiet", "--frozen", "--no-dev", "--extra", extra),
@@ -83,16 +88,13 @@ def release(out: Path, key: Path | None) -> None:
             *("--output-file", str(out / f"{image}-{version}.cdx.json")),
         )
     (out / "NOTES.md").write_text(notes(version))
-    sums = "".join(
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
-        for path in sorted(out.iterdir())
-    )
+    sums = "".join(f"{sha256(path)}  {path.name}\n" for path in sorted(out.iterdir()))
     (out / SUMS).write_text(sums)
     if signer is not None:
         signature = signer.sign(sums.encode(), ec.ECDSA(SHA256()))
         (out / f"{SUMS}.sig").write_text(base64.b64encode(signature).decode() + "\n")
     for path in sorted(out.iterdir()):
-        print(f"{path.stat().st_size:>10,}  {path.name}")
+        print(f"{path.stat().st_size:>13,}  {path.name}")
 
 
 def project_version() -> str:
@@ -137,12 +139,21 @@ def notes(version: str) -> str:
 
 def commit_time() -> int:
     """Seconds since 1970 of the commit: files of a release have this time."""
+    return int(of_commit("%ct"))
+
+
+def of_commit(what: str) -> str:
     done = subprocess.run(
-        ["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["git", "log", "-1", f"--format={what}"], cwd=ROOT, capture_output=True, text=True
     )
     if done.returncode:
         raise ReleaseError(f"git knows no commit here: {done.stderr.strip()}; release from a clone")
-    return int(done.stdout)
+    return done.stdout.strip()
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # ---- charts --------------------------------------------------------------------------------------
@@ -158,54 +169,80 @@ def held(chart: Path) -> Iterator[Path]:
     yield from sorted(path for path in chart.rglob("*") if path.is_file())
 
 
-def tar(files: Any, stamp: int) -> bytes:
+def tar(files: Iterable[tuple[str, bytes]], stamp: int) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, content in files:
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mtime, entry.mode = len(content), stamp, 0o644
-            archive.addfile(entry, io.BytesIO(content))
+            oci.add(archive, name, content, stamp)
     return buffer.getvalue()
 
 
-def oci_archive(chart: dict[str, Any], packed: bytes, stamp: int) -> bytes:
-    """An OCI image layout, as one file: what `helm push` would send to a registry."""
-    blobs: dict[str, bytes] = {}
-
-    def blob(kind: str, content: bytes) -> dict[str, Any]:
-        digest = hashlib.sha256(content).hexdigest()
-        blobs[f"blobs/sha256/{digest}"] = content
-        return {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(content)}
-
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": OCI_MANIFEST,
-        "config": blob(HELM_CONFIG, as_json(chart)),
-        "layers": [blob(HELM_CONTENT, packed)],
-        "annotations": {
+def write_chart_archive(target: Path, chart: dict[str, Any], packed: bytes, stamp: int) -> None:
+    """What `helm push` would send to a registry."""
+    oci.write_archive(
+        target,
+        config=oci.blob(oci.HELM_CONFIG, oci.as_json(chart)),
+        layers=[oci.blob(oci.HELM_CONTENT, packed)],
+        annotations={
             "org.opencontainers.image.title": chart["name"],
             "org.opencontainers.image.version": chart["version"],
         },
-    }
-    described = blob(OCI_MANIFEST, as_json(manifest))
-    described["annotations"] = {"org.opencontainers.image.ref.name": chart["version"]}
-    index = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [described]}
-    layout = {
-        "oci-layout": as_json({"imageLayoutVersion": "1.0.0"}),
-        "index.json": as_json(index),
-        **blobs,
-    }
-    return tar(layout.items(), stamp)
+        index_annotations={"org.opencontainers.image.ref.name": chart["version"]},
+        stamp=stamp,
+    )
 
 
-def as_json(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
+# ---- images --------------------------------------------------------------------------------------
+
+
+def write_images(
+    out: Path, images: Iterable[str], base: release_images.Base, version: str, stamp: int
+) -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    [wheel] = out.glob("*.whl")
+    # Beside the archives: an image is gigabytes, and /tmp may be memory.
+    with tempfile.TemporaryDirectory(dir=out) as folder:
+        made = release_images.Made(
+            version=version,
+            stamp=stamp,
+            revision=of_commit("%H"),
+            wheel=wheel.read_bytes(),
+            base=base,
+            base_layer=release_images.base_layer(base, Path(folder) / "base"),
+        )
+        for name in images:
+            scratch = Path(folder) / name
+            scratch.mkdir()
+            release_images.write(
+                out / f"paceline-{name}-{version}.oci.tar",
+                name,
+                made,
+                release_images.stage(dockerfile, name),
+                locked(IMAGES[name]),
+                scratch,
+            )
+            shutil.rmtree(scratch)
+
+
+def locked(extra: str) -> dict[str, str]:
+    """What uv.lock lists for an extra on this machine: name -> version."""
+    listed = uv(
+        *("export", "--quiet", "--frozen", "--no-dev", "--no-emit-project", "--extra", extra),
+        *("--no-hashes", "--no-annotate", "--no-header"),
+    )
+    wanted = (Requirement(line) for line in listed.splitlines() if line)
+    return {
+        each.name: next(iter(each.specifier)).version
+        for each in wanted
+        if each.marker is None or each.marker.evaluate()
+    }
 
 
 # ---- programs ------------------------------------------------------------------------------------
 
 
-def uv(*words: str, **env: str) -> None:
+def uv(*words: str, **env: str) -> str:
+    """What it prints."""
     own = ROOT / ".tools/bin/uv"
     program = str(own) if own.exists() else shutil.which("uv")
     if program is None:
@@ -215,6 +252,7 @@ def uv(*words: str, **env: str) -> None:
     )
     if done.returncode:
         raise ReleaseError(f"uv {words[0]} failed:\n{done.stderr.strip()}")
+    return done.stdout
 
 
 if __name__ == "__main__":

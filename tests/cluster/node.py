@@ -125,7 +125,7 @@ class Node:
             time.sleep(0.5)
 
     def load(self, archive: Path) -> None:
-        """Take the images of a docker archive; pods then use them with imagePullPolicy Never."""
+        """Take the images of a docker or OCI archive, for pods with imagePullPolicy Never."""
         # By standard input, since the node need not see the folder that the archive lies in.
         with archive.open("rb") as content:
             self._run(

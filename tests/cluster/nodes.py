@@ -55,7 +55,7 @@ class Cluster:
         self.control_plane.stop()
 
     def load_image(self, archive: Path) -> None:
-        """Put the images of a docker archive on every node."""
+        """Put the images of a docker or OCI archive on every node."""
         for node in self.nodes:
             node.load(archive)
 

@@ -1,12 +1,15 @@
-"""Images built from a Dockerfile run on the nodes and hold nothing of this machine."""
+"""Images of a Dockerfile and of a release run on the nodes and hold nothing of this machine."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from cluster import image_build
 from cluster.image_build import ImageBuilder, ImageBuildError
 from cluster.nodes import Cluster
+
+from scripts import release
 
 pytestmark = pytest.mark.processes
 TAG = "paceline.test/two-stages:1"
@@ -38,6 +41,26 @@ def test_a_target_of_a_dockerfile_runs_on_a_node(
     cluster.api.create(pods, {"metadata": {"name": "built"}, "spec": spec})
     cluster.api.wait(f"{pods}/built", lambda pod: pod["status"]["phase"] == "Succeeded", 60)
     assert cluster.api.text(f"{pods}/built/log").split() == ["/app", "65532", "False"]
+
+
+def test_the_operator_of_a_release_runs_on_a_node(
+    cluster: Cluster, cluster_namespace: str, tmp_path: Path
+) -> None:
+    release.release(tmp_path, None, ["operator"], image_build.make_base())
+    version = release.project_version()
+    cluster.load_image(tmp_path / f"paceline-operator-{version}.oci.tar")
+    container = {
+        "name": "main",
+        "image": f"paceline/operator:{version}",
+        "imagePullPolicy": "Never",
+        "args": ["--help"],
+        "securityContext": {"runAsNonRoot": True, "readOnlyRootFilesystem": True},
+    }
+    spec = {"restartPolicy": "Never", "containers": [container]}
+    pods = f"/api/v1/namespaces/{cluster_namespace}/pods"
+    cluster.api.create(pods, {"metadata": {"name": "released"}, "spec": spec})
+    cluster.api.wait(f"{pods}/released", lambda pod: pod["status"]["phase"] == "Succeeded", 60)
+    assert "--own-namespace" in cluster.api.text(f"{pods}/released/log")
 
 
 def test_a_failing_step_is_quoted(image_builder: ImageBuilder, tmp_path: Path) -> None:

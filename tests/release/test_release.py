@@ -38,7 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("release")
     key = folder / "key.pem"
     key.write_bytes(KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    release.release(folder / "dist", key)
+    release.release(folder / "dist", key, images=())
     return folder / "dist"
 
 
@@ -144,7 +144,7 @@ def test_checksums_and_signature(made: Path, tmp_path: Path) -> None:
 
 
 def test_the_same_commit_gives_the_same_files(made: Path, tmp_path: Path) -> None:
-    release.release(tmp_path / "again", None)
+    release.release(tmp_path / "again", None, images=())
     for path in (tmp_path / "again").iterdir():
         if path.suffix in (".whl", ".gz", ".tgz", ".tar"):
             assert path.read_bytes() == (made / path.name).read_bytes(), path.name
@@ -165,7 +165,7 @@ def test_a_chart_of_another_version_is_refused() -> None:
 
 def test_errors_are_one_sentence(tmp_path: Path) -> None:
     said = subprocess.run(
-        [sys.executable, "scripts/release.py", "--out", tmp_path / "out", "--key", "none.pem"],
+        [sys.executable, "-m", "scripts.release", "--out", tmp_path / "out", "--key", "none.pem"],
         cwd=release.ROOT,
         capture_output=True,
         text=True,

@@ -93,8 +93,10 @@ def test_the_oci_archive_leads_to_the_same_chart(made: Path, name: str) -> None:
 
     [described] = json.loads(files["index.json"])["manifests"]
     manifest = json.loads(blob(described))
+    assert manifest["config"]["mediaType"] == "application/vnd.cncf.helm.config.v1+json"
     assert json.loads(blob(manifest["config"]))["name"] == name
     [layer] = manifest["layers"]
+    assert layer["mediaType"] == "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
     assert blob(layer) == (made / f"{name}-{VERSION}.tgz").read_bytes()
 
 

@@ -1,0 +1,89 @@
+"""Charts of a release: Helm pulls them from a registry."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import programs
+from cluster.fixtures import or_skip
+
+from scripts import release
+
+pytestmark = pytest.mark.processes
+
+VERSION = release.project_version()
+
+
+@contextmanager
+def registry(archive: Path, name: str) -> Iterator[str]:
+    """Hands out one layout as the distribution specification says; its address."""
+    with tarfile.open(archive) as layout:
+        files = {entry.name: layout.extractfile(entry).read() for entry in layout}  # type: ignore[union-attr]
+    [described] = json.loads(files["index.json"])["manifests"]
+    tag = described["annotations"]["org.opencontainers.image.ref.name"]
+    manifest = files[f"blobs/{described['digest'].replace(':', '/')}"]
+    found = {"/v2/": ("application/json", b"{}")}
+    for reference in (tag, described["digest"]):
+        found[f"/v2/{name}/manifests/{reference}"] = (described["mediaType"], manifest)
+    found[f"/v2/{name}/tags/list"] = (
+        "application/json",
+        json.dumps({"name": name, "tags": [tag]}).encode(),
+    )
+    for each in (json.loads(manifest)["config"], *json.loads(manifest)["layers"]):
+        blob = files[f"blobs/{each['digest'].replace(':', '/')}"]
+        found[f"/v2/{name}/blobs/{each['digest']}"] = ("application/octet-stream", blob)
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            kind, content = found.get(self.path, ("text/plain", b""))
+            self.send_response(200 if self.path in found else 404)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("name", release.CHARTS)
+def test_helm_pulls_the_archive_from_a_registry(tmp_path: Path, name: str) -> None:
+    """Helm reads no layout from a disk, so a registry of a few lines hands it out."""
+    with or_skip():
+        helm = programs.require("helm")
+    packed = release.pack(release.ROOT / "charts" / name, 0)
+    archive = tmp_path / "chart.oci.tar"
+    release.write_chart_archive(archive, release.chart_of(name, VERSION), packed, 0)
+    with registry(archive, name) as address:
+        done = subprocess.run(
+            [helm, "pull", f"oci://{address}/{name}", f"--version={VERSION}", "--plain-http"],
+            cwd=tmp_path,
+            env=os.environ | {"HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / f"{name}-{VERSION}.tgz").read_bytes() == packed

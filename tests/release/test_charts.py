@@ -1,4 +1,4 @@
-"""Charts of a release: Helm pulls them from a registry."""
+"""Charts of a release: Helm pulls them from a registry, and Artifact Hub is told the truth."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 import tarfile
 import threading
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,14 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cluster import programs
 from cluster.fixtures import or_skip
+from paceline_api.crdgen import DEFINITIONS
 
 from scripts import release
 
 pytestmark = pytest.mark.processes
 
 VERSION = release.project_version()
+CRDS = "paceline-crds"
+KNOWN = (
+    *("category", "changes", "crds", "images", "license", "links"),
+    *("operator", "operatorCapabilities"),
+)
+KINDS = ("added", "changed", "deprecated", "removed", "fixed", "security")
 
 
 @contextmanager
@@ -87,3 +96,60 @@ def test_helm_pulls_the_archive_from_a_registry(tmp_path: Path, name: str) -> No
         )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / f"{name}-{VERSION}.tgz").read_bytes() == packed
+
+
+# ---- Artifact Hub: https://artifacthub.io/docs/topics/annotations/helm ---------------------------
+
+
+def annotations(name: str) -> dict[str, str]:
+    return dict(release.chart_of(name, VERSION)["annotations"])
+
+
+def listed(name: str, what: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = yaml.safe_load(annotations(name)[f"artifacthub.io/{what}"])
+    return found
+
+
+@pytest.mark.parametrize("name", release.CHARTS)
+def test_licence_and_category(name: str) -> None:
+    project = tomllib.loads((release.ROOT / "pyproject.toml").read_text())["project"]
+    told = annotations(name)
+    assert told["artifacthub.io/license"] == project["license"]
+    assert told["artifacthub.io/category"] == "ai-machine-learning"
+    assert set(told) <= {f"artifacthub.io/{what}" for what in KNOWN}
+
+
+def test_each_resource_is_named() -> None:
+    assert {(entry["name"], entry["kind"], entry["version"]) for entry in listed(CRDS, "crds")} == {
+        (crd["metadata"]["name"], crd["spec"]["names"]["kind"], version["name"])
+        for crd in (yaml.safe_load(text()) for text in DEFINITIONS.values())
+        for version in crd["spec"]["versions"]
+    }
+
+
+def test_each_image_is_named() -> None:
+    """Those that the chart runs; a job's own image is its user's."""
+    image = yaml.safe_load((release.ROOT / "charts/paceline/values.yaml").read_text())["image"]
+    assert image["tag"] == ""
+    [told] = listed("paceline", "images")
+    assert told["image"] == f"{image['repository']}:{VERSION}"
+    assert told["platforms"] == ["linux/amd64"]
+    assert "artifacthub.io/images" not in annotations(CRDS)
+
+
+@pytest.mark.parametrize("name", release.CHARTS)
+def test_changes_are_those_of_the_changelog(name: str) -> None:
+    notes = " ".join(release.notes(VERSION).split())
+    sections = {part.split()[0]: part for part in notes.split(" ### ")[1:]}
+    for change in listed(name, "changes"):
+        assert change["kind"] in KINDS
+        assert change["description"] in sections[change["kind"].capitalize()]
+
+
+@pytest.mark.parametrize("name", release.CHARTS)
+def test_links_are_those_of_the_docs(name: str) -> None:
+    cited = "".join(path.read_text() for path in (release.ROOT / "docs").glob("*.md"))
+    for link in listed(name, "links"):
+        host, _, number = link["url"].removeprefix("https://").partition("/abs/")
+        assert (host, link["name"] != "") == ("arxiv.org", True)
+        assert f"arXiv {number}" in cited

@@ -100,18 +100,6 @@ def test_the_oci_archive_leads_to_the_same_chart(made: Path, name: str) -> None:
     assert blob(layer) == (made / f"{name}-{VERSION}.tgz").read_bytes()
 
 
-def test_artifact_hub_is_told_of_each_resource() -> None:
-    chart = release.chart_of("paceline-crds", VERSION)
-    told = yaml.safe_load(chart["annotations"]["artifacthub.io/crds"])
-    manifests = (release.ROOT / "crds/manifests").glob("*.yaml")
-    defined = [yaml.safe_load(path.read_text()) for path in manifests]
-    assert {(entry["name"], entry["kind"], entry["version"]) for entry in told} == {
-        (crd["metadata"]["name"], crd["spec"]["names"]["kind"], version["name"])
-        for crd in defined
-        for version in crd["spec"]["versions"]
-    }
-
-
 def test_lists_of_what_images_are_made_of(made: Path) -> None:
     for image, has, has_not in (("operator", "kopf", "torch"), ("worker", "torch", "kopf")):
         listed = json.loads((made / f"{image}-{VERSION}.cdx.json").read_text())

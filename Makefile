@@ -11,7 +11,7 @@ LANES ?= 2
 IMAGES ?= operator worker
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo monitor test test-cluster soak soak-cluster bench-smoke bench-operator bench-memory gpu-check rehearse large test-fast check format generate verify release clean
+.PHONY: help install demo monitor test test-cluster soak soak-cluster bench-smoke bench-operator bench-memory gpu-check rehearse large test-fast check format generate verify version release clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -76,6 +76,9 @@ generate: install ## rewrite the files that are derived from the code
 
 verify: generate test ## like test, and the generated files are committed
 	@git diff --exit-code --stat -- crds/manifests docs/pictures docs/reference
+
+version: install ## which it is; VERSION=1.2.3 changes it wherever it stands
+	@$(BIN)/python -m scripts.version $(VERSION)
 
 release: install ## all of a release into dist; KEY=key.pem signs; BASE=FILE; IMAGES="operator worker"
 	@$(BIN)/python -m scripts.release $(if $(KEY),--key "$(KEY)") $(if $(BASE),--base "$(BASE)") \

@@ -25,6 +25,7 @@ from scripts import (
     field_reference,
     pictures,
     python_reference,
+    version,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,6 +90,7 @@ CHECKS = (
     Check("types", command("mypy"), "give every function its types"),
     Check("imports", command("lint-imports", "--no-logo"), "see docs/architecture.md"),
     Check("generated", drift, "make generate"),
+    Check("version", version.problems, "make version VERSION=... writes every place"),
     Check(
         "citations",
         lambda: citations.problems(ROOT),

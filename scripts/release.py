@@ -1,9 +1,9 @@
 """What a release consists of, made without a network: `make release`, `make release KEY=key.pem`.
 
 Wheel, sdist, both charts (as tgz and as OCI archives), both images, a list of what each is made of,
-and the checksums of all; signed, if there is a key. The version is that of pyproject.toml; charts
-that say another one are refused. The same commit gives the same wheel, sdist and charts, and on the
-same base the same images.
+and the checksums of all; signed, if there is a key. Nothing is released where a place says another
+version than pyproject.toml. The same commit gives the same wheel, sdist and charts, and on the same
+base the same images.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +32,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from packaging.requirements import Requirement
 
 from scripts import oci, release_images
+from scripts import version as versions
 from scripts.release_images import ReleaseError
 
 ROOT: Final = Path(__file__).parent.parent
@@ -62,7 +62,9 @@ def main(arguments: list[str]) -> int:
 
 def release(out: Path, key: Path | None, images: Iterable[str] = IMAGES, base: Path = BASE) -> None:
     """Everything into `out`, with these images."""
-    version = project_version()
+    if wrong := versions.problems():
+        raise ReleaseError(f"{wrong.strip()}; run `make version VERSION={versions.current()}`")
+    version = versions.current()
     signer = None if key is None else read_key(key)
     images, stamp = list(images), commit_time()
     found = release_images.read_base(base) if images else None
@@ -75,7 +77,7 @@ def release(out: Path, key: Path | None, images: Iterable[str] = IMAGES, base: P
     )
     (out / ".gitignore").unlink(missing_ok=True)  # uv's
     for name in CHARTS:
-        chart = chart_of(name, version)
+        chart = chart_of(name)
         packed = pack(ROOT / "charts" / name, stamp)
         (out / f"{name}-{version}.tgz").write_bytes(packed)
         write_chart_archive(out / f"{name}-{version}.oci.tar", chart, packed, stamp)
@@ -97,20 +99,9 @@ def release(out: Path, key: Path | None, images: Iterable[str] = IMAGES, base: P
         print(f"{path.stat().st_size:>13,}  {path.name}")
 
 
-def project_version() -> str:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return str(project["project"]["version"])
-
-
-def chart_of(name: str, version: str) -> dict[str, Any]:
-    """The chart's own description. ReleaseError if it is of another version."""
+def chart_of(name: str) -> dict[str, Any]:
+    """The chart's own description."""
     chart: dict[str, Any] = yaml.safe_load((ROOT / "charts" / name / "Chart.yaml").read_text())
-    for field in ("version", "appVersion"):
-        if chart[field] != version:
-            raise ReleaseError(
-                f"charts/{name}/Chart.yaml says {field}: {chart[field]}, and pyproject.toml "
-                f"{version}; write {version} there"
-            )
     return chart
 
 

@@ -99,7 +99,8 @@ def up() -> None:
         with log.open("wb") as output:
             keeper = subprocess.Popen(
                 [sys.executable, "-m", "cluster", "keep"],
-                cwd=TESTS,
+                cwd=TESTS.parent,
+                env=os.environ | {"PYTHONPATH": str(TESTS)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

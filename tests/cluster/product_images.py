@@ -16,7 +16,8 @@ from pathlib import Path
 from cluster import running
 from cluster.host_python import CHECKOUT
 
-VERSION = "0.1.0"
+from scripts import version
+
 DIGITS = CHECKOUT / "examples" / "digits"
 BUILD_TIMEOUT_S = 3600.0
 # Image -> what runs in it to see that nothing is missing. The last one is a job's own, made from
@@ -29,7 +30,7 @@ IMAGES = {
 
 
 def tag_of(name: str) -> str:
-    return f"paceline/{name}:{VERSION}"
+    return f"paceline/{name}:{version.current()}"
 
 
 def build(say: Callable[[str], None]) -> None:

@@ -9,7 +9,7 @@ from cluster import image_build
 from cluster.image_build import ImageBuilder, ImageBuildError
 from cluster.nodes import Cluster
 
-from scripts import release
+from scripts import release, version
 
 pytestmark = pytest.mark.processes
 TAG = "paceline.test/two-stages:1"
@@ -47,11 +47,10 @@ def test_the_operator_of_a_release_runs_on_a_node(
     cluster: Cluster, cluster_namespace: str, tmp_path: Path
 ) -> None:
     release.release(tmp_path, None, ["operator"], image_build.make_base())
-    version = release.project_version()
-    cluster.load_image(tmp_path / f"paceline-operator-{version}.oci.tar")
+    cluster.load_image(tmp_path / f"paceline-operator-{version.current()}.oci.tar")
     container = {
         "name": "main",
-        "image": f"paceline/operator:{version}",
+        "image": f"paceline/operator:{version.current()}",
         "imagePullPolicy": "Never",
         "args": ["--help"],
         "securityContext": {"runAsNonRoot": True, "readOnlyRootFilesystem": True},

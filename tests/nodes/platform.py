@@ -11,10 +11,12 @@ from cluster.commands import helm, kubectl
 from cluster.image_build import ImageBuilder
 from cluster.nodes import Cluster
 
+from scripts import version
+
 CHECKOUT = host_python.CHECKOUT
 SYSTEM = "paceline-system"
 OPERATOR = "paceline-operator"
-OPERATOR_IMAGE = "paceline/operator:0.1.0"
+OPERATOR_IMAGE = f"paceline/operator:{version.current()}"
 WORKER_IMAGE = "paceline.test/worker:1"
 INSTALL_TIMEOUT = "180s"
 

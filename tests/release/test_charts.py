@@ -20,11 +20,11 @@ from cluster import programs
 from cluster.fixtures import or_skip
 from paceline_api.crdgen import DEFINITIONS
 
-from scripts import release
+from scripts import release, version
 
 pytestmark = pytest.mark.processes
 
-VERSION = release.project_version()
+VERSION = version.current()
 CRDS = "paceline-crds"
 KNOWN = (
     *("category", "changes", "crds", "images", "license", "links"),
@@ -84,7 +84,7 @@ def test_helm_pulls_the_archive_from_a_registry(tmp_path: Path, name: str) -> No
         helm = programs.require("helm")
     packed = release.pack(release.ROOT / "charts" / name, 0)
     archive = tmp_path / "chart.oci.tar"
-    release.write_chart_archive(archive, release.chart_of(name, VERSION), packed, 0)
+    release.write_chart_archive(archive, release.chart_of(name), packed, 0)
     with registry(archive, name) as address:
         done = subprocess.run(
             [helm, "pull", f"oci://{address}/{name}", f"--version={VERSION}", "--plain-http"],
@@ -102,7 +102,7 @@ def test_helm_pulls_the_archive_from_a_registry(tmp_path: Path, name: str) -> No
 
 
 def annotations(name: str) -> dict[str, str]:
-    return dict(release.chart_of(name, VERSION)["annotations"])
+    return dict(release.chart_of(name)["annotations"])
 
 
 def listed(name: str, what: str) -> list[dict[str, Any]]:

@@ -19,12 +19,12 @@ from cluster import image_build
 from cluster.fixtures import or_skip
 from release import small_image
 
-from scripts import oci, release, release_images
+from scripts import oci, release, release_images, version
 from scripts.release_images import ReleaseError
 
 pytestmark = pytest.mark.processes
 
-VERSION = release.project_version()
+VERSION = version.current()
 HEAVY = ("torch", "nvidia-", "triton", "sympy", "setuptools", "cuda-")
 """Gigabytes that say nothing of how an image is put together."""
 

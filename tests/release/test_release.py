@@ -25,11 +25,11 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from scripts import release
+from scripts import release, version
 
 pytestmark = pytest.mark.processes
 
-VERSION = release.project_version()
+VERSION = version.current()
 KEY = ec.generate_private_key(ec.SECP256R1())
 
 
@@ -148,9 +148,13 @@ def test_a_key_that_does_not_do_is_refused(tmp_path: Path) -> None:
             release.read_key(path)
 
 
-def test_a_chart_of_another_version_is_refused() -> None:
-    with pytest.raises(release.ReleaseError, match=r"write 9\.9\.9 there"):
-        release.chart_of("paceline", "9.9.9")
+def test_a_place_with_another_version_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(version, "problems", lambda: "Dockerfile says another version\n")
+    with pytest.raises(release.ReleaseError, match="Dockerfile says another version; run `make"):
+        release.release(tmp_path / "out", None, images=())
+    assert not (tmp_path / "out").exists()
 
 
 def test_errors_are_one_sentence(tmp_path: Path) -> None:

@@ -1,0 +1,112 @@
+"""The version, in one place: `make version` shows it, `make version VERSION=1.2.3` changes it.
+
+pyproject.toml says which it is. Wherever else it stands is written from there; `make check` finds
+what says another one.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+SOURCE: Final = "pyproject.toml"
+_FORM: Final = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
+"""Without a suffix: Python and Helm write those in different ways."""
+_IMAGE: Final = r"paceline/(?:operator|worker):([\w.]+)"
+_CHART: Final = (r"^version: (.+)$", r"^appVersion: (.+)$", _IMAGE)
+_RENDERED: Final = (
+    r'app\.kubernetes\.io/version: "(.+)"',
+    r"helm\.sh/chart: paceline-(.+)",
+    _IMAGE,
+)
+PLACES: Final[Mapping[str, tuple[str, ...]]] = {
+    SOURCE: (r'^version = "(.+)"$',),
+    "uv.lock": (r'^name = "paceline"\nversion = "(.+)"$',),
+    "charts/paceline/Chart.yaml": _CHART,
+    "charts/paceline-crds/Chart.yaml": _CHART[:2],
+    "Dockerfile": (_IMAGE,),
+    "docs/kubernetes.md": (_IMAGE,),
+    "examples/digits/Dockerfile": (_IMAGE,),
+    **{
+        f"tests/operator/golden/chart-{variant}.yaml": _RENDERED
+        for variant in ("default", "everything", "namespaced")
+    },
+}
+"""File -> patterns, each with one group where the version stands."""
+
+
+class VersionError(Exception):
+    """What was wrong, and what to do."""
+
+
+def current(root: Path = ROOT) -> str:
+    project = tomllib.loads((root / SOURCE).read_text())
+    return str(project["project"]["version"])
+
+
+def write(version: str, root: Path = ROOT) -> list[str]:
+    """Every place says `version`; returns the files that are new."""
+    if not _FORM.fullmatch(version):
+        raise VersionError(f"{version} is no version; write three numbers, such as 1.2.3")
+    changed = []
+    for path in PLACES:
+        old = (root / path).read_text()
+        new = _with(path, old, version)
+        if new != old:
+            (root / path).write_text(new)
+            changed.append(path)
+    return changed
+
+
+def problems(root: Path = ROOT) -> str:
+    """Which places do not say what pyproject.toml says; empty if none."""
+    version, found = current(root), ""
+    for path in PLACES:
+        text = (root / path).read_text()
+        try:
+            if _with(path, text, version) != text:
+                found += f"{path} says another version than {SOURCE}, which says {version}\n"
+        except VersionError as error:
+            found += f"{error}\n"
+    return found
+
+
+def _with(path: str, text: str, version: str) -> str:
+    for pattern in PLACES[path]:
+        text, count = re.subn(
+            pattern,
+            lambda found: (
+                found[0][: found.start(1) - found.start()]
+                + version
+                + found[0][found.end(1) - found.start() :]
+            ),
+            text,
+            flags=re.M,
+        )
+        if not count:
+            raise VersionError(
+                f"{path} has no version where {pattern!r} looks for it; mend scripts/version.py"
+            )
+    return text
+
+
+def main(arguments: list[str]) -> int:
+    if not arguments:
+        print(current())
+        return 0
+    try:
+        for path in write(arguments[0]):
+            print(f"wrote {path}")
+    except VersionError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

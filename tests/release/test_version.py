@@ -1,0 +1,95 @@
+"""The version stands in one place; everywhere else it is written from there."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import version
+
+OTHER = "9.8.7"
+EARLIER = {
+    "CHANGELOG.md",
+    "docs/upgrade.md",  # says which charts were tried
+    "tests/cluster/test_control_plane.py",  # a chart of its own
+    "tests/operator/real/test_install.py",  # the release before
+}
+"""Where the number of an earlier release may stand, which may be today's until the next one."""
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    for path in version.PLACES:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(version.ROOT / path, tmp_path / path)
+    return tmp_path
+
+
+def test_every_place_says_the_same() -> None:
+    assert version.problems() == ""
+
+
+def test_another_version_reaches_every_place(copy: Path) -> None:
+    old = version.current()
+    assert set(version.write(OTHER, copy)) == set(version.PLACES)
+    assert version.current(copy) == OTHER
+    assert version.problems(copy) == ""
+    assert version.write(OTHER, copy) == []
+    assert set(version.write(old, copy)) == set(version.PLACES)
+    for path in version.PLACES:
+        assert (copy / path).read_bytes() == (version.ROOT / path).read_bytes(), path
+
+
+def test_no_other_file_names_it() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=version.ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    number = re.compile(rf"(?<![\w.]){re.escape(version.current())}(?![\w.])")
+    kinds = {".py", ".md", ".toml", ".yaml", ".yml", ".ipynb", ".mk", ".tpl", ""}
+    for name in set(filter(None, listed)) - set(version.PLACES) - EARLIER:
+        path = version.ROOT / name
+        if path.suffix in kinds and path.is_file():
+            assert not number.search(path.read_text()), (
+                f"{name} names the version; add it to scripts/version.py, or read it from there"
+            )
+
+
+def test_drift_is_said(copy: Path) -> None:
+    chart = copy / "charts/paceline/Chart.yaml"
+    chart.write_text(
+        chart.read_text().replace(f"version: {version.current()}", f"version: {OTHER}")
+    )
+    (copy / "Dockerfile").write_text("FROM scratch\n")
+    said = version.problems(copy).splitlines()
+    assert said[0].startswith("charts/paceline/Chart.yaml says another version")
+    assert said[1].startswith("Dockerfile has no version where")
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize("wrong", ["1.2", "v1.2.3", "1.2.3rc1", "01.2.3", "1.2.3\n"])
+def test_what_is_no_version_is_refused(copy: Path, wrong: str) -> None:
+    with pytest.raises(version.VersionError, match="three numbers"):
+        version.write(wrong, copy)
+
+
+def test_the_command_says_which_it_is_and_what_is_wrong() -> None:
+    def said(*words: str) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "scripts.version", *words],
+            cwd=version.ROOT,
+            capture_output=True,
+            text=True,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    assert said() == (0, f"{version.current()}\n", "")
+    assert said("one") == (
+        1,
+        "",
+        "error: one is no version; write three numbers, such as 1.2.3\n",
+    )

@@ -1,8 +1,8 @@
 # Images of Paceline.
 #
-#   docker build --target operator -t paceline/operator:0.1.0 .
-#   docker build --target worker -t paceline/worker:0.1.0 .                     CUDA, as uv.lock has it
-#   docker build --target worker --build-arg TORCH=cpu -t paceline/worker:0.1.0 .
+#   docker build --target operator -t paceline/operator:0.2.0 .
+#   docker build --target worker -t paceline/worker:0.2.0 .                     CUDA, as uv.lock has it
+#   docker build --target worker --build-arg TORCH=cpu -t paceline/worker:0.2.0 .
 #
 # A job's own image is made from the worker, as examples/digits/Dockerfile shows.
 #

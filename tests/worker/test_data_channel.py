@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from paceline.core.collectives.select import Method
+from paceline.core.messages import Endpoints
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.rank import events as ev
 from paceline.transport.base import Abort, PeerLost
@@ -72,7 +73,7 @@ def opened(transport: Queueing) -> tuple[DataChannel, Noted]:
     channel = DataChannel(transport, Abort(), noted)
     commit: Any = SimpleNamespace(
         gen=SimpleNamespace(id=GenerationId(1, "c", 1), members=MEMBERS),
-        endpoints=tuple((member, SimpleNamespace(data="")) for member in MEMBERS),
+        endpoints=tuple((member, Endpoints("", "")) for member in MEMBERS),
     )
     assert isinstance(channel.open(commit, MEMBERS[0]), ev.ChannelOpened)
     return channel, noted

@@ -23,8 +23,10 @@ from transport.rank_body import ROUNDED, Outcome, Payload, digest
 ALGORITHMS = ["ring", "recursive_doubling", "halving_doubling"]
 MPI = [*(f"mpi:{name}" for name in ALGORITHMS), "mpi-mixed:ring"]
 AS_BFLOAT16 = [*(f"mpi{ROUNDED}:{name}" for name in ALGORITHMS), f"mpi-mixed{ROUNDED}:ring"]
-SHARED = ["shm", "shm-mixed", "hier:mpi:ring", f"hier:mpi{ROUNDED}:ring", "hier:gloo"]
-"""The second: every other rank without a compiler. The last three: every other rank elsewhere."""
+LEVELS = [*(f"hier:mpi:{name}" for name in ALGORITHMS), f"hier:mpi{ROUNDED}:ring", "hier:gloo"]
+"""Every other rank elsewhere."""
+SHARED = ["shm", "shm-mixed", *LEVELS]
+"""The second: every other rank without a compiler."""
 REAL = ["gloo", *MPI, *AS_BFLOAT16, *SHARED, "auto"]
 IN_MEMORY = [
     "sim",

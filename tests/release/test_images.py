@@ -93,7 +93,7 @@ def run_in(root: Path, config: dict[str, Any], *words: str) -> str:
     who = [f"--setgid={group}", f"--setuid={user}"] if os.geteuid() == 0 else ["--map-root-user"]
     where = [f"--root={root}", f"--wd={process.get('WorkingDir', '/')}"]
     done = subprocess.run(
-        ["unshare", "--pid", "--fork", "--kill-child", *who, *where, *words],
+        ["unshare", *who, *where, *words],
         env=dict(each.split("=", 1) for each in process["Env"]),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

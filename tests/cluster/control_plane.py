@@ -252,6 +252,7 @@ class ControlPlane:
             "--use-service-account-credentials=true",
             "--node-monitor-period=2s",
             "--node-monitor-grace-period=20s",
+            "--horizontal-pod-autoscaler-sync-period=2s",
             *(self.limits.flags if self.limits else ()),
         ]
 

@@ -308,11 +308,6 @@ BAD: dict[str, Bad] = {
         "    quorum: 6\n", "    wire: BFloat16\n  parallelism: {model: 2}\n",
         "spec.collective.wire", "does not go with parallelism.model above 1", "remove it",
     ),
-    "groups with checkpoints": Bad(
-        "    quorum: 6\n",
-        "    quorum: 75%\n  parallelism: {model: 2}\n  checkpoint: {path: /checkpoints}\n",
-        "spec.checkpoint.path", "do not go with parallelism.model above 1", "remove",
-    ),
     "failure rule about nothing": _spec(
         "failurePolicy: {rules: [{action: Ignore}]}", "failurePolicy.rules[0]",
         "without onExitCodes and onReasons", "onExitCodes: [2]",

@@ -17,6 +17,7 @@ from typing import Any
 import paceline as pl
 import torch
 from paceline.core.protocol.ids import parse_member
+from paceline.transport.selected import SelectedTransport
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor.parallel import (
@@ -64,7 +65,24 @@ def misbehave(step: int) -> None:
         sys.exit(3)
 
 
+def misbehave_in_a_reduction(call: int) -> None:
+    """kill -9 of this process when it is about to sum for the `call`th time: its peers have begun,
+    and so have the other shards with theirs."""
+    real, calls = SelectedTransport.allreduce, 0
+
+    def wrapped(*given: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(*given)
+
+    setattr(SelectedTransport, "allreduce", wrapped)  # noqa: B010
+
+
 def main() -> None:
+    if (call := CONFIG.get("in_reduction", {}).get(f"{MEMBER}/{SHARD}")) is not None:
+        misbehave_in_a_reduction(call)
     torch.set_num_threads(1)
     pl.init()
     model: Any = whole_model()

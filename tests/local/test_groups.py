@@ -48,9 +48,10 @@ def run(
     config: dict[str, Any],
     collective: dict[str, Any] | None = None,
     steps: list[list[Any]] | None = None,
+    name: str = "run",
     **spec: Any,
 ) -> dict[str, Any]:
-    at = folder / "run"
+    at = folder / name
     at.mkdir()
     nothing = {"at_the_end": [], "inject": "", "slow_log": "", "small_disk": False}
     order = {"job": job(config, collective or {}, **spec), "steps": steps or [], **nothing}
@@ -117,7 +118,9 @@ def test_full_equals_one_process(
 
 
 LONG = {"kind": "tensor", "epochs": 40}
+IN_REDUCTION = {"a shard is killed in a reduction": "1.0#0/1", "a lead too": "0.0#0/0"}
 FAULTS: dict[str, tuple[list[list[Any]], dict[str, str]]] = {
+    **{fault: ([], {}) for fault in IN_REDUCTION},
     "a lead is killed": ([["kill", 1, 0, 60]], {}),
     "a shard is killed": ([], {"1.0#0/1/9": "die"}),
     "a shard is killed, and a group joins": ([["scale", 3, 0, 60]], {"0.0#0/1/12": "die"}),
@@ -140,10 +143,41 @@ def test_a_group_comes_and_goes_as_one(
     collective: dict[str, Any] = {"mode": mode, "maxAge": 0}
     if mode == "Quorum":
         collective |= {"quorum": 1}
-    result = run(fork_server, tmp_path, {**LONG, "at": at}, collective, steps)
+    config = {**LONG, "at": at}
+    if fault in IN_REDUCTION:
+        config["in_reduction"] = {IN_REDUCTION[fault]: 9}
+    result = run(fork_server, tmp_path, config, collective, steps)
     assert not result["undone"], result
     weights_of(result)
     assert result["log"]["applied"] == 40 * group_script.SAMPLES, result["log"]
+
+
+def test_all_groups_die_and_go_on_from_a_checkpoint(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    """R26: each rank loads its own shard of it."""
+    steps: list[list[Any]] = [["kill", 0, 0, 400], ["kill", 1, 0, -1]]
+    checkpoint = {"path": str(tmp_path / "kept"), "everyRounds": 4}
+    result = run(fork_server, tmp_path, LONG, {}, steps, checkpoint=checkpoint)
+    assert not result["undone"], result
+    weights_of(result)
+    assert result["log"]["applied"] == 40 * group_script.SAMPLES, result["log"]
+
+
+def test_shards_are_restored_by_another_number_of_groups(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    """R53: what two groups have saved is the beginning of three."""
+    config: dict[str, Any] = {"kind": "tensor", "epochs": 12}
+    checkpoint = {"path": str(tmp_path / "kept"), "everyRounds": 4}
+    failing = {**config, "at": {"0.0#0/1/20": "exit"}}
+    first = run(fork_server, tmp_path, failing, backoffLimit=0, checkpoint=checkpoint)
+    assert not first["complete"]
+    second = run(fork_server, tmp_path, config, name="again", replicas=3, checkpoint=checkpoint)
+    weights_of(second)
+    assert second["log"]["applied"] == 12 * group_script.SAMPLES, second["log"]
+    said = [line for line in second["said"] if "goes on from the checkpoint" in line]
+    assert said, second["said"]
 
 
 MISTAKES = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import pickle
 import random
 import shutil
@@ -86,7 +88,9 @@ class Saver:
     def __init__(self, path: Path, rank: Rank, keep: int = 2) -> None:
         self.answers: Queue[Answer] = Queue()
         self.rank = rank
-        self.writer = CheckpointWriter(path, rank.identity, keep=keep, post=self.answers.put)
+        self.writer = CheckpointWriter(
+            path, rank.identity, keep=keep, post=self.answers.put, pid=os.getpid()
+        )
 
     def write(self, version: int, *, finished: bool = False) -> Answer:
         self.writer.save(self.rank.committed.copy(), snapshot(version), finished=finished)
@@ -113,6 +117,46 @@ def saver(tmp_path: Path, rank: Rank) -> Iterator[Saver]:
     made = Saver(tmp_path / "saved", rank)
     yield made
     made.writer.close(ANSWER_S)
+
+
+def test_the_shards_of_a_group_are_one_checkpoint(tmp_path: Path) -> None:
+    """R53: each rank writes its own part into one folder, which the first one gives its name."""
+    path, ranks = tmp_path / "saved", [Rank(), Rank()]
+    for shard, rank in enumerate(ranks):
+        rank.train(1 + shard)
+        rank.identity = dataclasses.replace(rank.identity, shard=shard, shards=2)
+    savers = [Saver(path, rank) for rank in ranks]
+    for saver in savers:
+        assert saver.write(3) == Written(3)
+    savers[1].writer.publish(3)
+    savers[1].writer.close(ANSWER_S)
+    assert not disk.versions(path), "that is for the first one"
+    assert savers[0].publish(3) == Published(3)
+    savers[0].writer.close(ANSWER_S)
+    for rank in ranks:
+        kept = disk.find(path, rank.identity)
+        assert kept is not None
+        other = Rank(seed=9)
+        loaded = disk.load(path, kept, rank.identity)
+        other.committed.load_copy(loaded.header, loaded.model, loaded.buffers)
+        assert other.committed.strong_hash() == rank.committed.strong_hash()
+    alone = dataclasses.replace(ranks[0].identity, shards=1)
+    with pytest.raises(CheckpointError, match="groups of 2 ranks") as caught:
+        disk.find(path, alone)
+    assert "spec.parallelism.model to 2" in caught.value.hint
+    shutil.rmtree(disk.folder_of(path, 3) / "shard-1")
+    with pytest.raises(CheckpointError, match="it has 1 of 2 shards"):
+        disk.find(path, ranks[0].identity)
+
+
+def test_a_checkpoint_that_lacks_a_shard_gets_no_name(tmp_path: Path) -> None:
+    path, rank = tmp_path / "saved", Rank()
+    rank.identity = dataclasses.replace(rank.identity, shard=0, shards=2)
+    saver = Saver(path, rank)
+    assert saver.write(3) == Written(3)
+    assert saver.publish(3) == Published(3, "a shard of it was thrown away")
+    saver.writer.close(ANSWER_S)
+    assert not list(path.iterdir())
 
 
 def test_a_restored_state_has_the_same_bits_and_goes_on_alike(saver: Saver, tmp_path: Path) -> None:

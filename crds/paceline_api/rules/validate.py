@@ -118,11 +118,6 @@ def _groups_send_whole_floats(job: TrainingJob) -> Iterator[Violation]:
         yield Violation(collective.wire)
 
 
-def _groups_have_no_checkpoints(job: TrainingJob) -> Iterator[Violation]:
-    if _model(job) > 1 and job.spec.checkpoint:
-        yield Violation(job.spec.checkpoint.path)
-
-
 def _deadline_is_given(job: TrainingJob) -> Iterator[Violation]:
     collective = job.spec.collective
     if collective and collective.mode is Mode.DEADLINE and collective.deadline is None:
@@ -288,13 +283,6 @@ RULES: Final = (
         check=_groups_send_whole_floats,
         cel=f"{_MODEL_CEL} == 1 || !has(self.collective) || "
         "!has(self.collective.wire) || self.collective.wire != 'BFloat16'",
-    ),
-    Rule(
-        path="spec.checkpoint.path",
-        problem="is of checkpoints, which do not go with parallelism.model above 1 yet",
-        hint="remove spec.checkpoint, or remove spec.parallelism",
-        check=_groups_have_no_checkpoints,
-        cel=f"{_MODEL_CEL} == 1 || !has(self.checkpoint)",
     ),
     Rule(
         path="spec.collective.deadline",

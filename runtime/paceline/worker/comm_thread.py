@@ -516,14 +516,13 @@ class CommThread:
         has = self.tensors is not None and self.tensors.checkpoints is not None
         return has and (rank.passive or not rank.has_state)
 
-    def _restore(self, effect: ev.Restore) -> ev.Event | None:
+    def _restore(self, effect: ev.Restore) -> ev.Event:
         try:
             with self._gradients.streams.own():
                 self._gradients.forget_residuals()
                 return self._checkpoints.restore(effect)
         except PacelineError as error:
-            self._say(Fatal(self.machine.state.me, "CheckpointUnusable", str(error)))
-            return None
+            return ev.NotRestored(str(error))
 
     @property
     def _checkpoints(self) -> CheckpointService:

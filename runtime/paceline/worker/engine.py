@@ -241,7 +241,7 @@ class Engine:
             committed.group = GroupSum(self.shard, self._comm.sum)
         checkpoints = self._checkpoints(gradients, committed, plan)
         self._comm.take(gradients, committed, checkpoints)
-        if checkpoints is not None:
+        if checkpoints is not None and not self.shard:
             self._comm.post(checkpoints.look())
         self._await_kernels()
         self._call(
@@ -273,8 +273,11 @@ class Engine:
         from paceline.worker.checkpoint.format import Identity
         from paceline.worker.checkpoint.service import CheckpointService
 
-        identity = Identity(self._settings.job, gradients.layout.model_fingerprint(), plan)
-        return CheckpointService(spec, identity, committed, self._comm.post, self._record)
+        layout = gradients.layout.model_fingerprint()
+        identity = Identity(self._settings.job, layout, plan, self.shard, self.shards)
+        return CheckpointService(
+            spec, identity, committed, self._comm.post, self._record, self._welcome.pid
+        )
 
     def step(
         self,

@@ -30,6 +30,7 @@ from paceline.core.rank.agreement import (
     Agreement,
     GroupDisagreesError,
     ScriptEvent,
+    Writing,
     outcome_of,
 )
 from paceline.core.rank.within import (
@@ -45,6 +46,7 @@ from paceline.core.rank.within import (
     Square,
     Total,
     Welcome,
+    Wrote,
     pack,
     unpack,
 )
@@ -148,6 +150,7 @@ class LeadThread(CommThread):
         """Before it starts."""
         self._lines = rendezvous.lines
         self._agreement = Agreement(len(self._lines) + 1, rendezvous.addresses)
+        self._writing = Writing(len(self._lines) + 1)
         self._answers: list[SimpleQueue[Answer | None]] = [SimpleQueue() for _ in self._lines]
         self._mail: dict[Key, ReceivedMessage] = {}
         self._arrived: dict[Key, set[int]] = {}
@@ -186,8 +189,12 @@ class LeadThread(CommThread):
             case _Heard(shard=shard, message=Mail(key=key)):
                 self._arrived.setdefault(key, set()).add(shard)
                 self._open_mail(key)
+            case _Heard(shard=shard, message=Wrote(event=written)):
+                self._written(shard, written)
             case _Heard():
                 _end_with(f"rank {event.shard}", over=self.machine.state.ended)
+            case ev.Written():
+                self._written(0, event)
             case ev.Step():
                 self._said(0, self._reducer.finish(event))
             case _ if isinstance(event, SCRIPT):
@@ -205,6 +212,10 @@ class LeadThread(CommThread):
             if not isinstance(agreed, ev.Step):
                 self._catch_up()
             self._handle(agreed, now_ns())
+
+    def _written(self, shard: int, event: ev.Written) -> None:
+        if (written := self._writing.done(shard, event)) is not None:
+            super()._take(written)
 
     def _handle(self, event: ev.Event, now: int) -> None:
         self._tell(Ordered(now, event))
@@ -285,6 +296,8 @@ class FollowerThread(CommThread):
                 self._lead.tell(Said(self._reducer.finish(event)))
             case _ if isinstance(event, SCRIPT):
                 self._lead.tell(Said(event))
+            case ev.Written():
+                self._lead.tell(Wrote(event))
             case _:
                 log.debug("%s is the lead's to hear", type(event).__name__)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from paceline.core.protocol.records import DataPlan, LoggedMetric
 from paceline.core.rank import events as ev
-from paceline.core.rank.agreement import Agreement, GroupDisagreesError, outcome_of
+from paceline.core.rank.agreement import Agreement, GroupDisagreesError, Writing, outcome_of
 
 BEGIN = ev.Begin("front", DataPlan(), 2, data="here", segments=3)
 STEP = ev.Step((4,), 8, 8)
@@ -82,3 +82,16 @@ def test_the_hash_of_a_group_is_of_all_its_shards() -> None:
 
     assert of(1, 2) == of(1, 2)
     assert len({str(of(1, 2)), str(of(2, 1)), str(of(1, 3))}) == 3
+
+
+def test_a_checkpoint_is_written_once_all_parts_of_it_are() -> None:
+    writing = Writing(2)
+    assert writing.done(1, ev.Written(4)) is None
+    assert writing.done(1, ev.Written(8, "no room")) is None
+    assert writing.done(0, ev.Written(4)) == ev.Written(4)
+    assert writing.done(0, ev.Written(8)) == ev.Written(8, "no room")
+
+
+def test_a_checkpoint_that_one_rank_cannot_load_is_of_no_use_to_the_group() -> None:
+    problem = ev.NotRestored("shard-1 is damaged")
+    assert outcome_of([ev.Hashed(7, 1), problem]) == problem

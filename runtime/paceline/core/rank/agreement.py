@@ -102,12 +102,30 @@ def _step(steps: Sequence[ev.Step]) -> ev.Step:
     )
 
 
+class Writing:
+    """Parts of checkpoints that the ranks of a group have written, each of its shard."""
+
+    def __init__(self, model: int) -> None:
+        self._done: list[deque[ev.Written]] = [deque() for _ in range(model)]
+
+    def done(self, shard: int, event: ev.Written) -> ev.Written | None:
+        """The group's event, once all parts are written: with a problem if one of them has one."""
+        self._done[shard].append(event)
+        if not all(self._done):
+            return None
+        parts = [queue.popleft() for queue in self._done]
+        assert len({part.version for part in parts}) == 1, parts
+        return replace(parts[0], problem=next((p.problem for p in parts if p.problem), ""))
+
+
 def outcome_of(outcomes: Sequence[ev.Event]) -> ev.Event:
     """What came of an effect on all ranks of a group. One that failed fails for all (R52)."""
     failed = [e for e in outcomes if isinstance(e, ev.ChannelFailed)]
     if failed:
         # Whoever has lost a peer tells more than who was told to give up.
         return next((e for e in failed if not e.aborted), failed[0])
+    if lacking := next((e for e in outcomes if isinstance(e, ev.NotRestored)), None):
+        return lacking
     first = outcomes[0]
     assert all(type(e) is type(first) for e in outcomes), outcomes
     if isinstance(first, ev.Reduced):

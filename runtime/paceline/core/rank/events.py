@@ -158,6 +158,12 @@ class Restored(Struct, frozen=True, tag=True):
     log: LogSnapshot
 
 
+class NotRestored(Struct, frozen=True, tag=True):
+    """It cannot be loaded here, whatever its manifest says."""
+
+    problem: str
+
+
 class Written(Struct, frozen=True, tag=True):
     """A checkpoint lies on the disk under a name that nobody reads; `problem`: it does not."""
 
@@ -201,6 +207,7 @@ Event = (
     | Hashed
     | Found
     | Restored
+    | NotRestored
     | Written
     | Published
     | Connected

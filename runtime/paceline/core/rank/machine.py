@@ -17,6 +17,7 @@ from paceline.core.messages import (
     CommitChange,
     Dismiss,
     Endpoints,
+    Fatal,
     Gathered,
     Part,
     PeerMessage,
@@ -41,6 +42,7 @@ from paceline.core.rank.events import (
     Flush,
     Found,
     Hashed,
+    NotRestored,
     Published,
     Reduced,
     Rest,
@@ -112,6 +114,8 @@ class Rank:
                 rank.found = event
             case Restored(log=log):
                 membership.on_restored(rank, log)
+            case NotRestored(problem=problem):
+                rank.tell(Fatal(rank.me, "CheckpointUnusable", problem))
             case Written() | Published():
                 saving.on_writer(rank, event)
             case Tick():

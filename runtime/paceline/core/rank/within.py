@@ -1,7 +1,7 @@
 """What the ranks of a group say to each other over their own lines (R50 to R54).
 
     lead -> the others    Welcome, Ordered, Interrupt, Total
-    the others -> lead    Greeting, Said, Came, Mail, Square
+    the others -> lead    Greeting, Said, Came, Wrote, Mail, Square
 
 msgpack like what ranks of different members say to each other; never a pickle.
 """
@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from paceline.core.protocol.ids import GenerationId
 from paceline.core.rank.agreement import ScriptEvent
-from paceline.core.rank.events import Event
+from paceline.core.rank.events import Event, Written
 from paceline.core.wire import WireError
 
 Key = tuple[str, GenerationId, int]
@@ -65,6 +65,12 @@ class Came(Struct, frozen=True, tag=True):
     event: Event
 
 
+class Wrote(Struct, frozen=True, tag=True):
+    """Its part of a checkpoint."""
+
+    event: Written
+
+
 class Mail(Struct, frozen=True, tag=True):
     """Tensors of its shard have arrived; they wait for those of the others."""
 
@@ -75,7 +81,7 @@ class Square(Struct, frozen=True, tag=True):
     value: float
 
 
-ToLead = Greeting | Said | Came | Mail | Square
+ToLead = Greeting | Said | Came | Wrote | Mail | Square
 FromLead = Welcome | Ordered | Interrupt | Total
 Message = ToLead | FromLead
 

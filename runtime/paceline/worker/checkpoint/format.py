@@ -6,6 +6,7 @@
         model.safetensors         weights and buffers by the model's own names, for any reader
         state.json                optimizer and scheduler without their tensors
         state.safetensors         the tensors that state.json names by number
+    <path>/v<version>/shard-<j>/  instead, where ranks share a model: the same of each shard (R53)
     <path>/.writing-*             under way, or left by a process that was killed
 
 A checkpoint is data: nothing of it is ever unpickled, since a pickle is a program and many may
@@ -39,6 +40,7 @@ HEADER: Final = "state.json"
 MODEL: Final = "model.safetensors"
 STATE: Final = "state.safetensors"
 NEEDED: Final = (LOG, MODEL, HEADER, STATE)
+SHARD: Final = "shard-"
 CHUNK_BYTES: Final = 1 << 20
 LOOKS: Final = 5
 """The newest one may be replaced by a newer one while it is looked at."""
@@ -70,6 +72,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """Fingerprint of the parameters' names, shapes and types."""
     plan: DataPlan
     files: tuple[File, ...]
+    shards: int = 1
+    """Ranks that held one copy of the model together (R50)."""
 
     @property
     def kept(self) -> Kept:
@@ -83,6 +87,10 @@ class Identity:
     job: str
     layout: str
     plan: DataPlan
+    shard: int = 0
+    """Of the model, which the rank holds."""
+    shards: int = 1
+    """Ranks that hold one copy of the model together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +103,16 @@ class Loaded:
 
 def folder_of(path: Path, version: int) -> Path:
     return path / f"v{version}"
+
+
+def part_of(folder: Path, wanted: Identity) -> Path:
+    """What this rank writes and reads of a checkpoint."""
+    return folder if wanted.shards == 1 else folder / f"{SHARD}{wanted.shard}"
+
+
+def shards_in(folder: Path) -> list[Path]:
+    """Empty: each rank holds the whole model, or the folder does not exist."""
+    return sorted(folder.glob(f"{SHARD}*"))
 
 
 def versions(path: Path) -> list[int]:
@@ -130,6 +148,13 @@ def find(path: Path, wanted: Identity) -> Kept | None:
 
 def check(folder: Path, wanted: Identity) -> Manifest:
     """CheckpointError, unless the checkpoint is whole, as far as its sizes tell, and fits."""
+    if (found := _shards_of(folder)) != wanted.shards:
+        raise CheckpointError(
+            f"checkpoint {folder} is of groups of {found} ranks that hold one copy of the model "
+            f"together, and this job has groups of {wanted.shards}",
+            hint=f"set spec.parallelism.model to {found}; {START_AFRESH}",
+        )
+    folder = part_of(folder, wanted)
     manifest = read_manifest(folder)
     if manifest.job != wanted.job:
         raise CheckpointError(
@@ -183,6 +208,7 @@ def load(path: Path, kept: Kept, wanted: Identity) -> Loaded:
             f"instead of {kept}",
             hint="make spec.checkpoint.path one folder that all ranks share",
         )
+    folder = part_of(folder, wanted)
     for file in manifest.files:
         if file_of(folder / file.name) != file:
             raise _damaged(folder, f"the bytes of {file.name} have changed")
@@ -217,10 +243,22 @@ def file_of(path: Path) -> File:
     return File(path.name, size, crc)
 
 
+def _shards_of(folder: Path) -> int:
+    """Of how many it was made; CheckpointError if some are gone."""
+    parts = shards_in(folder)
+    if not parts:
+        return 1
+    made = read_manifest(parts[0]).shards
+    if len(parts) != made:
+        raise _damaged(folder, f"it has {len(parts)} of {made} shards")
+    return made
+
+
 def _damaged(folder: Path, why: str) -> CheckpointError:
+    whole = folder.parent if folder.name.startswith(SHARD) else folder
     return CheckpointError(
         f"checkpoint {folder} is damaged: {why}",
-        hint=f"remove {folder} to go on from the one before it, or bring the file back",
+        hint=f"remove {whole} to go on from the one before it, or bring the file back",
     )
 
 

@@ -41,12 +41,14 @@ class CheckpointService:
         committed: Committed,
         post: Callable[[Answer], None],
         record: RankRecord,
+        pid: int,
     ) -> None:
+        """`pid`: of the rank, or of the first of its group."""
         self._exposed_s = 0.0
         """In which the communication thread copied."""
         self._path, self._identity, self._committed = Path(spec.path), identity, committed
         self._metrics = CheckpointMetrics(record)
-        self._writer = CheckpointWriter(self._path, identity, keep=spec.keep, post=post)
+        self._writer = CheckpointWriter(self._path, identity, keep=spec.keep, post=post, pid=pid)
 
     def look(self) -> ev.Found:
         """The newest checkpoint, as this rank sees the folder now."""

@@ -54,10 +54,14 @@ class CheckpointWriter:
         *,
         keep: int,
         post: Callable[[Answer], None],
+        pid: int,
     ) -> None:
+        """`pid`: a number that only ranks of the same group have, which write into one folder. The
+        first of them publishes it."""
         self.hidden_s = 0.0
         """Spent in the background, beside training."""
         self._path, self._identity, self._keep, self._post = path, identity, keep, post
+        self._pid = pid
         self._folder: Path | None = None
         """Under way, or written and not published."""
         self._orders: SimpleQueue[Order | None] = SimpleQueue()
@@ -101,8 +105,8 @@ class CheckpointWriter:
     def _save(self, copy: StateCopy, snapshot: LogSnapshot, *, finished: bool) -> Answer:
         self._drop()
         version = snapshot.version
-        folder = self._path / f"{WRITING}{version}-{socket.gethostname()}-{os.getpid()}"
-        self._folder = folder
+        self._folder = self._path / f"{WRITING}{version}-{socket.gethostname()}-{self._pid}"
+        folder = disk.part_of(self._folder, self._identity)
         problem = ""
         try:
             folder.mkdir(parents=True)
@@ -120,6 +124,7 @@ class CheckpointWriter:
                 layout=self._identity.layout,
                 plan=snapshot.plan,
                 files=files,
+                shards=self._identity.shards,
             )
             _write(folder / disk.MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
             _sync(folder)
@@ -134,13 +139,19 @@ class CheckpointWriter:
         if free < needed:
             raise OSError(f"{needed:,} bytes are needed in {self._path}, {free:,} are free")
 
-    def _publish(self, version: int) -> Answer:
+    def _publish(self, version: int) -> Answer | None:
         folder, self._folder = self._folder, None
+        if self._identity.shard:
+            return None
         target = disk.folder_of(self._path, version)
         problem = ""
         try:
             if folder is None:
                 raise OSError("it was thrown away")
+            if self._identity.shards > 1:
+                if len(disk.shards_in(folder)) < self._identity.shards:
+                    raise OSError("a shard of it was thrown away")
+                _sync(folder)
             if target.exists():
                 self._replace(target, folder)
             else:
@@ -155,7 +166,10 @@ class CheckpointWriter:
     def _replace(self, target: Path, folder: Path) -> None:
         """The same version was published before: by another rank, or in a history that ended."""
         with contextlib.suppress(CheckpointError):
-            if disk.read_manifest(target).kept == disk.read_manifest(folder).kept:
+            manifests = [
+                disk.read_manifest(disk.part_of(f, self._identity)) for f in (target, folder)
+            ]
+            if manifests[0].kept == manifests[1].kept:
                 shutil.rmtree(folder)
                 return
         shutil.rmtree(target)
@@ -178,7 +192,9 @@ class CheckpointWriter:
 
     def _drop(self) -> None:
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(disk.part_of(self._folder, self._identity), ignore_errors=True)
+            with contextlib.suppress(OSError):  # it is gone, or another shard's part is in it
+                self._folder.rmdir()
             self._folder = None
 
     def _clean(self, published: int) -> None:

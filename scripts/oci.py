@@ -22,7 +22,8 @@ IMAGE_CONFIG: Final = "application/vnd.oci.image.config.v1+json"
 IMAGE_LAYER: Final = "application/vnd.oci.image.layer.v1.tar+gzip"
 HELM_CONFIG: Final = "application/vnd.cncf.helm.config.v1+json"
 HELM_CONTENT: Final = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
-_LEVEL: Final = 6
+LEVEL = 6
+"""Of compression, 1 to 9."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def write_layer(target: Path, fill: Callable[[tarfile.TarFile], None]) -> Layer:
     """A layer of an image, compressed into a file; `fill` adds what is in it."""
     with (
         target.open("wb") as file,
-        gzip.GzipFile("", "wb", _LEVEL, fileobj=file, mtime=0) as packed,
+        gzip.GzipFile("", "wb", LEVEL, fileobj=file, mtime=0) as packed,
     ):
         plain = _Hashed(packed)
         with tarfile.open(fileobj=plain, mode="w|", format=tarfile.PAX_FORMAT) as archive:

@@ -9,7 +9,7 @@ from cluster import image_build
 from cluster.image_build import ImageBuilder, ImageBuildError
 from cluster.nodes import Cluster
 
-from scripts import release, version
+from scripts import oci, release, version
 
 pytestmark = pytest.mark.processes
 TAG = "paceline.test/two-stages:1"
@@ -44,8 +44,9 @@ def test_a_target_of_a_dockerfile_runs_on_a_node(
 
 
 def test_the_operator_of_a_release_runs_on_a_node(
-    cluster: Cluster, cluster_namespace: str, tmp_path: Path
+    cluster: Cluster, cluster_namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(oci, "LEVEL", 1)
     release.release(tmp_path, None, ["operator"], image_build.make_base())
     cluster.load_image(tmp_path / f"paceline-operator-{version.current()}.oci.tar")
     container = {

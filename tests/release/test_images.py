@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,14 @@ pytestmark = pytest.mark.processes
 VERSION = version.current()
 HEAVY = ("torch", "nvidia-", "triton", "sympy", "setuptools", "cuda-")
 """Gigabytes that say nothing of how an image is put together."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick() -> Iterator[None]:
+    """Most of the time would be compression."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(oci, "LEVEL", 1)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -130,6 +130,12 @@ def stage(dockerfile: str, target: str) -> Stage:
 
 def read_base(path: Path) -> Base:
     """ReleaseError unless packages of this environment run on it."""
+    kind = ARCHITECTURES.get(platform.machine()) if sys.platform == "linux" else None
+    if kind is None:
+        raise ReleaseError(
+            f"images are made on Linux of {' or '.join(ARCHITECTURES)}, and this is {sys.platform} "
+            f"of {platform.machine()}; leave them out (IMAGES=)"
+        )
     if not path.is_file():
         raise ReleaseError(
             f"no base for images at {path}; make it as root with `make cluster-programs`, name a "
@@ -157,7 +163,7 @@ def read_base(path: Path) -> Base:
             f"{path} has Python {python[1]}, and packages here are of {here}; take another base, "
             f"or run `make clean install PYTHON=python{python[1]}`"
         )
-    architecture, machine = ARCHITECTURES[platform.machine()]
+    architecture, machine = kind
     if int.from_bytes(header[18:20], "little") != machine:
         raise ReleaseError(f"{path} is not of {architecture}; release it on a machine of its kind")
     folder = f"/{PurePosixPath(python[0]).parent}"

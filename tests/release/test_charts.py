@@ -143,7 +143,9 @@ def test_changes_are_those_of_the_changelog(name: str) -> None:
     sections = {part.split()[0]: part for part in notes.split(" ### ")[1:]}
     for change in listed(name, "changes"):
         assert change["kind"] in KINDS
-        assert change["description"] in sections[change["kind"].capitalize()]
+        assert change["description"] in sections[change["kind"].capitalize()], (
+            f"CHANGELOG.md does not say so as {change['kind']}; use its words in {name}'s chart"
+        )
 
 
 @pytest.mark.parametrize("name", release.CHARTS)

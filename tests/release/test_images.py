@@ -231,7 +231,9 @@ def test_a_base_leaves_its_machine_behind(tmp_path: Path) -> None:
             assert (entry.uid, entry.gid) == (0, 0)
 
 
-def test_a_base_that_does_not_do_is_refused(tmp_path: Path) -> None:
+def test_a_base_that_does_not_do_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def said(path: Path) -> str:
         with pytest.raises(ReleaseError) as refused:
             release_images.read_base(path)
@@ -243,6 +245,8 @@ def test_a_base_that_does_not_do_is_refused(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "c.tar", "w"):
         pass
     assert "no root file system" in said(tmp_path / "c.tar")
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    assert "this is linux of riscv64; leave them out" in said(tmp_path / "c.tar")
 
 
 def test_packages_are_what_uv_lock_lists_as_it_was_installed(tmp_path: Path) -> None:

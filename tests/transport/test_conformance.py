@@ -165,7 +165,7 @@ def test_a_round_may_end_inside_any_segment(crew: Crew, end: str, reached: int) 
     crew.open(group)
     for index, rank in enumerate(group):
         numels = SEGMENTS if rank is not late else SEGMENTS[:reached]
-        payload = Payload(10, numels, one_by_one=True)
+        payload = Payload(10, numels, one_by_one=True, in_place=end == "killed")
         rank.start("allreduce", crew.kind, index, payload)
     assert not late.result().error
     time.sleep(0.1)
@@ -237,7 +237,8 @@ def test_a_peer_killed_at_any_moment_of_many_reductions(crew: Crew) -> None:
     a, b, victim = crew.ranks[:3]
     crew.open([a, b, victim])
     for index, rank in enumerate([a, b, victim]):
-        rank.start("allreduce", crew.kind, index, Payload(5, (1 << 20,), calls=400))
+        payload = Payload(5, (1 << 20,), calls=400, in_place=True)
+        rank.start("allreduce", crew.kind, index, payload)
     time.sleep(0.25)
     victim.kill()
     first = a.result(20)
@@ -258,7 +259,8 @@ def test_a_stopped_peer_is_left_behind_and_comes_back(crew: Crew) -> None:
         stopped.stop()
     for index, rank in enumerate(group):
         if rank is not stopped:
-            rank.start("allreduce", crew.kind, index, Payload(2, (1 << 20, 9)))
+            payload = Payload(2, (1 << 20, 9), in_place=True)
+            rank.start("allreduce", crew.kind, index, payload)
     time.sleep(0.2)
     abort(crew, [a, c])
     for outcome in [a.result(), c.result()]:
@@ -267,14 +269,15 @@ def test_a_stopped_peer_is_left_behind_and_comes_back(crew: Crew) -> None:
     crew.all([a, c], "clear_abort")
 
     crew.open([a, c])
-    check_sum(crew, [a, c], Payload(3, (1 << 18,), calls=3))
+    check_sum(crew, [a, c], Payload(3, (1 << 18,), calls=3, in_place=True))
 
-    # What the others sent to it is still on its links; none of it may match what comes now.
+    # What the others sent to it is still on its links, and where it reads in their memory other
+    # numbers are now; none of it may match what comes now.
     if isinstance(stopped, ProcessRank):
         stopped.go_on()
     for seed in range(3):
         crew.open(group)
-        check_sum(crew, group, Payload(4 + seed, (1 << 18, 3), calls=2))
+        check_sum(crew, group, Payload(4 + seed, (1 << 18, 3), calls=2, in_place=True))
 
 
 def test_an_abandoned_generation_leaves_nothing_behind(crew: Crew) -> None:
@@ -286,13 +289,14 @@ def test_an_abandoned_generation_leaves_nothing_behind(crew: Crew) -> None:
         there = [rank for rank in members if rank is not missing]
         for rank in there:
             index = members.index(rank)
-            rank.start("allreduce", crew.kind, index, Payload(100 + seed, (20_000 + seed,)))
+            payload = Payload(100 + seed, (20_000 + seed,), in_place=seed < 3)
+            rank.start("allreduce", crew.kind, index, payload)
         time.sleep(0.05)
         abort(crew, there)
         assert {rank.result().error for rank in there} <= {"TransportAborted", "PeerLost"}
         crew.all(there, "clear_abort")
         crew.open(members)
-        check_sum(crew, members, Payload(seed, (20_000,), calls=2))
+        check_sum(crew, members, Payload(seed, (20_000,), calls=2, in_place=seed < 3))
 
 
 def test_nothing_spins_while_idle(crew: Crew) -> None:

@@ -251,6 +251,46 @@ def test_ranks_that_differ(
     assert "Traceback" not in said
 
 
+WIDE = HEAD.replace(
+    "torch.nn.Linear(4, 1)",
+    "torch.nn.Sequential(torch.nn.Linear(4, 1 << 17), torch.nn.Linear(1 << 17, 1))",
+)
+LITTLE_MEMORY = """\
+import paceline.transport.shm.memory as memory
+memory.cgroup_limits = lambda _: iter([1 << 20])
+"""
+NO_MEMFD = """\
+import os
+def memfd_create(*_): raise PermissionError(1, "Operation not permitted")
+os.memfd_create = memfd_create
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "parts"),
+    [
+        (
+            LITTLE_MEMORY + WIDE,
+            ["MiB of shared memory for one buffer", "is 1 MiB", "resources.limits.memory"],
+        ),
+        (NO_MEMFD + HEAD, ["shm needs memfd_create", "not permitted", "seccomp profile"]),
+    ],
+    ids=["a limit smaller than a buffer", "memfd refused"],
+)
+def test_shared_memory_that_a_pod_does_not_give(
+    tmp_path: Path, script: str, parts: list[str]
+) -> None:
+    """With stand-ins for its limit and for its seccomp profile."""
+    (tmp_path / "train.py").write_text(script + LOOP)
+    code, said = ForkedRun(tmp_path, "[python, train.py]", "--quiet", *ONE_POD).wait()
+    assert code == 1
+    error = final_error(said)
+    for part in (*parts, "(train.py, line ", "hint: "):
+        assert part in error, error
+    assert "Traceback" not in said
+    assert no_restart(tmp_path)
+
+
 def test_a_script_that_raises_before_the_first_round(tmp_path: Path) -> None:
     """In its own code, called by the loader, on one rank: at once the end, no restart."""
     script = (

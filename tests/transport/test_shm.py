@@ -303,6 +303,17 @@ def test_a_pod_that_may_not_hold_a_buffer_is_told_so(monkeypatch: pytest.MonkeyP
     memory.close()
 
 
+def test_a_pod_without_room_for_a_group_goes_on_where_it_may(
+    made: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transport that cannot be opened is left out by `auto`; another error would end the rank."""
+    [rank] = made(True)
+    monkeypatch.setattr(shm_memory, "cgroup_limits", lambda _: iter([1 << 20]))
+    group = Group("g", 1, (Peer("r0", rank.address),), 0)
+    with pytest.raises(TransportError, match=r"is 1 MiB; hint: raise resources.limits.memory"):
+        rank.open(group, Abort(), 1.0)
+
+
 def test_no_compiler_is_no_obstacle_where_stores_keep_their_order(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

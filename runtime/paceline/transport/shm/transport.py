@@ -16,6 +16,7 @@ from typing import ClassVar, Final
 import torch
 
 from paceline.core.collectives.conduct import Conduct
+from paceline.limits import LimitError
 from paceline.transport.base import HOST, Abort, Group, Transport, TransportError
 from paceline.transport.native import SHARED, UnavailableError, load
 from paceline.transport.native.layout import KINDS
@@ -69,9 +70,13 @@ class LocalSums:
     def open(
         self, group: Group, ranks: Sequence[int], deadline: Deadline, parts: int | None = None
     ) -> None:
-        """Wire these ranks of the group; `parts`: so many of them sum a slice, else all."""
+        """Wire these ranks of the group; `parts`: so many of them sum a slice, else all. Raises
+        TransportError."""
         self.close()
-        room = self.rooms.enter(group, ranks, deadline)
+        try:
+            room = self.rooms.enter(group, ranks, deadline)
+        except LimitError as error:
+            raise TransportError(f"{error.message}; hint: {error.hint}") from error
         room.parts = len(ranks) if parts is None else parts
         self._make_loops(room)
 

@@ -21,7 +21,7 @@ from urllib.parse import quote
 ROOT: Final = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "tests")]
 
-from cluster import running  # noqa: E402
+from cluster import running as running  # noqa: E402
 from cluster.audit import read_on  # noqa: E402
 from cluster.control_plane import RAISED, ControlPlane  # noqa: E402
 from fake_cluster.beside import (  # noqa: E402

@@ -166,7 +166,7 @@ def _all_ready(b: Bench, namespace: str, pods: int, jobs: int) -> list[Asked]:
 
 
 def _reports(found: list[Asked], namespace: str) -> list[float]:
-    seen = {}
+    seen: dict[str, float] = {}
     for a in found:
         mine = a.user == "fake-kubelet" and a.kind == "pods/status" and a.namespace == namespace
         if mine and a.verb == "patch" and a.code == 200:

@@ -69,7 +69,8 @@ def train(task: Task, ranks: int, collective: dict[str, Any], epochs: int, lr: f
     with tempfile.TemporaryDirectory(prefix="pl-pipeline-") as scratch:
         folder = Path(scratch)
         (folder / "job.json").write_text(json.dumps(job))
-        order = [PACELINE, "run", folder / "job.json", "--run-dir", folder / "run", "--quiet"]
+        at = ["--run-dir", str(folder / "run")]
+        order = [str(PACELINE), "run", str(folder / "job.json"), *at, "--quiet"]
         ran = subprocess.run(order, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if ran.returncode:
             sys.exit(f"{order}: exit code {ran.returncode}\n{ran.stdout}{ran.stderr}")

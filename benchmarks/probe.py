@@ -56,7 +56,7 @@ class Probe:
                     "round": go.round,
                     "at": now_ns(),
                     "trigger": str(go.trigger),
-                    "fresh": len(made.fresh),
+                    "fresh": len(made.heard.fresh),
                     "gradients": made.gradients,
                     "request": go.request.number if go.request else 0,
                     "by": {str(s.member): s.count for s in made.shares if s.count},

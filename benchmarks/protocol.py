@@ -129,7 +129,7 @@ class Job:
         self.messages = self.go_bytes = self.sent = 0
         """Messages to the starter; bytes of GO; messages from the starter."""
 
-    def round(self, measure: Callable[[str, Callable[[], None]], None]) -> None:
+    def round(self, measure: Callable[[str, Callable[[], object]], None]) -> None:
         """One round; `measure(who, what it does)` runs each part."""
         log = self.starter.state.log
         now_ns, seq = ROUND_NS * log.version + 10**6, log.version + 1
@@ -156,7 +156,7 @@ class Job:
         self.go_bytes = len(go)
         if head is not None:
             self.head.become(head, seq)
-            measure("head", lambda: [self.head.hear(x, now_ns) for x in (*to_head, go)])  # type: ignore[func-returns-value]
+            measure("head", lambda: [self.head.hear(x, now_ns) for x in (*to_head, go)])
         other = next(x for x in reversed(log.active) if x not in (me, head))
         self.other.become(other, seq)
 
@@ -177,7 +177,7 @@ class Job:
 def measure(ranks: int, rounds: int) -> dict[str, float]:
     job, best = Job(ranks), dict[str, float]()
 
-    def timed(who: str, work: Callable[[], None]) -> None:
+    def timed(who: str, work: Callable[[], object]) -> None:
         before = time.thread_time_ns()
         work()
         spent_ms = (time.thread_time_ns() - before) / 1e6

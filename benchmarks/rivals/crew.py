@@ -68,7 +68,8 @@ class Crew:
     def _welcome(self, door: socket.socket) -> Member:
         ends = [os.pidfd_open(process.pid) for process in self._processes]
         try:
-            ready, _, _ = select.select([door, *ends], [], [], START_S)
+            waited: list[socket.socket | int] = [door, *ends]
+            ready, _, _ = select.select(waited, [], [], START_S)
         finally:
             for end in ends:
                 os.close(end)

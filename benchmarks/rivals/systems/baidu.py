@@ -6,6 +6,8 @@ allgather of its own, P - 1 steps each. Here they run behind backward, one after
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from benchmarks.rivals.rank import Array, System, Trainer, split
@@ -27,7 +29,7 @@ class BaiduRing(Mpi):
             mine, theirs = pieces[(rank + 1 - step) % size], pieces[(rank - step) % size]
             self.world.Sendrecv(mine, right, recvbuf=theirs, source=left)
 
-    def trainer(self, tensors: list[int]) -> Trainer:
+    def trainer(self, tensors: Sequence[int]) -> Trainer:
         return PerTensor(self, tensors)
 
 

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from paceline.core.collectives.schedules import HALVING_DOUBLING, RECURSIVE_DOUBLING
 
 from benchmarks.rivals.emulated import TorchTrainer
 from benchmarks.rivals.rank import Array, Device, System
+
+if TYPE_CHECKING:
+    from paceline.transport import base
 
 SMALL_BYTES = 64 << 10
 """Up to here messages count, not bytes: what a job measures when it starts."""
@@ -65,7 +69,7 @@ class Transport(System):
             from paceline.transport.shm.memory import SharedMemory
             from paceline.transport.shm.transport import ShmTransport
 
-            self._transport = ShmTransport(SharedMemory(), native=True)
+            self._transport: base.Transport = ShmTransport(SharedMemory(), native=True)
         else:
             from paceline.transport.mpi.transport import MpiTransport
 

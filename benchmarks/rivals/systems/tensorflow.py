@@ -13,10 +13,8 @@ from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
-import tensorflow as tf  # type: ignore[import-not-found,unused-ignore]
-from tensorflow.python.data.experimental.ops import (  # type: ignore[import-not-found,unused-ignore]
-    testing,
-)
+import tensorflow as tf
+from tensorflow.python.data.experimental.ops import testing
 
 from benchmarks.rivals.rank import RATE, Device, System
 from benchmarks.systems import free_port

@@ -170,6 +170,16 @@ class Weighing:
         return 1.0 if self.equal else float(share.unit)
 
 
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Who was there when a round began, ordinary and quiet ones first, and when each came."""
+
+    fresh: list[MemberId]
+    fresh_us: list[int]
+    idle: list[MemberId]
+    idle_us: list[int]
+
+
 @dataclass(slots=True)
 class Composition:
     """All shares of a round. It stays true when the log has gone on."""
@@ -189,6 +199,7 @@ class Composition:
     """What the log has made of it."""
     _offsets_us: list[int] | None = field(default=None, init=False)
     _shares: tuple[Share, ...] | None = field(default=None, init=False)
+    _heard: Heard | None = field(default=None, init=False)
 
     @property
     def listed(self) -> tuple[Share, ...]:
@@ -212,18 +223,25 @@ class Composition:
         return tuple(sorted([*self.ordinary, *more])) if more else self.ordinary
 
     @property
-    def fresh(self) -> list[MemberId]:
-        return [*self.ordinary, *(s.member for s in self.listed if s.fresh)]
-
-    @property
-    def idle(self) -> list[MemberId]:
-        return [s.member for part in (self.quiet, self.listed) for s in part if s.idle]
-
-    @property
-    def fresh_us(self) -> list[int]:
-        """When the fresh ones came, in the order of `fresh`."""
-        ordinary = self.offsets_us[: len(self.ordinary)]
-        return ordinary + [s.offset_us for s in self.listed if s.fresh]
+    def heard(self) -> Heard:
+        """Without those in the middle of a batch."""
+        if self._heard is None:
+            first, came_us = len(self.ordinary), self.offsets_us
+            heard = Heard(
+                list(self.ordinary),
+                came_us[:first],
+                [s.member for s in self.quiet],
+                came_us[first:],
+            )
+            for share in self.go.listed:
+                if share.fresh:
+                    heard.fresh.append(share.member)
+                    heard.fresh_us.append(share.offset_us)
+                if share.idle:
+                    heard.idle.append(share.member)
+                    heard.idle_us.append(share.offset_us)
+            self._heard = heard
+        return self._heard
 
     def fresh_at(self, us: int) -> MemberId:
         """Who of the fresh ones came then."""
@@ -231,12 +249,6 @@ class Composition:
             if share.offset_us == us and share.fresh:
                 return share.member
         return self.ordinary[self.offsets_us.index(us)]
-
-    @property
-    def idle_us(self) -> list[int]:
-        """When the idle ones came, in the order of `idle`."""
-        quiet = self.offsets_us[len(self.ordinary) :]
-        return quiet + [s.offset_us for s in self.listed if s.idle]
 
     def share_of(self, member: MemberId) -> Share | None:
         """What this rank has in the round; None if it is not named."""

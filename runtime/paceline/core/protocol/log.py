@@ -487,7 +487,7 @@ class Log:
         if not go.streamed:
             self.round_us.append(go.round_us)
             # Of a large round some ranks, others in the next: not those that end the rank order.
-            fresh_us = made.fresh_us
+            fresh_us = made.heard.fresh_us
             step = max(1, -(-len(fresh_us) // OFFSETS_MAX))
             self.offsets_us.extend(fresh_us[self.version % step :: step])
         self.version += 1

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from msgspec.structs import replace
 from paceline_api.types.enums import Mode
 
 from paceline.clock import NS_PER_S
@@ -20,7 +19,6 @@ from paceline.core.protocol.composition import Composition
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import GivenUp, Go, Share, Trigger
 from paceline.core.protocol.shadow import PARTIAL, Hindsight, ShadowReport
-from paceline.core.protocol.snapshot import Totals
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import Main, RankState, Saving
 from paceline.core.status import Fact
@@ -53,7 +51,7 @@ class RoundMetrics:
         """The last one that was reduced here, with this rank's share of it."""
         self._own: Share | None = None
         self._jumps_seen = 0
-        self._own_seen = Totals()
+        self._applied_seen, self._late_seen = 0, 0
         self._choices: list[Gauge] = []
         self._record = record
         self.ring = record.rounds
@@ -176,7 +174,8 @@ class RoundMetrics:
         self._mode = rank.log.settings.mode
         self._go = go
         self.ring.begin(go.round, now_ns, streamed=go.streamed)
-        own = self._own = rank.log.read(go).share_of(rank.me)
+        made = rank.log.read(go)
+        own = self._own = made.share_of(rank.me)
         self._arrived_ns = 0
         if own is not None and own.fresh:
             self._arrived_ns = self._coming_ns if go.streamed else self._stepped_ns
@@ -187,7 +186,7 @@ class RoundMetrics:
                 self._stepped_ns, self._behind_ns = self._behind_ns, 0
         if rank.log.settings.pipeline:
             return  # in Full it would not wait where it does here
-        own_ns, total_ns = self._avoided.started(rank.log.read(go), rank.log.active, now_ns)
+        own_ns, total_ns = self._avoided.started(made, rank.log.active, now_ns)
         if total_ns:
             self.facts.avoided(total_ns)
             self._avoided_s.add(own_ns / NS_PER_S)
@@ -260,27 +259,26 @@ class RoundMetrics:
     def _arrivals(self, made: Composition, own: Share) -> tuple[int, int]:
         """Who came when, on the starter's clock; returns the own lag, and when the last came."""
         own_us = own.offset_us
-        fresh_us = made.fresh_us
-        fresh_us.sort()
+        fresh_us = sorted(made.heard.fresh_us)
         lag_us = own_us - fresh_us[0]
         self._lag_s.observe(lag_us / US_PER_S)
         if len(fresh_us) > 1 and own_us > fresh_us[-2]:
             self._last.add()
-            before_us = max([fresh_us[-2], *made.idle_us])
+            before_us = max([fresh_us[-2], *made.heard.idle_us])
             waited_us = max(0, own_us - before_us) * (len(fresh_us) - 1)
             self._blamed_s.add(waited_us / US_PER_S)
         return lag_us, fresh_us[-1]
 
     def _samples(self, rank: RankState) -> None:
         """What the log has counted since the last look."""
-        own, seen = rank.log.ledger.by_member[rank.me], self._own_seen
-        if own.applied < seen.applied:
-            seen = Totals()  # left out and back: the log counts it anew
-        late = own.late - seen.late
-        self._fresh.add(own.applied - seen.applied - late)
+        own = rank.log.ledger.by_member[rank.me]
+        if own.applied < self._applied_seen:
+            self._applied_seen, self._late_seen = 0, 0  # left out and back: counted anew
+        late = own.late - self._late_seen
+        self._fresh.add(own.applied - self._applied_seen - late)
         if late:
             self._late.add(late)
-        self._own_seen = replace(own)
+        self._applied_seen, self._late_seen = own.applied, own.late
 
 
 class _Carried:

@@ -41,25 +41,23 @@ class AvoidedWaiting:
 
         `active`: before the round.
         """
-        fresh = made.fresh
-        heard = fresh + made.idle
+        heard = made.heard
         saved = 0, 0
         if self._missing:
             # Who is heard has said two things since, and GO tells the time of the last.
-            away = self._missing.difference(heard)
-            saved = self._saved(made, heard, away, go_ns) if away else saved
-        self._go_ns, self._free = go_ns, fresh
-        if len(heard) == len(active):
+            away = self._missing.difference(heard.fresh, heard.idle)
+            saved = self._saved(made, away, go_ns) if away else saved
+        self._go_ns, self._free = go_ns, heard.fresh
+        if len(heard.fresh) + len(heard.idle) == len(active):
             self._missing = frozenset()
         else:
             if active is not self._active:
                 self._active, self._active_set = active, frozenset(active)
-            self._missing = self._active_set.difference(heard, [b.member for b in made.go.benched])
+            benched = [b.member for b in made.go.benched]
+            self._missing = self._active_set.difference(heard.fresh, heard.idle, benched)
         return saved
 
-    def _saved(
-        self, made: Composition, heard: list[MemberId], away: Collection[MemberId], go_ns: int
-    ) -> tuple[int, int]:
+    def _saved(self, made: Composition, away: Collection[MemberId], go_ns: int) -> tuple[int, int]:
         """In microseconds after the first arrival, as GO tells the times."""
         wait_us = made.go.wait_us
         begin_us = wait_us - (go_ns - self._go_ns) / NS_PER_US
@@ -73,16 +71,15 @@ class AvoidedWaiting:
         own_us: float = last_us - away_us.get(self._me, last_us)
         if last_us > begin_us and self._free:
             # The others would have from the last GO on, to the last arrival or their own next wait.
-            free = frozenset(self._free)
-            came_us = made.fresh_us + made.idle_us
-            waits_us = [
-                us
-                for us, member in zip(came_us, heard, strict=True)
-                if us < last_us and member in free
-            ]
+            free, heard, me = frozenset(self._free), made.heard, self._me
+            ends_us = last_us if me in free else begin_us
             total_us += (last_us - begin_us) * len(free)
-            total_us -= last_us * len(waits_us) - sum(max(us, begin_us) for us in waits_us)
-            if self._me in free:
-                own_end_us = came_us[heard.index(self._me)] if self._me in heard else last_us
-                own_us += max(begin_us, min(own_end_us, last_us)) - begin_us
+            for members, came_us in ((heard.fresh, heard.fresh_us), (heard.idle, heard.idle_us)):
+                for member, us in zip(members, came_us, strict=True):
+                    if us < last_us and member in free:
+                        waits_us = us if us > begin_us else begin_us
+                        total_us -= last_us - waits_us
+                        if member == me:
+                            ends_us = waits_us
+            own_us += ends_us - begin_us
         return round(own_us * NS_PER_US), round(total_us * NS_PER_US)

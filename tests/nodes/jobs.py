@@ -72,12 +72,16 @@ class Job:
             "linger_ms": 0,
             "rounds": SAMPLES // BATCH // replicas,
             "writes_bytes": 0,
+            "two_levels": False,
         }
         container = {
             "name": "trainer",
             "command": ["python", str(SCRIPT)],
             "workingDir": str(self.folder),
-            "env": [{"name": "HISTORY", "value": json.dumps(config)}],
+            "env": [
+                {"name": "HISTORY", "value": json.dumps(config)},
+                {"name": "PYTHONPATH", "value": str(SCRIPT.parents[1])},
+            ],
         }
         manifest = {
             "apiVersion": "paceline.dev/v1alpha1",

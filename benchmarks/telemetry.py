@@ -18,8 +18,9 @@ import time
 from paceline.core.anatomy.samples import Phase
 from paceline.core.collectives.select import Method
 from paceline.core.messages import Endpoints
+from paceline.core.protocol.composition import compact
 from paceline.core.protocol.ids import GenerationId, MemberId
-from paceline.core.protocol.records import DataPlan, Gen, Go, Share, Trigger
+from paceline.core.protocol.records import AnnounceKind, DataPlan, Gen, Go, Share, Trigger
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import RankState
 from paceline.telemetry.records import RankRecord
@@ -52,7 +53,8 @@ def prepare(ranks: int) -> tuple[RankState, tuple[MemberId, ...]]:
 
 
 def make_go(rank: RankState, members: tuple[MemberId, ...], late_ranks: int) -> Go:
-    """Who is late in this round and in how many further ones: the next rank in each round."""
+    """As its starter packs it. Who is late in this round and in how many further ones: the next
+    rank in each round."""
     version = rank.log.version
     late = {members[(version - n) % len(members)] for n in range(late_ranks)}
     shares = tuple(
@@ -60,15 +62,17 @@ def make_go(rank: RankState, members: tuple[MemberId, ...], late_ranks: int) -> 
             member=m,
             upto=version,
             count=1,
-            oldest=version - (m in late and version > 0),
-            fresh=m not in late,
+            oldest=version - (version > 0),
             samples=64,
             unit=64,
             offset_us=50 * m.slot,
         )
         for m in members
+        if m in late
     )
-    return Go(rank.log.id, version, Trigger.QUORUM, shares, wait_us=50 * len(members))
+    usual = {m: (AnnounceKind.ARRIVE, 50 * m.slot) for m in members if m not in late}
+    go = Go(rank.log.id, version, Trigger.QUORUM, shares, wait_us=50 * len(members))
+    return compact(rank.log, go, usual)
 
 
 def measure(ranks: int, rounds: int, late_ranks: int) -> dict[str, float]:
@@ -82,7 +86,9 @@ def measure(ranks: int, rounds: int, late_ranks: int) -> dict[str, float]:
     now = 0
     for _ in range(rounds):
         go = make_go(rank, members, late_ranks)
-        rank.log.read(go).share_of(rank.me)  # as the rank's machine does to find its own part
+        made = rank.log.read(go)  # what the rank's machine and its log ask it in each round
+        assert made.share_of(rank.me) is not None
+        assert made.heard is not None
         now += STEP_NS
         before = time.perf_counter_ns()
         metrics.handled(rank, step, now)

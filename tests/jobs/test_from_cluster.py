@@ -50,7 +50,7 @@ def test_groups_are_counted_as_one() -> None:
         job(spec={"procsPerReplica": 4, "parallelism": {"model": 2}}), [pod(0, 1)], NOW_S
     )
     assert found.detail is not None
-    assert [str(rank.member) for rank in found.detail.ranks] == ["0.0#1", "0.1#1"]
+    assert [str(rank.member) for rank in found.detail.ranks] == ["0.0#1000", "0.1#1000"]
 
 
 def test_a_job_that_trains() -> None:

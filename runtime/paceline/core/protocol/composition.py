@@ -200,6 +200,8 @@ class Composition:
     _offsets_us: list[int] | None = field(default=None, init=False)
     _shares: tuple[Share, ...] | None = field(default=None, init=False)
     _heard: Heard | None = field(default=None, init=False)
+    _asked: tuple[MemberId, Share | None] | None = field(default=None, init=False)
+    """The last answer of `share_of`: a rank asks for its own several times."""
 
     @property
     def listed(self) -> tuple[Share, ...]:
@@ -252,6 +254,11 @@ class Composition:
 
     def share_of(self, member: MemberId) -> Share | None:
         """What this rank has in the round; None if it is not named."""
+        if self._asked is None or self._asked[0] != member:
+            self._asked = member, self._share_of(member)
+        return self._asked[1]
+
+    def _share_of(self, member: MemberId) -> Share | None:
         for share in self.listed:
             if share.member == member:
                 return share

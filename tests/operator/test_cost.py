@@ -11,6 +11,7 @@ import pytest
 from fake_cluster.world import NAMESPACE, START_S, World, job_body
 from paceline_api.crdgen import PLURAL
 from paceline_api.names import LABEL_SLOT
+from paceline_operator.core.job import read_job
 from paceline_operator.core.observed import Observed, Sent
 from paceline_operator.core.report.status import ARRIVALS_S, COALESCE_S, STARTING_S, due
 
@@ -108,5 +109,9 @@ def test_workers_that_arrive_share_a_write_and_nothing_else_waits(
     before: dict[str, Any], after: dict[str, Any], wait_s: float
 ) -> None:
     seen = Observed(sent=Sent(status_s=100.0))
-    assert due(before, after, seen, 100.0 + wait_s - 0.01) == (False, 100.0 + wait_s)
-    assert due(before, after, seen, 100.0 + wait_s) == (True, None)
+    body = job_body(replicas=WORKERS)
+    meta = {"uid": "1", "generation": 1, "creationTimestamp": "2026-11-23T08:00:00Z"}
+    body["metadata"] |= meta | {"namespace": NAMESPACE}
+    job = read_job(body | {"status": before})
+    assert due(job, after, seen, 100.0 + wait_s - 0.01) == (False, 100.0 + wait_s)
+    assert due(job, after, seen, 100.0 + wait_s) == (True, None)

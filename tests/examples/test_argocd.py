@@ -9,6 +9,8 @@ import pytest
 import yaml
 from lupa.lua51 import LuaRuntime
 from paceline_api.reasons import ConditionType
+from paceline_operator.core.report.conditions import Wanted
+from paceline_operator.core.report.standing import NEEDS_SOMEBODY, standing
 
 FILE = Path(__file__).parents[2] / "examples/argocd/health.yaml"
 KEY = "resource.customizations.health.paceline.dev_TrainingJob"
@@ -40,6 +42,17 @@ def condition(kind: ConditionType, holds: bool = True, message: str = "why") -> 
         ([condition(ConditionType.FAILED, message="")], ("Degraded", "Reason")),
         ([condition(ConditionType.SUSPENDED)], ("Suspended", "why")),
         ([condition(ConditionType.DEGRADED)], ("Progressing", "why")),
+        (
+            [
+                condition(ConditionType.DEGRADED),
+                condition(ConditionType.STALLED, message="mend it"),
+            ],
+            ("Degraded", "mend it"),
+        ),
+        (
+            [condition(ConditionType.SUSPENDED), condition(ConditionType.STALLED, False)],
+            ("Suspended", "why"),
+        ),
         ([condition(ConditionType.RESIZING)], ("Progressing", "why")),
         ([condition(ConditionType.SCHEDULED, False)], ("Progressing", "why")),
         ([condition(ConditionType.RING_READY, False)], ("Progressing", "why")),
@@ -51,6 +64,14 @@ def condition(kind: ConditionType, holds: bool = True, message: str = "why") -> 
 )
 def test_conditions(conditions: list[dict[str, str]], said: tuple[str, str]) -> None:
     assert health(observedGeneration=1, conditions=conditions) == said
+
+
+@pytest.mark.parametrize("reason", NEEDS_SOMEBODY)
+def test_what_is_failed_to_flux_is_degraded_here(reason: str) -> None:
+    """As the operator writes both conditions; the others say nothing yet."""
+    wanted = [Wanted(ConditionType.DEGRADED, True, reason, "mend it")]
+    told = [condition(c.type, c.holds, c.message) for c in (*wanted, *standing({}, wanted))]
+    assert health(observedGeneration=1, conditions=told) == ("Degraded", "mend it")
 
 
 def test_a_job_that_nobody_has_seen() -> None:

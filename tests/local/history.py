@@ -173,7 +173,7 @@ class ForkServer:
         result: dict[str, Any] = self.call("local.history_run:history", order, folder)
         result["files left"] = [str(p) for p in (folder / "s").glob("*")]
         result["files left"] += left_files.left_since(before)
-        result["memory left"] = left_files.memory_of(os.getpid(), self._process.pid)
+        result["memory left"] = left_files.memory_of(self._process.pid)
         return result
 
     def call(self, function: str, order: object, folder: Path, *, limit_s: float = LIMIT_S) -> Any:

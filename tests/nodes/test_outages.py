@@ -77,7 +77,7 @@ def test_the_api_server_is_away_for_a_minute(
     assert before.items() <= containers(job.workers()).items(), "a container was restarted"
     job.finish()
     for one in (watched, followed, waited):
-        assert one.end() == 0
+        assert one.end() == 0, one.lines[-5:]
         for said in ("does not answer", "answers again"):
             assert sum(said in line for line in one.lines) == 1, one.lines
     assert watched.lines[-1].startswith("Complete")

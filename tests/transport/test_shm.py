@@ -373,6 +373,7 @@ def test_nobody_else_may_write() -> None:
 
 
 def open_files() -> list[str]:
+    gc.collect()  # what tests before this one have left to it is closed then, and not in between
     found = []
     for fd in Path("/proc/self/fd").iterdir():
         try:

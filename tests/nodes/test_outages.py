@@ -6,12 +6,15 @@ import time
 
 import pytest
 from cluster.control_plane import API_SERVER
+from jobs.terminal import until
 from nodes.jobs import CHANGE_S, END_S, NewJob, containers
 from nodes.platform import SYSTEM, Platform
 from nodes.test_verbs import kubeconfig_of, terminal_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 OUTAGE_S = 60.0
+SETTLE_S = 2.0
+"""From a connection to the first answer."""
 
 
 def test_the_operator_is_killed(platform: Platform, new_job: NewJob) -> None:
@@ -55,9 +58,12 @@ def test_the_api_server_is_away_for_a_minute(
     job.wait_trains(2)
     say = terminal_of(kubeconfig_of(platform, job, "dev", "edit"))
     request.addfinalizer(say.close)
+    waited = say.start("wait", "job")
     watched = say.start("status", "job", "--watch")
     followed = say.start("logs", "job", "-f")
-    waited = say.start("wait", "job")
+    # A server that is away from the start is a mistake, and told as one.
+    until(lambda: watched.lines and followed.lines and waited.connected, "all three have begun")
+    time.sleep(SETTLE_S)
     before, server = containers(job.workers()), platform.cluster.control_plane.programs[API_SERVER]
     server.stop()
     try:

@@ -17,6 +17,7 @@ from typing import Any
 import paceline as pl
 import torch
 from paceline.core.protocol.ids import parse_member
+from paceline.transport.base import Transport
 from paceline.transport.selected import SelectedTransport
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -78,6 +79,7 @@ def misbehave_in_a_reduction(call: int) -> None:
         real(*given)
 
     setattr(SelectedTransport, "allreduce", wrapped)  # noqa: B010
+    setattr(SelectedTransport, "allreduce_in_turn", Transport.allreduce_in_turn)  # noqa: B010
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ import paceline as pl
 import torch
 from local import two_levels
 from paceline.core.protocol.ids import parse_member
+from paceline.transport.base import Transport
 from paceline.transport.selected import SelectedTransport
 from paceline.worker.comm_thread import CommThread
 
@@ -165,6 +166,7 @@ def hang_inside(call: int) -> None:
         real(*given)
 
     setattr(SelectedTransport, "allreduce", wrapped)  # noqa: B010
+    setattr(SelectedTransport, "allreduce_in_turn", Transport.allreduce_in_turn)  # noqa: B010
 
 
 def pause(draw: random.Random, epoch: int, step: int) -> None:

@@ -175,7 +175,7 @@ class GlooTransport(TorchDistTransport):
         # Named with underscores, but the only way to say which address gloo binds to.
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001
         options._devices = [self._device]  # noqa: SLF001
-        options._threads = 2  # noqa: SLF001
+        options._threads = THREADS  # noqa: SLF001
         options._timeout = timedelta(seconds=deadline.timeout_s)  # noqa: SLF001
         store = _Exchange(self._rendezvous, self._rendezvous_lock, group, deadline)
         try:

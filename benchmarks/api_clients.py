@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from benchmarks import operator_cluster as cluster
+from benchmarks.operator_cluster import running
 from benchmarks.report import Report, middle
 
 RESULTS: Final = Path(__file__).parent / "results"
@@ -36,7 +36,7 @@ def run(pods: int, rounds: int, interpreters: dict[str, str], *, smoke: bool) ->
     columns = ("client", *(c.replace(" ms", ", ms") for c in COLUMNS))
     out = Report("api_clients", "Clients of the API server", columns, smoke=smoke)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in interpreters}
-    with cluster.running.control_plane() as plane:
+    with running.control_plane() as plane:
         for _ in range(rounds):
             for name, python in interpreters.items():
                 with plane.namespace("clients") as namespace:

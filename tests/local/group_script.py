@@ -16,9 +16,8 @@ from typing import Any
 
 import paceline as pl
 import torch
+from local.at_call import at_call
 from paceline.core.protocol.ids import parse_member
-from paceline.transport.base import Transport
-from paceline.transport.selected import SelectedTransport
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor.parallel import (
@@ -69,17 +68,7 @@ def misbehave(step: int) -> None:
 def misbehave_in_a_reduction(call: int) -> None:
     """kill -9 of this process when it is about to sum for the `call`th time: its peers have begun,
     and so have the other shards with theirs."""
-    real, calls = SelectedTransport.allreduce, 0
-
-    def wrapped(*given: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == call:
-            os.kill(os.getpid(), signal.SIGKILL)
-        real(*given)
-
-    setattr(SelectedTransport, "allreduce", wrapped)  # noqa: B010
-    setattr(SelectedTransport, "allreduce_in_turn", Transport.allreduce_in_turn)  # noqa: B010
+    at_call("allreduce", call, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def main() -> None:

@@ -23,9 +23,8 @@ from typing import Any
 import paceline as pl
 import torch
 from local import two_levels
+from local.at_call import at_call
 from paceline.core.protocol.ids import parse_member
-from paceline.transport.base import Transport
-from paceline.transport.selected import SelectedTransport
 from paceline.worker.comm_thread import CommThread
 
 CONFIG = json.loads(os.environ["HISTORY"])
@@ -137,36 +136,18 @@ def spy_on_weighing() -> None:
 def die_inside(method: str, call: int, delay_ms: float) -> None:
     """kill -9 of this process by another thread of it, while call number `call` of `method` of the
     data channel is under way."""
-    real, calls = getattr(SelectedTransport, method), 0
 
     def kill() -> None:
         time.sleep(delay_ms / 1000)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def wrapped(*given: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == call:
-            threading.Thread(target=kill, daemon=True).start()
-        real(*given)
-
-    setattr(SelectedTransport, method, wrapped)
+    at_call(method, call, lambda: threading.Thread(target=kill, daemon=True).start())
 
 
 def hang_inside(call: int) -> None:
     """The thread that sums does not come back from reduction number `call`, as from a library that
     waits for something without an end; all other threads go on."""
-    real, calls = SelectedTransport.allreduce, 0
-
-    def wrapped(*given: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == call:
-            threading.Event().wait()
-        real(*given)
-
-    setattr(SelectedTransport, "allreduce", wrapped)  # noqa: B010
-    setattr(SelectedTransport, "allreduce_in_turn", Transport.allreduce_in_turn)  # noqa: B010
+    at_call("allreduce", call, lambda: threading.Event().wait())
 
 
 def pause(draw: random.Random, epoch: int, step: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 from zlib import crc32
 
 from msgspec.structs import asdict, replace
@@ -19,9 +19,8 @@ from paceline.core.protocol.records import summed
 from paceline.core.rank import events as ev
 
 ScriptEvent = ev.Begin | ev.Step | ev.Want | ev.Skip | ev.Flush | ev.Rest | ev.Unrest | ev.Finish
-Outcome = ev.ChannelOpened | ev.ChannelFailed | ev.Reduced | ev.Hashed
 SCRIPT: Final = (ev.Begin, ev.Step, ev.Want, ev.Skip, ev.Flush, ev.Rest, ev.Unrest, ev.Finish)
-T = TypeVar("T", bound=ScriptEvent)
+T = TypeVar("T")
 
 _OWN: Final = {
     ev.Begin: ("fingerprint", "data", "seed", "whole", "shards", "segments"),
@@ -34,20 +33,31 @@ class GroupDisagreesError(Exception):
     """The scripts of a group do not do the same, or share nothing; for the user."""
 
 
+class _Queues(Generic[T]):
+    """What each rank of a group has said, in its order, until all have."""
+
+    def __init__(self, model: int) -> None:
+        self._of: list[deque[T]] = [deque() for _ in range(model)]
+
+    def add(self, shard: int, one: T) -> list[T]:
+        """The oldest of each, in shard order, once there is one of each; empty before."""
+        self._of[shard].append(one)
+        return [queue.popleft() for queue in self._of] if all(self._of) else []
+
+
 class Agreement:
     """What the scripts of a group have said, in their order, until all have said it."""
 
     def __init__(self, model: int, addresses: Sequence[str]) -> None:
         """`addresses`: of the sockets of the ranks behind the first one."""
-        self._said: list[deque[ScriptEvent]] = [deque() for _ in range(model)]
+        self._said = _Queues[ScriptEvent](model)
         self._addresses = tuple(addresses)
 
     def said(self, shard: int, event: ScriptEvent) -> ScriptEvent | None:
         """The group's event, once all have said theirs. Raises GroupDisagreesError."""
-        self._said[shard].append(event)
-        if not all(self._said):
+        events = self._said.add(shard, event)
+        if not events:
             return None
-        events = [queue.popleft() for queue in self._said]
         _check_alike(events)
         first = events[0]
         if isinstance(first, ev.Step):
@@ -106,14 +116,13 @@ class Writing:
     """Parts of checkpoints that the ranks of a group have written, each of its shard."""
 
     def __init__(self, model: int) -> None:
-        self._done: list[deque[ev.Written]] = [deque() for _ in range(model)]
+        self._done = _Queues[ev.Written](model)
 
     def done(self, shard: int, event: ev.Written) -> ev.Written | None:
         """The group's event, once all parts are written: with a problem if one of them has one."""
-        self._done[shard].append(event)
-        if not all(self._done):
+        parts = self._done.add(shard, event)
+        if not parts:
             return None
-        parts = [queue.popleft() for queue in self._done]
         assert len({part.version for part in parts}) == 1, parts
         return replace(parts[0], problem=next((p.problem for p in parts if p.problem), ""))
 

@@ -17,9 +17,9 @@ from fake_cluster.server import Server
 from msgspec import convert
 from paceline_api.crdgen import PLURAL
 from paceline_api.names import LABEL_JOB, LABEL_ROLE
+from paceline_api.times import timestamp
 from paceline_operator.cluster.store import Key
 from paceline_operator.cluster.wire import NodeObject, node_of
-from paceline_operator.core.job import timestamp
 from paceline_operator.core.observed import Node
 
 Places = Iterable[tuple[int, int]]

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from fake_cluster.parts import START_S, job_body
+from paceline_api.times import timestamp
 from paceline_operator.core.coordinator_status import CoordinatorStatus, Rank
-from paceline_operator.core.job import Job, read_job, timestamp
+from paceline_operator.core.job import Job, read_job
 from paceline_operator.core.observed import Observed, Pod, Sent
 
 NOW = START_S + 1000

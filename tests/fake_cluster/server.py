@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline_api.times import timestamp
 from paceline_operator.cluster.api import ApiError
-from paceline_operator.core.job import timestamp
 
 Name = tuple[str, str, str]
 """(kind, namespace, name)"""

@@ -9,11 +9,12 @@ import pytest
 from fake_cluster.observations import COORDINATOR, NOW, RUNNING, UID, job_of, training, worker
 from fake_cluster.world import job_body
 from paceline_api.names import NOTE_WATCHED
+from paceline_api.times import timestamp
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.coordinator_status import Happening, Outcome, Rank
 from paceline_operator.core.decide import backoff, stragglers
-from paceline_operator.core.job import Job, read_job, timestamp
+from paceline_operator.core.job import Job, read_job
 from paceline_operator.core.observed import (
     NOT_STARTED,
     End,

@@ -15,11 +15,12 @@ from fake_cluster.parts import START_S
 from fake_cluster.world import NAMESPACE, World, job_body
 from paceline.environment import AgentSettings
 from paceline_api.crdgen import PLURAL
+from paceline_api.times import timestamp
 from paceline_api.types.enums import SchedulingProvider
 from paceline_operator.cluster.api import PATHS, ApiError
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.clocks import Clocks
-from paceline_operator.core.job import Job, read_job, timestamp
+from paceline_operator.core.job import Job, read_job
 from paceline_operator.core.observed import Observed, Pod, Sent
 from paceline_operator.core.pods import children
 from paceline_operator.core.providers import gangs, kueue

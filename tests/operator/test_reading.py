@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from fake_cluster.observations import NOW, UID
 from fake_cluster.parts import job_body
-from paceline_operator.core.job import read_again, read_job, timestamp
+from paceline_api.times import timestamp
+from paceline_operator.core.job import read_again, read_job
 
 
 def body() -> dict[str, Any]:

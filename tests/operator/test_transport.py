@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from fake_cluster.observations import NOW, RUNNING, coordinator_status, job_of, training, worker
+from paceline_api.times import timestamp
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.clocks import CarrierUnknown, Clocks
 from paceline_operator.core.coordinator_status import read_coordinator_status
 from paceline_operator.core.decide import transport
-from paceline_operator.core.job import Job, timestamp
+from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed
 from paceline_operator.core.pods.frozen import job_file
 from paceline_operator.core.reconcile import reconcile

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from paceline_api.crdgen import PLURAL
 from paceline_api.names import LABEL_MANAGER, group_name
+from paceline_api.times import timestamp
 from paceline_api.types.job import API_VERSION, KIND
 
 from paceline_operator.cluster.api import Api, ApiError
@@ -22,7 +23,7 @@ from paceline_operator.cluster.memory import Memory
 from paceline_operator.cluster.store import Store
 from paceline_operator.cluster.wire import pod_from
 from paceline_operator.core.changes import Apply, Changes, Companions, Create, Delete, Event
-from paceline_operator.core.job import Job, timestamp
+from paceline_operator.core.job import Job
 from paceline_operator.core.pods.companions import BUDGETS
 from paceline_operator.core.refusals import (
     OF_GANG,

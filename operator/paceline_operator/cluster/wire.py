@@ -15,12 +15,12 @@ import msgspec
 from msgspec import Struct
 from paceline_api.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_ROLE, LABEL_SLOT, PREFIX
 from paceline_api.reading.load import without_nulls
+from paceline_api.times import seconds_of
 from paceline_api.types.fabric import FabricSpec
 from paceline_api.types.template import TRAINER
 from pydantic import ValidationError
 
 from paceline_operator.core.devices import amount_of, is_device
-from paceline_operator.core.job import seconds_of
 from paceline_operator.core.observed import NO_SLOT, NOT_STARTED, OVER, End, Node, Pod
 from paceline_operator.core.providers.kueue import MANAGED
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from paceline_api.defaults import fixed_by_queue, with_defaults
@@ -18,6 +17,7 @@ from paceline_api.reading.load import job_from_mapping, without_nulls
 from paceline_api.reasons import ConditionType, Reason
 from paceline_api.resolve import resolve
 from paceline_api.settings import ResolvedJob
+from paceline_api.times import seconds_of
 from paceline_api.types.enums import ABLE_BACKENDS, Backend
 from paceline_api.types.job import TrainingJob, TrainingJobSpec
 
@@ -203,18 +203,3 @@ def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
 def _kept(job: TrainingJob) -> Mapping[str, Any]:
     spec: dict[str, Any] = job.to_mapping()["spec"]
     return {key: value for key, value in spec.items() if key not in _NOT_KEPT}
-
-
-def seconds_of(text: Any) -> float | None:
-    """Unix time of a Kubernetes timestamp; None for anything else."""
-    if not isinstance(text, str):
-        return None
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        return None
-
-
-def timestamp(seconds: float) -> str:
-    """As the API server writes times in metadata: whole seconds, UTC."""
-    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

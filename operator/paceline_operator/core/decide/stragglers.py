@@ -12,11 +12,12 @@ from typing import Final
 
 from paceline_api import slow
 from paceline_api.slow import Pace
+from paceline_api.times import seconds_of
 from paceline_api.types.enums import StragglerResponse
 
 from paceline_operator.core.coordinator_status import ACTIVE, Rank
 from paceline_operator.core.decide.backoff import NOTE_CAUSE
-from paceline_operator.core.job import Job, seconds_of
+from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed, Pod
 from paceline_operator.core.plan import Cause, Slow
 

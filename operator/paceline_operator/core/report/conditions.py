@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from paceline_api.reasons import ConditionType, Reason
+from paceline_api.times import timestamp
 
 from paceline_operator.core.coordinator_status import ACTIVE, BENCHED
 from paceline_operator.core.decide import transport
 from paceline_operator.core.decide.coordinator_pod import CoordinatorPod
-from paceline_operator.core.job import Job, timestamp
+from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed, Pod
 from paceline_operator.core.plan import Plan
 from paceline_operator.core.providers.choice import provider_of

@@ -13,11 +13,12 @@ from typing import Any, Final
 
 from paceline_api.names import NOTE_WATCHED, worker_selector
 from paceline_api.reasons import ConditionType
+from paceline_api.times import seconds_of, timestamp
 from paceline_api.types.status import RANK_STATE_MAX, RANKS_MAX, STRAGGLERS_MAX
 
 from paceline_operator.core.coordinator_status import ACTIVE, WHOLE_MAX, CoordinatorStatus, Rank
 from paceline_operator.core.decide import backoff
-from paceline_operator.core.job import Job, seconds_of, timestamp
+from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed
 from paceline_operator.core.plan import Plan
 from paceline_operator.core.report import conditions

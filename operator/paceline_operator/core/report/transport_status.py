@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from paceline_api.reasons import ConditionType
+from paceline_api.times import timestamp
 from paceline_api.types.enums import FabricRequirement
 
 from paceline_operator.core.decide.transport import OVER, Standing, carried, verified_at
-from paceline_operator.core.job import Job, timestamp
+from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed
 
 MESSAGE_MAX: Final = 1000

@@ -13,6 +13,7 @@ from typing import Any, Final
 from paceline_api.access.access import Access
 from paceline_api.errors import PacelineError
 from paceline_api.names import LABEL_JOB, NOTE_WATCHED
+from paceline_api.times import timestamp
 from paceline_api.types.job import GROUP, KIND, VERSION, TrainingJob
 
 from paceline.clock import NS_PER_S, now_ns, wall_s
@@ -237,7 +238,7 @@ class ClusterJobs:
 
     def _ask_for_figures(self, name: str) -> None:
         """Fresh ones while somebody looks. Who may not write sees those of each minute."""
-        until = from_cluster.timestamp(wall_s() + WATCHED_S)
+        until = timestamp(wall_s() + WATCHED_S)
         with suppress(JobsError):
             self._server.patch(
                 f"{self._path}/{name}", {"metadata": {"annotations": {NOTE_WATCHED: until}}}

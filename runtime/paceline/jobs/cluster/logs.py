@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from paceline_api.errors import PacelineError
 from paceline_api.names import worker_selector
+from paceline_api.times import timestamp
 from paceline_api.types.template import TRAINER
 
 from paceline.clock import NS_PER_MS, NS_PER_S, now_ns, pause
@@ -210,7 +211,7 @@ class Logs:
         name = pod["metadata"]["name"]
         query: dict[str, Any] = {"container": TRAINER, "timestamps": True, "follow": follow}
         if since_ns:
-            query["sinceTime"] = from_cluster.timestamp(since_ns // NS_PER_S)
+            query["sinceTime"] = timestamp(since_ns // NS_PER_S)
         elif tail is not None:
             query["tailLines"] = tail
         path = f"{self._pods_path}/{name}/log"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from paceline_api.names import (
@@ -112,11 +112,6 @@ def holding(job: Object) -> list[Object]:
 def time_s(text: str | None) -> float:
     """Unix time of a Kubernetes time stamp; 0 without one."""
     return 0.0 if not text else datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
-
-
-def timestamp(wall_s: float) -> str:
-    """As Kubernetes writes it, in whole seconds."""
-    return datetime.fromtimestamp(int(wall_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def workers(pods: Iterable[Object]) -> list[Object]:

@@ -2,11 +2,13 @@
 
 While they are followed each stream is read by a thread of its own, and one more watches the pods,
 since a replacement is a new pod. A stream that breaks, or says nothing for long, is opened again
-where it ended as long as the container runs.
+where it ended as long as the container runs. A short job may end before a node has said that its
+container began: such pods are waited for.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -30,6 +32,8 @@ from paceline.jobs.interface import COMPLETE, FAILED, LogLine, Selection
 SILENCE_S: Final = 120.0
 """A stream that says nothing for so long is opened anew: its other end may be gone."""
 WATCH_S: Final = 240
+LATE_NS: Final = 10 * NS_PER_S
+"""So long after a job's end a node may take to say that a container has begun."""
 HOLD_NS: Final = 500 * NS_PER_MS
 """So long a line is held for those of other pods that are older and come later."""
 QUEUED_MAX: Final = 10_000
@@ -51,6 +55,7 @@ class Logs:
         """Raises NoSuchRankError."""
         self._server, self._selection, self._patience = server, selection, patience
         self._pods_path = f"/api/v1/namespaces/{namespace}/pods"
+        self._query = {"labelSelector": worker_selector(job["metadata"]["name"])}
         self._name, self._uid = job["metadata"]["name"], job["metadata"]["uid"]
         self._procs = from_cluster.members_per_pod(job["spec"])
         replicas = int(job["spec"].get("replicas", 1))
@@ -59,6 +64,9 @@ class Logs:
         self._stop = threading.Event()
         self._reading: set[str] = set()
         """Pods that were opened, by uid."""
+        self._opening = threading.Lock()
+        self._listed = threading.Event()
+        """The pods that were there at the beginning are open."""
 
     def until_now(self, pods: Iterable[Object]) -> Generator[LogLine]:
         """What is there, in order of time."""
@@ -77,9 +85,9 @@ class Logs:
         it has changed, until it is deleted."""
         for work in (self._watch_pods, lambda: self._watch_job(changes)):
             threading.Thread(target=self._told, args=(work,), daemon=True).start()
-        shuffle, open_pods, over, listed = Shuffle(hold_ns=HOLD_NS), 0, False, False
+        shuffle, open_pods, over = Shuffle(hold_ns=HOLD_NS), 0, False
         try:
-            while not (over and listed and open_pods == 0):
+            while not (over and open_pods == 0):
                 match self._next(shuffle.next_ns()):
                     case LogLine() as line:
                         shuffle.add(line, now_ns())
@@ -89,8 +97,6 @@ class Logs:
                     case _Closed(source):
                         shuffle.closed(source)
                         open_pods -= 1
-                    case _Listed():
-                        listed = True
                     case _Over():
                         over = True
                     case PacelineError() as error:
@@ -99,6 +105,7 @@ class Logs:
             yield from filter(self._is_meant, shuffle.ready(now_ns() + HOLD_NS))
         finally:
             self._stop.set()
+            self._listed.set()
 
     # ---- threads ---------------------------------------------------------------------------
 
@@ -128,24 +135,50 @@ class Logs:
             state = (job.get("status") or {}).get("state")
             if self._stop.is_set() or state in (COMPLETE, FAILED):
                 break
+        self._listed.wait()
+        self._wait_for_late()
         self._put(_Over())
 
+    def _wait_for_late(self) -> None:
+        deadline_ns, late = now_ns() + LATE_NS, set[str]()
+        while not self._stop.is_set() and (left_ns := deadline_ns - now_ns()) > 0:
+            try:
+                found = self._server.get(self._pods_path, self._query)
+                self._patience.answered()
+                late = {pod["metadata"]["uid"] for pod in found["items"] if self._is_late(pod)}
+                for pod in found["items"]:
+                    self._open(pod)
+                since = self._query | {"resourceVersion": found["metadata"]["resourceVersion"]}
+                watch = self._server.watch(
+                    self._pods_path, since, timeout_s=math.ceil(left_ns / NS_PER_S)
+                )
+                while late and (change := next(watch, None)) is not None:
+                    kind, pod = change
+                    if kind == "ERROR":
+                        break
+                    self._open(pod)
+                    if kind == "DELETED" or not self._is_late(pod):
+                        late.discard(pod["metadata"]["uid"])
+            except PacelineError as error:
+                self._patience.rest(error)
+                continue
+            if not late:
+                return
+
     def _watch_pods(self) -> None:
-        query = {"labelSelector": worker_selector(self._name)}
         first = True
         while not self._stop.is_set():
             try:
-                found = self._server.get(self._pods_path, query)
+                found = self._server.get(self._pods_path, self._query)
                 self._patience.answered()
                 pods = found["items"]
                 if first and not self._selection.previous:
                     pods = self._without_earlier(pods)
                 for pod in pods:
                     self._open(pod, tail=self._selection.tail if first else None)
-                if first:
-                    self._put(_Listed())
-                    first = False
-                since = query | {"resourceVersion": found["metadata"]["resourceVersion"]}
+                first = False
+                self._listed.set()
+                since = self._query | {"resourceVersion": found["metadata"]["resourceVersion"]}
                 for kind, pod in self._server.watch(self._pods_path, since, timeout_s=WATCH_S):
                     if self._stop.is_set():
                         break
@@ -164,13 +197,14 @@ class Logs:
 
     def _open(self, pod: Object, *, tail: int | None = None) -> None:
         uid = pod["metadata"]["uid"]
-        if uid in self._reading or not self._is_own(pod) or not _has_begun(pod):
-            return
-        self._reading.add(uid)
-        if not self._is_wanted(pod):
-            return
-        # Said here and not by the thread: whoever counts has heard of it before the list is over.
-        self._put(_Opened(pod["metadata"]["name"]))
+        with self._opening:
+            if uid in self._reading or not self._is_own(pod) or not _has_begun(pod):
+                return
+            self._reading.add(uid)
+            if not self._is_wanted(pod):
+                return
+            # Said here and not by the thread: whoever counts hears of it before the job is over.
+            self._put(_Opened(pod["metadata"]["name"]))
         work = partial(self._read, pod, tail)
         threading.Thread(target=self._told, args=(work,), daemon=True).start()
 
@@ -240,6 +274,12 @@ class Logs:
         rank = self._selection.rank
         return rank is None or from_cluster.place(pod)[0] == rank // self._procs
 
+    def _is_late(self, pod: Object) -> bool:
+        """It is on its node, which has not said yet that it has begun."""
+        placed = bool(pod["spec"].get("nodeName")) and "deletionTimestamp" not in pod["metadata"]
+        ended = pod["status"].get("phase") in ("Succeeded", "Failed")
+        return placed and not ended and not _has_begun(pod) and self._is_own(pod)
+
     def _is_meant(self, line: LogLine) -> bool:
         return self._selection.rank in (None, line.rank)
 
@@ -264,12 +304,8 @@ class _Closed:
     source: str
 
 
-class _Listed:
-    """The pods that were there at the beginning are open."""
-
-
 class _Over:
     """The job has ended or is deleted."""
 
 
-_News = LogLine | _Opened | _Closed | _Listed | _Over | PacelineError
+_News = LogLine | _Opened | _Closed | _Over | PacelineError

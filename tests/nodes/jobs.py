@@ -25,6 +25,8 @@ SCRIPT = CHECKOUT / "tests" / "local" / "history_script.py"
 START_S = 180.0
 END_S = 120.0
 CHANGE_S = 90.0
+LEAVE_S = 60.0
+"""Less than drainGraceSeconds and the operator's margin."""
 PROGRESS_S = 60.0
 SAMPLES, BATCH = 240, 4
 EPOCHS, STEP_MS = 12, 150.0
@@ -196,10 +198,14 @@ class Job:
 
     # ---- the end --------------------------------------------------------------------------------
 
-    def finish(self, *, publisher_stays: bool = True) -> None:
-        """Let it run to its end, and check that every sample counts exactly once per epoch."""
+    def finish(self, *, publisher_stays: bool = True, nodes_in_touch: bool = True) -> None:
+        """Let it run to its end, and check that every sample counts exactly once per epoch.
+        `nodes_in_touch`: false where a node may be late to say that a pod has ended."""
         self.brake.unlink(missing_ok=True)
         self.wait_condition("Complete", END_S)
+        if nodes_in_touch:
+            # By themselves: the operator deletes those that do not, and their logs with them.
+            self.until(lambda: not self.workers(), LEAVE_S, "left by its ranks")
         self.check_weights(publisher_stays=publisher_stays)
 
     def check_weights(self, *, publisher_stays: bool = True) -> None:

@@ -81,7 +81,7 @@ def test_the_api_server_is_away_for_a_minute(
     job.wait_trains(3)
     job.wait(lambda found: found["status"]["round"] >= version, CHANGE_S, "caught up")
     assert before.items() <= containers(job.workers()).items(), "a container was restarted"
-    job.finish()
+    job.finish(nodes_in_touch=False)
     for one in (watched, followed, waited):
         assert one.end() == 0, one.lines[-5:]
         for said in ("does not answer", "answers again"):
@@ -89,5 +89,5 @@ def test_the_api_server_is_away_for_a_minute(
     assert watched.lines[-1].startswith("Complete")
     assert waited.lines[-1].startswith("job job: Complete")
     results = [line for line in followed.lines if "RESULT " in line]
-    assert sorted(results) == sorted(set(results)), "a line was printed twice"
-    assert len(results) == len(job.results())
+    # Of each rank once; what was printed is kept here, whatever becomes of the pods.
+    assert sorted(line.partition(" |")[0] for line in results) == ["rank 0", "rank 1", "rank 2"]

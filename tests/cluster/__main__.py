@@ -1,5 +1,6 @@
 """A cluster by hand. `programs`: build and install what is missing. `up`, `down`: keep a cluster.
 
+`programs-without-nodes` builds what the API server's tests need.
 `prometheus` takes one out of Debian's package, unless there is one.
 `images` builds Paceline's own images, for a registry or to see that they build.
 `up` leaves a background process that owns the cluster and tears it down when it ends; `down` ends
@@ -62,6 +63,10 @@ def build() -> None:
     if not image_build.base_archive().is_file():
         say("making the base of images")
         image_build.make_base()
+
+
+def build_without_nodes() -> None:
+    programs.build(list(programs.CONTROL_PLANE | programs.TOOLS), say)
 
 
 def build_for_tests() -> None:
@@ -136,6 +141,7 @@ def images() -> None:
 COMMANDS = {
     "programs": build,
     "programs-for-tests": build_for_tests,
+    "programs-without-nodes": build_without_nodes,
     "images": images,
     "prometheus": lambda: prometheus.fetch(say),
     "up": up,

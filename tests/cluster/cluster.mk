@@ -1,7 +1,7 @@
 # A Kubernetes on this machine, for the tests and by hand; the top Makefile includes this.
 # Everything is built from Go modules, once, into ~/.cache/paceline (PACELINE_CLUSTER_CACHE); go's
 # own GOMAXPROCS bounds the cores. Programs in KUBEBUILDER_ASSETS are used instead where they exist.
-.PHONY: cluster-programs programs-for-tests cluster cluster-down images test-nodes
+.PHONY: cluster-programs programs-for-tests cluster cluster-down images test-nodes test-kubernetes
 CLUSTER := PYTHONPATH=tests $(BIN)/python -m cluster
 
 cluster-programs: install ## build Kubernetes and install what real nodes need (minutes, once)
@@ -21,3 +21,8 @@ images: install ## build Paceline's images for real, with docker or buildah (TOR
 
 test-nodes: cluster-programs ## jobs in real pods on two nodes, with everything that may happen to them
 	@$(PYTEST) tests/nodes
+
+test-kubernetes: install ## the tests on an API server, on another release: VERSION=v1.35.4
+	@test -n "$(VERSION)" || { echo "error: say which release, like VERSION=v1.35.4" >&2; exit 2; }
+	@PACELINE_KUBERNETES=$(VERSION) $(CLUSTER) programs-without-nodes
+	@PACELINE_KUBERNETES=$(VERSION) $(PYTEST) tests/cluster/test_control_plane.py tests/operator/real

@@ -5,6 +5,9 @@ from pinned modules in k8s-build/; the others by `go install` at a fixed version
 against its checksum database. They are kept in a cache outside the checkout, each with a digest of
 the recipe that it was built by, so that a changed pin is built again and nothing else is.
 KUBEBUILDER_ASSETS, the folder that other Kubernetes projects use, is looked into first.
+
+Another release of Kubernetes, by PACELINE_KUBERNETES, is built from a module that is made for it
+(cluster.other_release), without pinned sums; the rest stays as it is.
 """
 
 from __future__ import annotations
@@ -21,25 +24,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster import other_release
 from cluster.prerequisites import MissingPrerequisiteError
 
-KUBERNETES = "v1.34.4"
+PINNED = "v1.34.4"
+KUBERNETES = os.environ.get("PACELINE_KUBERNETES") or PINNED
 CACHE_VARIABLE = "PACELINE_CLUSTER_CACHE"
 ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
 MODULE = Path(__file__).parent / "k8s-build"
 BUILD_TIMEOUT_S = 3600.0
 
-# Without these the server calls itself v0.0.0, and clients believe it.
-_VERSION_FLAGS = " ".join(
-    f"-X {package}.{name}={value}"
-    for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
-    for name, value in (
-        ("gitVersion", KUBERNETES),
-        ("gitMajor", KUBERNETES[1:].split(".")[0]),
-        ("gitMinor", KUBERNETES.split(".")[1]),
-        ("gitTreeState", "clean"),
+
+def _version_flags(release: str) -> str:
+    """Without these the server calls itself v0.0.0, and clients believe it."""
+    major, minor, _ = release.removeprefix("v").split(".")
+    values = {"gitVersion": release, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
+    packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+    return " ".join(
+        f"-X {package}.{name}={value}" for package in packages for name, value in values.items()
     )
-)
 
 
 @dataclass(frozen=True)
@@ -50,16 +53,21 @@ class Program:
     version: str = ""
     module: Path = MODULE
 
+    @property
+    def of_other_release(self) -> bool:
+        return self.package.startswith("k8s.io/kubernetes/") and KUBERNETES != PINNED
+
     def command(self, target: Path) -> list[str]:
         build = ["go", "build", "-trimpath", "-buildvcs=false", "-ldflags"]
         if self.version:
             build[1] = "install"
             return [*build, "-s -w", f"{self.package}@{self.version}"]
-        return [*build, f"-s -w {_VERSION_FLAGS}", "-o", str(target), self.package]
+        flags = _version_flags(KUBERNETES if self.of_other_release else PINNED)
+        return [*build, f"-s -w {flags}", "-o", str(target), self.package]
 
     def digest(self, name: str) -> str:
         recipe = hashlib.sha256(repr(self.command(Path(name))).encode())
-        if not self.version:
+        if not self.version and not self.of_other_release:
             for part in ("go.mod", "go.sum", "main.go"):
                 if (self.module / part).is_file():
                     recipe.update((self.module / part).read_bytes())
@@ -89,7 +97,12 @@ PROGRAMS = CONTROL_PLANE | NODE | TOOLS
 
 def cache_folder() -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
-    return Path(os.environ.get(CACHE_VARIABLE) or base) / "k8s" / KUBERNETES
+    return Path(os.environ.get(CACHE_VARIABLE) or base) / "k8s" / PINNED
+
+
+def folder_of(program: Program) -> Path:
+    here = cache_folder()
+    return here.parent / KUBERNETES if program.of_other_release else here
 
 
 def find(name: str) -> Path | None:
@@ -97,7 +110,8 @@ def find(name: str) -> Path | None:
     given = Path(os.environ.get(ASSETS_VARIABLE) or "/nonexistent") / name
     if given.is_file():
         return given
-    built, stamp = cache_folder() / name, cache_folder() / f"{name}.recipe"
+    folder = folder_of(PROGRAMS[name])
+    built, stamp = folder / name, folder / f"{name}.recipe"
     current = stamp.is_file() and stamp.read_text() == PROGRAMS[name].digest(name)
     return built if current and built.is_file() else None
 
@@ -124,14 +138,20 @@ def _build_one(name: str, say: Callable[[str], None]) -> None:
         raise MissingPrerequisiteError(
             f"{name} cannot be built: no Go", "install Go 1.24 or later, or set KUBEBUILDER_ASSETS"
         )
-    program, folder, started = PROGRAMS[name], cache_folder(), time.monotonic()
+    program, started = PROGRAMS[name], time.monotonic()
+    folder, module = folder_of(program), program.module
+    folder.mkdir(exist_ok=True)
     say(f"building {name}")
+    own = {"CGO_ENABLED": "0", "GOWORK": "off"}
+    if program.of_other_release:
+        module = other_release.module(KUBERNETES, folder / "module")
+        own["GOFLAGS"] = "-mod=mod"
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         target = Path(scratch) / name
-        environment = os.environ | {"CGO_ENABLED": "0", "GOWORK": "off", "GOBIN": scratch}
+        environment = os.environ | own | {"GOBIN": scratch}
         done = subprocess.run(
             program.command(target),
-            cwd=program.module,
+            cwd=module,
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from cluster import host_python, instance, kubeconfigs, prerequisites, programs
+from cluster import host_python, instance, kubeconfigs, other_release, prerequisites, programs
 from cluster.api import Api, ApiError
 from cluster.audit import requests_of
 from cluster.certificates import Authority
@@ -50,11 +50,48 @@ def test_programs_that_somebody_provides_come_first(
 def test_staging_modules_are_those_of_the_version() -> None:
     """Kubernetes 1.N.P publishes the modules of its own repository as 0.N.P."""
     text = (programs.MODULE / "go.mod").read_text()
-    assert f"k8s.io/kubernetes {programs.KUBERNETES}\n" in text
+    assert f"k8s.io/kubernetes {programs.PINNED}\n" in text
     replaced = [line.split() for line in text.splitlines() if "=>" in line]
     assert len(replaced) == 31
     for old, _, new, version in replaced:
-        assert (old, version) == (new, programs.KUBERNETES.replace("v1.", "v0."))
+        assert (old, version) == (new, programs.PINNED.replace("v1.", "v0."))
+
+
+def test_another_release_is_built_with_its_own_staging_modules() -> None:
+    published = """module k8s.io/kubernetes
+go 1.25.0
+godebug default=go1.25
+require github.com/spf13/cobra v1.10.0
+replace (
+	k8s.io/api => ./staging/src/k8s.io/api
+	k8s.io/new => ./staging/src/k8s.io/new
+)
+"""
+    assert other_release.go_mod("v1.35.4", published).splitlines()[1:] == [
+        "go 1.25.0",
+        "godebug default=go1.25",
+        "require k8s.io/kubernetes v1.35.4",
+        "replace k8s.io/api => k8s.io/api v0.35.4",
+        "replace k8s.io/new => k8s.io/new v0.35.4",
+    ]
+
+
+def test_a_release_is_written_whole(tmp_path: Path) -> None:
+    with pytest.raises(prerequisites.MissingPrerequisiteError, match="write it whole"):
+        other_release.module("1.35", tmp_path)
+
+
+def test_other_releases_lie_beside_the_pinned_one(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    etcd, server = programs.PROGRAMS["etcd"], programs.PROGRAMS["kube-apiserver"]
+    before = etcd.digest("etcd"), server.digest("kube-apiserver")
+    monkeypatch.setattr(programs, "KUBERNETES", "v1.35.4")
+    found = {name: programs.folder_of(program) for name, program in programs.PROGRAMS.items()}
+    assert found["kubectl"] == found["kube-apiserver"] == empty_cache.parent / "v1.35.4"
+    assert found["etcd"] == found["helm"] == found["coredns"] == empty_cache
+    assert etcd.digest("etcd") == before[0], "built again for nothing"
+    assert server.digest("kube-apiserver") != before[1]
 
 
 def test_missing_packages_are_named() -> None:

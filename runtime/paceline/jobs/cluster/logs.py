@@ -140,15 +140,13 @@ class Logs:
         self._put(_Over())
 
     def _wait_for_late(self) -> None:
-        deadline_ns, late = now_ns() + LATE_NS, set[str]()
+        deadline_ns = now_ns() + LATE_NS
         while not self._stop.is_set() and (left_ns := deadline_ns - now_ns()) > 0:
             try:
-                found = self._server.get(self._pods_path, self._query)
-                self._patience.answered()
-                late = {pod["metadata"]["uid"] for pod in found["items"] if self._is_late(pod)}
-                for pod in found["items"]:
+                pods, since = self._list()
+                late = {pod["metadata"]["uid"] for pod in pods if self._is_late(pod)}
+                for pod in pods:
                     self._open(pod)
-                since = self._query | {"resourceVersion": found["metadata"]["resourceVersion"]}
                 watch = self._server.watch(
                     self._pods_path, since, timeout_s=math.ceil(left_ns / NS_PER_S)
                 )
@@ -169,16 +167,13 @@ class Logs:
         first = True
         while not self._stop.is_set():
             try:
-                found = self._server.get(self._pods_path, self._query)
-                self._patience.answered()
-                pods = found["items"]
+                pods, since = self._list()
                 if first and not self._selection.previous:
                     pods = self._without_earlier(pods)
                 for pod in pods:
                     self._open(pod, tail=self._selection.tail if first else None)
                 first = False
                 self._listed.set()
-                since = self._query | {"resourceVersion": found["metadata"]["resourceVersion"]}
                 for kind, pod in self._server.watch(self._pods_path, since, timeout_s=WATCH_S):
                     if self._stop.is_set():
                         break
@@ -186,6 +181,13 @@ class Logs:
                         self._open(pod)
             except PacelineError as error:
                 self._patience.rest(error)
+
+    def _list(self) -> tuple[list[Object], dict[str, Any]]:
+        """The pods, and what to ask for to hear of each change after that."""
+        found = self._server.get(self._pods_path, self._query)
+        self._patience.answered()
+        since = self._query | {"resourceVersion": found["metadata"]["resourceVersion"]}
+        return found["items"], since
 
     def _without_earlier(self, pods: Iterable[Object]) -> list[Object]:
         """What was replaced before anybody looked is past."""
@@ -234,7 +236,7 @@ class Logs:
         except NotFoundError:
             return False
         same = now["metadata"]["uid"] == pod["metadata"]["uid"]
-        return same and now["status"].get("phase") not in ("Succeeded", "Failed")
+        return same and not _has_ended(now)
 
     # ---- one pod ---------------------------------------------------------------------------
 
@@ -277,8 +279,7 @@ class Logs:
     def _is_late(self, pod: Object) -> bool:
         """It is on its node, which has not said yet that it has begun."""
         placed = bool(pod["spec"].get("nodeName")) and "deletionTimestamp" not in pod["metadata"]
-        ended = pod["status"].get("phase") in ("Succeeded", "Failed")
-        return placed and not ended and not _has_begun(pod) and self._is_own(pod)
+        return placed and not (_has_begun(pod) or _has_ended(pod)) and self._is_own(pod)
 
     def _is_meant(self, line: LogLine) -> bool:
         return self._selection.rank in (None, line.rank)
@@ -288,6 +289,10 @@ def _has_begun(pod: Object) -> bool:
     statuses = pod["status"].get("containerStatuses") or ()
     states = (one.get("state") or {} for one in statuses if one["name"] == TRAINER)
     return any("running" in state or "terminated" in state for state in states)
+
+
+def _has_ended(pod: Object) -> bool:
+    return pod["status"].get("phase") in ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)

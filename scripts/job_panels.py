@@ -38,14 +38,21 @@ SAMPLES_PER_S: Final = "suffix:samples/s"
 OTHERS: Final = (
     "scalar(clamp_min(max(paceline_world_size_ranks{" + OF_JOB + ', ranks="active"}) - 1, 1))'
 )
-TO_RANK: Final = (
-    Link(
-        "This rank against the others",
-        "/d/paceline-rank?var-datasource=${datasource}&var-scrape=${scrape}"
-        "&var-namespace=${namespace}&var-job=${job}&var-worker=${__field.labels.worker}"
-        "&${__url_time_range}",
-    ),
-)
+
+
+def _to_rank(label: str) -> tuple[Link, ...]:
+    """To the worker that a series' `label` names."""
+    return (
+        Link(
+            "This rank against the others",
+            "/d/paceline-rank?var-datasource=${datasource}&var-scrape=${scrape}"
+            f"&var-namespace=${{namespace}}&var-job=${{job}}&var-worker=${{__field.labels.{label}}}"
+            "&${__url_time_range}",
+        ),
+    )
+
+
+TO_RANK: Final = _to_rank("worker")
 
 
 def _share(metric: str) -> str:
@@ -412,6 +419,83 @@ TIME: Final = Row(
     ),
 )
 
+
+def _step_waits(of: str) -> str:
+    """Seconds of a step, mean of the chosen workers, by whom they wait for; `of`: its gauge."""
+    ranks = f"count(count by (worker) (paceline_anatomy_step_seconds{W}))"
+    return f"sum by (peer) ({of}) / scalar({ranks})"
+
+
+_WAITED: Final = f"paceline_anatomy_blocked_seconds{W}"
+
+STEP: Final = Row(
+    "What is a step made of, and what would make it shorter?",
+    (
+        Panel(
+            "What is one step made of?",
+            "s",
+            "Mean of the last steps of the chosen workers. Blocked: until the last rank had "
+            "arrived. Reduction, update, copy: as far as the loop was held. Script: its own work "
+            "beside loading, forward and backward.",
+            (Query(f"avg by (part) (paceline_anatomy_step_seconds{W})", "{{part}}"),),
+            stacked=True,
+            width=12,
+        ),
+        Panel(
+            "What would a step take?",
+            "s",
+            "Mean of the chosen workers. Without lateness: if nobody else were late, which a "
+            "partial mode comes near to. Without network: if no reduction held the loop.",
+            (
+                Query(f"avg(sum by (worker) (paceline_anatomy_step_seconds{W}))", "as it is"),
+                Query(
+                    f"avg by (free_of) (paceline_anatomy_ideal_seconds{W})", "without {{free_of}}"
+                ),
+            ),
+            width=12,
+        ),
+        Panel(
+            "For whom does a step wait? The five worst",
+            "s",
+            "Of a step, mean of the chosen workers, by the rank that arrived last.",
+            (
+                Query(
+                    worst(
+                        _step_waits(_WAITED),
+                        f"sum by (peer) (sum_over_time({_WAITED}{RANGE_END}))",
+                        "peer",
+                    ),
+                    "{{peer}}",
+                ),
+            ),
+            links=_to_rank("peer"),
+        ),
+        Panel(
+            "What of the reductions is hidden, by size?",
+            "s",
+            "Of a step, mean of the chosen workers; the size is a segment's. Exposed: the loop was "
+            "held. Hidden: it computed meanwhile. spec.collective.segmentBytes sets the size.",
+            (
+                Query(
+                    f"avg by (overlap, size_class) (paceline_anatomy_reduction_seconds{W})",
+                    "{{overlap}}, {{size_class}}",
+                ),
+            ),
+            stacked=True,
+        ),
+        Panel(
+            "How long may work in the background take?",
+            "s",
+            "From the end of an update to the beginning of the next. What takes longer, such as a "
+            "copy of the state, delays a round.",
+            (
+                Query(f"quantile(0.5, paceline_anatomy_gap_seconds{W})", "median of all"),
+                Query(f"min(paceline_anatomy_gap_seconds{W})", "shortest of all"),
+            ),
+        ),
+    ),
+)
+
 BLAME: Final = Row(
     "Who is waited for?",
     (
@@ -571,4 +655,4 @@ FRESH: Final = Row(
     ),
 )
 
-UPPER: Final = (NOW, PROGRESS, TIME, BLAME, FRESH)
+UPPER: Final = (NOW, PROGRESS, TIME, STEP, BLAME, FRESH)

@@ -53,6 +53,13 @@ SECONDS = {
     "paceline_contribution_age_rounds": 0.0,
 }
 """Per step; what is not here is 0.01."""
+MS = 10**6
+SEGMENTS = (1 << 20, 25 << 20)
+ANNOUNCED_MS = 650
+REDUCED_MS = ((910, 930), (950, 980))
+"""The first one beside the slow rank's backward pass."""
+UPDATED_MS = (980, 990)
+"""Of each second, which is a step."""
 AFTER_A_LOSS = ("paceline_left_total", "paceline_resize_duration_seconds", "paceline_resize_phase")
 AFTER_A_JOIN = ("paceline_joined_total",)
 RARE = ("paceline_benched_total", "paceline_rounds_given_up_total", "paceline_transport_errors")
@@ -72,6 +79,7 @@ class Pod:
         self.records.connection = lambda: (True, 1)
         self.records.phases = lambda: [Phase.RUNNING]
         self.records.carriers = lambda: {MemberId(self.slot, 0, 0): "TCP"}
+        self.record.rounds.divide(SEGMENTS)
         self.job = JobMetrics(self.record)
 
     def target(self, namespace: str, job: str) -> dict[str, str]:
@@ -119,6 +127,8 @@ def _tick(run: Run, pod: Pod, at_s: int, members: int) -> None:
     """What a rank writes in TICK_S; the first time only that it is there."""
     slow = pod.slot == SLOW
     steps = TICK_S if at_s > pod.began_s else 0
+    for second in range(at_s - steps, at_s):
+        _sample(pod, second, late_ms=int(LATE_S * 1000))
     for metric in CATALOG:
         if metric.writer is Writer.AGENT or metric.labels == (FIGURE,):
             continue
@@ -152,6 +162,29 @@ def _tick(run: Run, pod: Pod, at_s: int, members: int) -> None:
         facts = {Fact.PROGRESS: share, Fact.EPOCH: 3 * share, Fact.LEFT_S: run.lasts_s - at_s}
         weight = float(at_s * members)
         pod.job.tell(facts, {"loss": (weight * 2.0, weight), "accuracy": (weight * 0.5, weight)})
+
+
+def _sample(pod: Pod, second: int, late_ms: int) -> None:
+    """One step and its round, as the rank's threads write them down."""
+    began, slow = (BEGAN_S + second) * 1000 * MS, pod.slot == SLOW
+    announced = began + (ANNOUNCED_MS + late_ms * slow) * MS
+    last = began + (ANNOUNCED_MS + late_ms) * MS
+    pod.record.rounds.begin(second, last, streamed=True)
+    pod.record.rounds.arrived(announced)
+    for number, (from_ms, to_ms) in enumerate(REDUCED_MS):
+        pod.record.rounds.opened(number, began + from_ms * MS)
+        pod.record.rounds.carried(began + from_ms * MS, began + to_ms * MS)
+    update = (began + at_ms * MS for at_ms in UPDATED_MS)
+    pod.record.rounds.end(MemberId(SLOW, 0, 0), last, *update)
+    pod.record.steps.write(
+        began_ns=began,
+        announced_ns=announced,
+        resumed_ns=began + 1000 * MS,
+        spent_ns=(0, 10 * MS, 200 * MS, 400 * MS),
+        lease_ns=5 * MS,
+        version=second + 1,
+        fresh=True,
+    )
 
 
 def _happened(name: str, labels: dict[str, str], at_s: int, pod: Pod) -> bool:

@@ -61,7 +61,7 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     PEER: tuple(map(str, range(PEERS_MAX))),
     "part": tuple(Part),
     "overlap": ("exposed", "hidden"),
-    "without": ("lateness", "network"),
+    "free_of": ("lateness", "network"),
     "mode": tuple(Mode),
     "trigger": tuple(Trigger),
     "reason": tuple(DropReason),
@@ -482,9 +482,9 @@ CATALOG: Final[tuple[Metric, ...]] = (
     _gauge(
         "paceline_anatomy_ideal_seconds",
         _AGENT,
-        "What a step would take. without: lateness (nobody else were late), network (reductions "
+        "What a step would take. free_of: lateness (nobody else were late), network (reductions "
         "took no time that is exposed).",
-        "without",
+        "free_of",
     ),
     # ---- the agent, and the cost of all this ----
     _counter(

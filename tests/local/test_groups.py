@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -140,16 +141,45 @@ def test_a_group_comes_and_goes_as_one(
     """R50: whatever happens to one of its ranks happens to the group, which begins again in its
     place with the state of another one, shard by shard; and every sample counts once."""
     steps, at = FAULTS[fault]
-    collective: dict[str, Any] = {"mode": mode, "maxAge": 0}
-    if mode == "Quorum":
-        collective |= {"quorum": 1}
     config = {**LONG, "at": at}
     if fault in IN_REDUCTION:
         config["in_reduction"] = {IN_REDUCTION[fault]: 9}
-    result = run(fork_server, tmp_path, config, collective, steps)
+    goes_on(fork_server, tmp_path, config, mode, steps)
+
+
+def goes_on(
+    fork_server: ForkServer,
+    folder: Path,
+    config: dict[str, Any],
+    mode: str,
+    steps: list[list[Any]],
+    **spec: Any,
+) -> None:
+    collective: dict[str, Any] = {"mode": mode, "maxAge": 0}
+    if mode == "Quorum":
+        collective |= {"quorum": 1}
+    result = run(fork_server, folder, config, collective, steps, **spec)
     assert not result["undone"], result
     weights_of(result)
     assert result["log"]["applied"] == 40 * group_script.SAMPLES, result["log"]
+
+
+TWO: dict[str, tuple[list[list[Any]], dict[str, Any]]] = {
+    "killed in a reduction": ([], {"in_reduction": {"1.0#0/1": 9}}),
+    "frozen": ([], {"at": {"2.0#0/1/9": "stop"}}),
+    "drained": ([["sigterm", 0, 0, 60]], {}),
+    "joined": ([["scale", 4, 0, 60]], {}),
+}
+
+
+@pytest.mark.parametrize("mode", ["Full", "Quorum"])
+@pytest.mark.parametrize(("first", "second"), [*combinations(TWO, 2)])
+def test_two_faults_at_groups(
+    fork_server: ForkServer, mode: str, first: str, second: str, tmp_path: Path
+) -> None:
+    """Each two, of different groups out of three: one that keeps its state is left."""
+    (some, config), (more, other) = TWO[first], TWO[second]
+    goes_on(fork_server, tmp_path, {**LONG, **config, **other}, mode, [*some, *more], replicas=3)
 
 
 def test_all_groups_die_and_go_on_from_a_checkpoint(

@@ -54,8 +54,9 @@ BEFORE: Final = """\
 Errors are one line that says what is wrong and where, and a line that says what to do. Tables,
 events and the summary of `paceline run` go to stderr; what the ranks print goes to stdout.
 
-The verbs `status`, `logs`, `wait`, `scale`, `suspend`, `resume`, `delete`, `events` and `explain`
-are the same for jobs of a cluster and of this machine.{RULE}How they are used: [cli.md](../cli.md).
+The verbs `status`, `logs`, `wait`, `scale`, `suspend`, `resume`, `delete`, `events`, `explain` and
+`report` are the same for jobs of a cluster
+and of this machine.{RULE}How they are used: [cli.md](../cli.md).
 
 | exit code | meaning |
 |---|---|

@@ -105,6 +105,7 @@ def event(kind: str, found: dict[str, Any]) -> str:
 
 
 PODS = "/api/v1/namespaces/team/pods"
+VERBS = ("status", "logs", "wait", "suspend", "delete", "events", "explain", "report")
 
 
 @pytest.mark.parametrize(("state", "code"), [("Complete", 0), ("Failed", 1)])
@@ -300,7 +301,7 @@ def test_a_name_that_is_taken(paceline: Call, server: ScriptedServer) -> None:
 def test_no_such_job(paceline: Call, server: ScriptedServer) -> None:
     message = 'trainingjobs.paceline.dev "digits" not found'
     server.refuses("GET", f"{JOBS}/digits", 404, "NotFound", message)
-    for verb in ("status", "logs", "wait", "suspend", "delete", "events", "explain"):
+    for verb in VERBS:
         if verb == "suspend":
             server.refuses("PATCH", f"{JOBS}/digits", 404, "NotFound", message)
         code, said = paceline(verb, "digits")

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from paceline.core.anatomy.dissect import Part
 from paceline.core.anatomy.job import JobAnatomy, analyse
 from paceline.local import steps
+from paceline.local.rundir import LOCK
 from paceline.report.page import advice_lines
 from paceline.telemetry.anatomy import gauges
 
@@ -125,7 +126,7 @@ def told(run: Path, kind: str) -> float:
 
 @pytest.fixture(scope="module")
 def seen(run: Path) -> JobAnatomy:
-    pods = steps.of_run(run / "runs/truth-1")
+    pods, _ = steps.of_run(run / "runs/truth-1")
     assert [len(rank.steps) for pod in pods for rank in pod.ranks] == [8, 8, 8]
     later = [
         replace(
@@ -164,7 +165,8 @@ def test_the_late_rank_is_blamed_and_its_script_is_named(seen: JobAnatomy) -> No
 
 def test_metrics_say_the_same(run: Path) -> None:
     """The page that an agent served before the end, against the samples that it left."""
-    pods = steps.of_run(run / "runs/truth-1")
+    pods, silent = steps.of_run(run / "runs/truth-1")
+    assert not silent
     for pod in pods:
         anatomy = analyse([pod]).ranks[0].anatomy
         page = (run / f"page-{pod.slot}").read_text()
@@ -197,12 +199,15 @@ def test_a_page_and_a_trace(run: Path) -> None:
 
 
 def test_mistakes(run: Path) -> None:
+    bare = run / "runs/bare-1"
+    bare.mkdir(exist_ok=True)
+    (bare / LOCK).touch()
     for words, hint in (
-        (["runs/no-1"], "there is no such run folder"),
+        (["runs/no-1"], "no job runs/no-1 is running here"),
         (["runs/truth-1", "--rounds", "70:80"], "known are 0 to 7"),
-        (["user"], "no steps are known"),
+        (["runs/bare-1"], "no steps are known"),
     ):
-        code, said = forked_paceline(run, "report", *words)
+        code, said = forked_paceline(run, "report", *words, KUBECONFIG=str(run / "none"))
         assert code == 2, said
         assert hint in said
         assert "Traceback" not in said

@@ -17,6 +17,7 @@ from paceline.jobs.interface import (
     JobEvent,
     JobStatus,
     LogLine,
+    Samples,
     Selection,
     Until,
 )
@@ -104,3 +105,6 @@ class FakeJobs:
 
     def explain(self, name: str) -> Explanation:
         return Explanation("it is well")
+
+    def samples(self, name: str) -> Samples:
+        raise AssertionError("the SDK makes no pages")

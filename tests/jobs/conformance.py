@@ -8,6 +8,7 @@ no test is too late with what it does to them.
 
 from __future__ import annotations
 
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -116,6 +117,8 @@ def the_whole_script(place: Place) -> None:
     until(lambda: followed.of(0) and followed.of(1), "lines of both ranks")
     figures = re.compile(r" 0:active step=[\d.]+ ms lag=[\d.]+ ms share=\d+%")
     until(lambda: any(map(figures.search, list(watched.lines))), "figures of the ranks")
+    assert f"job {NAME}: 2 ranks" in say.call("report", NAME, "--out", "told")
+    shows_both_ranks_on_one_clock(place.folder / "told")
     heard = len(followed.of(1))
     place.kill(1)
     until(lambda: len(followed.of(1)) > heard + 2, "the replacement is heard")
@@ -153,6 +156,22 @@ def the_whole_script(place: Place) -> None:
     assert "is deleted" in say.call("delete", NAME)
     assert not place.left()
     assert f"no job {NAME}" in say.call("status", NAME, code=2)
+
+
+def shows_both_ranks_on_one_clock(told: Path) -> None:
+    """Steps take 300 ms, and a sum that both make a few."""
+    page = (told / "report.html").read_text()
+    assert page.count('<text x="0"') == 2
+    assert 'id="silent"' not in page
+    sums: dict[str, list[tuple[float, float]]] = {}
+    for event in json.loads((told / "trace.json").read_text())["traceEvents"]:
+        if found := re.search(r"round \d+, segment \d+", event["args"].get("what", "")):
+            span = event["ts"], event["ts"] + event["dur"]
+            sums.setdefault(found[0], []).append(span)
+    shared = [spans for spans in sums.values() if len(spans) == 2]
+    assert len(shared) > 2, sums
+    apart_us = [max(b for b, _ in spans) - min(e for _, e in spans) for spans in shared]
+    assert max(apart_us) < 100_000, apart_us
 
 
 def a_job_is_seen_and_changed(place: Place) -> None:
@@ -251,6 +270,7 @@ def nobody_of_that_name(place: Place) -> None:
         lambda: jobs.delete("none"),
         lambda: jobs.events("none"),
         lambda: jobs.explain("none"),
+        lambda: jobs.samples("none"),
     )
     for ask in asked:
         with pytest.raises(NoSuchJobError, match="none") as caught:

@@ -23,12 +23,18 @@ class ScriptedServer:
         self.answers: Answers = {}
         self.bodies: dict[tuple[str, str], list[Any]] = {}
         """What was sent, by method and path."""
-        answers, bodies = self.answers, self.bodies
+        self.hangs: set[str] = set()
+        """Paths that are never answered."""
+        self._closing = threading.Event()
+        answers, bodies, hangs, closing = self.answers, self.bodies, self.hangs, self._closing
 
         class Handler(BaseHTTPRequestHandler):
             def _answer(self) -> None:
                 sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 path, _, query = self.path.partition("?")
+                if path in hangs:
+                    closing.wait()
+                    return
                 method = "WATCH" if "watch=true" in query else self.command
                 if sent:
                     bodies.setdefault((method, path), []).append(json.loads(sent))
@@ -66,6 +72,7 @@ class ScriptedServer:
         return path
 
     def close(self) -> None:
+        self._closing.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -85,7 +85,7 @@ def test_what_the_verbs_promise(place: OnNodes, check: Callable[[conformance.Pla
 
 
 def test_who_may_only_look(platform: Platform, new_job: NewJob) -> None:
-    """`view` sees jobs and logs, and changes nothing."""
+    """`view` sees jobs and logs, changes nothing and asks no pod."""
     job = new_job()
     job.apply(1)
     say = terminal_of(kubeconfig_of(platform, job, "guest", "view"))
@@ -94,7 +94,8 @@ def test_who_may_only_look(platform: Platform, new_job: NewJob) -> None:
     assert "JOB" in say.call("status", "-n", job.namespace)
     say.call("logs", "job", "--tail", "1")
     say.call("events", "job")
-    for words in (["scale", "job", "--replicas", "2"], ["suspend", "job"], ["delete", "job"]):
+    changes = (["scale", "job", "--replicas", "2"], ["suspend", "job"], ["delete", "job"])
+    for words in (*changes, ["report", "job"]):
         said = say.call(*words, code=2)
         assert 'User "guest" cannot' in said
         assert "role `edit`" in said

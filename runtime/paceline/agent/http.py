@@ -10,6 +10,7 @@ from typing import Final
 from aiohttp import web
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 
+from paceline.core.anatomy.samples import STEPS_PATH
 from paceline.telemetry.collector import CONTENT_TYPE, OPENMETRICS_TYPE
 
 PORTS_TRIED: Final = 256
@@ -30,7 +31,7 @@ class HttpServer:
             [
                 web.get("/metrics", self._get_metrics),
                 web.get("/healthz", self._get_health),
-                web.get("/steps", self._get_steps),
+                web.get(STEPS_PATH, self._get_steps),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None)

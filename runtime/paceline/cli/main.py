@@ -302,22 +302,27 @@ def replay(
     raise typer.Exit(replay_run(run_dir))
 
 
-@app.command()
+@app.command(epilog=RULE)
 def report(
-    run: Annotated[
-        str, typer.Argument(help="Run folder, or name of a running job.", metavar="RUN")
-    ],
+    job: Job,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
     rounds: Annotated[
         str | None, typer.Option(help="Rounds of the time line, such as 100:120; else the last.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for report.html and trace.json; else the run's.")
+        Path | None,
+        typer.Option(
+            help="Folder for report.html and trace.json; else the run's, and of a cluster's job "
+            "JOB-report."
+        ),
     ] = None,
 ) -> None:
-    """Show what the last steps of a run were made of: a page, and a trace for Perfetto."""
+    """Show what the last steps of a job were made of: a page, and a trace for Perfetto."""
     from paceline.cli.report import report as report_on
 
-    report_on(run, rounds, out)
+    report_on(job, Where(namespace, context, kubeconfig), rounds, out)
 
 
 @app.command()

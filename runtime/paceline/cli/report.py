@@ -1,31 +1,30 @@
-"""`paceline report`: what the last steps of a run were made of, as a page and as a trace."""
+"""`paceline report`: what the last steps of a job were made of, as a page and as a trace."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Final
 
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 
-from paceline.core.anatomy.job import analyse, known_rounds
-from paceline.local import index, steps
-from paceline.report.page import advice_lines, page
+from paceline.cli.choice import Where, choose
+from paceline.core.anatomy.job import analyse, known_rounds, latest_rounds
+from paceline.report.page import advice_lines, page, silent_lines
 from paceline.report.trace import trace
 
 ROUNDS: Final = 12
-"""That the time line shows, if nobody chooses others."""
+"""That the time line shows at most, if nobody chooses others."""
 PAGE: Final = "report.html"
 TRACE: Final = "trace.json"
 
 
-def report(name: str, rounds: str | None, out: Path | None) -> None:
-    """`name`: a run folder, or a job that runs here. Writes two files and prints where."""
-    run_dir = _run_dir(name)
-    job = analyse(steps.of_run(run_dir))
+def report(name: str, where: Where, rounds: str | None, out: Path | None) -> None:
+    """Writes two files and prints where."""
+    found = choose(name, where).samples(name)
+    job = analyse(found.pods, found.silent)
     known = known_rounds(job.ranks)
-    chosen = _chosen(rounds, known) if rounds else known[-ROUNDS:]
-    folder = out or run_dir
+    chosen = _chosen(rounds, known) if rounds else latest_rounds(job.ranks, ROUNDS)
+    folder = out or Path(found.folder or f"{name}-report")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / PAGE).write_text(page(job, chosen))
@@ -37,22 +36,10 @@ def report(name: str, rounds: str | None, out: Path | None) -> None:
             exit_code=EXIT_BAD_INPUT,
         ) from None
     print(f"job {job.job}: {len(job.ranks)} ranks, {job.step_s * 1e3:.1f} ms a step")
-    for line in advice_lines(job):
+    for line in (*advice_lines(job), *silent_lines(job)):
         print(f"  {line}")
     print(f"page: {folder / PAGE}")
     print(f"trace for https://ui.perfetto.dev: {folder / TRACE}")
-
-
-def _run_dir(name: str) -> Path:
-    named = [Path(entry.run_dir) for entry in index.running(os.environ) if entry.job == name]
-    if len(named) > 1 and not Path(name).is_dir():
-        listed = ", ".join(map(str, named))
-        raise PacelineError(
-            f"{len(named)} jobs with the name {name} are running",
-            hint=f"name the run folder instead: {listed}",
-            exit_code=EXIT_BAD_INPUT,
-        )
-    return Path(name) if Path(name).is_dir() or not named else named[0]
 
 
 def _chosen(text: str, known: range) -> range:

@@ -4,6 +4,7 @@ PacelineError (paceline_api.errors)
 `-- JobsError
     |-- NoSuchJobError      no job of that name
     |-- NoSuchRankError     a rank beyond the job's
+    |-- NoSamplesError      nothing is known of a job's last steps
     |-- NameTakenError      a job of that name is there already
     |-- RejectedError       the API server, or a run, does not take the job or the change
     |-- NotAllowedError     the rights of this user do not reach (403)
@@ -37,6 +38,10 @@ class NoSuchJobError(JobsError):
 
 class NoSuchRankError(JobsError):
     """The job has fewer ranks."""
+
+
+class NoSamplesError(JobsError):
+    """Nothing is known of a job's last steps."""
 
 
 class NameTakenError(JobsError):

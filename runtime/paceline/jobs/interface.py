@@ -16,6 +16,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 from paceline_api.types.job import TrainingJob
 
+from paceline.core.anatomy.samples import PodSamples, SilentPod
 from paceline.core.status import Status
 
 COMPLETE = "Complete"
@@ -122,6 +123,16 @@ class JobEvent(Struct, frozen=True):
     """How often it was said; `wall_s` is the last time."""
 
 
+class Samples(Struct, frozen=True):
+    """The last steps of a job's ranks, as their agents tell them."""
+
+    pods: tuple[PodSamples, ...]
+    """With a step each, by slot."""
+    silent: tuple[SilentPod, ...] = ()
+    folder: str = ""
+    """Its run folder on this machine; empty for a job of a cluster."""
+
+
 class Explanation(Struct, frozen=True):
     """Why a job is where it is, and what to type next."""
 
@@ -188,3 +199,7 @@ class Jobs(Protocol):
         """Its history and that of its pods, the oldest first."""
 
     def explain(self, name: str) -> Explanation: ...
+
+    def samples(self, name: str) -> Samples:
+        """Of all pods that answer in time. On a cluster only while it trains. Raises
+        NoSamplesError; AwayError where pods run and none answers."""

@@ -24,12 +24,14 @@ from paceline_api.types.job import TrainingJob
 from paceline_api.types.template import TRAINER
 
 from paceline.clock import NS_PER_S, now_ns, wall_s
+from paceline.core.anatomy.samples import with_steps
 from paceline.core.status import Status
 from paceline.jobs.core import explain, from_run, waiting
 from paceline.jobs.core.lines import parse_line
 from paceline.jobs.errors import (
     AwayError,
     NameTakenError,
+    NoSamplesError,
     NoSuchJobError,
     NoSuchRankError,
     RejectedError,
@@ -42,10 +44,11 @@ from paceline.jobs.interface import (
     JobEvent,
     JobStatus,
     LogLine,
+    Samples,
     Selection,
     Until,
 )
-from paceline.local import control, detached, index
+from paceline.local import control, detached, index, steps
 from paceline.local.printed import PRINTED
 from paceline.local.rundir import LOCK, RUNS, with_function
 from paceline.local.runner import STATUS
@@ -200,6 +203,17 @@ class LocalJobs:
     def explain(self, name: str) -> Explanation:
         status = self.status(name)
         return explain.explain(status, from_run.events(status.detail), flags="", cluster=False)
+
+    def samples(self, name: str) -> Samples:
+        run = self._run(name)
+        pods, silent = steps.of_run(run.folder)
+        if not (known := with_steps(pods)):
+            raise NoSamplesError(
+                f"no steps are known of the run in {run.folder}",
+                hint=f"ask again when it has made some; `paceline explain {name}` says what it "
+                "waits for",
+            )
+        return Samples(known, tuple(silent), str(run.folder))
 
     # ---- which run -------------------------------------------------------------------------
 

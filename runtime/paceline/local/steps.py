@@ -10,44 +10,33 @@ import http.client
 import json
 from pathlib import Path
 from typing import Final
+from urllib.error import URLError
 from urllib.request import urlopen
 
 import msgspec
-from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 
 from paceline.agent.targets import FOLDER as TARGETS
 from paceline.agent.targets import STEPS
-from paceline.core.anatomy.samples import PodSamples
+from paceline.core.anatomy.samples import STEPS_PATH, PodSamples, SilentPod
 
 TIMEOUT_S: Final = 10.0
-PATH: Final = "/steps"
 
 
-class NoSamplesError(PacelineError):
-    def __init__(self, run_dir: Path, why: str) -> None:
-        super().__init__(
-            f"{run_dir}: {why}",
-            hint="name the folder of a run that has made rounds, such as runs/first-1",
-            exit_code=EXIT_BAD_INPUT,
-        )
-
-
-def of_run(run_dir: Path) -> list[PodSamples]:
-    """Of all pods whose samples are known. NoSamplesError."""
-    if not run_dir.is_dir():
-        raise NoSamplesError(run_dir, "there is no such run folder")
+def of_run(run_dir: Path) -> tuple[list[PodSamples], list[SilentPod]]:
+    """What its pods have left or tell now, and those that neither have left nor tell anything."""
     found = {pod.slot: pod for pod in map(_read, sorted((run_dir / STEPS).glob("*.json")))}
+    silent = []
     for target in sorted((run_dir / TARGETS).glob("*.json")):
-        address = json.loads(target.read_text())[0]["targets"][0]
+        (told,) = json.loads(target.read_text())
         try:
-            pod = of_agent(f"http://{address}{PATH}")
-        except OSError:
-            continue  # it ends just now, or was killed and left its target
+            pod = of_agent(f"http://{told['targets'][0]}{STEPS_PATH}")
+        except OSError as error:
+            # It ends just now, or was killed and left its target.
+            if int(target.stem) not in found:
+                silent.append(SilentPod(told["labels"]["pod"], str(error)))
+            continue
         found[pod.slot] = pod
-    pods = [pod for _, pod in sorted(found.items()) if any(rank.steps for rank in pod.ranks)]
-    if not pods:
-        raise NoSamplesError(run_dir, "no steps are known of this run")
-    return pods
+    return list(found.values()), silent
 
 
 def of_agent(url: str) -> PodSamples:
@@ -55,6 +44,8 @@ def of_agent(url: str) -> PodSamples:
     try:
         with urlopen(url, timeout=TIMEOUT_S) as answer:
             return msgspec.json.decode(answer.read(), type=PodSamples)
+    except URLError as error:
+        raise OSError(f"{url}: {error.reason}") from error
     except (http.client.HTTPException, msgspec.DecodeError) as error:
         raise OSError(f"{url}: {error}") from error
 

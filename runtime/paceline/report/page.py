@@ -50,6 +50,7 @@ def page(job: JobAnatomy, rounds: range) -> str:
     body = [
         f"<h1>{escape(title)}</h1>",
         f"<p>{summary}</p>",
+        *_silent(job),
         *_advice(job),
         *_anatomy(job),
         *_blame(job),
@@ -67,6 +68,19 @@ def page(job: JobAnatomy, rounds: range) -> str:
 def advice_lines(job: JobAnatomy) -> list[str]:
     """What to change first, for a terminal too."""
     return [f"{_ms(a.seconds)} ({a.share:.0%}) {a.what}. {a.change}" for a in job.advice]
+
+
+def silent_lines(job: JobAnatomy) -> list[str]:
+    """The pods that are missing, for a terminal too."""
+    return [f"without {one.pod}: {one.why}" for one in job.silent]
+
+
+def _silent(job: JobAnatomy) -> Iterable[str]:
+    if job.silent:
+        yield "<p>Pods that run and have not answered are missing below:</p>"
+        yield '<ul id="silent">'
+        yield from (f"<li>{escape(line)}</li>" for line in silent_lines(job))
+        yield "</ul>"
 
 
 def _advice(job: JobAnatomy) -> Iterable[str]:
@@ -126,7 +140,10 @@ def _blame(job: JobAnatomy) -> Iterable[str]:
 def _modes(job: JobAnatomy) -> Iterable[str]:
     yield "<h2>What another mode would have saved</h2>"
     if not job.savings:
-        yield '<p id="modes">Not known: in no sampled round did all ranks arrive in time.</p>'
+        why = "in no sampled round did all ranks arrive in time"
+        if job.silent:
+            why = "it takes the arrivals of all ranks, and pods are missing"
+        yield f'<p id="modes">Not known: {why}.</p>'
         return
     rows = [[s.mode, _ms(s.saved_s), f"{s.late:.1%}"] for s in job.savings]
     yield from _table("modes", ["mode", "of each step", "gradients late"], rows, left=(0,))
@@ -137,15 +154,17 @@ def _modes(job: JobAnatomy) -> Iterable[str]:
 
 
 def _time_line(job: JobAnatomy, rounds: range) -> Iterable[str]:
-    ranks = job.ranks[:RANKS_DRAWN]
+    alike = [rank for rank in job.ranks if rank.clock is not None]
+    ranks = alike[:RANKS_DRAWN]
     lines = [list(drawn(rank, rounds)) for rank in ranks]
     yield f"<h2>Rounds {rounds.start} to {rounds.stop - 1}</h2>"
     spans = [span for line in lines for span in line]
     if not spans:
         yield '<p id="timeline">No step of these rounds is known.</p>'
         return
-    if len(ranks) < len(job.ranks):
-        yield f'<p class="note">The first {RANKS_DRAWN} of {len(job.ranks)} ranks.</p>'
+    if len(ranks) < len(alike):
+        yield f'<p class="note">The first {RANKS_DRAWN} of {len(alike)} ranks.</p>'
+    yield from _clocks(job)
     yield (
         '<p class="note">Above: the loop of a rank; below: its sums. A line leads from whoever '
         "waited to the rank that came last. Hold the pointer over a box for its length.</p>"
@@ -173,6 +192,20 @@ def _time_line(job: JobAnatomy, rounds: range) -> Iterable[str]:
         at_ms = (x - LEFT) / scale / 1e6
         yield f'<text x="{x:.0f}" y="{height - 4}">{at_ms:.1f} ms</text>'
     yield "</svg>"
+
+
+def _clocks(job: JobAnatomy) -> Iterable[str]:
+    if job.hosts == 1:
+        return
+    yield (
+        f'<p class="note" id="clocks">{job.hosts} hosts with a clock each, brought to one by the '
+        f"sums that they made together: a moment is off by at most {_ms(job.clocks_off_s)}.</p>"
+    )
+    if apart := [rank.samples.member for rank in job.ranks if rank.clock is None]:
+        yield (
+            f'<p class="note" id="apart">Not drawn, since no round is known of them that another '
+            f"host knows too: {escape(', '.join(apart))}.</p>"
+        )
 
 
 def _box(span: Drawn, top: int, begin_ns: int, scale: float) -> str:

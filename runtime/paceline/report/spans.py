@@ -15,7 +15,7 @@ PHASES: Final = (Part.LEASE, Part.LOADING, Part.SCRIPT, Part.FORWARD, Part.BACKW
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A stretch of one rank's time, on the clock of the first host."""
+    """A stretch of one rank's time, on the clock that all hosts were brought to."""
 
     part: Part
     begin_ns: int
@@ -27,8 +27,11 @@ class Drawn:
 
 
 def drawn(rank: Rank, rounds: range) -> Iterator[Drawn]:
-    """Steps whose sum was one of these rounds, and all sums of these rounds."""
-    shift_ns, samples = rank.shift_ns, rank.samples
+    """Steps whose sum was one of these rounds, and all sums of these rounds. Nothing of a rank
+    without a clock."""
+    if rank.clock is None:
+        return
+    shift_ns, samples = rank.clock.shift_ns, rank.samples
     for step in samples.steps:
         if step.version - 1 not in rounds:
             continue

@@ -8,8 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from paceline.core.anatomy.dissect import Part
-from paceline.core.anatomy.job import analyse, arrivals, known_rounds
-from paceline.core.anatomy.samples import PodSamples, RankSamples, RoundSample, StepSample
+from paceline.core.anatomy.job import analyse, arrivals, known_rounds, latest_rounds
+from paceline.core.anatomy.samples import (
+    PodSamples,
+    RankSamples,
+    RoundSample,
+    SilentPod,
+    StepSample,
+)
 
 LATE_MS = 40
 ROUNDS = 5
@@ -90,3 +96,38 @@ def test_clocks_of_other_hosts_change_nothing(shift_ms: int) -> None:
     assert shifted.savings == plain.savings
     assert shifted.parts == plain.parts
     assert known_rounds(shifted.ranks) == range(ROUNDS)
+
+
+def test_a_pod_that_does_not_answer_costs_only_what_takes_all() -> None:
+    """The late one is blamed by name all the same."""
+    known, silent = pods()[:2], [SilentPod("job-2-0", "no answer within 10 s")]
+    job = analyse(known, silent)
+    (blame,) = job.blame
+    assert blame.worker == "2.0"
+    assert blame.per_step_s == pytest.approx(0.040)
+    assert not job.savings
+    assert "would have saved" not in job.advice[0].change
+    assert job.silent == tuple(silent)
+
+
+def asked_later(pod: PodSamples, rounds: int) -> PodSamples:
+    """When so many rounds more were made than the others know; as many old ones are forgotten."""
+    (own,) = pod.ranks
+    later = tuple(replace(one, round=one.round + rounds) for one in own.rounds)
+    return replace(pod, ranks=(replace(own, rounds=later),))
+
+
+def test_the_time_line_shows_rounds_that_most_ranks_know() -> None:
+    first, second, third = pods()
+    ranks = analyse([first, second, asked_later(third, 3)]).ranks
+    assert known_rounds(ranks) == range(8)
+    assert latest_rounds(ranks, 12) == range(5)
+    assert latest_rounds(ranks, 2) == range(3, 5)
+    assert latest_rounds((), 12) == range(0)
+
+
+def test_a_host_without_a_round_in_common_has_no_clock() -> None:
+    first, second, third = pods(shift_ms=500)
+    job = analyse([first, second, asked_later(third, ROUNDS)])
+    assert [rank.clock is None for rank in job.ranks] == [False, False, True]
+    assert not job.savings

@@ -1,12 +1,8 @@
-"""A whole job from the samples of its ranks: one clock, who cost the others what, what to change.
-
-Ranks of one host share a clock. Those of another are moved by the median difference between the
-ends of the same sums, which no rank can see before all have contributed.
-"""
+"""A whole job from the samples of its ranks: who cost the others what, and what to change."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -14,8 +10,9 @@ from typing import Final
 
 from paceline_api.types.enums import Mode
 
-from paceline.core.anatomy.dissect import Part, RankAnatomy, summarise
-from paceline.core.anatomy.samples import PodSamples, RankSamples, place_of_member
+from paceline.core.anatomy.clocks import Clock, Sum, align
+from paceline.core.anatomy.dissect import NS_PER_S, Part, RankAnatomy, summarise
+from paceline.core.anatomy.samples import PodSamples, RankSamples, SilentPod, place_of_member
 from paceline.core.protocol.shadow import Hindsight, hindsight
 
 NS_PER_US: Final = 1000
@@ -30,11 +27,12 @@ NEARLY: Final = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank process, with what has to be added to its clock."""
+    """One rank process."""
 
     samples: RankSamples
     host: str
-    shift_ns: int
+    clock: Clock | None
+    """Of its host; None if it has no round in common with the others."""
     anatomy: RankAnatomy
 
     @property
@@ -90,6 +88,18 @@ class JobAnatomy:
     rounds: int
     """Of which all arrivals are known."""
     advice: tuple[Advice, ...]
+    silent: tuple[SilentPod, ...]
+    """Pods of which nothing is known, so some workers may be missing above."""
+
+    @property
+    def hosts(self) -> int:
+        """With a clock each."""
+        return len({rank.host for rank in self.ranks})
+
+    @property
+    def clocks_off_s(self) -> float:
+        """So far a moment may be from where it is drawn."""
+        return max((r.clock.off_ns for r in self.ranks if r.clock), default=0) / NS_PER_S
 
     @property
     def if_nobody_were_late_s(self) -> float:
@@ -100,34 +110,33 @@ class JobAnatomy:
         return self.step_s - self.parts[Part.REDUCTION]
 
 
-def analyse(pods: Sequence[PodSamples]) -> JobAnatomy:
+def analyse(pods: Sequence[PodSamples], silent: Sequence[SilentPod] = ()) -> JobAnatomy:
     """`pods`: with at least one step among them."""
     found = [(pod.host, rank) for pod in pods for rank in pod.ranks if rank.steps]
-    shifts = _shifts(found)
+    clocks = align(_sums(found))
     ranks = tuple(
-        Rank(rank, host, shifts[host], summarise(rank.steps, rank.rounds)) for host, rank in found
+        Rank(rank, host, clocks.get(host), summarise(rank.steps, rank.rounds))
+        for host, rank in found
     )
     parts = {part: fmean(rank.anatomy.parts[part] for rank in ranks) for part in Part}
     blame = _blame(ranks)
-    savings, rounds = _savings(ranks)
+    savings, rounds = ((), 0) if silent else _savings(ranks)
     step_s = fmean(rank.anatomy.step_s for rank in ranks)
     advice = _advice(ranks, parts, step_s, blame, savings)
-    return JobAnatomy(pods[0].job, ranks, step_s, parts, blame, savings, rounds, advice)
+    return JobAnatomy(
+        pods[0].job, ranks, step_s, parts, blame, savings, rounds, advice, tuple(silent)
+    )
 
 
-def _shifts(found: Sequence[tuple[str, RankSamples]]) -> dict[str, int]:
-    ends = {host: _ends(rank) for host, rank in reversed(found)}
-    first = _ends(found[0][1])
-    return {
-        host: round(median(first[n] - own[n] for n in own if n in first))
-        if own.keys() & first.keys()
-        else 0
-        for host, own in ends.items()
-    }
-
-
-def _ends(rank: RankSamples) -> dict[int, int]:
-    return {r.round: r.segments[-1].ended_ns for r in rank.rounds if r.segments}
+def _sums(found: Sequence[tuple[str, RankSamples]]) -> dict[str, dict[int, Sum]]:
+    """By host and round. A rank that lives comes after the one that died in its place."""
+    sums: dict[str, dict[int, Sum]] = {host: {} for host, _ in found}
+    for host, rank in found:
+        for sample in rank.rounds:
+            if sample.segments:
+                last = sample.segments[-1]
+                sums[host][sample.round] = Sum(last.begun_ns, last.ended_ns)
+    return sums
 
 
 def _blame(ranks: Sequence[Rank]) -> tuple[Blame, ...]:
@@ -141,9 +150,9 @@ def _blame(ranks: Sequence[Rank]) -> tuple[Blame, ...]:
         for sample in rank.samples.rounds:
             if sample.last:
                 rounds[sample.last].add(sample.round)
-    others = max(1, len(ranks) - 1)
+    others = {worker: max(1, sum(rank.worker != worker for rank in ranks)) for worker in cost_s}
     return tuple(
-        Blame(worker, seconds, len(rounds[worker]), sum(per_step_s[worker]) / others)
+        Blame(worker, seconds, len(rounds[worker]), sum(per_step_s[worker]) / others[worker])
         for worker, seconds in sorted(cost_s.items(), key=lambda cost: -cost[1])
     )
 
@@ -154,8 +163,8 @@ def arrivals(ranks: Sequence[Rank]) -> dict[int, list[int]]:
     came: defaultdict[int, list[int]] = defaultdict(list)
     for rank in latest:
         for sample in rank.samples.rounds:
-            if sample.arrived_ns:
-                came[sample.round].append(sample.arrived_ns + rank.shift_ns)
+            if sample.arrived_ns and rank.clock is not None:
+                came[sample.round].append(sample.arrived_ns + rank.clock.shift_ns)
     return {number: sorted(ns) for number, ns in came.items() if len(ns) == len(latest)}
 
 
@@ -253,5 +262,21 @@ CHANGES: Final = {
 
 def known_rounds(ranks: Sequence[Rank]) -> range:
     """From the first to the last that any rank knows."""
-    numbers = [sample.round for rank in ranks for sample in rank.samples.rounds]
+    numbers = _known_by(ranks)
     return range(min(numbers), max(numbers) + 1) if numbers else range(0)
+
+
+def latest_rounds(ranks: Sequence[Rank], count: int) -> range:
+    """At most `count`, up to the last one of those that the most ranks know: agents are not all
+    asked at one moment."""
+    numbers = _known_by(ranks)
+    if not numbers:
+        return range(0)
+    most = max(numbers.values())
+    end = 1 + max(number for number, by in numbers.items() if by == most)
+    return range(max(min(numbers), end - count), end)
+
+
+def _known_by(ranks: Sequence[Rank]) -> Counter[int]:
+    """How many ranks know each round."""
+    return Counter(sample.round for rank in ranks for sample in rank.samples.rounds)

@@ -7,6 +7,7 @@ again by their times. 0 stands for a moment that there was not.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final
 
@@ -14,6 +15,8 @@ from msgspec import Struct
 
 SEGMENTS_MAX: Final = 32
 """Kept of one round. Of a model with more, neighbours are put together."""
+STEPS_PATH: Final = "/steps"
+"""Where an agent serves `PodSamples` as JSON."""
 
 
 class Phase(IntEnum):
@@ -101,6 +104,19 @@ class PodSamples(Struct, frozen=True):
     host: str
     """Ranks of one host share a clock."""
     ranks: tuple[RankSamples, ...]
+
+
+class SilentPod(Struct, frozen=True):
+    """One that runs, and whose agent has not told its samples."""
+
+    pod: str
+    why: str
+
+
+def with_steps(pods: Iterable[PodSamples]) -> tuple[PodSamples, ...]:
+    """Those of which a rank has made a step, in order of their slots."""
+    found = (pod for pod in pods if any(rank.steps for rank in pod.ranks))
+    return tuple(sorted(found, key=lambda pod: pod.slot))
 
 
 def place_of_member(member: str) -> str:

@@ -17,11 +17,14 @@ from paceline_api.times import timestamp
 from paceline_api.types.job import GROUP, KIND, VERSION, TrainingJob
 
 from paceline.clock import NS_PER_S, now_ns, wall_s
+from paceline.core.anatomy.samples import with_steps
+from paceline.jobs.cluster import samples
 from paceline.jobs.cluster.logs import Logs
 from paceline.jobs.cluster.patience import Patience
 from paceline.jobs.cluster.server import NotFoundError, Server
-from paceline.jobs.core import carried, explain, from_cluster, waiting
+from paceline.jobs.core import carried, explain, from_cluster, sampled, waiting
 from paceline.jobs.errors import (
+    AwayError,
     JobsError,
     NameTakenError,
     NoSuchJobError,
@@ -38,6 +41,7 @@ from paceline.jobs.interface import (
     JobEvent,
     JobStatus,
     LogLine,
+    Samples,
     Selection,
     Until,
 )
@@ -215,6 +219,23 @@ class ClusterJobs:
     def explain(self, name: str) -> Explanation:
         flags = f" -n {self.namespace}"
         return explain.explain(self.status(name), self.events(name), flags=flags, cluster=True)
+
+    def samples(self, name: str) -> Samples:
+        job = self._job(name)
+        status, flags = self._told(job, None), f" -n {self.namespace}"
+        if not (pods := sampled.asked(self._pods(job))):
+            raise sampled.nobody(status, flags=flags)
+        told, silent = samples.ask(self._server, self._pods_path, pods)
+        if not told:
+            raise AwayError(
+                f"none of the {len(pods)} workers of job {name} answers: "
+                f"{silent[0].pod}: {silent[0].why}",
+                hint="the API server must reach the port spec.metrics.port of the pods: see that "
+                "no NetworkPolicy or firewall is between them",
+            )
+        if not (known := with_steps(told)):
+            raise sampled.not_yet(status)
+        return Samples(known, tuple(silent))
 
     # ---- what the server has ---------------------------------------------------------------
 

@@ -38,6 +38,10 @@ class NotFoundError(JobsError):
     """404, in the words of the server. Whoever asked knows what is missing."""
 
 
+class SlowError(AwayError):
+    """The answer has not come in time."""
+
+
 class Server:
     """One API server, as one user; safe to share among threads."""
 
@@ -51,6 +55,27 @@ class Server:
     def get(self, path: str, query: Query | None = None) -> dict[str, Any]:
         found: dict[str, Any] = self._json("GET", path, query)
         return found
+
+    def body(self, path: str, *, limit_s: float, size_max: int) -> bytes:
+        """The answer as it is. SlowError if it does not begin within `limit_s`, or has not come
+        `limit_s` later; RejectedError if it is larger than `size_max` bytes."""
+        answer = self._ask("GET", path, None, None, "", limit_s)
+        end_ns = now_ns() + round(limit_s * NS_PER_S)
+        found = bytearray()
+        try:
+            with closing(answer):
+                for part in answer.stream(CHUNK):
+                    found += part
+                    if len(found) > size_max:
+                        raise RejectedError(
+                            f"the answer to {path} is larger than {size_max:,} bytes",
+                            hint="see what answers there",
+                        )
+                    if now_ns() > end_ns:
+                        raise self._away(urllib3.exceptions.TimeoutError(f"more than {limit_s} s"))
+        except _AWAY as error:
+            raise self._away(error) from None
+        return bytes(found)
 
     def create(self, path: str, body: Mapping[str, Any], query: Query | None = None) -> Any:
         return self._json("POST", path, query, body)
@@ -144,7 +169,8 @@ class Server:
         said = " ".join(str(why).split())
         # The object in its words says nothing to a user: "<...HTTPSConnection object at 0x...>: x".
         said = said.rpartition(">: ")[2]
-        return AwayError(
+        kind = SlowError if isinstance(why, urllib3.exceptions.TimeoutError) else AwayError
+        return kind(
             f"the API server {self.url} does not answer: {said[:200]}",
             hint="see that the cluster runs and can be reached from here, or choose another one "
             "with --context",

@@ -1,0 +1,59 @@
+"""The last steps of a job's ranks, from the agents in its pods, by way of the API server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import msgspec
+
+from paceline.core.anatomy.samples import PodSamples, SilentPod
+from paceline.jobs.cluster.server import Server, SlowError
+from paceline.jobs.core import sampled
+from paceline.jobs.core.from_cluster import Object
+from paceline.jobs.errors import JobsError, NotAllowedError
+
+AT_ONCE: Final = 32
+"""A rank keeps 64 rounds: of fast ones pods that are asked one after the other share none."""
+LIMIT_S: Final = 10.0
+"""Until an answer begins, and again until it is there."""
+BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+def ask(
+    server: Server, pods_path: str, pods: Sequence[Object]
+) -> tuple[list[PodSamples], list[SilentPod]]:
+    """Of all `pods` at once, as far as they answer. Raises NotAllowedError and RefusedError: what
+    is refused for one is refused for all."""
+    pool = ThreadPoolExecutor(AT_ONCE)
+    try:
+        # Read before anything is decoded, so that all are asked at about one moment.
+        answers = list(pool.map(lambda pod: _answer(server, pods_path, pod), pods))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    known: list[PodSamples] = []
+    silent: list[SilentPod] = []
+    for pod, answer in zip(pods, answers, strict=True):
+        name = pod["metadata"]["name"]
+        if isinstance(answer, str):
+            silent.append(SilentPod(name, answer))
+            continue
+        try:
+            known.append(msgspec.json.decode(answer, type=PodSamples))
+        except msgspec.DecodeError as error:
+            silent.append(SilentPod(name, f"it answers with something else: {error}"))
+    return known, silent
+
+
+def _answer(server: Server, pods_path: str, pod: Object) -> bytes | str:
+    """Or why there is none."""
+    path = f"{pods_path}/{sampled.path(pod)}"
+    try:
+        return server.body(path, limit_s=LIMIT_S, size_max=BYTES_MAX)
+    except NotAllowedError:
+        raise
+    except SlowError:
+        return f"no answer within {LIMIT_S:g} s"
+    except JobsError as error:
+        return error.message.rpartition("error trying to reach service: ")[2]

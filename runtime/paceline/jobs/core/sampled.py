@@ -1,0 +1,55 @@
+"""Which pods are asked for the last steps of their ranks, and what is said where there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from paceline_api.names import ENV_METRICS_PORT
+from paceline_api.types.template import TRAINER
+
+from paceline.core.anatomy.samples import STEPS_PATH
+from paceline.core.status import RankPhase
+from paceline.jobs.core.from_cluster import Object, latest, pod_phase
+from paceline.jobs.errors import NoSamplesError
+from paceline.jobs.interface import SUSPENDED, JobStatus
+
+
+def asked(pods: Iterable[Object]) -> list[Object]:
+    """The latest worker of each slot, if its container runs."""
+    return [pod for pod in latest(pods) if pod_phase(pod) is RankPhase.ACTIVE]
+
+
+def path(pod: Object) -> str:
+    """Below that of the namespace's pods, through the API server."""
+    containers = {one["name"]: one for one in pod["spec"]["containers"]}
+    ports = [e["value"] for e in containers[TRAINER]["env"] if e["name"] == ENV_METRICS_PORT]
+    return f"{pod['metadata']['name']}:{ports[0]}/proxy{STEPS_PATH}"
+
+
+def nobody(status: JobStatus, *, flags: str) -> NoSamplesError:
+    """There is no pod to ask. `flags`: what a command needs to find the job, such as ' -n team'."""
+    name, state = status.name, status.state
+    if status.ended:
+        return NoSamplesError(
+            f"job {name} is {state}, and what was known of its last steps went with its pods",
+            hint="make the report while it trains; where Prometheus scrapes its pods, "
+            "paceline_anatomy_* still says what its steps were made of",
+        )
+    if state == SUSPENDED:
+        return NoSamplesError(
+            f"job {name} is {state} and has no pods",
+            hint=f"`paceline resume {name}{flags}`, and make the report when it trains",
+        )
+    return NoSamplesError(
+        f"no worker of job {name} runs ({state})",
+        hint=f"`paceline wait {name}{flags} --for training`, then again; "
+        f"`paceline explain {name}{flags}` says what it waits for",
+    )
+
+
+def not_yet(status: JobStatus) -> NoSamplesError:
+    """All have answered, and none knows a step."""
+    return NoSamplesError(
+        f"no rank of job {status.name} has made a step yet ({status.state})",
+        hint="ask again when it has made some",
+    )

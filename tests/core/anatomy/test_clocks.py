@@ -1,0 +1,67 @@
+"""Clocks of hosts that count from different moments are brought to one, with a true bound."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from paceline.core.anatomy.clocks import Clock, Sum, align
+
+MS = 10**6
+DAY_MS = 24 * 3600 * 1000
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> tuple[list[int], list[dict[int, Sum]]]:
+    """What has to be added to each host's clock, and what it has noted of rounds 0 to 9: each
+    begins to give at some moment and ends after the last one has begun."""
+    shifts = draw(st.lists(st.integers(-DAY_MS, DAY_MS), min_size=2, max_size=4))
+    noted: list[dict[int, Sum]] = [{} for _ in shifts]
+    for number in range(10):
+        begun = [100 * number + draw(st.integers(0, 20)) for _ in shifts]
+        for own, shift, at in zip(noted, shifts, begun, strict=True):
+            end = max(begun) + draw(st.integers(0, 30))
+            own[number] = Sum((at - shift) * MS, (end - shift) * MS)
+    return [shift * MS for shift in shifts], noted
+
+
+@given(stories())
+def test_no_moment_is_further_off_than_is_said(
+    story: tuple[list[int], list[dict[int, Sum]]],
+) -> None:
+    shifts, noted = story
+    clocks = align({str(host): own for host, own in enumerate(noted)})
+    assert clocks["0"] == Clock(0, 0), "of equals the first one"
+    for host, shift in enumerate(shifts):
+        clock = clocks[str(host)]
+        assert abs(shift - shifts[0] - clock.shift_ns) <= clock.off_ns
+        assert clock.off_ns <= 80 * MS, "a round takes 50, and the ends are 30 apart"
+
+
+@given(stories())
+def test_hosts_that_were_asked_one_after_the_other(
+    story: tuple[list[int], list[dict[int, Sum]]],
+) -> None:
+    """The first and the last share no round, and come together by way of those between."""
+    shifts, noted = story
+    windows = {
+        str(host): {n: own[n] for n in range(2 * host, 2 * host + 3)}
+        for host, own in enumerate(noted)
+    }
+    clocks = align(windows)
+    for host, shift in enumerate(shifts):
+        clock = clocks[str(host)]
+        assert abs(shift - shifts[0] - clock.shift_ns) <= clock.off_ns
+
+
+def test_one_round_that_was_made_twice_moves_nothing() -> None:
+    """The second host repeated round 1 a second later."""
+    first = {n: Sum(100 * n * MS, (100 * n + 5) * MS) for n in range(5)}
+    second = first | {1: Sum(1100 * MS, 1105 * MS)}
+    assert align({"a": first, "b": second})["b"] == Clock(0, 5 * MS)
+
+
+def test_who_shares_no_round_has_no_clock() -> None:
+    own = {n: Sum(n * MS, n * MS) for n in range(5)}
+    assert set(align({"a": own, "new": {7: own[0]}, "b": own, "mute": {}})) == {"a", "b"}
+    assert align({"alone": {}}) == {"alone": Clock(0, 0)}
+    assert not align({})

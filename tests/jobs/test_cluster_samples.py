@@ -1,0 +1,161 @@
+"""What the agents of a cluster's job are asked for its report, and what they may answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from core.anatomy.test_job import pods as sampled
+from jobs.scripted_server import JOBS, ScriptedServer
+from jobs.test_cluster_logs import PODS, listed
+from jobs.test_cluster_logs import pod as logged
+from msgspec.structs import replace
+from paceline.cli.choice import Where
+from paceline.cli.report import report
+from paceline.jobs import places
+from paceline.jobs.cluster import samples
+from paceline.jobs.cluster.jobs import ClusterJobs
+from paceline.jobs.errors import AwayError, NoSamplesError, NotAllowedError
+
+PORT = 9999
+REFUSED = "error trying to reach service: dial tcp 10.1.2.3:9999: connect: connection refused"
+
+
+def job(state: str) -> dict[str, Any]:
+    meta = {"name": "job", "namespace": "team", "uid": "u-1", "resourceVersion": "1"}
+    spec = {"replicas": 3, "suspend": state == "Suspended"}
+    return {"metadata": meta, "spec": spec, "status": {"state": state}}
+
+
+def pod(slot: int, phase: str = "Running") -> dict[str, Any]:
+    found = logged(slot, phase, "running")
+    env = [{"name": "PACELINE_METRICS_PORT", "value": str(PORT)}]
+    found["spec"]["containers"] = [{"name": "sidecar"}, {"name": "trainer", "env": env}]
+    return found
+
+
+def steps_of(slot: int) -> str:
+    return f"{PODS}/job-{slot}-0:{PORT}/proxy/steps"
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    """Of a job with three workers that all answer."""
+    made = ScriptedServer()
+    made.answers["GET", f"{JOBS}/job"] = 200, job("Training")
+    made.answers["GET", PODS] = listed(*map(pod, range(3)))
+    for own in sampled():
+        made.answers["GET", steps_of(own.slot)] = 200, msgspec.json.encode(own).decode()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def jobs(server: ScriptedServer, tmp_path: Path) -> ClusterJobs:
+    return places.cluster(server.kubeconfig(tmp_path))
+
+
+def test_each_worker_that_runs_is_asked(server: ScriptedServer, jobs: ClusterJobs) -> None:
+    """At the port that its agent was told; not those that wait for a node or have ended."""
+    server.answers["GET", PODS] = listed(pod(0), pod(1, "Pending"), pod(2), pod(3, "Failed"))
+    found = jobs.samples("job")
+    assert [own.slot for own in found.pods] == [0, 2]
+    assert not found.silent
+    assert not found.folder
+
+
+def test_who_does_not_answer_is_named(
+    server: ScriptedServer, jobs: ClusterJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "LIMIT_S", 0.5)
+    server.answers["GET", PODS] = listed(*map(pod, range(5)))
+    server.refuses("GET", steps_of(1), 503, "ServiceUnavailable", REFUSED)
+    server.hangs.add(steps_of(2))
+    server.answers["GET", steps_of(3)] = 404, "404: Not Found"
+    server.answers["GET", steps_of(4)] = 200, "<html>welcome</html>"
+    found = jobs.samples("job")
+    assert [own.slot for own in found.pods] == [0]
+    said = {one.pod: one.why for one in found.silent}
+    assert said.pop("job-4-0").startswith("it answers with something else: JSON is malformed")
+    assert said == {
+        "job-1-0": "dial tcp 10.1.2.3:9999: connect: connection refused",
+        "job-2-0": "no answer within 0.5 s",
+        "job-3-0": "404: Not Found",
+    }
+
+
+def test_an_answer_without_end(
+    server: ScriptedServer, jobs: ClusterJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "BYTES_MAX", 1000)
+    server.answers["GET", PODS] = listed(pod(0))
+    with pytest.raises(AwayError, match=r"none of the 1 workers .* larger than 1,000 bytes") as no:
+        jobs.samples("job")
+    assert "spec.metrics.port" in no.value.hint
+
+
+def test_who_has_no_right_to_ask_pods(server: ScriptedServer, jobs: ClusterJobs) -> None:
+    message = 'pods "job-0-0" is forbidden: User "guest" cannot get resource "pods/proxy"'
+    server.refuses("GET", steps_of(0), 403, "Forbidden", message)
+    with pytest.raises(NotAllowedError, match="pods/proxy") as no:
+        jobs.samples("job")
+    assert "role `edit` in the namespace team" in no.value.hint
+
+
+@pytest.mark.parametrize(
+    ("state", "words", "hint"),
+    [
+        ("Complete", "is Complete, and what was known .* went with its pods", "while it trains"),
+        ("Failed", "is Failed", "while it trains"),
+        ("Suspended", "is Suspended and has no pods", "`paceline resume job -n team`"),
+        ("Starting", r"no worker of job job runs \(Starting\)", "--for training"),
+    ],
+)
+def test_a_job_without_pods_says_what_to_do(
+    server: ScriptedServer, jobs: ClusterJobs, state: str, words: str, hint: str
+) -> None:
+    server.answers["GET", f"{JOBS}/job"] = 200, job(state)
+    server.answers["GET", PODS] = listed(pod(0, "Succeeded"))
+    with pytest.raises(NoSamplesError, match=words) as no:
+        jobs.samples("job")
+    assert hint in no.value.hint
+
+
+def test_a_job_in_which_nothing_was_sampled_yet(server: ScriptedServer, jobs: ClusterJobs) -> None:
+    for own in sampled():
+        (rank,) = own.ranks
+        empty = replace(own, ranks=(replace(rank, steps=(), rounds=()),))
+        server.answers["GET", steps_of(own.slot)] = 200, msgspec.json.encode(empty).decode()
+    with pytest.raises(NoSamplesError, match="no rank of job job has made a step yet"):
+        jobs.samples("job")
+
+
+def test_the_report_is_that_of_a_run(
+    server: ScriptedServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The same lines and files; what is missing is named in both."""
+    monkeypatch.chdir(tmp_path)
+    server.refuses("GET", steps_of(1), 503, "ServiceUnavailable", REFUSED)
+    where = Where("team", None, server.kubeconfig(tmp_path))
+    report("job", where, "2:3", None)
+    said = capsys.readouterr().out
+    assert said.startswith("job job: 2 ranks, 100.0 ms a step\n")
+    assert "mostly worker 2.0" in said
+    missing = "without job-1-0: dial tcp 10.1.2.3:9999: connect: connection refused"
+    assert f"  {missing}\n" in said
+    assert "page: job-report/report.html\n" in said
+    page = (tmp_path / "job-report/report.html").read_text()
+    assert missing in page
+    assert "Rounds 2 to 3" in page
+    events = json.loads((tmp_path / "job-report/trace.json").read_text())["traceEvents"]
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {
+        "worker 0.0#0",
+        "worker 2.0#0",
+    }

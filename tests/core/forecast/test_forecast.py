@@ -1,0 +1,234 @@
+"""Forecasts move the way they must, and say of the measured what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from paceline.core.forecast.arrivals import arrival_s, late_s, thinned
+from paceline.core.forecast.efficiency import efficiency, epochs, noise_scale
+from paceline.core.forecast.fitting import fit_two
+from paceline.core.forecast.hybrid import gain
+from paceline.core.forecast.link import Link, Sum
+from paceline.core.forecast.model import Model, Row, Setting, check
+
+MS = 1e-3
+seconds = st.floats(1e-3, 1.0)
+times = st.lists(st.lists(seconds, min_size=1, max_size=4), min_size=1, max_size=4)
+sizes = st.integers(1, 8)
+
+
+@st.composite
+def models(draw: st.DrawFn) -> Model:
+    return Model(
+        per_sample_s=draw(st.floats(1e-4, 1e-1)),
+        sharing_s=draw(st.floats(0, 1e-2)),
+        shape=tuple(map(tuple, draw(times))),
+        link=Link(draw(st.floats(0, 1e-2)), draw(st.floats(0, 1e-6))),
+        payload_bytes=draw(st.floats(1, 1e8)),
+        pieces=draw(st.integers(1, 8)),
+        update_s=draw(st.floats(0, 1e-2)),
+        speedups={1: 1.0, 2: draw(st.floats(1.0, 2.0))},
+        noise_scale=draw(st.none() | st.floats(1, 1e5)),
+    )
+
+
+@st.composite
+def settings(draw: st.DrawFn, model: int = 1) -> Setting:
+    members = draw(sizes)
+    quorum = draw(st.integers(1, members))
+    return Setting(members, quorum, draw(st.floats(1, 256)), model)
+
+
+def at_least(a: float, b: float) -> bool:
+    return a >= b * (1 - 1e-9)
+
+
+# ---- properties ------------------------------------------------------------------------------
+
+
+@given(model=models(), setting=settings(), factor=st.floats(1, 10))
+def test_a_slower_link_makes_nothing_quicker(model: Model, setting: Setting, factor: float) -> None:
+    link = Link(model.link.alpha_s * factor, model.link.beta_s_per_byte * factor)
+    quick, slow = model.forecast(setting), replace(model, link=link).forecast(setting)
+    assert at_least(slow.step_s, quick.step_s)
+    assert at_least(quick.gradients_per_s, slow.gradients_per_s)
+
+
+@given(model=models(), setting=settings())
+def test_full_is_never_quicker_than_a_quorum(model: Model, setting: Setting) -> None:
+    full, quorum = model.forecast(replace(setting, quorum=setting.members)), model.forecast(setting)
+    assert at_least(full.step_s, quorum.step_s)
+    assert at_least(quorum.gradients_per_s, full.gradients_per_s)
+    assert at_least(setting.members / quorum.step_s, quorum.gradients_per_s), "none out of nothing"
+
+
+@given(model=models(), batch=st.floats(1, 256))
+def test_one_member_waits_for_nobody_and_sends_nothing(model: Model, batch: float) -> None:
+    found = model.forecast(Setting(1, 1, batch))
+    dear = replace(model, link=Link(1.0, 1.0)).forecast(Setting(1, 1, batch))
+    assert found.step_s == dear.step_s
+    assert found.gradients_per_s == pytest.approx(1 / found.step_s)
+
+
+@given(model=models(), setting=settings())
+def test_a_group_of_one_is_a_replica(model: Model, setting: Setting) -> None:
+    assert model.gain(setting.members, 1, setting.batch) == pytest.approx(1.0)
+
+
+@given(model=models(), setting=settings(), other=st.floats(1, 1e5))
+def test_progress_is_part_of_what_is_applied(model: Model, setting: Setting, other: float) -> None:
+    found = model.forecast(setting)
+    assert 0 < found.efficiency <= 1
+    assert found.goodput <= found.gradients_per_s * setting.batch * (1 + 1e-9)
+    assert found.cost == pytest.approx(1000 * setting.ranks / found.goodput)
+    low, high = sorted((other, model.noise_scale or other))
+    assert efficiency(100, low) <= efficiency(100, high) <= efficiency(100, None) == 1
+
+
+@given(measured=times, members=sizes, data=st.data())
+def test_later_in_the_order_is_later(
+    measured: list[list[float]], members: int, data: st.DataObject
+) -> None:
+    quorum = data.draw(st.integers(1, members))
+    first, this, last = (arrival_s(measured, members, q) for q in (1, quorum, members))
+    assert at_least(this, first)
+    assert at_least(last, this)
+    known = [x for each in measured for x in each]
+    assert min(known) * (1 - 1e-9) <= first
+    assert last <= max(known) * (1 + 1e-9)
+    assert all(x >= 0 for x in late_s(measured, members, this))
+
+
+@given(st.lists(seconds, min_size=1, max_size=64))
+def test_fewer_points_have_the_same_mean(each: list[float]) -> None:
+    few = thinned(each)
+    assert len(few) <= 16
+    assert sum(few) / len(few) == pytest.approx(sum(each) / len(each))
+
+
+@given(a=st.floats(0, 1e-2), b=st.floats(1e-12, 1e-6), segment=st.integers(1, 1 << 26))
+def test_alpha_and_beta_are_found_again(a: float, b: float, segment: int) -> None:
+    truth = Link(a, b)
+    known = [(p, s) for p in (2, 4, 8) for s in (segment, 4 * segment)]
+    found = Link.fit(Sum(p, s, truth.seconds(p, s)) for p, s in known)
+    assert found.seconds(16, segment) == pytest.approx(truth.seconds(16, segment), rel=0.01)
+
+
+@given(square=st.floats(0.01, 100), scale=st.floats(2, 1e4), batch=st.integers(1, 512))
+def test_the_noise_scale_is_found_again(square: float, scale: float, batch: int) -> None:
+    def of(size: int) -> float:  # E|g|² = |G|² + tr(cov)/B
+        return square * (1 + scale / size)
+
+    assume(scale / batch > 1e-3)
+    found = noise_scale(
+        batch=batch, square=of(batch), larger=2 * batch, larger_square=of(2 * batch)
+    )
+    assert found == pytest.approx(scale, rel=1e-4)
+
+
+# ---- known values ----------------------------------------------------------------------------
+
+
+def test_one_slow_member_of_four_stays_one_of_four() -> None:
+    measured = [[0.1], [0.1], [0.1], [0.4]]
+    assert arrival_s(measured, 4, 4) == pytest.approx(0.4)
+    assert arrival_s(measured, 4, 3) == pytest.approx(0.1)
+    assert arrival_s(measured, 8, 7) == pytest.approx(0.4)
+    assert arrival_s(measured, 8, 6) == pytest.approx(0.1)
+
+
+def test_the_latest_of_two_dice() -> None:
+    dice = [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]
+    assert arrival_s(dice, 2, 2) == pytest.approx(161 / 36)
+    assert arrival_s(dice, 2, 1) == pytest.approx(91 / 36)
+
+
+def test_no_signal_above_the_noise_is_not_known() -> None:
+    assert noise_scale(batch=8, square=4.0, larger=16, larger_square=2.0) is None
+
+
+def test_what_cannot_be_told_apart() -> None:
+    assert fit_two([]) == (0.0, 0.0)
+    assert fit_two([(1.0, 2.0, 4.0)]) == (0.0, 2.0)
+    assert fit_two([(1.0, 1.0, 3.0), (2.0, 1.0, 2.0)])[0] == 0.0, "a slope below zero is none"
+
+
+def ideal(members: int, *, model: int = 1) -> Row:
+    """1 ms a sample, 0.1 ms more for each rank; an update of 1 ms; a link of 1 ms and 10 ns."""
+    setting = Setting(members, members, 32, model)
+    computing_s = 32 * (1 * MS + 0.1 * MS * setting.ranks) / {1: 1.0, 2: 1.6}[model]
+    link, payload = Link(1 * MS, 1e-8), 4_000_000 // model
+    parts = (payload // 4, 3 * payload // 4)
+    sums = tuple(Sum(members, part, link.seconds(members, part)) for part in parts)
+    step_s = computing_s + link.seconds(members, payload) + 1 * MS
+    return Row(
+        setting=setting,
+        computing_s=((computing_s,),) * members,
+        sums=sums if members > 1 else (),
+        payload_bytes=payload,
+        streamed=False,
+        update_s=1 * MS,
+        step_s=step_s,
+        gradients_per_s=members / step_s,
+        noise_scale=None,
+    )
+
+
+def test_rows_that_follow_the_model_are_predicted_from_the_other_ones() -> None:
+    rows = [ideal(p) for p in (1, 2, 4, 8)] + [ideal(2, model=2), ideal(4, model=2)]
+    for each in check(rows):
+        assert abs(each.error) < 1e-6, each
+        assert each.forecast.gradients_per_s == pytest.approx(each.row.gradients_per_s)
+    assert Model.fit(rows).speedups == pytest.approx({1: 1.0, 2: 1.6})
+
+
+def test_of_groups_alone_replicas_are_known_once_a_speedup_is_given() -> None:
+    rows = [ideal(p, model=2) for p in (2, 4)]
+    with pytest.raises(KeyError):
+        Model.fit(rows).forecast(Setting(2, 2, 32))
+    plain = ideal(4)
+    assert Model.fit(rows, {2: 1.6}).forecast(plain.setting).step_s == pytest.approx(plain.step_s)
+
+
+def test_where_the_batch_is_all_noise_replicas_win_and_where_it_is_none_groups_do() -> None:
+    rows = [ideal(p) for p in (1, 2, 4)] + [ideal(2, model=2)]
+    model = replace(Model.fit(rows), sharing_s=0.0, link=Link(0.0, 0.0), update_s=0.0)
+    assert replace(model, noise_scale=1e9).crossover(2, 32, groups_max=64) is None
+    found = replace(model, noise_scale=256.0).crossover(2, 32, groups_max=64)
+    # 1.6 / 2 x (1 + 2 x)/(1 + x) with x = groups x 32 / 256 is above 1 from x = 1/3 on.
+    assert found is not None
+    assert found.groups == 4
+    assert found.gain == pytest.approx(1.6 / 2 * (1 + 1.0) / (1 + 0.5))
+
+
+# ---- Pal et al., IEEE Micro 2019 -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("network", "speedup", "more_epochs", "published"),
+    [
+        ("Inception-V3", 1.32, 1.92, 0.265),
+        ("GNMT", 1.15, 1.88, 0.08),
+        ("BigLSTM", 1.22, 2.00, 0.22),
+    ],
+)
+def test_the_rule_gives_the_published_gains(
+    network: str, speedup: float, more_epochs: float, published: float
+) -> None:
+    """At least 26.5, 8 and 22 % with two GPUs to a copy. Those projections take SE(2N) = SE(N);
+    `more_epochs` = E(2N)/E(N) is what gain and speedup then imply, to two places."""
+    found = gain(speedup=speedup, model=2, scaling=1.0, epochs=1 / more_epochs)
+    assert found - 1 == pytest.approx(published, abs=0.005), network
+    assert (speedup > 2 * 1.0 / more_epochs) == (found > 1), "the rule as it is printed"
+    assert gain(speedup=speedup, model=2, scaling=0.9, epochs=1 / more_epochs) > found, "at least"
+
+
+@given(samples=st.floats(1, 1e6), scale=st.floats(1, 1e6))
+def test_twice_the_batch_never_needs_more_than_twice_the_epochs(
+    samples: float, scale: float
+) -> None:
+    """So the 2.00 of BigLSTM is the end of what a noise scale can say: nothing is gained at all."""
+    assert 1 < epochs(2 * samples, scale) / epochs(samples, scale) < 2

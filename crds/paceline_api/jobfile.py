@@ -61,6 +61,8 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
     """Ranks that hold one copy of the model together."""
     record: bool
     """Each rank keeps a journal, for `paceline replay`."""
+    measures: bool = False
+    """Each rank measures how large its gradients are, for `paceline plan`."""
     checkpoint: CheckpointSpec | None
     gpu_direct: bool
     """The job requires GPUDirect: NCCL is to say in a log how it connects."""
@@ -77,6 +79,7 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
         env: Iterable[tuple[str, str]] = (),
         working_dir: str = "",
         record: bool = False,
+        measures: bool = False,
         gpu_direct: bool = False,
     ) -> JobFile:
         """`env`: what the agent adds to its own environment."""
@@ -94,6 +97,7 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
             procs=job.procs_per_replica,
             model=job.model,
             record=record,
+            measures=measures,
             checkpoint=CheckpointSpec(c.path, c.every_rounds, c.keep) if c else None,
             gpu_direct=gpu_direct,
             job=Raw(msgspec.json.encode(job)),

@@ -326,6 +326,51 @@ def report(
 
 
 @app.command()
+def plan(
+    file: JobFile,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Run the job for a moment at two or three sizes first."),
+    ] = False,
+    ranks: Annotated[
+        str | None,
+        typer.Option(metavar="N,N", help="Sizes; else powers of two up to twice the job's."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="M,M", help="Ranks to a copy of the model; else all that are known."),
+    ] = None,
+    batch: Annotated[
+        str | None,
+        typer.Option(metavar="N,N", help="Samples of one gradient; else as measured."),
+    ] = None,
+    speedup: Annotated[
+        list[str] | None,
+        typer.Option(metavar="M=X", help="M ranks that share the model step X times as quick."),
+    ] = None,
+    timeout: Annotated[
+        str, typer.Option(metavar="DURATION", help="To measure one size, at most.")
+    ] = "3m",
+    overrides: Overrides = None,
+    output: OutputOption = None,
+) -> None:
+    """Forecast a job at other sizes and in other modes, with the error of the forecasts."""
+    from paceline.cli import plan as plans
+
+    wanted = plans.Wanted(
+        file,
+        measure=measure,
+        ranks=ranks,
+        model=model,
+        batch=batch,
+        speedups=speedup or [],
+        timeout=timeout,
+        overrides=overrides or [],
+    )
+    raise typer.Exit(plans.plan(wanted, output))
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     print(f"paceline {importlib.metadata.version('paceline')}")

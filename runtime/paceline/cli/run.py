@@ -81,7 +81,7 @@ def run(order: Order, *, ready_fd: int | None = None) -> int:
     faults = tuple(parse_faults(SEPARATOR.join(order.inject)))
     replicas = _check_faults(job, faults)
     check_room(job, replicas, Room.of_this_machine())
-    working_dir = _working_dir(job, file)
+    working_dir = working_dir_of(job, file)
     with checkpoint_folder.locked(Path(job.checkpoint.path) if job.checkpoint else None):
         folder = make_run_dir(job.name, run_dir)
         result = asyncio.run(_run(job, folder, working_dir, faults, order, ready_fd))
@@ -172,8 +172,9 @@ def _beside_file(job: ResolvedJob, file: Path) -> ResolvedJob:
     return replace(job, checkpoint=replace(job.checkpoint, path=str(path)))
 
 
-def _working_dir(job: ResolvedJob, file: Path) -> Path:
-    """The container's; relative to the job file, whose folder is also the default."""
+def working_dir_of(job: ResolvedJob, file: Path) -> Path:
+    """Of the ranks on this machine: the container's; relative to the job file, whose folder is also
+    the default."""
     given = job.trainer.working_dir
     folder = (file.parent / (given or ".")).resolve()
     if not folder.is_dir():

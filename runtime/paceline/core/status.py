@@ -55,6 +55,16 @@ class Fact(StrEnum):
     SAVE_HIDDEN_S = "checkpoint_hidden_seconds"
     """The copies were written, beside training."""
 
+    # In a run that `paceline plan` measures: means over rounds that wait for everybody.
+    OWN_BATCH = "gradient_samples"
+    """Of a gradient of this rank."""
+    OWN_SQUARE = "gradient_square"
+    """Its squared norm."""
+    MEAN_BATCH = "mean_gradient_samples"
+    """Of an update."""
+    MEAN_SQUARE = "mean_gradient_square"
+    """Squared norm of the gradient that it makes of all ranks'."""
+
     # What its log says; equal on all members at equal version, so the lowest active one tells it.
     LOG = "log."
     ROUNDS = "log.rounds."

@@ -90,6 +90,7 @@ class Cluster:
         faults: tuple[Fault, ...],
         on_line: Callable[[str, str], None],
         record: bool = False,
+        measures: bool = False,
         after_attempt: int = -1,
     ) -> None:
         """`working_dir`: of the ranks. `on_line` gets the agent's name and what it passes on of
@@ -113,6 +114,7 @@ class Cluster:
             env=trainer.env.items(),
             working_dir=str(working_dir),
             record=record,
+            measures=measures,
         )
         write(run_dir, JOB_FILE, frozen.to_json())
         self._wanted = job.replicas

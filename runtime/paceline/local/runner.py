@@ -77,13 +77,15 @@ class Runner:
         say: Callable[[str], None],
         on_line: Callable[[str], None],
         record: bool = False,
+        measures: bool = False,
         on_listen: Callable[[index.Entry], None] = lambda _: None,
     ) -> None:
-        """`on_listen` is told when other terminals can ask for the job."""
+        """`measures`: for `paceline plan`. `on_listen` is told when other terminals can ask for the
+        job."""
         self._job = job
         self._run_dir = run_dir
         self._working_dir = working_dir
-        self._record = record
+        self._record, self._measures = record, measures
         self._faults = faults
         self._show = show
         self._say = say
@@ -215,6 +217,7 @@ class Runner:
             faults=faults,
             on_line=self._line,
             record=self._record,
+            measures=self._measures,
             after_attempt=after_attempt,
         )
 

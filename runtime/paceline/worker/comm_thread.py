@@ -46,6 +46,7 @@ from paceline.core.rank.machine import Rank
 from paceline.transport.base import Abort, Transport
 from paceline.worker.data_channel import DataChannel
 from paceline.worker.metrics.rounds import RoundMetrics
+from paceline.worker.metrics.squares import GradientSquares
 from paceline.worker.peer_sockets import PeerSockets, ReceivedMessage
 from paceline.worker.recorder import Recorder
 from paceline.worker.reduction import Reducer
@@ -139,6 +140,8 @@ class CommThread:
         self.tensors: Tensors | None = None
         self.link: ControlChannel | None = None
         self.recorder: Recorder | None = None
+        self.squares: GradientSquares | None = None
+        """In a run that `paceline plan` measures."""
         self._peers = peers
         self._channel = DataChannel(transport, interrupts.abort, metrics, shard)
         self._main, self._interrupts, self._metrics = main, interrupts, metrics
@@ -305,6 +308,8 @@ class CommThread:
             self._interrupts.taken()
         if isinstance(event, ev.Step):
             event = self._reducer.finish(event)
+            if self.squares is not None:
+                self.squares.own(event, self._gradients)
         elif not isinstance(event, ROUND):
             self._catch_up()
         self._handle(event, now_ns())
@@ -485,8 +490,13 @@ class CommThread:
     def _update(self, weighing: Weighing) -> None:
         self._shared = None
         self._committed.apply(
-            weighing.divisor, step=weighing.step, scheduler_steps=weighing.scheduler_steps
+            weighing.divisor,
+            step=weighing.step,
+            scheduler_steps=weighing.scheduler_steps,
+            look=self.squares.look(weighing) if self.squares is not None else None,
         )
+        if self.squares is not None:
+            self._metrics.facts.squares = self.squares.facts()
 
     def _install_part(self, go: Go, weighing: Weighing) -> None:
         begun_ns = now_ns()

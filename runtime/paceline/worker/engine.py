@@ -53,6 +53,7 @@ from paceline.worker.gpus import take_own_gpu
 from paceline.worker.group import FollowerThread, GroupRendezvous, LeadThread
 from paceline.worker.metrics.loop import LoopMetrics
 from paceline.worker.metrics.rounds import RoundMetrics
+from paceline.worker.metrics.squares import GradientSquares
 from paceline.worker.peer_sockets import PeerSockets
 from paceline.worker.recorder import Recorder
 from paceline.worker.session import Session, StepResult
@@ -173,6 +174,8 @@ class Engine:
             )
             if self._spec is not None and self._spec.record:
                 self._comm.recorder = Recorder(settings.run_dir, member)
+            if self._spec is not None and self._spec.measures and self.shards == 1:
+                self._comm.squares = GradientSquares()
             self._follow_agent()
         self._comm.start()
         self._comm.link.start()

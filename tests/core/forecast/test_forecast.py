@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from core.forecast.rows import ideal
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from paceline.core.forecast.arrivals import arrival_s, late_s, thinned
@@ -12,9 +13,8 @@ from paceline.core.forecast.efficiency import efficiency, epochs, noise_scale
 from paceline.core.forecast.fitting import fit_two
 from paceline.core.forecast.hybrid import gain
 from paceline.core.forecast.link import Link, Sum
-from paceline.core.forecast.model import Model, Row, Setting, check
+from paceline.core.forecast.model import Model, Setting, check
 
-MS = 1e-3
 seconds = st.floats(1e-3, 1.0)
 times = st.lists(st.lists(seconds, min_size=1, max_size=4), min_size=1, max_size=4)
 sizes = st.integers(1, 8)
@@ -154,27 +154,6 @@ def test_what_cannot_be_told_apart() -> None:
     assert fit_two([]) == (0.0, 0.0)
     assert fit_two([(1.0, 2.0, 4.0)]) == (0.0, 2.0)
     assert fit_two([(1.0, 1.0, 3.0), (2.0, 1.0, 2.0)])[0] == 0.0, "a slope below zero is none"
-
-
-def ideal(members: int, *, model: int = 1) -> Row:
-    """1 ms a sample, 0.1 ms more for each rank; an update of 1 ms; a link of 1 ms and 10 ns."""
-    setting = Setting(members, members, 32, model)
-    computing_s = 32 * (1 * MS + 0.1 * MS * setting.ranks) / {1: 1.0, 2: 1.6}[model]
-    link, payload = Link(1 * MS, 1e-8), 4_000_000 // model
-    parts = (payload // 4, 3 * payload // 4)
-    sums = tuple(Sum(members, part, link.seconds(members, part)) for part in parts)
-    step_s = computing_s + link.seconds(members, payload) + 1 * MS
-    return Row(
-        setting=setting,
-        computing_s=((computing_s,),) * members,
-        sums=sums if members > 1 else (),
-        payload_bytes=payload,
-        streamed=False,
-        update_s=1 * MS,
-        step_s=step_s,
-        gradients_per_s=members / step_s,
-        noise_scale=None,
-    )
 
 
 def test_rows_that_follow_the_model_are_predicted_from_the_other_ones() -> None:

@@ -15,7 +15,7 @@ from typing import Self
 from paceline.core.forecast.arrivals import arrival_s, late_s, thinned
 from paceline.core.forecast.efficiency import efficiency, epochs
 from paceline.core.forecast.fitting import fit_two
-from paceline.core.forecast.hybrid import gain
+from paceline.core.forecast.hybrid import needed
 from paceline.core.forecast.link import Link, Sum
 
 
@@ -161,18 +161,22 @@ class Model:
         hidden_s = max(arrived_s + carried_s / pieces, arrived_s * (1 + 2 / pieces) / 3 + carried_s)
         return hidden_s + self.update_s
 
-    def gain(self, groups: int, model: int, batch: float) -> float:
-        """Of `groups` groups of `model` ranks over as many ranks with a copy each, in Full."""
+    def needed_speedup(self, groups: int, model: int, batch: float) -> float:
+        """Of a step, from which `groups` groups of `model` ranks beat as many ranks with a copy
+        each, in Full."""
         few = self.forecast(Setting(groups, groups, batch))
         many = self.forecast(Setting(groups * model, groups * model, batch))
         scale = self.noise_scale
         samples = groups * batch
-        return gain(
-            speedup=self.speedups[model],
+        return needed(
             model=model,
             scaling=few.step_s / many.step_s,
             epochs=epochs(samples, scale) / epochs(samples * model, scale) if scale else 1.0,
         )
+
+    def gain(self, groups: int, model: int, batch: float) -> float:
+        """Of `groups` groups of `model` ranks over as many ranks with a copy each, in Full."""
+        return self.speedups[model] / self.needed_speedup(groups, model, batch)
 
     def crossover(self, model: int, batch: float, *, groups_max: int) -> Crossover | None:
         """None if up to `groups_max` groups, tried as powers of two, copies win."""

@@ -36,6 +36,8 @@ class HeartbeatFacts:
         """Of `worker.metrics.rounds`."""
         self.carried: dict[str, float] = {}
         """Size classes that each transport moves; empty for a rank alone."""
+        self.squares: dict[str, float] = {}
+        """Of `worker.metrics.squares`; empty in a run that nobody measures."""
         self._facts: dict[str, float] = {}
         """Replaced as a whole, so that the link thread may read it at any time."""
         self._refreshed_ns = 0
@@ -122,7 +124,8 @@ class HeartbeatFacts:
 
     def work_out(self, rank: RankState) -> None:
         logged = self._logged(rank) if tells_of_the_log(rank) else {}
-        self._facts = self._measured() | logged | self.checkpoints | self.carried
+        told = self.checkpoints | self.carried | self.squares
+        self._facts = self._measured() | logged | told
 
     def gave_up(self, why: GivenUp) -> None:
         """A streamed round."""

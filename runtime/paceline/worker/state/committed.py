@@ -240,14 +240,24 @@ class Committed:
         self._fill(self._accumulated, data)
         self._accumulating = True
 
-    def apply(self, divisor: float, *, step: bool, scheduler_steps: int = 0) -> None:
+    def apply(
+        self,
+        divisor: float,
+        *,
+        step: bool,
+        scheduler_steps: int = 0,
+        look: Callable[[list[torch.Tensor]], None] | None = None,
+    ) -> None:
         """Turn this version into the next: with `step`, average = accumulated / divisor, clipped,
-        and one step of the optimizer; then the scheduler. Uses the reduction's scratch."""
+        and one step of the optimizer; then the scheduler. Uses the reduction's scratch. `look` is
+        shown the average before it is clipped."""
         with self._lock:
             self.binding.check_unchanged()
             if step:
                 self._leave_to_model()
                 average = self._average(divisor)
+                if look is not None:
+                    look(average)
                 clip(average, self)
                 self.binding.optimizer.step()
                 self._accumulating = False

@@ -29,6 +29,7 @@ from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Scale, S
 from paceline.errors import UnsupportedError
 from paceline.worker.state.flags import Flags
 from paceline.worker.state.flat import FlatLayout, Zeros, plain_zeros
+from paceline.worker.state.optimizer_binding import sum_of_squares
 from paceline.worker.state.shards import is_spread, own_gradient, own_part
 from paceline.worker.state.streams import Streams
 
@@ -218,6 +219,10 @@ class Gradients:
                 continue
             return False
         return True
+
+    def sum_of_squares(self) -> float:
+        """Of GRAD."""
+        return sum_of_squares(self._flats[BufferName.GRAD])
 
     def find(self, segments: Iterable[int]) -> None:
         """The same for those of GRAD that lie on a device, queued in the current stream: `flags`

@@ -1,0 +1,301 @@
+"""`paceline plan`: what a job would do at another size or in another mode. A person decides."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Final, TypeVar
+
+from paceline_api.errors import EXIT_BAD_INPUT, PacelineError, show_value
+from paceline_api.reading.load import load_job
+from paceline_api.resolve import resolve
+from paceline_api.rounds import RoundSettings
+from paceline_api.settings import ResolvedJob
+from rich.table import Table
+from rich.text import Text
+
+from paceline.cli.output import Output, console, print_data
+from paceline.cli.run import EXIT_INTERRUPTED, working_dir_of
+from paceline.cli.verbs import seconds
+from paceline.clock import wall_s
+from paceline.core.forecast import book as books
+from paceline.core.forecast import plan as plans
+from paceline.core.forecast.book import Book, Measurement
+from paceline.local import measuring, plan_file
+from paceline.local.measuring import Size
+from paceline.local.room import Room, check_room
+
+Value = TypeVar("Value", int, float)
+MEASURED_MAX: Final = 4
+"""Replicas."""
+WIDTH: Final = 160
+"""Characters of a line where there is no terminal to fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What was asked for on the command line."""
+
+    file: Path = field(kw_only=False)
+    measure: bool
+    ranks: str | None
+    model: str | None
+    batch: str | None
+    speedups: Sequence[str]
+    timeout: str
+    overrides: Sequence[str]
+
+
+def plan(wanted: Wanted, output: Output | None) -> int:
+    """The exit code. Raises PacelineError."""
+    job = resolve(load_job(wanted.file, wanted.overrides))
+    limit_s = seconds(wanted.timeout)
+    speedups = dict(map(_speedup, wanted.speedups))
+    ranks = _numbers("--ranks", wanted.ranks, int)
+    models = _numbers("--model", wanted.model, int)
+    batches = _numbers("--batch", wanted.batch, float)
+    _check_groups(ranks, models)
+    path = plan_file.path_of(job)
+    book = plan_file.read(path)
+    if wanted.measure:
+        for found in _measure(job, working_dir_of(job, wanted.file), limit_s):
+            if found is None:
+                return EXIT_INTERRUPTED
+            book = books.enter(book, [found])
+            plan_file.write(path, book)
+    book = books.enter(book, plan_file.of_runs(job))
+    known = {row.setting.model for row in books.rows(book)} | speedups.keys()
+    _check_known(job, book, models, known)
+    asked = plans.Asked(
+        job=job.name,
+        settings=RoundSettings.of(job.collective),
+        members=job.world_size,
+        model=job.model,
+        ranks=ranks or _sizes(job.world_size * job.model),
+        models=models or tuple(sorted(known | {job.model})),
+        batches=batches,
+        speedups=speedups,
+    )
+    made = plans.make(asked, book)
+    plan_file.write(path, books.show(book, (line.forecast for line in made.lines), wall_s()))
+    if output is not None and output.is_data:
+        print_data(made, output)
+    else:
+        _print(made, wide=output is Output.WIDE)
+    return 0
+
+
+# ---- what was asked for ------------------------------------------------------------------------
+
+
+def _numbers(option: str, text: str | None, read: Callable[[str], Value]) -> tuple[Value, ...]:
+    """In the order of the line, each once; none without the option."""
+    try:
+        found = [read(part) for part in text.split(",")] if text is not None else []
+        if all(0 < number < float("inf") for number in found):
+            return tuple(dict.fromkeys(found))
+    except ValueError:
+        pass
+    raise PacelineError(
+        f"{option}: {show_value(text)} is no list of numbers above 0",
+        hint=f"write them with commas, such as {option} 1,2,4",
+        exit_code=EXIT_BAD_INPUT,
+    )
+
+
+def _speedup(text: str) -> tuple[int, float]:
+    model, _, speedup = text.partition("=")
+    try:
+        found = int(model), float(speedup)
+        if found[0] > 1 and 0 < found[1] < float("inf"):
+            return found
+    except ValueError:
+        pass
+    raise PacelineError(
+        f"--speedup: {show_value(text)} is not M=X with M of 2 or more and X above 0",
+        hint="say for example --speedup 2=1.6: two ranks that share the model step 1.6 times as "
+        "quick as one that has all of it",
+        exit_code=EXIT_BAD_INPUT,
+    )
+
+
+def _check_groups(ranks: Sequence[int], models: Sequence[int]) -> None:
+    for model in models:
+        for size in ranks:
+            if size % model:
+                raise PacelineError(
+                    f"--ranks {size} does not divide into groups of {model} (--model)",
+                    hint=f"use multiples of {model}, such as {-(-size // model) * model}",
+                    exit_code=EXIT_BAD_INPUT,
+                )
+
+
+def _check_known(job: ResolvedJob, book: Book, models: Sequence[int], known: set[int]) -> None:
+    if not books.rows(book):
+        raise PacelineError(
+            f"nothing was measured of job {job.name} as it is in this file, and no run of it lies "
+            "below runs/",
+            hint="say `paceline plan JOB.YAML --measure`, or run it here",
+            exit_code=EXIT_BAD_INPUT,
+        )
+    for model in models:
+        if model not in known:
+            listed = ", ".join(map(str, sorted(known)))
+            raise PacelineError(
+                f"--model {model}: nothing is known of {model} ranks that share the model, only of "
+                f"{listed}",
+                hint=f"say how quick a step is with --speedup {model}=X, or measure a job with "
+                f"spec.parallelism.model: {model}",
+                exit_code=EXIT_BAD_INPUT,
+            )
+
+
+def _sizes(own: int) -> tuple[int, ...]:
+    powers = [1 << n for n in range((2 * own).bit_length())]
+    return tuple(sorted({*powers, own}))
+
+
+# ---- measuring ---------------------------------------------------------------------------------
+
+
+def _measure(job: ResolvedJob, working_dir: Path, limit_s: float) -> Iterator[Measurement | None]:
+    """Size by size; None and no more if the user has ended it. The first one must succeed."""
+    if job.trainer.env_from_cluster:
+        names = ", ".join(job.trainer.env_from_cluster)
+        _say(f"warning: only a cluster can fill in {names}; left out here")
+    for number, size in enumerate(_measured_sizes(job)):
+        _say(f"measuring {size}")
+        try:
+            check_room(measuring.at_size(job, size), size.replicas, Room.of_this_machine())
+            found = asyncio.run(
+                measuring.measure(job, size, working_dir=working_dir, limit_s=limit_s)
+            )
+        except PacelineError as error:
+            if not number:
+                raise
+            _say(f"warning: not measured: {error.message}")
+            continue
+        yield found
+        if found is None:
+            return
+
+
+def _measured_sizes(job: ResolvedJob) -> list[Size]:
+    replicas = sorted({1, 2, min(MEASURED_MAX, max(2, job.replicas))})
+    sizes = [Size(n, job.procs_per_replica, job.model) for n in replicas]
+    # What a group gains is known only beside a rank that has the whole model.
+    return sizes + [Size(1, 1, 1)] * (job.model > 1)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+# ---- what is printed ---------------------------------------------------------------------------
+
+
+def _print(plan: plans.Plan, *, wide: bool) -> None:
+    screen = console()
+    if not screen.is_terminal:
+        screen.width = WIDTH
+    screen.print(Text(f"job {plan.job}: measured", style="bold"))
+    screen.print(_compared(plan))
+    for text in _known(plan):
+        screen.print(Text(text))
+    screen.print(Text("forecast", style="bold"))
+    screen.print(_forecast(plan, wide=wide))
+    for contest in plan.contests:
+        screen.print(Text(_contest(contest)))
+    screen.print(Text(plan.advice))
+
+
+def _compared(plan: plans.Plan) -> Table:
+    names = ("run", "when", "ranks", "M", "waits for", "spread", "step", "forecast", "error", "by")
+    table = _table(names, left=("run", "when", "by"))
+    for one in plan.compared:
+        setting = one.setting
+        table.add_row(
+            one.source,
+            datetime.fromtimestamp(one.at_s).strftime("%m-%d %H:%M"),
+            str(setting.ranks),
+            str(setting.model),
+            f"{setting.quorum} of {setting.members}",
+            "" if one.spread_s is None else _ms(one.spread_s),
+            _ms(one.step_s),
+            "" if one.predicted_s is None else _ms(one.predicted_s),
+            "" if one.error is None else f"{one.error:+.0%}",
+            one.by,
+        )
+    return table
+
+
+def _known(plan: plans.Plan) -> Iterator[str]:
+    if plan.alpha_s or plan.beta_s_per_byte:
+        rate = f", {1e-6 / plan.beta_s_per_byte:,.0f} MB/s" if plan.beta_s_per_byte else ""
+        yield f"link: {plan.alpha_s * 1e6:.0f} us a message{rate}"
+    else:
+        yield "link: not known, since no more than one rank was measured"
+    if plan.noise_scale is None:
+        yield "noise scale: not known, so every sample counts as progress; --measure finds it"
+    else:
+        yield (
+            f"noise scale: about {plan.noise_scale:,.0f} samples; of an update over so many, half "
+            "is progress"
+        )
+
+
+def _forecast(plan: plans.Plan, *, wide: bool) -> Table:
+    names = ["ranks", "M", "mode", "step", "gradients/s", "goodput", "cost", ""]
+    if wide:
+        names[3:3] = ["batch", "waits for"]
+        names[-2:-2] = ["efficiency"]
+    table = _table(names, left=("mode", ""))
+    most = max(plan.lines, key=lambda line: line.forecast.goodput, default=None)
+    cheapest = min(plan.lines, key=lambda line: line.forecast.cost, default=None)
+    for line in plan.lines:
+        found, setting = line.forecast, line.forecast.setting
+        marks = [
+            *(["the job as it is"] if line.own else []),
+            *(["most goodput"] if line is most else []),
+            *(["cheapest"] if line is cheapest else []),
+        ]
+        row = [str(setting.ranks), str(setting.model), line.mode]
+        row += [f"{setting.batch:,.0f}", str(setting.quorum)] if wide else []
+        row += [_ms(found.step_s), f"{found.gradients_per_s:,.1f}"]
+        row += [f"{found.goodput:,.0f}"]
+        row += [f"{found.efficiency:.0%}"] if wide else []
+        row += [f"{found.cost:,.2f}", ", ".join(marks)]
+        table.add_row(*row)
+    return table
+
+
+def _contest(contest: plans.Contest) -> str:
+    m = contest.model
+    head = f"groups of {m} against {m} times as many replicas: "
+    if not contest.needed:
+        return f"{head}not known, since no rank with the whole model was measured"
+    needed = ", ".join(f"{each.groups}: {each.speedup:.2f}" for each in contest.needed)
+    rule = f"SU({m}) from which so many groups win: {needed}"
+    if contest.speedup is None:
+        return f"{head}SU({m}) is not known (--speedup {m}=X); {rule}"
+    if contest.groups is None:
+        return f"{head}with SU({m}) = {contest.speedup:.2f} replicas always win; {rule}"
+    return (
+        f"{head}with SU({m}) = {contest.speedup:.2f} groups win from {contest.groups} on "
+        f"({contest.gain:.2f} times); {rule}"
+    )
+
+
+def _table(names: Sequence[str], *, left: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in names:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    return table
+
+
+def _ms(seconds_: float) -> str:
+    return f"{seconds_ * 1e3:.2f} ms"

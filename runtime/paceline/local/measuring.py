@@ -1,0 +1,170 @@
+"""Runs a job for a moment, to see how long its steps take at one size.
+
+It is the user's own job, started by the same runner, but nothing of it is kept: it has a folder
+that is removed afterwards and no checkpoints, and its ranks end as soon as enough is known, so
+nothing behind the loop runs. All rounds wait for everybody, so that each arrival is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from paceline_api.errors import PacelineError
+from paceline_api.settings import ResolvedJob
+from paceline_api.types.enums import Mode, StragglerResponse
+
+from paceline.clock import NS_PER_S, now_ns, wall_s
+from paceline.core.anatomy.samples import PodSamples
+from paceline.core.forecast.book import Measurement
+from paceline.core.forecast.measured import row
+from paceline.core.status import Outcome, Status
+from paceline.local import steps
+from paceline.local.runner import Runner
+from paceline.local.timeline import Timeline
+
+ROUNDS: Final = 72
+"""As many as ranks keep samples of, and some before them."""
+BRIEF_S: Final = 2.0
+"""Of training, at least: a process is slower at first."""
+ROUNDS_FEW: Final = 16
+LONG_S: Final = 20.0
+"""Of training, at most, once a few rounds are made."""
+SOURCE: Final = "--measure"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    replicas: int
+    procs: int
+    """Members of each: ranks, or groups of `model`."""
+    model: int
+
+    def __str__(self) -> str:
+        ranks = self.replicas * self.procs * self.model
+        text = f"{ranks} rank{'s' if ranks > 1 else ''}"
+        return f"{text} in groups of {self.model}" if self.model > 1 else text
+
+
+class NotMeasuredError(PacelineError):
+    """The job failed, ended too early, or made too few rounds in its time."""
+
+
+def at_size(job: ResolvedJob, size: Size) -> ResolvedJob:
+    """The job as it is measured there."""
+    return replace(
+        job,
+        name=f"{job.name}-plan",  # nobody shall take it for the job itself
+        replicas=size.replicas,
+        min_replicas=1,
+        max_replicas=None,
+        procs_per_replica=size.procs,
+        model=size.model,
+        suspend=False,
+        active_deadline_ns=None,
+        checkpoint=None,
+        metrics_port=0,
+        collective=replace(job.collective, mode=Mode.FULL),
+        straggler=replace(job.straggler, respond=(StragglerResponse.TOLERATE,)),
+        elasticity=replace(job.elasticity, allowed_sizes=()),
+    )
+
+
+async def measure(
+    job: ResolvedJob, size: Size, *, working_dir: Path, limit_s: float
+) -> Measurement | None:
+    """`limit_s`: from the first process on. None if the user has ended it. NotMeasuredError."""
+    begun_s = wall_s()
+    with tempfile.TemporaryDirectory(prefix="paceline-plan-") as folder:
+        run = _Measured(at_size(job, size), Path(folder), working_dir)
+        outcome = await run.until_known(limit_s)
+        if run.interrupted:
+            return None
+        found = row(run.pods, run.status, size.model) if run.status is not None else None
+    if found is None:
+        raise _not_measured(size, outcome, run.rounds, limit_s)
+    return Measurement(SOURCE, begun_s, found.setting, found.step_s, found)
+
+
+class _Measured:
+    def __init__(self, job: ResolvedJob, folder: Path, working_dir: Path) -> None:
+        self.rounds = 0
+        self.interrupted = False
+        self.status: Status | None = None
+        """Of the time of the samples."""
+        self.pods: Sequence[PodSamples] = ()
+        self._folder = folder
+        self._enough = asyncio.Event()
+        self._runner = Runner(
+            job,
+            run_dir=folder,
+            working_dir=working_dir,
+            faults=(),
+            show=self._show,
+            say=lambda _: None,
+            on_line=lambda _: None,
+            measures=True,
+        )
+
+    async def until_known(self, limit_s: float) -> Outcome | None:
+        """How the job ended, if it did so by itself."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._interrupt)
+        run = asyncio.create_task(self._runner.run())
+        enough = asyncio.create_task(self._enough.wait())
+        try:
+            both: set[asyncio.Future[Any]] = {run, enough}
+            done, _ = await asyncio.wait(both, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            status = self.status
+            if self.rounds:
+                self.pods = await asyncio.to_thread(_samples, self._folder)
+            self.status = status
+        finally:
+            enough.cancel()
+            self._runner.end_at_once()
+            result = await run
+        return result.outcome if run in done else None
+
+    def _interrupt(self) -> None:
+        self.interrupted = True
+        self._enough.set()
+        self._runner.end_at_once()
+
+    def _show(self, status: Status, timeline: Timeline) -> None:
+        self.status = status
+        self.rounds = status.version
+        trained_s = timeline.elapsed_ns(now_ns()) / NS_PER_S
+        wanted, at_least_s = (ROUNDS_FEW, LONG_S) if trained_s >= LONG_S else (ROUNDS, BRIEF_S)
+        if self.rounds >= wanted and trained_s >= at_least_s:
+            self._enough.set()
+
+
+def _samples(folder: Path) -> Sequence[PodSamples]:
+    pods, silent = steps.of_run(folder)
+    return () if silent else pods
+
+
+def _not_measured(
+    size: Size, outcome: Outcome | None, rounds: int, limit_s: float
+) -> NotMeasuredError:
+    if outcome is None:
+        return NotMeasuredError(
+            f"with {size} the job made {rounds} rounds in {limit_s:g} s, too few to measure it",
+            hint="give it more time with --timeout, such as 10m",
+        )
+    if outcome.complete:
+        return NotMeasuredError(
+            f"with {size} the job was over after {rounds} rounds, too early to be measured",
+            hint="let it train for longer, such as for more epochs: it is ended after some "
+            f"{ROUNDS} rounds",
+        )
+    return NotMeasuredError(
+        f"with {size} the job failed while it was measured: {outcome.message}",
+        hint=outcome.hint or "see whether `paceline run` trains it",
+    )

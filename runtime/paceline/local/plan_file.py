@@ -1,0 +1,133 @@
+"""Where measurements and forecasts of a job are kept: one file below `runs/`, and the runs there.
+
+A file belongs to a job by name and to what its ranks run by a fingerprint, so that another program,
+other arguments or another transport begin a file of their own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from paceline_api.errors import EXIT_BAD_INPUT, JobFileError, PacelineError
+from paceline_api.jobfile import JOB_FILE, read_resolved_job
+from paceline_api.settings import ResolvedJob
+
+from paceline.core.forecast.book import Book, Measurement
+from paceline.core.forecast.measured import earlier, row
+from paceline.core.status import Status
+from paceline.local import control, index, steps
+from paceline.local.rundir import RUNS
+from paceline.local.runner import STATUS
+
+RUNS_READ: Final = 16
+"""The latest ones of a job."""
+
+
+class PlanFileError(PacelineError):
+    def __init__(self, path: Path, problem: str, *, hint: str) -> None:
+        super().__init__(f"{path}: {problem}", hint=hint, exit_code=EXIT_BAD_INPUT)
+
+
+def fingerprint(job: ResolvedJob) -> str:
+    """Of what its ranks run, whatever its size and its mode."""
+    trainer, c = job.trainer, job.collective
+    same = (
+        trainer.command,
+        sorted(trainer.env.items()),
+        trainer.working_dir,
+        c.backend,
+        c.wire,
+        c.segment_bytes,
+        c.overlap,
+        c.pipeline,
+    )
+    return blake2b(msgspec.json.encode(same), digest_size=4).hexdigest()
+
+
+def path_of(job: ResolvedJob, runs: Path = RUNS) -> Path:
+    return runs / f"{job.name}.plan-{fingerprint(job)}.json"
+
+
+def read(path: Path) -> Book:
+    """Empty if there is none. Raises PlanFileError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Book)
+    except FileNotFoundError:
+        return Book()
+    except OSError as error:
+        raise PlanFileError(path, _told(error), hint="it must be readable") from None
+    except msgspec.MsgspecError as error:
+        raise PlanFileError(
+            path, f"holds no measurements: {error}", hint="remove it and measure again"
+        ) from None
+
+
+def write(path: Path, book: Book) -> None:
+    """Whole or not at all. Raises PlanFileError."""
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(book)))
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise PlanFileError(
+            path, _told(error), hint="call paceline in a folder that you may write to"
+        ) from None
+
+
+def of_runs(job: ResolvedJob, runs: Path = RUNS) -> Iterator[Measurement]:
+    """What the latest runs of the job below `runs` say, those that go on included."""
+    mine = fingerprint(job)
+    for folder in _latest(job.name, runs):
+        try:
+            ran = read_resolved_job(folder / JOB_FILE)
+        except JobFileError:
+            continue  # it was not able to write it
+        if fingerprint(ran) == mine and (status := _status(folder)) is not None:
+            yield from _of_run(folder, status, ran.model)
+
+
+def _of_run(folder: Path, status: Status, model: int) -> Iterator[Measurement]:
+    for one in earlier(status, model):
+        source = f"{folder.name}, {one.generation}"
+        yield Measurement(source, one.at_s, one.setting, one.step_s)
+    pods, silent = steps.of_run(folder)
+    # With ranks left out it would be a row of fewer.
+    found = None if silent else row(pods, status, model)
+    if found is not None and status.changes:
+        last = status.changes[-1]
+        generation = f"{last.generation.incarnation}.{last.generation.counter}"
+        source = f"{folder.name}, {generation}"
+        yield Measurement(source, last.wall_s, found.setting, found.step_s, found)
+
+
+def _latest(job: str, runs: Path) -> list[Path]:
+    numbered = [
+        (int(number), path)
+        for path in (runs.iterdir() if runs.is_dir() else ())
+        if (number := path.name.removeprefix(f"{job}-")).isdecimal()
+    ]
+    return [path for _, path in sorted(numbered)[-RUNS_READ:]]
+
+
+def _status(folder: Path) -> Status | None:
+    """None of a run that was killed, or has only just begun."""
+    if (entry := index.of_run_dir(folder)) is not None:
+        try:
+            return control.look(entry).status
+        except control.ControlError:
+            return None
+    try:
+        return msgspec.json.decode((folder / STATUS).read_bytes(), type=Status)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _told(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()

@@ -1,0 +1,158 @@
+"""`paceline plan`: a job is measured, run and resized, and what was said stands beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.runs import forked_paceline
+
+pytestmark = pytest.mark.processes
+
+JOB = """\
+apiVersion: paceline.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: job}
+spec:
+  replicas: 2
+  collective: {backend: gloo, mode: Full}
+  checkpoint: {path: saved, everyRounds: 1}
+  template:
+    spec:
+      containers: [{name: trainer, image: none, command: [python, train.py]}]
+"""
+PAUSE_S = 0.02
+SCRIPT = f"""\
+import os, time, torch
+import paceline as pl
+torch.set_num_threads(1)
+torch.manual_seed(0)
+pl.init()
+x = torch.randn(256, 4)
+data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+model = torch.nn.Linear(4, 1)
+sgd = torch.optim.SGD(model.parameters(), lr=1e-5)
+optimizer = pl.DistributedOptimizer(sgd, model)
+loader = pl.DataLoader(data, batch_size=16)
+for _ in loader.epochs(int(os.environ.get("EPOCHS", "5000"))):
+    for x, y in loader:
+        time.sleep({PAUSE_S})
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+open("behind-the-loop", "w").close()
+"""
+SHORT = SCRIPT.replace("5000", "1").replace("batch_size=16", "batch_size=64")
+FAILS = "import paceline as pl\npl.init()\nraise ValueError('no such thing')\n"
+
+
+def own(folder: Path) -> dict[str, str]:
+    """A user who has no other runs."""
+    (folder / "user").mkdir(exist_ok=True)
+    return {"XDG_RUNTIME_DIR": str(folder / "user"), "XDG_STATE_HOME": "", "HOME": str(folder)}
+
+
+def call(folder: Path, *words: str, code: int = 0, **env: str) -> str:
+    found, said = forked_paceline(folder, *words, **own(folder), **env)
+    assert found == code, said
+    return said
+
+
+def plan(folder: Path, *words: str) -> dict[str, Any]:
+    said = call(folder, "plan", "job.yaml", "--ranks", "1,2,3", "-o", "json", *words)
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return found
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def test_a_job_is_measured_and_then_resized(job: Path) -> None:
+    found = plan(job, "--measure")
+    assert [(one["source"], one["setting"]["members"]) for one in found["compared"]] == [
+        ("--measure", 1),
+        ("--measure", 2),
+    ]
+    assert all(PAUSE_S < one["step_s"] < 10 * PAUSE_S for one in found["compared"])
+    assert {one["by"] for one in found["compared"]} == {"other rows"}
+    assert all(one["error"] is not None for one in found["compared"])
+    assert found["noise_scale"] >= 1
+    said = {
+        (line["forecast"]["setting"]["members"], line["mode"]): line["forecast"]
+        for line in found["lines"]
+    }
+    assert said[2, "Full"]["efficiency"] < said[1, "Full"]["efficiency"] < 1
+    assert not (job / "saved").exists(), "no checkpoint is made of it"
+    assert not (job / "behind-the-loop").exists()
+    (kept,) = (job / "runs").iterdir()
+    assert kept.name.startswith("job.plan-")
+
+    call(job, "run", "job.yaml", "--quiet", "--inject", "join:at=round:60", EPOCHS="60")
+    later = plan(job)
+    runs = [one for one in later["compared"] if one["source"].startswith("job-1, ")]
+    assert [one["setting"]["members"] for one in runs] == [2, 3]
+    assert [one["by"] for one in runs] == ["plan before"] * 2
+    assert [one["predicted_s"] for one in runs] == [
+        said[2, "Full"]["step_s"],
+        said[3, "Full"]["step_s"],
+    ]
+    assert all(abs(one["error"]) < 0.9 for one in runs)
+    shown = call(job, "plan", "job.yaml")
+    assert "the job as it is" in shown
+    assert "job-1, 1.2" in shown
+    # Another program is another job to plan.
+    other = (job / "job.yaml").read_text().replace("train.py]", "train.py, more]")
+    (job / "job.yaml").write_text(other)
+    assert "nothing was measured" in call(job, "plan", "job.yaml", code=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "--measure"),
+        (["--ranks", "4", "--model", "3"], "use multiples of 3, such as 6"),
+        (["--ranks", "four"], "--ranks 1,2,4"),
+        (["--batch", "-1"], "no list of numbers above 0"),
+        (["--speedup", "1.6"], "--speedup 2=1.6"),
+        (["--measure", "--timeout", "soon"], "is not a duration"),
+        (["--set", "spec.replcas=2"], "spec.replcas"),
+    ],
+)
+def test_mistakes_on_the_command_line(job: Path, words: list[str], said: str) -> None:
+    error = call(job, "plan", "job.yaml", *words, code=2)
+    assert error.startswith("error: ")
+    assert "\nhint: " in error
+    assert said in error
+    assert not (job / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "limit", "message", "hint"),
+    [
+        (SHORT, "2m", "was over after 4 rounds, too early", "more epochs"),
+        (FAILS, "2m", "failed while it was measured", "hint: "),
+        ("import time\ntime.sleep(600)\n", "6s", "made 0 rounds in 6 s", "--timeout"),
+    ],
+    ids=["too short", "fails", "too slow"],
+)
+def test_a_job_that_cannot_be_measured(
+    job: Path, script: str, limit: str, message: str, hint: str
+) -> None:
+    (job / "train.py").write_text(script)
+    error = call(job, "plan", "job.yaml", "--measure", "--timeout", limit, code=1)
+    assert "measuring 1 rank\n" in error
+    assert message in error
+    assert hint in error
+    assert "paceline/local/" not in error, "no frame of our own"
+    assert not (job / "runs").exists()
+
+
+def test_a_folder_of_an_image_is_not_here(job: Path) -> None:
+    (job / "job.yaml").write_text(JOB.replace("image: none", "image: none, workingDir: /workspace"))
+    error = call(job, "plan", "job.yaml", "--measure", code=2)
+    assert "is no folder on this machine" in error

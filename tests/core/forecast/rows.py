@@ -1,0 +1,31 @@
+"""Rows of a job that does exactly what the model of a forecast says."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from paceline.core.forecast.link import Link, Sum
+from paceline.core.forecast.model import Row, Setting
+
+MS: Final = 1e-3
+
+
+def ideal(members: int, *, model: int = 1) -> Row:
+    """1 ms a sample, 0.1 ms more for each rank; an update of 1 ms; a link of 1 ms and 10 ns."""
+    setting = Setting(members, members, 32, model)
+    computing_s = 32 * (1 * MS + 0.1 * MS * setting.ranks) / {1: 1.0, 2: 1.6}[model]
+    link, payload = Link(1 * MS, 1e-8), 4_000_000 // model
+    parts = (payload // 4, 3 * payload // 4)
+    sums = tuple(Sum(members, part, link.seconds(members, part)) for part in parts)
+    step_s = computing_s + link.seconds(members, payload) + 1 * MS
+    return Row(
+        setting=setting,
+        computing_s=((computing_s,),) * members,
+        sums=sums if members > 1 else (),
+        payload_bytes=payload,
+        streamed=False,
+        update_s=1 * MS,
+        step_s=step_s,
+        gradients_per_s=members / step_s,
+        noise_scale=None,
+    )

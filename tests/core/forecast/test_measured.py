@@ -1,0 +1,162 @@
+"""A row holds what the samples of a run say, without its beginning and without its waiting."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from paceline.core.anatomy.samples import (
+    PodSamples,
+    RankSamples,
+    RoundSample,
+    SegmentSample,
+    StepSample,
+)
+from paceline.core.forecast.link import Sum
+from paceline.core.forecast.measured import earlier, row
+from paceline.core.forecast.model import Setting
+from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.status import Change, Fact, LogStatus, RankPhase, RankStatus, Status
+from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import Mode
+
+MS = 10**6
+STEP_MS = 100
+
+
+def rank(slot: int, computing_ms: int, rounds: int, *, since: int = 0) -> RankSamples:
+    """Each step `computing_ms`; sums of 10 ms, of which rank 0 sees 15; 5 ms: update and copy."""
+    steps, samples = [], []
+    for number in range(since, since + rounds):
+        began, go = number * STEP_MS * MS, (number * STEP_MS + 60) * MS
+        announced = began + (computing_ms if number >= 2 else 59) * MS
+        steps.append(
+            StepSample(
+                began_ns=began,
+                announced_ns=announced,
+                resumed_ns=began + STEP_MS * MS,
+                loading_ns=0,
+                forward_ns=0,
+                backward_ns=0,
+                lease_ns=0,
+                version=number + 1,
+                fresh=True,
+            )
+        )
+        begun = go + (5 if slot else 0) * MS
+        samples.append(
+            RoundSample(
+                round=number,
+                streamed=False,
+                fresh=True,
+                arrived_ns=announced,
+                last="1.0",
+                last_ns=go,
+                go_ns=go,
+                update_begun_ns=go + 15 * MS,
+                update_ended_ns=go + 18 * MS,
+                copy_begun_ns=go + 18 * MS,
+                copy_ended_ns=go + 20 * MS,
+                segments=(SegmentSample(4096, 0, 0, begun, go + 15 * MS, 10 * MS),),
+            )
+        )
+    return RankSamples(f"{slot}.0#0", False, tuple(steps), tuple(samples))
+
+
+def pods(*ranks: RankSamples) -> list[PodSamples]:
+    return [PodSamples("job", slot, "here", (each,)) for slot, each in enumerate(ranks)]
+
+
+def change(number: int, members: int, version: int, at_s: float) -> Change:
+    return Change(
+        generation=GenerationId(1, "c", number),
+        reason="Joined",
+        why="",
+        members=members,
+        version=version,
+        wall_s=at_s,
+        agree_s=0.5,
+        start_s=1.0,
+    )
+
+
+FULL = Status(
+    job="job",
+    coordinator="c",
+    settings=RoundSettings(mode=Mode.FULL),
+    log=LogStatus(gradients=20, samples_applied=640, rounds={"all": 10}),
+    changes=(change(1, 2, 0, 0.0),),
+)
+
+
+def test_a_run_of_two() -> None:
+    found = row(pods(rank(0, 40, 10), rank(1, 60, 10)), FULL, 1)
+    assert found is not None
+    assert found.setting == Setting(2, 2, 32)
+    assert [set(each) for each in found.computing_s] == [{0.04}, {0.06}]
+    assert found.sums == (Sum(2, 4096, 0.01),)
+    assert found.payload_bytes == 4096
+    assert found.step_s == pytest.approx(0.1)
+    assert found.gradients_per_s == pytest.approx(20)
+    assert found.update_s >= 0.005
+    assert not found.streamed
+    assert found.noise_scale is None
+
+
+def test_in_a_quorum_the_log_says_what_was_applied() -> None:
+    settings = RoundSettings(mode=Mode.QUORUM, quorum=1)
+    log = LogStatus(gradients=15, samples_applied=480, rounds={"quorum": 10, "void": 3})
+    status = replace(FULL, settings=settings, log=log)
+    found = row(pods(rank(0, 40, 10), rank(1, 60, 10)), status, 1)
+    assert found is not None
+    assert found.setting == Setting(2, 1, 32)
+    assert found.gradients_per_s == pytest.approx(15)
+
+
+def test_whoever_has_left_is_no_member() -> None:
+    left = rank(1, 60, 10)
+    found = row(pods(rank(0, 40, 64, since=40), left), FULL, 1)
+    assert found is not None
+    assert found.setting.members == 1
+    assert found.sums == ()
+
+
+def test_what_a_smaller_job_did_is_not_in_the_row_of_a_larger_one() -> None:
+    old, new = rank(0, 40, 64), rank(1, 60, 10, since=54)
+    found = row(pods(old, new), FULL, 1)
+    assert found is not None
+    assert [len(each) for each in found.computing_s] == [7, 7], "steps since round 56 began"
+
+
+@pytest.mark.parametrize("rounds", [1, 5])
+def test_too_few_rounds_are_no_row(rounds: int) -> None:
+    assert row(pods(rank(0, 40, rounds), rank(1, 60, rounds)), FULL, 1) is None
+    assert row([], FULL, 1) is None
+
+
+def test_the_noise_scale_is_that_of_the_norms() -> None:
+    """|G|² = 2 and tr(cov) = 2 x 100: a batch of B has the squared norm 2 x (1 + 100/B)."""
+    facts = {
+        Fact.OWN_BATCH: 32.0,
+        Fact.OWN_SQUARE: 2 * (1 + 100 / 32),
+        Fact.MEAN_BATCH: 64.0,
+        Fact.MEAN_SQUARE: 2 * (1 + 100 / 64),
+    }
+    members = [MemberId(slot, 0, 0) for slot in (0, 1)]
+    told = tuple(RankStatus(member, RankPhase.ACTIVE, facts=dict(facts)) for member in members)
+    found = row(pods(rank(0, 40, 10), rank(1, 60, 10)), replace(FULL, ranks=told), 1)
+    assert found is not None
+    assert found.noise_scale == pytest.approx(100)
+
+
+def test_memberships_before_the_last_one() -> None:
+    changes = (
+        change(1, 2, 0, 100.0),
+        change(2, 3, 40, 110.5),
+        change(3, 4, 44, 120.0),
+        change(4, 3, 100, 130.0),
+    )
+    found = list(earlier(replace(FULL, changes=changes), 1))
+    assert [one.generation for one in found] == ["1.1", "1.3"], "1.2 made four rounds"
+    assert found[0].setting == Setting(2, 2, 32)
+    assert found[0].step_s == pytest.approx((110.5 + 0.5 - 101.0) / 40)
+    assert found[1].setting == Setting(4, 4, 32)

@@ -1,0 +1,147 @@
+"""A plan shows what was asked for, beside what was measured, and keeps what it has said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from core.forecast.rows import ideal
+from hypothesis import given
+from hypothesis import strategies as st
+from paceline.core.forecast.book import (
+    MEASURED_MAX,
+    Book,
+    Measurement,
+    enter,
+    rows,
+    show,
+)
+from paceline.core.forecast.model import Row
+from paceline.core.forecast.plan import BY_PLAN, BY_ROWS, Asked, Plan, make
+from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import Mode
+
+
+def measured(row: Row, source: str = "--measure", at_s: float = 0.0) -> Measurement:
+    return Measurement(source, at_s, row.setting, row.step_s, row)
+
+
+def asked(**changes: object) -> Asked:
+    settings = RoundSettings(mode=Mode.QUORUM, quorum_percent=75)
+    plain = Asked("job", settings, 4, 1, (1, 2, 4, 8), (1,), (), {})
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+BOOK = enter(Book(), [measured(ideal(p)) for p in (1, 2, 4)])
+
+
+def forecasts(plan: Plan) -> dict[tuple[int, str], float]:
+    return {(line.forecast.setting.ranks, line.mode): line.forecast.step_s for line in plan.lines}
+
+
+def test_each_size_in_the_modes_that_differ_there() -> None:
+    plan = make(asked(), BOOK)
+    assert list(forecasts(plan)) == [
+        (1, "Quorum 1"),
+        (2, "Quorum 2"),
+        (2, "Quorum 1"),
+        (4, "Full"),
+        (4, "Quorum 3"),
+        (8, "Full"),
+        (8, "Quorum 7"),
+        (8, "Quorum 6"),
+        (8, "Majority"),
+    ]
+    (own,) = (line for line in plan.lines if line.own)
+    assert (own.forecast.setting.members, own.mode) == (4, "Quorum 3")
+    assert forecasts(plan)[8, "Full"] == pytest.approx(ideal(8).step_s)
+
+
+def test_a_deadline_is_not_forecast() -> None:
+    plan = make(asked(settings=RoundSettings(mode=Mode.DEADLINE)), BOOK)
+    assert not any(line.own for line in plan.lines)
+    assert "no comparison" in plan.advice
+
+
+def test_rows_are_predicted_from_the_other_ones() -> None:
+    plan = make(asked(), BOOK)
+    assert [one.by for one in plan.compared] == [BY_ROWS] * 3
+    assert [one.spread_s for one in plan.compared] == pytest.approx([0, 0, 0])
+    assert plan.error is not None
+    # Nothing but the row of four tells the link's alpha from its beta.
+    assert plan.compared[0].error == pytest.approx(0, abs=1e-6)
+
+
+def test_one_row_has_no_error() -> None:
+    plan = make(asked(), enter(Book(), [measured(ideal(2))]))
+    assert plan.error is None
+    assert "measure another size" in plan.advice
+
+
+def test_what_was_shown_stands_beside_what_is_measured_later() -> None:
+    said = make(asked(ranks=(8,)), BOOK)
+    book = show(BOOK, (line.forecast for line in said.lines), at_s=10.0)
+    slower = replace(ideal(8), step_s=2 * ideal(8).step_s)
+    book = enter(book, [measured(slower, "job-1, 1.1", at_s=20.0)])
+    last = make(asked(), book).compared[-1]
+    assert (last.by, last.predicted_s) == (BY_PLAN, forecasts(said)[8, "Full"])
+    assert last.error == pytest.approx(-0.5)
+    # A plan that knows the run does not change what was said before it.
+    later = make(asked(ranks=(8,)), book)
+    book = show(book, (line.forecast for line in later.lines), at_s=30.0)
+    book = enter(book, [measured(slower, "job-1, 1.1", at_s=20.0)])
+    assert make(asked(), book).compared[-1].predicted_s == last.predicted_s
+
+
+def test_a_forecast_made_during_a_run_is_not_about_it() -> None:
+    said = make(asked(ranks=(8,)), BOOK)
+    book = show(BOOK, (line.forecast for line in said.lines), at_s=30.0)
+    book = enter(book, [measured(ideal(8), "job-1, 1.1", at_s=20.0)])
+    assert book.measured[-1].shown is None
+
+
+def test_the_last_membership_keeps_its_row_when_it_is_an_earlier_one() -> None:
+    row = ideal(2)
+    book = enter(Book(), [measured(row, "job-1, 1.1")])
+    only_step = Measurement("job-1, 1.1", 0.0, row.setting, row.step_s)
+    assert rows(enter(book, [only_step])) == [row]
+
+
+def test_a_step_alone_is_compared_and_taught_nothing() -> None:
+    row = ideal(8)
+    alone = Measurement("job-1, 1.1", 1.0, row.setting, row.step_s * 1.25)
+    plan = make(asked(), enter(BOOK, [alone]))
+    assert plan.compared[-1].error == pytest.approx(-0.2)
+    assert forecasts(plan) == forecasts(make(asked(), BOOK))
+
+
+def test_groups_against_replicas() -> None:
+    unknown = make(asked(models=(1, 2)), BOOK).contests
+    assert [(one.model, one.speedup, one.groups) for one in unknown] == [(2, None, None)]
+    assert [each.groups for each in unknown[0].needed] == [1, 4, 16]
+    (given_,) = make(asked(models=(1, 2), speedups={2: 1.6}), BOOK).contests
+    assert given_.speedup == 1.6
+    assert given_.groups == 1, "two replicas pay for a link that one group does not need"
+    assert given_.gain == pytest.approx(1.6 / given_.needed[0].speedup)
+    with_groups = enter(BOOK, [measured(ideal(2, model=2))])
+    plan = make(asked(models=(1, 2)), with_groups)
+    assert plan.contests[0].speedup == pytest.approx(1.6)
+    assert (4, "Full") in forecasts(plan)
+
+
+def test_advice_needs_more_than_the_error() -> None:
+    plan = make(asked(), BOOK)
+    assert "You decide" in plan.advice
+    bad = replace(ideal(4), step_s=100 * ideal(4).step_s)
+    plan = make(asked(), enter(BOOK, [measured(bad, "job-1, 1.1")]))
+    assert "Nothing here is better" in plan.advice
+
+
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(1, 8)), max_size=100))
+def test_a_book_is_bounded_and_in_order(runs: list[tuple[int, int]]) -> None:
+    book = Book()
+    for at_s, members in runs:
+        book = enter(book, [measured(ideal(members), f"job-{at_s}", at_s=float(at_s))])
+    assert len(book.measured) <= MEASURED_MAX
+    assert [m.at_s for m in book.measured] == sorted(m.at_s for m in book.measured)
+    assert len({(m.source, m.setting.members) for m in book.measured}) == len(book.measured)

@@ -9,6 +9,7 @@ import sys
 from typing import Final
 
 from benchmarks import (
+    anatomy,
     b0_latency,
     b1_hyperplane,
     b2_allreduce,
@@ -41,6 +42,7 @@ ALL: Final[dict[str, Benchmark]] = {
     "b10": b10_ddp.run,
     "b11": b11_wire.run,
     "b12": b12_levels.run,
+    "anatomy": anatomy.run,
     "loads": loads.run,
     "loads-digits": loads_digits.run,
     "rivals": rivals.run,

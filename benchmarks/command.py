@@ -26,7 +26,7 @@ class Options:
     torchft: str
     """An interpreter that can import torchft; empty = torchft is left out."""
     parts: str = ""
-    """Of B10, by their letters; empty = all."""
+    """Of B10 and the anatomy, by their letters; empty = all."""
     quick: bool = False
     """Of the rivals: the small form."""
     only: tuple[str, ...] = ()
@@ -46,7 +46,9 @@ def parser(what: str | None) -> argparse.ArgumentParser:
     made.add_argument(
         "--torchft", default="", metavar="PYTHON", help="B8: interpreter that can import torchft"
     )
-    made.add_argument("--parts", default="", metavar="LETTERS", help="B10: of a, b, c, d and e")
+    made.add_argument(
+        "--parts", default="", metavar="LETTERS", help="B10: of a to e; anatomy: of a to c"
+    )
     made.add_argument("--quick", action="store_true", help="rivals: the small form")
     made.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="rivals: a part of a name"

@@ -14,16 +14,20 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from paceline.clock import now_ns
 from paceline.core.faults import parse_faults
 from paceline.core.messages import Targets
 from paceline.core.status import RankPhase, Status
+from paceline.local import steps
 from paceline.local.client import CoordinatorAwayError
 from paceline.local.runner import Runner
 from paceline.local.timeline import Timeline
 from paceline_api.reading.load import job_from_mapping
 from paceline_api.resolve import resolve
 from paceline_api.rounds import RoundSettings
+
+from benchmarks.lab import SAMPLES
 
 START_S = 90.0
 RETRY_S = 0.05
@@ -64,6 +68,7 @@ async def _conduct(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         "message": result.outcome.message,
         "printed": printed,
         "phases": conductor.played,
+        "points": conductor.points,
         "log": {
             "gradients": log.gradients if log else 0,
             "applied": log.samples_applied if log else 0,
@@ -79,13 +84,18 @@ class Conductor:
 
     def __init__(self, order: dict[str, Any], folder: Path) -> None:
         self.played: list[dict[str, Any]] = []
+        self.points: list[tuple[int, int]] = []
         self._order = order
         self._folder = folder
         self._status: Status | None = None
         self._news = asyncio.Event()
 
-    def look(self, status: Status, _: Timeline) -> None:
+    def look(self, status: Status, timeline: Timeline) -> None:
         self._status = status
+        if (last := timeline.last) is not None:
+            point = last.at_ns, last.gradients
+            if self.points[-1:] != [point]:
+                self.points.append(point)
         self._news.set()
 
     async def play(self, runs: Runner) -> None:
@@ -100,7 +110,12 @@ class Conductor:
             begun = now_ns()
             await self._post(runs, Targets(settings=self._settings(phase["collective"])))
             await asyncio.sleep(phase["seconds"])
-            self.played.append({"name": phase["name"], "begun": begun, "ended": now_ns()})
+            ended = now_ns()
+            if self._order["samples"]:
+                pods = await asyncio.to_thread(steps.of_run, self._folder)
+                kept = self._folder / SAMPLES.format(len(self.played))
+                kept.write_bytes(msgspec.json.encode(pods))
+            self.played.append({"name": phase["name"], "begun": begun, "ended": ended})
         assert runs._cluster is not None  # noqa: SLF001
         if self.played:  # else the script ends the job
             runs._cluster.stop()  # noqa: SLF001

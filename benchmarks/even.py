@@ -49,22 +49,31 @@ class Late:
 
     def __init__(self, rank: int) -> None:
         self._rank, self._size = rank, CONFIG.get("ranks", 1)
-        self._how = CONFIG.get("late", "")
         self._dice = random.Random(7)
-        self.factor = 2.0 if self._how == "slow" and rank == self._size - 1 else 1.0
+        self.how = CONFIG.get("late", "")
+        """slow, in front (of a step), inside (its backward); empty = nobody is late."""
+        self.ms = CONFIG.get("late_ms", 0)
+        self.victim: int | None = None
+        """A rank; None = one is drawn for each step."""
+        self.layer: int | None = None
+        """Of `inside`; None = one is drawn for each step."""
         self.inside = -1
         """Layer whose backward the lateness of this step comes in front of."""
+
+    @property
+    def factor(self) -> float:
+        return 2.0 if self.how == "slow" and self._rank == self._size - 1 else 1.0
 
     def begin(self, layers: int) -> None:
         """A step; waits if the lateness is in front of it."""
         victim, layer = self._dice.randrange(self._size), self._dice.randrange(layers)
         self.inside = -1
-        if victim != self._rank:
+        if self._rank != (victim if self.victim is None else self.victim):
             return
-        if self._how == "in front":
-            time.sleep(CONFIG["late_ms"] / 1000)
-        elif self._how == "inside":
-            self.inside = layer
+        if self.how == "in front":
+            time.sleep(self.ms / 1000)
+        elif self.how == "inside":
+            self.inside = layer if self.layer is None else self.layer
 
 
 class _Layer(torch.autograd.Function):
@@ -73,15 +82,15 @@ class _Layer(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, _weight: torch.Tensor, model: Emulated, index: int
     ) -> torch.Tensor:
         ctx.model, ctx.index = model, index
-        time.sleep(model.late.factor * CONFIG["forward_ms"] / 1000)
+        time.sleep(model.scale * model.late.factor * CONFIG["forward_ms"] / 1000)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         model = ctx.model
         if ctx.index == model.late.inside:
-            time.sleep(CONFIG["late_ms"] / 1000)
-        time.sleep(model.late.factor * CONFIG["backward_ms"] / 1000)
+            time.sleep(model.late.ms / 1000)
+        time.sleep(model.scale * model.late.factor * CONFIG["backward_ms"] / 1000)
         return gradient, model.gradient, None, None
 
 
@@ -92,6 +101,8 @@ class Emulated(nn.Module):
         self.layers = nn.ParameterList(torch.zeros(elements) for _ in range(CONFIG["layers"]))
         self.gradient = torch.full((elements,), 1.0 + rank)
         self.late = Late(rank)
+        self.scale = 1.0
+        """Of all layers' times: a batch may be larger or smaller."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.late.begin(len(self.layers))

@@ -20,8 +20,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+import msgspec
+from paceline.core.anatomy.samples import PodSamples
+
 ROOT: Final = Path(__file__).parent.parent
 SCRIPTS: Final = Path(__file__).parent / "scripts"
+SAMPLES: Final = "samples-{}.json"
+"""By the number of the phase, in a job's folder."""
 ENDS_S: Final = 10.0
 START_S: Final = 120.0
 
@@ -51,6 +56,10 @@ class Plan:
     faults: str = ""
     one_pod: bool = False
     """All ranks below one agent: fewer processes around them."""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    """What else the job's spec says."""
+    samples: bool = False
+    """Keep what the agents tell of the last steps at the end of each phase; `Ran.pods`."""
     own_end_s: float = 0.0
     """Without phases: the script ends the job by itself, at the latest after so long."""
 
@@ -74,6 +83,7 @@ class Plan:
                 "minReplicas": 1,
                 "collective": {**collective, **self.collective},
                 "template": {"spec": {"containers": [trainer]}},
+                **self.spec,
             },
         }
 
@@ -87,7 +97,13 @@ class Plan:
             }
             for p in self.phases
         ]
-        return {"job": self.job(), "faults": self.faults, "ranks": self.ranks, "phases": phases}
+        return {
+            "job": self.job(),
+            "faults": self.faults,
+            "ranks": self.ranks,
+            "phases": phases,
+            "samples": self.samples,
+        }
 
     @property
     def limit_s(self) -> float:
@@ -103,7 +119,14 @@ class Ran:
     phases: list[dict[str, Any]]
     """Each with `begun` and `ended` on the monotonic clock."""
     log: dict[str, Any]
+    points: list[tuple[int, int]]
+    """Whenever the runner saw the version grow: monotonic ns, gradients applied so far."""
     folder: Path
+
+    def pods(self, phase: int) -> list[PodSamples]:
+        """Of a plan with `samples`: the last steps and rounds of each rank when a phase ended."""
+        path = self.folder / SAMPLES.format(phase)
+        return msgspec.json.decode(path.read_bytes(), type=list[PodSamples])
 
 
 class LabError(RuntimeError):
@@ -193,7 +216,8 @@ class Lab:
             )
         probes = [json.loads(p.read_text()) for p in sorted(folder.glob("probe-*.json"))]
         probes.sort(key=lambda probe: int(probe.get("rank", 0)))
-        return Ran(probes, result["phases"], result["log"], folder)
+        points = [(at_ns, gradients) for at_ns, gradients in result["points"]]
+        return Ran(probes, result["phases"], result["log"], points, folder)
 
 
 def _last_words(folder: Path) -> str:

@@ -29,6 +29,7 @@ TOPICS = (
     "b10_ddp",
     "b11_wire",
     "b12_levels",
+    "anatomy",
     "loads",
     "loads_digits",
     "rivals",

@@ -1,0 +1,477 @@
+"""The anatomy of a step: four knobs, and two findings as formulas (Li, Nicolae et al., MLHPC 2019).
+
+    a   workers, processes of a worker, threads, batch: one turned at a time
+    b   one rank is late in Full: in front of its step, of backward(), or of the last segment
+    c   background work in the gap between two updates: evaluation, data, a checkpoint
+
+The device is emulated as in B10's part a, so that two cores carry the ranks: 8 layers, 8 ms forward
+and 16 ms backward each at batch 32. So is the link: a token bucket, as fast as all workers together
+would be with a link each. With threads cores compute, since no device cares for them. What a step
+is made of is what the ranks note themselves, as `paceline report` reads it; throughput is that of
+the runner's timeline.
+
+In the formulas the computing of a step is 1, a third of it forward; the sums of the gradient take
+C, in n equal segments, each as soon as all ranks have it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
+from typing import Any, Final
+
+import msgspec
+from paceline.core.anatomy.dissect import Part
+from paceline.core.anatomy.job import analyse
+from paceline.core.anatomy.samples import PodSamples, RankSamples
+from paceline.core.status import Fact
+
+from benchmarks import network
+from benchmarks import report as r
+from benchmarks.b10_ddp import SETTLE_S, Load, emulated, link_bits, transformer
+from benchmarks.command import Options, main
+from benchmarks.lab import Lab, Phase, Plan, Ran
+from benchmarks.rounds import same_weights
+
+PARTS: Final = "abc"
+FORWARD: Final = 1 / 3
+BATCH: Final = 32
+"""That the layers' times are for."""
+BATCHES: Final = (16, 32, 64)
+THREADS: Final = (1, 2)
+SHARE: Final = 0.5
+"""C of two workers in part a."""
+SHARES: Final = (0.5, 1.0, 1.5)
+"""In part b: of what hides nothing, a part, and most of a delay."""
+GAP_SHARE: Final = 1.0
+"""In part c: the gap holds computing and sums that nothing hides."""
+LATE: Final = ("", "step", "backward", "last segment")
+WORKS: Final = (
+    ("", 0.0),
+    ("evaluation", 0.5),
+    ("evaluation", 1.75),
+    ("data", 1.25),
+    ("data", 1.75),
+    ("data in Python", 0.5),
+)
+"""Of a thread of rank 0 in each step, times the computing."""
+EVERY: Final = 8
+"""Rounds between two checkpoints, and most that one may take."""
+UNTOUCHED: Final = range(EVERY // 2, EVERY)
+"""Rounds after a checkpoint: it is on the disk by then."""
+WARM_S: Final = 1.0
+PHASE_S: Final = 2.0
+WITHIN: Final = 0.05
+"""Of a delay: what the bars allow between formula and machine."""
+
+
+# ---- the formulas ----------------------------------------------------------------------------
+
+
+def hides(c: float, n: int) -> float:
+    """How much of a delay the sums hide that comes in front of the last segment, at most: they have
+    n - 1 segments left to do meanwhile, and go on when the last one is there."""
+    return max(0.0, (c - (1 - FORWARD)) * (1 - 1 / n))
+
+
+def bound(c: float, n: int) -> float:
+    """What of the sums is left when backward() ends: no delay inside it can hide more."""
+    return max(0.0, c - (1 - FORWARD) * (1 - 1 / n))
+
+
+def paid(what: str, much: float, c: float, n: int) -> float:
+    """What a step takes longer for a delay of the last rank in front of `what`, or for work beside
+    it that has to end before step() (evaluation) or before the next batch (data)."""
+    match what:
+        case "last segment":
+            return much - min(much, hides(c, n))
+        case "evaluation":
+            return max(0.0, much - 1 - hides(c, n))
+        case "data" | "data in Python":
+            return max(0.0, much - step(c, n))
+        case _:
+            return much
+
+
+def step(c: float, n: int) -> float:
+    """With nobody late, without the update: B10's limit."""
+    return max(1 + c / n, FORWARD + (1 - FORWARD) / n + c)
+
+
+# ---- what the ranks have noted -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Of one phase; seconds of a step, means over the ranks."""
+
+    samples_per_s: float
+    step_s: float
+    computing_s: float
+    blocked_s: float
+    exposed_s: float
+    hidden_s: float
+    gap_s: float
+    sums_s: float
+    """Of the rank with the least, which waits for nobody inside them."""
+    segments: int
+    streamed: float
+    """Share of the rounds."""
+    late_s: float
+    """Computing of the last rank."""
+
+    @property
+    def c(self) -> float:
+        return self.sums_s / self.computing_s
+
+
+def cut(pods: Sequence[PodSamples], begun_ns: float, ended_ns: float) -> list[PodSamples]:
+    """Whole steps and rounds of this time."""
+
+    def within(begin_ns: int, end_ns: int) -> bool:
+        return begun_ns <= begin_ns and end_ns <= ended_ns
+
+    def of(rank: RankSamples) -> RankSamples:
+        return msgspec.structs.replace(
+            rank,
+            steps=tuple(s for s in rank.steps if within(s.began_ns, s.resumed_ns)),
+            rounds=tuple(s for s in rank.rounds if within(s.go_ns, s.update_ended_ns)),
+        )
+
+    return [msgspec.structs.replace(pod, ranks=tuple(map(of, pod.ranks))) for pod in pods]
+
+
+def counted(ran: Ran, at: int) -> tuple[float, float]:
+    """Of a phase, without its first steps."""
+    return ran.phases[at]["begun"] + SETTLE_S * 1e9, ran.phases[at]["ended"]
+
+
+def seen(ran: Ran, at: int, batch: int) -> Seen:
+    begun_ns, ended_ns = counted(ran, at)
+    pods = cut(ran.pods(at), begun_ns, ended_ns)
+    few = min(len(rank.steps) for pod in pods for rank in pod.ranks)
+    assert few, f"only {few} steps in {ran.phases[at]['name']}; make it longer"
+    job = analyse(pods)
+    ranks = [rank.anatomy for rank in job.ranks]
+    rounds = [sample for rank in job.ranks for sample in rank.samples.rounds]
+    last = max(job.ranks, key=lambda rank: rank.worker).anatomy
+    points = [point for point in ran.points if begun_ns <= point[0] <= ended_ns]
+    gained, took_ns = (points[-1][1] - points[0][1], points[-1][0] - points[0][0])
+    return Seen(
+        samples_per_s=batch * gained / took_ns * 1e9,
+        step_s=job.step_s,
+        computing_s=job.parts[Part.FORWARD] + job.parts[Part.BACKWARD],
+        blocked_s=job.parts[Part.BLOCKED],
+        exposed_s=job.parts[Part.REDUCTION],
+        hidden_s=fmean(sum(rank.hidden.values()) for rank in ranks),
+        gap_s=fmean(rank.gap_s for rank in ranks),
+        sums_s=min(sum(rank.hidden.values()) + sum(rank.exposed.values()) for rank in ranks),
+        segments=max(len(sample.segments) for sample in rounds),
+        streamed=fmean(sample.streamed for sample in rounds),
+        late_s=last.parts[Part.FORWARD] + last.parts[Part.BACKWARD],
+    )
+
+
+# ---- jobs --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """A lab in a network of its own, and how large things are."""
+
+    lab: Lab
+    link: network.Link | None
+    given: Options
+
+    @property
+    def load(self) -> Load:
+        """Of two workers with a process each."""
+        load = emulated(2, self.given.smoke)
+        if self.given.smoke:
+            sizes = {"elements": 1 << 14}
+        else:
+            sizes = {"layers": 8, "elements": 500_000, "forward_ms": 8, "backward_ms": 16}
+        return replace(load, config={**load.config, **sizes, "batch": BATCH})
+
+    @property
+    def computing_ms(self) -> int:
+        return self.load.layers_ms
+
+    @property
+    def rounds(self) -> int:
+        return 1 if self.given.smoke else self.given.rounds
+
+    def set_link(self, workers: int, share: float) -> None:
+        """As fast as all workers together with a link each, on which two of them have this C."""
+        if self.link is not None:
+            self.link.limit(round(workers * link_bits(self.load, share) / 2))
+
+    def job(
+        self,
+        load: Load,
+        phases: Sequence[Phase],
+        *,
+        workers: int = 2,
+        procs: int = 1,
+        spec: Mapping[str, Any] | None = None,
+    ) -> Ran:
+        """Of a worker alone in shared memory, else over the link."""
+        ranks = workers * procs
+        segment_bytes = 4 * load.config.get("elements", 0)
+        return self.lab.run(
+            Plan(
+                "anatomy.py",
+                ranks,
+                [Phase("first", WARM_S, knobs=phases[0].knobs), *phases],
+                {**load.config, "ranks": ranks},
+                collective={
+                    "backend": "mpi" if workers > 1 else "shm",
+                    "mode": "Full",
+                    **({"segmentBytes": segment_bytes} if segment_bytes else {}),
+                },
+                spec={"replicas": workers, "procsPerReplica": procs, **(spec or {})},
+                samples=True,
+            )
+        )
+
+
+@dataclass
+class Row:
+    """Of one setting, by repetition."""
+
+    part: str
+    what: str
+    found: list[Seen]
+    put_in_s: float = 0.0
+    added_s: float | None = None
+    """What the step takes longer for it."""
+    formula_s: float | None = None
+
+    def middle(self, name: str) -> float:
+        return r.middle(getattr(seen, name) for seen in self.found)
+
+    def add_to(self, out: r.Report) -> None:
+        def ms(seconds: float | None) -> float | str:
+            return "-" if seconds is None else 1000 * seconds
+
+        parts = ("computing_s", "blocked_s", "exposed_s", "hidden_s", "gap_s")
+        out.rows.append(
+            (
+                *(self.part, self.what, f"{self.middle('c'):.2f}", self.middle("samples_per_s")),
+                *(ms(self.middle("step_s")), r.percent(r.spread(x.step_s for x in self.found))),
+                *(ms(self.middle(name)) for name in parts),
+                *(ms(self.put_in_s or None), ms(self.added_s), ms(self.formula_s)),
+            )
+        )
+        out.details[f"{self.part}: {self.what}"] = [asdict(seen) for seen in self.found]
+
+
+def check(out: r.Report, ran: Ran, where: str) -> None:
+    equal = f"{where}: equal weights on all ranks"
+    out.checks[equal] = out.checks.get(equal, True) and same_weights(ran)
+    out.hashes[where] = r.one_hash([out.hashes.get(where, ""), ran.probes[0]["hash"]])
+
+
+# ---- part a: the knobs -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A job, and the knob that is turned while it runs."""
+
+    workers: int
+    procs: int
+    knob: str = "batch"
+    values: tuple[int, ...] = (BATCH,)
+
+
+def setups(smoke: bool) -> tuple[Setup, ...]:
+    threads = Setup(1, 1, "threads", THREADS)
+    if smoke:
+        return Setup(2, 1, "batch", BATCHES[:2]), threads
+    return (
+        *(Setup(1, 1), Setup(2, 1, "batch", BATCHES), Setup(4, 1)),
+        *(Setup(1, 2), Setup(2, 2)),
+        *(threads, Setup(1, 2, "threads", THREADS)),
+    )
+
+
+def short(load: Load) -> Load:
+    """Two layers: where threads are more than cores a step takes many times as long."""
+    return replace(load, config={**load.config, "layers": 2})
+
+
+def part_a(out: r.Report, place: Place) -> None:
+    rows: dict[str, Row] = {}
+    for _ in range(place.rounds):
+        for setup in setups(place.given.smoke):
+            real = setup.knob == "threads"
+            load = short(transformer(place.given.smoke)) if real else place.load
+            place.set_link(setup.workers, SHARE)
+            turns = [
+                Phase(f"{setup.knob} {value}", PHASE_S, knobs={setup.knob: value})
+                for value in setup.values
+            ]
+            ran = place.job(load, turns, workers=setup.workers, procs=setup.procs)
+            size = f"{setup.workers} x {setup.procs}"
+            check(out, ran, f"part a, {size}, {'threads' if real else 'batch'}")
+            for at, value in enumerate(setup.values, 1):
+                batch = load.config["sentences"] if real else value
+                what = f"{size}, {setup.knob} {value}"
+                row = rows.setdefault(what, Row("a", what, []))
+                row.found.append(seen(ran, at, batch))
+    for row in rows.values():
+        row.add_to(out)
+    out.notes.append(
+        "part a: workers x processes of each. A worker alone sums in shared memory; 2 x 2 is one "
+        "machine to the runtime, so it sums in one level, over links that two processes share"
+    )
+    out.notes.append("part a, threads: a transformer on the cores, all else is emulated")
+
+
+# ---- part b: late ranks ------------------------------------------------------------------------
+
+
+def part_b(out: r.Report, place: Place) -> None:
+    late_ms = place.computing_ms
+    for share in SHARES[1:2] if place.given.smoke else SHARES:
+        place.set_link(2, share)
+        phases = [
+            Phase(where or "nobody", PHASE_S, knobs={"late": where, "late_ms": late_ms})
+            for _ in range(place.rounds)
+            for where in LATE
+        ]
+        ran = place.job(place.load, phases)
+        check(out, ran, f"part b, C={share:g}")
+        blocks = [seen(ran, at, BATCH) for at in range(1, len(phases) + 1)]
+        found = {where: blocks[at :: len(LATE)] for at, where in enumerate(LATE)}
+        base = Row("b", f"C={share:g}, nobody is late", found[""])
+        base.add_to(out)
+        c, n = base.middle("c"), found[""][0].segments
+        computing_s = base.middle("computing_s")
+        much = late_ms / 1000 / computing_s
+        for where in LATE[1:]:
+            rows = found[where]
+            added = r.middle(a.step_s - b.step_s for a, b in zip(rows, found[""], strict=True))
+            Row(
+                *("b", f"C={share:g}, late in front of its {where}", rows),
+                put_in_s=late_ms / 1000,
+                added_s=added,
+                formula_s=computing_s * paid(where, much, c, n),
+            ).add_to(out)
+            text = f"part b, C={share:g}, in front of its {where}: share of the delay that is"
+            hidden = 1 - added / (late_ms / 1000)
+            if where == "last segment":
+                most = min(1.0, bound(c, n) / much) + WITHIN
+                out.bars.append(r.Bar(f"{text} hidden", hidden, most, at_least=False))
+            else:
+                out.bars.append(r.Bar(f"{text} paid", 1 - hidden, 1 - WITHIN))
+            slept = f"part b, C={share:g}, {where}: the last rank was late in every step"
+            out.checks[slept] = all(x.late_s >= late_ms / 1000 for x in rows)
+        out.notes.append(
+            f"part b, C={share:g}: {n} segments, {r.percent(base.middle('streamed'))} of the "
+            f"rounds streamed; hidden at most {1000 * computing_s * bound(c, n):.0f} ms"
+        )
+
+
+# ---- part c: the gaps ----------------------------------------------------------------------------
+
+
+def part_c(out: r.Report, place: Place) -> None:
+    place.set_link(2, GAP_SHARE)
+    phases = [
+        Phase(
+            *(f"{what} {much}", PHASE_S),
+            knobs={"work": what, "work_ms": round(much * place.computing_ms)},
+        )
+        for _ in range(place.rounds)
+        for what, much in WORKS
+    ]
+    ran = place.job(place.load, phases)
+    check(out, ran, "part c")
+    blocks = [seen(ran, at, BATCH) for at in range(1, len(phases) + 1)]
+    base = Row("c", "nothing beside it", blocks[:: len(WORKS)])
+    base.add_to(out)
+    c, n, computing_s = base.middle("c"), base.found[0].segments, base.middle("computing_s")
+    for at, (what, much) in list(enumerate(WORKS))[1:]:
+        rows = blocks[at :: len(WORKS)]
+        put_in_s = round(much * place.computing_ms) / 1000
+        Row(
+            *("c", f"{what}, {much:g} of the computing", rows),
+            put_in_s=put_in_s,
+            added_s=r.middle(a.step_s - b.step_s for a, b in zip(rows, base.found, strict=True)),
+            formula_s=computing_s * paid(what, put_in_s / computing_s, c, n),
+        ).add_to(out)
+    out.checks["part c: rank 0 had work beside its steps"] = ran.probes[0]["worked"] > 0
+    idle_s = base.middle("gap_s") - base.middle("exposed_s") - base.middle("hidden_s")
+    out.notes.append(
+        f"part c: of a gap of {1000 * base.middle('gap_s'):.0f} ms between two updates the loop "
+        f"waits for its device for {1000 * computing_s:.0f}, and the link is idle for "
+        f"{1000 * idle_s:.0f}"
+    )
+    checkpoint_row(out, place)
+
+
+def checkpoint_row(out: r.Report, place: Place) -> None:
+    """One job: the steps behind a checkpoint beside those by which it is on the disk."""
+    saving = {"checkpoint": {"path": "saved", "everyRounds": EVERY, "keep": 1}}
+    seconds = 2 * EVERY * (1 + GAP_SHARE) * place.computing_ms / 1000
+    phases = [Phase("saving", SETTLE_S + seconds)] * place.rounds
+    ran = place.job(place.load, phases, spec=saving)
+    check(out, ran, "part c, a checkpoint")
+    by_age: dict[int, list[float]] = {}
+    for at in range(1, len(phases) + 1):
+        for pod in cut(ran.pods(at), *counted(ran, at)):
+            for sample in (s for rank in pod.ranks for s in rank.steps):
+                took_s = (sample.resumed_ns - sample.began_ns) / 1e9
+                by_age.setdefault(sample.version % EVERY, []).append(took_s)
+    usual_s = r.middle(s for at in UNTOUCHED for s in by_age.get(at, []))
+    added_s = sum(fmean(took) - usual_s for at, took in by_age.items() if at not in UNTOUCHED)
+    facts = json.loads((ran.folder / "status.json").read_text())["ranks"][0]["facts"]
+    written = max(1.0, facts.get(Fact.SAVED, 0.0))
+    copy_s = facts.get(Fact.SAVE_EXPOSED_S, 0.0) / written
+    disk_s = facts.get(Fact.SAVE_HIDDEN_S, 0.0) / written
+    Row(
+        *("c", f"a checkpoint every {EVERY} rounds (for each)", [seen(ran, 1, BATCH)]),
+        put_in_s=copy_s + disk_s,
+        added_s=added_s,
+        formula_s=copy_s,
+    ).add_to(out)
+    out.checks["part c: checkpoints were written, and none failed"] = bool(
+        facts.get(Fact.SAVED, 0.0)
+    ) and not facts.get(Fact.SAVE_FAILED, 0.0)
+    out.notes.append(
+        f"part c, a checkpoint by its own figures: {copy_s:.3f} s of copying, {disk_s:.3f} s of "
+        "writing in the background"
+    )
+
+
+def run(_: Lab, given: Options) -> r.Report:
+    """With a lab of its own, whose processes live in the emulated network."""
+    out = r.Report(
+        "anatomy",
+        "The anatomy of a step in Full, emulated device and link; ms per step",
+        (
+            *("part", "what", "C", "samples/s", "step ms", "spread"),
+            *("computing", "blocked", "exposed", "hidden", "gap"),
+            *("put in", "added", "formula"),
+        ),
+        smoke=given.smoke,
+    )
+    lacking = network.missing()
+    with ExitStack() as stack:
+        link = None if lacking else stack.enter_context(network.own_network())
+        place = Place(stack.enter_context(Lab()), link, given)
+        if lacking:
+            out.notes.append(f"the link is loopback as it is: this machine lacks {lacking}")
+        for name, part in {"a": part_a, "b": part_b, "c": part_c}.items():
+            if name in (given.parts or PARTS):
+                part(out, place)
+    return out
+
+
+if __name__ == "__main__":
+    main(run, __doc__)

@@ -1,0 +1,59 @@
+"""The formulas of the study of a step, beside a schedule that is played segment by segment."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.anatomy import FORWARD, bound, hides, paid, step
+
+shares = st.floats(0, 3)
+counts = st.integers(1, 40)
+delays = st.floats(0, 3)
+
+
+def played(c: float, n: int, *, late: float = 0.0, at: int = 0) -> float:
+    """When the sums of a step are over; the last rank is late in front of segment `at`."""
+    over = 0.0
+    for segment in range(n):
+        ready = FORWARD + (1 - FORWARD) * (segment + 1) / n + (late if segment >= at else 0.0)
+        over = max(over, ready) + c / n
+    return over
+
+
+@given(c=shares, n=counts)
+def test_a_step_in_which_nobody_is_late(c: float, n: int) -> None:
+    assert step(c, n) == pytest.approx(played(c, n))
+
+
+@given(c=shares, n=counts, late=delays)
+def test_a_delay_in_front_of_backward_is_paid_in_full(c: float, n: int, late: float) -> None:
+    added = played(c, n, late=late) - played(c, n)
+    assert added == pytest.approx(late)
+    assert paid("backward", late, c, n) == paid("step", late, c, n) == late
+
+
+@given(c=shares, n=counts, late=delays)
+def test_in_front_of_the_last_segment_a_part_is_hidden(c: float, n: int, late: float) -> None:
+    added = played(c, n, late=late, at=n - 1) - played(c, n)
+    assert paid("last segment", late, c, n) == pytest.approx(added, abs=1e-9)
+
+
+@given(c=shares, n=counts, late=delays, data=st.data())
+def test_nowhere_more_is_hidden_than_the_bound(
+    c: float, n: int, late: float, data: st.DataObject
+) -> None:
+    at = data.draw(st.integers(0, n - 1))
+    hidden = late - (played(c, n, late=late, at=at) - played(c, n))
+    assert hidden <= hides(c, n) + 1e-9
+    assert hides(c, n) <= bound(c, n) + 1e-9
+
+
+@given(c=shares, n=counts, work=st.floats(0, 5))
+def test_work_beside_a_step_is_paid_from_where_the_gap_ends(c: float, n: int, work: float) -> None:
+    """Evaluation holds up step(), and with it the last segment alone (R29)."""
+    late = max(0.0, work - 1)
+    added = played(c, n, late=late, at=n - 1) - played(c, n)
+    assert paid("evaluation", work, c, n) == pytest.approx(added, abs=1e-9)
+    assert paid("data", work, c, n) == pytest.approx(max(0.0, work - played(c, n)), abs=1e-9)

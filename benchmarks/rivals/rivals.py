@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.rivals.environments import Environment
@@ -67,6 +68,15 @@ DEEPSPEED: Final = Environment(
     *("deepspeed", ("torch", "deepspeed", "numpy", "setuptools", "wheel", "ninja")),
     after="from deepspeed.ops.op_builder import ShareMemCommBuilder as b; b().load()",
 )
+HOROVOD: Final = Environment(
+    "horovod",
+    # The headers of torch 2.15 want C++20.
+    (
+        *("torch==2.13.0", "numpy", "mpich", "cffi", "cloudpickle", "psutil", "pyyaml"),
+        *("cmake<4", "packaging", "pip", "setuptools<81", "wheel"),
+    ),
+    after=Path(__file__).with_name("build_horovod.py").read_text(),
+)
 TENSORFLOW: Final = Environment("tensorflow", ("tensorflow-cpu", "numpy"))
 QUORUM: Final = {"mode": "Quorum", "quorum": "75%"}
 UNSTREAMED: Final = {"overlap": "Never"}
@@ -88,6 +98,13 @@ def _transport(kind: str) -> Rival:
     )
 
 
+def _horovod(name: str, **env: str) -> Rival:
+    return Rival(
+        *(name, ("horovod",), HOROVOD, Launch.MPIEXEC, ring),
+        env={"HOROVOD_CYCLE_TIME": "1", **env},
+    )
+
+
 ALL: Final = (
     _transport("shm"),
     _transport("mpi"),
@@ -103,6 +120,8 @@ ALL: Final = (
         mpiexec=("--allow-run-as-root", "--oversubscribe", "--bind-to", "none"),
     ),
     Rival("Intel MPI", ("mpi",), INTEL, Launch.MPIEXEC, ring, env={"I_MPI_FABRICS": "shm"}),
+    _horovod("Horovod"),
+    _horovod("Horovod, not fused", HOROVOD_FUSION_THRESHOLD="0"),
     Rival("Baidu's ring (re-make)", ("baidu",), MPICH, Launch.MPIEXEC, ring),
     Rival("gRPC server", ("grpc_ps",), GRPC, Launch.EACH, server, servers=1),
     Rival("gRPC+MPI server (re-make)", ("grpc_mpi",), GRPC, Launch.MPIEXEC, server, servers=1),

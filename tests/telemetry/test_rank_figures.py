@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from paceline.core.collectives.conduct import Conduct
 from paceline.core.collectives.select import Method
 from paceline.core.messages import Endpoints
+from paceline.core.protocol.bits import pack_bits
 from paceline.core.protocol.composition import Composition
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log
@@ -190,6 +191,20 @@ def test_who_is_waited_for_is_blamed_with_the_time_of_all_others(one: OneRank) -
     one.round(one.share(A, 50), one.share(B, 0), one.share(C, 10), took_ms=50, trigger="all")
     assert one.record["arrivals_last_total"] == [1.0]
     assert one.record["blamed_seconds_total"] == [pytest.approx(2 * 0.040)]
+
+
+@pytest.mark.parametrize(("coming", "waited_s"), [((C,), 0.040), ((A, C), 0.090)])
+def test_in_a_streamed_round_a_rank_waits_from_what_go_names_of_it(
+    one: OneRank, coming: tuple[MemberId, ...], waited_s: float
+) -> None:
+    """The word that a batch is coming, or its step if that was heard before the last one came."""
+    one.event(ev.Coming((0,), 2, 2), after_ms=10)
+    one.event(ev.Step((0,), 2, 2), after_ms=50)
+    one.now_ns += 40 * MS
+    bits = pack_bits(bytearray(m in coming for m in (A, B, C)))
+    shares = one.share(A, 0), one.share(C, 40)
+    one.round(*shares, took_ms=40, trigger="all", streamed=True, coming=bits)
+    assert one.record["round_wait_seconds"] == [pytest.approx(waited_s)]
 
 
 def test_late_samples_and_their_age(one: OneRank) -> None:

@@ -15,6 +15,7 @@ from paceline_api.types.enums import Mode
 from paceline.clock import NS_PER_S
 from paceline.core.collectives.conduct import Conduct
 from paceline.core.collectives.select import CLASS_NAMES, Method
+from paceline.core.protocol.bits import chosen
 from paceline.core.protocol.composition import Composition
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import GivenUp, Go, Share, Trigger
@@ -178,7 +179,9 @@ class RoundMetrics:
         own = self._own = made.share_of(rank.me)
         self._arrived_ns = 0
         if own is not None and own.fresh:
-            self._arrived_ns = self._coming_ns if go.streamed else self._stepped_ns
+            # Who had stepped when a straggler's word made the round a streamed one is in it as such.
+            came = go.streamed and rank.me in chosen(go.coming, rank.log.active)
+            self._arrived_ns = self._coming_ns if came else self._stepped_ns
         if self._arrived_ns:
             self.ring.arrived(self._arrived_ns)
             self._wait_s.observe((now_ns - self._arrived_ns) / NS_PER_S)

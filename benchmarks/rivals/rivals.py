@@ -105,7 +105,14 @@ def _horovod(name: str, **env: str) -> Rival:
     )
 
 
+def _alone(name: str, loop: str) -> Rival:
+    words = ("alone", loop)
+    return Rival(name, words, TORCH, Launch.EACH, lambda _: 0.0, bulk=False)
+
+
 ALL: Final = (
+    _alone("limit: torch's loop, no sum", "torch"),
+    _alone("limit: bare loop, no sum", "bare"),
     _transport("shm"),
     _transport("mpi"),
     _job("Full"),

@@ -179,7 +179,7 @@ class RoundMetrics:
         own = self._own = made.share_of(rank.me)
         self._arrived_ns = 0
         if own is not None and own.fresh:
-            # Who had stepped when a straggler's word made the round a streamed one is in it as such.
+            # Who had stepped when a straggler's word made the round streamed is in it as such.
             came = go.streamed and rank.me in chosen(go.coming, rank.log.active)
             self._arrived_ns = self._coming_ns if came else self._stepped_ns
         if self._arrived_ns:

@@ -22,6 +22,7 @@ from benchmarks import report as r
 from benchmarks import systems
 from benchmarks.command import Options, main
 from benchmarks.lab import Lab
+from benchmarks.network import free_port
 from benchmarks.rounds import NS
 from benchmarks.systems import DIE_AT, Line, Run
 
@@ -157,7 +158,7 @@ def torchrun(folder: Path, ranks: int, found: Found) -> None:
 def torchrun_join(folder: Path, found: Found) -> None:
     """One node trains, another one joins: the pause that this costs."""
     run = Run(folder, STEP_MS, WIDTH, 2)
-    port = systems.free_port()
+    port = free_port()
     (folder / "death.json").write_text("{}")  # nobody is to die
     try:
         systems.start_elastic(run, port)
@@ -173,7 +174,7 @@ def torchrun_join(folder: Path, found: Found) -> None:
 def torchft(folder: Path, python: str, ranks: int, found: Found) -> None:
     """This function restarts the dead replica at once, as its user's scheduler has to."""
     run = Run(folder, STEP_MS, WIDTH, ranks)
-    port = systems.free_port()
+    port = free_port()
     try:
         systems.start_lighthouse(run, python, port)
         replicas = [systems.start_torchft(run, python, place, port) for place in range(ranks)]

@@ -112,7 +112,7 @@ class Conductor:
             await asyncio.sleep(phase["seconds"])
             ended = now_ns()
             if self._order["samples"]:
-                pods = await asyncio.to_thread(steps.of_run, self._folder)
+                pods, _ = await asyncio.to_thread(steps.of_run, self._folder)
                 kept = self._folder / SAMPLES.format(len(self.played))
                 kept.write_bytes(msgspec.json.encode(pods))
             self.played.append({"name": phase["name"], "begun": begun, "ended": ended})

@@ -3,7 +3,7 @@
 A namespace has no name: it is gone with the last process in it, however that ended. Whoever enters
 one takes along the processes that are started inside; on the way out the caller is back in the
 network it came from. The speed of a link is a token bucket: on loopback, which all ranks share, or
-on each end of the link between two machines.
+on each end of the link between two machines. Imports nothing that a rival's environment may lack.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -134,6 +135,13 @@ def two_machines(bits_per_s: int = 0) -> Iterator[tuple[Machine, ...]]:
         for holder in holders:
             holder.kill()
             holder.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _refused() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lab import SCRIPTS
-from benchmarks.systems import free_port
+from benchmarks.network import free_port
 
 
 def run(order: dict[str, Any], folder: Path) -> list[dict[str, Any]]:

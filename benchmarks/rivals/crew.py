@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.network import free_port
 from benchmarks.rivals.rivals import Launch, Rival
-from benchmarks.systems import descendants, free_port, python_path
+from benchmarks.systems import descendants, python_path
 
 START_S: Final = 180.0
 ANSWER_S: Final = 120.0

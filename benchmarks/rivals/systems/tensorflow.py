@@ -16,8 +16,8 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import testing
 
+from benchmarks.network import free_port
 from benchmarks.rivals.rank import RATE, Device, System
-from benchmarks.systems import free_port
 
 FORWARD, BACKWARD = 5, 10
 """Waits of a step."""

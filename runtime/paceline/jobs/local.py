@@ -379,6 +379,7 @@ def _told(view: control.View) -> JobStatus:
         view.job,
         view.run_dir,
         view.status,
+        replicas=view.replicas,
         suspended=view.suspended,
         rounds_per_s_now=view.rounds_per_s_now,
         left_s=view.left_s,

@@ -86,6 +86,8 @@ class View(msgspec.Struct, frozen=True, tag="view"):
     run_dir: str
     status: Status | None
     """None until the coordinator has answered for the first time."""
+    replicas: int
+    """That are wanted, also while the coordinator has still to hear of it."""
     rounds_per_s_now: float
     left_s: float | None
     revision: int = 0

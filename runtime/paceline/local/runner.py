@@ -142,6 +142,7 @@ class Runner:
             self._job.name,
             str(self._run_dir),
             self._status,
+            self._wanted(),
             timeline.rounds_per_s_now,
             timeline.left_s,
             revision=self._revision,
@@ -152,12 +153,15 @@ class Runner:
     def printed_bytes(self) -> int:
         return self._printed.size
 
+    def _wanted(self) -> int:
+        return self._job.replicas if self._cluster is None else self._cluster.wanted
+
     def scale(self, replicas: int) -> int:
-        before = self._job.replicas
+        before = self._wanted()
         if self._cluster is not None:
-            before = self._cluster.wanted
             self._cluster.scale(replicas)
         self._job = replace(self._job, replicas=replicas)
+        self._tell()
         return before
 
     def suspend(self, suspend: bool) -> None:

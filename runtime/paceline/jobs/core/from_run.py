@@ -30,19 +30,21 @@ def running(
     run_dir: str,
     status: Status | None,
     *,
+    replicas: int,
     suspended: str,
     rounds_per_s_now: float,
     left_s: float | None,
     age_s: float,
 ) -> JobStatus:
-    """Of a run that answers. `suspended`: Suspending, Suspended or empty."""
+    """Of a run that answers. `replicas`: that are wanted; the coordinator may not have heard of the
+    last change yet. `suspended`: Suspending, Suspended or empty."""
     state, message = (suspended, "") if suspended else _state(status)
     return JobStatus(
         name=name,
         place=run_dir,
         state=state,
         message=message,
-        replicas=status.replicas if status is not None else 0,
+        replicas=replicas,
         ready=_ready(status) if status is not None else 0,
         round=status.version if status is not None else 0,
         progress=status.log.progress if status is not None else None,

@@ -27,6 +27,7 @@ import msgspec
 from paceline.core.anatomy.dissect import Part
 from paceline.core.anatomy.job import analyse
 from paceline.core.anatomy.samples import PodSamples, RankSamples
+from paceline.core.forecast.model import streamed_s
 from paceline.core.status import Fact
 
 from benchmarks import network
@@ -98,7 +99,7 @@ def paid(what: str, much: float, c: float, n: int) -> float:
 
 def step(c: float, n: int) -> float:
     """With nobody late, without the update: B10's limit."""
-    return max(1 + c / n, FORWARD + (1 - FORWARD) / n + c)
+    return streamed_s(1, c, n)
 
 
 # ---- what the ranks have noted -----------------------------------------------------------------

@@ -28,6 +28,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
+from paceline.core.forecast.model import streamed_s
 from paceline.worker.state.flat import SEGMENT_BYTES
 from paceline_api.types.collective import Collective
 
@@ -107,9 +108,7 @@ class Measured:
         return self.reduce / self.compute
 
     def limit(self, pieces: int) -> float:
-        c, n = self.share, pieces
-        factor: float = max(1 + c / n, 1 / 3 + 2 / 3 / n + c)
-        return factor * self.compute + self.optimizer
+        return streamed_s(self.compute, self.reduce, pieces) + self.optimizer
 
 
 def emulated(ranks: int, smoke: bool) -> Load:

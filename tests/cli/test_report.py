@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from cli.runs import forked_paceline
-from local.forked_call import ForkedCall
 from msgspec.structs import replace
 from paceline.core.anatomy.dissect import Part
 from paceline.core.anatomy.job import JobAnatomy, analyse
@@ -103,16 +102,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("truth")
     (folder / "job.yaml").write_text(JOB)
     (folder / "train.py").write_text(SCRIPT)
+    trained(folder, "--inject", f"slow:rank=2,ms={1000 * LATE_S:g}")
+    return folder
+
+
+def trained(folder: Path, *words: str) -> None:
+    """The job of `folder`, to its end, with a user's folders of its own."""
     own = {"XDG_RUNTIME_DIR": str(folder / "user"), "XDG_STATE_HOME": "", "HOME": str(folder)}
     (folder / "user").mkdir()
-    fault = f"slow:rank=2,ms={1000 * LATE_S:g}"
-    call = ForkedCall(["run", "job.yaml", "--inject", fault], folder, os.environ | own)
-    try:
-        said, _ = call.communicate(timeout=LIMIT_S)
-    finally:
-        call.close()
-    assert call.wait() == 0, said
-    return folder
+    code, said = forked_paceline(folder, "run", "job.yaml", *words, **own)
+    assert code == 0, said
 
 
 def told(run: Path, kind: str) -> float:

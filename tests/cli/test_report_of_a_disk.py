@@ -7,13 +7,11 @@ have really taken, measured around the calls.
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
 import pytest
-from cli.test_report import ERROR_MAX, LIMIT_S
-from local.forked_call import ForkedCall
+from cli.test_report import ERROR_MAX, trained
 from paceline.core.anatomy.dissect import Part
 from paceline.core.anatomy.job import analyse
 from paceline.core.status import Fact
@@ -96,19 +94,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that has ended, of which the disk is gone."""
     folder = tmp_path_factory.mktemp("disk")
     (folder / "job.yaml").write_text(JOB)
-    own = {"XDG_RUNTIME_DIR": str(folder / "user"), "XDG_STATE_HOME": "", "HOME": str(folder)}
-    (folder / "user").mkdir()
     with slow_disk(folder / "disk", read_bps=READ_BPS, write_bps=WRITE_BPS) as group:
         for number in range(RANKS * STEPS):
             write_and_forget(folder / f"disk/{number}", bytes(FILE_BYTES))
         known = f"GROUP, FILES = {str(group)!r}, {RANKS * STEPS}\n"
         (folder / "train.py").write_text(known + SCRIPT)
-        call = ForkedCall(["run", "job.yaml"], folder, os.environ | own)
-        try:
-            said, _ = call.communicate(timeout=LIMIT_S)
-        finally:
-            call.close()
-    assert call.wait() == 0, said
+        trained(folder)
     return folder
 
 

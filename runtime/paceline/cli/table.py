@@ -79,7 +79,7 @@ def line(status: Status | None, speed: Speed) -> str:
 def _head(status: Status, speed: Speed) -> str:
     active = sum(rank.state is RankPhase.ACTIVE for rank in status.ranks)
     number = status.generation
-    generation = f"{number.incarnation}.{number.counter}" if number != NO_GENERATION else "none"
+    generation = number.short if number != NO_GENERATION else "none"
     parts = [
         f"round {status.version}",
         f"{speed.rounds_per_s_now:.1f}/s",

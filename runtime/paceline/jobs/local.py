@@ -50,7 +50,7 @@ from paceline.jobs.interface import (
 )
 from paceline.local import control, detached, index, steps
 from paceline.local.printed import PRINTED
-from paceline.local.rundir import LOCK, RUNS, with_function
+from paceline.local.rundir import LOCK, RUNS, numbered, with_function
 from paceline.local.runner import STATUS
 
 Found = TypeVar("Found")
@@ -239,15 +239,11 @@ class LocalJobs:
             )
         if named:
             return _Run(Path(named[0].run_dir), named[0])
-        earlier = [
-            (int(number), path)
-            for path in (self._runs.iterdir() if self._runs.is_dir() else ())
-            if (number := path.name.removeprefix(f"{name}-")).isdecimal()
-            and (path / LOCK).is_file()
-        ]
+        runs = numbered(name, self._runs)
+        earlier = [number for number, path in runs.items() if (path / LOCK).is_file()]
         if not earlier:
             return None
-        latest = max(earlier)[1]
+        latest = runs[max(earlier)]
         return _Run(latest.resolve(), index.of_run_dir(latest))
 
     def _changed(self, name: str, change: Callable[[index.Entry], Found]) -> Found:

@@ -21,7 +21,7 @@ from paceline.core.forecast.book import Book, Measurement
 from paceline.core.forecast.measured import earlier, row
 from paceline.core.status import Status
 from paceline.local import control, index, steps
-from paceline.local.rundir import RUNS
+from paceline.local.rundir import RUNS, numbered
 from paceline.local.runner import STATUS
 
 RUNS_READ: Final = 16
@@ -102,18 +102,12 @@ def _of_run(folder: Path, status: Status, model: int) -> Iterator[Measurement]:
     found = None if silent else row(pods, status, model)
     if found is not None and status.changes:
         last = status.changes[-1]
-        generation = f"{last.generation.incarnation}.{last.generation.counter}"
-        source = f"{folder.name}, {generation}"
+        source = f"{folder.name}, {last.generation.short}"
         yield Measurement(source, last.wall_s, found.setting, found.step_s, found)
 
 
 def _latest(job: str, runs: Path) -> list[Path]:
-    numbered = [
-        (int(number), path)
-        for path in (runs.iterdir() if runs.is_dir() else ())
-        if (number := path.name.removeprefix(f"{job}-")).isdecimal()
-    ]
-    return [path for _, path in sorted(numbered)[-RUNS_READ:]]
+    return [path for _, path in sorted(numbered(job, runs).items())[-RUNS_READ:]]
 
 
 def _status(folder: Path) -> Status | None:

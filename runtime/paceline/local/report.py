@@ -167,5 +167,5 @@ def _change(change: Change) -> str:
     )
     if change.gap_s is not None:
         costs.append(f"longest gap between rounds {change.gap_s:.2f} s")
-    number = f"{change.generation.incarnation}.{change.generation.counter}"
+    number = change.generation.short
     return f"{number:<5} round {change.version:<6} {change.why} ({'; '.join(costs)})"

@@ -52,13 +52,16 @@ def write(run_dir: Path, name: str, text: str) -> None:
         raise _unusable(run_dir, error) from None
 
 
+def numbered(job: str, runs: Path) -> dict[int, Path]:
+    """The folders of a job's runs below `runs`, by number."""
+    found = runs.iterdir() if runs.is_dir() else ()
+    return {int(n): p for p in found if (n := p.name.removeprefix(f"{job}-")).isdecimal()}
+
+
 def _take_next(job: str, runs: Path) -> Path:
     try:
         runs.mkdir(exist_ok=True)
-        taken = [
-            int(n) for p in runs.iterdir() if (n := p.name.removeprefix(f"{job}-")).isdecimal()
-        ]
-        for number in range(max(taken, default=0) + 1, RUNS_MAX):
+        for number in range(max(numbered(job, runs), default=0) + 1, RUNS_MAX):
             try:
                 (runs / f"{job}-{number}").mkdir()
             except FileExistsError:

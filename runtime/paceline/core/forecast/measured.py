@@ -91,7 +91,7 @@ def earlier(status: Status, model: int) -> Iterator[Earlier]:
             continue
         begun_s = change.wall_s + change.start_s
         yield Earlier(
-            generation=f"{change.generation.incarnation}.{change.generation.counter}",
+            generation=change.generation.short,
             at_s=begun_s,
             setting=_setting(status, change.members, model),
             step_s=(after.wall_s + after.agree_s - begun_s) / rounds,

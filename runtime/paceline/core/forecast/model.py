@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Self
 
+from paceline.core.forecast import hybrid
 from paceline.core.forecast.arrivals import arrival_s, late_s, thinned
 from paceline.core.forecast.efficiency import efficiency, epochs
 from paceline.core.forecast.fitting import fit_two
-from paceline.core.forecast.hybrid import needed
 from paceline.core.forecast.link import Link, Sum
 
 
@@ -114,9 +114,8 @@ class Model:
                 for row in rows
                 if row.setting.model == m
             )
-        base = given.get(
-            smallest, 1.0
-        )  # what is given is in multiples of a rank with the whole model
+        # What is given is in multiples of a rank with the whole model.
+        base = given.get(smallest, 1.0)
         if smallest > 1 and base != 1.0:
             found = {1: 1.0} | {m: base * speedup for m, speedup in found.items()}
         largest = max(rows, key=lambda row: row.setting.members)
@@ -145,9 +144,7 @@ class Model:
         at_s = arrival_s(times, p, setting.quorum)
         step_s = self._step_s(at_s, setting)
         rate = p / full_s
-        if (
-            setting.quorum < p
-        ):  # who is late goes on by itself, and its gradient is in a later round
+        if setting.quorum < p:  # who is late goes on by itself, and comes in a later round
             rate = max(rate, sum(1 / (step_s + late) for late in late_s(times, p, at_s)))
         share = efficiency(rate * step_s * setting.batch, self.noise_scale)
         goodput = rate * setting.batch * share
@@ -158,25 +155,27 @@ class Model:
         carried_s = pieces * self.link.seconds(
             setting.members, self.payload_bytes / setting.model / pieces
         )
-        hidden_s = max(arrived_s + carried_s / pieces, arrived_s * (1 + 2 / pieces) / 3 + carried_s)
-        return hidden_s + self.update_s
+        return streamed_s(arrived_s, carried_s, pieces) + self.update_s
 
     def needed_speedup(self, groups: int, model: int, batch: float) -> float:
         """Of a step, from which `groups` groups of `model` ranks beat as many ranks with a copy
         each, in Full."""
-        few = self.forecast(Setting(groups, groups, batch))
-        many = self.forecast(Setting(groups * model, groups * model, batch))
-        scale = self.noise_scale
-        samples = groups * batch
-        return needed(
-            model=model,
-            scaling=few.step_s / many.step_s,
-            epochs=epochs(samples, scale) / epochs(samples * model, scale) if scale else 1.0,
-        )
+        scaling, more_epochs = self._replicas(groups, model, batch)
+        return hybrid.needed(model=model, scaling=scaling, epochs=more_epochs)
 
     def gain(self, groups: int, model: int, batch: float) -> float:
         """Of `groups` groups of `model` ranks over as many ranks with a copy each, in Full."""
-        return self.speedups[model] / self.needed_speedup(groups, model, batch)
+        scaling, more_epochs = self._replicas(groups, model, batch)
+        speedup = self.speedups[model]
+        return hybrid.gain(speedup=speedup, model=model, scaling=scaling, epochs=more_epochs)
+
+    def _replicas(self, groups: int, model: int, batch: float) -> tuple[float, float]:
+        """SE(MN)/SE(N) and E(N)/E(MN), of N = `groups` replicas."""
+        few = self.forecast(Setting(groups, groups, batch))
+        many = self.forecast(Setting(groups * model, groups * model, batch))
+        scale, samples = self.noise_scale, groups * batch
+        share = epochs(samples, scale) / epochs(samples * model, scale) if scale else 1.0
+        return few.step_s / many.step_s, share
 
     def crossover(self, model: int, batch: float, *, groups_max: int) -> Crossover | None:
         """None if up to `groups_max` groups, tried as powers of two, copies win."""
@@ -186,6 +185,14 @@ class Model:
                 return Crossover(groups, found)
             groups *= 2
         return None
+
+
+def streamed_s(computing_s: float, carried_s: float, pieces: int) -> float:
+    """A step without its update: two thirds of the computing are backward(), beside which
+    `pieces` of the gradient are summed, each as soon as it is there; all take `carried_s`."""
+    backward = 2 / 3
+    ready_s = computing_s * (1 - backward + backward / pieces)
+    return max(computing_s + carried_s / pieces, ready_s + carried_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,13 @@ class GenerationId(NamedTuple):
     counter: int
     """Grows with every PREPARE of that coordinator."""
 
+    @property
+    def short(self) -> str:
+        """As people read it: within one job the tie-break tells nothing."""
+        return f"{self.incarnation}.{self.counter}"
+
     def __str__(self) -> str:
-        return f"{self.incarnation}.{self.counter}@{self.coordinator}"
+        return f"{self.short}@{self.coordinator}"
 
 
 NO_GENERATION = GenerationId(0, "", 0)

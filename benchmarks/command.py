@@ -31,8 +31,20 @@ class Options:
     """Of the rivals: the small form."""
     only: tuple[str, ...] = ()
     """Of the rivals: those whose name holds one of these; empty = all."""
+    ranks: tuple[int, ...] = ()
+    networks: tuple[str, ...] = ()
+    batches: tuple[int, ...] = ()
+    """Of the rivals' table: these parts; empty = what the form has."""
     cache: Path | None = None
     """Of the rivals: folder of their environments; None = the user's cache."""
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, _list(text)))
 
 
 Benchmark = Callable[[Lab, Options], Report]
@@ -53,6 +65,10 @@ def parser(what: str | None) -> argparse.ArgumentParser:
     made.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="rivals: a part of a name"
     )
+    for name, read in (("ranks", _numbers), ("networks", _list), ("batches", _numbers)):
+        made.add_argument(
+            f"--{name}", type=read, default=(), metavar="A,B", help=f"rivals: these {name} only"
+        )
     made.add_argument("--cache", type=Path, default=None, help="rivals: folder of environments")
     return made
 
@@ -64,6 +80,9 @@ def options(given: argparse.Namespace) -> Options:
         *(given.smoke, rounds, folder, given.torchft, given.parts),
         quick=given.quick,
         only=tuple(given.only),
+        ranks=given.ranks,
+        networks=given.networks,
+        batches=given.batches,
         cache=given.cache,
     )
 

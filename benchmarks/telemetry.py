@@ -105,7 +105,7 @@ def measure(ranks: int, rounds: int, late_ranks: int) -> dict[str, float]:
         metrics.facts.refresh(rank, now)
         for phase in STEP_PHASES:
             loop.entered(phase, now - 2000)
-        loop.stepped(now - 1000, now, fresh=True, version=go.round + 1)
+        loop.stepped(now - 1000, now, fresh=True, version=go.round + 1, samples=32)
         spent_us.append((time.perf_counter_ns() - after + middle - before) / 1000)
     record.close()
     return {

@@ -100,8 +100,17 @@ class Size:
         if given.smoke:
             return cls((2,), ("MobileNet",), (16,), (4096,))
         if given.quick:
-            return cls((2,), ("MobileNet", "ResNet-50"), (32,), BULK_BYTES[::3])
-        return cls((2, 4, 8), tuple(networks()), BATCHES, BULK_BYTES)
+            form = cls((2,), ("MobileNet", "ResNet-50"), (32,), BULK_BYTES[::3])
+        else:
+            form = cls((2, 4, 8), tuple(networks()), BATCHES, BULK_BYTES)
+        if unknown := set(given.networks) - set(networks()):
+            sys.exit(f"error: --networks {min(unknown)}: known are {', '.join(networks())}")
+        return cls(
+            given.ranks or form.ranks,
+            given.networks or form.networks,
+            given.batches or form.batches,
+            form.bulk_bytes,
+        )
 
 
 def run(lab: Lab, given: Options) -> r.Report:  # noqa: ARG001
@@ -111,6 +120,7 @@ def run(lab: Lab, given: Options) -> r.Report:  # noqa: ARG001
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pl-rv-")))
+        size = Size.of(given)
         present = _built(out, given)
         lacking = network.missing()
         if lacking:
@@ -118,7 +128,7 @@ def run(lab: Lab, given: Options) -> r.Report:  # noqa: ARG001
         else:
             stack.enter_context(network.own_network())
         rounds = 1 if given.smoke else given.rounds
-        Table(out, Size.of(given), rounds, present, scratch).make()
+        Table(out, size, rounds, present, scratch).make()
     return out
 
 

@@ -8,6 +8,8 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Final
 
+from paceline.worker.state.flat import SEGMENT_BYTES
+
 from benchmarks.rivals.environments import Environment
 
 
@@ -83,7 +85,9 @@ UNSTREAMED: Final = {"overlap": "Never"}
 
 
 def _job(name: str, **collective: Any) -> Rival:
-    mode = {"backend": "auto", "mode": "Full", **collective}
+    # The device is emulated, so a job takes the tensors for a processor's.
+    as_on_a_device = {"segmentBytes": SEGMENT_BYTES}
+    mode = {"backend": "auto", "mode": "Full", **as_on_a_device, **collective}
     return Rival(
         *(f"Paceline {name}", ("paceline", "job"), None, Launch.JOB, ring),
         bulk=False,

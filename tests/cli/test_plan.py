@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from cli.runs import forked_paceline
 
 pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).parents[2]
 
 JOB = """\
 apiVersion: paceline.dev/v1alpha1
@@ -59,8 +62,8 @@ def call(folder: Path, *words: str, code: int = 0, **env: str) -> str:
     return said
 
 
-def plan(folder: Path, *words: str) -> dict[str, Any]:
-    said = call(folder, "plan", "job.yaml", "--ranks", "1,2,3", "-o", "json", *words)
+def plan(folder: Path, *words: str, name: str = "job.yaml") -> dict[str, Any]:
+    said = call(folder, "plan", name, "--ranks", "1,2,3", "-o", "json", *words)
     found: dict[str, Any] = json.loads(said.splitlines()[-1])
     return found
 
@@ -105,16 +108,21 @@ def test_a_job_is_measured_and_then_resized(job: Path) -> None:
     shown = call(job, "plan", "job.yaml")
     assert "the job as it is" in shown
     assert "job-1, 1.2" in shown
+    # By its name, too, until the file says something else.
+    assert plan(job, name="job")["compared"] == later["compared"]
+    for words in (["--measure"], ["--set", "spec.replicas=3"]):
+        assert "job is a job" in call(job, "plan", "job", *words, code=2)
     # Another program is another job to plan.
     other = (job / "job.yaml").read_text().replace("train.py]", "train.py, more]")
     (job / "job.yaml").write_text(other)
-    assert "nothing was measured" in call(job, "plan", "job.yaml", code=2)
+    assert "too little was measured" in call(job, "plan", "job.yaml", code=2)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ([], "--measure"),
+        (["-n", "team"], "is a file, and a cluster's job"),
         (["--ranks", "4", "--model", "3"], "use multiples of 3, such as 6"),
         (["--ranks", "four"], "--ranks 1,2,4"),
         (["--batch", "-1"], "no list of numbers above 0"),
@@ -156,3 +164,20 @@ def test_a_folder_of_an_image_is_not_here(job: Path) -> None:
     (job / "job.yaml").write_text(JOB.replace("image: none", "image: none, workingDir: /workspace"))
     error = call(job, "plan", "job.yaml", "--measure", code=2)
     assert "is no folder on this machine" in error
+
+
+def test_a_job_in_groups_is_measured_beside_ranks_with_the_whole_model(tmp_path: Path) -> None:
+    for name in ("job.yaml", "train.py"):
+        shutil.copy(ROOT / "examples" / "tensor-parallel" / name, tmp_path)
+    said = call(tmp_path, "plan", "job.yaml", "--measure", "--ranks", "2,4", "-o", "json")
+    found = json.loads(said.splitlines()[-1])
+    settings = [(s["members"], s["model"]) for s in (one["setting"] for one in found["compared"])]
+    assert settings == [(1, 2), (2, 2), (1, 1), (2, 1)]
+    assert all(one["error"] is not None for one in found["compared"])
+    assert found["noise_scale"] >= 1, "two ranks with the whole model tell it"
+    (contest,) = found["contests"]
+    assert contest["model"] == 2
+    assert contest["speedup"] > 0
+    assert [each["groups"] for each in contest["needed"]] == [1, 4, 16]
+    (own,) = [line["forecast"]["setting"] for line in found["lines"] if line["own"]]
+    assert (own["members"], own["model"]) == (2, 2)

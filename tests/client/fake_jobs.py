@@ -21,6 +21,7 @@ from paceline.jobs.interface import (
     Selection,
     Until,
 )
+from paceline_api.settings import ResolvedJob
 from paceline_api.types.job import TrainingJob
 
 
@@ -105,6 +106,9 @@ class FakeJobs:
 
     def explain(self, name: str) -> Explanation:
         return Explanation("it is well")
+
+    def resolved(self, name: str) -> ResolvedJob:
+        raise AssertionError("the SDK makes no plans")
 
     def samples(self, name: str) -> Samples:
         raise AssertionError("the SDK makes no pages")

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
-from jobs.terminal import LIMIT_S, Terminal, until
+from jobs.terminal import LIMIT_S, Followed, Terminal, until
 from paceline.core.status import RankPhase, place_of
 from paceline.jobs.errors import (
     NameTakenError,
@@ -119,6 +119,9 @@ def the_whole_script(place: Place) -> None:
     until(lambda: any(map(figures.search, list(watched.lines))), "figures of the ranks")
     assert f"job {NAME}: 2 ranks" in say.call("report", NAME, "--out", "told")
     shows_both_ranks_on_one_clock(place.folder / "told")
+    until(lambda: has_made_ten_steps(followed, 1), "enough rounds for a plan")
+    first = planned(say)
+    assert (first["compared"][-1]["setting"]["members"], first["error"]) == (2, None)
     heard = len(followed.of(1))
     place.kill(1)
     until(lambda: len(followed.of(1)) > heard + 2, "the replacement is heard")
@@ -131,6 +134,10 @@ def the_whole_script(place: Place) -> None:
     wide = say.call("status", NAME, "-o", "wide")
     assert "member" in wide
     assert "host" in wide
+    until(lambda: has_made_ten_steps(followed, 2), "enough rounds of three")
+    at_three = planned(say)["compared"][-1]
+    assert (at_three["setting"]["members"], at_three["by"]) == (3, "plan before")
+    assert abs(at_three["error"]) < 1
 
     assert "is being suspended" in say.call("suspend", NAME)
     say.call("wait", NAME, "--for", "suspended", "--timeout", TIMEOUT)
@@ -156,6 +163,15 @@ def the_whole_script(place: Place) -> None:
     assert "is deleted" in say.call("delete", NAME)
     assert not place.left()
     assert f"no job {NAME}" in say.call("status", NAME, code=2)
+
+
+def has_made_ten_steps(followed: Followed, rank: int) -> bool:
+    return any("step 10" in line for line in followed.of(rank))
+
+
+def planned(say: Terminal) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(say.call("plan", NAME, "--ranks", "2,3", "-o", "json"))
+    return found
 
 
 def shows_both_ranks_on_one_clock(told: Path) -> None:
@@ -187,6 +203,7 @@ def a_job_is_seen_and_changed(place: Place) -> None:
     assert trains.detail is not None
     ranks = {place_of(rank.member, 1): rank.state for rank in trains.detail.ranks}
     assert ranks == {0: RankPhase.ACTIVE, 1: RankPhase.ACTIVE}
+    assert (jobs.resolved(NAME).name, jobs.resolved(NAME).world_size) == (NAME, 2)
     assert [one.name for one in jobs.all()] == [NAME]
     with pytest.raises(NoSuchRankError, match="no rank 2"):
         next(jobs.logs(NAME, Selection(rank=2)))
@@ -204,6 +221,7 @@ def a_job_is_seen_and_changed(place: Place) -> None:
 
     assert jobs.scale(NAME, 3) == 2
     assert jobs.wait(NAME, Until.TRAINING, timeout_s=LIMIT_S).ready == 3
+    assert jobs.resolved(NAME).replicas == 3
     jobs.suspend(NAME)
     jobs.suspend(NAME)
     assert jobs.wait(NAME, Until.SUSPENDED, timeout_s=LIMIT_S).state == SUSPENDED
@@ -271,6 +289,7 @@ def nobody_of_that_name(place: Place) -> None:
         lambda: jobs.events("none"),
         lambda: jobs.explain("none"),
         lambda: jobs.samples("none"),
+        lambda: jobs.resolved("none"),
     )
     for ask in asked:
         with pytest.raises(NoSuchJobError, match="none") as caught:

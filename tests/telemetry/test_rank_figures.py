@@ -313,9 +313,9 @@ def test_the_time_of_the_loop_adds_up() -> None:
     loop = LoopMetrics(record)  # type: ignore[arg-type]
     loop.began(100 * MS)
     loop.waited(110 * MS, 150 * MS)
-    loop.stepped(170 * MS, 190 * MS, fresh=True, version=1)
+    loop.stepped(170 * MS, 190 * MS, fresh=True, version=1, samples=32)
     loop.began(500 * MS)  # evaluating in between
-    loop.stepped(510 * MS, 515 * MS, fresh=False, version=2)
+    loop.stepped(510 * MS, 515 * MS, fresh=False, version=2, samples=32)
     assert record["step_duration_seconds"] == [pytest.approx(0.090), pytest.approx(0.015)]
     assert record["compute_seconds_total"] == [pytest.approx(0.030), pytest.approx(0.010)]
     assert record["exposed_seconds_total"] == [pytest.approx(0.020), pytest.approx(0.005)]
@@ -413,7 +413,7 @@ def test_every_metric_of_a_rank_is_written(one: OneRank) -> None:
     loop = LoopMetrics(one.record)  # type: ignore[arg-type]
     loop.began(0)
     loop.waited(0, 1)
-    loop.stepped(1, 2, fresh=True, version=1)
+    loop.stepped(1, 2, fresh=True, version=1, samples=32)
     facts = CheckpointMetrics(one.record).follow(  # type: ignore[arg-type]
         Saving(every=2, written=3, skipped=1, failed=2, published=6), exposed_s=0.5, hidden_s=4.0
     )

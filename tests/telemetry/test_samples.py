@@ -24,6 +24,7 @@ def write_step(record: RankRecord, number: int) -> None:
         lease_ns=5,
         version=number,
         fresh=True,
+        samples=32,
     )
 
 
@@ -49,7 +50,7 @@ def test_a_ring_keeps_the_last_steps_in_order() -> None:
         write_step(record, number)
     steps = reader.steps()
     assert [step.version for step in steps] == list(range(10, STEPS + 10))
-    assert steps[0] == StepSample(10, 11, 12, 2, 3, 4, 5, 10, fresh=True)
+    assert steps[0] == StepSample(10, 11, 12, 2, 3, 4, 5, 10, fresh=True, samples=32)
     record.close()
     reader.close()
     os.close(fd)
@@ -102,7 +103,7 @@ def test_a_killed_rank_leaves_whole_entries() -> None:
         f"record = RankRecord.open({fd})\n"
         "def write(n):\n"
         "    record.steps.write(began_ns=n, announced_ns=n, resumed_ns=n, spent_ns=(0,) * 4,\n"
-        "        lease_ns=0, version=n, fresh=True)\n"
+        "        lease_ns=0, version=n, fresh=True, samples=1)\n"
         "for n in range(70): write(n)\n"
         "class Dies:\n"
         "    def __setitem__(self, *_): os.kill(os.getpid(), 9)\n"

@@ -325,9 +325,16 @@ def report(
     report_on(job, Where(namespace, context, kubeconfig), rounds, out)
 
 
-@app.command()
+@app.command(epilog=RULE)
 def plan(
-    file: JobFile,
+    job: Annotated[
+        str,
+        typer.Argument(
+            help="YAML file with a TrainingJob; or a job, or a run folder.",
+            metavar="JOB",
+            autocompletion=complete_job,
+        ),
+    ],
     measure: Annotated[
         bool,
         typer.Option("--measure", help="Run the job for a moment at two or three sizes first."),
@@ -351,6 +358,9 @@ def plan(
     timeout: Annotated[
         str, typer.Option(metavar="DURATION", help="To measure one size, at most.")
     ] = "3m",
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
     overrides: Overrides = None,
     output: OutputOption = None,
 ) -> None:
@@ -358,7 +368,8 @@ def plan(
     from paceline.cli import plan as plans
 
     wanted = plans.Wanted(
-        file,
+        job=job,
+        where=Where(namespace, context, kubeconfig),
         measure=measure,
         ranks=ranks,
         model=model,

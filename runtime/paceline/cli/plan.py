@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError, show_value
-from paceline_api.reading.load import load_job
-from paceline_api.resolve import resolve
 from paceline_api.rounds import RoundSettings
 from paceline_api.settings import ResolvedJob
 from rich.table import Table
 from rich.text import Text
 
+from paceline.cli.choice import Where
 from paceline.cli.output import Output, console, print_data
+from paceline.cli.planned import Planned, planned
 from paceline.cli.run import EXIT_INTERRUPTED, working_dir_of
 from paceline.cli.verbs import seconds
 from paceline.clock import wall_s
 from paceline.core.forecast import book as books
 from paceline.core.forecast import plan as plans
 from paceline.core.forecast.book import Book, Measurement
+from paceline.jobs.errors import NoSamplesError
 from paceline.local import measuring, plan_file
 from paceline.local.measuring import Size
 from paceline.local.room import Room, check_room
@@ -40,7 +41,9 @@ WIDTH: Final = 160
 class Wanted:
     """What was asked for on the command line."""
 
-    file: Path = field(kw_only=False)
+    job: str
+    """A file, or a name."""
+    where: Where
     measure: bool
     ranks: str | None
     model: str | None
@@ -52,24 +55,26 @@ class Wanted:
 
 def plan(wanted: Wanted, output: Output | None) -> int:
     """The exit code. Raises PacelineError."""
-    job = resolve(load_job(wanted.file, wanted.overrides))
+    subject = planned(wanted.job, wanted.where, wanted.overrides)
+    job, path = subject.job, subject.book
     limit_s = seconds(wanted.timeout)
     speedups = dict(map(_speedup, wanted.speedups))
     ranks = _numbers("--ranks", wanted.ranks, int)
     models = _numbers("--model", wanted.model, int)
     batches = _numbers("--batch", wanted.batch, float)
     _check_groups(ranks, models)
-    path = plan_file.path_of(job)
     book = plan_file.read(path)
     if wanted.measure:
-        for found in _measure(job, working_dir_of(job, wanted.file), limit_s):
+        if subject.file is None:
+            raise _not_of_a_file(subject)
+        for found in _measure(job, working_dir_of(job, subject.file), limit_s):
             if found is None:
                 return EXIT_INTERRUPTED
             book = books.enter(book, [found])
             plan_file.write(path, book)
-    book = books.enter(book, plan_file.of_runs(job))
+    book = books.enter(book, _found(subject, book))
     known = {row.setting.model for row in books.rows(book)} | speedups.keys()
-    _check_known(job, book, models, known)
+    _check_known(subject, book, models, known)
     asked = plans.Asked(
         job=job.name,
         settings=RoundSettings.of(job.collective),
@@ -134,12 +139,31 @@ def _check_groups(ranks: Sequence[int], models: Sequence[int]) -> None:
                 )
 
 
-def _check_known(job: ResolvedJob, book: Book, models: Sequence[int], known: set[int]) -> None:
+def _found(subject: Planned, book: Book) -> Iterable[Measurement]:
+    """What there is to be known now; of one that has ended or rests, what was known before."""
+    try:
+        return subject.found()
+    except NoSamplesError as error:
+        if not books.rows(book):
+            raise
+        _say(f"warning: {error.message}: only what was measured before is used")
+        return ()
+
+
+def _not_of_a_file(subject: Planned) -> PacelineError:
+    return PacelineError(
+        f"--measure runs the job of a file on this machine, and {subject.job.name} is a job",
+        hint="change its size with `paceline scale`, and ask for its plan at each size",
+        exit_code=EXIT_BAD_INPUT,
+    )
+
+
+def _check_known(subject: Planned, book: Book, models: Sequence[int], known: set[int]) -> None:
     if not books.rows(book):
         raise PacelineError(
-            f"nothing was measured of job {job.name} as it is in this file, and no run of it lies "
-            "below runs/",
-            hint="say `paceline plan JOB.YAML --measure`, or run it here",
+            f"too little was measured of job {subject.job.name} as it is, and no run of it says "
+            "more",
+            hint=subject.hint,
             exit_code=EXIT_BAD_INPUT,
         )
     for model in models:
@@ -187,8 +211,9 @@ def _measure(job: ResolvedJob, working_dir: Path, limit_s: float) -> Iterator[Me
 def _measured_sizes(job: ResolvedJob) -> list[Size]:
     replicas = sorted({1, 2, min(MEASURED_MAX, max(2, job.replicas))})
     sizes = [Size(n, job.procs_per_replica, job.model) for n in replicas]
-    # What a group gains is known only beside a rank that has the whole model.
-    return sizes + [Size(1, 1, 1)] * (job.model > 1)
+    # What a group gains is known only beside ranks that have the whole model, and how much of a
+    # gradient is noise only from two of these.
+    return sizes + [Size(1, 1, 1), Size(1, 2, 1)] * (job.model > 1)
 
 
 def _say(text: str) -> None:
@@ -240,7 +265,7 @@ def _known(plan: plans.Plan) -> Iterator[str]:
     else:
         yield "link: not known, since no more than one rank was measured"
     if plan.noise_scale is None:
-        yield "noise scale: not known, so every sample counts as progress; --measure finds it"
+        yield "noise scale: not known, so every sample counts as progress"
     else:
         yield (
             f"noise scale: about {plan.noise_scale:,.0f} samples; of an update over so many, half "

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from msgspec import Struct
+from paceline_api.settings import ResolvedJob
 from paceline_api.types.job import TrainingJob
 
 from paceline.core.anatomy.samples import PodSamples, SilentPod
@@ -166,6 +167,10 @@ class Jobs(Protocol):
         """All, by name. Without `detail` where that would cost a request for each."""
 
     def status(self, name: str) -> JobStatus: ...
+
+    def resolved(self, name: str) -> ResolvedJob:
+        """Its settings with all defaults, at its present size. Raises JobFileError for a run that
+        was not able to write them down."""
 
     def watch(self, name: str) -> Generator[JobStatus]:
         """Each new status, the present one first, the one of the end last. Ends too when the job is

@@ -13,13 +13,15 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
 from paceline_api.errors import JobFileError
-from paceline_api.jobfile import JOB_FILE, JobFile, read_job_file
+from paceline_api.jobfile import JOB_FILE, JobFile, read_job_file, read_resolved_job
+from paceline_api.settings import ResolvedJob
 from paceline_api.types.job import TrainingJob
 from paceline_api.types.template import TRAINER
 
@@ -111,6 +113,10 @@ class LocalJobs:
             except control.EndedError:
                 _until_ended(entry)
         return run.ended()
+
+    def resolved(self, name: str) -> ResolvedJob:
+        job = read_resolved_job(self._run(name).folder / JOB_FILE)
+        return replace(job, replicas=self.status(name).replicas or job.replicas)
 
     def watch(self, name: str) -> Generator[JobStatus]:
         run = self._run(name)

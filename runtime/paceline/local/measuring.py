@@ -22,7 +22,7 @@ from paceline_api.types.enums import Mode, StragglerResponse
 from paceline.clock import NS_PER_S, now_ns, wall_s
 from paceline.core.anatomy.samples import PodSamples
 from paceline.core.forecast.book import Measurement
-from paceline.core.forecast.measured import row
+from paceline.core.forecast.measured import noise_scale_told, row
 from paceline.core.status import Outcome, Status
 from paceline.local import steps
 from paceline.local.runner import Runner
@@ -85,7 +85,10 @@ async def measure(
         outcome = await run.until_known(limit_s)
         if run.interrupted:
             return None
-        found = row(run.pods, run.status, size.model) if run.status is not None else None
+        found = None
+        if (status := run.status) is not None:
+            noise_scale = noise_scale_told(status.ranks)
+            found = row(run.pods, status.settings, size.model, noise_scale)
     if found is None:
         raise _not_measured(size, outcome, run.rounds, limit_s)
     return Measurement(SOURCE, begun_s, found.setting, found.step_s, found)

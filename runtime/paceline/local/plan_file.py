@@ -33,8 +33,9 @@ class PlanFileError(PacelineError):
         super().__init__(f"{path}: {problem}", hint=hint, exit_code=EXIT_BAD_INPUT)
 
 
-def fingerprint(job: ResolvedJob) -> str:
-    """Of what its ranks run, whatever its size and its mode."""
+def fingerprint(job: ResolvedJob, place: str = "") -> str:
+    """Of what its ranks run, whatever its size and its mode. `place`: a cluster's; nothing that was
+    measured elsewhere is true there."""
     trainer, c = job.trainer, job.collective
     same = (
         trainer.command,
@@ -45,12 +46,13 @@ def fingerprint(job: ResolvedJob) -> str:
         c.segment_bytes,
         c.overlap,
         c.pipeline,
+        *([place] if place else []),
     )
     return blake2b(msgspec.json.encode(same), digest_size=4).hexdigest()
 
 
-def path_of(job: ResolvedJob, runs: Path = RUNS) -> Path:
-    return runs / f"{job.name}.plan-{fingerprint(job)}.json"
+def path_of(job: ResolvedJob, runs: Path = RUNS, *, place: str = "") -> Path:
+    return runs / f"{job.name}.plan-{fingerprint(job, place)}.json"
 
 
 def read(path: Path) -> Book:
@@ -94,16 +96,17 @@ def of_runs(job: ResolvedJob, runs: Path = RUNS) -> Iterator[Measurement]:
 
 
 def _of_run(folder: Path, status: Status, model: int) -> Iterator[Measurement]:
-    for one in earlier(status, model):
-        source = f"{folder.name}, {one.generation}"
-        yield Measurement(source, one.at_s, one.setting, one.step_s)
     pods, silent = steps.of_run(folder)
     # With ranks left out it would be a row of fewer.
-    found = None if silent else row(pods, status, model)
-    if found is not None and status.changes:
-        last = status.changes[-1]
-        source = f"{folder.name}, {last.generation.short}"
-        yield Measurement(source, last.wall_s, found.setting, found.step_s, found)
+    found = None if silent else row(pods, status.settings, model)
+    if found is None or not status.changes:
+        return
+    for one in earlier(status, found.setting.batch, model):
+        source = f"{folder.name}, {one.generation}"
+        yield Measurement(source, one.at_s, one.setting, one.step_s)
+    last = status.changes[-1]
+    source = f"{folder.name}, {last.generation.short}"
+    yield Measurement(source, last.wall_s, found.setting, found.step_s, found)
 
 
 def _latest(job: str, runs: Path) -> list[Path]:

@@ -30,7 +30,7 @@ from paceline.core.protocol.ids import MemberId
 STEPS: Final = 64
 ROUNDS: Final = 64
 WORD_BYTES: Final = 8
-STEP_WORDS: Final = 10
+STEP_WORDS: Final = 11
 ROUND_HEAD: Final = 13
 SEGMENT_WORDS: Final = 6
 ROUND_WORDS: Final = ROUND_HEAD + SEGMENTS_MAX * SEGMENT_WORDS
@@ -81,12 +81,13 @@ class StepRing:
         lease_ns: int,
         version: int,
         fresh: bool,
+        samples: int,
     ) -> None:
         """`spent_ns`: in each phase."""
         scratch = self._ring.scratch
         scratch[1], scratch[2], scratch[3] = began_ns, announced_ns, resumed_ns
         _, scratch[4], scratch[5], scratch[6] = spent_ns
-        scratch[7], scratch[8], scratch[9] = lease_ns, version, fresh
+        scratch[7], scratch[8], scratch[9], scratch[10] = lease_ns, version, fresh, samples
         self._ring.store()
 
     def release(self) -> None:
@@ -214,6 +215,7 @@ def _step(entry: list[int]) -> StepSample:
         lease_ns=entry[7],
         version=entry[8],
         fresh=bool(entry[9]),
+        samples=entry[10],
     )
 
 

@@ -298,7 +298,9 @@ class Engine:
         until(judged, self._watch_kernels)
         begun_ns = now_ns()
         resume = self._call(ev.Step(leases, samples, unit, usable, metrics, foreign))
-        self._loop.stepped(begun_ns, now_ns(), fresh=resume.fresh, version=resume.version)
+        self._loop.stepped(
+            *(begun_ns, now_ns()), fresh=resume.fresh, version=resume.version, samples=samples
+        )
         return StepResult(resume.version, resume.fresh, resume.stopped)
 
     def enters(self, phase: Phase) -> None:

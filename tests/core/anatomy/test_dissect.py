@@ -30,6 +30,7 @@ STEP = StepSample(
     lease_ns=0,
     version=8,
     fresh=True,
+    samples=32,
 )
 ROUND = RoundSample(
     round=7,
@@ -93,7 +94,7 @@ def histories(draw: st.DrawFn) -> tuple[list[StepSample], list[RoundSample]]:
     steps = []
     for begin, middle, end in zip(moments[::2], moments[1::2], moments[2::2], strict=False):
         spent = draw(st.lists(st.integers(0, 200), min_size=4, max_size=4))
-        steps.append(StepSample(begin, middle, end, *spent, version=0, fresh=True))
+        steps.append(StepSample(begin, middle, end, *spent, version=0, fresh=True, samples=32))
     rounds, now = [], 0
     for number in range(draw(st.integers(0, 6))):
         arrived, last, go, *rest = (

@@ -38,6 +38,7 @@ def rank(slot: int, late_ms: int = 0, shift_ms: int = 0) -> RankSamples:
                 0,
                 version=number + 1,
                 fresh=True,
+                samples=32,
             )
         )
         rounds.append(

@@ -26,6 +26,5 @@ def ideal(members: int, *, model: int = 1) -> Row:
         streamed=False,
         update_s=1 * MS,
         step_s=step_s,
-        gradients_per_s=members / step_s,
         noise_scale=None,
     )

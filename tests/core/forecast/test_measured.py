@@ -12,10 +12,10 @@ from paceline.core.anatomy.samples import (
     StepSample,
 )
 from paceline.core.forecast.link import Sum
-from paceline.core.forecast.measured import earlier, row
+from paceline.core.forecast.measured import earlier, noise_scale_told, row
 from paceline.core.forecast.model import Setting
 from paceline.core.protocol.ids import GenerationId, MemberId
-from paceline.core.status import Change, Fact, LogStatus, RankPhase, RankStatus, Status
+from paceline.core.status import Change, Fact, RankPhase, RankStatus, Status
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 
@@ -40,6 +40,7 @@ def rank(slot: int, computing_ms: int, rounds: int, *, since: int = 0) -> RankSa
                 lease_ns=0,
                 version=number + 1,
                 fresh=True,
+                samples=32 if number % 10 != 9 else 5,
             )
         )
         begun = go + (5 if slot else 0) * MS
@@ -79,13 +80,7 @@ def change(number: int, members: int, version: int, at_s: float) -> Change:
     )
 
 
-FULL = Status(
-    job="job",
-    coordinator="c",
-    settings=RoundSettings(mode=Mode.FULL),
-    log=LogStatus(gradients=20, samples_applied=640, rounds={"all": 10}),
-    changes=(change(1, 2, 0, 0.0),),
-)
+FULL = RoundSettings(mode=Mode.FULL)
 
 
 def test_a_run_of_two() -> None:
@@ -96,20 +91,25 @@ def test_a_run_of_two() -> None:
     assert found.sums == (Sum(2, 4096, 0.01),)
     assert found.payload_bytes == 4096
     assert found.step_s == pytest.approx(0.1)
-    assert found.gradients_per_s == pytest.approx(20)
     assert found.update_s >= 0.005
     assert not found.streamed
     assert found.noise_scale is None
 
 
-def test_in_a_quorum_the_log_says_what_was_applied() -> None:
+def test_in_a_quorum_a_round_waits_for_fewer() -> None:
     settings = RoundSettings(mode=Mode.QUORUM, quorum=1)
-    log = LogStatus(gradients=15, samples_applied=480, rounds={"quorum": 10, "void": 3})
-    status = replace(FULL, settings=settings, log=log)
-    found = row(pods(rank(0, 40, 10), rank(1, 60, 10)), status, 1)
+    found = row(pods(rank(0, 40, 10), rank(1, 60, 10)), settings, 1)
     assert found is not None
     assert found.setting == Setting(2, 1, 32)
-    assert found.gradients_per_s == pytest.approx(15)
+
+
+def test_a_rank_without_data_says_nothing_of_the_batch() -> None:
+    idle = rank(1, 60, 10)
+    idle = replace(idle, steps=tuple(replace(step, samples=0) for step in idle.steps))
+    found = row(pods(rank(0, 40, 10), idle), FULL, 1)
+    assert found is not None
+    assert found.setting == Setting(2, 2, 32)
+    assert row(pods(idle), FULL, 1) is None
 
 
 def test_whoever_has_left_is_no_member() -> None:
@@ -142,10 +142,9 @@ def test_the_noise_scale_is_that_of_the_norms() -> None:
         Fact.MEAN_SQUARE: 2 * (1 + 100 / 64),
     }
     members = [MemberId(slot, 0, 0) for slot in (0, 1)]
-    told = tuple(RankStatus(member, RankPhase.ACTIVE, facts=dict(facts)) for member in members)
-    found = row(pods(rank(0, 40, 10), rank(1, 60, 10)), replace(FULL, ranks=told), 1)
-    assert found is not None
-    assert found.noise_scale == pytest.approx(100)
+    told = [RankStatus(member, RankPhase.ACTIVE, facts=dict(facts)) for member in members]
+    assert noise_scale_told(told) == pytest.approx(100)
+    assert noise_scale_told([RankStatus(members[0], RankPhase.ACTIVE)]) is None
 
 
 def test_memberships_before_the_last_one() -> None:
@@ -155,7 +154,8 @@ def test_memberships_before_the_last_one() -> None:
         change(3, 4, 44, 120.0),
         change(4, 3, 100, 130.0),
     )
-    found = list(earlier(replace(FULL, changes=changes), 1))
+    status = Status(job="job", coordinator="c", settings=FULL, changes=changes)
+    found = list(earlier(status, 32, 1))
     assert [one.generation for one in found] == ["1.1", "1.3"], "1.2 made four rounds"
     assert found[0].setting == Setting(2, 2, 32)
     assert found[0].step_s == pytest.approx((110.5 + 0.5 - 101.0) / 40)

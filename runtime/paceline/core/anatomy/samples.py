@@ -47,6 +47,8 @@ class StepSample(Struct, frozen=True):
     version: int
     """Of the weights after it."""
     fresh: bool
+    samples: int
+    """That its gradient is of; 0 if it had none to bring."""
 
 
 class SegmentSample(Struct, frozen=True):

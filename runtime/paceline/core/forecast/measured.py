@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Final
 
-from paceline_api.types.enums import Mode
+from paceline_api.rounds import RoundSettings
 
 from paceline.core.anatomy.dissect import NS_PER_S, Part, summarise
 from paceline.core.anatomy.samples import (
@@ -22,9 +22,8 @@ from paceline.core.anatomy.samples import (
 from paceline.core.forecast.efficiency import noise_scale
 from paceline.core.forecast.link import Sum
 from paceline.core.forecast.model import Row, Setting
-from paceline.core.protocol.records import Trigger
 from paceline.core.protocol.waits import quorum_of
-from paceline.core.status import Fact, Status
+from paceline.core.status import Fact, RankStatus, Status
 
 BEGINNING: Final = 2
 """Steps and rounds that are left out: memory, threads and connections are made in them."""
@@ -49,16 +48,22 @@ class Earlier:
     """From one round to the next."""
 
 
-def row(pods: Sequence[PodSamples], status: Status, model: int) -> Row | None:
-    """None if too few rounds are known of those that are members now. `status`: of about the time
-    of the samples; `model`: ranks of a member."""
+def row(
+    pods: Sequence[PodSamples],
+    settings: RoundSettings,
+    model: int,
+    noise_scale: float | None = None,
+) -> Row | None:
+    """None if too few rounds are known of those that are members now. `settings`: in force in them;
+    `model`: ranks of a member."""
     ranks = _members(pods)
     rounds = _rounds(ranks)
-    if len(rounds) < ROUNDS_MIN or not status.log.gradients:
+    if len(rounds) < ROUNDS_MIN:
         return None
     first = min(rounds)
     steps = [_steps_since(rank, first) for rank in ranks]
-    if not all(steps):
+    batches = [step.samples for own in steps for step in own if step.samples]
+    if not all(steps) or not batches:
         return None
     some = [by_rank[0] for _, by_rank in sorted(rounds.items())]
     step_s = (some[-1].go_ns - some[0].go_ns) / (some[-1].round - first) / NS_PER_S
@@ -67,7 +72,8 @@ def row(pods: Sequence[PodSamples], status: Status, model: int) -> Row | None:
         for own, rank in zip(steps, ranks, strict=True)
     ]
     return Row(
-        setting=_setting(status, len(ranks), model),
+        # Not the mean: the last batch of an epoch is smaller, and falls among these or not.
+        setting=_setting(settings, len(ranks), median(batches), model),
         computing_s=tuple(
             tuple(max(x.announced_ns - x.began_ns, 1) / NS_PER_S for x in own) for own in steps
         ),
@@ -76,15 +82,13 @@ def row(pods: Sequence[PodSamples], status: Status, model: int) -> Row | None:
         streamed=fmean(each.streamed for each in some) >= 0.5,
         update_s=fmean(sum(own[part] for part in UPDATE) for own in parts),
         step_s=step_s,
-        gradients_per_s=_gradients_per_round(status, len(ranks)) / step_s,
-        noise_scale=_noise_scale(status),
+        noise_scale=noise_scale,
     )
 
 
-def earlier(status: Status, model: int) -> Iterator[Earlier]:
-    """Of the memberships before the last one, as far as they lasted."""
-    if not status.log.gradients:
-        return
+def earlier(status: Status, batch: float, model: int) -> Iterator[Earlier]:
+    """Of the memberships before the last one, as far as they lasted. `batch`: samples of a
+    gradient."""
     for change, after in pairwise(status.changes):
         rounds = after.version - change.version
         if change.start_s is None or rounds < EARLIER_MIN:
@@ -93,15 +97,13 @@ def earlier(status: Status, model: int) -> Iterator[Earlier]:
         yield Earlier(
             generation=change.generation.short,
             at_s=begun_s,
-            setting=_setting(status, change.members, model),
+            setting=_setting(status.settings, change.members, batch, model),
             step_s=(after.wall_s + after.agree_s - begun_s) / rounds,
         )
 
 
-def _setting(status: Status, members: int, model: int) -> Setting:
-    log, asked = status.log, status.settings
-    quorum = quorum_of(asked.mode, asked, members)
-    return Setting(members, quorum, log.samples_applied / log.gradients, model)
+def _setting(settings: RoundSettings, members: int, batch: float, model: int) -> Setting:
+    return Setting(members, quorum_of(settings.mode, settings, members), batch, model)
 
 
 def _members(pods: Sequence[PodSamples]) -> list[RankSamples]:
@@ -141,21 +143,9 @@ def _sums(rounds: dict[int, list[RoundSample]], members: int) -> tuple[Sum, ...]
     return tuple(Sum(members, sizes[n], median(seconds)) for n, seconds in sorted(took.items()))
 
 
-def _gradients_per_round(status: Status, members: int) -> float:
-    """Applied, on the mean."""
-    log = status.log
-    if status.settings.mode in (Mode.FULL, Mode.SHADOW):
-        return float(members)
-    if len(status.changes) > 1:  # the totals are of other sizes too
-        now = {str(rank.member) for rank in status.ranks if rank.rank is not None}
-        return sum(share for member, share in log.shares.items() if member in now)
-    made = sum(log.rounds.values()) - log.rounds.get(Trigger.VOID, 0)
-    return log.gradients / max(1, made)
-
-
-def _noise_scale(status: Status) -> float | None:
-    """From the figures that ranks of a run have which `paceline plan` measures."""
-    told = [rank.facts for rank in status.ranks if Fact.OWN_SQUARE in rank.facts]
+def noise_scale_told(ranks: Sequence[RankStatus]) -> float | None:
+    """From the figures that ranks of a run have which `paceline plan` measures; None without."""
+    told = [rank.facts for rank in ranks if Fact.OWN_SQUARE in rank.facts]
     if not told:
         return None
     batch, square, larger, larger_square = (

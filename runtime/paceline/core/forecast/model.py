@@ -54,8 +54,6 @@ class Row:
     """Of a round: update, copy, and what the protocol takes."""
     step_s: float
     """From one round to the next."""
-    gradients_per_s: float
-    """Applied."""
     noise_scale: float | None
 
 

@@ -13,6 +13,9 @@ from typing import Any, Final
 from paceline_api.access.access import Access
 from paceline_api.errors import PacelineError
 from paceline_api.names import LABEL_JOB, NOTE_WATCHED
+from paceline_api.reading.load import job_from_mapping
+from paceline_api.resolve import resolve
+from paceline_api.settings import ResolvedJob
 from paceline_api.times import timestamp
 from paceline_api.types.job import GROUP, KIND, VERSION, TrainingJob
 
@@ -135,6 +138,9 @@ class ClusterJobs:
     def status(self, name: str) -> JobStatus:
         job = self._job(name)
         return self._told(job, self._pods(job))
+
+    def resolved(self, name: str) -> ResolvedJob:
+        return resolve(job_from_mapping(self._job(name)))
 
     def watch(self, name: str) -> Generator[JobStatus]:
         patience = Patience(self._say)

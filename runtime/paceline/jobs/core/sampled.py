@@ -32,13 +32,13 @@ def nobody(status: JobStatus, *, flags: str) -> NoSamplesError:
     if status.ended:
         return NoSamplesError(
             f"job {name} is {state}, and what was known of its last steps went with its pods",
-            hint="make the report while it trains; where Prometheus scrapes its pods, "
+            hint="ask while it trains; where Prometheus scrapes its pods, "
             "paceline_anatomy_* still says what its steps were made of",
         )
     if state == SUSPENDED:
         return NoSamplesError(
             f"job {name} is {state} and has no pods",
-            hint=f"`paceline resume {name}{flags}`, and make the report when it trains",
+            hint=f"`paceline resume {name}{flags}`, and ask again when it trains",
         )
     return NoSamplesError(
         f"no worker of job {name} runs ({state})",

@@ -56,8 +56,11 @@ class LoopMetrics:
         self._waited_ns += end_ns - begin_ns
         self._since_ns += end_ns - begin_ns
 
-    def stepped(self, begin_ns: int, end_ns: int, *, fresh: bool, version: int) -> None:
-        """step() was called and has returned, with weights of this version."""
+    def stepped(
+        self, begin_ns: int, end_ns: int, *, fresh: bool, version: int, samples: int
+    ) -> None:
+        """step() was called with a gradient of so many samples, and has returned, with weights of
+        this version."""
         self._spent_ns[self._phase] += begin_ns - self._since_ns
         self._ring.write(
             began_ns=self._began_ns,
@@ -67,6 +70,7 @@ class LoopMetrics:
             lease_ns=self._waited_ns,
             version=version,
             fresh=fresh,
+            samples=samples,
         )
         (self._fresh if fresh else self._late).add()
         self._step_s.observe((end_ns - self._began_ns) / NS_PER_S)

@@ -1,0 +1,89 @@
+"""Which job a plan is of, and where what is known of it lies: a file's, a run's or a cluster's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
+from paceline_api.reading.load import load_job
+from paceline_api.resolve import resolve
+from paceline_api.rounds import RoundSettings
+from paceline_api.settings import ResolvedJob
+
+from paceline.cli.choice import Where, choose
+from paceline.clock import wall_s
+from paceline.core.forecast.book import Measurement
+from paceline.core.forecast.measured import row
+from paceline.jobs.errors import NoSamplesError
+from paceline.jobs.interface import Jobs
+from paceline.jobs.local import LocalJobs
+from paceline.local import plan_file
+
+FILES: Final = (".yaml", ".yml", ".json")
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    job: ResolvedJob
+    file: Path | None
+    """Where it stands; None for one that was named."""
+    book: Path
+    """What was measured and forecast of it before."""
+    found: Callable[[], Iterable[Measurement]]
+    """What is measured now. Raises PacelineError."""
+    hint: str
+    """Where nothing is known."""
+
+
+def planned(named: str, where: Where, overrides: Sequence[str]) -> Planned:
+    """`named`: a file, or a job as the other verbs name it. Raises PacelineError."""
+    path = Path(named)
+    if path.suffix not in FILES and (path.is_dir() or not path.exists()):
+        return _of_name(named, where, overrides)
+    if where.given:
+        raise PacelineError(
+            f"{named} is a file, and a cluster's job is planned from what it has done there",
+            hint="name the job instead of the file, as in `paceline plan JOB -n NAMESPACE`",
+            exit_code=EXIT_BAD_INPUT,
+        )
+    job = resolve(load_job(path, overrides))
+    hint = f"say `paceline plan {named} --measure`, or run it here"
+    return Planned(job, path, plan_file.path_of(job), lambda: plan_file.of_runs(job), hint)
+
+
+def _of_name(name: str, where: Where, overrides: Sequence[str]) -> Planned:
+    if overrides:
+        raise PacelineError(
+            f"--set changes what a file says, and {name} is a job",
+            hint="say what to forecast with --ranks, --model and --batch",
+            exit_code=EXIT_BAD_INPUT,
+        )
+    jobs = choose(name, where)
+    job = jobs.resolved(name)
+    hint = "ask again when it has made more rounds"
+    if isinstance(jobs, LocalJobs):
+        runs = Path(jobs.status(name).place).parent
+        book = plan_file.path_of(job, runs)
+        return Planned(job, None, book, lambda: plan_file.of_runs(job, runs), hint)
+    book = plan_file.path_of(job, place=jobs.where)
+    return Planned(job, None, book, lambda: _told(jobs, name, job), hint)
+
+
+def _told(jobs: Jobs, name: str, job: ResolvedJob) -> list[Measurement]:
+    """What the agents of a cluster's job tell: the size that it has now."""
+    samples = jobs.samples(name)
+    if silent := samples.silent:  # without them it would be a row of fewer
+        raise NoSamplesError(
+            f"{len(silent)} of the {len(silent) + len(samples.pods)} workers of job {name} do not "
+            f"answer: {silent[0].pod}: {silent[0].why}",
+            hint="ask again; `paceline explain` says whether it trains",
+        )
+    found = row(samples.pods, RoundSettings.of(job.collective), job.model)
+    if found is None:
+        return []
+    detail = jobs.status(name).detail
+    generation = f", {detail.generation.short}" if detail is not None else ""
+    return [Measurement(f"{name}{generation}", wall_s(), found.setting, found.step_s, found)]

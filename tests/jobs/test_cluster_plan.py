@@ -1,0 +1,133 @@
+"""`paceline plan` of a cluster's job: rows from its agents, kept for the next size that it has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from core.forecast.test_measured import pods as sampled
+from core.forecast.test_measured import rank
+from jobs.scripted_server import JOBS, ScriptedServer
+from jobs.test_cluster_logs import PODS, listed
+from jobs.test_cluster_samples import REFUSED, pod, steps_of
+from paceline.cli.choice import Where
+from paceline.cli.output import Output
+from paceline.cli.plan import Wanted, plan
+from paceline.jobs.errors import NoSamplesError
+from paceline_api.errors import PacelineError
+
+
+def job(replicas: int, state: str = "Training") -> dict[str, Any]:
+    container = {"name": "trainer", "image": "mine", "command": ["python", "train.py"]}
+    return {
+        "apiVersion": "paceline.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "job", "namespace": "team", "uid": "u-1", "resourceVersion": "1"},
+        "spec": {
+            "replicas": replicas,
+            "maxReplicas": 8,
+            "collective": {"mode": "Quorum", "quorum": "50%"},
+            "template": {"spec": {"containers": [container]}},
+        },
+        "status": {"state": state, "membershipGeneration": f"1.{replicas}"},
+    }
+
+
+def train(server: ScriptedServer, replicas: int) -> None:
+    """Every rank computes 40 ms of a step of 100 ms."""
+    server.answers["GET", f"{JOBS}/job"] = 200, job(replicas)
+    server.answers["GET", PODS] = listed(*map(pod, range(replicas)))
+    for own in sampled(*(rank(slot, 40, 10) for slot in range(replicas))):
+        server.answers["GET", steps_of(own.slot)] = 200, msgspec.json.encode(own).decode()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ScriptedServer]:
+    monkeypatch.chdir(tmp_path)
+    made = ScriptedServer()
+    yield made
+    made.close()
+
+
+def wanted(server: ScriptedServer, *, measure: bool = False) -> Wanted:
+    return Wanted(
+        job="job",
+        where=Where("team", None, server.kubeconfig(Path())),
+        measure=measure,
+        ranks="2,4",
+        model=None,
+        batch=None,
+        speedups=(),
+        timeout="1m",
+        overrides=(),
+    )
+
+
+def planned(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert plan(wanted(server), Output.JSON) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_job_that_is_scaled_shows_what_was_said_before(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(server, 2)
+    (two,) = planned(server, capsys)["compared"]
+    assert (two["source"], two["setting"]["members"], two["setting"]["quorum"]) == (
+        "job, 1.2",
+        2,
+        1,
+    )
+    assert two["step_s"] == pytest.approx(0.1)
+    train(server, 4)
+    found = planned(server, capsys)
+    assert [one["source"] for one in found["compared"]] == ["job, 1.2", "job, 1.4"]
+    assert found["compared"][1]["by"] == "plan before"
+    assert [line["own"] for line in found["lines"] if line["mode"] == "Quorum 2"] == [True]
+    # What is true in this cluster is not of a job of the file on this machine.
+    (book,) = Path("runs").iterdir()
+    Path("job.yaml").write_text(json.dumps(job(4)))
+    with pytest.raises(PacelineError, match="too little was measured"):
+        plan(replace(wanted(server), job="job.yaml", where=Where()), Output.JSON)
+    assert list(Path("runs").iterdir()) == [book]
+
+
+def test_once_it_has_ended_what_was_measured_is_used(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(server, 2)
+    before = planned(server, capsys)
+    server.answers["GET", f"{JOBS}/job"] = 200, job(2, "Complete")
+    server.answers["GET", PODS] = listed(pod(0, "Succeeded"))
+    assert plan(wanted(server), Output.JSON) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["lines"] == before["lines"]
+    assert "only what was measured before is used" in said.err
+
+
+def test_nothing_is_known_of_one_that_never_trained(server: ScriptedServer) -> None:
+    server.answers["GET", f"{JOBS}/job"] = 200, job(2, "Starting")
+    server.answers["GET", PODS] = listed(pod(0, "Pending"))
+    with pytest.raises(NoSamplesError, match="no worker of job job runs"):
+        plan(wanted(server), None)
+
+
+def test_a_worker_that_does_not_answer_is_not_left_out(server: ScriptedServer) -> None:
+    """A row without it would be one of another size."""
+    train(server, 2)
+    server.refuses("GET", steps_of(1), 503, "ServiceUnavailable", REFUSED)
+    with pytest.raises(NoSamplesError, match=r"1 of the 2 workers .* job-1-0: dial tcp"):
+        plan(wanted(server), None)
+
+
+def test_a_cluster_is_not_measured_on_this_machine(server: ScriptedServer) -> None:
+    train(server, 2)
+    with pytest.raises(PacelineError, match="on this machine, and job is a job") as no:
+        plan(wanted(server, measure=True), None)
+    assert "paceline scale" in no.value.hint

@@ -184,6 +184,7 @@ def _sample(pod: Pod, second: int, late_ms: int) -> None:
         lease_ns=5 * MS,
         version=second + 1,
         fresh=True,
+        samples=32,
     )
 
 

@@ -44,6 +44,7 @@ def work(pod: PodRecords, rounds: int) -> RankRecord:
             lease_ns=0,
             version=number + 1,
             fresh=True,
+            samples=32,
         )
     return record
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import time
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import pytest
 import zmq
@@ -67,6 +70,39 @@ def test_a_wait_says_whether_anything_came(tmp_path: Path) -> None:
         assert sockets.read() is None
     finally:
         sockets.close()
+
+
+ENDS: Final = """
+import atexit, pathlib, sys
+from paceline.core.messages import AskState
+from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.worker.peer_sockets import PeerSockets
+
+rank = PeerSockets(directory=pathlib.Path(sys.argv[1]), name="a", host="", token="")
+me = MemberId(0, 0, 0)
+rank.know(me, rank.address)
+
+def state(word: str) -> None:
+    rank.send_bulk(me, AskState(GenerationId(1, "a", 1), me, at_least=3), [word.encode()])
+    rank.wait(10_000)
+    print(bytes(rank.read().payload[0]).decode())
+
+atexit.register(lambda: state("while the script ends"))
+state("before")
+"""
+
+
+def test_a_state_may_go_while_the_script_ends(tmp_path: Path) -> None:
+    """A donor ends by an error of its script: the library may not refuse before the engine has
+    ended, and hide what the script said."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["before", "while the script ends"], done.stderr
 
 
 def open_files() -> int:

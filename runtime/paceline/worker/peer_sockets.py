@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 import zmq
+import zmq.utils.garbage  # here, not at the first bulk message: it ends at exit, after the engine
 from zmq.utils import z85
 
 from paceline.core import wire

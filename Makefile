@@ -3,15 +3,14 @@ SHELL := /bin/sh
 BIN := .venv/bin
 INSTALLED := .venv/.paceline
 PYTEST := $(BIN)/pytest
-# Of tests that run side by side: one is the Kubernetes's, see tests/conftest.py. On two cores a third
-# one makes each wait for the others.
-LANES ?= 2
+# Tests side by side: one lane per core, and one for the tests on Kubernetes, which mostly wait.
+LANES ?= $(shell expr $$(nproc) + 1)
 
 # Of a release. The worker's is gigabytes; with none, `make release IMAGES=`.
 IMAGES ?= operator worker
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo monitor test test-cluster soak soak-cluster bench-smoke bench-operator bench-memory gpu-check rehearse large test-fast check format generate verify version release clean
+.PHONY: help install demo monitor test test-all durations test-cluster soak soak-cluster bench-smoke bench-operator bench-memory gpu-check rehearse large test-fast check format generate verify version release clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -29,8 +28,14 @@ monitor: install ## Prometheus, and Grafana if there is one, over a local job th
 	@PYTHONPATH=tests $(BIN)/python -m cluster prometheus
 	@PYTHONPATH=tests JOB="$(JOB)" $(BIN)/python -m cluster.monitor
 
-test: install check programs-for-tests ## all checks and all tests, with the time of each stage
-	@$(PYTEST) --numprocesses $(LANES)
+test: install ## all checks, and a test for each promise; what the README and CI run
+	@$(BIN)/python -m scripts.run_tests --lanes $(LANES)
+
+test-all: install ## all checks and every test there is, the exhaustive ones as well
+	@$(BIN)/python -m scripts.run_tests --all --lanes $(LANES)
+
+durations: install ## like test-all; rewrites tests/durations.json, by which tests are ordered
+	@$(BIN)/python -m scripts.run_tests --all --durations --lanes $(LANES)
 
 test-cluster: cluster-programs ## of these the ones on a real Kubernetes
 	@$(PYTEST) tests/cluster tests/operator tests/nodes
@@ -62,7 +67,7 @@ bench-smoke: install ## the benchmarks at their smallest sizes, which only shows
 	@PACELINE_BENCHMARKS=1 $(PYTEST) tests/benchmarks
 
 test-fast: install ## the tests that start no processes
-	@$(PYTEST) -m "not processes"
+	@$(PYTEST) -m "not processes and not cluster_programs" --numprocesses $(shell nproc)
 
 check: install ## read-only: format, lint, types, imports, generated files, citations
 	@$(BIN)/python scripts/check.py

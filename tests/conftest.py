@@ -1,18 +1,27 @@
-"""What holds for the whole test run: order and time of its stages, and what a skip means.
+"""What holds for the whole test run: its layers, the order of the tests, and what a skip means.
 
-A stage is a folder of tests/. Cheap and pure stages come first, so that a broken decision is not
-first seen as a hanging process. Side by side (`pytest --numprocesses`) what needs a Kubernetes is
-one lane, which shares its clusters and mostly waits; it begins at once, and the other lanes take
-the rest in order, test by test. From three lanes on what needs nodes, which is two thirds of it, is
-a lane of its own.
+A stage is a folder of tests/. The layers are marks: `make test-fast` runs what has no mark
+`processes`, `make test` everything without the mark `exhaustive`, `make test-all` everything
+(docs/testing.md).
+
+Tests without processes run first, so that a broken decision is not first seen as a hanging process.
+The others follow, the longest first, so that no long test is left alone at the end
+(tests/durations.json, written by `make durations`).
+
+Side by side (`pytest --numprocesses`) all tests on a Kubernetes are one lane, which shares its
+clusters and mostly waits; the other lanes take the rest, test by test. While the programs of the
+test cluster are still being built (scripts/run_tests.py), tests with the mark `cluster_programs`
+wait.
 
 Under CI=true a skip is a failure, since it would mean that CI has lost a prerequisite without
-anybody seeing it. Only what CI need not be is exempt: a machine with a GPU, a user other than root,
-one who may mount.
+anybody noticing. Exempt is only what a CI machine need not have: a GPU, a user other than root, the
+right to mount.
 """
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Generator
@@ -41,8 +50,10 @@ STAGES = (
     *("cluster", "operator/real", "nodes"),
 )
 KUBERNETES = ("cluster", "operator/real", "nodes")
-NODE_FILES = ("test_nodes.py", "test_image_build.py")
-"""In tests/cluster, what uses fixtures of tests/nodes and no other ones."""
+DURATIONS = HERE / "durations.json"
+"""Seconds of each slow test, for the order alone; a test that is not in it counts as quick."""
+ENV_BUILD_LOCK = "PACELINE_TEST_BUILD_LOCK"
+"""Names a file that scripts/run_tests.py keeps locked until the test cluster is built."""
 MAY_SKIP = ("GPU", "root may write everywhere", "no right to mount")
 
 # Smoke sizes of the benchmarks start dozens of processes: `make bench-smoke`.
@@ -55,8 +66,12 @@ settings.register_profile(
 )
 settings.load_profile("paceline")
 
+ENV_WRITE_DURATIONS = "PACELINE_TEST_WRITE_DURATIONS"
+SLOW_S = 2.0
+
 _seconds: defaultdict[str, float] = defaultdict(float)
 _tests: Counter[str] = Counter()
+_seconds_of: defaultdict[str, float] = defaultdict(float)
 
 
 def stage_of(path: Path) -> str:
@@ -66,14 +81,28 @@ def stage_of(path: Path) -> str:
     return parts[0] if len(parts) > 1 else ROOT_STAGE
 
 
-def _place(item: pytest.Item) -> int:
-    stage = stage_of(item.path)
-    return STAGES.index(stage) if stage in STAGES else len(STAGES)
+def _seconds_before() -> dict[str, float]:
+    durations: dict[str, float] = json.loads(DURATIONS.read_text()) if DURATIONS.is_file() else {}
+    return durations
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=_place)
+    durations = _seconds_before()
+    for item in items:
+        if stage_of(item.path) in KUBERNETES:
+            item.add_marker(pytest.mark.cluster_programs)
+
+    def place(item: pytest.Item) -> tuple[bool, bool, float, int]:
+        stage = stage_of(item.path)
+        waits = item.get_closest_marker("cluster_programs") is not None
+        processes = item.get_closest_marker("processes") is not None or waits
+        if stage in KUBERNETES:  # in one lane, where tests of a file share what the file starts
+            return True, True, 0.0, STAGES.index(stage)
+        order = STAGES.index(stage) if stage in STAGES else len(STAGES)
+        return waits, processes, -durations.get(item.nodeid, 0.0) if processes else 0.0, order
+
+    items.sort(key=place)
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: stage_of(item.path) not in KUBERNETES)
 
@@ -83,16 +112,21 @@ class Lanes(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         path = HERE.parent / nodeid.partition("::")[0]
-        stage = stage_of(path)
-        if stage not in KUBERNETES:
-            return nodeid
-        on_nodes = stage == "nodes" or path.name in NODE_FILES
-        return "kubernetes on nodes" if on_nodes and self.numnodes >= 3 else "kubernetes"
+        return "kubernetes" if stage_of(path) in KUBERNETES else nodeid
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes:
     config.option.loadscopereorder = False
     return Lanes(config, log)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Wait for the build outside of the test, whose time limit must not count it."""
+    if item.get_closest_marker("cluster_programs") and (lock := os.environ.get(ENV_BUILD_LOCK)):
+        with Path(lock).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -106,6 +140,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     stage = stage_of(HERE.parent / report.fspath)
     _seconds[stage] += report.duration
+    _seconds_of[report.nodeid] += report.duration
     _tests[stage] += report.when == "call" or (report.when == "setup" and not report.passed)
 
 
@@ -126,6 +161,9 @@ def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if os.environ.get(ENV_WRITE_DURATIONS):
+        now = {name: round(s, 1) for name, s in _seconds_of.items() if s >= SLOW_S}
+        DURATIONS.write_text(json.dumps(dict(sorted(now.items())), indent=0) + "\n")
     terminalreporter.section("time of each stage", sep="-")
     for stage in sorted(_seconds, key=lambda s: STAGES.index(s) if s in STAGES else len(STAGES)):
         terminalreporter.write_line(f"{stage:<13} {_tests[stage]:5} tests {_seconds[stage]:8.1f} s")

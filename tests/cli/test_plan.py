@@ -166,6 +166,7 @@ def test_a_folder_of_an_image_is_not_here(job: Path) -> None:
     assert "is no folder on this machine" in error
 
 
+@pytest.mark.exhaustive
 def test_a_job_in_groups_is_measured_beside_ranks_with_the_whole_model(tmp_path: Path) -> None:
     for name in ("job.yaml", "train.py"):
         shutil.copy(ROOT / "examples" / "tensor-parallel" / name, tmp_path)

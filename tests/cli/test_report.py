@@ -212,6 +212,7 @@ def test_mistakes(run: Path) -> None:
         assert "Traceback" not in said
 
 
+@pytest.mark.cluster_programs
 def test_chromium_draws_the_page(run: Path) -> None:
     browser = shutil.which("chromium")
     if browser is None:

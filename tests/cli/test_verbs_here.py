@@ -16,6 +16,7 @@ from cli.runs import processes_with
 from jobs import conformance
 from jobs.conformance import NAME, TIMEOUT
 from jobs.terminal import LIMIT_S, Terminal, until
+from layers import exhaustive_unless
 from paceline.jobs.local import LocalJobs
 from paceline_api.reading.load import parse_job
 
@@ -68,7 +69,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
     made.close()
 
 
-@pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    "check",
+    exhaustive_unless(lambda check: check is not conformance.the_whole_script, conformance.CHECKS),
+    ids=lambda check: check.__name__,
+)
 def test_what_the_verbs_promise(place: Here, check: Callable[[conformance.Place], None]) -> None:
     check(place)
 

@@ -11,7 +11,7 @@ from cluster.nodes import Cluster
 
 from scripts import oci, release, version
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.exhaustive, pytest.mark.processes]
 TAG = "paceline.test/two-stages:1"
 DOCKERFILE = """
 ARG BASE

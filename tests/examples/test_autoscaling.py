@@ -66,6 +66,7 @@ def seconds(query: str, tmp_path: Path, *, workers: int, per_worker: float = PER
     return float(found)
 
 
+@pytest.mark.cluster_programs
 @pytest.mark.processes
 @pytest.mark.parametrize("name", QUERIES)
 def test_twice_the_workers_are_half_the_figure(name: str, tmp_path: Path) -> None:

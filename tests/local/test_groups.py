@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from layers import exhaustive, exhaustive_except
 from local import group_script
 from local.history import ForkServer
 from paceline.core.protocol.records import DataPlan
@@ -101,7 +102,9 @@ def one_process(
 
 
 @pytest.mark.parametrize("kind", ["tensor", "pipeline"])
-@pytest.mark.parametrize(("backend", "clip_norm"), [("gloo", None), ("mpi", 0.3), ("shm", 0.3)])
+@pytest.mark.parametrize(
+    ("backend", "clip_norm"), [("gloo", None), exhaustive("mpi", 0.3), ("shm", 0.3)]
+)
 def test_full_equals_one_process(
     fork_server: ForkServer, kind: str, backend: str, clip_norm: float | None, tmp_path: Path
 ) -> None:
@@ -133,8 +136,19 @@ FAULTS: dict[str, tuple[list[list[Any]], dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("mode", ["Full", "Quorum"])
-@pytest.mark.parametrize("fault", FAULTS)
+IN_MAKE_TEST = (
+    *(
+        "a shard is killed in a reduction",
+        "a lead is killed",
+        "a shard is killed, and a group joins",
+    ),
+    *("a lead is frozen", "a shard's script fails", "a group joins and a pod drains"),
+    "the coordinator dies",
+)
+
+
+@pytest.mark.parametrize("mode", exhaustive_except(["Quorum"], ["Full", "Quorum"]))
+@pytest.mark.parametrize("fault", exhaustive_except(IN_MAKE_TEST, FAULTS))
 def test_a_group_comes_and_goes_as_one(
     fork_server: ForkServer, mode: str, fault: str, tmp_path: Path
 ) -> None:
@@ -172,6 +186,7 @@ TWO: dict[str, tuple[list[list[Any]], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", ["Full", "Quorum"])
 @pytest.mark.parametrize(("first", "second"), [*combinations(TWO, 2)])
 def test_two_faults_at_groups(

@@ -6,7 +6,7 @@ import pytest
 from nodes.jobs import CHANGE_S, NewJob
 from nodes.platform import Platform
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(900)]
 PROFILES = "/apis/paceline.dev/v1alpha1/fabricprofiles"
 IPC_LOCK = 1 << 14
 PROFILE = {

@@ -8,7 +8,7 @@ from cluster.node import KUBELET, Node
 from nodes.jobs import CHANGE_S, START_S, Job, NewJob
 from nodes.platform import Platform
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(900)]
 NOT_READY_S = 180.0
 POWER_S = 180.0
 """The operator may have been on that node: NotReady, its own toleration, its Lease, nodeLost."""

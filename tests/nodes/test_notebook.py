@@ -14,7 +14,7 @@ from nodes.jobs import NewJob, on_these_nodes
 from nodes.platform import Platform
 from nodes.test_verbs import kubeconfig_of
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(RUN_S)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(RUN_S)]
 
 HERE = """\
 import functools, json

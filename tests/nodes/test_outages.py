@@ -11,7 +11,7 @@ from nodes.jobs import CHANGE_S, END_S, NewJob, containers
 from nodes.platform import SYSTEM, Platform
 from nodes.test_verbs import kubeconfig_of, terminal_of
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(900)]
 OUTAGE_S = 60.0
 SETTLE_S = 2.0
 """From a connection to the first answer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from nodes.jobs import CHANGE_S, START_S, NewJob, containers
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(900)]
 
 
 def test_scale_up_and_down(new_job: NewJob) -> None:

@@ -7,7 +7,7 @@ import time
 import pytest
 from nodes.jobs import CHANGE_S, NewJob
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(900)]
 COOLDOWN_S = 60
 
 

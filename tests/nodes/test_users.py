@@ -12,7 +12,7 @@ from nodes.jobs import CHANGE_S, NewJob
 from nodes.platform import Platform
 from paceline_api.names import NOTE_KEY, secret_name
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(900)]
 
 
 def test_suspend_and_resume(new_job: NewJob) -> None:

@@ -16,7 +16,7 @@ from nodes.jobs import Job, NewJob, on_these_nodes
 from nodes.platform import Platform
 from paceline.jobs import places
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(900)]
 
 BINDINGS = "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings"
 

@@ -21,7 +21,7 @@ RECORDED = {
     for rule in group["rules"]
     if "record" in rule
 }
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.cluster_programs, pytest.mark.processes]
 
 QUIET = {
     # Seconds in step(): 3 of 30. Late by half a second in turn.

@@ -16,7 +16,7 @@ from paceline_operator.reference import JOBS, OWN, RIGHTS, values_of
 
 ROOT = Path(__file__).parent.parent.parent
 CHARTS = ROOT / "charts"
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.cluster_programs, pytest.mark.processes]
 
 
 def helm(*words: str) -> str:

@@ -25,7 +25,7 @@ VARIABLES = NAMES | {"$__rate_interval": "2m", "$__range": "10m"}
 GROUP = re.compile(r"\$1")
 """Of label_replace; no variable of Grafana begins with a digit."""
 CONFIG_MAP_BYTES_MAX = 1 << 20
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.cluster_programs, pytest.mark.processes]
 each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 
 

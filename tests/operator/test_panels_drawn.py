@@ -13,7 +13,7 @@ from cluster.fixtures import or_skip
 from telemetry import drawn, story
 from telemetry.drawn import FILES, Looker, panels
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.cluster_programs, pytest.mark.processes]
 ENTRIES_MAX = 12
 """Of a legend that can be read in a panel of eight columns."""
 ONE = drawn.EVERY[2]

@@ -22,7 +22,7 @@ from paceline_api.crdgen import DEFINITIONS
 
 from scripts import release, version
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.cluster_programs, pytest.mark.processes]
 
 VERSION = version.current()
 CRDS = "paceline-crds"

@@ -1,0 +1,118 @@
+"""`make test` and `make test-all`: the checks, the tests and what the tests need, side by side.
+
+Three processes share the cores. The first builds the Kubernetes of the tests (nothing, if it is
+there), the second runs the checks of `scripts/check.py`, the third is pytest. Tests that need what
+is being built wait for the build; all others run meanwhile.
+
+The exit code is 0 only if all three succeeded. Outside CI a failed build is reported and its tests
+are skipped by name; with CI=true it is a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTEST = Path(sys.executable).parent / "pytest"
+ENV_BUILD_LOCK = "PACELINE_TEST_BUILD_LOCK"
+"""Path of a file that the builder holds a lock on until it ends. tests/conftest.py waits for it."""
+ENV_WRITE_DURATIONS = "PACELINE_TEST_WRITE_DURATIONS"
+BUILD_TIMEOUT_S = 3600
+CHECK_TIMEOUT_S = 900
+DEFAULT_LANES = (os.cpu_count() or 1) + 1
+"""One test process per core, and one for the tests on Kubernetes, which mostly wait."""
+
+
+class Aside:
+    """A process beside the tests; its output is shown as a whole once it has ended."""
+
+    def __init__(self, name: str, argv: list[str], *, keep_fds: tuple[int, ...] = ()) -> None:
+        self.name = name
+        self._started = time.monotonic()
+        self._output: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            argv,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONPATH": "tests"},
+            pass_fds=keep_fds,
+        )
+
+    def finish(self, timeout_s: float) -> bool:
+        """Wait for the end, print the output, and return True if the process succeeded."""
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            code = -1
+        took_s = time.monotonic() - self._started
+        self._output.seek(0)
+        text = self._output.read()
+        self._output.close()
+        ending = (
+            "ok" if code == 0 else "FAILED" if code > 0 else f"not over after {timeout_s:.0f} s"
+        )
+        sys.stdout.write(f"\n{'-' * 20} {self.name}: {ending} {'-' * 20}\n{text}")
+        sys.stdout.write(f"{self.name} ended within {took_s:.0f} s of the start\n")
+        sys.stdout.flush()
+        return code == 0
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+            self._process.wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="run_tests", description=__doc__)
+    parser.add_argument("--all", action="store_true", help="the exhaustive tests as well")
+    parser.add_argument("--lanes", type=int, default=DEFAULT_LANES, help="tests side by side")
+    parser.add_argument("--durations", action="store_true", help="rewrite tests/durations.json")
+    parser.add_argument("rest", nargs="*", help="arguments for pytest")
+    options = parser.parse_args()
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="paceline-tests-") as folder:
+        lock = Path(folder) / "build.lock"
+        lock.touch()
+        module = [sys.executable, "-m", "cluster", "programs-for-tests"]
+        with lock.open() as held:  # the builder inherits the lock and releases it by ending
+            fcntl.flock(held, fcntl.LOCK_EX)
+            build = Aside("build", module, keep_fds=(held.fileno(),))
+        check = Aside("check", [sys.executable, "scripts/check.py"])
+        try:
+            own = {ENV_WRITE_DURATIONS: "1"} if options.durations else {}
+            chosen = [] if options.all else ["-m", "not exhaustive"]
+            tests = subprocess.run(
+                [PYTEST, "--numprocesses", str(options.lanes), *chosen, *options.rest],
+                cwd=ROOT,
+                env=os.environ | {ENV_BUILD_LOCK: str(lock)} | own,
+                check=False,
+            )
+            built = build.finish(BUILD_TIMEOUT_S)
+            checked = check.finish(CHECK_TIMEOUT_S)
+        finally:
+            build.kill()
+            check.kill()
+    passed = tests.returncode == 0 and checked and built
+    took = time.monotonic() - started
+    words = {True: "passed", False: "FAILED"}
+    sys.stdout.write(
+        f"\ntests {words[tests.returncode == 0]}, check {words[checked]}, build {words[built]};"
+        f" {int(took) // 60} min {int(took) % 60} s in all\n"
+    )
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -25,8 +25,8 @@ demo: install ## train on handwritten digits: one worker slow, one killed, one j
 	@$(BIN)/python examples/digits/check.py
 
 monitor: install ## Prometheus, and Grafana if there is one, over a local job that runs; JOB=NAME
-	@PYTHONPATH=tests $(BIN)/python -m cluster prometheus
-	@PYTHONPATH=tests JOB="$(JOB)" $(BIN)/python -m cluster.monitor
+	@$(BIN)/python -m testing.cluster prometheus
+	@JOB="$(JOB)" $(BIN)/python -m testing.cluster.monitor
 
 test: install ## all checks, and a test for each promise; what the README and CI run
 	@$(BIN)/python -m scripts.run_tests --lanes $(LANES)
@@ -93,4 +93,4 @@ clean: ## remove what was installed, caches and the folders of runs
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache runs dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-include tests/cluster/cluster.mk
+include testing/cluster/cluster.mk

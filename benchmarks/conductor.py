@@ -8,7 +8,6 @@ R18).
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import os
 from pathlib import Path
@@ -28,6 +27,7 @@ from paceline_api.resolve import resolve
 from paceline_api.rounds import RoundSettings
 
 from benchmarks.lab import SAMPLES
+from testing.processes import fork_server, forked
 
 START_S = 90.0
 RETRY_S = 0.05
@@ -35,8 +35,8 @@ RETRY_S = 0.05
 
 def runner(text: str, folder: str, answer: int) -> int:
     """One job; its result goes to the descriptor `answer` as JSON."""
-    below = importlib.import_module("local.fork_server").start_below()
-    importlib.import_module("local.forked").start_by(below)
+    below = fork_server.start_below()
+    forked.start_by(below)
     result = asyncio.run(_conduct(json.loads(text), Path(folder)))
     with os.fdopen(answer, "w") as file:
         json.dump(result, file)

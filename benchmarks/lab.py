@@ -9,7 +9,6 @@ are compared are the same processes, minutes apart at most.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -22,6 +21,9 @@ from typing import Any, Final, Self
 
 import msgspec
 from paceline.core.anatomy.samples import PodSamples
+
+from testing.processes import fork_server
+from testing.processes.history import ForkServer, read_all
 
 ROOT: Final = Path(__file__).parent.parent
 SCRIPTS: Final = Path(__file__).parent / "scripts"
@@ -140,7 +142,7 @@ class Lab:
         # A short path: socket files are below it.
         self._scratch = tempfile.TemporaryDirectory(prefix="pl-bench-")
         self._runs = 0
-        self._fork_server: Any = None
+        self._fork_server: ForkServer | None = None
         return self
 
     def __exit__(
@@ -150,22 +152,16 @@ class Lab:
         at: TracebackType | None,
     ) -> None:
         if self._fork_server is not None:
-            self._fork_server._end_all(0.0)  # noqa: SLF001
+            self._fork_server.end_all(0.0)
             self._fork_server.__exit__(kind, error, at)
         self._scratch.cleanup()
 
     def _start(self) -> None:
         """The fork server, when the first job needs it."""
-        tests = str(ROOT / "tests")
-        if tests not in sys.path:
-            sys.path.insert(0, tests)
         # The processes import the scripts' helpers from the root.
         before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), *before]))
-        history: Any = importlib.import_module("local.history")
-        self._ask: Any = importlib.import_module("local.fork_server").ask
-        self._read_all: Any = history._read_all  # noqa: SLF001
-        self._fork_server = history.ForkServer()
+        self._fork_server = ForkServer()
         self._fork_server.__enter__()
 
     @property
@@ -173,7 +169,7 @@ class Lab:
         """Of the process that all others are below."""
         if self._fork_server is None:
             self._start()
-        return int(self._fork_server._process.pid)  # noqa: SLF001
+        return int(self._fork_server.process.pid)
 
     def call(self, function: str, order: object, folder: Path, *, limit_s: float) -> Any:
         """What `function(order, folder)` ("module:name") returns in a new process."""
@@ -189,9 +185,9 @@ class Lab:
         folder = Path(self._scratch.name) / str(self._runs)
         folder.mkdir()
         read_end, write_end = os.pipe()
-        env = {**self._fork_server._env, "TMPDIR": str(folder)}  # noqa: SLF001
+        env = {**self._fork_server.env, "TMPDIR": str(folder)}
         with (folder / "runner.log").open("wb") as log:
-            self._ask(
+            fork_server.ask(
                 self._fork_server.name,
                 "benchmarks.conductor:runner",
                 arguments=[json.dumps(plan.order()), str(folder), 3],
@@ -201,8 +197,8 @@ class Lab:
                 limit_s=START_S,
             )
         os.close(write_end)
-        answer: bytes | None = self._read_all(read_end, plan.limit_s)
-        left = self._fork_server._end_all(0.0 if answer is None else ENDS_S)  # noqa: SLF001
+        answer: bytes | None = read_all(read_end, plan.limit_s)
+        left = self._fork_server.end_all(0.0 if answer is None else ENDS_S)
         said = (folder / "runner.log").read_text()[-4000:]
         if not answer:
             why = "failed" if answer is not None else f"was not over after {plan.limit_s:.0f} s"

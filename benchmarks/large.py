@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import json
 import sys
 import tempfile
@@ -26,6 +25,8 @@ from paceline_api.resolve import resolve
 
 from benchmarks.lab import ROOT, Lab
 from benchmarks.rehearsal.watch import MIB
+from testing.processes import fork_server, forked
+from testing.processes.history import descendants
 
 DIGITS: Final = ROOT / "examples" / "digits"
 BACKENDS: Final = ("mpi", "gloo")
@@ -81,8 +82,8 @@ def job(ranks: int, procs: int, backend: str) -> dict[str, Any]:
 
 def play(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     """In a process of the fork server's: run the job, and say what came of it."""
-    below = importlib.import_module("local.fork_server").start_below()
-    importlib.import_module("local.forked").start_by(below)
+    below = fork_server.start_below()
+    forked.start_by(below)
     printed: list[str] = []
     runs = Runner(
         resolve(job_from_mapping(order["job"])),
@@ -133,7 +134,6 @@ class Memory:
         self._thread.join()
 
     def _look(self) -> None:
-        descendants: Any = importlib.import_module("local.history").descendants
         while not self._over.wait(LOOK_S):
             pids = descendants(self._root)
             self.processes = max(self.processes, len(pids))

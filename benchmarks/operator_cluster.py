@@ -1,12 +1,12 @@
 """A control plane for benchmarks of the operator, and what its audit log tells of a run.
 
-Nodes are fake (tests/cluster/fake_kubelet.py), coordinators are stubs (tests/fake_cluster/stub.py),
-everything else is real. Moments come from the audit log, so measuring costs no request.
+Nodes are fake (testing/cluster/fake_kubelet.py), coordinators are stubs
+(testing/fake_cluster/stub.py), everything else is real. Moments come from the audit log, so
+measuring costs no request.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import Counter
@@ -18,13 +18,10 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-ROOT: Final = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "tests")]
-
-from cluster import running as running  # noqa: E402
-from cluster.audit import read_on  # noqa: E402
-from cluster.control_plane import RAISED, ControlPlane  # noqa: E402
-from fake_cluster.beside import (  # noqa: E402
+from testing.cluster import running as running
+from testing.cluster.audit import read_on
+from testing.cluster.control_plane import RAISED, ControlPlane
+from testing.fake_cluster.beside import (
     JOBS,
     KINDS,
     WRITES,
@@ -35,7 +32,7 @@ from fake_cluster.beside import (  # noqa: E402
     until,
     until_quiet,
 )
-from fake_cluster.stub import Fleet  # noqa: E402
+from testing.fake_cluster.stub import Fleet
 
 __all__ = [
     "JOBS",

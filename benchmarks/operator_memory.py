@@ -3,8 +3,8 @@
 `python -m benchmarks.operator_memory [--jobs 100 300 1000]`: jobs of 8 workers are added to one
 operator until there are so many. It is the program as it is delivered, with its watches, its Lease
 and a TLS connection to every job's coordinator. The API server and the coordinators are stand-ins
-in this process (tests/fake_cluster/loopback.py, stub.py), since real ones need more of the machine
-than is measured here. They keep account of field owners, which most of an object's text is.
+in this process (testing/fake_cluster/loopback.py, stub.py), since real ones need more of the
+machine than is measured here. They keep account of field owners, which most of an object's text is.
 """
 
 from __future__ import annotations
@@ -20,14 +20,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "tests")]
-
-from fake_cluster.beside import Running, submit, until  # noqa: E402
-from fake_cluster.loopback import Loopback  # noqa: E402
-from fake_cluster.stub import Fleet  # noqa: E402
-
-from benchmarks.report import Bar, Report  # noqa: E402
+from benchmarks.report import Bar, Report
+from testing.fake_cluster.beside import Running, submit, until
+from testing.fake_cluster.loopback import Loopback
+from testing.fake_cluster.stub import Fleet
 
 RESULTS: Final = Path(__file__).parent / "results"
 JOBS: Final = (100, 300, 1000)

@@ -18,7 +18,7 @@ from typing import Final
 
 FOLDERS: Final = (
     *("benchmarks", "charts", "crds", "docs", "examples"),
-    *("operator", "runtime", "scripts", "tests"),
+    *("operator", "runtime", "scripts", "testing", "tests"),
 )
 SUFFIXES: Final = {".c", ".md", ".py", ".tpl", ".txt", ".yaml", ".yml"}
 TARGETS: Final = ("docs/protocol.md", "docs/design/*.md")

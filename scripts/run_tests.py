@@ -44,7 +44,6 @@ class Aside:
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONPATH": "tests"},
             pass_fds=keep_fds,
         )
 
@@ -85,7 +84,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="paceline-tests-") as folder:
         lock = Path(folder) / "build.lock"
         lock.touch()
-        module = [sys.executable, "-m", "cluster", "programs-for-tests"]
+        module = [sys.executable, "-m", "testing.cluster", "programs-for-tests"]
         with lock.open() as held:  # the builder inherits the lock and releases it by ending
             fcntl.flock(held, fcntl.LOCK_EX)
             build = Aside("build", module, keep_fds=(held.fileno(),))

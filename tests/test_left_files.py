@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-import left_files
 import pytest
 from paceline.transport.shm.memory import SharedMemory
+
+from testing import left_files
 
 
 @pytest.fixture

@@ -18,7 +18,9 @@ TEXT_SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".json", ".cfg"
 
 # The shim runs by path before Paceline can be imported; the clock is what everybody else calls.
 MAY_SLEEP = {"runtime/paceline/clock.py", "runtime/paceline/agent/shim.py"}
-MAY_PRINT = ("runtime/paceline/cli/", "examples/", "benchmarks/", "scripts/", "tests/")
+MAY_PRINT = (
+    *("runtime/paceline/cli/", "examples/", "benchmarks/", "scripts/", "testing/", "tests/"),
+)
 MAY_NAME_ENVIRONMENT = {
     "crds/paceline_api/names.py",
     "runtime/paceline/environment.py",
@@ -225,14 +227,16 @@ def test_every_dependency_has_its_reason() -> None:
 
 def test_documents_name_what_exists() -> None:
     """Links, files in backticks and make targets."""
-    makefiles = [(ROOT / name).read_text() for name in ("Makefile", "tests/cluster/cluster.mk")]
+    makefiles = [(ROOT / name).read_text() for name in ("Makefile", "testing/cluster/cluster.mk")]
     targets = set(re.findall(r"^([a-z-]+):", "\n".join(makefiles), re.M))
     wrong = []
     for path in (path for path in files() if path.suffix == ".md"):
         text, name = path.read_text(), name_of(path)
         links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
         wrong += [f"{name}: link {to}" for to in links if not (path.parent / to).exists()]
-        named = re.findall(r"`((?:crds|runtime|tests|docs|examples|scripts)/[\w./-]+)`", text)
+        named = re.findall(
+            r"`((?:crds|runtime|testing|tests|docs|examples|scripts)/[\w./-]+)`", text
+        )
         wrong += [f"{name}: {to}" for to in named if not (ROOT / to).exists()]
         if name == "docs/protocol.md":
             short = re.findall(r"`((?:[a-z]+/)?[a-z]+\.py)`", text)

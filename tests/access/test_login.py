@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from access_plugin import Plugin
 from paceline_api.access import login as module
 from paceline_api.access.errors import (
     AccessError,
@@ -22,6 +21,8 @@ from paceline_api.access.login import log_in
 from paceline_api.errors import EXIT_BAD_INPUT
 from paceline_operator.cluster.tls import Pair, pair_of
 from paceline_operator.core.keys import job_keys
+
+from testing.access_plugin import Plugin
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.runs import PACELINE
 from jobs.scripted_server import JOBS, TOKEN, ScriptedServer
 from paceline.cli.main import main
+
+from testing.processes.runs import PACELINE
 
 JOB = """\
 apiVersion: paceline.dev/v1alpha1

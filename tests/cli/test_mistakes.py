@@ -11,7 +11,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cli.runs import LIMIT_S, PACELINE, ForkedRun, Run
+
+from testing.processes.runs import LIMIT_S, PACELINE, ForkedRun, Run
 
 pytestmark = pytest.mark.processes
 

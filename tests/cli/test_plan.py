@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.runs import forked_paceline
+
+from testing.processes.runs import forked_paceline
 
 pytestmark = pytest.mark.processes
 

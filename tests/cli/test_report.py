@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.runs import forked_paceline
 from msgspec.structs import replace
 from paceline.core.anatomy.dissect import Part
 from paceline.core.anatomy.job import JobAnatomy, analyse
@@ -23,6 +22,8 @@ from paceline.local import steps
 from paceline.local.rundir import LOCK
 from paceline.report.page import advice_lines
 from paceline.telemetry.anatomy import gauges
+
+from testing.processes.runs import forked_paceline
 
 pytestmark = pytest.mark.processes
 

@@ -17,7 +17,8 @@ from paceline.core.anatomy.job import analyse
 from paceline.core.status import Fact
 from paceline.jobs import places
 from paceline.report.page import advice_lines
-from slow_disk import slow_disk, write_and_forget
+
+from testing.slow_disk import slow_disk, write_and_forget
 
 pytestmark = pytest.mark.processes
 

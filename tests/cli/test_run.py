@@ -9,7 +9,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from cli.runs import LIMIT_S, Run
+
+from testing.processes.runs import LIMIT_S, Run
 
 pytestmark = pytest.mark.processes
 

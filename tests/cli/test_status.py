@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.runs import PACELINE
-from local.forked_call import ForkedCall
+
+from testing.processes.forked_call import ForkedCall
+from testing.processes.runs import PACELINE
 
 pytestmark = pytest.mark.processes
 

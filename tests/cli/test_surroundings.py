@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 from agent.harness import JOB
-from cli.runs import LIMIT_S, Run, may_mount
 from msgspec.structs import replace
 from paceline_api.jobfile import JobFile
 from paceline_api.reading.load import parse_job
 from paceline_api.resolve import resolve
+
+from testing.processes.runs import LIMIT_S, Run, may_mount
 
 pytestmark = pytest.mark.processes
 needs_mount = pytest.mark.skipif(not may_mount(), reason="no right to mount a small disk")

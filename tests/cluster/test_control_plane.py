@@ -8,14 +8,15 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster import instance, leftovers, programs, running
-from cluster.api import Api, ApiError
-from cluster.audit import requests_of
-from cluster.commands import CommandError, helm, kubectl
-from cluster.control_plane import API_SERVER, ControlPlane
+
+from testing.cluster import instance, leftovers, programs, running
+from testing.cluster.api import Api, ApiError
+from testing.cluster.audit import requests_of
+from testing.cluster.commands import CommandError, helm, kubectl
+from testing.cluster.control_plane import API_SERVER, ControlPlane
 
 pytestmark = pytest.mark.processes
-TESTS = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 POD = {
     "metadata": {"name": "one"},
     "spec": {"containers": [{"name": "trainer", "image": "none"}]},
@@ -139,7 +140,7 @@ def test_teardown_leaves_nothing() -> None:
 def test_a_killed_run_leaves_no_program_running() -> None:
     """kill -9 of the tests: the kernel ends the programs, the next run clears the rest away."""
     script = (
-        "from cluster import running\n"
+        "from testing.cluster import running\n"
         "with running.control_plane(controllers=None) as plane:\n"
         "    pids = [one.pid for one in plane.programs.values() if one.alive]\n"
         "    print(plane.instance.index, *pids, flush=True)\n"
@@ -147,7 +148,7 @@ def test_a_killed_run_leaves_no_program_running() -> None:
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", script],
-        cwd=TESTS,
+        cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

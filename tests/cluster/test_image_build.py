@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cluster import image_build
-from cluster.image_build import ImageBuilder, ImageBuildError
-from cluster.nodes import Cluster
 
 from scripts import oci, release, version
+from testing.cluster import image_build
+from testing.cluster.image_build import ImageBuilder, ImageBuildError
+from testing.cluster.nodes import Cluster
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.processes]
 TAG = "paceline.test/two-stages:1"

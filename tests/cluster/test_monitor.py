@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cluster import monitor, prometheus
-from cluster.fixtures import or_skip
 from paceline.agent import targets
 from paceline.local.index import Entry
 from paceline_api.errors import PacelineError
+
+from testing.cluster import monitor, prometheus
+from testing.cluster.fixtures import or_skip
 
 FIRST = Entry("first", "/runs/first-1", "", 1)
 OTHER = Entry("other", "/runs/other-1", "", 2)

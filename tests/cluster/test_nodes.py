@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 
 import pytest
-from cluster import leftovers, running
-from cluster.api import Json
-from cluster.commands import kubectl
-from cluster.host_python import PYTHON, with_host_python
-from cluster.images import BUSYBOX
-from cluster.nodes import Cluster
+
+from testing.cluster import leftovers, running
+from testing.cluster.api import Json
+from testing.cluster.commands import kubectl
+from testing.cluster.host_python import PYTHON, with_host_python
+from testing.cluster.images import BUSYBOX
+from testing.cluster.nodes import Cluster
 
 pytestmark = pytest.mark.processes
 POD_TIMEOUT_S = 60.0

@@ -9,12 +9,20 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from cluster import host_python, instance, kubeconfigs, other_release, prerequisites, programs
-from cluster.api import Api, ApiError
-from cluster.audit import requests_of
-from cluster.certificates import Authority
-from cluster.fake_kubelet import EVICTED, EXIT_CODE, FakeKubelet, Metadata, Pod, PodStatus
-from cluster.images import Image
+
+from testing.cluster import (
+    host_python,
+    instance,
+    kubeconfigs,
+    other_release,
+    prerequisites,
+    programs,
+)
+from testing.cluster.api import Api, ApiError
+from testing.cluster.audit import requests_of
+from testing.cluster.certificates import Authority
+from testing.cluster.fake_kubelet import EVICTED, EXIT_CODE, FakeKubelet, Metadata, Pod, PodStatus
+from testing.cluster.images import Image
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import aiohttp
 import msgspec
 import pytest
 from aiohttp import WSMsgType, web
-from failing import Failing
 from paceline.control import client as control
 from paceline.control.voice import INTRODUCTIONS_S, PodVoice
 from paceline.core import wire
@@ -38,6 +37,8 @@ from paceline.core.messages import (
     ToPod,
 )
 from paceline.core.protocol.ids import NO_GENERATION, MemberId
+
+from testing.failing import Failing
 
 WAIT_S = 30.0
 TOKEN = "secret"

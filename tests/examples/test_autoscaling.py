@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster import prometheus
-from cluster.fixtures import or_skip
+
+from testing.cluster import prometheus
+from testing.cluster.fixtures import or_skip
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "examples/autoscaling"

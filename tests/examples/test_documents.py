@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 import typer.main
 import yaml
-from cli.runs import end_of
-from local.forked_call import ForkedCall
 from paceline.agent.launch import group_of_one
 from paceline.cli.main import app
 from paceline.core.faults import parse_faults
 from paceline.core.protocol.ids import MemberId
 from paceline_api.reading.load import load_job
 from paceline_api.reading.overrides import with_overrides
+
+from testing.processes.forked_call import ForkedCall
+from testing.processes.runs import end_of
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("examples/*/*.md")])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli.runs import paceline
+
+from testing.processes.runs import paceline
 
 pytestmark = pytest.mark.processes
 

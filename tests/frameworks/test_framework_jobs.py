@@ -9,7 +9,8 @@ import re
 from pathlib import Path
 
 import pytest
-from cli.runs import joined, paceline
+
+from testing.processes.runs import joined, paceline
 
 pytestmark = pytest.mark.processes
 

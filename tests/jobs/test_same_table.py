@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-from fake_cluster.observations import NOW, RUNNING, job_of, training
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline.cli.table import line, table
@@ -27,6 +26,8 @@ from paceline_api.rounds import RoundSettings
 from paceline_operator.core.coordinator_status import read_coordinator_status
 from paceline_operator.core.reconcile import reconcile
 from rich.console import Console
+
+from testing.fake_cluster.observations import NOW, RUNNING, job_of, training
 
 PROCS = 2
 SLOTS = 3

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from local.forked_call import the_fork_server
-from local.history import ForkServer
+
+from testing.processes.forked_call import the_fork_server
+from testing.processes.history import ForkServer
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ from typing import Any
 
 import paceline as pl
 import torch
-from local.at_call import at_call
 from paceline.core.protocol.ids import parse_member
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -26,6 +25,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.utils.data import TensorDataset
+
+from testing.processes.at_call import at_call
 
 CONFIG: dict[str, Any] = json.loads(os.environ.get("CONFIG", "{}"))
 SHARD = int(os.environ.get("PACELINE_SHARD", "0"))

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cli.runs import ForkedRun
-from small_disk import small_disk
+
+from testing.processes.runs import ForkedRun
+from testing.small_disk import small_disk
 
 pytestmark = pytest.mark.processes
 

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from cli.runs import forked_paceline, joined
+
+from testing.processes.runs import forked_paceline, joined
 
 pytestmark = pytest.mark.processes
 

@@ -8,7 +8,9 @@ import sys
 from itertools import combinations, product
 
 import pytest
-from local.drawing import (
+from local.test_histories import HISTORIES
+
+from testing.processes.drawing import (
     CELL,
     CELLS,
     CHANNELS,
@@ -22,8 +24,7 @@ from local.drawing import (
     soak_history,
     soak_row,
 )
-from local.history import TESTS
-from local.test_histories import HISTORIES
+from testing.processes.history import ROOT
 
 
 @pytest.mark.parametrize("factors", [MATRIX, TOGETHER], ids=["matrix", "together"])
@@ -51,7 +52,7 @@ def test_soak_goes_through_the_full_matrix() -> None:
 
 
 DRAW = """
-from local.drawing import soak_history
+from testing.processes.drawing import soak_history
 from local.test_histories import HISTORIES
 print(repr([*HISTORIES, soak_history(17)]))
 """
@@ -61,7 +62,7 @@ def test_a_seed_says_everything() -> None:
     """In another process too, where sets have another order: several processes share the tests."""
     other = subprocess.run(
         [sys.executable, "-c", DRAW],
-        env=os.environ | {"PYTHONPATH": str(TESTS), "PYTHONHASHSEED": "4711"},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "4711"},
         capture_output=True,
         text=True,
         check=True,

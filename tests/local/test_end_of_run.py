@@ -7,8 +7,9 @@ from pathlib import Path
 from signal import SIGKILL, SIGSTOP
 
 import pytest
-from cli.runs import ForkedRun
-from local.history import ForkServer, History, check
+
+from testing.processes.history import ForkServer, History, check
+from testing.processes.runs import ForkedRun
 
 pytestmark = pytest.mark.processes
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from layers import exhaustive_except
-from local.drawing import CHANNELS
-from local.history import ForkServer, History, check
+
+from testing.processes.drawing import CHANNELS
+from testing.processes.history import ForkServer, History, check
 
 pytestmark = pytest.mark.processes
 

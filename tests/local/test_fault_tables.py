@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from local.drawing import FAULTS
+
+from testing.processes.drawing import FAULTS
 
 ROOT = Path(__file__).parents[2]
 NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")

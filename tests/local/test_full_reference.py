@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from layers import exhaustive_except
-from local.history import ForkServer
 from local.reference import MEMBERS
+
+from testing.processes.history import ForkServer
 
 pytestmark = pytest.mark.processes
 
@@ -99,7 +100,7 @@ def weights_of(
     at.mkdir()
     nothing = {"steps": [], "at_the_end": [], "inject": "", "slow_log": "", "small_disk": False}
     order = {"job": job(backend, config, mode, overlap), **nothing}
-    result = fork_server.call("local.history_run:history", order, at)
+    result = fork_server.call("testing.processes.history_run:history", order, at)
     assert result["complete"], result
     streams = overlap == "Auto" and config["pause_s"] > 0 and not config["pipeline"]
     assert (result["log"]["streamed"] > 0) is streams, result["log"]

@@ -12,9 +12,10 @@ import pytest
 import torch
 from layers import exhaustive, exhaustive_except
 from local import group_script
-from local.history import ForkServer
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.sampling import batches_of, total_leases
+
+from testing.processes.history import ForkServer
 
 pytestmark = pytest.mark.processes
 
@@ -57,7 +58,7 @@ def run(
     at.mkdir()
     nothing = {"at_the_end": [], "inject": "", "slow_log": "", "small_disk": False}
     order = {"job": job(config, collective or {}, **spec), "steps": steps or [], **nothing}
-    return fork_server.call("local.history_run:history", order, at)
+    return fork_server.call("testing.processes.history_run:history", order, at)
 
 
 def weights_of(result: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -22,8 +22,9 @@ from pathlib import Path
 
 import pytest
 from layers import exhaustive_unless
-from local.drawing import FAULTS, MATRIX, TOGETHER, covering, draw_history, soak_history
-from local.history import ForkServer, History, check
+
+from testing.processes.drawing import FAULTS, MATRIX, TOGETHER, covering, draw_history, soak_history
+from testing.processes.history import ForkServer, History, check
 
 SEED = 1
 SMALL_RANKS = 3

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from cli.runs import Run
+
+from testing.processes.runs import Run
 
 pytestmark = pytest.mark.processes
 

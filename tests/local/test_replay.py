@@ -9,13 +9,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from cli.runs import forked_paceline, joined
 from layers import exhaustive_except
 from paceline.core.protocol.pending import Merge, Swap
 from paceline.core.replay import sequence as replay
 from paceline.core.replay.journal import Did, Gave, Logged, Placed, pack
 from paceline.errors import ReplayError
 from paceline.train.replay import ReplaySession, read_journals
+
+from testing.processes.runs import forked_paceline, joined
 
 pytestmark = pytest.mark.processes
 
@@ -39,7 +40,7 @@ SCRIPT = """\
 import os, time
 import paceline as pl
 import torch
-from local import two_levels
+from testing.processes import two_levels
 from paceline.core.protocol.ids import parse_member
 
 torch.manual_seed(0)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cli.runs import JOB, paceline
 from paceline import limits
 from paceline.limits import MIB
 from paceline.local.room import Room, check_room
@@ -14,6 +13,8 @@ from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 from paceline_api.reading.load import load_job
 from paceline_api.resolve import resolve
 from paceline_api.settings import ResolvedJob
+
+from testing.processes.runs import JOB, paceline
 
 ROOMY = Room(processes=1 << 22, memory_bytes=1 << 50, own_bytes=30 * MIB)
 

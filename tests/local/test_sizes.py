@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.runs import ForkedRun
-from local.even_script import even_steps
+
+from testing.processes.even_script import even_steps
+from testing.processes.runs import ForkedRun
 
 pytestmark = pytest.mark.processes
 

@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from cli.runs import ForkedRun
-from local.even_script import even_steps
+
+from testing.processes.even_script import even_steps
+from testing.processes.runs import ForkedRun
 
 pytestmark = pytest.mark.processes
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.runs import ForkedRun, joined
+
+from testing.processes.runs import ForkedRun, joined
 
 pytestmark = pytest.mark.processes
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
-from cluster.image_build import ImageBuilder
-from cluster.nodes import Cluster
 from nodes.jobs import Job, NewJob
 from nodes.platform import Platform
+
+from testing.cluster.image_build import ImageBuilder
+from testing.cluster.nodes import Cluster
 
 
 @pytest.fixture(scope="session")

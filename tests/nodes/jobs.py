@@ -1,8 +1,8 @@
 """A TrainingJob of a test: its manifest, what Kubernetes and its coordinator say of it, its end.
 
-The script is the one of the histories on one machine (tests/local/history_script.py): every sample
-leaves a trace in the weights, so that one applied twice or not at all is seen at the end. Ranks
-take their time while the file `brake` exists, so a test is never too late with its disturbance.
+The script is the one of the histories on one machine (testing/processes/history_script.py): every
+sample leaves a trace in the weights, so that one applied twice or not at all is seen at the end.
+Ranks take their time while the file `brake` exists, so a test is never too late with its disturbance.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cluster.api import ApiError, Json
-from cluster.host_python import CHECKOUT, PYTHON, mounted_folders
 from nodes.platform import WORKER_IMAGE, Platform
 from nodes.watching import Watcher
 
+from testing.cluster.api import ApiError, Json
+from testing.cluster.host_python import CHECKOUT, PYTHON, mounted_folders
+
 KIND = "/apis/paceline.dev/v1alpha1"
-SCRIPT = CHECKOUT / "tests" / "local" / "history_script.py"
+SCRIPT = CHECKOUT / "testing" / "processes" / "history_script.py"
 START_S = 180.0
 END_S = 120.0
 CHANGE_S = 90.0
@@ -82,7 +83,7 @@ class Job:
             "workingDir": str(self.folder),
             "env": [
                 {"name": "HISTORY", "value": json.dumps(config)},
-                {"name": "PYTHONPATH", "value": str(SCRIPT.parents[1])},
+                {"name": "PYTHONPATH", "value": str(CHECKOUT)},
             ],
         }
         manifest = {

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from cluster import host_python
-from cluster.api import ApiError, Json
-from cluster.commands import helm, kubectl
-from cluster.image_build import ImageBuilder
-from cluster.nodes import Cluster
-
 from scripts import version
+from testing.cluster import host_python
+from testing.cluster.api import ApiError, Json
+from testing.cluster.commands import helm, kubectl
+from testing.cluster.image_build import ImageBuilder
+from testing.cluster.nodes import Cluster
 
 CHECKOUT = host_python.CHECKOUT
 SYSTEM = "paceline-system"

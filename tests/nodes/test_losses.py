@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from cluster.api import Json
-from cluster.node import KUBELET, Node
 from nodes.jobs import CHANGE_S, START_S, Job, NewJob
 from nodes.platform import Platform
+
+from testing.cluster.api import Json
+from testing.cluster.node import KUBELET, Node
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(900)]
 NOT_READY_S = 180.0

@@ -15,8 +15,9 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from cluster.api import ApiError, Json
 from paceline_api.names import NOTE_KEY, secret_name
+
+from testing.cluster.api import ApiError, Json
 
 if TYPE_CHECKING:
     from nodes.jobs import Job

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from cluster.control_plane import ControlPlane
-    from fake_cluster.beside import Running
+    from testing.cluster.control_plane import ControlPlane
+    from testing.fake_cluster.beside import Running
 
 
 @pytest.fixture(scope="session")
 def plane(api_server: ControlPlane) -> ControlPlane:
-    from fake_cluster.beside import install_crd
+    from testing.fake_cluster.beside import install_crd
 
     install_crd(api_server)
     return api_server
@@ -23,7 +23,7 @@ def plane(api_server: ControlPlane) -> ControlPlane:
 
 @pytest.fixture
 def running(plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Running]:
-    from fake_cluster.beside import operator_of
+    from testing.fake_cluster.beside import operator_of
 
     with operator_of(plane, namespace, tmp_path / "operator.log") as running:
         yield running

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fake_cluster.world import NAMESPACE, World, job_body
 from paceline_api.crdgen import PLURAL
 from paceline_operator.cluster.api import ApiError
 from paceline_operator.core.pods.companions import BUDGETS
+
+from testing.fake_cluster.world import NAMESPACE, World, job_body
 
 ON: dict[str, Any] = {"disruptionBudget": True}
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster import programs
-from cluster.fixtures import or_skip
 from paceline_api.crdgen import DEFINITIONS
 from paceline_operator.reference import JOBS, OWN, RIGHTS, values_of
+
+from testing.cluster import programs
+from testing.cluster.fixtures import or_skip
 
 ROOT = Path(__file__).parent.parent.parent
 CHARTS = ROOT / "charts"

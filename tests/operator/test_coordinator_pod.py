@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_cluster.observations import COORDINATOR, NOW, RUNNING, job_of, training, worker
-from fake_cluster.parts import KEY, job_body
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.decide import backoff
 from paceline_operator.core.observed import NOT_STARTED, End, Observed, Pod, Sent
 from paceline_operator.core.pods import children
 from paceline_operator.core.reconcile import reconcile
+
+from testing.fake_cluster.observations import COORDINATOR, NOW, RUNNING, job_of, training, worker
+from testing.fake_cluster.parts import KEY, job_body
 
 ON_GPUS = {
     "requiredDuringSchedulingIgnoredDuringExecution": {

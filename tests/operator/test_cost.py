@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_cluster.world import NAMESPACE, START_S, World, job_body
 from paceline_api.crdgen import PLURAL
 from paceline_api.names import LABEL_SLOT
 from paceline_operator.core.job import read_job
 from paceline_operator.core.observed import Observed, Sent
 from paceline_operator.core.report.status import ARRIVALS_S, COALESCE_S, STARTING_S, due
+
+from testing.fake_cluster.world import NAMESPACE, START_S, World, job_body
 
 WORKERS = 8
 POD_BYTES = 3_100

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster import programs
-from cluster.fixtures import or_skip
 from telemetry import known
+
+from testing.cluster import programs
+from testing.cluster.fixtures import or_skip
 
 ROOT = Path(__file__).parent.parent.parent
 CHART = ROOT / "charts/paceline"

@@ -6,8 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_cluster.observations import COORDINATOR, NOW, RUNNING, UID, job_of, training, worker
-from fake_cluster.world import job_body
 from paceline_api.names import NOTE_WATCHED
 from paceline_api.times import timestamp
 from paceline_operator.core.changes import Changes
@@ -25,6 +23,17 @@ from paceline_operator.core.observed import (
 from paceline_operator.core.plan import Cause
 from paceline_operator.core.reconcile import reconcile
 from paceline_operator.core.refusals import Refusal, RefusalKind
+
+from testing.fake_cluster.observations import (
+    COORDINATOR,
+    NOW,
+    RUNNING,
+    UID,
+    job_of,
+    training,
+    worker,
+)
+from testing.fake_cluster.world import job_body
 
 
 def decided(job: Job, seen: Observed, now_s: float = NOW) -> Changes:

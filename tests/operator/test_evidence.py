@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_cluster.observations import COORDINATOR, NOW, RUNNING, job_of, training, worker
 from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.coordinator_status import CoordinatorStatus, Rank
 from paceline_operator.core.decide import evidence
 from paceline_operator.core.observed import End, Node, Observed, Pod, Sent
 from paceline_operator.core.reconcile import reconcile
+
+from testing.fake_cluster.observations import COORDINATOR, NOW, RUNNING, job_of, training, worker
 
 
 def lost(pod: Pod, seen: Observed, now_s: float = NOW) -> evidence.Loss:

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fake_cluster.fabrics import GPU, IB, NODES, free, gpu_job, name_of, seen
-from fake_cluster.observations import NOW, coordinator_status, job_of, worker
 from paceline_api.types.enums import FabricRequirement
 from paceline_api.types.fabric import PLAIN_SPEC, FabricPod, FabricProfile, FabricSpec
 from paceline_operator import fabrics
@@ -22,6 +20,9 @@ from paceline_operator.core.pods.fabric import Fabric
 from paceline_operator.core.reconcile import reconcile
 from paceline_operator.core.refusals import Refusal, RefusalKind
 from paceline_operator.fabrics import built_in
+
+from testing.fake_cluster.fabrics import GPU, IB, NODES, free, gpu_job, name_of, seen
+from testing.fake_cluster.observations import NOW, coordinator_status, job_of, worker
 
 # ---- which one ------------------------------------------------------------------------------
 

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 import yaml
-from fake_cluster.fabrics import GPU, gpu_job, seen
-from fake_cluster.observations import job_of
-from fake_cluster.parts import KEY
 from paceline_api.types.enums import FabricRequirement
 from paceline_api.types.fabric import FabricPod, FabricSpec
 from paceline_operator.core.decide.fabric import fabric_of
@@ -18,6 +15,10 @@ from paceline_operator.core.observed import Node
 from paceline_operator.core.pods import children
 from paceline_operator.core.pods.fabric import Fabric
 from paceline_operator.fabrics import built_in
+
+from testing.fake_cluster.fabrics import GPU, gpu_job, seen
+from testing.fake_cluster.observations import job_of
+from testing.fake_cluster.parts import KEY
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from fake_cluster.inside import Answer, Inside
-from fake_cluster.parts import NAMESPACE, job_body
 from paceline_api.crdgen import PLURAL
 from paceline_operator.cluster.observe import SILENCE_S
 from paceline_operator.listing import RESYNC_S
+
+from testing.fake_cluster.inside import Answer, Inside
+from testing.fake_cluster.parts import NAMESPACE, job_body
 
 JOB = "digits"
 KEY = (NAMESPACE, JOB)

@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-from fake_cluster.observations import NOW, RUNNING, UID, training, worker
-from fake_cluster.parts import START_S
-from fake_cluster.world import NAMESPACE, World, job_body
 from paceline.environment import AgentSettings
 from paceline_api.crdgen import PLURAL
 from paceline_api.times import timestamp
@@ -28,6 +25,10 @@ from paceline_operator.core.providers.choice import GANGS
 from paceline_operator.core.reconcile import reconcile
 from paceline_operator.core.refusals import Refusal, RefusalKind
 from paceline_operator.core.report.refused import as_condition
+
+from testing.fake_cluster.observations import NOW, RUNNING, UID, training, worker
+from testing.fake_cluster.parts import START_S
+from testing.fake_cluster.world import NAMESPACE, World, job_body
 
 GOLDEN = Path(__file__).parent / "golden/gangs.yaml"
 QUEUE = "kueue.x-k8s.io/queue-name"

@@ -14,14 +14,15 @@ import os
 from collections import Counter
 from enum import StrEnum
 
-from fake_cluster.inside import Answer, Inside
-from fake_cluster.parts import NAMESPACE, job_body, place_of
 from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from paceline_api.crdgen import PLURAL
 from paceline_operator.cluster.api import ApiError
 from paceline_operator.core.decide.resize import ASK_S
+
+from testing.fake_cluster.inside import Answer, Inside
+from testing.fake_cluster.parts import NAMESPACE, job_body, place_of
 
 JOB = "digits"
 KEY = (NAMESPACE, JOB)

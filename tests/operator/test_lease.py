@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_cluster.http_api import VirtualApi
-from fake_cluster.server import Server
-from fake_cluster.virtual import VirtualLoop
 from paceline_api.access.access import Access
 from paceline_api.access.login import Login
 from paceline_operator.cluster.lease import MARGIN, NAME, Election, Terms
+
+from testing.fake_cluster.http_api import VirtualApi
+from testing.fake_cluster.server import Server
+from testing.fake_cluster.virtual import VirtualLoop
 
 HOST = "10.255.0.1"
 NAMESPACE = "paceline"

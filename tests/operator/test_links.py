@@ -15,16 +15,6 @@ from dataclasses import dataclass, field
 
 import pytest
 from aiohttp import web
-from fake_cluster.beside import server_context
-from fake_cluster.observations import (
-    NOW,
-    RUNNING,
-    coordinator_status,
-    job_of,
-    training,
-    worker,
-)
-from fake_cluster.parts import job_body
 from paceline_operator.cluster import coordinator as cluster_coordinator
 from paceline_operator.cluster.coordinator import Links
 from paceline_operator.cluster.store import Key
@@ -39,6 +29,17 @@ from paceline_operator.core.keys import job_keys
 from paceline_operator.core.observed import Sent
 from paceline_operator.core.reconcile import reconcile
 from paceline_operator.core.unheard import Cause, Unheard
+
+from testing.fake_cluster.beside import server_context
+from testing.fake_cluster.observations import (
+    NOW,
+    RUNNING,
+    coordinator_status,
+    job_of,
+    training,
+    worker,
+)
+from testing.fake_cluster.parts import job_body
 
 KEYS = job_keys(bytes(32), "a")
 GZIP = "Content-Encoding"

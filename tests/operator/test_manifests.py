@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from fake_cluster.parts import KEY, job_body
 from paceline import environment as runtime_settings
 from paceline_api import names
 from paceline_api.jobfile import read_job_file, read_resolved_job
@@ -21,6 +20,8 @@ from paceline_operator.core.keys import hkdf, job_keys, key_id
 from paceline_operator.core.pods import children
 from paceline_operator.core.pods.frozen import job_file, settings_differ
 from paceline_operator.core.pods.service import service
+
+from testing.fake_cluster.parts import KEY, job_body
 
 GOLDEN = Path(__file__).parent / "golden"
 RICH: dict[str, Any] = {

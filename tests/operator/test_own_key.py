@@ -7,14 +7,15 @@ import base64
 from dataclasses import replace
 
 import pytest
-from fake_cluster.observations import COORDINATOR, NOW, RUNNING, job_of, training, worker
-from fake_cluster.server import Server
 from paceline_api.errors import PacelineError
 from paceline_api.names import NOTE_KEY
 from paceline_operator.cluster.own_key import NAME, OwnKeys
 from paceline_operator.core.keys import key_id
 from paceline_operator.core.observed import Observed, Sent
 from paceline_operator.core.reconcile import reconcile
+
+from testing.fake_cluster.observations import COORDINATOR, NOW, RUNNING, job_of, training, worker
+from testing.fake_cluster.server import Server
 
 HERE = "paceline-system"
 OLD, NEW = b"o" * 32, b"n" * 32

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cluster import prometheus
-from cluster.fixtures import or_skip
 from telemetry import drawn, story
 from telemetry.drawn import FILES, Looker, panels
+
+from testing.cluster import prometheus
+from testing.cluster.fixtures import or_skip
 
 pytestmark = [pytest.mark.cluster_programs, pytest.mark.processes]
 ENTRIES_MAX = 12

@@ -7,10 +7,11 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from fake_cluster.virtual import VirtualLoop
 from paceline_operator.cluster.store import Key
 from paceline_operator.metrics import CONTROLLER, Metrics
 from paceline_operator.queue import BROKEN_S, WORKERS, Queue
+
+from testing.fake_cluster.virtual import VirtualLoop
 
 A, B, C = ("default", "a"), ("default", "b"), ("default", "c")
 

@@ -6,10 +6,11 @@ import copy
 from typing import Any
 
 import pytest
-from fake_cluster.observations import NOW, UID
-from fake_cluster.parts import job_body
 from paceline_api.times import timestamp
 from paceline_operator.core.job import read_again, read_job
+
+from testing.fake_cluster.observations import NOW, UID
+from testing.fake_cluster.parts import job_body
 
 
 def body() -> dict[str, Any]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from fake_cluster.inside import Inside
-from fake_cluster.parts import NAMESPACE, job_body
 from paceline_api.crdgen import PLURAL
 from paceline_operator.cluster.api import ApiError
 from paceline_operator.cluster.rights import HINT, asked, denied, told, words_of
 from paceline_operator.handlers import DENIED_S
+
+from testing.fake_cluster.inside import Inside
+from testing.fake_cluster.parts import NAMESPACE, job_body
 
 SAID = 'User "system:serviceaccount:paceline:paceline" cannot do that'
 FORBIDDEN = ApiError(403, "Forbidden", SAID)

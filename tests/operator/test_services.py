@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fake_cluster.server import Server
 from paceline_api.names import COORDINATOR_SERVICE
 from paceline_operator.cluster.api import ApiError
 from paceline_operator.cluster.services import Services
 from paceline_operator.core.pods.service import KEEP_S, REFRESH_S
+
+from testing.fake_cluster.server import Server
 
 
 class Desk:

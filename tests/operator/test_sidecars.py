@@ -7,8 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_cluster.observations import COORDINATOR, NOW, UID, job_of, training
-from fake_cluster.observations import RUNNING as TRAINING
 from paceline_api.times import timestamp
 from paceline_operator.cluster.wire import PodObject, pod_of
 from paceline_operator.core.changes import Changes
@@ -16,6 +14,9 @@ from paceline_operator.core.decide.backoff import NOTE_SLOT_FAILURES, SIDECAR_S
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed, Pod, Sent
 from paceline_operator.core.reconcile import reconcile
+
+from testing.fake_cluster.observations import COORDINATOR, NOW, UID, job_of, training
+from testing.fake_cluster.observations import RUNNING as TRAINING
 
 RUNNING = {"name": "logger", "state": {"running": {"startedAt": timestamp(NOW - 600)}}}
 GONE = {"name": "logger", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cluster.kstatus import Standing, kstatus
-from fake_cluster.observations import NOW, RUNNING, job_of, training
-from fake_cluster.world import NAMESPACE, World, job_body
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline_api.crdgen import PLURAL
@@ -20,6 +17,10 @@ from paceline_operator.core.reconcile import reconcile
 from paceline_operator.core.refusals import Refusal, RefusalKind
 from paceline_operator.core.report.conditions import Wanted
 from paceline_operator.core.report.standing import NEEDS_SOMEBODY, standing
+
+from testing.fake_cluster.kstatus import Standing, kstatus
+from testing.fake_cluster.observations import NOW, RUNNING, job_of, training
+from testing.fake_cluster.world import NAMESPACE, World, job_body
 
 T, R = ConditionType, Reason
 CURRENT, IN_PROGRESS, FAILED = Standing.CURRENT, Standing.IN_PROGRESS, Standing.FAILED

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_cluster.observations import NOW, RUNNING, job_of, training
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline.core.protocol.ids import MemberId
@@ -16,6 +15,8 @@ from paceline_api.types.status import TrainingJobStatus
 from paceline_operator.core.coordinator_status import read_coordinator_status
 from paceline_operator.core.reconcile import reconcile
 from paceline_operator.core.report import status
+
+from testing.fake_cluster.observations import NOW, RUNNING, job_of, training
 
 WHY = "mpi:ring 300 us at 1048576 B; next: gloo 610 us"
 

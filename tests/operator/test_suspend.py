@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fake_cluster.observations import NOW, RUNNING, job_of, training
 from paceline_api.times import timestamp
 from paceline_operator.core.decide.suspend import suspend
 from paceline_operator.core.observed import Observed
 from paceline_operator.core.reconcile import reconcile
+
+from testing.fake_cluster.observations import NOW, RUNNING, job_of, training
 
 START = timestamp(NOW - 100)
 

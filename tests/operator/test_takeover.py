@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fake_cluster.observations import NOW, RUNNING, job_of, training
-from fake_cluster.world import NAMESPACE, World, job_body
 from paceline_api.crdgen import PLURAL
 from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.reconcile import HEAR_S, reconcile
+
+from testing.fake_cluster.observations import NOW, RUNNING, job_of, training
+from testing.fake_cluster.world import NAMESPACE, World, job_body
 
 
 def test_a_job_grows_only_when_its_coordinator_is_heard() -> None:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fake_cluster.world import NAMESPACE, World, job_body
 from paceline_api.crdgen import PLURAL
 from paceline_operator.cluster.api import ApiError
+
+from testing.fake_cluster.world import NAMESPACE, World, job_body
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ssl
 
 import pytest
-from fake_cluster.beside import server_context
 from paceline_operator.cluster.tls import pair_of, pinned
 from paceline_operator.core.keys import job_keys
+
+from testing.fake_cluster.beside import server_context
 
 
 def shake(server: ssl.SSLContext, client: ssl.SSLContext) -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_cluster.observations import NOW, RUNNING, coordinator_status, job_of, training, worker
 from paceline_api.times import timestamp
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.clocks import CarrierUnknown, Clocks
@@ -18,6 +17,15 @@ from paceline_operator.core.observed import Observed
 from paceline_operator.core.pods.frozen import job_file
 from paceline_operator.core.reconcile import reconcile
 from paceline_operator.core.report import status
+
+from testing.fake_cluster.observations import (
+    NOW,
+    RUNNING,
+    coordinator_status,
+    job_of,
+    training,
+    worker,
+)
 
 RDMA = {"required": "RDMA"}
 SHOWN = {**RDMA, "preflight": {"enabled": False}}

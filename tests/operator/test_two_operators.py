@@ -9,8 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_cluster.parts import KEY, NAMESPACE, START_S, job_body
-from fake_cluster.server import Server
 from paceline_api.crdgen import PLURAL
 from paceline_api.names import DEFAULT_MANAGER, LABEL_MANAGER, LABEL_VALUE, manager_label
 from paceline_operator.cluster.apply import Applier
@@ -22,6 +20,9 @@ from paceline_operator.controller import Controller
 from paceline_operator.core.changes import Message
 from paceline_operator.core.job import Job
 from paceline_operator.core.pods.service import KEEP_S
+
+from testing.fake_cluster.parts import KEY, NAMESPACE, START_S, job_body
+from testing.fake_cluster.server import Server
 
 OTHER = "example.org/second"
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from fake_cluster.beside import server_context
-from fake_cluster.observations import COORDINATOR, NOW, RUNNING, job_of, worker
 from paceline_operator.cluster import coordinator as driver
 from paceline_operator.cluster.tls import pair_of, pinned
 from paceline_operator.core.changes import Changes
@@ -23,6 +21,9 @@ from paceline_operator.core.keys import job_keys
 from paceline_operator.core.observed import End, Observed, Sent
 from paceline_operator.core.reconcile import reconcile
 from paceline_operator.core.unheard import TOLD_S, Cause, Unheard
+
+from testing.fake_cluster.beside import server_context
+from testing.fake_cluster.observations import COORDINATOR, NOW, RUNNING, job_of, worker
 
 RELEASED = End(0, "Completed", "finished: released with version 40", finished_s=NOW - 60)
 CRASHED = End(1, "Error", "failed: out of data", finished_s=NOW - 60)

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster import programs
-from cluster.fixtures import or_skip
 from paceline_api.crdgen import DEFINITIONS
 
 from scripts import release, version
+from testing.cluster import programs
+from testing.cluster.fixtures import or_skip
 
 pytestmark = [pytest.mark.cluster_programs, pytest.mark.processes]
 

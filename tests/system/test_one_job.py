@@ -10,8 +10,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from cli.runs import Run
 from prometheus_client.parser import text_string_to_metric_families
+
+from testing.processes.runs import Run
 
 pytestmark = pytest.mark.processes
 

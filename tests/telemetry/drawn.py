@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cluster import prometheus
 from paceline_api.types.enums import Mode
 from telemetry import story
+
+from testing.cluster import prometheus
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = sorted((ROOT / "charts/paceline/dashboards").glob("*.json"))

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from cluster import programs
-from cluster.fixtures import or_skip
 from paceline.core.agent.supervise import Phase
 from paceline.core.protocol.ids import MemberId
 from paceline.telemetry import collector
 from paceline.telemetry.catalog import CATALOG, LABELS, Writer
 from paceline_operator.metrics import Metrics
 from prometheus_client.metrics_core import Metric as Family
+
+from testing.cluster import programs
+from testing.cluster.fixtures import or_skip
 
 JOB = "paceline_dev_job_name"
 WORKER = ("0.0", "1.0")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 
-import left_files
 import pytest
 from transport.harness import FAILED, ProcessPool
+
+from testing import left_files
 
 
 @pytest.hookimpl(wrapper=True)

@@ -34,6 +34,7 @@ FAILED = pytest.StashKey[bool]()
 ANSWER_S = 30.0
 START_S = 60.0
 TESTS = Path(__file__).parent.parent
+ROOT = TESTS.parent
 
 
 class Rank(ABC):
@@ -75,7 +76,9 @@ class ProcessRank(Rank):
         self._log = (pool.folder / f"{name}.log").open("wb")
         environment = {
             **os.environ,
-            "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+            "PYTHONPATH": os.pathsep.join(
+                map(str, (TESTS, ROOT, os.environ.get("PYTHONPATH", "")))
+            ),
             "OMP_NUM_THREADS": "1",
             "RANK_HOST": host,
         }

@@ -8,12 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import left_files
 import pytest
 from agent.harness import pod
 from paceline.agent.launch import find_mpiexec
 from paceline.transport.mpi.links import mpi_environment
 from paceline.transport.mpi.provider import ProviderError, check_provider
+
+from testing import left_files
 
 pytestmark = pytest.mark.processes
 

@@ -31,8 +31,9 @@ from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
 from paceline_api.rounds import RoundSettings
 from safetensors.torch import load_file
-from small_disk import small_disk
 from torch import nn
+
+from testing.small_disk import small_disk
 
 ME = MemberId(0, 0, 0)
 PLAN = DataPlan(samples=40, batch=4, epochs=1, seed=1)

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from failing import Failing
 from paceline.control import packets
 from paceline.core import wire
 from paceline.core.messages import (
@@ -32,6 +31,8 @@ from paceline.core.protocol.ids import NO_GENERATION, MemberId
 from paceline.core.protocol.records import Request
 from paceline.worker import coordinator_line
 from paceline.worker.coordinator_line import CoordinatorLine
+
+from testing.failing import Failing
 
 WAIT_S = 30.0
 ME = MemberId(0, 0, 1000)

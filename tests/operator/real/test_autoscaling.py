@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster.control_plane import ControlPlane
-from fake_cluster.beside import ROOT, Running, change, job, submit, until
-from fake_cluster.stub import Fleet
+
+from testing.cluster.control_plane import ControlPlane
+from testing.fake_cluster.beside import ROOT, Running, change, job, submit, until
+from testing.fake_cluster.stub import Fleet
 
 pytestmark = pytest.mark.processes
 

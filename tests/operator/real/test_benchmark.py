@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster.control_plane import ControlPlane
-from fake_cluster.beside import ROOT, Running, until
+
+from testing.cluster.control_plane import ControlPlane
+from testing.fake_cluster.beside import ROOT, Running, until
 
 pytestmark = pytest.mark.processes
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cluster.api import ApiError
-from cluster.control_plane import ControlPlane
-from fake_cluster.beside import Running, job, living, pods, submit, until
-from fake_cluster.stub import Fleet
 from paceline_operator.fabrics import built_in
+
+from testing.cluster.api import ApiError
+from testing.cluster.control_plane import ControlPlane
+from testing.fake_cluster.beside import Running, job, living, pods, submit, until
+from testing.fake_cluster.stub import Fleet
 
 pytestmark = pytest.mark.processes
 

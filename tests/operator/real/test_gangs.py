@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from cluster.api import ApiError
-from cluster.commands import kubectl
-from cluster.control_plane import ControlPlane
-from fake_cluster.beside import (
+
+from testing.cluster.api import ApiError
+from testing.cluster.commands import kubectl
+from testing.cluster.control_plane import ControlPlane
+from testing.fake_cluster.beside import (
     Running,
     change,
     holds,
@@ -24,8 +25,8 @@ from fake_cluster.beside import (
     submit,
     until,
 )
-from fake_cluster.parts import job_body
-from fake_cluster.stub import Fleet
+from testing.fake_cluster.parts import job_body
+from testing.fake_cluster.stub import Fleet
 
 pytestmark = pytest.mark.processes
 

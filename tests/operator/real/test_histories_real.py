@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.api import ApiError
-from cluster.control_plane import ControlPlane
-from cluster.fake_nodes import FakeNodes
-from fake_cluster.beside import (
+from paceline_api.names import LABEL_JOB, LABEL_SLOT
+
+from testing.cluster.api import ApiError
+from testing.cluster.control_plane import ControlPlane
+from testing.cluster.fake_nodes import FakeNodes
+from testing.fake_cluster.beside import (
     JOBS,
     Running,
     change,
@@ -32,9 +34,8 @@ from fake_cluster.beside import (
     until,
     until_quiet,
 )
-from fake_cluster.proxy import Proxy
-from fake_cluster.stub import Fleet
-from paceline_api.names import LABEL_JOB, LABEL_SLOT
+from testing.fake_cluster.proxy import Proxy
+from testing.fake_cluster.stub import Fleet
 
 JOBS_AT_ONCE = 6
 HISTORIES = int(os.environ.get("PACELINE_HISTORIES", "30"))
@@ -214,7 +215,7 @@ class Misfortune:
         if not crash_at:
             self.running.start(*options, kubeconfig=self.kubeconfig)
             return
-        program = (sys.executable, "-m", "fake_cluster.crashing", str(crash_at))
+        program = (sys.executable, "-m", "testing.fake_cluster.crashing", str(crash_at))
         self.running.start(*options, kubeconfig=self.kubeconfig, program=program)
 
     def again(self) -> None:

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster import programs
-from cluster.api import ApiError
-from cluster.commands import CommandError, helm, kubectl
-from cluster.control_plane import ControlPlane
-from fake_cluster import schemas
-from fake_cluster.beside import (
+
+from testing.cluster import programs
+from testing.cluster.api import ApiError
+from testing.cluster.commands import CommandError, helm, kubectl
+from testing.cluster.control_plane import ControlPlane
+from testing.fake_cluster import schemas
+from testing.fake_cluster.beside import (
     ROOT,
     Running,
     change,
@@ -31,7 +32,7 @@ from fake_cluster.beside import (
     submit,
     until,
 )
-from fake_cluster.stub import Fleet
+from testing.fake_cluster.stub import Fleet
 
 pytestmark = pytest.mark.processes
 

@@ -9,9 +9,10 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from cluster.audit import entries
-from cluster.control_plane import ControlPlane
-from fake_cluster.beside import (
+
+from testing.cluster.audit import entries
+from testing.cluster.control_plane import ControlPlane
+from testing.fake_cluster.beside import (
     WRITES,
     Running,
     change,
@@ -21,7 +22,7 @@ from fake_cluster.beside import (
     submit,
     until,
 )
-from fake_cluster.stub import Fleet
+from testing.fake_cluster.stub import Fleet
 
 pytestmark = pytest.mark.processes
 

@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster.control_plane import ControlPlane
-from fake_cluster.beside import (
+
+from testing.cluster.control_plane import ControlPlane
+from testing.fake_cluster.beside import (
     JOBS,
     Running,
     change,
@@ -20,7 +21,7 @@ from fake_cluster.beside import (
     submit,
     until,
 )
-from fake_cluster.stub import Fleet
+from testing.fake_cluster.stub import Fleet
 
 pytestmark = pytest.mark.processes
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from access_plugin import Plugin
-from cluster.control_plane import ControlPlane
-from fake_cluster.beside import Running, change, holds, job, living, submit, until
-from fake_cluster.stub import Fleet
+
+from testing.access_plugin import Plugin
+from testing.cluster.control_plane import ControlPlane
+from testing.fake_cluster.beside import Running, change, holds, job, living, submit, until
+from testing.fake_cluster.stub import Fleet
 
 pytestmark = pytest.mark.processes
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import programs
-from cluster.commands import kubectl
-from cluster.control_plane import ControlPlane
-from fake_cluster.beside import ROOT, Running, holds, job, submit, until
-from fake_cluster.kstatus import Standing, kstatus
-from fake_cluster.stub import Fleet
+
+from testing.cluster import programs
+from testing.cluster.commands import kubectl
+from testing.cluster.control_plane import ControlPlane
+from testing.fake_cluster.beside import ROOT, Running, holds, job, submit, until
+from testing.fake_cluster.kstatus import Standing, kstatus
+from testing.fake_cluster.stub import Fleet
 
 pytestmark = pytest.mark.processes
 

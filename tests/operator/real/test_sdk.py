@@ -6,13 +6,14 @@ Nodes only look like some, so no function runs: pods and the ConfigMap with the 
 from __future__ import annotations
 
 import pytest
-from cluster.api import ApiError
-from cluster.control_plane import ControlPlane
-from fake_cluster.beside import Running, pods, until
-from fake_cluster.stub import Fleet
 from kubernetes.client import V1Container, V1PodSpec, V1PodTemplateSpec
 from paceline.client import JobClient, Metadata, TrainingJob, TrainingJobSpec
 from paceline.jobs.errors import NameTakenError, NoSuchJobError, NotAllowedError
+
+from testing.cluster.api import ApiError
+from testing.cluster.control_plane import ControlPlane
+from testing.fake_cluster.beside import Running, pods, until
+from testing.fake_cluster.stub import Fleet
 
 pytestmark = pytest.mark.processes
 

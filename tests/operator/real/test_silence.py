@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster.control_plane import ControlPlane
-from fake_cluster.beside import Running, change, holder, living, submit, until
-from fake_cluster.proxy import Proxy
-from fake_cluster.stub import Fleet
 from paceline_operator.cluster.observe import SILENCE_S
+
+from testing.cluster.control_plane import ControlPlane
+from testing.fake_cluster.beside import Running, change, holder, living, submit, until
+from testing.fake_cluster.proxy import Proxy
+from testing.fake_cluster.stub import Fleet
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 

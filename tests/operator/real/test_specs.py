@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import yaml
 from api.bad_specs import BAD, GOOD, Bad
-from cluster.api import ApiError
-from cluster.commands import kubectl
-from cluster.control_plane import ControlPlane
-from fake_cluster.beside import CRD, JOBS, ROOT
+
+from testing.cluster.api import ApiError
+from testing.cluster.commands import kubectl
+from testing.cluster.control_plane import ControlPlane
+from testing.fake_cluster.beside import CRD, JOBS, ROOT
 
 pytestmark = pytest.mark.processes
 

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cluster.api import ApiError
-from cluster.commands import helm
-from cluster.control_plane import ControlPlane
-from fake_cluster.beside import JOBS, ROOT, until
-from fake_cluster.parts import job_body
+
+from testing.cluster.api import ApiError
+from testing.cluster.commands import helm
+from testing.cluster.control_plane import ControlPlane
+from testing.fake_cluster.beside import JOBS, ROOT, until
+from testing.fake_cluster.parts import job_body
 
 pytestmark = pytest.mark.processes
 

@@ -1,0 +1,158 @@
+"""A cluster by hand. `programs`: build and install what is missing. `up`, `down`: keep a cluster.
+
+`programs-without-nodes` builds what the API server's tests need.
+`prometheus` takes one out of Debian's package, unless there is one.
+`images` builds Paceline's own images, for a registry or to see that they build.
+`up` leaves a background process that owns the cluster and tears it down when it ends; `down` ends
+it. Both are idempotent. What `up` prints last is the line to run for kubectl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from testing.cluster import (
+    image_build,
+    instance,
+    prerequisites,
+    product_images,
+    programs,
+    prometheus,
+    running,
+)
+
+UP_TIMEOUT_S = 180.0
+DOWN_TIMEOUT_S = 60.0
+ROOT = Path(__file__).parent.parent.parent
+
+
+def say(line: str) -> None:
+    sys.stderr.write(f"cluster: {line}\n")
+
+
+def kept_folder() -> Path:
+    return instance.base_folder() / "kept"
+
+
+def owner() -> int | None:
+    """The process that keeps the cluster, if it lives and is what it says."""
+    record = kept_folder() / "pid"
+    if not record.is_file():
+        return None
+    pid = int(record.read_text())
+    command = Path(f"/proc/{pid}/cmdline")
+    ours = command.is_file() and b"testing.cluster\0keep\0" in command.read_bytes()
+    return pid if ours else None
+
+
+def build() -> None:
+    programs.build(list(programs.PROGRAMS), say)
+    prometheus.fetch(say)
+    if os.geteuid() != 0:
+        say("not root: the API server will run, real nodes and image builds will not")
+        return
+    if fetched := prerequisites.install_packages():
+        say(f"installed {' '.join(fetched)}")
+    if not image_build.base_archive().is_file():
+        say("making the base of images")
+        image_build.make_base()
+
+
+def build_without_nodes() -> None:
+    programs.build(list(programs.CONTROL_PLANE | programs.TOOLS), say)
+
+
+def build_for_tests() -> None:
+    """Outside CI what is missing is said, and the tests that need it are skipped by name."""
+    try:
+        build()
+    except prerequisites.MissingPrerequisiteError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        say(f"{error}\ntests that need it are skipped")
+
+
+def keep() -> None:
+    """What the background process does: own the cluster until it is told to end."""
+    folder, ended = kept_folder(), threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    (folder / "pid").write_text(str(os.getpid()))
+    link = folder / "kubeconfig"
+    try:
+        with running.two_nodes() as cluster:
+            link.symlink_to(cluster.kubeconfig)
+            ended.wait()
+    finally:
+        link.unlink(missing_ok=True)
+        (folder / "pid").unlink()
+
+
+def up() -> None:
+    folder = kept_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    log, link = folder / "log", folder / "kubeconfig"
+    if owner() is None:
+        link.unlink(missing_ok=True)
+        with log.open("wb") as output:
+            keeper = subprocess.Popen(
+                [sys.executable, "-m", "testing.cluster", "keep"],
+                cwd=ROOT,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + UP_TIMEOUT_S
+        while not link.exists():
+            if keeper.poll() is not None or time.monotonic() > deadline:
+                sys.exit(f"error: the cluster did not come up\n{log.read_text()[-4000:]}")
+            time.sleep(0.1)
+    say("up; `make cluster-down` ends it")
+    sys.stdout.write(f"export KUBECONFIG={link} PATH={programs.cache_folder()}:$PATH\n")
+
+
+def down() -> None:
+    pid = owner()
+    if pid is None:
+        say("none is kept")
+        return
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + DOWN_TIMEOUT_S
+    while owner() == pid:
+        if time.monotonic() > deadline:
+            sys.exit(f"error: process {pid} has not ended; see {kept_folder() / 'log'}")
+        time.sleep(0.1)
+    say("down")
+
+
+def images() -> None:
+    product_images.build(say)
+
+
+COMMANDS = {
+    "programs": build,
+    "programs-for-tests": build_for_tests,
+    "programs-without-nodes": build_without_nodes,
+    "images": images,
+    "prometheus": lambda: prometheus.fetch(say),
+    "up": up,
+    "down": down,
+    "keep": keep,
+}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="cluster", description=__doc__)
+    parser.add_argument("command", choices=COMMANDS)
+    try:
+        COMMANDS[parser.parse_args().command]()
+    except prerequisites.MissingPrerequisiteError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,46 @@
+"""Control groups (v1) of a cluster: one below each hierarchy's root for each node.
+
+The kubelet makes its pods' groups below its node's; what runs beside the pods is put into the group
+`system`, so that every process of the cluster is found by the cluster's name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from testing.cluster.prerequisites import CGROUPS
+
+# Not a hierarchy of v1.
+UNIFIED = "unified"
+SYSTEM_HIERARCHY = "pids"
+# A cluster's pods together count as much as six processes beside it, not as one.
+CPU_SHARES = 6 * 1024
+
+
+def hierarchies() -> list[Path]:
+    # Names such as cpu,cpuacct may be links to the same hierarchy.
+    found = {path.resolve() for path in CGROUPS.iterdir() if path.name != UNIFIED}
+    return sorted(path for path in found if path.is_dir())
+
+
+def make(name: str) -> None:
+    """`name` may have several parts; each level is ready to hold processes."""
+    for hierarchy in hierarchies():
+        path = hierarchy
+        for part in name.split("/"):
+            path = path / part
+            path.mkdir(exist_ok=True)
+            for setting in ("cpuset.cpus", "cpuset.mems"):
+                # Empty in a new group, and then no process may enter.
+                if (path / setting).is_file():
+                    (path / setting).write_text((path.parent / setting).read_text())
+            shares = path / "cpu.shares"
+            if shares.is_file() and path.parent == hierarchy:
+                shares.write_text(str(CPU_SHARES))
+
+
+def joining(cluster: str) -> list[str]:
+    """Words before a command that put it into the cluster's system group."""
+    group = CGROUPS / SYSTEM_HIERARCHY / cluster / "system"
+    group.mkdir(parents=True, exist_ok=True)
+    return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs")]

@@ -1,0 +1,47 @@
+"""Pods that run the Python which runs the tests: its environment and this checkout, read-only.
+
+So a change is tried on real pods without building an image. The image `images.HOST` is an empty
+Debian: the host's /usr is mounted into it.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+
+from testing.cluster.api import Json
+from testing.cluster.images import HOST
+from testing.cluster.prerequisites import MissingPrerequisiteError
+
+CHECKOUT = Path(__file__).parents[2]
+# The same path in the pod, where all its packages and console scripts expect it.
+PYTHON = sys.executable
+
+
+def with_host_python(spec: Json) -> Json:
+    """A copy of a pod's spec whose containers see the host's Python, from `images.HOST`."""
+    if not Path("/lib").is_symlink():
+        raise MissingPrerequisiteError(
+            "pods cannot use this host's Python: /lib is no link into /usr",
+            "use Debian 12 or later",
+        )
+    spec = copy.deepcopy(spec)
+    folders = mounted_folders()
+    spec.setdefault("volumes", []).extend(
+        {"name": f"host-{number}", "hostPath": {"path": str(folder), "type": "Directory"}}
+        for number, folder in enumerate(folders)
+    )
+    for container in [*spec.get("initContainers", ()), *spec["containers"]]:
+        container |= {"image": HOST, "imagePullPolicy": "Never"}
+        container.setdefault("volumeMounts", []).extend(
+            {"name": f"host-{number}", "mountPath": str(folder), "readOnly": True}
+            for number, folder in enumerate(folders)
+        )
+    return spec
+
+
+def mounted_folders() -> list[Path]:
+    """What must be there; nothing that lies inside of another."""
+    wanted = {Path("/usr"), Path(sys.base_prefix), Path(sys.prefix), CHECKOUT}
+    return sorted(path for path in wanted if not any(up in wanted for up in path.parents))

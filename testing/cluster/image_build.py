@@ -1,0 +1,168 @@
+"""Builds images from a Dockerfile where no registry can be reached: buildah over a Debian base.
+
+The base comes from Debian's packages (debootstrap) and is kept in the cache beside the programs.
+What this machine uses to reach package indexes, its certificates, pip settings and resolver, is
+mounted while building and is not in the image.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from testing.cluster import programs
+from testing.cluster.prerequisites import IMAGE_PACKAGES, MissingPrerequisiteError, missing_packages
+
+BASE = "paceline.test/python-base:bookworm"
+_SUITE = "bookworm"
+_INCLUDE = "python3,python3-venv,ca-certificates"
+BASE_TIMEOUT_S = 900.0
+BUILD_TIMEOUT_S = 1800.0
+# Where the host's own settings lie -> where the same program looks for them in the build. Of
+# those for the same place the last that exists is taken.
+_HOST_SETTINGS = (
+    (Path("/etc/ssl/certs"), "/etc/ssl/certs"),
+    (Path("/usr/share/ca-certificates"), "/usr/share/ca-certificates"),
+    (Path("/etc/resolv.conf"), "/etc/resolv.conf"),
+    (Path("/etc/pip.conf"), "/etc/pip.conf"),
+    (Path.home() / ".pip/pip.conf", "/etc/pip.conf"),
+    (Path.home() / ".config/pip/pip.conf", "/etc/pip.conf"),
+)
+
+
+class ImageBuildError(Exception):
+    """A step of a build failed; the message is the end of its output."""
+
+
+def base_archive() -> Path:
+    return programs.cache_folder().parent.parent / "images" / f"{_SUITE}.tar"
+
+
+def make_base() -> Path:
+    """A Debian with Python as a tar, made once."""
+    target = base_archive()
+    if target.is_file():
+        return target
+    require_builder()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        root, part = Path(scratch) / "root", Path(scratch) / "part.tar"
+        options = ["--variant=minbase", f"--include={_INCLUDE}", _SUITE, str(root)]
+        _run(["debootstrap", *options], BASE_TIMEOUT_S)
+        # Lists and packages of the installation are a third of it.
+        leave = ["./var/cache/apt/*", "./var/lib/apt/lists/*", "./dev/*", "./proc/*", "./sys/*"]
+        excluded = [f"--exclude={pattern}" for pattern in leave]
+        _run(["tar", "--numeric-owner", *excluded, "-C", str(root), "-cf", str(part), "."], 300.0)
+        part.replace(target)
+    return target
+
+
+class ImageBuilder:
+    """Builds into a storage of its own below `folder`, which is there and empty."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._storage = [f"--root={folder / 'storage'}", f"--runroot={folder / 'run'}"]
+
+    def base(self) -> str:
+        """The base image's tag, for a build argument; made on the first call."""
+        recipe = self._folder / "base.Dockerfile"
+        if not recipe.exists():
+            archive = make_base()
+            recipe.write_text(f"FROM scratch\nADD {archive.name} /\nCMD python3\n")
+            self._bud(["--tag", BASE, "--file", str(recipe), str(archive.parent)])
+        return BASE
+
+    def build(
+        self,
+        tag: str,
+        *,
+        context: Path,
+        dockerfile: Path,
+        target: str = "",
+        arguments: Mapping[str, str] | None = None,
+    ) -> Path:
+        """The docker archive of a target of a Dockerfile; every FROM must name what is here."""
+        self.bud(tag, context=context, dockerfile=dockerfile, target=target, arguments=arguments)
+        archive = self._folder / f"{tag.rpartition('/')[2].replace(':', '-')}.tar"
+        archive.unlink(missing_ok=True)
+        self._buildah("push", tag, f"docker-archive:{archive}:{tag}")
+        return archive
+
+    def bud(
+        self,
+        tag: str,
+        *,
+        context: Path,
+        dockerfile: Path,
+        target: str = "",
+        arguments: Mapping[str, str] | None = None,
+    ) -> None:
+        """Like `build`, and the image stays in here."""
+        options = ["--tag", tag, "--file", str(dockerfile)]
+        options += ["--target", target] if target else []
+        for name, value in (arguments or {}).items():
+            options += ["--build-arg", f"{name}={value}"]
+        settings = {inside: source for source, inside in _HOST_SETTINGS if source.exists()}
+        for inside, source in settings.items():
+            options += ["--volume", f"{source}:{inside}:ro"]
+        self._bud([*options, str(context)])
+
+    def run(self, tag: str, *command: str) -> str:
+        """What a command prints in a container of an image."""
+        name = self._buildah("from", "--pull-never", tag).strip().splitlines()[-1]
+        try:
+            return self._buildah("run", "--isolation=chroot", name, "--", *command)
+        finally:
+            self._buildah("rm", name)
+
+    def size(self, tag: str) -> int:
+        """Bytes of its layers together."""
+        listed = self._buildah("images", "--json", tag)
+        images: list[dict[str, object]] = json.loads(listed)
+        return _bytes_of(str(images[0]["size"]))
+
+    def _bud(self, options: list[str]) -> None:
+        how = ["--isolation=chroot", "--network=host", "--pull-never", "--format=docker"]
+        self._buildah("bud", *how, *options)
+
+    def _buildah(self, *words: str) -> str:
+        return _run(
+            ["buildah", *self._storage, "--storage-driver=overlay", *words], BUILD_TIMEOUT_S
+        )
+
+
+def require_builder() -> None:
+    """Raise unless this machine can build images."""
+    if os.geteuid() != 0:
+        raise MissingPrerequisiteError("images are built by root here", "run as root")
+    if missing := missing_packages(IMAGE_PACKAGES):
+        raise MissingPrerequisiteError(
+            f"missing packages: {' '.join(missing)}", f"apt-get install {' '.join(missing)}"
+        )
+
+
+def _bytes_of(size: str) -> int:
+    """As buildah writes sizes: "243 MB"."""
+    number, unit = size.split()
+    scale: int = 1000 ** ("B", "KB", "MB", "GB").index(unit.upper())
+    return round(float(number) * scale)
+
+
+def _run(command: list[str], timeout_s: float) -> str:
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+    )
+    if done.returncode:
+        words = " ".join(command)
+        raise ImageBuildError(f"{words}: exit code {done.returncode}\n{done.stdout[-6000:]}")
+    return done.stdout

@@ -1,0 +1,111 @@
+"""Removes what a test cluster leaves on the machine: processes, control groups, devices, files.
+
+Everything is found by the cluster's own names (its control groups, its bridge, its folder), so that
+nothing that another program owns can be met.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from testing.cluster.prerequisites import CGROUPS
+
+KILL_TIMEOUT_S = 10.0
+LOG_FOLDER = "logs"
+
+
+class LeftoverError(Exception):
+    """Something of a cluster cannot be removed."""
+
+
+def remove(name: str, folder: Path, *, keep_logs: bool) -> None:
+    if os.geteuid() == 0:
+        _end_control_groups(name)
+        for device in links(name):
+            remove_link(device)
+        _unmount_below(folder)
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        if keep_logs and path.name == LOG_FOLDER:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    if not keep_logs:
+        folder.rmdir()
+
+
+def control_groups(name: str) -> list[Path]:
+    """This cluster's top control group in each hierarchy."""
+    return sorted(path for path in CGROUPS.glob(f"*/{name}") if path.is_dir())
+
+
+def links(name: str) -> list[str]:
+    """This cluster's network devices on the host: the nodes' bridge, and that of fake pods."""
+    found = (name, f"{name}f")
+    return [device for device in found if Path("/sys/class/net", device).exists()]
+
+
+def remove_link(device: str) -> None:
+    if Path("/sys/class/net", device).exists():
+        subprocess.run(["ip", "link", "delete", device], check=True, timeout=KILL_TIMEOUT_S)
+
+
+def mounts_below(folder: Path) -> list[str]:
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    points = [line.split()[4] for line in lines]
+    return [point for point in points if point.startswith(f"{folder}/")]
+
+
+def processes(name: str) -> set[int]:
+    """Every process in this cluster's control groups."""
+    found: set[int] = set()
+    for top in control_groups(name):
+        for path in top.rglob("cgroup.procs"):
+            # A process outside of our pid namespace reads as 0.
+            found |= {int(pid) for pid in path.read_text().split()} - {0}
+    return found
+
+
+def _end_control_groups(name: str) -> None:
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    while pids := processes(name):
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        if time.monotonic() > deadline:
+            raise LeftoverError(f"processes of {name} that SIGKILL does not end: {sorted(pids)}")
+        time.sleep(0.05)
+    for top in control_groups(name):
+        inner = [path for path in top.rglob("*") if path.is_dir()]
+        for path in [*sorted(inner, key=lambda path: -len(path.parts)), top]:
+            _remove_group(path, deadline)
+
+
+def _remove_group(path: Path, deadline: float) -> None:
+    # The kernel holds a group for a moment after its last process has gone.
+    while True:
+        try:
+            path.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise LeftoverError(f"control group {path}: {error}") from error
+            time.sleep(0.05)
+        else:
+            return
+
+
+def _unmount_below(folder: Path) -> None:
+    for point in sorted(mounts_below(folder), key=len, reverse=True):
+        subprocess.run(["umount", "--lazy", point], check=True, timeout=KILL_TIMEOUT_S)

@@ -1,0 +1,177 @@
+"""One real node: kubelet, containerd and kube-proxy in namespaces of their own.
+
+A node is one process tree: the first process opens namespaces for processes, mounts, network and
+host name, and the programs are started inside them. Ending that first process makes the kernel end
+everything on the node, pods included, and drop all mounts with it, as a power cut does; so also
+when the tests themselves are killed. Control groups are shared with the host, as Kubernetes 1.34 on
+cgroup v1 needs to see them whole.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import IO
+
+from testing.cluster import control_groups, disks, network, node_config, programs
+from testing.cluster.control_plane import ControlPlane
+from testing.cluster.daemons import Daemon, DaemonError
+
+KUBELET = "kubelet"
+CONTAINERD = "containerd"
+KUBE_PROXY = "kube-proxy"
+START_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 180.0
+"""Both cores may be full with other tests."""
+IMPORT_TIMEOUT_S = 300.0
+
+_NAMESPACES = ("--mount", "--net", "--uts", "--ipc", "--pid")
+
+# The first process: it sets the namespaces up, then does what an init does: collects the dead.
+_INIT = """
+set -eu
+hostname "$1"
+mount --make-rshared /
+mount -o loop,noatime "$2/disk.img" "$2/disk"
+mount --bind "$2/run" /run
+mount --bind "$2/log" /var/log
+echo 1 > /proc/sys/net/ipv4/ip_forward
+touch "$2/up"
+trap 'exit 0' TERM
+while :; do sleep 3600 & wait $!; done
+"""
+
+
+class Node:
+    """`boot` and `start`, then pods can run; every program in `programs` may be stopped alone."""
+
+    def __init__(self, plane: ControlPlane, number: int, nodes: int) -> None:
+        self.name = f"node{number}"
+        self.number = number
+        self.address = network.node_address(plane.instance, number)
+        self._plane = plane
+        self._nodes = nodes
+        self._folder = plane.folder / self.name
+        self._disk = self._folder / "disk.img"
+        self._init: Daemon | None = None
+        self.programs: dict[str, Daemon] = {}
+
+    def boot(self) -> None:
+        """Open the namespaces and start containerd; does not wait for it."""
+        room = self._plane.instance
+        # What was in /run does not survive a power cut.
+        shutil.rmtree(self._folder / "run", ignore_errors=True)
+        for name in ("run", "log", node_config.DISK):
+            (self._folder / name).mkdir(parents=True, exist_ok=True)
+        disks.make(self._disk)
+        (self._folder / "up").unlink(missing_ok=True)
+        control_groups.make(f"{room.name}/{self.name}")
+        unshare = ["unshare", *_NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
+        script = ["bash", "-c", _INIT, "init", self.name, str(self._folder)]
+        self._init = self._daemon("init", *unshare, *script)
+        self._init.start()
+        self._init.wait_until((self._folder / "up").exists, "up", START_TIMEOUT_S)
+        network.connect(room, self.number, self._init.pid, self._nodes)
+        files = node_config.write(self._plane, self.name, self.number, self._folder)
+        self.programs = {
+            CONTAINERD: self._inside(CONTAINERD, "containerd", f"--config={files.containerd}"),
+            KUBELET: self._inside(
+                KUBELET,
+                programs.require(KUBELET),
+                f"--config={files.kubelet}",
+                f"--kubeconfig={files.kubelet_kubeconfig}",
+                f"--root-dir={self._folder / node_config.DISK / 'kubelet'}",
+                f"--node-ip={self.address}",
+            ),
+            KUBE_PROXY: self._inside(
+                KUBE_PROXY, programs.require(KUBE_PROXY), f"--config={files.kube_proxy}"
+            ),
+        }
+        self.programs[CONTAINERD].start()
+
+    def start(self, archives: list[Path]) -> None:
+        """With these images; `wait_ready` tells when it takes pods."""
+        socket = self._folder / "run" / "containerd" / "containerd.sock"
+        self.programs[CONTAINERD].wait_until(socket.exists, "listening", START_TIMEOUT_S)
+        for archive in archives:
+            self.load(archive)
+        self.programs[KUBELET].start()
+        self.programs[KUBE_PROXY].start()
+
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """A program that ends meanwhile is started again, as the init system of a node does."""
+        path = f"/api/v1/nodes/{self.name}"
+        deadline = time.monotonic() + timeout_s
+        ended: list[str] = []
+        while True:
+            found = [
+                node
+                for node in self._plane.api.items("/api/v1/nodes")
+                if node["metadata"]["name"] == self.name
+            ]
+            if found and _is_ready(found[0]) and not found[0]["spec"].get("taints"):
+                return
+            for program in self.programs.values():
+                if not program.alive:
+                    ended.append(f"{program.name} had ended:\n{program.log_tail()}")
+                    program.start()
+            if time.monotonic() > deadline:
+                tails = [program.log_tail() for program in self.programs.values()]
+                status = [node["status"].get("conditions") for node in found]
+                said = "\n".join([*ended, *tails])
+                raise DaemonError(f"{path} not ready within {timeout_s} s: {status}\n{said}")
+            time.sleep(0.5)
+
+    def load(self, archive: Path) -> None:
+        """Take the images of a docker or OCI archive, for pods with imagePullPolicy Never."""
+        # By standard input, since the node need not see the folder that the archive lies in.
+        with archive.open("rb") as content:
+            self._run(
+                ["ctr", "--namespace=k8s.io", "images", "import", "-"], content, IMPORT_TIMEOUT_S
+            )
+
+    def run(self, *command: str, timeout_s: float = 30.0) -> str:
+        """What a command prints that runs on this node, as root there."""
+        return self._run(list(command), subprocess.DEVNULL, timeout_s)
+
+    def _run(self, command: list[str], stdin: int | IO[bytes], timeout_s: float) -> str:
+        done = subprocess.run(
+            [*self._entering(), *command],
+            stdin=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{self.name}: {' '.join(command)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def power_off(self) -> None:
+        """Everything on it ends at once, as in a power cut. `boot` and `start` bring it back."""
+        if self._init is not None:
+            self._init.kill()
+            for program in self.programs.values():
+                program.kill()
+            disks.wait_released(self._disk)
+
+    def _inside(self, name: str, *command: str | Path) -> Daemon:
+        return self._daemon(name, *self._entering(), *command, forks=True)
+
+    def _entering(self) -> list[str]:
+        assert self._init is not None, f"{self.name} is not booted"
+        return ["nsenter", f"--target={self._init.pid}", *_NAMESPACES, "--"]
+
+    def _daemon(self, name: str, *command: str | Path, forks: bool = True) -> Daemon:
+        log = self._plane.folder / "logs" / f"{self.name}-{name}.log"
+        joining = control_groups.joining(self._plane.instance.name)
+        return Daemon(f"{name} of {self.name}", [*joining, *command], log, forks=forks)
+
+
+def _is_ready(node: dict[str, object]) -> bool:
+    status = node["status"]
+    assert isinstance(status, dict), node
+    return any(
+        one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions", ())
+    )

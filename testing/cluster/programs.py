@@ -1,0 +1,179 @@
+"""The programs of a Kubernetes cluster: which versions, where they lie, how they are built.
+
+All come from Go modules, since no image registry can be counted on: Kubernetes, etcd and CoreDNS
+from pinned modules in k8s-build/; the others by `go install` at a fixed version, which Go checks
+against its checksum database. They are kept in a cache outside the checkout, each with a digest of
+the recipe that it was built by, so that a changed pin is built again and nothing else is.
+KUBEBUILDER_ASSETS, the folder that other Kubernetes projects use, is looked into first.
+
+Another release of Kubernetes, by PACELINE_KUBERNETES, is built from a module that is made for it
+(cluster.other_release), without pinned sums; the rest stays as it is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from testing.cluster import other_release
+from testing.cluster.prerequisites import MissingPrerequisiteError
+
+PINNED = "v1.34.4"
+KUBERNETES = os.environ.get("PACELINE_KUBERNETES") or PINNED
+CACHE_VARIABLE = "PACELINE_CLUSTER_CACHE"
+ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
+MODULE = Path(__file__).parent / "k8s-build"
+BUILD_TIMEOUT_S = 3600.0
+
+
+def _version_flags(release: str) -> str:
+    """Without these the server calls itself v0.0.0, and clients believe it."""
+    major, minor, _ = release.removeprefix("v").split(".")
+    values = {"gitVersion": release, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
+    packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+    return " ".join(
+        f"-X {package}.{name}={value}" for package in packages for name, value in values.items()
+    )
+
+
+@dataclass(frozen=True)
+class Program:
+    """One executable: of a module of ours in k8s-build/, or, with a version, of anybody's."""
+
+    package: str
+    version: str = ""
+    module: Path = MODULE
+
+    @property
+    def of_other_release(self) -> bool:
+        return self.package.startswith("k8s.io/kubernetes/") and KUBERNETES != PINNED
+
+    def command(self, target: Path) -> list[str]:
+        build = ["go", "build", "-trimpath", "-buildvcs=false", "-ldflags"]
+        if self.version:
+            build[1] = "install"
+            return [*build, "-s -w", f"{self.package}@{self.version}"]
+        flags = _version_flags(KUBERNETES if self.of_other_release else PINNED)
+        return [*build, f"-s -w {flags}", "-o", str(target), self.package]
+
+    def digest(self, name: str) -> str:
+        recipe = hashlib.sha256(repr(self.command(Path(name))).encode())
+        if not self.version and not self.of_other_release:
+            for part in ("go.mod", "go.sum", "main.go"):
+                if (self.module / part).is_file():
+                    recipe.update((self.module / part).read_bytes())
+        return recipe.hexdigest()
+
+
+CONTROL_PLANE = {
+    "etcd": Program("./etcd"),
+    "kube-apiserver": Program("k8s.io/kubernetes/cmd/kube-apiserver"),
+    "kube-scheduler": Program("k8s.io/kubernetes/cmd/kube-scheduler"),
+    "kube-controller-manager": Program("k8s.io/kubernetes/cmd/kube-controller-manager"),
+}
+NODE = {
+    "kubelet": Program("k8s.io/kubernetes/cmd/kubelet"),
+    "kube-proxy": Program("k8s.io/kubernetes/cmd/kube-proxy"),
+    "coredns": Program(".", module=MODULE / "coredns"),
+}
+TOOLS = {
+    "kubectl": Program("k8s.io/kubernetes/cmd/kubectl"),
+    # In Kubernetes' own module, so that the packages of both are compiled once. A newer helm asks
+    # for newer ones and takes six times as long.
+    "helm": Program("helm.sh/helm/v4/cmd/helm"),
+    "kubeconform": Program("github.com/yannh/kubeconform/cmd/kubeconform", "v0.8.0"),
+    # Prometheus's own parser and rules, asked in JSON; promtool itself takes three times as long.
+    "prometheus-rules": Program(".", module=MODULE / "rules"),
+}
+PROGRAMS = CONTROL_PLANE | TOOLS | NODE
+
+
+def cache_folder() -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
+    return Path(os.environ.get(CACHE_VARIABLE) or base) / "k8s" / PINNED
+
+
+def folder_of(program: Program) -> Path:
+    here = cache_folder()
+    return here.parent / KUBERNETES if program.of_other_release else here
+
+
+def find(name: str) -> Path | None:
+    """The program, if somebody has put it there or it was built by today's recipe."""
+    given = Path(os.environ.get(ASSETS_VARIABLE) or "/nonexistent") / name
+    if given.is_file():
+        return given
+    folder = folder_of(PROGRAMS[name])
+    built, stamp = folder / name, folder / f"{name}.recipe"
+    current = stamp.is_file() and stamp.read_text() == PROGRAMS[name].digest(name)
+    return built if current and built.is_file() else None
+
+
+def require(name: str) -> Path:
+    path = find(name)
+    if path is None:
+        raise MissingPrerequisiteError(
+            f"{name} is not built", "run `make cluster-programs` (minutes the first time)"
+        )
+    return path
+
+
+def build(names: list[str], say: Callable[[str], None]) -> None:
+    """Build those of `names` that are missing. GOMAXPROCS bounds the cores that Go takes."""
+    with _locked(cache_folder()):
+        for name in names:
+            if find(name) is None:
+                _build_one(name, say)
+
+
+def _build_one(name: str, say: Callable[[str], None]) -> None:
+    if shutil.which("go") is None:
+        raise MissingPrerequisiteError(
+            f"{name} cannot be built: no Go", "install Go 1.24 or later, or set KUBEBUILDER_ASSETS"
+        )
+    program, started = PROGRAMS[name], time.monotonic()
+    folder, module = folder_of(program), program.module
+    folder.mkdir(exist_ok=True)
+    say(f"building {name}")
+    own = {"CGO_ENABLED": "0", "GOWORK": "off"}
+    if program.of_other_release:
+        module = other_release.module(KUBERNETES, folder / "module")
+        own["GOFLAGS"] = "-mod=mod"
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        target = Path(scratch) / name
+        environment = os.environ | own | {"GOBIN": scratch}
+        done = subprocess.run(
+            program.command(target),
+            cwd=module,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=BUILD_TIMEOUT_S,
+        )
+        if done.returncode:
+            raise MissingPrerequisiteError(
+                f"{name} could not be built:\n{done.stderr[-4000:]}",
+                "Go needs a module proxy or the network; see `go env GOPROXY`",
+            )
+        target.replace(folder / name)
+    (folder / f"{name}.recipe").write_text(program.digest(name))
+    say(f"built {name} in {time.monotonic() - started:.0f} s")
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Two builds at once would take each other's cores and write the same files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,249 @@
+"""The operator as a process beside a real API server, and what tests and benchmarks ask of both.
+
+Nodes only look like some (testing.cluster.fake_kubelet), coordinators are stubs
+(testing.fake_cluster.stub).
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+from paceline_operator.cluster.tls import pair_of
+from paceline_operator.core.keys import JobKeys
+
+from testing.cluster.api import Api, ApiError
+from testing.cluster.audit import entries
+from testing.cluster.control_plane import ControlPlane
+from testing.cluster.instance import Instance
+from testing.fake_cluster.parts import job_body
+
+ROOT = Path(__file__).parent.parent.parent
+CRD = ROOT / "crds/manifests/trainingjobs.yaml"
+DEFINITIONS = sorted(CRD.parent.glob("*.yaml"))
+JOBS = "/apis/paceline.dev/v1alpha1/namespaces/{}/trainingjobs"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
+USER = "paceline-operator"
+WRITES = ("create", "patch", "update", "delete", "deletecollection")
+
+
+class Plane(Protocol):
+    """An API server, real or of memory (testing.fake_cluster.loopback)."""
+
+    @property
+    def api(self) -> Api: ...
+
+    @property
+    def instance(self) -> Instance: ...
+
+    def kubeconfig_of(self, user: str, *groups: str) -> Path: ...
+
+
+def until(check: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := check():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"not within {seconds:g} s: {what}")
+
+
+def until_quiet(requests: Callable[[], int], span_s: float, seconds: float) -> None:
+    """Until nothing is written for so long; a figure of a status may still be."""
+
+    def quiet() -> bool:
+        before = requests()
+        time.sleep(span_s)
+        return requests() - before <= 1
+
+    until(quiet, "the operator rests", seconds)
+
+
+def install_crd(plane: ControlPlane) -> None:
+    """The definitions, served and ready for jobs."""
+    for file in DEFINITIONS:
+        crd = yaml.safe_load(file.read_text())
+        name = crd["metadata"]["name"]
+        plane.api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}", crd)
+
+    def served() -> bool:
+        try:
+            plane.api.create(JOBS.format("default") + "?dryRun=All", job_body())
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
+    until(served, "TrainingJobs are served")
+
+
+class Running:
+    """One operator; `start` again after an end. `user`: as whom it acts, for the audit log."""
+
+    def __init__(self, plane: Plane, namespace: str, log: Path, *, user: str = USER) -> None:
+        self.plane, self.namespace, self.log, self.user = plane, namespace, log, user
+        self.process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+        """Of its health and metrics, as long as it runs."""
+
+    def start(
+        self,
+        *options: str,
+        identity: str = "one",
+        kubeconfig: Path | None = None,
+        program: tuple[str, ...] = (sys.executable, "-m", "paceline_operator"),
+    ) -> None:
+        self.port = self.plane.instance.free_port()
+        kubeconfig = kubeconfig or self.plane.kubeconfig_of(self.user, "system:masters")
+        command = [*program, f"--kubeconfig={kubeconfig}"]
+        command += [f"--own-namespace={self.namespace}", f"--identity={identity}"]
+        command += [f"--listen=127.0.0.1:{self.port}", "--log-format=text", *options]
+        paths = os.pathsep.join(str(ROOT / part) for part in ("crds", "operator", "tests"))
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stderr=log, env=os.environ | {"PYTHONPATH": paths}
+            )
+
+    def started(self, *options: str, times: int = 1, **more: Any) -> None:
+        """`start`, and wait until it acts; `times`: how often this one has done so by then."""
+        self.start(*options, **more)
+        until(lambda: self.log.read_text().count("acting for") >= times, "the operator acts")
+
+    def send(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+    def end(self) -> None:
+        """Whatever its state."""
+        if self.process is not None and self.process.poll() is None:
+            self.stop(signal.SIGKILL)
+
+    def memory_mib(self, figure: str = "VmRSS") -> float:
+        """Now, or at most so far: VmHWM."""
+        assert self.process is not None
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        line = next(line for line in text.splitlines() if line.startswith(figure))
+        return int(line.split()[1]) / 1024
+
+    def cpu_seconds(self) -> float:
+        assert self.process is not None
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def operator_of(plane: ControlPlane, namespace: str, log: Path) -> Iterator[Running]:
+    running = Running(plane, namespace, log)
+    try:
+        running.start()
+        yield running
+    finally:
+        running.end()
+        if os.environ.get("SHOW_OPERATOR_LOG"):
+            sys.stderr.write(log.read_text())
+
+
+def submit(plane: Plane, namespace: str, name: str = "digits", **spec: Any) -> dict[str, Any]:
+    return plane.api.create(JOBS.format(namespace), job_body(name, **spec))
+
+
+def change(plane: ControlPlane, namespace: str, name: str = "digits", **spec: Any) -> None:
+    plane.api.patch(f"{JOBS.format(namespace)}/{name}", {"spec": spec})
+
+
+def job(plane: ControlPlane, namespace: str, name: str = "digits") -> dict[str, Any]:
+    return plane.api.get(f"{JOBS.format(namespace)}/{name}")
+
+
+def pods(plane: ControlPlane, namespace: str, role: str = "worker") -> list[dict[str, Any]]:
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    return plane.api.items(path, labels=f"paceline.dev/role={role}")
+
+
+def stays(pod: dict[str, Any]) -> bool:
+    ended = pod["status"]["phase"] in ("Succeeded", "Failed")
+    return not ended and "deletionTimestamp" not in pod["metadata"]
+
+
+def living(plane: ControlPlane, namespace: str, role: str = "worker") -> list[str]:
+    return sorted(pod["metadata"]["name"] for pod in pods(plane, namespace, role) if stays(pod))
+
+
+def holds(body: dict[str, Any], kind: str) -> dict[str, Any] | None:
+    for condition in body.get("status", {}).get("conditions", []):
+        if condition["type"] == kind and condition["status"] == "True":
+            return condition
+    return None
+
+
+def own_key(plane: Plane, namespace: str) -> bytes:
+    secret = plane.api.get(f"/api/v1/namespaces/{namespace}/secrets/paceline-operator-key")
+    return base64.b64decode(secret["data"]["key"])
+
+
+def coordinator_uid(plane: ControlPlane, namespace: str) -> str:
+    found = until(lambda: pods(plane, namespace, "coordinator"), "a coordinator")
+    return found[-1]["metadata"]["uid"]
+
+
+def holder(plane: ControlPlane, namespace: str) -> str:
+    """Who has the Lease."""
+    try:
+        lease = plane.api.get(LEASES.format(namespace) + "/paceline-operator")
+    except ApiError as error:
+        if error.status == 404:
+            return ""
+        raise
+    return str(lease["spec"].get("holderIdentity") or "")
+
+
+def own_requests(
+    plane: ControlPlane, namespace: str, *, user: str = USER, offset: int = 0
+) -> Counter[tuple[str, str]]:
+    """In one namespace, all but the Lease, watches and lists: what its jobs cost."""
+    assert plane.audit_log is not None
+    found: Counter[tuple[str, str]] = Counter()
+    for entry in entries(plane.audit_log, offset=offset):
+        what = entry.get("objectRef") or {}
+        kind = "/".join(filter(None, (what.get("resource"), what.get("subresource"))))
+        mine = entry["user"]["username"] == user and what.get("namespace") == namespace
+        if mine and kind in KINDS and entry["verb"] in (*WRITES, "get"):
+            found[entry["verb"], kind] += 1
+    return found
+
+
+KINDS = (
+    *("pods", "secrets", "services", "events"),
+    *("trainingjobs", "trainingjobs/status", "podgroups", "poddisruptionbudgets"),
+)
+
+
+def server_context(keys: JobKeys) -> ssl.SSLContext:
+    """As a coordinator serves with."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    pair = pair_of(keys)
+    with tempfile.TemporaryDirectory() as folder:
+        certificate, key = Path(folder) / "crt", Path(folder) / "key"
+        certificate.write_text(pair.certificate)
+        key.write_text(pair.private_key)
+        context.load_cert_chain(certificate, key)
+    return context

@@ -1,0 +1,53 @@
+"""Jobs that ask for devices, and nodes that offer them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline_operator.core.decide.fabric import NoFabric
+from paceline_operator.core.job import Job
+from paceline_operator.core.observed import Node, Observed
+from paceline_operator.core.pods.fabric import Fabric
+from paceline_operator.fabrics import built_in
+
+from testing.fake_cluster.observations import job_of
+
+GPU = {"nvidia.com/gpu": 8}
+IB = {"rdma/hca_shared_devices_a": 63}
+NODES = {f"node-{n}": Node(f"node-{n}", offers=GPU | IB, labels={"pool": "a"}) for n in range(3)}
+
+
+def gpu_job(required: str = "", profile: str = "", **template: Any) -> Job:
+    trainer = {
+        "name": "trainer",
+        "image": "i",
+        "command": ["train"],
+        "resources": {"limits": {"nvidia.com/gpu": 8}},
+    } | template.pop("trainer", {})
+    asked = {"required": required, "profile": profile}
+    job = job_of(
+        replicas=2,
+        fabric={key: value for key, value in asked.items() if value},
+        template={"spec": {"containers": [trainer], **template}},
+    )
+    assert not job.problems, job.problems
+    return job
+
+
+def free(nodes: dict[str, Node] = NODES, **more: Any) -> Observed:
+    """With the built-in profiles as they were if they needed no privileges."""
+    less: dict[str, Any] = {"capabilities": None, "run_as_user": None}
+    spared = {
+        name: spec.model_copy(update={"pod": spec.pod and spec.pod.model_copy(update=less)})
+        for name, spec in built_in().items()
+    }
+    return Observed(nodes=nodes, fabrics={**spared, **more})
+
+
+def seen(nodes: dict[str, Node] = NODES, **more: Any) -> Observed:
+    return Observed(nodes=nodes, fabrics={**built_in(), **more})
+
+
+def name_of(found: Fabric | NoFabric) -> str:
+    assert isinstance(found, Fabric), found
+    return found.profile

@@ -1,0 +1,418 @@
+"""Stub coordinators for all jobs of a real API server whose pods are not real.
+
+Each listens at the address of its pod, which leads to this machine, with the certificate and the
+token that the operator's key gives for the job. They learn of worker pods by a watch, as real
+agents would register, and end those that are drained through the fake kubelet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+import yaml
+from aiohttp import web
+from paceline_api.names import (
+    COORDINATOR_PORT,
+    LABEL_JOB,
+    LABEL_ROLE,
+    LABEL_SLOT,
+    ROLE_COORDINATOR,
+)
+from paceline_operator.core.keys import JobKeys, job_keys
+
+from testing.cluster.fake_kubelet import EXIT_CODE, session
+from testing.fake_cluster.beside import JOBS, Plane, own_key, server_context
+from testing.fake_cluster.parts import place_of
+from testing.fake_cluster.pods_seen import owner_of, runs, trains
+from testing.fake_cluster.ring import Place, Ring, State
+
+POLL_S = 10.0
+RETRY_S = 0.2
+LOOK_S = 0.01
+
+
+@dataclass
+class Coordinator:
+    """One coordinator pod that serves."""
+
+    ring: Ring
+    keys: JobKeys
+    job_uid: str
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    runner: web.AppRunner | None = None
+    refused: int = 0
+
+
+class Fleet:
+    """For the jobs of one namespace. `start_s`: an agent's start-up; `operator`: its namespace."""
+
+    def __init__(
+        self, plane: Plane, namespace: str, *, start_s: float = 0.3, operator: str = ""
+    ) -> None:
+        self._plane, self._namespace, self._start_s = plane, namespace, start_s
+        self._operator = operator or namespace
+        self._path = f"/api/v1/namespaces/{namespace}/pods?labelSelector={quote(LABEL_JOB)}"
+        self._since: dict[str, float] = {}
+        """Uid of a worker pod -> since when it runs."""
+        self._config = yaml.safe_load(plane.kubeconfig_of("stubs", "system:masters").read_text())
+        self._pods: dict[str, dict[str, Any]] = {}
+        self._workers: dict[str, dict[str, dict[str, Any]]] = {}
+        """The same by uid of the job, without coordinators."""
+        self._due: set[str] = set()
+        """Uids of jobs to look at: many pods at once are one piece of news."""
+        self._coordinators: dict[str, Coordinator] = {}
+        """By uid of the pod."""
+        self._ended: set[str] = set()
+        """Uids of the pods that the fake kubelet was asked to end."""
+        self._states: dict[str, State] = {}
+        self.wrong: list[str] = []
+        self._key = b""
+        """The operator's."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._up = threading.Event()
+        self._failed: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="stubs", daemon=True)
+
+    def __enter__(self) -> Fleet:
+        self._thread.start()
+        assert self._up.wait(20), self._failed
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._loop is not None
+        assert self._stop is not None
+        if self._failed is None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(15)
+        if self._failed is not None:
+            raise AssertionError("the stubs have failed") from self._failed
+        assert not self._thread.is_alive(), "the stubs do not end"
+
+    def coordinator(self, job: str = "digits") -> Coordinator | None:
+        """The newest coordinator."""
+        found = [
+            coordinator
+            for coordinator in list(self._coordinators.values())
+            if coordinator.ring.job == job
+        ]
+        return found[-1] if found else None
+
+    def ring(self, job: str = "digits") -> Ring | None:
+        coordinator = self.coordinator(job)
+        return coordinator.ring if coordinator is not None else None
+
+    def finish(self, job: str = "digits") -> None:
+        """The job's data is applied: pods end in order, then the outcome stands."""
+        self._call(self._finish, job)
+
+    def slow(self, place: Place, job: str = "digits") -> None:
+        ring = self.ring(job)
+        if ring is not None:
+            ring.slow.add(place)
+            ring.seq += 1
+
+    def train(self) -> None:
+        """One round in every job whose ranks have come together."""
+        self._call(self._train)
+
+    @property
+    def serving(self) -> int:
+        return len(self._coordinators)
+
+    # ---- in the thread ------------------------------------------------------------------------
+
+    def _call(self, what: Callable[..., None], *words: Any) -> None:
+        assert self._loop is not None
+        done = threading.Event()
+
+        def run() -> None:
+            what(*words)
+            done.set()
+
+        self._loop.call_soon_threadsafe(run)
+        assert done.wait(20)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # raised by whoever waits for this thread
+            self._failed = error
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._sends: set[asyncio.Task[None]] = set()
+        self._runners: set[web.AppRunner] = set()
+        self._wholes: set[asyncio.Task[None]] = set()
+        """Never cancelled, or their sockets would stay open."""
+        async with session(self._config) as http:
+            self._http = http
+            watching = asyncio.create_task(self._watch())
+            self._up.set()
+            stopping = asyncio.create_task(self._stop.wait())
+            await asyncio.wait([watching, stopping], return_when=asyncio.FIRST_COMPLETED)
+            for task in (watching, stopping, *self._sends):
+                task.cancel()
+            results = await asyncio.gather(watching, *self._sends, return_exceptions=True)
+            await asyncio.gather(*self._wholes)
+            await asyncio.gather(*map(_serve_no_more, self._runners))
+            await asyncio.sleep(0.25)  # closing TLS connections takes a moment
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                version = await self._list()
+                await self._follow(version)
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                await asyncio.sleep(RETRY_S)  # the API server may be away
+
+    async def _list(self) -> str:
+        async with self._http.get(self._path) as answer:
+            answer.raise_for_status()
+            found = msgspec.json.decode(await answer.read())
+        uids = {pod["metadata"]["uid"] for pod in found["items"]}
+        for gone in set(self._pods) - uids:
+            await self._gone(self._pods[gone])
+        for pod in found["items"]:
+            await self._seen(pod)
+        return str(found["metadata"]["resourceVersion"])
+
+    async def _follow(self, version: str) -> None:
+        query = f"&watch=1&resourceVersion={version}&timeoutSeconds=240"
+        forever = aiohttp.ClientTimeout(None)
+        async with self._http.get(self._path + query, timeout=forever) as answer:
+            answer.raise_for_status()
+            async for line in answer.content:
+                event = msgspec.json.decode(line)
+                if event["type"] == "ERROR":
+                    return
+                if event["type"] == "DELETED":
+                    await self._gone(event["object"])
+                else:
+                    await self._seen(event["object"])
+
+    # ---- pods -----------------------------------------------------------------------------------
+
+    async def _seen(self, pod: dict[str, Any]) -> None:
+        uid = pod["metadata"]["uid"]
+        self._pods[uid] = pod
+        if LABEL_SLOT in pod["metadata"]["labels"]:
+            self._workers.setdefault(owner_of(pod), {})[uid] = pod
+        if pod["metadata"]["labels"].get(LABEL_ROLE) == ROLE_COORDINATOR:
+            if runs(pod) and uid not in self._coordinators:
+                await self._open(pod)
+            elif not runs(pod):
+                await self._close(uid)
+        elif trains(pod) and uid not in self._since:
+            assert self._loop is not None
+            self._since[uid] = self._loop.time()
+            self._loop.call_later(self._start_s, self._look_at, owner_of(pod))
+        self._look_at(owner_of(pod))
+
+    async def _gone(self, pod: dict[str, Any]) -> None:
+        uid, job_uid = pod["metadata"]["uid"], owner_of(pod)
+        self._pods.pop(uid, None)
+        self._workers.get(job_uid, {}).pop(uid, None)
+        await self._close(uid)
+        self._look_at(job_uid)
+
+    def _alive(self, job_uid: str) -> dict[Place, str]:
+        return {
+            place_of(pod): pod["metadata"]["uid"]
+            for pod in self._workers.get(job_uid, {}).values()
+            if trains(pod) and self._up_for(pod) >= 0.99 * self._start_s
+        }
+
+    async def _lives(self, uid: str) -> bool:
+        """By the API server itself: the watch here may be behind the operator's."""
+        if (pod := self._pods.get(uid)) is None:
+            return False
+        path = f"/api/v1/namespaces/{self._namespace}/pods/{pod['metadata']['name']}"
+        async with self._http.get(path) as answer:
+            if answer.status == 404:
+                return False
+            answer.raise_for_status()
+            found = msgspec.json.decode(await answer.read())
+        return bool(found["metadata"]["uid"] == uid and trains(found))
+
+    def _up_for(self, pod: dict[str, Any]) -> float:
+        assert self._loop is not None
+        now_s = self._loop.time()
+        return now_s - self._since.get(pod["metadata"]["uid"], now_s)
+
+    def _look_at(self, job_uid: str) -> None:
+        assert self._loop is not None
+        if job_uid not in self._due:
+            self._due.add(job_uid)
+            self._loop.call_later(LOOK_S, self._step, job_uid)
+
+    def _step(self, job_uid: str) -> None:
+        self._due.discard(job_uid)
+        for coordinator in self._coordinators.values():
+            if coordinator.job_uid != job_uid:
+                continue
+            before = coordinator.ring.seq
+            alive = self._alive(job_uid)
+            self._end(job_uid, coordinator.ring.step(alive))
+            if coordinator.ring.seq != before:
+                coordinator.news.set()
+
+    def _end(self, job_uid: str, places: set[Place]) -> None:
+        if not places:
+            return
+        for pod in self._workers.get(job_uid, {}).values():
+            uid = pod["metadata"]["uid"]
+            if place_of(pod) in places and uid not in self._ended:
+                self._ended.add(uid)
+                task = asyncio.create_task(self._annotate(pod))
+                self._sends.add(task)
+                task.add_done_callback(self._sends.discard)
+
+    async def _annotate(self, pod: dict[str, Any]) -> None:
+        metadata = pod["metadata"]
+        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+        body = {"metadata": {"uid": metadata["uid"], "annotations": {EXIT_CODE: "0"}}}
+        headers = {"Content-Type": "application/merge-patch+json"}
+        data = msgspec.json.encode(body)
+        try:
+            async with self._http.patch(path, data=data, headers=headers) as done:
+                await done.read()
+                if done.status in (200, 404):
+                    return
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            pass  # the API server may be away
+        self._ended.discard(metadata["uid"])
+        assert self._loop is not None
+        self._loop.call_later(RETRY_S, self._look_at, owner_of(pod))
+
+    def _finish(self, job: str) -> None:
+        coordinator = self.coordinator(job)
+        assert coordinator is not None, f"no coordinator of {job} serves"
+        coordinator.ring.finish()
+        self._end(coordinator.job_uid, set(self._alive(coordinator.job_uid)))
+        coordinator.news.set()
+
+    def _train(self) -> None:
+        for coordinator in self._coordinators.values():
+            if coordinator.ring.members:
+                coordinator.ring.train()
+                coordinator.news.set()
+
+    # ---- one coordinator ------------------------------------------------------------------------
+
+    async def _open(self, pod: dict[str, Any]) -> None:
+        metadata, job_uid = pod["metadata"], owner_of(pod)
+        job = metadata["labels"][LABEL_JOB]
+        async with self._http.get(f"{JOBS.format(self._namespace)}/{job}") as answer:
+            body = msgspec.json.decode(await answer.read())
+        if body.get("metadata", {}).get("uid") != job_uid:
+            return  # deleted meanwhile
+        ring = Ring(
+            job,
+            metadata["uid"],
+            body["spec"]["replicas"],
+            "checkpoint" in body["spec"],
+            self._states.setdefault(job_uid, State()),
+        )
+        self._key = self._key or await asyncio.to_thread(own_key, self._plane, self._operator)
+        keys = job_keys(self._key, job_uid)
+        coordinator = Coordinator(ring, keys, job_uid)
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/v1/status", partial(self._status, coordinator)),
+                web.post("/v1/inventory", partial(self._inventory, coordinator)),
+                web.post("/v1/targets", partial(self._targets, coordinator)),
+            ]
+        )
+        coordinator.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
+        self._runners.add(coordinator.runner)
+        await coordinator.runner.setup()
+        site = web.TCPSite(
+            coordinator.runner,
+            pod["status"]["podIP"],
+            COORDINATOR_PORT,
+            ssl_context=server_context(keys),
+        )
+        await asyncio.shield(self._whole(site.start()))
+        self._coordinators[metadata["uid"]] = coordinator
+
+    async def _close(self, uid: str) -> None:
+        coordinator = self._coordinators.pop(uid, None)
+        if coordinator is not None and coordinator.runner is not None:
+            self._runners.discard(coordinator.runner)
+            self._whole(_serve_no_more(coordinator.runner))
+
+    def _whole(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._wholes.add(task)
+        task.add_done_callback(self._wholes.discard)
+        return task
+
+    async def _status(self, coordinator: Coordinator, request: web.Request) -> web.Response:
+        if not _trusted(coordinator, request):
+            return web.Response(status=401)
+        try:
+            async with asyncio.timeout(POLL_S):
+                while request.query.get("after") == str(coordinator.ring.seq):
+                    coordinator.news.clear()
+                    await coordinator.news.wait()
+        except TimeoutError:
+            pass  # no news is an answer
+        return web.json_response(coordinator.ring.body())
+
+    async def _inventory(self, coordinator: Coordinator, request: web.Request) -> web.Response:
+        if not _trusted(coordinator, request):
+            return web.Response(status=401)
+        inventory = await request.json()
+        listed = {(slot, attempt) for slot, attempt in inventory["pods"]}
+        alive = {
+            place: uid
+            for place, uid in self._alive(coordinator.job_uid).items()
+            if place in listed or await self._lives(uid)
+        }
+        coordinator.ring.hear(inventory, alive)
+        self._wrong(coordinator)
+        self._turn(coordinator)
+        return web.json_response({})
+
+    async def _targets(self, coordinator: Coordinator, request: web.Request) -> web.Response:
+        if not _trusted(coordinator, request):
+            return web.Response(status=401)
+        coordinator.ring.aim(await request.json())
+        self._turn(coordinator)
+        return web.json_response({})
+
+    def _turn(self, coordinator: Coordinator) -> None:
+        self._end(coordinator.job_uid, coordinator.ring.step(self._alive(coordinator.job_uid)))
+        coordinator.news.set()
+
+    def _wrong(self, coordinator: Coordinator) -> None:
+        self.wrong += coordinator.ring.wrong
+        coordinator.ring.wrong.clear()
+
+
+async def _serve_no_more(runner: web.AppRunner) -> None:
+    """Without waiting for what a peer says to the end of TLS: it may be stopped."""
+    open_now = [each.transport for each in runner.server.connections] if runner.server else []
+    await runner.cleanup()
+    for transport in open_now:
+        if transport is not None:
+            transport.abort()
+
+
+def _trusted(coordinator: Coordinator, request: web.Request) -> bool:
+    good = request.headers.get("Authorization") == f"Bearer {coordinator.keys.operator_token}"
+    coordinator.refused += not good
+    return good

@@ -1,0 +1,188 @@
+"""A whole cluster on a virtual clock, and an operator of which only the decisions are real.
+
+What was seen is put into the store by hand, what is due is decided at once, and coordinators are
+heard without a connection: for tests of single decisions. fake_cluster.inside has a real operator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from testing.fake_cluster.cluster import Cluster
+from testing.fake_cluster.parts import KEY, NAMESPACE, START_S, job_body, place_of
+from testing.fake_cluster.server import CrashError
+
+__all__ = ["NAMESPACE", "START_S", "World", "job_body", "place_of"]
+from paceline_api.crdgen import PLURAL
+from paceline_operator.cluster.apply import Applier
+from paceline_operator.cluster.store import Key, Store
+from paceline_operator.cluster.wire import pod_from
+from paceline_operator.controller import Controller
+from paceline_operator.core.changes import Message
+from paceline_operator.core.coordinator_status import read_coordinator_status
+from paceline_operator.core.job import Job
+from paceline_operator.core.pods.service import service
+
+
+class World(Cluster):
+    def __init__(self) -> None:
+        self.now_s = START_S
+        super().__init__()
+        self.delivered = 0
+        self.loop = asyncio.new_event_loop()
+        self.crashes = 0
+        self.start_operator()
+
+    def close(self) -> None:
+        self.loop.close()
+
+    # ---- the operator -----------------------------------------------------------------------
+
+    def start_operator(self) -> None:
+        self.dirty: dict[Key, float] = {}
+        self.epoch = self.crashes + 1
+        self.store = Store(lambda key: self.dirty.__setitem__(key, self.now_s))
+        self.services: set[str] = set()
+        applier = Applier(
+            self.server,
+            self.store,
+            make_secret=self._secret,
+            ensure_service=self._service,
+            clock=lambda: self.now_s,
+            leads=lambda: True,
+        )
+        self.controller = Controller(
+            self.store,
+            applier,
+            self,
+            clock=lambda: self.now_s,
+            epoch=lambda: self.epoch,
+            nodes_fresh=lambda: True,
+            key_id=lambda: KEY,
+        )
+        self.relist()
+
+    def _secret(self, job: Job, key_id: str) -> Mapping[str, Any]:
+        owner = [{"uid": job.uid, "controller": True}]
+        return {"metadata": {"name": f"{job.name}-{job.uid}-{key_id}", "ownerReferences": owner}}
+
+    async def _service(self, namespace: str) -> None:
+        if namespace not in self.services:
+            await self.server.apply("services", namespace, service(namespace))
+            self.services.add(namespace)
+
+    def relist(self) -> None:
+        """A watch begins anew with a list."""
+        self.delivered = len(self.server.log)
+        for node in self.nodes.values():
+            self.store.put_node(node)
+        jobs = self.server.of_kind(PLURAL)
+        uids = {body["metadata"]["uid"] for body in jobs}
+        for key, body in list(self.store.jobs.items()):
+            if body["metadata"]["uid"] not in uids:
+                self.store.drop_job(key, body["metadata"]["uid"])
+        for body in jobs:
+            self.store.put_job(body)
+        found = (pod_from(body, self.now_s) for body in self.server.of_kind("pods"))
+        self.store.keep_pods(((f[0], f[1]), f[2]) for f in found if f is not None)
+
+    def deliver(self, count: int | None = None, *, again: int = 0) -> None:
+        """Watch events reach the operator; `again` of the earlier ones once more, out of order.
+
+        A watch keeps the order, but the answers to the operator's own requests do not keep it.
+        """
+        until = len(self.server.log)
+        if count is not None:
+            until = min(until, self.delivered + count)
+        for kind, what, body in self.server.log[self.delivered : until]:
+            self._event(kind, what, body)
+        self.delivered = until
+        for kind, what, body in reversed(self.server.log[max(0, until - 2 * again) : until]):
+            if what != "DELETED":
+                self._event(kind, what, body)
+
+    def _event(self, kind: str, what: str, body: dict[str, Any]) -> None:
+        metadata = body["metadata"]
+        if kind == PLURAL:
+            key = (metadata["namespace"], metadata["name"])
+            if what == "DELETED":
+                self.store.drop_job(key, metadata["uid"])
+            else:
+                self.store.put_job(body)
+        elif kind == "pods" and (found := pod_from(body, self.now_s)) is not None:
+            key = (found[0], found[1])
+            if what == "DELETED":
+                self.store.drop_pod(key, metadata["name"], metadata["uid"])
+            else:
+                self.store.put_pod(key, found[2])
+
+    def work(self, limit: int = 50) -> int:
+        """Reconcile whatever is due; returns how many decisions were made."""
+        done = 0
+        while done < limit:
+            due = [key for key, at_s in self.dirty.items() if at_s <= self.now_s]
+            if not due:
+                return done
+            key = due[0]
+            del self.dirty[key]
+            again_s = self._await(self.controller.reconcile(key))
+            done += 1
+            if again_s is not None:
+                at_s = self.now_s + again_s
+                self.dirty[key] = min(at_s, self.dirty.get(key, at_s))
+        return done
+
+    def _await(self, call: Coroutine[Any, Any, float | None]) -> float | None:
+        try:
+            return self.loop.run_until_complete(call)
+        except CrashError:
+            self.server.crash_in = None
+            self.crashes += 1
+            self.start_operator()
+            return None
+
+    def settle(self, seconds: float = 30.0, step_s: float = 0.5) -> None:
+        """Time passes, everything that can happen by itself does."""
+        until_s = self.now_s + seconds
+        while self.now_s < until_s:
+            self.kubelets()
+            self.server.collect_garbage()
+            self.deliver()
+            self.coordinators()
+            self.work()
+            self.deliver()
+            self.work()
+            self.now_s += step_s
+
+    def node_ready(self, name: str, ready: bool) -> None:
+        super().node_ready(name, ready)
+        self.store.put_node(self.nodes[name])
+
+    def _tell(self, key: Key, body: dict[str, Any]) -> None:
+        memory = self.controller.memories.get(key)
+        if memory is None or memory.uid != body["metadata"]["uid"]:
+            return
+        memory.coordinator = read_coordinator_status(self.status_of(key, body))
+        memory.coordinator_heard_s = self.now_s
+        self.dirty.setdefault(key, self.now_s)
+
+    # ---- the operator's side of the connection (Coordinators) -----------------------------------
+
+    def follow(self, key: Key, job: Job, address: str, *, key_id: str, hurry: bool) -> None:
+        del key, job, address, key_id, hurry
+
+    def leave(self, key: Key) -> None:
+        del key
+
+    def send(self, key: Key, message: Message) -> None:
+        inventory = message.inventory
+        if inventory is not None:
+            self.judge(key, inventory.pods)
+        if key not in self.ranks:
+            return
+        if message.targets is not None:
+            self.hear_targets(key, message.targets)
+        if inventory is not None and self.hear_inventory(key, inventory.revision, inventory.pods):
+            self.controller.inventory_arrived(key, inventory)

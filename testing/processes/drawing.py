@@ -1,0 +1,300 @@
+"""Draws histories: which faults, in which jobs. Everything follows from a seed.
+
+Two tables. `MATRIX` is single faults, in every mode and number of ranks; `TOGETHER` is faults that
+meet others, in fewer of both. `covering` chooses rows in which each pair of values of two factors
+occurs; `soak_history` goes through all cells of both tables before it draws any of them again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import combinations, product
+from signal import SIGKILL, SIGSTOP, SIGTERM
+from typing import Any
+
+from testing.processes.history import History
+
+CHANNELS = ("gloo", "mpi", "shm", "hier:gloo", "hier:mpi")
+ROUNDING = ("mpi", "hier:mpi")
+"""They sum in another type than the one that travels."""
+RANKS = (2, 3, 4, 5, 8)
+MODES: dict[str, dict[str, Any]] = {
+    "Full": {},
+    "Quorum": {},
+    "Majority": {},
+    "Majority drawn": {"mode": "Majority", "randomInitiator": True},
+    "Solo": {},
+    "Deadline": {"deadline": "30ms"},
+    "Deadline auto": {"mode": "Deadline", "deadline": "auto"},
+    "Shadow": {},
+}
+PACINGS = ("Round", "Samples")
+SPEEDS = ("alike", "straggler")
+
+FOR_EVER_MS = 0
+"""Of a stop: ended by the freeze time-out."""
+PIECES = 4
+"""Of ballast, in half of all histories: their rounds are streamed."""
+WRITES_BYTES = 20_000
+"""What each step prints where the disk is slow: more than all buffers on the way hold."""
+Draw = Callable[[random.Random, int], dict[str, Any]]
+
+
+def _steps(*steps: tuple[str, int, int, int], **changes: Any) -> dict[str, Any]:
+    return {"steps": steps, **changes}
+
+
+def _dies(method: str, call: int, delay_ms: float, place: int, **changes: Any) -> dict[str, Any]:
+    dies = {str(place): (method, call, delay_ms)}
+    return {"steps": (("self", place, 0, -1),), "dies": dies, **changes}
+
+
+def _moment(draw: random.Random) -> int:
+    return draw.randrange(150)
+
+
+def _together(draw: random.Random) -> int:
+    return -draw.randrange(1, 400)
+
+
+def _two(draw: random.Random, ranks: int) -> tuple[int, int]:
+    one, other = draw.sample(range(ranks), 2)
+    return one, other
+
+
+def _kill_in_a_change(draw: random.Random, ranks: int) -> dict[str, Any]:
+    """The second time that a rank connects to the others is after somebody's death."""
+    one, other = _two(draw, ranks)
+    steps = ("kill", one, 0, _moment(draw)), ("self", other, 0, -1)
+    dies = {str(other): ("open", 2, draw.uniform(0, 20))}
+    return _steps(*steps, dies=dies, may_lose_all=ranks == 2)
+
+
+def _inside(draw: random.Random, ranks: int, what: str) -> dict[str, Any]:
+    """Between two segments of the gradient of a rank, some steps after its start."""
+    inside = {str(draw.randrange(ranks)): (what, draw.randrange(3, 40), draw.randrange(PIECES))}
+    return {"steps": (), "inside": inside, "pieces": PIECES}
+
+
+def _nan(draw: random.Random, ranks: int) -> dict[str, Any]:
+    if draw.random() < 0.5:
+        return {**_inside(draw, ranks, "nan"), "poisoned": True}
+    rank, at = draw.randrange(ranks), draw.randrange(3, 40)
+    return {"steps": (), "inject": f"nan:rank={rank},at=round:{at}", "poisoned": True}
+
+
+def _short_stop(draw: random.Random, ranks: int) -> dict[str, Any]:
+    """Of the process, or of its main thread inside backward()."""
+    milliseconds = draw.randrange(50, 900)
+    if draw.random() < 0.5:
+        return _inside(draw, ranks, str(milliseconds / 1000))
+    return _steps(("stop", draw.randrange(ranks), milliseconds, _moment(draw)))
+
+
+def _kill_in_a_reduction(draw: random.Random, ranks: int) -> dict[str, Any]:
+    """Of one segment, or of one of many."""
+    place, delay_ms = draw.randrange(ranks), draw.uniform(0, 4)
+    if draw.random() < 0.5:
+        return _dies("allreduce", draw.randrange(8, 60), delay_ms, place, pieces=2 * PIECES)
+    ballast = {"ballast": 400_000, "rounds": 40, "pieces": 1}
+    return _dies("allreduce", draw.randrange(8, 20), delay_ms, place, **ballast)
+
+
+def _freeze_ms(ranks: int) -> int:
+    return 2000 if ranks < 5 else 5000
+
+
+def _freeze(draw: random.Random, ranks: int) -> dict[str, Any]:
+    step = "stop", draw.randrange(ranks), FOR_EVER_MS, _moment(draw)
+    return _steps(step, freeze_ms=_freeze_ms(ranks))
+
+
+def _hang(draw: random.Random, ranks: int) -> dict[str, Any]:
+    place = draw.randrange(ranks)
+    step = "self", place, 0, -1
+    hangs = {str(place): draw.randrange(8, 20)}
+    return _steps(step, hangs=hangs, freeze_ms=_freeze_ms(ranks))
+
+
+def _long_cut(draw: random.Random, ranks: int) -> dict[str, Any]:
+    milliseconds = round(_freeze_ms(ranks) * draw.uniform(1.5, 2))
+    step = "cut", draw.randrange(ranks), milliseconds, _moment(draw)
+    return _steps(step, freeze_ms=_freeze_ms(ranks))
+
+
+def _checkpoint(every_rounds: int) -> dict[str, Any]:
+    return {"path": "checkpoints", "everyRounds": every_rounds, "keep": 2}
+
+
+def _full_checkpoints(draw: random.Random, _: int) -> dict[str, Any]:
+    step = "fill_disk", 0, draw.randrange(200, 1500), _moment(draw)
+    return _steps(step, checkpoint=_checkpoint(5), small_disk=True)
+
+
+def _kill_and_checkpoints(draw: random.Random, ranks: int) -> dict[str, Any]:
+    """So many of them that the one who writes is often in the middle of one."""
+    kill = "kill", draw.randrange(ranks), 0, _moment(draw)
+    return _steps(kill, checkpoint=_checkpoint(2))
+
+
+def _slow_disk(draw: random.Random, ranks: int) -> dict[str, Any]:
+    slot, milliseconds = draw.randrange(ranks), draw.randrange(500, 2000)
+    steps = (("slow_disk", slot, milliseconds, _moment(draw)),)
+    return _steps(*steps, slow_log=slot, writes_bytes=WRITES_BYTES)
+
+
+def _at_the_end(draw: random.Random, ranks: int) -> dict[str, Any]:
+    """One replica, and the coordinator, before, in and after the release."""
+    slot = draw.randrange(ranks)
+    late: list[list[tuple[str, int, int]]] = [
+        [("kill", slot, 0)],
+        [("agent", slot, SIGSTOP), ("agent", slot, SIGKILL)],
+        [("agent", slot, SIGKILL)],
+        [("agent", slot, SIGTERM)],
+        [("coordinator", 0, 0)],
+        [("coordinator", 0, draw.randrange(100, 4000))],
+        [("scale", ranks + 1, 0)],
+    ]
+    chosen = [step for steps in draw.sample(late, draw.randrange(1, 4)) for step in steps]
+    moments = (draw.choice((0, draw.randrange(50), draw.randrange(800))) for _ in chosen)
+    steps = tuple((*step, moment) for step, moment in zip(chosen, moments, strict=True))
+    return {"at_the_end": steps, "linger_ms": draw.randrange(500, 2500), "rounds": 20}
+
+
+SINGLE: dict[str, Draw] = {
+    "kill": lambda d, n: _steps(("kill", d.randrange(n), 0, _moment(d))),
+    "kill in a reduction": _kill_in_a_reduction,
+    "kill in a join": lambda d, n: _steps(
+        ("scale", n + 1, 0, _moment(d)), ("kill", d.randrange(n), 0, _together(d))
+    ),
+    "kill in a change": _kill_in_a_change,
+    "short stop": _short_stop,
+    "freeze": _freeze,
+    "hang in a reduction": _hang,
+    "sigterm": lambda d, n: _steps(("sigterm", d.randrange(n), 0, _moment(d))),
+    "join": lambda d, n: _steps(("scale", n + 1, 0, _moment(d))),
+    "scale up and down": lambda d, n: _steps(
+        ("scale", n + 4, 0, _moment(d)), ("scale", n + 1, 0, _moment(d))
+    ),
+    "coordinator kill": lambda d, _: _steps(("coordinator_kill", 0, 0, _moment(d))),
+    "short cut": lambda d, n: _steps(("cut", d.randrange(n), d.randrange(50, 1500), _moment(d))),
+    "long cut": _long_cut,
+    "nan": _nan,
+    "slow disk": _slow_disk,
+    "full disk while checkpointing": _full_checkpoints,
+    "kill while checkpointing": _kill_and_checkpoints,
+    "at the end": _at_the_end,
+    "full disk": lambda _, __: {"steps": (), "full_logs": True, "writes_bytes": WRITES_BYTES // 20},
+}
+
+
+def _kills(draw: random.Random, ranks: int) -> dict[str, Any]:
+    one, other = _two(draw, ranks)
+    steps = ("kill", one, 0, _moment(draw)), ("kill", other, 0, _together(draw))
+    return _steps(*steps, may_lose_all=ranks == 2)
+
+
+def _sigterm_and_kill(draw: random.Random, ranks: int) -> dict[str, Any]:
+    one, other = _two(draw, ranks)
+    steps = ("sigterm", one, 0, _moment(draw)), ("kill", other, 0, _together(draw))
+    return _steps(*steps, may_lose_all=ranks == 2)
+
+
+def _kill_all(draw: random.Random, ranks: int) -> dict[str, Any]:
+    """Only the newest checkpoint is left of the weights, if there is one yet."""
+    first, *others = draw.sample(range(ranks), ranks)
+    steps = [("kill", first, 0, 300 + _moment(draw)), *(("kill", o, 0, -1) for o in others)]
+    return _steps(*steps, checkpoint=_checkpoint(5), may_lose_all=True)
+
+
+MEETING: dict[str, Draw] = {
+    "kill at the start": lambda d, n: _dies("open", 1, d.uniform(0, 20), d.randrange(n)),
+    "coordinator stop": lambda d, _: _steps(
+        ("coordinator_stop", 0, d.randrange(200, 1500), _moment(d))
+    ),
+    "agent kill": lambda d, n: _steps(("kill_agent", d.randrange(n), 0, _moment(d))),
+    "two kills": _kills,
+    "kill and coordinator kill": lambda d, n: _steps(
+        ("kill", d.randrange(n), 0, _moment(d)), ("coordinator_kill", 0, 0, _together(d))
+    ),
+    "sigterm and kill": _sigterm_and_kill,
+    "all killed": _kill_all,
+    "batch dropped in backward": lambda d, n: {**_inside(d, n, "discard"), "poisoned": True},
+}
+FAULTS = SINGLE | MEETING
+
+Row = tuple[Any, ...]
+Factors = tuple[tuple[Any, ...], ...]
+MATRIX: Factors = (tuple(SINGLE), RANKS, tuple(MODES), CHANNELS, PACINGS, SPEEDS)
+TOGETHER: Factors = (
+    *(tuple(MEETING), (2, 3, 5), ("Full", "Quorum", "Solo")),
+    *(CHANNELS, PACINGS, SPEEDS),
+)
+CELL = 4
+"""So many factors, the first ones, make a cell of the full matrix; the others are drawn."""
+
+
+def draw_history(row: Row, seed: int) -> History:
+    """`row`: one value of each factor of a table."""
+    fault, ranks, mode, channel, pacing, speed = row
+    draw = random.Random(f"{row} {seed}")
+    slow_ms = {str(draw.randrange(ranks)): 60.0} if speed == "straggler" else {}
+    collective = {"mode": mode, "pacing": pacing} | MODES[mode]
+    if mode != "Shadow" and random.Random(f"pipeline {row} {seed}").randrange(3) == 0:
+        collective |= {"pipeline": 1}
+    # All sums of a history are small whole numbers and halves: bfloat16 has them exactly.
+    if channel in ROUNDING and random.Random(f"wire {row} {seed}").randrange(2) == 0:
+        collective |= {"wire": "BFloat16"}
+    drawn = {"slow_ms": slow_ms, "collective": collective}
+    # In Full each round may be streamed, in other modes those for which nobody is late.
+    often = (1, PIECES, PIECES) if mode == "Full" else (1, PIECES)
+    drawn["pieces"] = random.Random(f"pieces {row} {seed}").choice(often)
+    drawn |= FAULTS[fault](draw, ranks)
+    return History(channel, ranks, mode, fault, seed, **drawn)
+
+
+def pairs(row: Row) -> set[tuple[int, Any, int, Any]]:
+    """(factor, its value, another factor, its value) for all pairs of a row."""
+    return {(i, row[i], j, row[j]) for i, j in combinations(range(len(row)), 2)}
+
+
+def covering(factors: Sequence[Sequence[Any]], seed: int) -> list[Row]:
+    """Rows in which each pair of values of two factors occurs: greedy, the same for a seed."""
+    draw = random.Random(seed)
+    missing = {
+        (i, a, j, b)
+        for i, j in combinations(range(len(factors)), 2)
+        for a, b in product(factors[i], factors[j])
+    }
+    rows: list[Row] = []
+    while missing:
+        i, a, j, b = min(missing, key=repr)
+        best: Row = ()
+        gained = -1
+        for _ in range(40):
+            row = [draw.choice(values) for values in factors]
+            row[i], row[j] = a, b
+            gain = len(pairs(tuple(row)) & missing)
+            if gain > gained:
+                best, gained = tuple(row), gain
+        missing -= pairs(best)
+        rows.append(best)
+    return rows
+
+
+CELLS: list[Row] = [
+    (which, *cell) for which in (MATRIX, TOGETHER) for cell in product(*which[:CELL])
+]
+random.Random("paceline soak").shuffle(CELLS)
+
+
+def soak_row(seed: int) -> Row:
+    """The rest of a row is drawn anew in each pass through the full matrix."""
+    factors, *cell = CELLS[seed % len(CELLS)]
+    draw = random.Random(seed)
+    return (*cell, *(draw.choice(values) for values in factors[CELL:]))
+
+
+def soak_history(seed: int) -> History:
+    return draw_history(soak_row(seed), seed)

@@ -1,0 +1,226 @@
+"""Processes that start fast: forked from one that has imported everything (D16).
+
+A rank spends its first six CPU-seconds on importing torch. Here one process, the fork server,
+imports it once, before any thread, MPI or event loop; runners, coordinators, agents and ranks are
+forked from it or from each other. Only that replaces exec: every process is a real one with its own
+pid, parent, session, descriptors, environment and signals; a rank is a child of its agent, started
+below its own mpiexec with PMI's environment, and ends as any interpreter does.
+
+    fork server -> runner of a history -> its fork server -> coordinator, agents
+        -> their fork servers -> ranks
+
+A fork server forks whoever is asked for over its socket: twice, so that the new process becomes a
+child of the nearest subreaper above (the runner, or the agent).
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import importlib
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NoReturn
+
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_CHILD_SUBREAPER: Final = 36
+ORDER_BYTES_MAX: Final = 256 * 1024
+FDS_MAX: Final = 16
+ANSWER_S: Final = 20.0
+PRELOADED: Final = (
+    *("numpy", "torch", "torch._dynamo", "aiohttp", "zmq", "msgspec", "mpi4py"),
+    *("paceline", "paceline.agent.__main__", "paceline.coordinator.__main__"),
+    *("paceline.cli.run", "paceline.cli.status", "paceline.local.runner"),
+    *("paceline.transport.factory", "paceline.transport.mpi.transport"),
+    *("paceline.worker.session", "paceline.worker.checkpoint.service", "zmq.utils.z85"),
+    *("paceline.train.context", "paceline.train.ddp", "paceline.train.loader"),
+    *("paceline.train.optimizer", "paceline.train.steps", "paceline.transport.solo"),
+    *(
+        "paceline.transport.torch.gloo",
+        "testing.processes.history_run",
+        "testing.processes.forked",
+        "runpy",
+    ),
+)
+
+
+class Become(BaseException):
+    """Raised in a new process, so that nothing of its parent's stack stays below its own work."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.order = order
+
+
+def preload() -> None:
+    for name in PRELOADED:
+        importlib.import_module(name)
+    import torch
+
+    # The first optimizer of a process imports half of torch again.
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    gc.collect()
+    gc.freeze()  # a collection in a child shall not copy all these pages
+
+
+def ask(
+    name: str,
+    call: str,
+    *,
+    arguments: Sequence[Any] = (),
+    env: Mapping[str, str],
+    cwd: str = "",
+    fds: Mapping[int, int],
+    leader: bool = True,
+    limit_s: float = ANSWER_S,
+) -> int:
+    """Pid of a new process, which calls `call` ("module:function") and exits with what it returns.
+
+    `fds`: descriptor there -> descriptor here; it gets no others. `leader`: of a new session.
+    """
+    order = {
+        "call": call,
+        "arguments": list(arguments),
+        "env": dict(env),
+        "cwd": cwd or os.getcwd(),  # noqa: PTH109
+        "fds": list(fds),
+        "leader": leader,
+    }
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+        line.settimeout(limit_s)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * ORDER_BYTES_MAX)
+        line.connect(f"\0{name}")
+        socket.send_fds(line, [json.dumps(order).encode()], list(fds.values()))
+        answer = line.recv(64)
+    if not answer:
+        raise RuntimeError(f"the fork server did not start {call}")
+    return int(answer)
+
+
+def start_below(leader: bool = True) -> str:
+    """Fork a fork server below this process, which must have no threads; its name for `ask`. It
+    ends with this process."""
+    name = f"paceline-fork-server-{secrets.token_hex(8)}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(f"\0{name}")
+    listener.listen(64)
+    parent = os.getpid()
+    if os.fork() == 0:
+        try:
+            die_with(parent)
+            if leader:
+                os.setsid()
+            serve(listener)
+        except Become:
+            raise
+        except BaseException:
+            os._exit(70)
+    listener.close()
+    return name
+
+
+def serve(listener: socket.socket) -> None:
+    """Fork what is asked for, for ever; in the new process, raises Become."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    while True:
+        line, _ = listener.accept()
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * ORDER_BYTES_MAX)
+        data, fds, _, _ = socket.recv_fds(line, ORDER_BYTES_MAX, FDS_MAX)
+        if data:
+            middle = os.fork()
+            if middle == 0:
+                listener_fd = listener.detach()  # no object shall close a number that is reused
+                os.close(listener_fd)
+                _deliver(json.loads(data), fds, line.detach())
+            os.waitpid(middle, 0)
+        for fd in fds:
+            os.close(fd)
+        line.close()
+
+
+def _deliver(order: dict[str, Any], fds: list[int], line: int) -> None:
+    middle = os.getpid()
+    if os.fork() > 0:
+        os._exit(0)
+    while os.getppid() == middle:
+        time.sleep(0.0002)  # it is on its way out
+    if order["leader"]:
+        os.setsid()
+    os.write(line, str(os.getpid()).encode())
+    _take_descriptors(dict(zip(order["fds"], fds, strict=True)))
+    os.environ.clear()
+    os.environ.update(order["env"])
+    os.chdir(order["cwd"])
+    raise Become(order)
+
+
+def _take_descriptors(wanted: dict[int, int]) -> None:
+    """Exactly `wanted` (there -> here) and the standard ones stay open."""
+    above = max([*wanted, *wanted.values(), 2]) + 1
+    spare = {there: os.dup2(here, above + n) for n, (there, here) in enumerate(wanted.items())}
+    for there, here in spare.items():
+        os.dup2(here, there, inheritable=True)
+    last = 2
+    for there in sorted(fd for fd in wanted if fd > 2):
+        os.closerange(last + 1, there)
+        last = there
+    os.closerange(last + 1, 65_536)
+
+
+def die_with(parent: int, number: int = signal.SIGKILL) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def become(order: dict[str, Any]) -> object:
+    """The rest of a new process's life."""
+    module, _, function = order["call"].partition(":")
+    return getattr(importlib.import_module(module), function)(*order["arguments"])
+
+
+def run(work: Callable[[], object]) -> NoReturn:
+    """Do `work`; processes that are forked in it live and end here, outside of its stack."""
+    while True:
+        try:
+            result = work()
+        except Become as new:
+            work = partial(become, new.order)
+            continue
+        except SystemExit as end:
+            result = end.code
+        except BaseException:
+            traceback.print_exc()
+            result = 1
+        break
+    # As multiprocessing ends its processes: tearing the interpreter down would touch, and so copy,
+    # each page that is shared with the fork server.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(result if isinstance(result, int) else int(result is not None))
+
+
+def main() -> None:
+    """The first fork server: argument 1 is the descriptor of its listening socket, 2 the parent."""
+    preload()
+    die_with(int(sys.argv[2]))
+    # What a runner leaves behind becomes a child of this process.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    serve(socket.socket(fileno=int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    # By its own name, so that whoever imports it later gets the same module.
+    this = importlib.import_module("testing.processes.fork_server")
+    this.run(this.main)

@@ -1,0 +1,230 @@
+"""The processes of a run that are forked by a fork server instead of executed (D16).
+
+Each function is the life of one process; it calls the product's own entry point. Exchanged are only
+the places that would execute a program: how the runner starts its children, how a shim becomes a
+rank, and how `paceline replay` starts the script.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import paceline.agent.__main__ as agent_entry
+import paceline.coordinator.__main__ as coordinator_entry
+from paceline.agent import shim
+from paceline.agent.launch import LaunchPlan, plan_rank, shim_argv
+from paceline.cli import replay
+from paceline.cli.main import main as command_line
+from paceline.control.client import ControlClient
+from paceline.local.processes import Child, LineReader, adopt_orphans
+
+from testing.processes import fork_server
+from testing.processes.fork_server_shim import ENV_FORK_SERVER
+
+SHIM = Path(__file__).with_name("fork_server_shim.py")
+STATUS_FD = 3
+
+
+class Forked:
+    """A child of this process that a fork server has forked; the part of Popen that `Child`
+    uses."""
+
+    def __init__(self, pid: int, stdout: int | None) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.stdout = None if stdout is None else os.fdopen(stdout, "rb", buffering=0)
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+
+def start_by(below: str) -> None:
+    """From now on this process, which is a runner, has its children forked."""
+    setattr(Child, "start", staticmethod(_start_child(below)))  # noqa: B010
+
+
+def _start_child(below: str) -> Callable[..., Child]:
+    """Stands for `Child.start`."""
+
+    def start(
+        name: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: Path,
+        on_line: Callable[[str], None] | None = None,
+        keep_fds: Sequence[int] = (),
+    ) -> Child:
+        call = {"paceline.agent": "agent", "paceline.coordinator": "coordinator"}[argv[2]]
+        read_end, write_end = os.pipe() if on_line is not None else (None, None)
+        with log.open("ab") as file:
+            fds = {1: file.fileno() if write_end is None else write_end, 2: file.fileno()}
+            fds |= {fd: fd for fd in keep_fds}
+            pid = fork_server.ask(
+                below, f"testing.processes.forked:{call}", arguments=[os.getpid()], env=env, fds=fds
+            )
+        output = None
+        if read_end is not None and write_end is not None and on_line is not None:
+            os.close(write_end)
+            output = LineReader(read_end, on_line)
+        return Child(name, Forked(pid, read_end), log, output)  # type: ignore[arg-type]
+
+    return start
+
+
+def coordinator(runner: int) -> int:
+    fork_server.die_with(runner, signal.SIGTERM)
+    return coordinator_entry.main()
+
+
+def cut_when_asked() -> None:
+    """SIGUSR1 cuts the connection of a pod to the coordinator, for as long as a file says."""
+    real, until = ControlClient._connect, [0.0]
+    folder = Path(os.environ["PACELINE_RUN_DIR"])
+    ports = [url.rpartition(":")[2] for url in os.environ["PACELINE_COORDINATOR"].split(",")]
+
+    async def connect(client: ControlClient[Any], *given: Any) -> None:
+        if time.monotonic() < until[0]:
+            raise ConnectionError("the control channel is cut")
+        await real(client, *given)
+
+    def cut(*_: object) -> None:
+        until[0] = time.monotonic() + float((folder / f"cut-{os.getpid()}").read_text()) / 1000
+        for entry in list(Path("/proc/self/fd").iterdir()):
+            if not entry.is_socket():
+                continue
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry.name))) as one:
+                if one.family == socket.AF_INET and str(one.getpeername()[1]) in ports:
+                    one.shutdown(socket.SHUT_RDWR)
+
+    setattr(ControlClient, "_connect", connect)  # noqa: B010
+    signal.signal(signal.SIGUSR1, cut)
+
+
+def agent(runner: int) -> int:
+    fork_server.die_with(runner, signal.SIGTERM)
+    below = fork_server.start_below()
+    cut_when_asked()
+
+    def plan(*given: Any, **named: Any) -> LaunchPlan:
+        made = plan_rank(*given, **named)
+        launcher = made.argv[: len(made.argv) - len(shim_argv())]
+        argv = (*launcher, sys.executable, "-I", "-S", str(SHIM), str(shim.__file__))
+        env = {**made.env, ENV_FORK_SERVER: below, shim.ENV_GUARD: "1"}
+        return LaunchPlan(argv, env, guarded=True, order=made.order)
+
+    setattr(agent_entry, "plan_rank", plan)  # noqa: B010
+    return agent_entry.main()
+
+
+def become_rank(name: str, key: str, agent_pid: int) -> int:
+    """What `agent.shim` does in a rank, up to its exec."""
+    shim._die_with_parent(agent_pid)
+    line = shim._connect(name, key, "rank")
+    line.settimeout(shim.ANSWER_S)
+    answer, descriptors, _, _ = socket.recv_fds(line, 16, shim.DESCRIPTORS_MAX)
+    if not answer:
+        os._exit(0)
+    line.settimeout(None)
+    stdout, stderr, record, talk, order, *group = descriptors
+    with os.fdopen(order, "rb") as file:
+        wanted = json.load(file)
+    shim._take_over(stdout, stderr, record, talk, line)
+    shim._join_group(group)
+    line.detach()
+    os.environ.update(wanted["env"])
+    if wanted["dir"]:
+        os.chdir(wanted["dir"])
+    return script(wanted["argv"])
+
+
+def script(argv: Sequence[str]) -> int:
+    """What `python SCRIPT WORDS` does. Its traceback begins in the script."""
+    _, path, *words = argv
+    sys.argv = [path, *words]
+    sys.path[0] = str(Path(path).absolute().parent)
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except Exception as error:
+        at = error.__traceback__
+        while at is not None and at.tb_frame.f_code.co_filename != path:
+            at = at.tb_next
+        sys.excepthook(type(error), error, at)
+        return 1
+    return 0
+
+
+def python(*words: str) -> int:
+    """`python SCRIPT WORDS`, without a job."""
+    return script(["python", *words])
+
+
+def keep(function: str, words: Sequence[str]) -> int:
+    """The parent of one call of `paceline`, or of a script: tells its pid and, as soon as it has
+    ended, what `waitpid` says. It lives as long as anything of that call does."""
+    ctypes.CDLL(None).prctl(fork_server.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    called = os.fork()
+    if called == 0:
+        os.close(STATUS_FD)
+        os.setsid()
+        raise fork_server.Become({"call": function, "arguments": list(words)})
+    for fd in (1, 2):
+        os.close(fd)
+    with os.fdopen(STATUS_FD, "wb", buffering=0) as told:
+        told.write(b"%d\n" % called)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, 0)
+            except ChildProcessError:
+                os._exit(0)
+            if pid == called:
+                told.write(b"%d\n" % status)
+
+
+def call(*words: str) -> int:
+    """The command line."""
+    below = fork_server.start_below()
+    start_by(below)
+    setattr(replay, "subprocess", SimpleNamespace(run=_run_by(below)))  # noqa: B010
+    sys.argv = ["paceline", *words]
+    command_line()
+    return 0
+
+
+def _run_by(below: str) -> Callable[..., Forked]:
+    """Stands for `subprocess.run` of a script."""
+
+    def run(argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, check: bool) -> Forked:
+        assert not check
+        adopt_orphans(True)
+        pid = fork_server.ask(
+            *(below, "testing.processes.forked:script"),
+            arguments=[list(argv)],
+            env=env,
+            cwd=cwd or "",
+            fds={1: 1, 2: 2},
+            leader=False,
+        )
+        forked = Forked(pid, None)
+        forked.wait()
+        return forked
+
+    return run

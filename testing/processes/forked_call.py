@@ -1,0 +1,112 @@
+"""A call of `paceline`, or a script, whose processes are all forked, seen from the test."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from testing.processes import fork_server
+from testing.processes.history import START_S, ForkServer, command_of, descendants
+
+ENDS_S = 1.0
+
+
+@cache
+def the_fork_server() -> ForkServer:
+    """One for all tests of this process; it ends with it."""
+    server = ForkServer()
+    server.__enter__()
+    atexit.register(server.__exit__)
+    return server
+
+
+class ForkedCall:
+    """As a `Popen` with one pipe for stdout and stderr, in text."""
+
+    def __init__(
+        self, words: Sequence[str], folder: Path, env: Mapping[str, str], program: str = "call"
+    ) -> None:
+        """`program`: of `local.forked`; `call` is `paceline`."""
+        out_read, out_write = os.pipe()
+        told_read, told_write = os.pipe()
+        self._keeper = fork_server.ask(
+            the_fork_server().name,
+            "testing.processes.forked:keep",
+            arguments=[f"testing.processes.forked:{program}", list(words)],
+            env=env,
+            cwd=str(folder),
+            fds={1: out_write, 2: out_write, 3: told_write},
+            limit_s=START_S,
+        )
+        self._gone = os.pidfd_open(self._keeper)
+        os.close(out_write)
+        os.close(told_write)
+        self._out, self._told = out_read, os.fdopen(told_read, "rb", buffering=0)
+        self._said = b""
+        self.pid = int(self._told.readline())
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self._wait(0.0)
+
+    def wait(self, timeout: float = 0.0) -> int:
+        code = self._wait(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        return code
+
+    def communicate(self, *, timeout: float) -> tuple[str, None]:
+        until = time.monotonic() + timeout
+        while (left_s := until - time.monotonic()) > 0 and self._out >= 0:
+            if select.select([self._out], [], [], left_s)[0]:
+                part = os.read(self._out, 65_536)
+                self._said += part
+                if not part:
+                    os.close(self._out)
+                    self._out = -1
+        self.wait(max(0.0, until - time.monotonic()))
+        return self._said.decode(errors="replace"), None
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def living(self) -> list[int]:
+        """Of its processes, however they are related; the keeper goes with the last of them."""
+        return descendants(self._keeper) if self._is_kept(0.0) else []
+
+    def left_over(self) -> list[str]:
+        """Command lines of those that live although the call has ended."""
+        return [command_of(pid) for pid in self.living()] if self._is_kept(ENDS_S) else []
+
+    def close(self) -> None:
+        """Nothing of it lives afterwards."""
+        while self._is_kept(0.02):
+            for pid in self.living():
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+        self._wait(0.0)
+        self._told.close()
+        for fd in {self._gone, self._out} - {-1}:
+            os.close(fd)
+        self._gone = self._out = -1
+
+    def _is_kept(self, for_s: float) -> bool:
+        return self._gone >= 0 and not select.select([self._gone], [], [], for_s)[0]
+
+    def _wait(self, timeout: float) -> int | None:
+        if self.returncode is None and select.select([self._told], [], [], timeout)[0]:
+            self.returncode = os.waitstatus_to_exitcode(int(self._told.readline()))
+        return self.returncode

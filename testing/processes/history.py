@@ -1,0 +1,326 @@
+"""Histories: jobs of real processes to which things happen, and what must hold after each (D16).
+
+A history is drawn from a seed and run by processes that a fork server forks (see `fork_server`).
+Afterwards the job is complete, all ranks have the same bits, the weights tell that every sample was
+applied as often as the ledger says, and nothing is left over: no process, no file, no shared
+memory, named or not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from paceline.core.collectives.select import HIERARCHICAL
+
+from testing import left_files
+from testing.processes import fork_server, two_levels
+
+SCRIPT = Path(__file__).with_name("history_script.py")
+ROOT = Path(__file__).parent.parent.parent
+TESTS = ROOT / "tests"
+PIECE = 16_384
+"""Floats of a piece of ballast that is a segment by itself."""
+LIMIT_S = 240.0
+START_S = 120.0
+ENDS_S = 5.0
+
+
+@dataclass(frozen=True)
+class History:
+    channel: str
+    """A backend, or \"hier:\" and one: two levels, between two machines that are played."""
+    ranks: int
+    mode: str
+    fault: str
+    seed: int
+    steps: tuple[tuple[str, int, int, int], ...] = ()
+    """(action, place or number, milliseconds, random moment in ms; -1 = with the one before)."""
+    at_the_end: tuple[tuple[str, int, int, int], ...] = ()
+    """The same, from the moment in which the first rank has made the last round; what comes too
+    late for the job is left out."""
+    linger_ms: int = 0
+    """Each script still works so long after its release."""
+    dies: dict[str, tuple[str, int, float]] = field(default_factory=dict)
+    """Slot -> (method of the data channel, call, ms into it) in which its rank kills itself."""
+    hangs: dict[str, int] = field(default_factory=dict)
+    """Slot -> transfer in which the thread of its rank that sums hangs for ever."""
+    inside: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+    """Slot -> (what happens to its rank inside backward(), step, piece of ballast): "nan",
+    "discard", or the seconds for which it stops there."""
+    slow_ms: dict[str, float] = field(default_factory=dict)
+    collective: dict[str, Any] = field(default_factory=dict)
+    ballast: int = 1000
+    pieces: int = 1
+    """Of ballast. With several, each is a segment, and half of a step's pause is inside backward():
+    so rounds are streamed."""
+    batch: int = 2
+    accumulate: int = 1
+    epochs: int = 2
+    rounds: int = 60
+    """Of an epoch, if everybody took part in each."""
+    step_ms: float = 15.0
+    freeze_ms: int = 15_000
+    """`freezeTimeout`. On a busy machine many ranks need seconds to connect to each other."""
+    may_lose_all: bool = False
+    """The faults may leave nobody with the weights."""
+    checkpoint: dict[str, Any] = field(default_factory=dict)
+    """`spec.checkpoint`, with a path in the folder of the history."""
+    inject: str = ""
+    """Faults as `paceline run --inject` takes them."""
+    poisoned: bool = False
+    """One gradient is not a number: it alone is missing in the end."""
+    writes_bytes: int = 0
+    """Printed in each step."""
+    slow_log: int | None = None
+    """Slot whose first rank writes its log as slowly as the director reads it."""
+    small_disk: bool = False
+    """Checkpoints go to a disk of a few megabytes, which only this history sees."""
+    full_logs: bool = False
+    """Nothing can be written to the logs: no space left on device."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.channel}-{self.ranks}-{self.mode}-{self.fault}-{self.seed}"
+
+    @property
+    def samples(self) -> int:
+        # The last step of an epoch is a smaller one.
+        return self.rounds * self.ranks * self.batch * self.accumulate - 1
+
+    def config(self) -> dict[str, Any]:
+        names = ("seed", "samples", "batch", "accumulate", "epochs", "ballast", "pieces", "rounds")
+        own = ("step_ms", "slow_ms", "dies", "hangs", "inside", "writes_bytes", "linger_ms")
+        config = {name: getattr(self, name) for name in (*names, *own)}
+        config["two_levels"] = self.channel.startswith(HIERARCHICAL)
+        return config | ({"ballast": PIECE} if self.pieces > 1 else {})
+
+    def job(self) -> dict[str, Any]:
+        # Not a sample may be dropped for its age: exactly once is what is to be shown.
+        collective = {"maxAge": 0, "hashEveryRounds": 20}
+        collective["freezeTimeout"] = f"{self.freeze_ms}ms"
+        collective |= {"backend": two_levels.backend_of(self.channel), "mode": self.mode}
+        collective |= self.collective
+        if self.mode == "Quorum":
+            collective |= {"quorum": self.ranks // 2 + 1}
+        if self.pieces > 1:
+            collective |= {"segmentBytes": PIECE * 4}
+        trainer = {
+            "name": "trainer",
+            "image": "none",
+            "command": [sys.executable, str(SCRIPT)],
+            "env": [{"name": "HISTORY", "value": json.dumps(self.config())}],
+        }
+        return {
+            "apiVersion": "paceline.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": "history"},
+            "spec": {
+                "replicas": self.ranks,
+                "minReplicas": 1,
+                "collective": collective,
+                "elasticity": {"settleSeconds": 1},
+                "template": {"spec": {"containers": [trainer]}},
+                **({"checkpoint": self.checkpoint} if self.checkpoint else {}),
+            },
+        }
+
+
+class ForkServer:
+    """The process that has imported everything; histories are run one at a time."""
+
+    def __enter__(self) -> Self:
+        self.name = f"paceline-fork-server-{os.getpid()}-{random.randbytes(4).hex()}"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(f"\0{self.name}")
+        listener.listen(8)
+        env = {n: v for n, v in os.environ.items() if not n.startswith("PACELINE_")}
+        paths = [str(ROOT), str(TESTS), *env.get("PYTHONPATH", "").split(os.pathsep)]
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        env["PYTHONUNBUFFERED"] = "1"  # as the runner has it for its processes
+        self.process = subprocess.Popen(
+            [sys.executable, fork_server.__file__, str(listener.fileno()), str(os.getpid())],
+            env=env,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+        listener.close()
+        self.env = env
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def run(self, history: History, folder: Path) -> dict[str, Any]:
+        """What came of it. Whatever happens, no process of it lives afterwards."""
+        folder.mkdir(parents=True)
+        before = left_files.files()
+        slow_log = prepare_logs(folder, history)
+        order = {"job": history.job(), "steps": history.steps, "inject": history.inject}
+        order |= {"at_the_end": history.at_the_end}
+        order |= {"slow_log": slow_log, "small_disk": history.small_disk}
+        result: dict[str, Any] = self.call("testing.processes.history_run:history", order, folder)
+        result["files left"] = [str(p) for p in (folder / "s").glob("*")]
+        result["files left"] += left_files.left_since(before)
+        result["memory left"] = left_files.memory_of(self.process.pid)
+        return result
+
+    def call(self, function: str, order: object, folder: Path, *, limit_s: float = LIMIT_S) -> Any:
+        """What `function(order, folder)` returns in a new process, through JSON."""
+        read_end, write_end = os.pipe()
+        with (folder / "runner.log").open("wb") as log:
+            fork_server.ask(
+                self.name,
+                "testing.processes.history_run:answer",
+                arguments=[function, json.dumps(order), str(folder), 3],
+                env=self.env | {"TMPDIR": str(folder)},
+                cwd=str(folder),
+                fds={1: log.fileno(), 2: log.fileno(), 3: write_end},
+                limit_s=START_S,
+            )
+        os.close(write_end)
+        answer = read_all(read_end, limit_s)
+        hung = [] if answer is not None else self._tree()
+        left = self.end_all(0.0 if answer is None else ENDS_S)
+        told = (folder / "runner.log").read_text()
+        assert answer is not None, f"{order}: not over after {limit_s} s; {hung}\n{told}"
+        assert answer, f"{order}: the process failed:\n{told}"
+        assert not left, f"{order}: processes left over: {left}"
+        return json.loads(answer)
+
+    def _tree(self) -> list[str]:
+        return [command_of(pid) for pid in descendants(self.process.pid)]
+
+    def end_all(self, patience_s: float) -> list[str]:
+        """Processes of the history that have not ended by themselves."""
+        until = time.monotonic() + patience_s
+        while (pids := descendants(self.process.pid)) and time.monotonic() < until:
+            time.sleep(0.02)
+        left = [command_of(pid) for pid in pids]
+        while pids := descendants(self.process.pid):
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.05)
+        return left
+
+
+def check(history: History, result: dict[str, Any], *, may_drop: bool = False) -> None:
+    """What must hold after every history."""
+    story = "\n".join([str(history), *result["said"], *result["printed"][-40:]])
+    if history.may_lose_all and result["reason"] == "StateLost":
+        return  # never silently from zero (R26)
+    assert result["complete"], f"{result['reason']}: {result['message']}\n{story}"
+    assert not result["undone"], f"the job ended before {result['undone']}\n{story}"
+    results = [
+        json.loads(line.partition("RESULT ")[2]) for line in result["printed"] if "RESULT " in line
+    ]
+    hashes = {r["hash"] for r in results}
+    assert len(hashes) == 1, f"the ranks differ: {results}\n{story}"
+    [seen, *others] = [r["seen"] for r in results if r["seen"] is not None]
+    assert history.at_the_end or not others, f"{len(others) + 1} publishers\n{story}"
+    others = set(result["transports"]) - {"", history.channel}
+    assert not others, f"sums went over {others}\n{story}"
+    whole, log = history.samples * history.epochs, result["log"]
+    if history.at_the_end and not log["applied"]:
+        # The last coordinator came when nobody was left to tell it the figures.
+        log |= {"applied": whole, "exact": history.epochs}
+    dropped = sum(log["dropped"].values())
+    assert log["applied"] + dropped == whole, f"{log}\n{story}"
+    assert log["exact"] + log["short"] == history.epochs, f"{log}\n{story}"
+    assert sum(seen) == log["applied"], f"{Counter(seen)} {log}\n{story}"
+    assert max(seen) <= history.epochs, f"applied twice: {Counter(seen)}\n{story}"
+    if history.collective.get("pipeline"):
+        assert not log["streamed"], f"{log}\n{story}"
+    elif history.mode == "Full" and history.pieces > 1 and not history.at_the_end:
+        assert log["streamed"], f"no round was streamed: {log}\n{story}"
+    if history.poisoned:
+        assert 0 < dropped <= history.batch * history.accumulate, f"{log}\n{story}"
+    else:
+        assert may_drop or not dropped, f"{log}\n{story}"
+    assert all(r["ballast"] == [log["applied"]] * 2 for r in results), f"{results} {log}\n{story}"
+    if history.checkpoint:
+        kept = result["checkpoints"]
+        assert kept[-1] == [log["version"], True, True], f"{kept} {log}\n{story}"
+        assert all(whole for _, _, whole in kept), f"{kept}\n{story}"
+        assert len(kept) <= history.checkpoint["keep"], f"{kept}\n{story}"
+    if history.at_the_end:
+        first = [f"agent-{slot}-0" for slot in range(history.ranks)]
+        assert result["agents"] == first, f"started after the end: {result['agents']}\n{story}"
+    for what in ("left_over", "files left", "memory left"):
+        assert not result[what], f"{what}: {result[what]}\n{story}"
+
+
+def prepare_logs(folder: Path, history: History) -> str:
+    """Puts something else in the place of log files. The one that is slow, or nothing."""
+    (folder / "logs").mkdir()
+    first = [folder / "logs" / f"rank-{slot}.0-0.log" for slot in range(history.ranks)]
+    if history.full_logs:
+        names = [f"agent-{slot}-0.log" for slot in range(history.ranks)]
+        for path in (*first, *(folder / name for name in (*names, "coordinator.log"))):
+            path.symlink_to("/dev/full")
+    if history.slow_log is None:
+        return ""
+    os.mkfifo(first[history.slow_log])
+    return str(first[history.slow_log])
+
+
+def descendants(root: int) -> list[int]:
+    """All processes below `root`, zombies but not reaped ones included."""
+    below: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if not (
+                fields[0] == "Z" and int(fields[1]) == root
+            ):  # a fork server reaps at its leisure
+                below.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, todo = [], [root]
+    while todo:
+        children = below.get(todo.pop(), [])
+        found += children
+        todo += children
+    return found
+
+
+def command_of(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        env = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        member = [e.decode() for e in env if e.startswith(b"PACELINE_MEMBER=")]
+        return f"{pid} {words} {member}"
+    except OSError:
+        return f"{pid} (gone)"
+
+
+def read_all(fd: int, limit_s: float) -> bytes | None:
+    """Everything until the other end closes; None if it takes too long."""
+    until, data = time.monotonic() + limit_s, b""
+    try:
+        while (left := until - time.monotonic()) > 0:
+            if select.select([fd], [], [], left)[0]:
+                part = os.read(fd, 65_536)
+                if not part:
+                    return data
+                data += part
+        return None
+    finally:
+        os.close(fd)

@@ -1,0 +1,185 @@
+"""`paceline` as a process, for tests. A run has a folder of its own and ends, whatever happens.
+
+Importing torch is most of the work of a small job. Where a test is about what a job does, and not
+about how its programs start, all processes are forked from one that has imported it: `ForkedRun`
+and `forked_paceline`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from testing.processes.forked_call import ForkedCall
+
+PACELINE = Path(sys.executable).parent / "paceline"
+LIMIT_S = 240.0
+GONE_S = 30.0
+JOB = """\
+apiVersion: paceline.dev/v1alpha1
+kind: TrainingJob
+metadata: {{name: {name}}}
+spec:
+  replicas: 2
+  collective: {{backend: gloo}}
+  template:
+    spec:
+      containers:
+      - name: trainer
+        image: none
+        command: {command}
+        env: [{{name: MARK, value: "{mark}"}}]
+"""
+
+
+def paceline(folder: Path, *words: str, **env: str) -> tuple[int, str]:
+    """Call the program to its end; exit code and output."""
+    done = subprocess.run(
+        [PACELINE, *words],
+        cwd=folder,
+        env=os.environ | env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def forked_paceline(folder: Path, *words: str, **env: str) -> tuple[int, str]:
+    """The same. By then nothing of it may live."""
+    return end_of(ForkedCall(words, folder, os.environ | env))
+
+
+def end_of(call: ForkedCall) -> tuple[int, str]:
+    """Exit code and output. By then nothing of it may live."""
+    try:
+        said, _ = call.communicate(timeout=LIMIT_S)
+        assert call.left_over() == []
+    finally:
+        call.close()
+    return call.wait(), said
+
+
+def joined(said: str) -> set[str]:
+    """Ranks that the summary of a run names as joiners, one by one or several in one change."""
+    found = re.findall(r"ranks? (\S+(?:, \S+)*) joins? ", said)
+    return {rank for listed in found for rank in listed.split(", ")}
+
+
+class Run:
+    """One `paceline run`; `mark` is in the environment of its ranks."""
+
+    def __init__(
+        self,
+        folder: Path,
+        command: str,
+        *words: str,
+        name: str = "job",
+        before: str = "",
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """`before`: commands of a shell that may mount what only this run sees. `env`: all of it,
+        instead of that of the tests."""
+        self.folder = folder
+        self.mark = f"paceline-test-{os.getpid()}-{folder.name}-{name}"
+        (folder / f"{name}.yaml").write_text(JOB.format(name=name, command=command, mark=self.mark))
+        self.process = subprocess.Popen(
+            [*(inside(before) if before else ()), PACELINE, "run", f"{name}.yaml", *words],
+            cwd=folder,
+            env={**(os.environ if env is None else env), "MARK": self.mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait(self) -> tuple[int, str]:
+        """Exit code and output. By then nothing of the run may live."""
+        try:
+            said, _ = self.process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        assert processes_with(self.mark) == []
+        return self.process.returncode, said
+
+    def until_gone(self) -> None:
+        """Wait for the end of what a killed run has left. Nothing drains: that would be longer."""
+        end = time.monotonic() + GONE_S
+        while left := processes_with(self.mark):
+            assert time.monotonic() < end, left
+            time.sleep(0.1)
+
+    def until(self, text: str) -> None:
+        until_logged(self.folder, text)
+
+
+class ForkedRun:
+    """One `paceline run` of a script; its processes are forked."""
+
+    def __init__(
+        self,
+        folder: Path,
+        command: str,
+        *words: str,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        (folder / "job.yaml").write_text(JOB.format(name="job", command=command, mark=""))
+        env = os.environ if env is None else env
+        self.process = ForkedCall(("run", "job.yaml", *words), folder, env)
+        self._logs = folder
+
+    def wait(self) -> tuple[int, str]:
+        return end_of(self.process)
+
+    def until(self, text: str) -> None:
+        until_logged(self._logs, text)
+
+
+def until_logged(folder: Path, text: str) -> None:
+    """Wait until a log of a run below `folder` holds `text`."""
+    end = time.monotonic() + LIMIT_S
+    while time.monotonic() < end:
+        logs = folder.glob("runs/*/**/*.log")
+        if any(text in log.read_text() for log in logs):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"no log says {text!r}")
+
+
+@cache
+def may_mount() -> bool:
+    """Whether this user may mount a file system that only own processes see."""
+    if shutil.which("unshare") is None:
+        return False
+    tried = subprocess.run([*inside("mount -t tmpfs none /mnt"), "true"], capture_output=True)
+    return tried.returncode == 0
+
+
+def inside(commands: str) -> list[str]:
+    """Words before those of a program: run it where `commands` of a shell have been run."""
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    return ["unshare", *user, "--mount", "sh", "-ec", f'{commands}; exec "$@"', "sh"]
+
+
+def processes_with(mark: str) -> list[str]:
+    """Command lines of all processes that have the mark in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                if mark.encode() in (entry / "environ").read_bytes():
+                    found.append((entry / "cmdline").read_text())
+            except OSError:
+                continue  # gone, or not ours
+    return found

@@ -156,39 +156,36 @@ class Lab:
             self._fork_server.__exit__(kind, error, at)
         self._scratch.cleanup()
 
-    def _start(self) -> None:
-        """The fork server, when the first job needs it."""
+    def _started(self) -> ForkServer:
+        """Return the fork server; the first job starts it."""
+        if self._fork_server is not None:
+            return self._fork_server
         # The processes import the scripts' helpers from the root.
         before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), *before]))
         self._fork_server = ForkServer()
-        self._fork_server.__enter__()
+        return self._fork_server.__enter__()
 
     @property
     def pid(self) -> int:
         """Of the process that all others are below."""
-        if self._fork_server is None:
-            self._start()
-        return int(self._fork_server.process.pid)
+        return self._started().process.pid
 
     def call(self, function: str, order: object, folder: Path, *, limit_s: float) -> Any:
         """What `function(order, folder)` ("module:name") returns in a new process."""
-        if self._fork_server is None:
-            self._start()
-        return self._fork_server.call(function, order, folder, limit_s=limit_s)
+        return self._started().call(function, order, folder, limit_s=limit_s)
 
     def run(self, plan: Plan) -> Ran:
         """Raises LabError. No process of the job lives afterwards."""
-        if self._fork_server is None:
-            self._start()
+        server = self._started()
         self._runs += 1
         folder = Path(self._scratch.name) / str(self._runs)
         folder.mkdir()
         read_end, write_end = os.pipe()
-        env = {**self._fork_server.env, "TMPDIR": str(folder)}
+        env = {**server.env, "TMPDIR": str(folder)}
         with (folder / "runner.log").open("wb") as log:
             fork_server.ask(
-                self._fork_server.name,
+                server.name,
                 "benchmarks.conductor:runner",
                 arguments=[json.dumps(plan.order()), str(folder), 3],
                 env=env,
@@ -198,7 +195,7 @@ class Lab:
             )
         os.close(write_end)
         answer: bytes | None = read_all(read_end, plan.limit_s)
-        left = self._fork_server.end_all(0.0 if answer is None else ENDS_S)
+        left = server.end_all(0.0 if answer is None else ENDS_S)
         said = (folder / "runner.log").read_text()[-4000:]
         if not answer:
             why = "failed" if answer is not None else f"was not over after {plan.limit_s:.0f} s"

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -121,7 +122,7 @@ def _reactions(b: Bench, namespace: str, workers: int, figures: Figures) -> None
     for attempt in (1, 2, 3):
         name, next_one = f"job-0-1-{attempt}", f"job-0-1-{attempt + 1}"
         b.plane.api.delete(f"{pods}/{name}")
-        until(lambda n=next_one: _created(b, old, n), f"{next_one} is made", 20)
+        until(partial(_created, b, old, next_one), f"{next_one} is made", 20)
         deleted_s = min(a.at_s for a in b.asked(since=old) if (a.verb, a.name) == ("delete", name))
         figures.replaced_s.append(_created(b, old, next_one) - deleted_s)
         _ready(b, namespace, workers)

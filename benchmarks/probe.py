@@ -64,8 +64,8 @@ class Probe:
             )
             return after
 
-        CommThread._reduce = timed_reduce  # type: ignore[assignment,method-assign]  # noqa: SLF001
-        CommThread._apply = timed_apply  # type: ignore[assignment,method-assign]  # noqa: SLF001
+        CommThread._reduce = timed_reduce  # noqa: SLF001
+        CommThread._apply = timed_apply  # noqa: SLF001
 
     def step(self, optimizer: Any, iteration: int = 0) -> None:
         """`optimizer.step()`, timed."""

@@ -45,7 +45,7 @@ def test_a_process_without_programs_of_the_user_takes_all(soft_limit: tuple[int,
 def test_a_hard_limit_is_an_error_with_figure_and_way_out(
     monkeypatch: pytest.MonkeyPatch, soft_limit: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (soft_limit[0], 4096))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft_limit[0], 4096))
     with pytest.raises(
         LimitError, match=r"a rank needs up to 9\d{3} open .* limit is 4096"
     ) as told:

@@ -72,7 +72,7 @@ def main() -> None:
         if what:
             pending = pool.submit(work, what, probe.knob("work_ms", 0) / 1000)
             worked += 1
-        loss_of(model, step).backward()  # type: ignore[no-untyped-call]
+        loss_of(model, step).backward()
         if pending is not None and what == "evaluation":
             pending.result()
         optimizer.step()

@@ -33,7 +33,7 @@ def main() -> None:
     blocks = torch.nn.Parameter(torch.zeros(ranks, BLOCK))
     model = torch.nn.ParameterList([blocks])
     optimizer = pl.DistributedOptimizer(torch.optim.SGD([blocks], lr=CONFIG["lr"] * ranks), model)
-    blocks.sum().mul(0.0).backward()  # type: ignore[no-untyped-call]
+    blocks.sum().mul(0.0).backward()
     optimizer.step()
     problem = -1
     errors: dict[int, float] = {}

@@ -42,7 +42,7 @@ def keep(way: str, state: Callable[[], dict[str, Any]]) -> Future[Any] | None:
         dcp.save(state(), checkpoint_id=clear(), no_dist=True)
     elif way == "dcp.async_save":
         pending: Any = dcp.async_save(state(), checkpoint_id=clear(), no_dist=True)
-        return pending  # type: ignore[no-any-return]
+        return pending
     return None
 
 

@@ -48,7 +48,7 @@ def train(rank: int, setting: dict[str, Any], steps: int) -> list[int]:
     ends = []
     for step in range(WARM + steps):
         optimizer.zero_grad()
-        loss_of(replicated, step).backward()  # type: ignore[no-untyped-call]
+        loss_of(replicated, step).backward()
         optimizer.step()
         ends.append(time.monotonic_ns())
     return ends[WARM - 1 :]
@@ -73,7 +73,7 @@ def alone(rank: int) -> dict[str, float]:
         optimizer.zero_grad()
         dist.barrier()
         begun = time.monotonic_ns()
-        loss_of(model, step).backward()  # type: ignore[no-untyped-call]
+        loss_of(model, step).backward()
         computed = time.monotonic_ns()
         optimizer.step()
         parts["compute_ms"].append((computed - begun) / 1e6)

@@ -17,7 +17,7 @@ def main() -> None:
     optimizer = pl.DistributedOptimizer(make_optimizer(model), model)
     step = 0
     while not optimizer.stopped:
-        loss_of(model, step).backward()  # type: ignore[no-untyped-call]
+        loss_of(model, step).backward()
         probe.step(optimizer)
         step += 1
     pl.finish()

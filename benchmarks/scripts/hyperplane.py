@@ -40,7 +40,7 @@ def main() -> None:
         begun = time.perf_counter()
         for x, y in loader:
             loss = torch.nn.functional.mse_loss(model(x).squeeze(1), y)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             time.sleep(max(0.0, CONFIG["work_ms"] / 1000 - (time.perf_counter() - begun)))
             if not kept and now_ns() > until_ns:
                 kept = {name: value.clone() for name, value in model.state_dict().items()}

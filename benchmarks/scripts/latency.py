@@ -24,7 +24,7 @@ def main() -> None:
     model = torch.nn.ParameterList([weight])
     optimizer = pl.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), model)
     period_ns, stagger_ns = CONFIG["period_ms"] * NS_PER_MS, CONFIG["stagger_ms"] * NS_PER_MS
-    weight.sum().backward()  # type: ignore[no-untyped-call]
+    weight.sum().backward()
     optimizer.step()  # blocks until all are members
     late_ns = pl.rank() * stagger_ns
     iteration = 0
@@ -32,7 +32,7 @@ def main() -> None:
         # The first one of which this rank's moment is still to come.
         iteration = max(iteration + 1, -(-(now_ns() - late_ns) // period_ns))
         time.sleep(max(0, iteration * period_ns + late_ns - now_ns()) / 1e9)
-        weight.sum().backward()  # type: ignore[no-untyped-call]
+        weight.sum().backward()
         probe.step(optimizer, iteration)
     pl.finish()
     probe.write(

@@ -37,7 +37,7 @@ def main() -> None:
     progress = Progress(str(rank))
     while True:
         optimizer.zero_grad()
-        loss_of(replicated, step).backward()  # type: ignore[no-untyped-call]
+        loss_of(replicated, step).backward()
         optimizer.step()
         step += 1
         progress.tell(step, size)

@@ -24,13 +24,13 @@ def main() -> None:
         progress.tell(go.round + 1, go.contributing)
         return after
 
-    CommThread._apply = told  # type: ignore[assignment,method-assign]  # noqa: SLF001
+    CommThread._apply = told  # noqa: SLF001
     pl.init()
     model = make_model()
     optimizer = pl.DistributedOptimizer(make_optimizer(model), model)
     step = 0
     while not optimizer.stopped:
-        loss_of(model, step).backward()  # type: ignore[no-untyped-call]
+        loss_of(model, step).backward()
         optimizer.step()
         step += 1
         if member.attempt == 0:

@@ -27,7 +27,7 @@ TIMEOUT = timedelta(seconds=10)
 def main() -> None:
     torch.set_num_threads(1)
     place = int(os.environ["REPLICA_GROUP_ID"])
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     model = make_model()
     inner = make_optimizer(model)
 
@@ -59,7 +59,7 @@ def main() -> None:
     while True:
         before = manager.current_step()
         optimizer.zero_grad()  # starts the quorum of this step
-        loss_of(replicated, before).backward()  # type: ignore[no-untyped-call]
+        loss_of(replicated, before).backward()
         optimizer.step()
         if manager.current_step() > before:
             progress.tell(manager.current_step(), manager.num_participants())

@@ -33,7 +33,7 @@ def main() -> None:
     model = torch.nn.ParameterList([weight])
     optimizer = pl.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), model)
     ones = torch.ones_like(weight)
-    (weight * ones).sum().backward()  # type: ignore[no-untyped-call]
+    (weight * ones).sum().backward()
     optimizer.step()
     while not optimizer.stopped:
         slow = pl.rank() == CONFIG.get("slow_rank", -1)
@@ -45,7 +45,7 @@ def main() -> None:
                 in_python(round(seconds / cost_s["python"]))
             case _:
                 time.sleep(seconds)
-        (weight * ones).sum().backward()  # type: ignore[no-untyped-call]
+        (weight * ones).sum().backward()
         probe.step(optimizer)
     pl.finish()
     probe.write(

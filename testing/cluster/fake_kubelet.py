@@ -150,7 +150,7 @@ class FakeKubelet:
         self._told.pop(uid, None)
         self._turns.pop(uid, None)
         if address := self._given.pop(uid, ""):
-            self._addresses.append(address)
+            self._addresses.append(ipaddress.ip_address(address))
 
     def _address(self, uid: str) -> str:
         """The one that has been free for longest."""

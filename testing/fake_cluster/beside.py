@@ -190,7 +190,8 @@ def living(plane: ControlPlane, namespace: str, role: str = "worker") -> list[st
 def holds(body: dict[str, Any], kind: str) -> dict[str, Any] | None:
     for condition in body.get("status", {}).get("conditions", []):
         if condition["type"] == kind and condition["status"] == "True":
-            return condition
+            found: dict[str, Any] = condition
+            return found
     return None
 
 
@@ -201,7 +202,7 @@ def own_key(plane: Plane, namespace: str) -> bytes:
 
 def coordinator_uid(plane: ControlPlane, namespace: str) -> str:
     found = until(lambda: pods(plane, namespace, "coordinator"), "a coordinator")
-    return found[-1]["metadata"]["uid"]
+    return str(found[-1]["metadata"]["uid"])
 
 
 def holder(plane: ControlPlane, namespace: str) -> str:

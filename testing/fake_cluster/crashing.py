@@ -37,5 +37,5 @@ class Crashing(Kube):
 
 if __name__ == "__main__":
     Crashing.at = int(sys.argv.pop(1))
-    main.Kube = Crashing  # type: ignore[misc]
+    setattr(main, "Kube", Crashing)  # noqa: B010
     sys.exit(program.main())

@@ -17,9 +17,9 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import aiohttp
-import kopf
 import msgspec
 from aiohttp import web
+from kopf._cogs.clients.errors import APIError
 from paceline_api.access.access import Access
 from paceline_api.access.login import Login
 from paceline_api.crdgen import PLURAL
@@ -32,7 +32,7 @@ from paceline_operator.cluster.lease import Election
 from paceline_operator.cluster.store import Key
 from paceline_operator.core.changes import Message
 from paceline_operator.core.keys import job_keys
-from paceline_operator.handlers import JobsWatch
+from paceline_operator.handlers import JobsWatch, make_settings
 from paceline_operator.options import parse
 
 from testing.fake_cluster.cluster import Cluster
@@ -68,9 +68,23 @@ class Post:
     host: str
     token: str
     news: asyncio.Event
-    server: web.Server[Any]
+    server: web.Server
     heard: frozenset[tuple[int, int]] = frozenset()
     """Pods that any inventory has listed."""
+
+
+class InTheLoop(Election):
+    """The election for the Lease as a task of the virtual loop, instead of a thread."""
+
+    def __init__(self, loop: VirtualLoop, *words: Any, **more: Any) -> None:
+        super().__init__(*words, clock=loop.time, **more)
+        self._loop = loop
+
+    def start(self) -> None:
+        self.task = self._loop.create_task(self._elect())
+
+    def stop(self) -> None:
+        self._ended.set()
 
 
 class Inside(Cluster):
@@ -122,15 +136,8 @@ class Inside(Cluster):
             time = staticmethod(lambda: world.now_s)
             monotonic = staticmethod(world.loop.time)
 
-        class InTheLoop(Election):
-            def __init__(self, *words: Any, **more: Any) -> None:
-                super().__init__(*words, clock=world.loop.time, **more)
-
-            def start(self) -> None:
-                self.task = world.loop.create_task(self._elect())
-
-            def stop(self) -> None:
-                self._ended.set()
+        def in_the_loop(*words: Any, **more: Any) -> InTheLoop:
+            return InTheLoop(world.loop, *words, **more)
 
         session = JobsWatch.session
 
@@ -139,7 +146,7 @@ class Inside(Cluster):
             self._sessions.append(made)
             return made
 
-        settings = main.make_settings()
+        settings = make_settings()
         # kopf kills the whole process ten minutes after its end, in case that something hangs.
         settings.process.ultimate_exiting_timeout = None
 
@@ -147,7 +154,7 @@ class Inside(Cluster):
             patch.object(main, "make_settings", lambda: settings),
             patch.object(JobsWatch, "session", kept),
             patch.object(main, "time", Clocks),
-            patch.object(main, "Election", InTheLoop),
+            patch.object(main, "Election", in_the_loop),
         ):
             self._cleared.enter_context(patched)
 
@@ -186,7 +193,7 @@ class Inside(Cluster):
             self.ends.append(str(error))
             if isinstance(error, ApiError) and not error.transient:
                 self.wrong.append(error)
-        except kopf._cogs.clients.errors.APIError as error:
+        except APIError as error:
             self.ends.append(f"kopf gave up its watch: {error}")
         except asyncio.CancelledError:
             self.ends.append("crashed")
@@ -205,6 +212,7 @@ class Inside(Cluster):
         self._task.cancel()
         election = self.operator._election
         if election is not None:
+            assert isinstance(election, InTheLoop)
             election.task.cancel()
 
     def _turn(self, seconds: float) -> None:

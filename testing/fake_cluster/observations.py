@@ -73,7 +73,7 @@ def training(count: int = 3, **fields: Any) -> Observed:
     return replace(base, **fields)
 
 
-RUNNING = {
+RUNNING: dict[str, Any] = {
     "startTime": timestamp(START_S),
     "replicas": 3,
     "round": 8,

@@ -26,7 +26,7 @@ TURN_S: Final = 1e-6
 """What a turn of the loop takes at least: whoever waits for a clock must see it move."""
 
 
-class _Selector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
+class _Selector(selectors.DefaultSelector):
     """Never waits: what it would have waited for lies in the future of the virtual clock."""
 
     loop: VirtualLoop
@@ -70,7 +70,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             done.set_exception(error)
         return done
 
-    def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:
+    def add_signal_handler(  # type: ignore[override]
+        self, sig: int, callback: Callable[..., Any], *args: Any
+    ) -> None:
         """Signals are not of this world."""
 
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:

@@ -9,7 +9,7 @@ from paceline.transport.base import Transport
 from paceline.transport.selected import SelectedTransport
 
 
-def at_call(method: str, call: int, happens: Callable[[], None]) -> None:
+def at_call(method: str, call: int, happens: Callable[[], object]) -> None:
     """`happens` in front of call number `call` of `method`, on the thread that makes it. Sums that
     are taken in turn are calls of `allreduce`, one by one."""
     real, calls = getattr(SelectedTransport, method), 0

@@ -246,9 +246,9 @@ def draw_history(row: Row, seed: int) -> History:
     # All sums of a history are small whole numbers and halves: bfloat16 has them exactly.
     if channel in ROUNDING and random.Random(f"wire {row} {seed}").randrange(2) == 0:
         collective |= {"wire": "BFloat16"}
-    drawn = {"slow_ms": slow_ms, "collective": collective}
+    drawn: dict[str, Any] = {"slow_ms": slow_ms, "collective": collective}
     # In Full each round may be streamed, in other modes those for which nobody is late.
-    often = (1, PIECES, PIECES) if mode == "Full" else (1, PIECES)
+    often: tuple[int, ...] = (1, PIECES, PIECES) if mode == "Full" else (1, PIECES)
     drawn["pieces"] = random.Random(f"pieces {row} {seed}").choice(often)
     drawn |= FAULTS[fault](draw, ranks)
     return History(channel, ranks, mode, fault, seed, **drawn)

@@ -108,7 +108,7 @@ class History:
 
     def job(self) -> dict[str, Any]:
         # Not a sample may be dropped for its age: exactly once is what is to be shown.
-        collective = {"maxAge": 0, "hashEveryRounds": 20}
+        collective: dict[str, Any] = {"maxAge": 0, "hashEveryRounds": 20}
         collective["freezeTimeout"] = f"{self.freeze_ms}ms"
         collective |= {"backend": two_levels.backend_of(self.channel), "mode": self.mode}
         collective |= self.collective
@@ -169,8 +169,8 @@ class ForkServer:
         folder.mkdir(parents=True)
         before = left_files.files()
         slow_log = prepare_logs(folder, history)
-        order = {"job": history.job(), "steps": history.steps, "inject": history.inject}
-        order |= {"at_the_end": history.at_the_end}
+        order: dict[str, Any] = {"job": history.job(), "steps": history.steps}
+        order |= {"inject": history.inject, "at_the_end": history.at_the_end}
         order |= {"slow_log": slow_log, "small_disk": history.small_disk}
         result: dict[str, Any] = self.call("testing.processes.history_run:history", order, folder)
         result["files left"] = [str(p) for p in (folder / "s").glob("*")]
@@ -234,8 +234,8 @@ def check(history: History, result: dict[str, Any], *, may_drop: bool = False) -
     assert len(hashes) == 1, f"the ranks differ: {results}\n{story}"
     [seen, *others] = [r["seen"] for r in results if r["seen"] is not None]
     assert history.at_the_end or not others, f"{len(others) + 1} publishers\n{story}"
-    others = set(result["transports"]) - {"", history.channel}
-    assert not others, f"sums went over {others}\n{story}"
+    channels = set(result["transports"]) - {"", history.channel}
+    assert not channels, f"sums went over {channels}\n{story}"
     whole, log = history.samples * history.epochs, result["log"]
     if history.at_the_end and not log["applied"]:
         # The last coordinator came when nobody was left to tell it the figures.

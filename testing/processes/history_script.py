@@ -73,7 +73,7 @@ class InBackward(torch.autograd.Function):
         return numbers.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return InBackward.inside.happens(ctx.segment, grad), None
 
 
@@ -90,7 +90,7 @@ class Trace(torch.nn.Module):
         seen = self.seen[numbers]
         for index, piece in enumerate(self.ballast):
             if CONFIG["pieces"] > 1:
-                seen = InBackward.apply(seen, index)  # type: ignore[no-untyped-call]
+                seen = InBackward.apply(seen, index)
             seen = seen + piece.sum()
         return seen
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from paceline.core.collectives.select import HIERARCHICAL
 from paceline.transport import factory
-from paceline.transport.selected import SelectedTransport
+from paceline.transport.selected import SelectedTransport, make_room
 from paceline.transport.shm.hier import HierTransport
 from paceline.transport.shm.memory import SharedMemory
 from paceline.worker import engine
@@ -32,7 +32,7 @@ def play(slot: int) -> None:
     place = f"machine-{slot % 2}"
 
     def make_transport(backend: str, *, local: bool, ranks: int, wire: Wire) -> SelectedTransport:
-        factory.make_room(ranks, [HIERARCHICAL + backend])
+        make_room(ranks, [HIERARCHICAL + backend])
         between = factory._make(backend, factory.LOOPBACK, local=local, wire=wire)
         levels = OnlyTransport(SharedMemory(), between, place=place)
         return SelectedTransport([levels], {}, place, wire=wire)

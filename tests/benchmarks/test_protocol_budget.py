@@ -44,7 +44,7 @@ def instructions(work: Callable[[], None]) -> int:
 @pytest.fixture(scope="module")
 def counted() -> dict[int, tuple[Counter[str], Job]]:
     def equal(one: tuple[int, ...], two: object) -> bool:
-        return tuple.__eq__(one, two)  # type: ignore[arg-type]
+        return tuple.__eq__(one, two)
 
     found = {}
     with pytest.MonkeyPatch.context() as patch:

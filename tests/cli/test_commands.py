@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from paceline.cli.main import main
@@ -50,13 +51,13 @@ def paceline(
     return call
 
 
-def test_version(paceline) -> None:
+def test_version(paceline: Any) -> None:
     said = paceline("version")
     assert said == f"paceline {importlib.metadata.version('paceline')}\n"
     assert said.code == 0
 
 
-def test_a_valid_job(paceline) -> None:
+def test_a_valid_job(paceline: Any) -> None:
     said = paceline("validate", "job.yaml", "--set", "spec.collective.mode=Full")
     assert said == "job.yaml: job digits is valid\n"
     assert said.code == 0
@@ -77,7 +78,7 @@ def test_a_valid_job(paceline) -> None:
     ],
     ids=["misspelt", "quorum", "minimum", "kind", "container", "no-yaml", "empty", "list"],
 )
-def test_a_wrong_job_is_explained(paceline, command: str, job: str, parts: list[str]) -> None:
+def test_a_wrong_job_is_explained(paceline: Any, command: str, job: str, parts: list[str]) -> None:
     said = paceline(command, "job.yaml", job=job)
     assert said.code == 2
     assert said.startswith("error: ")
@@ -103,14 +104,16 @@ def test_a_wrong_job_is_explained(paceline, command: str, job: str, parts: list[
         ([], ["JOB.YAML"]),
     ],
 )
-def test_a_wrong_command_line_is_explained(paceline, words: list[str], parts: list[str]) -> None:
+def test_a_wrong_command_line_is_explained(
+    paceline: Any, words: list[str], parts: list[str]
+) -> None:
     said = paceline("run", *words)
     assert said.code == 2
     for part in parts:
         assert part.lower() in said.lower(), said
 
 
-def test_a_folder_that_is_not_here_is_named(paceline) -> None:
+def test_a_folder_that_is_not_here_is_named(paceline: Any) -> None:
     job = JOB.replace("image: none", "image: none, workingDir: /app/nowhere")
     said = paceline("run", "job.yaml", job=job)
     assert said.code == 2

@@ -62,12 +62,12 @@ def fresh(log: Log, slot: int, seq: int = 1) -> Share:
 
 
 def idle(slot: int, **facts: object) -> Share:
-    return Share(member(slot), upto=0, idle=True, **facts)  # type: ignore[arg-type]
+    return Share(member(slot), upto=0, idle=True, **facts)
 
 
 def go(log: Log, *shares: Share, **facts: object) -> Go:
     given = {"trigger": Trigger.ALL, **facts}
-    return Go(generation=log.id, round=log.version, listed=shares, **given)  # type: ignore[arg-type]
+    return Go(generation=log.id, round=log.version, listed=shares, **given)
 
 
 def arrivals(log: Log, **words: tuple[str, int]) -> dict[MemberId, Arrival]:

@@ -152,8 +152,8 @@ class Play:
                 self.named[go] = " ".join(f"{s.member.slot}{'' if s.fresh else '~'}" for s in named)
             self.sim.tell(f"{rank.me} commits {go.round} ({go.trigger}: {self.named[go]})")
 
-        self.sim.tell = told  # type: ignore[method-assign]
-        self.sim.checkers.committed = commits  # type: ignore[method-assign]
+        self.sim.tell = told
+        self.sim.checkers.committed = commits
 
     def run(self) -> list[str]:
         for ms, command in self.scenario.timed:
@@ -256,10 +256,10 @@ class Play:
         self.sim.ranks[parse_member(rank)].abort("link broke", aborted=False)
 
     def _do_hold(self, *what: str) -> None:
-        self.gates.append(("hold", *what))  # type: ignore[arg-type]
+        self.gates.append(("hold", *what))
 
     def _do_drop(self, *what: str) -> None:
-        self.gates.append(("drop", *what))  # type: ignore[arg-type]
+        self.gates.append(("drop", *what))
 
     def _do_let(self) -> None:
         self.gates.clear()

@@ -20,7 +20,7 @@ from paceline.jobs.interface import Explanation, JobEvent, JobStatus, LogLine
 
 def status(state: str = "Training", **more: object) -> JobStatus:
     fields = {"name": "digits", "place": "team", "replicas": 2, "ready": 2, **more}
-    return JobStatus(state=state, **fields)  # type: ignore[arg-type]
+    return JobStatus(state=state, **fields)
 
 
 def told(found: JobStatus, *events: JobEvent, cluster: bool = True) -> Explanation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -131,7 +132,7 @@ def test_lines_within_the_hold_come_in_order_of_time(
 ) -> None:
     """Whose delay is less than the hold comes in order over all replicas: the oracle is a sort."""
     sources = {str(n): sorted(own) for n, own in enumerate(times)}
-    arrivals = []
+    arrivals: list[Any] = []
     for source, own in sources.items():
         came = 0
         for at in own:

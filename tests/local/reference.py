@@ -180,7 +180,7 @@ def _gloo_groups(ranks: int, folder: Path) -> list[Any]:
     from torch.distributed.distributed_c10d import ProcessGroupGloo
 
     def join(rank: int) -> Any:
-        options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options: Any = ProcessGroupGloo._Options()
         options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._threads = 1
         options._timeout = timedelta(seconds=30)

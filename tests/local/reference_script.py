@@ -55,7 +55,7 @@ def main() -> None:
     )
     for _ in loader.epochs(CONFIG["epochs"]):
         for batch in loader:
-            loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
+            loss_of(model, batch).backward()
             optimizer.step()
     sys.stdout.write(f"WEIGHTS {digest_of(model)}\n")
     sys.stdout.flush()

@@ -2,7 +2,8 @@
 
 The script is the one of the histories on one machine (testing/processes/history_script.py): every
 sample leaves a trace in the weights, so that one applied twice or not at all is seen at the end.
-Ranks take their time while the file `brake` exists, so a test is never too late with its disturbance.
+Ranks take their time while the file `brake` exists, so a test is never too late with its
+disturbance.
 """
 
 from __future__ import annotations

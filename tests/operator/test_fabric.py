@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -348,7 +349,8 @@ def test_what_is_wrong_with_one_is_told() -> None:
     wrong = fabric_from(FabricObject(spec={"carries": "RDMA", "pod": {"resources": {"a/b": 0}}}))
     assert isinstance(wrong, str)
     assert "resources" in wrong
-    for part in ({"resourceClaims": [{}]}, {"volumes": [{"name": ["a"]}]}, {"volumeMounts": [{}]}):
+    parts: list[dict[str, Any]] = [{"resourceClaims": [{}]}, {"volumes": [{"name": ["a"]}]}]
+    for part in (*parts, {"volumeMounts": [{}]}):
         assert isinstance(fabric_from(FabricObject(spec={"carries": "RDMA", "pod": part})), str)
     right = fabric_from(FabricObject(spec={"carries": "RDMA", "priority": None}))
     assert right == FabricSpec(carries=FabricRequirement.RDMA)

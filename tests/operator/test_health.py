@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -78,7 +79,8 @@ def test_kopf_asks_by_the_watched_session() -> None:
         desk = Desk()
         registry = make_registry(Store(lambda _: None), desk.jobs)
         (login,) = registry._activities.get_all_handlers()
-        info = await login.fn()
+        ask: Any = login.fn
+        info = await ask()
         assert info.server == desk.access.server
         assert isinstance(info.aiohttp_session, aiohttp.ClientSession)
         await info.aiohttp_session.close()

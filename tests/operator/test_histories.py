@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from enum import StrEnum
+from typing import Any
 
 from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
@@ -294,7 +295,7 @@ class Histories(RuleBasedStateMachine):
         names = {pod["metadata"]["name"] for pod in self.world.pods(JOB)}
         assert names <= self.known, names - self.known
 
-    def _conditions(self) -> list[dict]:
+    def _conditions(self) -> list[dict[str, Any]]:
         body = self.world.server.objects.get((PLURAL, NAMESPACE, JOB))
         found = (body or {}).get("status", {}).get("conditions", [])
         return [c for c in found if c["status"] == "True"]
@@ -390,7 +391,7 @@ class Histories(RuleBasedStateMachine):
         assert self.world.health() == 200
 
 
-def _versions(bodies: list[dict]) -> dict[str, int]:
+def _versions(bodies: list[dict[str, Any]]) -> dict[str, int]:
     return {body["metadata"]["uid"]: int(body["metadata"]["resourceVersion"]) for body in bodies}
 
 

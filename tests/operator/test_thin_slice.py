@@ -19,7 +19,7 @@ def world() -> Iterator[World]:
     made.close()
 
 
-def status(world: World, job: str = "digits") -> dict:
+def status(world: World, job: str = "digits") -> dict[str, Any]:
     return world.server.find(PLURAL, NAMESPACE, job).get("status", {})
 
 
@@ -73,7 +73,8 @@ def test_requests_stay_within_the_budget(world: World) -> None:
 def test_a_conflict_of_one_write_forgets_no_job(world: World) -> None:
     """Another operator, or kubectl, wrote the status in the same moment."""
     world.server.insert(PLURAL, NAMESPACE, job_body())
-    patch, refused = world.server.patch, []
+    patch = world.server.patch
+    refused: list[Any] = []
 
     def conflict(kind: str, *what: Any) -> Any:
         if kind == PLURAL and not refused:
@@ -81,7 +82,7 @@ def test_a_conflict_of_one_write_forgets_no_job(world: World) -> None:
             raise ApiError(409, "Conflict", "the object has been modified")
         return patch(kind, *what)
 
-    world.server.patch = conflict  # type: ignore[method-assign]
+    world.server.patch = conflict
     world.settle(5)
     assert refused
     assert holds(world, "RingReady")

@@ -37,7 +37,7 @@ KINDS = ("added", "changed", "deprecated", "removed", "fixed", "security")
 def registry(archive: Path, name: str) -> Iterator[str]:
     """Hands out one layout as the distribution specification says; its address."""
     with tarfile.open(archive) as layout:
-        files = {entry.name: layout.extractfile(entry).read() for entry in layout}  # type: ignore[union-attr]
+        files = {entry.name: layout.extractfile(entry).read() for entry in layout}
     [described] = json.loads(files["index.json"])["manifests"]
     tag = described["annotations"]["org.opencontainers.image.ref.name"]
     manifest = files[f"blobs/{described['digest'].replace(':', '/')}"]
@@ -101,19 +101,19 @@ def test_helm_pulls_the_archive_from_a_registry(tmp_path: Path, name: str) -> No
 # ---- Artifact Hub: https://artifacthub.io/docs/topics/annotations/helm ---------------------------
 
 
-def annotations(name: str) -> dict[str, str]:
+def annotations_of(name: str) -> dict[str, str]:
     return dict(release.chart_of(name)["annotations"])
 
 
 def listed(name: str, what: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = yaml.safe_load(annotations(name)[f"artifacthub.io/{what}"])
+    found: list[dict[str, Any]] = yaml.safe_load(annotations_of(name)[f"artifacthub.io/{what}"])
     return found
 
 
 @pytest.mark.parametrize("name", release.CHARTS)
 def test_licence_and_category(name: str) -> None:
     project = tomllib.loads((release.ROOT / "pyproject.toml").read_text())["project"]
-    told = annotations(name)
+    told = annotations_of(name)
     assert told["artifacthub.io/license"] == project["license"]
     assert told["artifacthub.io/category"] == "ai-machine-learning"
     assert set(told) <= {f"artifacthub.io/{what}" for what in KNOWN}
@@ -134,7 +134,7 @@ def test_each_image_is_named() -> None:
     [told] = listed("paceline", "images")
     assert told["image"] == f"{image['repository']}:{VERSION}"
     assert told["platforms"] == ["linux/amd64"]
-    assert "artifacthub.io/images" not in annotations(CRDS)
+    assert "artifacthub.io/images" not in annotations_of(CRDS)
 
 
 @pytest.mark.parametrize("name", release.CHARTS)

@@ -82,7 +82,7 @@ def test_charts_are_whole(made: Path, name: str) -> None:
 @pytest.mark.parametrize("name", release.CHARTS)
 def test_the_oci_archive_leads_to_the_same_chart(made: Path, name: str) -> None:
     with tarfile.open(made / f"{name}-{VERSION}.oci.tar") as archive:
-        files = {entry.name: archive.extractfile(entry).read() for entry in archive}  # type: ignore[union-attr]
+        files = {entry.name: archive.extractfile(entry).read() for entry in archive}
     assert json.loads(files["oci-layout"]) == {"imageLayoutVersion": "1.0.0"}
 
     def blob(described: dict[str, object]) -> bytes:
@@ -111,7 +111,7 @@ def test_lists_of_what_images_are_made_of(made: Path) -> None:
 
 def test_checksums_and_signature(made: Path, tmp_path: Path) -> None:
     sums = (made / release.SUMS).read_bytes()
-    listed = dict(reversed(line.split("  ")) for line in sums.decode().splitlines())
+    listed: dict[str, str] = dict(line.split("  ")[::-1] for line in sums.decode().splitlines())
     own = {release.SUMS, f"{release.SUMS}.sig"}
     assert set(listed) == {path.name for path in made.iterdir()} - own
     for name, digest in listed.items():

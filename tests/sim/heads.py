@@ -28,7 +28,7 @@ def harm_a_head(sim: Simulation, how: Kind, round_: int = ROUND) -> list[tuple[M
             harmed.append((to, len(onward)))
             harm(sim, to, how)
 
-    sim.links.to_peer = watch  # type: ignore[method-assign]
+    sim.links.to_peer = watch
     return harmed
 
 
@@ -42,5 +42,5 @@ def harm_who_collects(sim: Simulation, how: Kind, round_: int = ROUND) -> list[M
             harmed.append(to)
             harm(sim, to, how)
 
-    sim.links.to_peer = watch  # type: ignore[method-assign]
+    sim.links.to_peer = watch
     return harmed

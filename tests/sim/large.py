@@ -56,7 +56,7 @@ def large(ranks: int, *, leases_each: int, state_ms: float = 0.0, seed: int = 1)
     ) -> None:
         sim.after(BRANCHES * state_ms, lambda: send_state(src, dst, state, copy))
 
-    sim.links.send_state = shares_its_link  # type: ignore[method-assign]
+    sim.links.send_state = shares_its_link
     return sim
 
 
@@ -72,9 +72,9 @@ class Watch:
         """When the coordinator heard last of each rank that it is ready."""
         self._sim = sim
         self._committed = sim.checkers.committed
-        sim.checkers.committed = self._see  # type: ignore[method-assign]
+        sim.checkers.committed = self._see
         self._to_coordinators = sim.to_coordinators
-        sim.to_coordinators = self._hear  # type: ignore[method-assign]
+        sim.to_coordinators = self._hear
 
     def _see(self, rank: SimRank, go: Go, weighing: Weighing) -> None:
         self._committed(rank, go, weighing)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import Go, Share
 from paceline.core.rank import rounds, script
-from paceline.core.rank.events import Event
+from paceline.core.rank.events import Event, Step
 from paceline.core.rank.state import NOTHING, RankState
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode
@@ -160,7 +160,7 @@ SLOW = dataclasses.replace(CLEAN, settings=replace(QUORUM, quorum=1), slow={0: 4
 def test_r36_a_gradient_that_lacks_two_updates_is_not_fresh(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def takes_it_for_fresh(rank: RankState, event: script.Step) -> None:
+    def takes_it_for_fresh(rank: RankState, event: Step) -> None:
         ON_STEP(rank, event)
         if rank.hands_on:
             rank.waits_for = 10**9
@@ -208,7 +208,7 @@ def test_r37_arrive_names_what_is_under_way_and_nothing_else(
 
 def test_r37_who_evaluates_has_nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     def lets_it_go(rank: RankState, event: Event) -> None:
-        ON_SCRIPT(rank, event)  # type: ignore[arg-type]
+        ON_SCRIPT(rank, event)
         if isinstance(event, script.Flush):
             before, rank.under_way = rank.under_way, NOTHING
             script._resume(rank, fresh=False)

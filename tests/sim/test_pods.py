@@ -89,7 +89,7 @@ def test_without_the_names_of_those_heard_only_the_round_would_show_it(
 
     def all_are_well(relay: Relay, *given: object) -> m.PodBeat:
         heard = tuple((member.local, member.attempt) for member in relay.lines)
-        return replace(real(relay, *given), heard=heard)  # type: ignore[arg-type]
+        return replace(real(relay, *given), heard=heard)
 
     monkeypatch.setattr(Relay, "beat", all_are_well)
     assert happened(run(one_rank_stops()), "RoundStuck")
@@ -117,10 +117,10 @@ def test_a_commit_reaches_a_pod_once() -> None:
     way_down = sim.links.to_ranks
 
     def watch(name: str, order: object) -> None:
-        if isinstance(order.message, m.Commit):  # type: ignore[attr-defined]
-            sent.append((name, order.pod, len(order.members)))  # type: ignore[attr-defined]
-        way_down(name, order)  # type: ignore[arg-type]
+        if isinstance(order.message, m.Commit):
+            sent.append((name, order.pod, len(order.members)))
+        way_down(name, order)
 
-    sim.links.to_ranks = watch  # type: ignore[method-assign]
+    sim.links.to_ranks = watch
     run(sim)
     assert sent == [("a", (slot, 0), 2) for slot in range(3)]

@@ -7,6 +7,7 @@ prints the history and its story; PACELINE_SOAK=20000 searches longer (see sim.h
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -118,7 +119,9 @@ def test_the_word_that_ends_the_job_is_heard_wherever_the_rank_stands(when: str)
     else:
         ranks[1].post(ev.Drain())
     ranks[1].post(ev.Finish(stop=True))
-    sim.after(200, lambda: [rank.post(ev.Unrest()) for rank in ranks if when == "all evaluate"])
+    if when == "all evaluate":
+        for rank in ranks:
+            sim.after(200, partial(rank.post, ev.Unrest()))
     sim.run()
     sim.checkers.at_end()
     assert len(sim.finished) == 3
@@ -211,9 +214,9 @@ def event_times(world: World, seed: int, what: list[Fault], start: float, end: f
 
     def spy(at_ns: int, action: object) -> None:
         times.add(at_ns)
-        at(at_ns, action)  # type: ignore[arg-type]
+        at(at_ns, action)
 
-    sim.at = spy  # type: ignore[method-assign]
+    sim.at = spy
     sim.run()
     return sorted(t for t in times if start * MS <= t <= end * MS)
 
@@ -436,7 +439,7 @@ def test_nobody_publishes_whose_loop_has_ended() -> None:
         if log.active and not log.stopped:
             seen.add((len(log.done), log.publisher in log.done))
 
-    sim.checkers.after_event = watch  # type: ignore[method-assign]
+    sim.checkers.after_event = watch
     sim.run()
     assert (2, False) in seen
     assert not any(idle for _, idle in seen)

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 from paceline.core.protocol.arrivals import Arrivals
 from paceline.core.protocol.log import Log
-from paceline.core.protocol.records import AnnounceKind, Go
+from paceline.core.protocol.records import AnnounceKind, GivenUp, Go
 from paceline.core.rank import rounds, script, streaming
 from paceline.core.rank.state import RankState
 from paceline_api.rounds import RoundSettings
@@ -97,13 +97,13 @@ def test_troubled_jobs_hold_every_promise_and_some_rounds_are_void() -> None:
 
 
 def test_after_each_void_round_all_are_quiet_for_longer() -> None:
-    rank = RankState(me=None, pid=0, host="", endpoints=None)  # type: ignore[arg-type]
+    rank = RankState(me=None, pid=0, host="", endpoints=None)
     waits = []
-    for own in [None, script.GivenUp.LATE] * 4:
+    for own in [None, GivenUp.LATE] * 4:
         streaming.voided(rank, own)
         waits.append(rank.stream.quiet)
     assert waits == [2, 4, 8, 16, 32, 64, 64, 64]
-    assert rank.stream.given_up == {script.GivenUp.LATE: 4}
+    assert rank.stream.given_up == {GivenUp.LATE: 4}
 
 
 def rounds_with_somebody_late() -> list[Go]:
@@ -178,9 +178,9 @@ def test_r30_a_rank_that_waits_for_itself_is_killed(monkeypatch: pytest.MonkeyPa
     def waits(self: SimRank, event: object) -> None:
         inside = self.stream is not None
         if inside and type(event).__name__ in ("Step", "Prepare", "Skip", "Tick"):
-            self.waiting.append(event)  # type: ignore[arg-type]
+            self.waiting.append(event)
         else:
-            POST(self, event)  # type: ignore[arg-type]
+            POST(self, event)
 
     assert len(run(CLEAN, 1, []).ranks) == 3
     monkeypatch.setattr(SimRank, "post", waits)
@@ -221,7 +221,7 @@ def test_r32_nobody_says_coming_in_the_round_after_a_void_one(
         APPEND(log, go)
         log.after_void = False
 
-    def tries_at_once(rank: RankState, own: script.GivenUp | None) -> None:
+    def tries_at_once(rank: RankState, own: GivenUp | None) -> None:
         VOIDED(rank, own)
         rank.stream.level = rank.stream.quiet = 0
 
@@ -252,7 +252,7 @@ def test_r33_patience_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_r33_whoever_gave_it_up_all_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    def only_its_own(rank: RankState, own: script.GivenUp | None) -> None:
+    def only_its_own(rank: RankState, own: GivenUp | None) -> None:
         s = rank.stream
         before = s.level, s.quiet, s.good
         VOIDED(rank, own)
@@ -285,7 +285,7 @@ def test_r34_coming_is_silence_for_a_round_that_is_not_streamed(
 ) -> None:
     def takes_it_for_arrive(self: Arrivals, kind: AnnounceKind, *rest: object) -> None:
         arrive = AnnounceKind.ARRIVE if kind is AnnounceKind.COMING else kind
-        HEAR(self, arrive, *rest)  # type: ignore[arg-type]
+        HEAR(self, arrive, *rest)
 
     assert not breaks(CLEAN)
     monkeypatch.setattr(Arrivals, "hear", takes_it_for_arrive)

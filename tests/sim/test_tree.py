@@ -113,7 +113,7 @@ def test_a_head_tells_the_starter_in_few_messages() -> None:
         if isinstance(message, m.Gathered):
             sent[message.round, message.group] += 1
 
-    sim.links.to_peer = watch  # type: ignore[method-assign]
+    sim.links.to_peer = watch
     sim.run()
     assert sent
     assert sorted(sent.values())[len(sent) // 2] == 1
@@ -135,7 +135,7 @@ def test_the_first_state_leaves_its_donor_twice() -> None:
         senders[src] += 1
         send_state(src, dst, *what)
 
-    sim.links.send_state = watch  # type: ignore[method-assign]
+    sim.links.send_state = watch
     sim.run()
     sim.checkers.at_end()
     assert sum(senders.values()) == 6

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -102,7 +103,7 @@ class OneRank:
 
     def __init__(self) -> None:
         self.record = SpyRecord()
-        self.metrics = RoundMetrics(self.record, A)  # type: ignore[arg-type]
+        self.metrics = RoundMetrics(self.record, A)
         self.rank = RankState(A, 1, "here", Endpoints("", ""))
         self.now_ns = 1000 * MS
 
@@ -137,14 +138,14 @@ class OneRank:
     def share(self, member: MemberId, at_ms: int, **more: object) -> Share:
         """One lease of a member, fresh unless it says otherwise."""
         version, leases = self.rank.log.version, self.rank.log.held(member)[:1]
-        fields = {"fresh": True, "oldest": version, "upto": 1, "count": 1, "samples": 2, "unit": 2}
-        fields |= {"leases": leases, **more}
-        return Share(member=member, offset_us=at_ms * 1000, **fields)  # type: ignore[arg-type]
+        fields: dict[str, Any] = {"fresh": True, "oldest": version, "upto": 1, "count": 1}
+        fields |= {"samples": 2, "unit": 2, "leases": leases, **more}
+        return Share(member=member, offset_us=at_ms * 1000, **fields)
 
     def round(self, *shares: Share, took_ms: int, trigger: str = "quorum", **more: object) -> None:
         """GO `took_ms` after the first arrival; reduced 5 ms later, applied after 1 ms more."""
         log = self.rank.log
-        go = Go(log.id, log.version, Trigger(trigger), shares, wait_us=took_ms * 1000, **more)  # type: ignore[arg-type]
+        go = Go(log.id, log.version, Trigger(trigger), shares, wait_us=took_ms * 1000, **more)
         self.metrics.reducing(go, self.rank, self.now_ns)
         self.now_ns += 5 * MS
         self.metrics.carried(RING, 400, self.now_ns - 4 * MS, self.now_ns)
@@ -310,7 +311,7 @@ def test_bench(one: OneRank) -> None:
 
 def test_the_time_of_the_loop_adds_up() -> None:
     record = SpyRecord()
-    loop = LoopMetrics(record)  # type: ignore[arg-type]
+    loop = LoopMetrics(record)
     loop.began(100 * MS)
     loop.waited(110 * MS, 150 * MS)
     loop.stepped(170 * MS, 190 * MS, fresh=True, version=1, samples=32)
@@ -410,11 +411,11 @@ def test_every_metric_of_a_rank_is_written(one: OneRank) -> None:
     one.generation(A, B, D, left=(LeftOut(C, "silent"),))
     held = one.rank.log.held(A)
     one.round(one.share(B, 0), took_ms=0, trigger="bench", benched=(Benched(A, held),))
-    loop = LoopMetrics(one.record)  # type: ignore[arg-type]
+    loop = LoopMetrics(one.record)
     loop.began(0)
     loop.waited(0, 1)
     loop.stepped(1, 2, fresh=True, version=1, samples=32)
-    facts = CheckpointMetrics(one.record).follow(  # type: ignore[arg-type]
+    facts = CheckpointMetrics(one.record).follow(
         Saving(every=2, written=3, skipped=1, failed=2, published=6), exposed_s=0.5, hidden_s=4.0
     )
     assert (facts[Fact.SAVED], facts[Fact.SAVED_VERSION]) == (3, 6)

@@ -163,7 +163,7 @@ def test_a_rank_that_joins_late_finds_the_loops_of_past_epochs_empty() -> None:
             session.elsewhere.append(lease)
         session._deal()
 
-    session.begin = begin_late  # type: ignore[method-assign]
+    session.begin = begin_late
     loader = pl.ddp(model, optimizer, script_loader(), epochs=EPOCHS)
     batches = []
     for _ in range(EPOCHS + 1):  # a loop too many gives nothing
@@ -214,11 +214,11 @@ def test_without_a_loader_the_job_counts_the_steps() -> None:
     seen = []
     for step in pl.ddp(model, optimizer, steps=3):
         seen.append(step)
-        assert not optimizer.stopped  # type: ignore[attr-defined]
+        assert not optimizer.stopped
         loss_of(model, *data()[:4]).backward()
         optimizer.step()
     assert seen == [0, 1, 2]
-    assert optimizer.stopped  # type: ignore[attr-defined]
+    assert optimizer.stopped
     assert session.plan == DataPlan(steps=3)
     assert session.released
 
@@ -237,7 +237,7 @@ def test_the_script_ends_its_job_itself() -> None:
             if len(seen) == 3:
                 pl.stop()
     assert seen == [0, 0, 0]
-    assert optimizer.stopped  # type: ignore[attr-defined]
+    assert optimizer.stopped
     assert session.released
 
 
@@ -246,7 +246,7 @@ def test_without_a_loader_the_script_feeds_itself() -> None:
     net, samples = Net(), data()
     model = DistributedDataParallel(net, find_unused_parameters=True)
     optimizer = sgd(model)
-    assert pl.ddp(model, optimizer) is None  # type: ignore[func-returns-value]
+    assert pl.ddp(model, optimizer) is None
     for start in range(0, 12, 4):
         optimizer.zero_grad()
         loss_of(model, *samples[start : start + 4]).backward()

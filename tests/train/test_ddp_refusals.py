@@ -83,7 +83,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "sync batch norm": (lambda: pl.ddp(m := with_sync_batch_norm(), sgd(m)), "SyncBatchNorm"),
     "no epochs": (lambda: with_loader(script_loader()), "no number of epochs"),
     "no loader": (
-        lambda: pl.ddp(m := DistributedDataParallel(Net()), sgd(m), epochs=3),
+        lambda: pl.ddp(m := DistributedDataParallel(Net()), sgd(m), epochs=3),  # type: ignore[call-overload]
         "without a loader",
     ),
     "steps and loader": (

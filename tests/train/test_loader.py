@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -67,7 +68,7 @@ class Job:
 
 def make_job(session: LoneSession, batch: int, **options: object) -> Job:
     started(session)
-    return Job(session, DataLoader(Numbers(), batch, **options))  # type: ignore[arg-type]
+    return Job(session, DataLoader(Numbers(), batch, **options))
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
@@ -176,7 +177,8 @@ def test_a_batch_without_a_step_is_dropped_and_leaves_no_gradient(
     skip: Habit, accumulate: int
 ) -> None:
     job = make_job(LoneSession(), 4, accumulate=accumulate)
-    count, numbers = 0, []
+    count = 0
+    numbers: list[Any] = []
     for _ in job.loader.epochs(2):
         for batch in job.loader:
             job.optimizer.zero_grad()
@@ -188,7 +190,7 @@ def test_a_batch_without_a_step_is_dropped_and_leaves_no_gradient(
             if count % 5 == 0 and (accumulate == 1 or builder._lease.last):
                 skip(job, batch)
                 continue
-            assert accumulate == 2 or not any(p.grad.any() for p in job.model.parameters())  # type: ignore[union-attr]
+            assert accumulate == 2 or not any(p.grad.any() for p in job.model.parameters())
             numbers += batch.tolist()
             job.backward(batch)
             job.step(numbers)
@@ -366,7 +368,7 @@ def test_two_steps_for_one_batch_are_an_error() -> None:
 def test_the_length_is_nominal() -> None:
     job = make_job(LoneSession(), 4, accumulate=2)
     assert len(job.loader) == 12
-    job.session.size = 4  # type: ignore[misc]
+    job.session.size = 4
     assert len(job.loader) == 4
 
 
@@ -384,7 +386,7 @@ MISUSES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "empty": (lambda: DataLoader(Numbers(0), 4), DataError, "empty"),
     "batch 0": (lambda: DataLoader(Numbers(), 0), DataError, "batch_size=0"),
     "batch -1": (lambda: DataLoader(Numbers(), -1), DataError, "batch_size=-1"),
-    "batch 1.5": (lambda: DataLoader(Numbers(), 1.5), DataError, "batch_size=1.5"),  # type: ignore[arg-type]
+    "batch 1.5": (lambda: DataLoader(Numbers(), 1.5), DataError, "batch_size=1.5"),
     "accumulate": (lambda: DataLoader(Numbers(), 4, accumulate=0), DataError, "accumulate=0"),
     "shuffle": (lambda: DataLoader(Numbers(), 4, shuffle=True), UnsupportedError, "shuffle"),
     "sampler": (lambda: DataLoader(Numbers(), 4, sampler=[1]), UnsupportedError, "sampler"),
@@ -431,8 +433,8 @@ def test_too_little_data_is_named(
     epochs: int, ranks: int, options: dict[str, int], words: str
 ) -> None:
     session = started(LoneSession())
-    session.size = ranks  # type: ignore[misc]
-    job = Job(session, DataLoader(Numbers(), **options))  # type: ignore[arg-type]
+    session.size = ranks
+    job = Job(session, DataLoader(Numbers(), **options))
     with pytest.raises(DataError, match=words):
         next(job.loader.epochs(epochs))
 

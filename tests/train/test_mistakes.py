@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from paceline.errors import RuntimeBrokenError
@@ -35,7 +36,7 @@ def end(
     return run
 
 
-def test_a_mistake_in_the_script(end) -> None:
+def test_a_mistake_in_the_script(end: Any) -> None:
     code, shown, told = end(lambda: check_optimizer(3, "DistributedOptimizer"))
     assert code == 2
     assert shown.startswith("error: DistributedOptimizer got a int, not a torch optimizer (")
@@ -45,7 +46,7 @@ def test_a_mistake_in_the_script(end) -> None:
     assert [f"error: {text}\n" for text in told] == [shown]
 
 
-def test_an_error_that_passed_through(end) -> None:
+def test_an_error_that_passed_through(end: Any) -> None:
     class Session:
         stopped = False
 
@@ -55,8 +56,8 @@ def test_an_error_that_passed_through(end) -> None:
     class Batch:
         first, lease = True, 7
 
-    builder = ContributionBuilder(Session(), None, mean=True)  # type: ignore[arg-type]
-    code, shown, told = end(lambda: builder.accepts(Batch()))  # type: ignore[arg-type]
+    builder = ContributionBuilder(Session(), None, mean=True)
+    code, shown, told = end(lambda: builder.accepts(Batch()))
     assert code == 1
     assert shown.startswith("Traceback")
     assert "in holds" in shown
@@ -64,14 +65,14 @@ def test_an_error_that_passed_through(end) -> None:
     assert told[0].startswith(f"KeyError: 'no lease 7' ({__file__}, line ")
 
 
-def test_a_look_at_a_batch_where_there_is_none(end) -> None:
+def test_a_look_at_a_batch_where_there_is_none(end: Any) -> None:
     code, shown, told = end(lambda: next(iter([])))
     assert code == 1
     assert "\nhint: next(iter(loader)) finds no batch" in shown
     assert "next(iter(loader), None)" in told[0]
 
 
-def test_a_fault_of_our_own_is_shown_as_it_is(end) -> None:
+def test_a_fault_of_our_own_is_shown_as_it_is(end: Any) -> None:
     def broken() -> None:
         raise RuntimeBrokenError("a thread has ended", hint="report it")
 

@@ -147,7 +147,7 @@ class ProcessPool:
         self.address = str(self.folder / "ranks")
         self._listener = Listener(self.address, "AF_UNIX", backlog=32)
         # A process that cannot start must fail the test, not hang it; there is no public name.
-        self._listener._listener._socket.settimeout(START_S)  # type: ignore[attr-defined]
+        self._listener._listener._socket.settimeout(START_S)
         self._idle: list[ProcessRank] = []
         self._count = 0
 

@@ -195,7 +195,7 @@ def test_segments_go_to_the_only_candidate_together_and_else_each_to_that_of_its
     for far in (False, True):
         hubs = Hubs()
         queueing = Queueing(hubs.first, "t0")
-        queueing.moves = lambda _, far=far: not far  # type: ignore[method-assign,misc]
+        queueing.moves = (lambda _: False) if far else (lambda _: True)
         others: list[Transport] = [SecondTransport(hubs.second, "t0")]
         for beside, want in ([], [] if far else [3]), (others, []):
             queueing.given.clear()

@@ -149,7 +149,7 @@ def test_buffers_that_belong_together_are_cut_alike() -> None:
 def test_the_three_stages_overlap_and_no_number_is_used_too_early(
     queues: LazyQueues, count: int
 ) -> None:
-    staging = Staging(queues)  # type: ignore[arg-type]
+    staging = Staging(queues)
     far = torch.zeros(count * NUMEL)
     kernel = torch.arange(count, dtype=torch.float32).repeat_interleave(NUMEL)
     for turn in (1, 2):  # the second one takes the ring of the first
@@ -175,9 +175,9 @@ def test_the_three_stages_overlap_and_no_number_is_used_too_early(
 
 
 def test_a_device_that_hangs_does_not_hold_an_abort(queues: LazyQueues) -> None:
-    staging, abort = Staging(queues), Abort()  # type: ignore[arg-type]
+    staging, abort = Staging(queues), Abort()
     abort.raise_()
-    summed = []
+    summed: list[Any] = []
     with pytest.raises(TransportAborted, match="abandoned in a copy"):
         staging.reduce(summed.append, cut([torch.ones(8)]), abort)
     assert not summed

@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import zmq
@@ -120,7 +120,7 @@ def test_whatever_the_folder_is_called(tmp_path: Path, folder: str) -> None:
         note = AskState(GEN_1, member(0), at_least=3)
         one.send(member(1), note)
         one.send_bulk(member(1), note, [b"state"])
-        payloads = []
+        payloads: list[Any] = []
         while len(payloads) < 2:
             two.wait(10_000)
             while (mail := two.read()) is not None:
@@ -185,7 +185,7 @@ def test_a_state_goes_in_pieces_and_arrives_as_it_was(
 
     def spy(socket: zmq.Socket, frames: list[bytes], **options: object) -> object:  # type: ignore[type-arg]
         sizes.extend(len(frame) for frame in frames)
-        return send(socket, frames, **options)  # type: ignore[arg-type]
+        return send(socket, frames, **options)
 
     monkeypatch.setattr(zmq.Socket, "send_multipart", spy)
     payload = [b"{}", bytes(range(256)) * 40, b"", memoryview(b"x" * 3001)]

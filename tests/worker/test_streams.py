@@ -156,7 +156,7 @@ class Rank:
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
         self.gradients = Gradients(model.named_parameters())
-        self.gradients.streams = Streams([CPU], RecordedQueues(record))  # type: ignore[arg-type]
+        self.gradients.streams = Streams([CPU], RecordedQueues(record))
         optimizer = torch.optim.Adam(model.parameters())
         self.committed = Committed(model, optimizer, self.gradients)
         told = SimpleNamespace(resumed=lambda _: record.note("go on"), exited=lambda _: None)

@@ -25,7 +25,7 @@ def group() -> DeviceMesh:
     if context.mesh is None:
         session = context.session
         # Whoever has called set_device has initialized it; asking for a device would do so.
-        kind = "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
+        kind = "cuda" if torch.cuda.is_initialized() else "cpu"
         if not distributed.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
             distributed.init_process_group(

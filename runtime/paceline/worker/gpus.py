@@ -34,7 +34,7 @@ class TorchCuda:
         return torch.cuda.device_count()
 
     def in_use(self) -> bool:
-        begun: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        begun: bool = torch.cuda.is_initialized()
         return begun
 
     def take(self, index: int) -> None:

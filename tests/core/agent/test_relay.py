@@ -20,7 +20,7 @@ def register(who: MemberId, *, ready: bool = True) -> m.Register:
 
 def beat(who: MemberId, version: int = 5, at: GenerationId = GEN, **facts: object) -> m.Heartbeat:
     given: dict[str, object] = {"doing": m.Doing(3, version, 12, 400), "active": True, **facts}
-    return m.Heartbeat(who, at, at, version, **given)  # type: ignore[arg-type]
+    return m.Heartbeat(who, at, at, version, **given)
 
 
 class Pod:
@@ -192,7 +192,7 @@ def test_what_changes_is_told(facts: dict[str, object]) -> None:
     pod.relay.beat()
     for who in (A, C):
         pod.say(beat(who, step_s=0.052))
-    changed = beat(B, **{"step_s": 0.050, **facts})  # type: ignore[arg-type]
+    changed = beat(B, **{"step_s": 0.050, **facts})
     pod.say(changed)
     told = pod.relay.beat()
     assert [x.member for x in told.changed] == [B]

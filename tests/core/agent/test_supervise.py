@@ -354,7 +354,7 @@ def death(**facts: object) -> Death:
         "kill_why": "",
         "leaving": "",
     }
-    return Death(**{**given_facts, **facts})  # type: ignore[arg-type]
+    return Death(**{**given_facts, **facts})
 
 
 @pytest.mark.parametrize(

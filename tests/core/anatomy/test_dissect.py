@@ -94,7 +94,11 @@ def histories(draw: st.DrawFn) -> tuple[list[StepSample], list[RoundSample]]:
     steps = []
     for begin, middle, end in zip(moments[::2], moments[1::2], moments[2::2], strict=False):
         spent = draw(st.lists(st.integers(0, 200), min_size=4, max_size=4))
-        steps.append(StepSample(begin, middle, end, *spent, version=0, fresh=True, samples=32))
+        one, two, three, four = spent
+        made = StepSample(
+            *(begin, middle, end), one, two, three, four, version=0, fresh=True, samples=32
+        )
+        steps.append(made)
     rounds, now = [], 0
     for number in range(draw(st.integers(0, 6))):
         arrived, last, go, *rest = (
@@ -107,7 +111,10 @@ def histories(draw: st.DrawFn) -> tuple[list[StepSample], list[RoundSample]]:
             for begun, ended in pairwise(rest[:4])
         )
         rounds.append(
-            RoundSample(number, False, True, arrived, "1.0", last, go, *rest[4:8], segments)
+            RoundSample(
+                *(number, False, True, arrived, "1.0", last, go),
+                *(rest[4], rest[5], rest[6], rest[7], segments),
+            )
         )
         now = rest[7]
     return steps, rounds

@@ -45,7 +45,7 @@ def count(work: Callable[[], object], patch: pytest.MonkeyPatch) -> int:
     def equal(a: object, b: object) -> bool:
         nonlocal steps
         steps += 1
-        return tuple.__eq__(a, b)  # type: ignore[arg-type]
+        return tuple.__eq__(a, b)
 
     with patch.context() as patched:
         patched.setattr(MemberId, "__eq__", equal)

@@ -109,14 +109,14 @@ def register(who: MemberId, last: GenerationId = NO_GENERATION, **facts: object)
         "ready": True,
         **facts,
     }
-    given |= {name: rows_of(given[name]) for name in SETS if name in given}  # type: ignore[arg-type]
+    given |= {name: rows_of(given[name]) for name in SETS if name in given}
     return m.Register(
         member=who,
         pid=1,
         host="h",
         endpoints=m.Endpoints("t", "d"),
         last=last,
-        **given,  # type: ignore[arg-type]
+        **given,
     )
 
 
@@ -141,8 +141,8 @@ def prepared(who: MemberId, proposal: GenerationId, **facts: object) -> m.Prepar
         "request": 0,
         **facts,
     }
-    given |= {name: rows_of(given[name]) for name in SETS}  # type: ignore[arg-type]
-    return m.Prepared(id=proposal, member=who, **given)  # type: ignore[arg-type]
+    given |= {name: rows_of(given[name]) for name in SETS}
+    return m.Prepared(id=proposal, member=who, **given)
 
 
 def beat(who: MemberId, at: GenerationId, version: int = 3, **facts: bool) -> m.Heartbeat:

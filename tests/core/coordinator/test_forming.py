@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain, combinations
+from typing import Any
 
 import pytest
 from core.coordinator.test_coordinator import SETS
@@ -36,7 +37,7 @@ def report(who: MemberId, **facts: object) -> Prepared:
         "version": version,
         "index": version,
         "digest": f"log-{version}",
-        "tail": tuple((v, f"log-{v}") for v in (version - 1, version)),  # type: ignore[operator]
+        "tail": tuple((v, f"log-{v}") for v in (version - 1, version)),
         "members": everybody,
         "with_state": everybody,
         "active": everybody,
@@ -51,8 +52,8 @@ def report(who: MemberId, **facts: object) -> Prepared:
         "request": 0,
         **facts,
     }
-    given_facts |= {name: rows_of(given_facts[name]) for name in SETS}  # type: ignore[arg-type]
-    return Prepared(id=NEW, member=who, **given_facts)  # type: ignore[arg-type]
+    given_facts |= {name: rows_of(given_facts[name]) for name in SETS}
+    return Prepared(id=NEW, member=who, **given_facts)
 
 
 def joiner(who: MemberId, **facts: object) -> Prepared:
@@ -76,11 +77,11 @@ def register(report: Prepared, **facts: object) -> Register:
         version=report.version,
         has_state=report.has_state,
         ready=report.ready,
-        **given_facts,  # type: ignore[arg-type]
+        **given_facts,
     )
 
 
-def decide(*reports: Prepared, unaccounted: str = "somebody is silent", **facts: object):
+def decide(*reports: Prepared, unaccounted: str = "somebody is silent", **facts: object) -> Any:
     given_facts = {
         "registers": {r.member: register(r) for r in reports},
         "possible_ranks": 3,
@@ -92,7 +93,7 @@ def decide(*reports: Prepared, unaccounted: str = "somebody is silent", **facts:
         **facts,
     }
     by_member = {r.member: r for r in reports}
-    return form(NEW, by_member, dead={}, unaccounted=unaccounted, **given_facts)  # type: ignore[arg-type]
+    return form(NEW, by_member, dead={}, unaccounted=unaccounted, **given_facts)
 
 
 def formed(*reports: Prepared, **facts: object) -> Commit:

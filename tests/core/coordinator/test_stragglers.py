@@ -46,7 +46,7 @@ class Job:
         if isinstance(message, m.Heartbeat):
             self.post(coord.FromAgent(pod_beat(message)))
         else:
-            self.post(coord.FromRank(message))  # type: ignore[arg-type]
+            self.post(coord.FromRank(message))
 
     def register(self, who: MemberId) -> None:
         ends = m.Endpoints("t", "d")

@@ -29,7 +29,7 @@ def measured(row: Row, source: str = "--measure", at_s: float = 0.0) -> Measurem
 def asked(**changes: object) -> Asked:
     settings = RoundSettings(mode=Mode.QUORUM, quorum_percent=75)
     plain = Asked("job", settings, 4, 1, (1, 2, 4, 8), (1,), (), {})
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    return replace(plain, **changes)
 
 
 BOOK = enter(Book(), [measured(ideal(p)) for p in (1, 2, 4)])

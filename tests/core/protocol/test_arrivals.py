@@ -95,7 +95,7 @@ def test_the_counters_say_what_all_announcements_say(
         who = member(slot)
         if who not in log.active:
             kind = READY
-        share = Share(who, upto=1, **facts)  # type: ignore[arg-type]
+        share = Share(who, upto=1, **facts)
         # What came by way of another rank may have come there a little earlier.
         at_ns = max(0, now_ns - data.draw(st.sampled_from([0, 0, 3])))
         before = said.get(who)
@@ -109,8 +109,8 @@ def test_the_counters_say_what_all_announcements_say(
             said[who] = Arrival(kind, max(at_ns, before.at_ns if before else 0), share)
         for at in (now_ns, now_ns + 5, now_ns + 200):
             facts_now = {"now_ns": at, "has_request": has_request}
-            wanted = plain_trigger.decide(log, said, opened_ns=opened_ns, **facts_now)  # type: ignore[arg-type]
-            assert decide(table, **facts_now) == wanted  # type: ignore[arg-type]
+            wanted = plain_trigger.decide(log, said, opened_ns=opened_ns, **facts_now)
+            assert decide(table, **facts_now) == wanted
 
 
 def test_a_pending_that_was_overtaken_takes_nothing_back() -> None:

@@ -224,7 +224,7 @@ def test_an_update_is_linear_and_does_not_depend_on_the_order(
     }[normalisation]
     wanted = sum(sums.values(), Fraction(0)) / divisor
     assert abs(update(log, record, sums) - wanted) < Fraction(1, 10**9)
-    dice.shuffle(shares)  # type: ignore[attr-defined]
+    dice.shuffle(shares)
     assert update(log, go(log, *shares), sums) == update(log, record, sums)
     twice = {slot: 2 * total for slot, total in sums.items()}
     assert update(log, record, twice) == 2 * update(log, record, sums)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from core.makers import arrivals, fresh, go, idle, make_log, member, table
 from msgspec.structs import replace
@@ -16,14 +18,14 @@ MS = 10**6
 QUORUM_2 = RoundSettings(mode=Mode.QUORUM, quorum=2, grace_ns=0, bench_after_ns=100 * MS)
 
 
-def after_first_round(settings: RoundSettings, ranks: int = 4):
+def after_first_round(settings: RoundSettings, ranks: int = 4) -> Any:
     """The first round is Full in every mode, so tables look at the second one."""
     log = make_log(ranks, settings)
     log.append(go(log, *(fresh(log, slot) for slot in range(ranks))))
     return log
 
 
-def ask(log, now_ns: int = 10 * MS, has_request: bool = False, **words: tuple[str, int]):
+def ask(log: Any, now_ns: int = 10 * MS, has_request: bool = False, **words: Any) -> Any:
     return decide(table(log, arrivals(log, **words)), now_ns=now_ns, has_request=has_request)
 
 

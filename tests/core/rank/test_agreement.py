@@ -16,7 +16,7 @@ STEP = ev.Step((4,), 8, 8)
 
 def agreed(*events: ev.Event) -> ev.Event | None:
     agreement = Agreement(len(events), [f"rank {i}" for i in range(1, len(events))])
-    results = [agreement.said(i, e) for i, e in enumerate(events)]  # type: ignore[arg-type]
+    results = [agreement.said(i, e) for i, e in enumerate(events)]
     assert not any(results[:-1]), "before all have said it"
     return results[-1]
 

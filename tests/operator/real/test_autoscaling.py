@@ -146,6 +146,7 @@ def hpa(**bounds: int) -> dict[str, Any]:
     return {**HPA, "spec": spec}
 
 
+@pytest.mark.exhaustive
 def test_a_job_grows_until_it_is_fast_enough(
     plane: ControlPlane, namespace: str, running: Running, adapter: Adapter
 ) -> None:

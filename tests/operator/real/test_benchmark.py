@@ -15,6 +15,7 @@ pytestmark = pytest.mark.processes
 sys.path.append(str(ROOT))
 
 
+@pytest.mark.exhaustive
 def test_it_measures_what_it_says(
     plane: ControlPlane, namespace: str, running: Running, tmp_path: Path
 ) -> None:

@@ -131,6 +131,7 @@ def test_a_stopped_leader_is_followed_and_does_nothing_when_it_wakes(
         until(lambda: holder(plane, namespace) == "one", "one leads again", WITHIN_S)
 
 
+@pytest.mark.exhaustive
 def test_a_leader_that_stops_in_the_middle_of_its_writes_doubles_nothing(
     plane: ControlPlane, namespace: str, pair: Pair
 ) -> None:
@@ -152,6 +153,7 @@ def test_a_leader_that_stops_in_the_middle_of_its_writes_doubles_nothing(
         assert len(pods(plane, namespace, "coordinator")) == 1
 
 
+@pytest.mark.exhaustive
 def test_a_leader_that_leaves_hands_over_at_once(
     plane: ControlPlane, namespace: str, pair: Pair
 ) -> None:

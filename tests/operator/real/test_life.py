@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,10 @@ def fleet_of(plane: ControlPlane, namespace: str) -> Fleet:
     return Fleet(plane, namespace)
 
 
+def _lives(plane: ControlPlane, namespace: str, pod: str) -> bool:
+    return pod in living(plane, namespace)
+
+
 def test_a_job_from_creation_to_its_end(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:
@@ -47,7 +52,8 @@ def test_a_job_from_creation_to_its_end(
         for attempt in (2, 3, 4):
             name = f"digits-1-{attempt - 1}"
             plane.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
-            until(lambda n=attempt: f"digits-1-{n}" in living(plane, namespace), "anew", 5)
+            wanted = f"digits-1-{attempt}"
+            until(partial(_lives, plane, namespace, wanted), "anew", 5)
         until(
             lambda: job(plane, namespace)["status"]["restarts"]["replicas"] == 3,
             "3 replacements are counted",

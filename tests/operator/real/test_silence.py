@@ -60,6 +60,7 @@ def test_connections_that_are_cut_are_made_anew(
         until(lambda: len(living(plane, namespace)) == 3, "3 workers", 30)
 
 
+@pytest.mark.exhaustive
 def test_a_watch_that_dies_silently_is_noticed(
     plane: ControlPlane, namespace: str, proxy: Proxy, through: Running
 ) -> None:

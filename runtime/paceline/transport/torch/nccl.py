@@ -74,9 +74,7 @@ class NcclTransport(TorchDistTransport):
         self._device = only_device(devices)
         identity = torch.cuda.get_device_properties(self._device).uuid
         self._address = f"{self._address}{DEVICE}{identity}"
-        self._stream = torch.cuda.Stream(  # type: ignore[no-untyped-call]
-            self._device, priority=HIGH_PRIORITY
-        )
+        self._stream = torch.cuda.Stream(self._device, priority=HIGH_PRIORITY)
         # An error must come back to us; by default the watchdog of torch ends the process.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
@@ -135,9 +133,9 @@ class NcclTransport(TorchDistTransport):
         with torch.cuda.stream(self._stream):
             for work in works:
                 work.block_current_stream()
-            reduced = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            reduced = torch.cuda.Event()
             reduced.record(self._stream)
-        while not reduced.query():  # type: ignore[no-untyped-call]
+        while not reduced.query():
             if abort.is_raised():
                 return
             self._check()
@@ -194,7 +192,7 @@ def shared_device(addresses: Sequence[str]) -> str:
 def _look() -> NoGpu:
     told = ""
     try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
         told = str(error).partition("\n")[0]
     return NoGpu(os.environ.get("CUDA_VISIBLE_DEVICES"), DRIVER.exists(), told)

@@ -1,61 +1,25 @@
 """What the coordinator does per heartbeat, status and change grows as it should: counted, not
 timed.
 
-Counted are the lines of `paceline` that run, which are steps of loops too, and the comparisons of
-members, which is what a scan of a tuple inside a loop costs without running a line.
+What a step is, testing/steps.py says.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import paceline.core.coordinator as package
 import pytest
 from paceline.core import messages as m
 from paceline.core import wire
-from paceline.core.protocol.ids import MemberId
 
-ROOT = Path(__file__).parents[3]
-sys.path.append(str(ROOT))
-from benchmarks.coordinator_load import PROCS, Crowd  # noqa: E402
+from benchmarks.coordinator_load import PROCS, Crowd
+from testing.steps import count_steps
 
 SIZES = (64, 256, 1024)
-CORE = str(Path(package.__file__).parents[1])
 LINEAR = 1.3
 """Four times the ranks may cost so many times as much per rank: sorting is in it."""
 FRAME_BYTES = 35
 """Of a message on its way: header and mask of the web socket, record of TLS."""
-
-
-def count(work: Callable[[], object], patch: pytest.MonkeyPatch) -> int:
-    steps = 0
-
-    def line(_: FrameType, event: str, __: object) -> Any:
-        nonlocal steps
-        steps += event == "line"
-        return line
-
-    def call(frame: FrameType, _: str, __: object) -> Any:
-        return line if frame.f_code.co_filename.startswith(CORE) else None
-
-    def equal(a: object, b: object) -> bool:
-        nonlocal steps
-        steps += 1
-        return tuple.__eq__(a, b)
-
-    with patch.context() as patched:
-        patched.setattr(MemberId, "__eq__", equal)
-        before = sys.gettrace()
-        sys.settrace(call)
-        try:
-            work()
-        finally:
-            sys.settrace(before)
-    return steps
 
 
 @pytest.fixture(scope="module")
@@ -71,19 +35,15 @@ def per_rank(counts: dict[int, int]) -> list[float]:
     return [counts[ranks] / ranks for ranks in SIZES]
 
 
-def test_a_beat_of_a_pod_costs_the_same_for_any_number_of_pods(
-    crowds: dict[int, Crowd], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_beat_of_a_pod_costs_the_same_for_any_number_of_pods(crowds: dict[int, Crowd]) -> None:
     counts = {}
     for ranks, crowd in crowds.items():
         said = crowd.said_by((0, 0), 2)
-        counts[ranks] = count(lambda c=crowd, said=said: c.hear(said), monkeypatch)  # type: ignore[misc]
+        counts[ranks] = count_steps(lambda c=crowd, said=said: c.hear(said))  # type: ignore[misc]
     assert max(counts.values()) < 100 * PROCS, f"all alike but for chance: {counts}"
 
 
-def test_a_second_of_beats_is_bounded(
-    crowds: dict[int, Crowd], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_of_beats_is_bounded(crowds: dict[int, Crowd]) -> None:
     """The looks at all ranks that time alone asks for are in it."""
     counts = {}
     for ranks, crowd in crowds.items():
@@ -103,17 +63,15 @@ def test_a_second_of_beats_is_bounded(
                     crowd.hear(beat)
 
         beats = len(said) * len(crowd.pods)
-        counts[ranks] = count(minute, monkeypatch) // beats
+        counts[ranks] = count_steps(minute) // beats
         assert beats <= 60 * state.config.pace.beats_per_s
     assert counts[256] < 1.5 * counts[64], counts
     assert counts[1024] < 1.5 * counts[64], counts
 
 
-def test_a_status_costs_a_bounded_amount_per_rank(
-    crowds: dict[int, Crowd], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_status_costs_a_bounded_amount_per_rank(crowds: dict[int, Crowd]) -> None:
     counts = {
-        ranks: count(lambda c=crowd: c.coordinator.status(c.now), monkeypatch)  # type: ignore[misc]
+        ranks: count_steps(lambda c=crowd: c.coordinator.status(c.now))  # type: ignore[misc]
         for ranks, crowd in crowds.items()
     }
     cost = per_rank(counts)
@@ -122,12 +80,12 @@ def test_a_status_costs_a_bounded_amount_per_rank(
 
 
 def test_a_change_of_the_membership_costs_a_bounded_amount_per_rank(
-    crowds: dict[int, Crowd], monkeypatch: pytest.MonkeyPatch
+    crowds: dict[int, Crowd],
 ) -> None:
     counts = {}
     for ranks, crowd in crowds.items():
         before = crowd.gen
-        counts[ranks] = count(lambda c=crowd: c.lose(c.members[1]), monkeypatch)  # type: ignore[misc]
+        counts[ranks] = count_steps(lambda c=crowd: c.lose(c.members[1]))  # type: ignore[misc]
         assert crowd.gen > before
         assert len(crowd.coordinator.state.index) == ranks - 1
     cost = per_rank(counts)
@@ -135,9 +93,9 @@ def test_a_change_of_the_membership_costs_a_bounded_amount_per_rank(
     assert cost[2] < LINEAR * cost[1], counts
 
 
-def test_a_start_costs_a_bounded_amount_per_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_costs_a_bounded_amount_per_rank() -> None:
     """All register within a second: a fixed number of looks at all of them (R42), each linear."""
-    counts = {ranks: count(Crowd(ranks).start, monkeypatch) for ranks in SIZES}
+    counts = {ranks: count_steps(Crowd(ranks).start) for ranks in SIZES}
     cost = per_rank(counts)
     # Up to 64 ranks each registration is looked at, which is quadratic and small.
     assert cost[2] < LINEAR * cost[1], counts

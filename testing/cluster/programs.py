@@ -39,9 +39,17 @@ def _version_flags(release: str) -> str:
     """Without these the server calls itself v0.0.0, and clients believe it."""
     major, minor, _ = release.removeprefix("v").split(".")
     values = {"gitVersion": release, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
-    packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+    of_helm = {"k8sVersionMajor": major, "k8sVersionMinor": minor}
+    packages = {
+        "k8s.io/component-base/version": values,
+        "k8s.io/client-go/pkg/version": values,
+        "helm.sh/helm/v4/pkg/chart/common": of_helm,
+        "helm.sh/helm/v4/internal/chart/v3/lint/rules": of_helm,
+    }
     return " ".join(
-        f"-X {package}.{name}={value}" for package in packages for name, value in values.items()
+        f"-X {package}.{name}={value}"
+        for package, own in packages.items()
+        for name, value in own.items()
     )
 
 

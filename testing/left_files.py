@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 PATIENCE_S = 5.0
@@ -24,13 +25,29 @@ def files() -> set[str]:
 
 def left_since(before: set[str], patience_s: float = PATIENCE_S) -> list[str]:
     """Made since `before` was `files()`, still there, and in use by nobody for a while."""
+    return _unused(lambda: {name for name in files() - before if _is_ours(name)}, patience_s)
+
+
+def _unused(candidates: Callable[[], set[str]], patience_s: float) -> list[str]:
     until = time.monotonic() + patience_s
-    while new := {name for name in files() - before if _is_ours(name)}:
-        left = new - _used()
+    while found := candidates():
+        left = found - _used()
         if not left or time.monotonic() > until:
             return sorted(left)
         time.sleep(0.1)
     return []
+
+
+def held_by(*pids: int) -> set[str]:
+    """What these processes have mapped or open of `files()`: theirs, whoever runs beside them."""
+    held = {name for pid in pids for name in _used_by(Path(f"/proc/{pid}"))}
+    return held & files()
+
+
+def left_of(held: set[str], patience_s: float = PATIENCE_S) -> list[str]:
+    """Those of `held_by` that are still there, and in use by nobody for a while. Files of another
+    job of this machine are never among them."""
+    return _unused(lambda: held & files(), patience_s)
 
 
 def memory_of(*pids: int) -> list[str]:

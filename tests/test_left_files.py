@@ -42,6 +42,21 @@ def test_an_open_or_mapped_one_was_not(before: set[str], made: Path) -> None:
     assert str(made) in left_files.left_since(before, patience_s=0)
 
 
+def test_only_what_a_process_held_is_its_own(made: Path) -> None:
+    """Another job of this machine leaves files at the same time."""
+    with made.open("r+b"), NamedTemporaryFile(dir="/dev/shm", prefix="other-", delete=False) as its:
+        its.close()
+        held = left_files.held_by(os.getpid())
+        assert str(made) in held
+        assert its.name not in held
+        assert left_files.left_of(held, patience_s=0) == []
+    try:
+        assert left_files.left_of(held, patience_s=0) == [str(made)]
+    finally:
+        Path(its.name).unlink()
+    assert left_files.left_of(set(), patience_s=0) == []
+
+
 def test_one_that_was_there_before_does_not_count(made: Path) -> None:
     assert str(made) not in left_files.left_since(left_files.files(), patience_s=0)
 

@@ -70,7 +70,7 @@ async def tells(uid: str, trusted: str, folder: Path) -> bool:
         )
         running = asyncio.create_task(agent.run())
         try:
-            async with asyncio.timeout(10 if uid == trusted else 1):
+            async with asyncio.timeout(60 if uid == trusted else 1):
                 await heard.wait()
         except TimeoutError:
             return False

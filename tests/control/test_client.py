@@ -192,7 +192,7 @@ def test_an_end_that_comes_with_a_failure_is_not_lost(monkeypatch: pytest.Monkey
 
         monkeypatch.setattr(aiohttp.ClientSession, "ws_connect", fail)
         running = asyncio.create_task(voice_of(Pod(), "http://127.0.0.1:1").run())
-        await asyncio.wait([running], timeout=5.0)
+        await asyncio.wait([running], timeout=WAIT_S)
         assert running.cancelled()
 
     asyncio.run(scenario())

@@ -104,14 +104,14 @@ def test_a_handed_down_socket_outlives_a_killed_coordinator(tmp_path: Path) -> N
         with coordinator(env, fd) as first:
             assert b'"job":"job"' in ask(port, "/v1/status")
             first.kill()
-            first.wait(5)
+            first.wait(START_S)
             waiting = socket.create_connection(("127.0.0.1", port), timeout=START_S)
             waiting.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         with coordinator(env, fd) as second:
             assert waiting.recv(100).startswith(b"HTTP/1.1 200")
             waiting.close()
             second.terminate()
-            assert second.wait(10) == 0
+            assert second.wait(START_S) == 0
 
 
 def test_the_same_port_again_at_once_after_kill(tmp_path: Path) -> None:

@@ -208,6 +208,10 @@ class Job:
         if nodes_in_touch:
             # By themselves: the operator deletes those that do not, and their logs with them.
             self.until(lambda: not self.workers(), LEAVE_S, "left by its ranks")
+        else:
+            # The job is complete before its scripts have printed what they ended with.
+            count = len(self.pods())
+            self.until(lambda: len(self.results()) == count, LEAVE_S, f"{count} results")
         self.check_weights(publisher_stays=publisher_stays)
 
     def check_weights(self, *, publisher_stays: bool = True) -> None:
@@ -244,6 +248,15 @@ class Job:
             job = self.get()
             parts.append(json.dumps(job.get("status"), indent=1))
             parts += [f"event {reason}: {text}" for reason, text in self.events()]
+            # Who has evicted, killed or deleted a pod, and which node was out of touch meanwhile.
+            for event in self.api.items(f"/api/v1/namespaces/{self.namespace}/events"):
+                if event["involvedObject"]["kind"] == "Pod":
+                    about, when = event["involvedObject"]["name"], event.get("lastTimestamp")
+                    parts.append(f"{when} pod {about}: {event['reason']}: {event['message']}")
+            for node in self.api.items("/api/v1/nodes"):
+                ready = [c for c in node["status"]["conditions"] if c["type"] == "Ready"]
+                taints = node["spec"].get("taints", [])
+                parts.append(f"node {node['metadata']['name']}: {ready}, taints {taints}")
             for pod in [*self.pods("coordinator"), *self.pods()]:
                 name, status = pod["metadata"]["name"], pod["status"]
                 node = pod["spec"].get("nodeName", "nowhere")

@@ -13,7 +13,9 @@ from nodes.test_verbs import kubeconfig_of, terminal_of
 from testing.cluster.control_plane import API_SERVER
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(900)]
-OUTAGE_S = 60.0
+OUTAGE_S, OUTAGE_ROUNDS = 35.0, 40
+"""Longer than a Lease of the operator (10 s) and than the time after which the controller manager
+gives up a node (20 s), and so many rounds at least."""
 SETTLE_S = 2.0
 """From a connection to the first answer."""
 
@@ -50,7 +52,7 @@ def test_a_job_finishes_while_the_operator_is_down(platform: Platform, new_job: 
     assert [pod["status"]["phase"] for pod in job.pods()] == ["Succeeded"] * 2
 
 
-def test_the_api_server_is_away_for_a_minute(
+def test_the_api_server_is_away_for_a_while(
     platform: Platform, new_job: NewJob, request: pytest.FixtureRequest
 ) -> None:
     """Whoever watches is told so once, and goes on."""
@@ -68,14 +70,12 @@ def test_the_api_server_is_away_for_a_minute(
     before, server = containers(job.workers()), platform.cluster.control_plane.programs[API_SERVER]
     server.stop()
     try:
-        first = job.watcher.version
-        time.sleep(OUTAGE_S)
-        during = job.watcher.version - first
+        began_s = time.monotonic()
+        job.wait_rounds(OUTAGE_ROUNDS)  # none of them needs it
+        time.sleep(max(0.0, began_s + OUTAGE_S - time.monotonic()))
     finally:
         server.start()
         platform.cluster.control_plane.wait_ready()
-    # Some 450 ms each, and none of them knew.
-    assert during >= 60, f"{during} rounds while the API server was away"
     assert containers(job.workers()) == before
     version = job.watcher.version
     job.kubectl("scale", "tj/job", "--replicas=3")

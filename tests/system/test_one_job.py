@@ -57,10 +57,10 @@ for epoch in loader.epochs({EPOCHS}):
         (model(x) - y).square().mean().backward()
         optimizer.step()
         steps += 1
-page = urllib.request.urlopen(f"http://127.0.0.1:{{my_agents_port()}}/metrics", timeout=5).read()
+page = urllib.request.urlopen(f"http://127.0.0.1:{{my_agents_port()}}/metrics", timeout=60).read()
 Path(f"page-{{pl.rank()}}").write_bytes(page)
 Path(f"steps-{{pl.rank()}}").write_text(f"{{steps}} {{slow}}")
-deadline = time.monotonic() + 10
+deadline = time.monotonic() + 60
 while not Path(f"steps-{{1 - pl.rank()}}").exists() and time.monotonic() < deadline:
     time.sleep(0.01)
 kill_the_coordinator()

@@ -151,7 +151,7 @@ def test_a_reader_sees_whole_updates() -> None:
         assert writer.stdout.readline() == b"ready\n"
         try:
             seen: set[float] = set()
-            until_s = time.monotonic() + 20.0
+            until_s = time.monotonic() + 60.0
             while len(seen) < 1000:  # as many different states of the record
                 values = reader.read().values
                 assert sum(values[at : at + 11]) == values[at + 11]

@@ -22,8 +22,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[ProcessPool]:
-    before = left_files.files()
     pool = ProcessPool()
     yield pool
     pool.end()
-    assert left_files.left_since(before) == []
+    assert left_files.left_of(pool.held) == []

@@ -29,9 +29,11 @@ from paceline.transport.selected import SelectedTransport
 from paceline.transport.sim import Hub, SimTransport
 from transport.rank_body import ROUNDED, Outcome, RankBody
 
+from testing import left_files
+
 FAILED = pytest.StashKey[bool]()
 """On a test item: it has failed."""
-ANSWER_S = 30.0
+ANSWER_S = 60.0
 START_S = 60.0
 TESTS = Path(__file__).parent.parent
 ROOT = TESTS.parent
@@ -73,6 +75,7 @@ class ProcessRank(Rank):
         self, pool: ProcessPool, name: str, inside: Sequence[str] = (), host: str = "127.0.0.1"
     ) -> None:
         self.name = name
+        self._held = pool.held
         self._log = (pool.folder / f"{name}.log").open("wb")
         environment = {
             **os.environ,
@@ -126,6 +129,7 @@ class ProcessRank(Rank):
 
     def kill(self) -> None:
         if self.pid:
+            self._held |= left_files.held_by(self.pid, self._launcher.pid)
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
         if self.connection is not None:
@@ -144,6 +148,8 @@ class ProcessPool:
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="paceline-test-"))
+        self.held: set[str] = set()
+        """Shared memory and temporary files that its ranks had when they were killed."""
         self.address = str(self.folder / "ranks")
         self._listener = Listener(self.address, "AF_UNIX", backlog=32)
         # A process that cannot start must fail the test, not hang it; there is no public name.
@@ -277,7 +283,7 @@ class ThreadRank(Rank):
 
     def end(self) -> None:
         self._commands.put(None)
-        self._thread.join(5)
+        self._thread.join(ANSWER_S)
         assert not self._thread.is_alive(), f"{self.name} does not end"
 
 

@@ -14,7 +14,7 @@ from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
 from torch import nn
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def test_figures_of_a_round_come_when_the_main_thread_has_been_let_go(

@@ -28,7 +28,7 @@ from paceline.worker.reduction import Reducer
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 QUIET_S = 0.05
 """Nothing happens for so long."""
 SEGMENTS = 3

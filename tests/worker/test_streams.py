@@ -40,7 +40,7 @@ CPU = torch.device("cpu")
 GEN = GenerationId(1, "c", 1)
 MAIN, OWN = "main", "own"
 COMING = ev.Coming(leases=(7,), samples=4, unit=4)
-WAIT_S = 10.0
+WAIT_S = 60.0
 """A bound for a hang."""
 
 

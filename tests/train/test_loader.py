@@ -267,13 +267,27 @@ def test_training_on_a_batch_that_was_only_looked_at_is_an_error(what: str) -> N
         break
 
 
-def test_a_skipped_batch_that_is_one_sum_with_waiting_work_drops_both() -> None:
-    """What waits in GRAD cannot be taken apart; it is announced as unusable and counted."""
+def test_a_skipped_batch_leaves_waiting_work_alone() -> None:
     job = make_job(LoneSession(announce_every=2), 11)
     for _ in job.loader.epochs(1):
         for index, batch in enumerate(job.loader):
             job.backward(batch)
             if index == 1:
+                job.optimizer.zero_grad()
+                continue
+            job.optimizer.step()
+    assert job.session.ledger() == [0, 1, 2, 3]
+    assert job.session.dropped == [1]
+    assert job.session.applied == [0, 2, 3]
+
+
+def test_a_skipped_lease_that_is_one_sum_with_waiting_work_drops_both() -> None:
+    """What an earlier step of the lease has added cannot be told from what waits."""
+    job = make_job(LoneSession(announce_every=2), 6, accumulate=2)
+    for _ in job.loader.epochs(1):
+        for index, batch in enumerate(job.loader):
+            job.backward(batch)
+            if index == 3:
                 job.optimizer.zero_grad()
                 continue
             job.optimizer.step()
@@ -287,7 +301,9 @@ def test_skipping_leaves_waiting_work_as_it_was() -> None:
     waiting: list[tuple[int, list[torch.Tensor]]] = []
 
     def look(session: LoneSession) -> None:
-        views = session.gradients.layout.views(session.gradients._flats[BufferName.GRAD])
+        held = session.gradients
+        flats = [held._whole(segment) for segment in range(len(held.layout.segments))]
+        views = held.layout.views(flats)
         waiting.append((session.gradients.unit, [view.clone() for view in views]))
 
     class Looking(LoneSession):

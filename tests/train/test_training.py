@@ -154,6 +154,164 @@ def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return nn.functional.mse_loss(model(x), y, reduction="none").mean(1).mean()
 
 
+def clone(parameter: nn.Parameter) -> None:
+    assert parameter.grad is not None
+    parameter.grad = parameter.grad.clone()
+
+
+def double(parameter: nn.Parameter) -> None:
+    assert parameter.grad is not None
+    parameter.grad = parameter.grad * 2
+
+
+def double_in_place(parameter: nn.Parameter) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(2)
+
+
+def without_nan(parameter: nn.Parameter) -> None:
+    assert parameter.grad is not None
+    parameter.grad = torch.nan_to_num(parameter.grad)
+
+
+def as_constant(parameter: nn.Parameter) -> None:
+    parameter.grad = torch.full_like(parameter, 0.25)
+
+
+def as_data(parameter: nn.Parameter) -> None:
+    assert parameter.grad is not None
+    parameter.grad.data = parameter.grad.data / 2
+
+
+def take_away(parameter: nn.Parameter) -> None:
+    parameter.grad = None
+
+
+CHANGES = [clone, double, double_in_place, without_nan, as_constant, as_data, take_away]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("fed", ["by itself", "by the loader"])
+def test_one_weight_with_a_changed_gradient_steps_as_in_plain_torch(
+    change: Callable[[nn.Parameter], None], fed: str
+) -> None:
+    def train(weight: nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
+        (-weight).sum().backward()
+        change(weight)
+        optimizer.step()
+
+    plain, model = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    model.load_state_dict(plain.state_dict())
+    reference = torch.optim.SGD(plain.parameters(), lr=1.0)
+    started(LoneSession())
+    optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model)
+    steps = 0
+    if fed == "by itself":
+        for _ in range(3):
+            train(model.weight, optimizer)
+            steps += 1
+    else:
+        loader = pl.DataLoader(make_data(), 20)
+        for _ in loader.epochs(1):
+            for _ in loader:
+                train(model.weight, optimizer)
+                steps += 1
+    for _ in range(steps):
+        reference.zero_grad()
+        train(plain.weight, reference)
+    assert torch.equal(model.weight, plain.weight)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("accumulate", "announce_every", "step_each"), [(2, 1, True), (1, 2, True), (2, 1, False)]
+)
+def test_a_changed_gradient_leaves_what_earlier_batches_added(
+    change: Callable[[nn.Parameter], None], accumulate: int, announce_every: int, step_each: bool
+) -> None:
+    """The reference keeps what each step stands for in a tensor of its own."""
+    started(LoneSession(announce_every=announce_every, scheduler_steps=0))
+    model, other = make_model(), make_model()
+    optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    plain = torch.optim.SGD(other.parameters(), lr=0.1)
+    loader = pl.DataLoader(make_data(), 5, accumulate=accumulate)
+    sums = [torch.zeros_like(parameter) for parameter in other.parameters()]
+    of_round = accumulate * announce_every
+    for _ in loader.epochs(1):
+        for index, (x, y) in enumerate(loader):
+            if step_each or index % accumulate == 0:
+                plain.zero_grad()
+            for each in (model, other):
+                loss_of(each, x, y).backward()
+            if not step_each and index % accumulate != accumulate - 1:
+                continue
+            change(model[0].weight)
+            change(other[0].weight)
+            optimizer.step()
+            for total, parameter in zip(sums, other.parameters(), strict=True):
+                total += 0 if parameter.grad is None else parameter.grad
+            if index % of_round == of_round - 1:
+                for total, parameter in zip(sums, other.parameters(), strict=True):
+                    parameter.grad = total / of_round
+                    total.zero_()
+                plain.step()
+                for one, two in zip(model.parameters(), other.parameters(), strict=True):
+                    torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("erase", ["optimizer", "optimizer, in place", "model", "model, in place"])
+@pytest.mark.parametrize("accumulate", [0, 1, 2])
+def test_zero_grad_between_two_backward_passes_drops_the_first(erase: str, accumulate: int) -> None:
+    """`accumulate` 0: the script feeds itself."""
+    session = started(LoneSession())
+    model, other = make_model(), make_model()
+    optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    plain = torch.optim.SGD(other.parameters(), lr=0.1)
+
+    def train(x: torch.Tensor, y: torch.Tensor) -> None:
+        loss_of(model, x, y * 3).backward()
+        what = optimizer if erase.startswith("optimizer") else model
+        what.zero_grad(set_to_none="place" not in erase)
+        loss_of(model, x, y).backward()
+        optimizer.step()
+
+    if not accumulate:
+        x, y = make_data()[:]
+        train(x, y)
+        loss_of(other, x, y).backward()
+        plain.step()
+        assert same(list(other.parameters()), model)
+        return
+    loader = pl.DataLoader(make_data(), 5, accumulate=accumulate)
+    for _ in loader.epochs(1):
+        for index, (x, y) in enumerate(loader):
+            train(x, y)
+            (loss_of(other, x, y) / accumulate).backward()
+            if index % accumulate == accumulate - 1:
+                plain.step()
+                plain.zero_grad()
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, two)
+    assert not session.dropped
+
+
+def test_a_step_after_zero_grad_has_erased_the_gradient_is_an_error() -> None:
+    started(LoneSession())
+    model = make_model()
+    optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    loader = pl.DataLoader(make_data(), 5)
+
+    def train() -> None:
+        for _ in loader.epochs(1):
+            for x, y in loader:
+                loss_of(model, x, y).backward()
+                optimizer.zero_grad()
+                optimizer.step()
+
+    with pytest.raises(UsageError, match=r"zero_grad\(\) had erased[^$]*hint: .*before backward"):
+        train()
+
+
 def test_late_gradients_that_wait_are_weighed_by_their_samples() -> None:
     """Two steps are announced as one; at an epoch's end their batches differ in size (D3)."""
     session = started(LoneSession(announce_every=2, scheduler_steps=0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -59,6 +60,9 @@ operations = st.lists(
         st.tuples(st.just("announce"), st.sampled_from([1, 2, 0.5])),
         st.tuples(st.sampled_from(["commit", "commit in place"]), st.just(0)),
         st.tuples(st.just("zero_grad"), st.just(0)),
+        st.tuples(st.just("assign"), st.integers(-8, 8)),
+        st.tuples(st.just("erase"), st.just(0)),
+        st.tuples(st.just("lay by"), st.just(0)),
         st.tuples(st.just("scale"), st.sampled_from([1, 2, 0.25])),
     ),
     max_size=25,
@@ -71,7 +75,7 @@ def test_the_two_buffers_hold_what_separate_numbers_would(
     operations: list[tuple[str, float]],
 ) -> None:
     """Powers of two and small integers, so that the oracle is exact."""
-    gradients, grad, waiting = make_buckets(), 0.0, 0.0
+    gradients, grad, earlier, waiting = make_buckets(), 0.0, 0.0, 0.0
     for operation, value in operations:
         match operation:
             case "backward":
@@ -81,24 +85,39 @@ def test_the_two_buffers_hold_what_separate_numbers_would(
             case "announce":
                 if gradients.late_in_use:
                     gradients.merge(1.0, value)
-                    waiting += grad * value
+                    waiting += (grad + earlier) * value
                 else:
                     gradients.swap()
-                    waiting = grad
-                grad = 0.0
+                    waiting = grad + earlier
+                grad = earlier = 0.0
             case "commit" if gradients.late_in_use:
                 gradients.carry_out(Zero(BufferName.LATE))
                 waiting = 0.0
             case "commit in place":
                 gradients.carry_out(Zero(BufferName.GRAD))
-                grad = 0.0
+                grad = earlier = 0.0
             case "zero_grad":
                 for parameter in gradients.parameters:
                     parameter.grad = None  # model.zero_grad()
+                grad = 0.0 if gradients.touched() else grad
                 gradients.attach()
+            case "assign" if gradients.touched():
+                for index, parameter in enumerate(gradients.parameters):
+                    parameter.grad = torch.full_like(parameter, value * (index + 1))
+                gradients.attach()
+                grad = value
+            case "erase":
+                grad = 0.0 if gradients.touched() else grad
+                gradients.erase()
+            case "lay by":
+                gradients.lay_by()
+                grad, earlier = 0.0, earlier + grad
             case "scale":
                 gradients.scale(BufferName.GRAD, value)
                 grad *= value
+                earlier *= value
+        whole = gradients.layout.views(loaded(gradients, BufferName.GRAD))
+        assert all_equal(whole, grad + earlier)
         assert all_equal(grads(gradients), grad)
         assert not gradients.late_in_use or all_equal(late(gradients), waiting)
 
@@ -106,6 +125,7 @@ def test_the_two_buffers_hold_what_separate_numbers_would(
 def test_a_gradient_made_outside_is_copied_in_and_counted() -> None:
     gradients = make_buckets()
     add_gradient(gradients, 1.0)
+    gradients.mark_untouched()
     for parameter in gradients.parameters:
         parameter.grad = None
     add_gradient(gradients, 2.0)
@@ -114,6 +134,54 @@ def test_a_gradient_made_outside_is_copied_in_and_counted() -> None:
     assert gradients.copied_in == len(SHAPES)
     assert all_equal(grads(gradients), 3.0)
     assert gradients.attach() == 0
+
+
+ASSIGNED: dict[str, Callable[[torch.nn.Parameter], None]] = {
+    "clone": lambda p: setattr(p, "grad", p.grad.clone()),  # type: ignore[union-attr]
+    "other layout": lambda p: setattr(p, "grad", p.grad.t().clone().t()),  # type: ignore[union-attr]
+    "sparse": lambda p: setattr(p, "grad", p.grad.to_sparse()),  # type: ignore[union-attr]
+    "data": lambda p: setattr(p.grad, "data", p.grad.clone()),  # type: ignore[union-attr]
+    "data in place": lambda p: p.grad.data.mul_(1.0),  # type: ignore[union-attr]
+    "twice": lambda p: setattr(p, "grad", p.grad * 2 / 2),  # type: ignore[union-attr]
+}
+
+
+@pytest.mark.parametrize("how", ASSIGNED)
+@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_gradient_that_the_script_assigns_counts_once(
+    how: str, earlier: bool, again: bool
+) -> None:
+    """`again`: another backward pass adds to what was assigned."""
+    weight = torch.nn.Parameter(torch.ones(2, 3))
+    gradients, want = Gradients([("weight", weight)]), 3.0
+    if earlier:
+        (weight.sum() * 8.0).backward()
+        gradients.lay_by()
+        want += 8.0
+    (weight.sum() * 3.0).backward()
+    ASSIGNED[how](weight)
+    if again:
+        (weight.sum() * 16.0).backward()
+        want += 16.0
+    gradients.attach()
+    gradients.swap()
+    assert torch.equal(late(gradients)[0], torch.full((2, 3), want))
+    assert torch.equal(weight.grad, torch.zeros(2, 3))  # type: ignore[arg-type]
+    weight.sum().backward()
+    assert torch.equal(loaded(gradients, BufferName.GRAD)[0][:6], torch.ones(6))
+
+
+def test_a_gradient_of_none_counts_as_zero_and_leaves_earlier_batches() -> None:
+    one, other = (torch.nn.Parameter(torch.ones(4)) for _ in range(2))
+    gradients = Gradients([("one", one), ("other", other)])
+    (one.sum() + other.sum() * 2.0).backward()
+    gradients.lay_by()
+    (one.sum() + other.sum() * 2.0).backward()
+    one.grad = None
+    gradients.attach()
+    made = gradients.layout.views(loaded(gradients, BufferName.GRAD))
+    assert [float(view[0]) for view in made] == [1.0, 4.0]
 
 
 @pytest.mark.parametrize("listens", [True, False])

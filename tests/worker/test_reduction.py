@@ -299,25 +299,81 @@ def test_what_earlier_batches_of_the_lease_have_left_goes_out_with_the_last_one(
 
 
 def test_gradients_that_the_script_has_taken_away_are_copied_in(rank: OneRank) -> None:
-    """`model.zero_grad()` before backward(), and some in the middle of it."""
+    """`model.zero_grad()` before backward()."""
     rank.reducer.begin(COMING)
     for parameter in rank.parameters:
         parameter.grad = None
     rank.write(0, 1.0)
-    rank.parameters[0].grad = None
     rank.write(1, 2.0)
     rank.reducer.reduce(order(in_hand=True))
     for value in (1.0, 2.0):
         assert rank.channel.begun() == (value, False)
         rank.channel.end()
     rank.write(2, 3.0)
-    rank.parameters[2].grad = None
     rank.gradients.attach()
     rank.step()
     assert rank.channel.begun() == (3.0, False)
     rank.channel.end()
     assert isinstance(rank.outcome(), ev.Reduced)
     assert rank.gradients.copied_in == SEGMENTS
+
+
+def assign_twice(rank: OneRank, parameter: torch.nn.Parameter) -> None:
+    assert parameter.grad is not None
+    parameter.grad = parameter.grad * 2
+
+
+def scale_in_place(rank: OneRank, parameter: torch.nn.Parameter) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(2)
+
+
+def assign_moved(rank: OneRank, parameter: torch.nn.Parameter) -> None:
+    assert parameter.grad is not None
+    parameter.grad.data = parameter.grad * 2
+
+
+def take_away(rank: OneRank, parameter: torch.nn.Parameter) -> None:
+    parameter.grad = None
+
+
+def erase_and_compute_again(rank: OneRank, parameter: torch.nn.Parameter) -> None:
+    rank.gradients.erase()
+    for segment, value in enumerate((2.0, 4.0, 6.0)):
+        rank.write(segment, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "want"),
+    [
+        (assign_twice, [2.0, 2.0, 3.0]),
+        (scale_in_place, [2.0, 2.0, 3.0]),
+        (assign_moved, [2.0, 2.0, 3.0]),
+        (take_away, [0.0, 2.0, 3.0]),
+        (erase_and_compute_again, [2.0, 4.0, 6.0]),
+    ],
+)
+def test_a_gradient_that_is_assigned_after_it_was_contributed_voids_the_round(
+    rank: OneRank, change: Callable[[OneRank, torch.nn.Parameter], None], want: list[float]
+) -> None:
+    """The next round has it, with what an earlier step of the same contribution left."""
+    for segment in range(SEGMENTS):
+        rank.write(segment, 8.0)
+    rank.gradients.lay_by()
+    rank.compute(1.0, 2.0, 3.0)
+    rank.reducer.reduce(order(in_hand=True))
+    for value in (9.0, 10.0):
+        assert rank.channel.begun() == (value, False)
+        rank.channel.end()
+    change(rank, rank.parameters[-1])
+    rank.gradients.attach()
+    rank.step()
+    assert end_of(rank, LAST) == ev.Voided(GivenUp.REWRITTEN)
+    rank.reducer.reduce(order())
+    for value in want:
+        assert rank.channel.begun() == (value + 8.0, False)
+        rank.channel.end()
+    assert isinstance(rank.outcome(), ev.Reduced)
 
 
 def test_a_model_of_one_segment_never_says_coming(make: Callable[..., OneRank]) -> None:

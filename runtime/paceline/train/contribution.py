@@ -9,7 +9,8 @@ it is never simply erased.
     complete()      the user called `step()`: the batch's gradient is in
     settle()        the user takes the next batch instead, or leaves the loop
     put_back()      the user has dropped the loop after one look: the batch is handed out again
-    discard()       the user's `zero_grad()` after a backward pass: the batch shall not count
+    discard()       the user's `zero_grad()` after a backward pass: what it has added is dropped, and
+                    so is the batch, unless another backward pass follows
 """
 
 from __future__ import annotations
@@ -62,6 +63,14 @@ def _looked(what: str) -> UsageError:
     )
 
 
+def _erased() -> UsageError:
+    return UsageError(
+        "step() after zero_grad() had erased the gradient of this batch",
+        hint="call zero_grad() before backward() or after step(); to drop a batch on purpose, leave "
+        "out the step() for it",
+    )
+
+
 def _taken_ahead() -> UsageError:
     return UsageError(
         "the next batch was taken before step(), which counts for the batch that was taken last",
@@ -106,6 +115,10 @@ class ContributionBuilder:
         """The batch in hand was taken before a step was made of the one before."""
         self._left_out = False
         """Of some batch nothing was computed before the one after it was taken."""
+        self._erased = False
+        """`zero_grad()` has dropped what was computed of the batch in hand, or taken last."""
+        self._unstepped = False
+        """GRAD has batches of the lease for which no `step()` was called (see `settle`)."""
         self._put_back = False
         """The last batch was put back; what is computed of it now would count for another one."""
         self._self_fed_samples = 0
@@ -128,6 +141,7 @@ class ContributionBuilder:
             self._samples, self._pending_unit = 0, gradients.unit
         self._rescale(self._unit(batch))
         gradients.mark_untouched()
+        self._erased = False
         self._batch = self._lease = batch
         if batch.last:
             samples = self._samples + batch.samples
@@ -141,6 +155,8 @@ class ContributionBuilder:
                 raise _looked("step()")
             if self._announce is not None:
                 return None  # what it would announce went out at the end of its lease
+            if self._erased:
+                raise _erased()
             if self._left_out or self._forgotten == 1:
                 raise _taken_ahead()
             raise UsageError(
@@ -156,9 +172,13 @@ class ContributionBuilder:
                 "not divide the loss by K (with DDP: pl.ddp(..., accumulate=K)); or call "
                 "zero_grad() to drop a batch on purpose",
             )
+        if self._erased and not self._gradients.touched():
+            raise _erased()
         self._passed = False
         self._finish(batch)
+        self._unstepped = False
         if not batch.last:
+            self._gradients.lay_by()
             return None
         contribution = Contribution((batch.lease,), self._samples, self._gradients.unit)
         self._lease, self._samples = None, 0
@@ -184,11 +204,15 @@ class ContributionBuilder:
         batch = self._batch
         if batch is None or self._session.stopped:
             return
+        if self._erased and not self._gradients.touched():
+            self._skip()
+            return
         touched, self._passed = self._gradients.touched(), True
         self._left_out |= not touched
         if touched and not self._gradients.detached():
             if not batch.last:
                 self._finish(batch)  # step() once per lease is as good as once per batch
+                self._unstepped = True
                 return
             if self._announce is not None:
                 contribution = self.complete()
@@ -196,12 +220,12 @@ class ContributionBuilder:
                 self._announce(contribution)
                 return
         self._forgotten += touched
-        self._skip(touched)
+        self._skip()
 
     def put_back(self) -> bool:
         """Undo `take`, unless something was computed of the batch."""
         batch = self._batch
-        if batch is None or self._gradients.touched() or self._session.stopped:
+        if batch is None or self._erased or self._gradients.touched() or self._session.stopped:
             return False
         self._batch = None
         if batch.first:
@@ -213,7 +237,7 @@ class ContributionBuilder:
     def abandon(self) -> None:
         """The user leaves the epoch's loop, perhaps in the middle of a lease."""
         if self._lease is not None and not self._session.stopped:
-            self._skip(touched=False)
+            self._skip()
 
     def end(self) -> None:
         """The user ends the job: what is not announced of the lease in hand is dropped."""
@@ -222,12 +246,18 @@ class ContributionBuilder:
         self.abandon()
 
     def discard(self) -> None:
-        """`zero_grad()`. After a backward pass: the batch, with its lease, shall not count."""
+        """`zero_grad()`. After a backward pass: what it has added is dropped. The batch counts if
+        another backward pass follows; else it is dropped with its lease. A lease of which earlier
+        batches are in `p.grad` as well is dropped at once, since they cannot be told apart."""
         self._forgotten = 0
-        if self._batch is not None and self._gradients.touched():
-            self._skip(touched=True)
-        else:
+        if self._batch is None or not self._gradients.touched():
             self._gradients.attach()
+        elif self._unstepped:
+            self._erased = True
+            self._skip()
+        else:
+            self._erased = True
+            self._gradients.erase()
 
     def must_be_idle(self, why: str) -> None:
         """UsageError if a gradient has been computed and not announced."""
@@ -258,13 +288,14 @@ class ContributionBuilder:
         self._samples += batch.samples
         self._batch = None
 
-    def _skip(self, touched: bool) -> None:
+    def _skip(self) -> None:
         """The whole lease is dropped: one that is applied in part could not be counted."""
-        gradients, batch, mixed = self._gradients, self._lease, touched or self._samples > 0
+        gradients, batch, mixed = self._gradients, self._lease, self._samples > 0
         assert batch is not None
         self._batch = self._lease = None
         self._samples = 0
-        gradients.attach()
+        self._unstepped = False
+        gradients.erase()
         if not mixed or not self._pending_unit:
             if mixed:
                 gradients.zero(BufferName.GRAD)
@@ -272,8 +303,8 @@ class ContributionBuilder:
                 self._rescale(self._pending_unit)  # as the session knows it
             self._session.skip(batch.lease, batch.lease_samples)
             return
-        # The gradient is one sum with earlier contributions that wait in GRAD. They cannot be
-        # taken apart: all of it is dropped, by announcing it as unusable, and is counted.
+        # The lease's earlier batches are one sum with earlier contributions that wait in GRAD. They
+        # cannot be taken apart: all of it is dropped, by announcing it as unusable, and is counted.
         self._session.step(
             leases=(batch.lease,),
             samples=batch.lease_samples,

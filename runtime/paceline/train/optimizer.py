@@ -109,15 +109,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Needed by nobody, allowed everywhere: after a step the gradients are zero already.
 
         They may also hold earlier work of this rank that no round has taken yet, so they are not
-        erased. Only a backward pass on the batch in hand is undone: that batch is dropped, and
-        counted as such.
+        erased. Only what backward() has added since the last step is: the batch in hand counts if
+        another backward pass follows, and is dropped and counted as such if none does.
         """
         if not self._started:
             super().zero_grad(set_to_none)
         elif not self._self_fed:
             self._making.discard()
         else:
-            self._gradients.attach()
+            self._gradients.erase()
 
     @property
     def stopped(self) -> bool:
@@ -263,6 +263,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             metrics=self._context.take_metrics(),
             foreign=foreign,
         )
+        if self._gradients.unit:  # what no round has taken yet is no part of the next batch
+            self._gradients.lay_by()
         self.after_parking()
         self._faults.step_ended()
         if self._self_fed and not self.stopped:

@@ -65,7 +65,8 @@ class MemoryReport:
         mib = self.buffer_bytes / 2**20
         return (
             f"{len(self.names)} buffers of {mib:.1f} MiB ({names}) for {self.parameters} "
-            "parameters; one more once a gradient has to wait for its round"
+            "parameters; one more once a gradient has to wait for its round, and one once step() "
+            "leaves a gradient to be added to"
         )
 
 

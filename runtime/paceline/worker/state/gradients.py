@@ -3,6 +3,10 @@
 Shape legend: every buffer is one flat tensor per segment (`flat.FlatLayout`).
 
     GRAD     where backward() adds: each `p.grad` is a view of it, so that announcing copies nothing
+    EARLIER  the part of GRAD that was there when the last step() returned: gradients of earlier
+             batches of the same contribution, or of steps that no round has taken yet. It is kept
+             apart, so that `p.grad` holds only what has come since, as in plain torch. There is
+             none before a step() returns with something left in GRAD
     LATE     what is announced, or waits to be, until its round is committed (R7, R22); there is
              none before a gradient has to wait while the next one is computed
     result   scratch of the reduction, at least float32, in memory of the transport where it has
@@ -11,14 +15,14 @@ Shape legend: every buffer is one flat tensor per segment (`flat.FlatLayout`).
     residual what rounding took away here in the last committed round, where bfloat16 travels; the
              next round takes it along (D18)
 
-A gradient changes its buffer by repointing the views (`swap`), and the two buffers are merged right
-after a commit. GRAD belongs to the main thread while it computes; everything else, and GRAD while
+Whatever reads GRAD adds EARLIER to it. A gradient changes its buffer by repointing the views
+(`swap`), and the two buffers are merged right after a commit. GRAD belongs to the main thread while it computes; everything else, and GRAD while
 the main thread is parked, belongs to the communication thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import isfinite
 
@@ -51,6 +55,8 @@ class GradientMemory:
 
     flats: dict[BufferName, list[torch.Tensor]]
     views: dict[BufferName, list[torch.Tensor]]
+    earlier: list[torch.Tensor] | None = None
+    has_earlier: bool = False
     occupied: bool = False
     unit: int = 0
 
@@ -95,7 +101,10 @@ class Gradients:
         self.copied_in = 0
         """Gradients that arrived outside the buffers and had to be copied (D3)."""
         self._flats = {BufferName.GRAD: self.layout.gradient_zeros()}
-        self._views = {which: self.layout.views(flats) for which, flats in self._flats.items()}
+        self._views = {which: self._as_seen(flats) for which, flats in self._flats.items()}
+        self._earlier: list[torch.Tensor] | None = None
+        self._has_earlier = False
+        """EARLIER holds something; else its cells, if there are any, mean nothing."""
         self._occupied = False
         self._untouched: list[int] = []
         self._members: list[list[int]] = [[] for _ in self.layout.segments]
@@ -110,6 +119,8 @@ class Gradients:
             self._members[slot.segment].append(index)
         if len(self.layout.segments) > 1:  # else there is nothing to watch (`worker.reduction`)
             self._add_hooks()
+        self._know_addresses()
+        self.mark_untouched()
         self.attach()
         self.mark_untouched()
 
@@ -125,21 +136,54 @@ class Gradients:
     # ---- main thread ------------------------------------------------------------------------
 
     def attach(self) -> int:
-        """Make every `p.grad` a view of GRAD again; returns how many gradients lay outside.
+        """Make every `p.grad` a view of GRAD again, with what the script has put there instead.
 
-        `model.zero_grad()` detaches the views, and backward() then makes tensors of its own: those
-        are added to what GRAD has.
+        As in plain torch, what stands in `p.grad` is the gradient: a tensor that the script has
+        assigned takes the place of what backward() had added, and None counts as zero. If nothing
+        was written to GRAD since `mark_untouched`, the tensor was made by backward() after
+        `model.zero_grad()`: then it is added to what earlier batches have left in the view.
+
+        Returns:
+            How many gradients lay outside of GRAD.
         """
         return self._attach(range(len(self.parameters)))
 
     def _attach(self, indices: Iterable[int]) -> int:
         parameters, views, outside = self.parameters, self._views[BufferName.GRAD], 0
+        written: list[bool] | None = None
         for index in indices:
-            parameter, view = parameters[index], views[index]
-            if parameter.grad is not view:
-                outside += parameter.grad is not None
-                self._copy_in(index, view)
+            gradient, view = parameters[index].grad, views[index]
+            if gradient is not view or gradient.data_ptr() != self._addresses[index]:
+                if written is None:  # before this writes to it
+                    now = zip(self._versions(), self._untouched, strict=True)
+                    written = [version != before for version, before in now]
+                outside += gradient is not None
+                self._take_in(index, replace=written[self.layout.slots[index].segment])
         return outside
+
+    def erase(self) -> None:
+        """Drop what `backward()` has added since `mark_untouched`; EARLIER stays."""
+        if self.touched():
+            for flat in self._flats[BufferName.GRAD]:
+                flat.zero_()
+        self._point_all()
+        self.mark_untouched()
+
+    def lay_by(self) -> None:
+        """What is in GRAD becomes EARLIER, or is added to it; every `p.grad` is zero afterwards.
+
+        Called when step() returns to the script and GRAD is not empty."""
+        grad = self._flats[BufferName.GRAD]
+        if self._earlier is None:
+            self._earlier = self.layout.gradient_zeros()
+        for earlier, flat in zip(self._earlier, grad, strict=True):
+            if self._has_earlier:
+                earlier.add_(flat)
+            else:
+                earlier.copy_(flat)
+            flat.zero_()
+        self._has_earlier = True
+        self.mark_untouched()
 
     def watch(self, tell: Callable[[int], None] | None) -> None:
         """From here on `tell` hears of each segment that backward() has added the last gradient to,
@@ -170,22 +214,68 @@ class Gradients:
         if self._tell is not None:
             self._tell(segment)
 
-    def _copy_in(self, index: int, view: torch.Tensor) -> None:
-        parameter = self.parameters[index]
+    def _take_in(self, index: int, *, replace: bool) -> None:
+        """`p.grad` is not the view: bring what stands there into it."""
+        parameter, view = self.parameters[index], self._views[BufferName.GRAD][index]
         with torch.no_grad():
-            if (gradient := own_gradient(parameter)) is not None:
-                if gradient.requires_grad:
-                    raise _graph_kept()
-                view.add_(gradient)
-                self.copied_in += not self._spread[index]
+            gradient = own_gradient(parameter)
+            if gradient is not None and gradient.requires_grad:
+                raise _graph_kept()
+            if self._spread[index]:  # backward() makes a new DTensor each time
+                if gradient is not None:
+                    view.add_(gradient)
+            else:
+                if gradient is view:  # `p.grad.data = ...`: it lies elsewhere now
+                    gradient = gradient.detach()
+                    view = self._renew_view(index)
+                if gradient is not None:
+                    dense = gradient.to_dense() if gradient.layout != view.layout else gradient
+                    (view.copy_ if replace else view.add_)(dense)
+                elif replace:
+                    view.zero_()
+                self.copied_in += gradient is not None
+            self._point(index, view)
+
+    def _renew_view(self, index: int) -> torch.Tensor:
+        """A new view of GRAD, for one that no longer lies there."""
+        view = self._as_seen(self._flats[BufferName.GRAD])[index]
+        self._views[BufferName.GRAD][index] = view
+        return view
+
+    def _as_seen(self, flats: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The views of these buffers that a script finds in `p.grad`."""
+        return [
+            torch.view_as_complex(view) if parameter.is_complex() else view
+            for view, parameter in zip(self.layout.views(flats), self.parameters, strict=True)
+        ]
+
+    def _point_all(self) -> None:
+        for index, view in enumerate(self._views[BufferName.GRAD]):
+            if view.data_ptr() != self._addresses[index]:
+                view = self._renew_view(index)
             self._point(index, view)
 
     def _point(self, index: int, view: torch.Tensor) -> None:
         """backward() adds to `view` from here on; of a DTensor, to a new one (`shards`)."""
         self.parameters[index].grad = None if self._spread[index] else view
 
+    def _whole(self, segment: int) -> torch.Tensor:
+        """A segment of GRAD, with EARLIER; of the latter a new tensor."""
+        flat = self._flats[BufferName.GRAD][segment]
+        if not self._has_earlier or self._earlier is None:
+            return flat
+        return self._earlier[segment] + flat
+
+    def _segments_of(self, which: BufferName, segments: Iterable[int]) -> Iterator[torch.Tensor]:
+        for segment in segments:
+            if which is BufferName.GRAD:
+                yield self._whole(segment)
+            else:
+                yield self._flats[which][segment]
+
     def written(self, segment: int) -> int:
-        """How often GRAD's segment was written; grows with every addition (autograd's counter)."""
+        """How often GRAD's segment was written, EARLIER apart; grows with every addition
+        (autograd's counter)."""
         return self._flats[BufferName.GRAD][segment]._version  # noqa: SLF001
 
     def detached(self) -> bool:
@@ -210,10 +300,8 @@ class Gradients:
         """False if there is a NaN or an Inf, in these segments or anywhere. One pass: a finite sum
         has finite terms only; a sum that is not finite may have overflowed, so then each element is
         looked at."""
-        flats = self._flats[which]
-        for flat in flats if segments is None else [flats[s] for s in segments]:
-            if not flat.is_floating_point():
-                continue
+        asked = range(len(self.layout.segments)) if segments is None else segments
+        for flat in self._segments_of(which, asked):
             wide = torch.float64 if flat.dtype is torch.float64 else torch.float32
             if isfinite(flat.sum(dtype=wide).item()) or bool(torch.isfinite(flat).all()):
                 continue
@@ -222,14 +310,15 @@ class Gradients:
 
     def sum_of_squares(self) -> float:
         """Of GRAD."""
-        return sum_of_squares(self._flats[BufferName.GRAD])
+        every = range(len(self.layout.segments))
+        return sum_of_squares(list(self._segments_of(BufferName.GRAD, every)))
 
     def find(self, segments: Iterable[int]) -> None:
         """The same for those of GRAD that lie on a device, queued in the current stream: `flags`
         has what it comes to."""
         for segment in segments:
             if segment in self.flags:
-                self.flags.find(segment, self._flats[BufferName.GRAD][segment])
+                self.flags.find(segment, self._whole(segment))
 
     # ---- communication thread, while the main thread is parked ------------------------------
 
@@ -237,16 +326,20 @@ class Gradients:
         """What GRAD has becomes LATE; the new GRAD is zero. Only when LATE is empty."""
         assert not self._occupied, "LATE is in use: merge instead"
         flats, views = self._flats, self._views
+        if self._has_earlier and self._earlier is not None:
+            for flat, earlier in zip(flats[BufferName.GRAD], self._earlier, strict=True):
+                flat.add_(earlier)
+            self._has_earlier = False
         if BufferName.LATE not in flats:
             flats[BufferName.LATE] = self.layout.gradient_zeros()
-            views[BufferName.LATE] = self.layout.views(flats[BufferName.LATE])
+            views[BufferName.LATE] = self._as_seen(flats[BufferName.LATE])
         for held in (flats, views):
             held[BufferName.GRAD], held[BufferName.LATE] = (
                 held[BufferName.LATE],
                 held[BufferName.GRAD],
             )
-        for index, view in enumerate(views[BufferName.GRAD]):
-            self._point(index, view)
+        self._know_addresses()
+        self._point_all()
         self.unit = 0
         self._occupied = True
         self.mark_untouched()
@@ -255,11 +348,9 @@ class Gradients:
         """LATE = LATE x late_factor + GRAD x grad_factor; GRAD is zero afterwards."""
         assert self._occupied, "nothing is in LATE: swap instead"
         self.scale(BufferName.LATE, late_factor)
-        for late, grad in zip(
-            self._flats[BufferName.LATE], self._flats[BufferName.GRAD], strict=True
-        ):
+        for segment, late in enumerate(self._flats[BufferName.LATE]):
             # alpha = 1 adds without multiplying: equal units leave the bits alone (D3).
-            late.add_(grad, alpha=grad_factor)
+            late.add_(self._whole(segment), alpha=grad_factor)
         self.zero(BufferName.GRAD)
 
     def scale(self, which: BufferName, factor: float) -> None:
@@ -267,6 +358,9 @@ class Gradients:
         if factor != 1.0:
             for flat in self._flats[which]:
                 flat.mul_(factor)
+            if which is BufferName.GRAD and self._has_earlier:
+                for flat in self._earlier or ():
+                    flat.mul_(factor)
         if which is BufferName.GRAD:
             self.mark_untouched()
 
@@ -278,6 +372,7 @@ class Gradients:
             self._occupied = False
         else:
             self.unit = 0
+            self._has_earlier = False
             self.mark_untouched()
 
     def carry_out(self, op: BufferOp) -> None:
@@ -297,15 +392,19 @@ class Gradients:
     def new_memory(self) -> GradientMemory:
         """That of a rank that has computed nothing yet."""
         flats = self.layout.gradient_zeros()
-        return GradientMemory({BufferName.GRAD: flats}, {BufferName.GRAD: self.layout.views(flats)})
+        return GradientMemory({BufferName.GRAD: flats}, {BufferName.GRAD: self._as_seen(flats)})
 
     def exchange(self, memory: GradientMemory) -> GradientMemory:
         """Go on as the rank that `memory` is of; returns that of the rank before."""
-        before = GradientMemory(self._flats, self._views, self._occupied, self.unit)
+        before = GradientMemory(
+            *(self._flats, self._views, self._earlier, self._has_earlier),
+            *(self._occupied, self.unit),
+        )
         self._flats, self._views = memory.flats, memory.views
+        self._earlier, self._has_earlier = memory.earlier, memory.has_earlier
         self._occupied, self.unit = memory.occupied, memory.unit
-        for index, view in enumerate(self._views[BufferName.GRAD]):
-            self._point(index, view)
+        self._know_addresses()
+        self._point_all()
         self.mark_untouched()
         return before
 
@@ -320,7 +419,8 @@ class Gradients:
         if source is None:
             result.zero_()
         else:
-            result.copy_(self._flats[source][segment])
+            [held] = self._segments_of(source, (segment,))
+            result.copy_(held)
             if factor != 1.0:
                 result.mul_(factor)
         if not self.rounded_away:
@@ -359,6 +459,10 @@ class Gradients:
     def new_sums(self) -> list[torch.Tensor]:
         """Memory for one whole reduction."""
         return self.layout.zeros(self._zeros)
+
+    def _know_addresses(self) -> None:
+        self._addresses = [view.data_ptr() for view in self._views[BufferName.GRAD]]
+        """Where the views of GRAD lie; a script can move one by `p.grad.data = ...`."""
 
     def _versions(self) -> list[int]:
         # The version counter that autograd keeps is shared by all views of a flat tensor and grows

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paceline.core.protocol.pending import BufferName
 from paceline.errors import ChangedLaterError, StateError, UnsupportedError
 from paceline.worker.state.codec import Decoder, Encoder, as_tensor
 from paceline.worker.state.committed import Committed
@@ -272,6 +274,108 @@ def test_float_buffers_travel_as_one_tensor() -> None:
     assert flat.numel() == 14  # mean and variance; the batch counter is an integer
     other.committed.load_float_buffers((flat + other.committed.float_buffers_flat()) / 2)
     assert torch.equal(other.model[1].running_mean, torch.ones(7))
+
+
+class Spectral(nn.Module):
+    """A filter of complex numbers beside a real layer, as in Fourier neural operators."""
+
+    def __init__(self, dtype: torch.dtype, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.filter = nn.Parameter(torch.randn(3, 4, dtype=dtype))
+        self.phase = nn.Parameter(torch.randn((), dtype=dtype))
+        self.frozen = nn.Parameter(torch.randn(2, dtype=dtype), requires_grad=False)
+        self.linear = nn.Linear(4, 2)
+        self.register_buffer("mean", torch.randn(3, dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = torch.einsum("bi,io->bo", x.to(self.filter.dtype), self.filter) * self.phase
+        return self.linear((made.abs() + made.real).float())
+
+
+COMPLEX = [torch.complex64, torch.complex128]
+
+
+class SpectralRank(Rank):
+    def __init__(self, make: Callable[[Params], Optimizer], dtype: torch.dtype, **more: Any) -> None:
+        self.model = Spectral(dtype, more.pop("seed", 0))
+        trained = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+        self.optimizer = make(iter([p for _, p in trained]))
+        self.gradients = Gradients(trained)
+        self.committed = Committed(self.model, self.optimizer, self.gradients, **more)
+
+    def train(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(5, 3, generator=generator)
+        self.model(x).square().sum().backward()
+        self.gradients.attach()
+        self.gradients.swap()
+        for segment in range(len(self.gradients.result)):
+            self.gradients.load_result(segment, BufferName.LATE)
+        self.gradients.zero(BufferName.LATE)
+        self.committed.accumulate(self.gradients.result, first=True)
+        self.committed.apply(1.0, step=True)
+        self.committed.copy_to_model()
+
+
+@pytest.mark.parametrize("dtype", COMPLEX)
+@pytest.mark.parametrize("name", ["momentum", "adamw", "adagrad"])
+def test_complex_parameters_move_as_in_plain_torch(name: str, dtype: torch.dtype) -> None:
+    rank, plain = SpectralRank(OPTIMIZERS[name], dtype), Spectral(dtype, 0)
+    reference = OPTIMIZERS[name](p for p in plain.parameters() if p.requires_grad)
+    assert not any(flat.is_complex() for flat in rank.gradients.result)
+    for seed in range(3):
+        rank.train(seed)
+        reference.zero_grad()
+        x = torch.randn(5, 3, generator=torch.Generator().manual_seed(seed))
+        plain(x).square().sum().backward()
+        reference.step()
+    for one, other in zip(rank.model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", COMPLEX)
+def test_a_complex_state_makes_an_equal_member(dtype: torch.dtype) -> None:
+    donor, joiner = (SpectralRank(OPTIMIZERS["adamw"], dtype, seed=seed) for seed in (0, 1))
+    donor.train(0)
+    header, buffers = donor.committed.snapshot()
+    joiner.committed.load(json.loads(json.dumps(header)), [bytes(b) for b in buffers])
+    joiner.committed.copy_to_model()
+    for member in (donor, joiner):
+        member.train(1)
+    assert donor.committed.hash() == joiner.committed.hash()
+    assert donor.committed.strong_hash() == joiner.committed.strong_hash()
+    mine, other = donor.model.state_dict(), joiner.model.state_dict()
+    assert all(torch.equal(mine[name], other[name]) for name in mine)
+
+
+@pytest.mark.parametrize("part", [complex(float("nan"), 0), complex(0, float("inf"))])
+def test_a_complex_gradient_that_is_not_finite_is_found(part: complex) -> None:
+    rank = SpectralRank(OPTIMIZERS["sgd"], torch.complex64)
+    rank.model.filter.grad[1, 2] = part  # type: ignore[index]
+    assert not rank.gradients.finite(BufferName.GRAD)
+
+
+def test_complex_gradients_are_clipped_by_their_norm() -> None:
+    rank = SpectralRank(OPTIMIZERS["sgd"], torch.complex64, clip_norm=1.0)
+    plain = Spectral(torch.complex64, 0)
+    rank.train(0)
+    reference = torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], lr=0.1)
+    plain(torch.randn(5, 3, generator=torch.Generator().manual_seed(0))).square().sum().backward()
+    torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+    reference.step()
+    for one, other in zip(rank.model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    SpectralRank(OPTIMIZERS["sgd"], torch.complex64, clip_value=0.1).train(0)
+
+
+def test_complex_buffers_are_averaged_with_the_others() -> None:
+    rank = SpectralRank(OPTIMIZERS["sgd"], torch.complex64)
+    mean = rank.model.mean.clone()
+    flat = rank.committed.float_buffers_flat()
+    assert flat.numel() == 2 * mean.numel()
+    rank.committed.load_float_buffers(flat * 2)
+    assert torch.equal(rank.model.mean, mean * 2)
 
 
 def test_the_report_counts_three_buffers() -> None:

@@ -21,6 +21,7 @@ from queue import SimpleQueue
 from typing import Final
 
 import msgspec
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -30,6 +31,7 @@ from paceline.core.rank.events import Published, Written
 from paceline.errors import CheckpointError
 from paceline.worker.checkpoint import format as disk
 from paceline.worker.state.committed import StateCopy, hash_of
+from paceline.worker.state.flat import as_reals
 
 log = logging.getLogger("paceline.checkpoint")
 
@@ -207,9 +209,16 @@ class CheckpointWriter:
                 shutil.rmtree(left, ignore_errors=True)
 
 
+def _storable(tensor: torch.Tensor) -> torch.Tensor:
+    """The format knows complex64; other complex numbers go as pairs of reals."""
+    return tensor if tensor.dtype is torch.complex64 else as_reals(tensor)
+
+
 def _write_files(folder: Path, copy: StateCopy, snapshot: LogSnapshot) -> tuple[disk.File, ...]:
-    save_file(copy.model, folder / disk.MODEL)
-    save_file({str(n): tensor for n, tensor in enumerate(copy.buffers)}, folder / disk.STATE)
+    model = {name: _storable(tensor) for name, tensor in copy.model.items()}
+    state = {str(n): _storable(tensor) for n, tensor in enumerate(copy.buffers)}
+    save_file(model, folder / disk.MODEL)
+    save_file(state, folder / disk.STATE)
     readable = folder.stat().st_mode & 0o666
     for path in (folder / disk.MODEL, folder / disk.STATE):
         path.chmod(readable)  # the library leaves them to their owner alone

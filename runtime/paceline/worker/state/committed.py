@@ -30,7 +30,7 @@ import torch
 
 from paceline.errors import StateError
 from paceline.worker.state.codec import Decoder, Encoder, Json, as_tensor
-from paceline.worker.state.flat import bytes_of, fill_from_bytes
+from paceline.worker.state.flat import as_reals, bytes_of, fill_from_bytes
 from paceline.worker.state.gradients import Gradients
 from paceline.worker.state.optimizer_binding import (
     OptimizerBinding,
@@ -133,7 +133,8 @@ class Committed:
         self._apart = copies(gradients.parameters)
         self.group: GroupSum | None = None
         self.take_model()
-        self.binding = OptimizerBinding(optimizer, gradients.parameters, self._views, scheduler)
+        seen = gradients.as_seen(self._views)
+        self.binding = OptimizerBinding(optimizer, gradients.parameters, seen, scheduler)
 
     # ---- model <-> committed, while the main thread is parked -------------------------------
 
@@ -201,7 +202,7 @@ class Committed:
         if self._lent:
             left = self._weights
             self._lay_out([flat.clone() for flat in left])
-            self.binding.move_to(self._views)
+            self.binding.move_to(self._gradients.as_seen(self._views))
             self._lent = self._together = False
 
     # ---- one round --------------------------------------------------------------------------
@@ -274,7 +275,7 @@ class Committed:
 
     def _average(self, divisor: float) -> list[torch.Tensor]:
         average = self._gradients.result
-        self.binding.point_gradients(self._views_of(average))
+        self.binding.point_gradients(self._gradients.as_seen(self._views_of(average)))
         for segment, (target, accumulated) in enumerate(
             zip(average, self._accumulated, strict=True)
         ):
@@ -350,10 +351,12 @@ class Committed:
             accumulated = self._layout.views(self._accumulated)
             header = self._encode(encoder, accumulated)
             extras = {name: as_tensor(tensor) for name, tensor in self._extra_tensors()}
-            views = zip(self._layout.slots, self._layout.views(flats), strict=True)
-        return StateCopy(
-            header, {s.name: view for s, view in views} | extras, encoder.buffers, flats
-        )
+            for name, tensor in self._others():
+                if tensor.is_complex():
+                    extras[name] = torch.view_as_complex(extras[name])
+            views = self._gradients.as_seen(self._layout.views(flats))
+        model = {s.name: view for s, view in zip(self._layout.slots, views, strict=True)}
+        return StateCopy(header, model | extras, encoder.buffers, flats)
 
     def _encode(self, encoder: Encoder[T], accumulated: Sequence[torch.Tensor]) -> dict[str, Json]:
         """All but weights and extras."""
@@ -387,13 +390,14 @@ class Committed:
         flats, rest = self._layout.zeros(), dict(model)
         try:
             for slot, view in zip(self._layout.slots, self._layout.views(flats), strict=True):
-                view.copy_(rest.pop(slot.name))
+                view.copy_(as_reals(rest.pop(slot.name)))
         except (KeyError, RuntimeError) as error:
             raise StateError(f"a checkpoint lacks a parameter of this model: {error}") from None
         accumulated = self._layout.zeros()
         _copy(self._layout.views(accumulated), part["banked"])
         kept = accumulated if part["banked"] else []
-        self._take({**part, "weights": flats, "banked": kept, "extras": rest})
+        extras = {name: as_reals(tensor) for name, tensor in rest.items()}
+        self._take({**part, "weights": flats, "banked": kept, "extras": extras})
 
     def _take(self, part: dict[str, Any]) -> None:
         extras = self._match_extras(part.get("extras"))
@@ -436,7 +440,7 @@ class Committed:
         if not buffers:
             return torch.zeros(0, device=device)
         wide = torch.float64 if any(b.dtype is torch.float64 for b in buffers) else torch.float32
-        return torch.cat([buffer.detach().reshape(-1).to(device, wide) for buffer in buffers])
+        return torch.cat([buffer.reshape(-1).to(device, wide) for buffer in buffers])
 
     def load_float_buffers(self, flat: torch.Tensor) -> None:
         """Inverse of `float_buffers_flat`, while the main thread is parked."""
@@ -448,13 +452,16 @@ class Committed:
                 start += buffer.numel()
 
     def _float_buffers(self) -> Iterator[torch.Tensor]:
-        return (buffer for buffer in self._model.buffers() if buffer.is_floating_point())
+        every = (as_reals(buffer.detach()) for buffer in self._model.buffers())
+        return (buffer for buffer in every if buffer.is_floating_point())
 
     def _extra_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        return [(name, own_part(tensor.detach())) for name, tensor in self._others()]
+
+    def _others(self) -> list[tuple[str, torch.Tensor]]:
         own = set(self._gradients.parameters)
         frozen = [(n, p) for n, p in self._model.named_parameters() if p not in own]
-        rest = frozen + list(self._model.named_buffers())
-        return [(name, own_part(tensor.detach())) for name, tensor in rest]
+        return frozen + list(self._model.named_buffers())
 
     def _match_extras(self, extras: dict[str, torch.Tensor] | None) -> list[torch.Tensor] | None:
         if extras is None:

@@ -5,7 +5,8 @@ between equal flat tensors, a reduction moves a few large tensors instead of man
 the bytes of a state are the same on every rank. This file knows where a parameter lies; it owns no
 tensor.
 
-Gradients have the type of their parameters, as autograd wants. All that is summed or stepped is at
+Gradients have the type of their parameters, as autograd wants; a complex parameter lies here as pairs
+of reals (`as_reals`). All that is summed or stepped is at
 least float32: of a bfloat16 or float16 parameter the committed weights are the float32 master.
 
 A *segment* is what is reduced at a time: neighbouring parameters of one data type and device, the
@@ -57,6 +58,12 @@ class ParameterSpan:
 
 HALVES: Final = (torch.bfloat16, torch.float16)
 """Too short for sums and small updates."""
+
+
+def as_reals(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs of reals in one more dimension, in the same memory; others as they
+    are. Nothing that is reduced, stepped, hashed or sent is complex."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def state_type(dtype: torch.dtype) -> torch.dtype:

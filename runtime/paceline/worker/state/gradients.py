@@ -22,7 +22,7 @@ the main thread is parked, belongs to the communication thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -77,6 +77,9 @@ class Gradients:
         assert named, "gradients without a parameter"
         self.parameters = tuple(parameter for _, parameter in named)
         with torch.no_grad():
+            for parameter in self.parameters:
+                if parameter.is_conj():  # a view that negates as it is read
+                    parameter.data = parameter.data.resolve_conj()
             self.own = tuple(own_part(parameter) for parameter in self.parameters)
         """What this rank holds of each parameter: all, or a shard."""
         self._spread = [is_spread(parameter) for parameter in self.parameters]
@@ -101,7 +104,7 @@ class Gradients:
         self.copied_in = 0
         """Gradients that arrived outside the buffers and had to be copied (D3)."""
         self._flats = {BufferName.GRAD: self.layout.gradient_zeros()}
-        self._views = {which: self._as_seen(flats) for which, flats in self._flats.items()}
+        self._views = {which: self._views_on(flats) for which, flats in self._flats.items()}
         self._earlier: list[torch.Tensor] | None = None
         self._has_earlier = False
         """EARLIER holds something; else its cells, if there are any, mean nothing."""
@@ -238,16 +241,21 @@ class Gradients:
 
     def _renew_view(self, index: int) -> torch.Tensor:
         """A new view of GRAD, for one that no longer lies there."""
-        view = self._as_seen(self._flats[BufferName.GRAD])[index]
+        view = self._views_on(self._flats[BufferName.GRAD])[index]
         self._views[BufferName.GRAD][index] = view
         return view
 
-    def _as_seen(self, flats: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The views of these buffers that a script finds in `p.grad`."""
+    def as_seen(self, views: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Views of flat memory, one for each parameter, as the script and its optimizer see them:
+        pairs of reals as complex numbers where the parameter is complex."""
         return [
             torch.view_as_complex(view) if parameter.is_complex() else view
-            for view, parameter in zip(self.layout.views(flats), self.parameters, strict=True)
+            for view, parameter in zip(views, self.parameters, strict=True)
         ]
+
+    def _views_on(self, flats: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What a script finds in `p.grad`."""
+        return self.as_seen(self.layout.views(flats))
 
     def _point_all(self) -> None:
         for index, view in enumerate(self._views[BufferName.GRAD]):
@@ -332,7 +340,7 @@ class Gradients:
             self._has_earlier = False
         if BufferName.LATE not in flats:
             flats[BufferName.LATE] = self.layout.gradient_zeros()
-            views[BufferName.LATE] = self._as_seen(flats[BufferName.LATE])
+            views[BufferName.LATE] = self._views_on(flats[BufferName.LATE])
         for held in (flats, views):
             held[BufferName.GRAD], held[BufferName.LATE] = (
                 held[BufferName.LATE],
@@ -392,7 +400,7 @@ class Gradients:
     def new_memory(self) -> GradientMemory:
         """That of a rank that has computed nothing yet."""
         flats = self.layout.gradient_zeros()
-        return GradientMemory({BufferName.GRAD: flats}, {BufferName.GRAD: self._as_seen(flats)})
+        return GradientMemory({BufferName.GRAD: flats}, {BufferName.GRAD: self._views_on(flats)})
 
     def exchange(self, memory: GradientMemory) -> GradientMemory:
         """Go on as the rank that `memory` is of; returns that of the rank before."""

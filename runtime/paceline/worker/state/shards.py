@@ -11,6 +11,8 @@ from typing import Any, cast
 
 import torch
 
+from paceline.worker.state.flat import as_reals
+
 
 def is_spread(tensor: torch.Tensor) -> bool:
     """Whether it is a DTensor; asked without loading the module that has them."""
@@ -18,8 +20,9 @@ def is_spread(tensor: torch.Tensor) -> bool:
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of this rank; of a plain tensor, the tensor."""
-    return cast("torch.Tensor", cast("Any", tensor).to_local()) if is_spread(tensor) else tensor
+    """The memory of this rank, as reals; of a plain tensor, the tensor."""
+    part = cast("torch.Tensor", cast("Any", tensor).to_local()) if is_spread(tensor) else tensor
+    return as_reals(part)
 
 
 def own_gradient(parameter: torch.Tensor) -> torch.Tensor | None:

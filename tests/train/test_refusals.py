@@ -20,6 +20,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import ConstantLR, ReduceLROnPlateau, StepLR
+from torch.utils.data import TensorDataset
 from train.lone_session import LoneSession, started
 
 
@@ -203,6 +204,126 @@ def test_refused_once_training_has_started(
     with pytest.raises(ChangedLaterError, match=LATER[change]) as caught:
         change_and_step()
     assert caught.value.hint
+
+
+def halves(model: nn.Sequential) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    """A GAN's habit: an optimizer for each part of one model."""
+    one = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    return one, torch.optim.Adam(model[1].parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("fed", ["by itself", "by the loader"])
+def test_a_trainable_parameter_that_the_optimizer_lacks_is_named(fed: str) -> None:
+    started(LoneSession())
+    model = net()
+    optimizer = pl.DistributedOptimizer(halves(model)[0], model)
+    backward(model)
+    loader = pl.DataLoader(TensorDataset(torch.ones(4, 2)), 2)
+
+    def train() -> None:
+        if fed == "by itself":
+            optimizer.step()
+        else:
+            next(iter(loader.epochs(1)))
+
+    words = r"lacks the trainable parameter 1\.weight and 1 more[^$]*hint: .*requires_grad=False"
+    with pytest.raises(UsageError, match=words):
+        train()
+
+
+def test_with_ddp_the_call_is_named_that_takes_the_optimizer(group_of_one: None) -> None:
+    started(LoneSession())
+    model = nn.parallel.DistributedDataParallel(net())
+    one, _ = halves(model.module)  # type: ignore[arg-type]
+    pl.ddp(model, one)
+    backward(model)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"lacks the trainable parameter 1\.weight[^$]*pl\.ddp"):
+        one.step()
+
+
+def test_a_frozen_parameter_needs_no_optimizer() -> None:
+    started(LoneSession())
+    model = net()
+    model[1].requires_grad_(False)
+    optimizer = pl.DistributedOptimizer(halves(model)[0], model)
+    backward(model)
+    optimizer.step()
+    model[1].bias.requires_grad_(True)
+    with pytest.raises(ChangedLaterError, match=r"requires_grad of 1\.bias was changed"):
+        optimizer.step()
+
+
+class Growing(nn.Module):
+    """Makes a layer in its first forward()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2)
+        self.later: nn.Linear | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.later is None:
+            self.later = nn.Linear(2, 1)
+        return self.later(self.first(x))
+
+
+def test_a_parameter_that_is_made_in_forward_is_named_at_the_first_step() -> None:
+    started(LoneSession())
+    model = Growing()
+    optimizer = pl.DistributedOptimizer(sgd(model.first), model)  # type: ignore[arg-type]
+    loader = pl.DataLoader(TensorDataset(torch.ones(4, 2)), 2)
+
+    def train() -> None:
+        for _ in loader.epochs(1):
+            for (x,) in loader:
+                model(x).sum().backward()
+                optimizer.step()
+
+    with pytest.raises(UsageError, match=r"lacks the trainable parameter later\.weight"):
+        train()
+
+
+@pytest.mark.parametrize("second", ["of a part", "of all", "of a frozen part"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_step_of_another_optimizer_on_the_model_is_refused(
+    second: str, wrapped: bool, group_of_one: None
+) -> None:
+    started(LoneSession())
+    plain = net()
+    if second == "of a frozen part":
+        plain[1].requires_grad_(False)
+    other = sgd(plain) if second == "of all" else halves(plain)[1]
+    optimizer = torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], lr=0.1)
+    if wrapped:
+        model = nn.parallel.DistributedDataParallel(plain)
+        pl.ddp(model, optimizer)
+    else:
+        optimizer = pl.DistributedOptimizer(optimizer, plain)
+
+    def train() -> None:
+        for _ in range(2):
+            backward(plain)
+            optimizer.step()
+            other.step()
+
+    if second == "of a frozen part":
+        train()
+    else:
+        name = "0.weight" if second == "of all" else "1.weight"
+        with pytest.raises(UnsupportedError, match=rf"another optimizer on parameter {name}"):
+            train()
+
+
+def test_an_optimizer_of_another_model_may_step_and_any_after_the_job() -> None:
+    started(LoneSession())
+    model, other = net(), net()
+    optimizer, more, again = wrap(model), sgd(other), sgd(model)
+    backward(model)
+    backward(other)
+    optimizer.step()
+    more.step()
+    pl.finish()
+    again.step()
 
 
 def test_a_scheduler_for_the_users_loop_is_refused() -> None:

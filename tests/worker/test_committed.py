@@ -378,6 +378,21 @@ def test_complex_buffers_are_averaged_with_the_others() -> None:
     assert torch.equal(rank.model.mean, mean * 2)
 
 
+def test_the_hash_covers_what_is_not_trained_and_no_buffer() -> None:
+    ranks = [SpectralRank(OPTIMIZERS["sgd"], torch.complex64) for _ in range(2)]
+    one, other = (rank.committed for rank in ranks)
+    ranks[0].model.mean.fill_(7)
+    assert one.hash() == other.hash()
+    with torch.no_grad():
+        ranks[0].model.frozen[1] += 1
+    assert one.hash() != other.hash()
+    header, buffers = other.snapshot()
+    one.load(json.loads(json.dumps(header)), [bytes(b) for b in buffers])
+    assert one.hash() == other.hash(), "before the main thread has been parked"
+    one.copy_to_model()
+    assert one.hash() == other.hash()
+
+
 def test_the_report_counts_three_buffers() -> None:
     rank = Rank()
     report = rank.committed.memory_report()

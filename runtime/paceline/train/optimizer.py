@@ -16,7 +16,7 @@ import torch
 
 from paceline.core.protocol.records import DataPlan
 from paceline.errors import ChangedLaterError, DismissedError, JobStoppedError, UsageError
-from paceline.train import clipping, phases, refusals
+from paceline.train import clipping, other_steps, phases, refusals
 from paceline.train.context import current
 from paceline.train.contribution import Contribution, ContributionBuilder
 from paceline.train.faults import Faults
@@ -182,7 +182,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         refusals.check_optimizer(self._inner, self.called)
         if hasattr(self.step, "_wrapped_by_lr_sched"):
             raise changed_later("DistributedOptimizer", "a scheduler was made for it")
-        self._trainables = refusals.Trainables(self._model, self.param_groups)
+        self._trainables = refusals.Trainables(self._model, self.param_groups, self.called)
         session = self._context.session
         self._gradients = Gradients(
             self._trainables.named,
@@ -213,6 +213,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         self._faults = Faults(self._context.faults, session.place)
         self._context.hooks += phases.follow(self._model)
+        self._context.hooks.append(
+            other_steps.refuse_for(self._model, self.called, self._is_own)
+        )
         self._show_groups()
 
     def after_parking(self) -> None:
@@ -221,6 +224,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._show_groups()
 
     # ---- inside -----------------------------------------------------------------------------
+
+    def _is_own(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Under any of its names: this one, the one inside, or a wrapper that shows its groups."""
+        return optimizer in (self, self._inner) or optimizer.param_groups is self.param_groups
 
     def _make_builder(self, plan: DataPlan) -> ContributionBuilder:  # noqa: ARG002
         """`plan`: of the data; for scripts whose gradients mean something else (`pl.ddp`)."""

@@ -205,18 +205,38 @@ def refuse_grad_scaler() -> UnsupportedError:
 class Trainables:
     """The trainable parameters as they were at the start; later changes are refused (D2)."""
 
-    def __init__(self, model: torch.nn.Module, groups: Sequence[dict[str, Any]]) -> None:
-        in_groups = {parameter for group in groups for parameter in group["params"]}
-        self._all = [(n, p) for n, p in model.named_parameters() if p in in_groups]
+    def __init__(
+        self, model: torch.nn.Module, groups: Sequence[dict[str, Any]], called: str
+    ) -> None:
+        """`called`: what the script has called to hand its optimizer over.
+
+        Raises:
+            UsageError: Nothing is trainable, or the optimizer lacks a trainable parameter.
+        """
+        self._model, self._called = model, called
+        self._held = {parameter for group in groups for parameter in group["params"]}
+        self._all = list(model.named_parameters())
         self._flags = [parameter.requires_grad for _, parameter in self._all]
-        self.named = [(name, p) for name, p in self._all if p.requires_grad]
+        self.named = [(n, p) for n, p in self._all if p.requires_grad and p in self._held]
         if not self.named:
             raise UsageError(
                 "every parameter of the optimizer is frozen (requires_grad=False)",
                 hint="leave something to train before the first step",
             )
+        self._stepped = False
+        self._check_held()
 
     def check_unchanged(self) -> None:
+        """Called at each step.
+
+        Raises:
+            ChangedLaterError: The script has frozen or unfrozen a parameter.
+            UsageError: By the first step the model has a trainable parameter that the optimizer
+                lacks.
+        """
+        if not self._stepped:  # a module may make parameters in its first forward()
+            self._stepped = True
+            self._check_held()
         flags = [parameter.requires_grad for _, parameter in self._all]
         if flags == self._flags:
             return
@@ -226,4 +246,22 @@ class Trainables:
         raise ChangedLaterError(
             f"requires_grad of {name} was changed after training had started",
             hint="freeze and unfreeze before the first step; to train in stages, run two jobs",
+        )
+
+    def _check_held(self) -> None:
+        """Without a place in the job's buffers a parameter's gradient would stay on its rank."""
+        lacking = [
+            name
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad and parameter not in self._held
+        ]
+        if not lacking:
+            return
+        more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        raise UsageError(
+            f"the optimizer of the job lacks the trainable parameter {lacking[0]}{more} of its "
+            "model: no other rank would get its gradient",
+            hint=f"a job has one optimizer: hand one with all trainable parameters to "
+            f"{self._called}, in parameter groups if they differ in settings; set "
+            "requires_grad=False for what is not trained",
         )

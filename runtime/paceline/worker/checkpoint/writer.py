@@ -30,7 +30,7 @@ from paceline.core.protocol.snapshot import LogSnapshot
 from paceline.core.rank.events import Published, Written
 from paceline.errors import CheckpointError
 from paceline.worker.checkpoint import format as disk
-from paceline.worker.state.committed import StateCopy, hash_of
+from paceline.worker.state.committed import StateCopy, hash_of, hash_of_model
 from paceline.worker.state.flat import as_reals
 
 log = logging.getLogger("paceline.checkpoint")
@@ -122,7 +122,7 @@ class CheckpointWriter:
                 digest=snapshot.digest,
                 request=snapshot.request,
                 finished=finished,
-                weights_hash=hash_of(copy.weights),
+                weights_hash=hash_of_model(copy.weights, [hash_of([t]) for t in copy.frozen]),
                 layout=self._identity.layout,
                 plan=snapshot.plan,
                 files=files,

@@ -21,6 +21,7 @@ from __future__ import annotations
 import copy
 import threading
 import zlib
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -81,6 +82,8 @@ class StateCopy:
     """Those that the header refers to."""
     weights: list[torch.Tensor]
     """Flat memory behind the parameters of `model`, for the hash."""
+    frozen: list[torch.Tensor]
+    """Those of `model` that are not trained, for the hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,9 @@ class Committed:
         self._together = False
         """The model lies in them, lent or taken back."""
         self._extras: list[torch.Tensor] | None = None
+        self._frozen_sums: dict[str, tuple[tuple[int, int], int]] = {}
+        """Of each frozen parameter: where it lay and how often it had been written, and its hash
+        then."""
         # The main thread reads (state_dict) while the communication thread may apply a round.
         self._lock = threading.Lock()
         self._apart = copies(gradients.parameters)
@@ -300,9 +306,25 @@ class Committed:
     # ---- evidence ---------------------------------------------------------------------------
 
     def hash(self) -> int:
-        """Of the weights; compared between ranks now and then (I5, R23)."""
+        """Of the whole model, buffers apart; compared between ranks now and then (I5, R23)."""
         with self._gradients.streams.settled():
-            return hash_of(self._weights)
+            return hash_of_model(self._weights, self._hashes_of_frozen())
+
+    def _hashes_of_frozen(self) -> list[int]:
+        """Of parameters that are not trained. They may be most of the model, so each is read again
+        only when it was written."""
+        frozen = self._frozen()
+        if self._extras is not None:  # they are on their way into the model
+            return [hash_of([tensor]) for tensor in self._extras[: len(frozen)]]
+        sums = []
+        for name, parameter in frozen:
+            state = parameter.data_ptr(), parameter._version  # noqa: SLF001
+            known = self._frozen_sums.get(name)
+            if known is None or known[0] != state:
+                known = state, hash_of([own_part(parameter.detach())])
+                self._frozen_sums[name] = known
+            sums.append(known[1])
+        return sums
 
     def strong_hash(self) -> str:
         """Of weights, optimizer and scheduler: the whole state without the model's extras."""
@@ -356,7 +378,8 @@ class Committed:
                     extras[name] = torch.view_as_complex(extras[name])
             views = self._gradients.as_seen(self._layout.views(flats))
         model = {s.name: view for s, view in zip(self._layout.slots, views, strict=True)}
-        return StateCopy(header, model | extras, encoder.buffers, flats)
+        frozen = [extras[name] for name, _ in self._frozen()]
+        return StateCopy(header, model | extras, encoder.buffers, flats, frozen)
 
     def _encode(self, encoder: Encoder[T], accumulated: Sequence[torch.Tensor]) -> dict[str, Json]:
         """All but weights and extras."""
@@ -459,9 +482,11 @@ class Committed:
         return [(name, own_part(tensor.detach())) for name, tensor in self._others()]
 
     def _others(self) -> list[tuple[str, torch.Tensor]]:
+        return self._frozen() + list(self._model.named_buffers())
+
+    def _frozen(self) -> list[tuple[str, torch.Tensor]]:
         own = set(self._gradients.parameters)
-        frozen = [(n, p) for n, p in self._model.named_parameters() if p not in own]
-        return frozen + list(self._model.named_buffers())
+        return [(n, p) for n, p in self._model.named_parameters() if p not in own]
 
     def _match_extras(self, extras: dict[str, torch.Tensor] | None) -> list[torch.Tensor] | None:
         if extras is None:
@@ -493,6 +518,11 @@ class Committed:
                 fill_from_bytes(flat, part)
         except ValueError as error:
             raise StateError(f"a torn result: {error}") from error
+
+
+def hash_of_model(weights: Sequence[torch.Tensor], frozen: Sequence[int]) -> int:
+    """32 bits: of the weights that are trained, and the hash of each parameter that is not."""
+    return zlib.crc32(array("I", frozen).tobytes(), hash_of(weights))
 
 
 def hash_of(flats: Sequence[torch.Tensor]) -> int:

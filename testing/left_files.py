@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline import scratch
+
 PATIENCE_S = 5.0
 """Between a file's making and its first use, and between the last use and its end."""
 
@@ -48,6 +50,65 @@ def left_of(held: set[str], patience_s: float = PATIENCE_S) -> list[str]:
     """Those of `held_by` that are still there, and in use by nobody for a while. Files of another
     job of this machine are never among them."""
     return _unused(lambda: held & files(), patience_s)
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Processes that work in a folder, or that have it in their environment, wherever their parents
+    are. Zombies do not count."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if not process.name.isdecimal() or int(process.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            inside = (process / "cwd").readlink().is_relative_to(folder)
+            if inside or os.fsencode(folder) in (process / "environ").read_bytes():
+                words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                if words:
+                    found.append(f"{process.name} {words}")
+    return sorted(found)
+
+
+def folders_of(folder: Path) -> list[str]:
+    """Temporary folders of the runs whose TMPDIR is `folder`, and all sockets below it."""
+    found = {str(path) for path in folder.rglob(f"{scratch.PREFIX}*")}
+    found |= {str(path) for path in folder.rglob("*") if path.is_socket()}
+    for owner in scratch.SHORT.glob(f"{scratch.PREFIX}*/{scratch.LOCK}"):
+        with contextlib.suppress(OSError):
+            if f"TMPDIR {folder}" in owner.read_text():
+                found.add(str(owner.parent))
+    return sorted(found)
+
+
+def listening(*pids: int) -> set[str]:
+    """TCP ports and abstract sockets that these processes listen on. Nobody else's can be left: a
+    socket ends with the last process that holds it."""
+    sockets = _listening_sockets()
+    found: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for fd in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    target = str(fd.readlink())
+                    if target in sockets:
+                        found.add(f"{pid}: {sockets[target]}")
+    return found
+
+
+def _listening_sockets() -> dict[str, str]:
+    """What /proc/PID/fd shows of a socket -> what it is."""
+    found = {}
+    for family in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/net/{family}").read_text().splitlines()[1:]:
+                words = line.split()
+                if words[3] == "0A":  # LISTEN
+                    port = int(words[1].rpartition(":")[2], 16)
+                    found[f"socket:[{words[9]}]"] = f"TCP port {port}"
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        words = line.split()
+        if len(words) > 7 and words[7].startswith("@"):
+            found[f"socket:[{words[6]}]"] = f"abstract socket {words[7]}"
+    return found
 
 
 def memory_of(*pids: int) -> list[str]:

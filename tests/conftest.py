@@ -58,7 +58,7 @@ MAY_SKIP = ("GPU", "root may write everywhere", "no right to mount")
 
 # Smoke sizes of the benchmarks start dozens of processes: `make bench-smoke`.
 collect_ignore = [] if os.environ.get("PACELINE_BENCHMARKS") == "1" else ["benchmarks"]
-pytest_plugins = ["testing.cluster.fixtures"]
+pytest_plugins = ["testing.cluster.fixtures", "testing.left_plugin"]
 
 # The same examples in each run: a search for new ones is a soak, which prints its seed.
 settings.register_profile(

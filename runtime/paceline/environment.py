@@ -7,10 +7,8 @@ that the operator shares with the runtime are in `paceline_api.names`.
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +42,7 @@ ENV_MEMBER: Final = "PACELINE_MEMBER"
 ENV_AGENT_FD: Final = "PACELINE_AGENT_FD"
 ENV_RECORD_FD: Final = "PACELINE_RECORD_FD"
 ENV_LINE_FD: Final = "PACELINE_LINE_FD"
+ENV_SCRATCH: Final = "PACELINE_SCRATCH"
 ENV_SHARD: Final = "PACELINE_SHARD"
 ENV_GROUP_FDS: Final = "PACELINE_GROUP_FDS"
 ENV_LISTEN: Final = "PACELINE_LISTEN"
@@ -54,11 +53,6 @@ ENV_TLS_KEY: Final = "PACELINE_TLS_KEY"
 ENV_LINGER: Final = "PACELINE_LINGER_SECONDS"
 
 PREFIX: Final = "PACELINE_"
-SOCKETS: Final = "s"
-"""Folder in the run folder for the sockets of the ranks; short, since such a path is limited."""
-SUN_PATH_MAX: Final = 100
-"""Bytes of a socket's path; a few less than any kernel takes."""
-SOCKET_NAME_MAX: Final = 24
 METRICS_PORT: Final = 9464
 DRAIN_GRACE_S: Final = 30.0
 LINGER_S: Final = 24 * 3600.0
@@ -77,18 +71,6 @@ class SettingsError(PacelineError):
             hint="start jobs with `paceline run job.yaml`, which sets it",
             exit_code=EXIT_BAD_INPUT,
         )
-
-
-def has_room(folder: str | Path, name_bytes: int = SOCKET_NAME_MAX) -> bool:
-    """Whether a socket with a name of so many bytes fits below a folder."""
-    return len(os.fsencode(folder)) <= SUN_PATH_MAX - name_bytes
-
-
-def sockets_base() -> str:
-    """Where to make a folder for sockets if the run folder's path is too long for them."""
-    base = tempfile.gettempdir()
-    # The folder's own name takes some 20 bytes.
-    return base if has_room(base, SOCKET_NAME_MAX + 24) else "/tmp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +144,8 @@ class RankSettings:
     """Memory of the rank's metrics; for `telemetry.records.RankRecord.open`."""
     line_fd: int
     """Its line to the coordinator; for `worker.coordinator_line.CoordinatorLine`."""
+    scratch: Path
+    """Folder for its sockets and `scratch.note_shared_memory`; its agent removes it."""
     shard: int = 0
     """Which shard of the model it holds: its place in its group (R50)."""
     group_fds: tuple[int, ...] = ()
@@ -185,14 +169,18 @@ class RankSettings:
             agent_fd=_need(env, ENV_AGENT_FD, _count),
             record_fd=_need(env, ENV_RECORD_FD, _count),
             line_fd=_need(env, ENV_LINE_FD, _count),
+            scratch=_need(env, ENV_SCRATCH, Path),
             shard=_take(env, ENV_SHARD, _count, 0),
             group_fds=_take(env, ENV_GROUP_FDS, _counts, ()),
         )
 
 
-def rank_environment(settings: AgentSettings, member: MemberId, shard: int = 0) -> dict[str, str]:
+def rank_environment(
+    settings: AgentSettings, member: MemberId, shard: int = 0, *, scratch: Path
+) -> dict[str, str]:
     """What `RankSettings` reads, but for the descriptors, which the shim adds."""
     return {
+        ENV_SCRATCH: str(scratch),
         ENV_JOB: settings.job,
         ENV_MEMBER: str(member),
         ENV_TOKEN: settings.token,

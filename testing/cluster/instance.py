@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -91,7 +90,7 @@ class Instance:
 
 def base_folder() -> Path:
     # Short, since sockets lie below it, and their paths may have 107 bytes.
-    return Path(tempfile.gettempdir()) / f"paceline-clusters-{os.getuid()}"
+    return Path("/tmp") / f"paceline-clusters-{os.getuid()}"
 
 
 def acquire() -> Instance:

@@ -25,6 +25,7 @@ import secrets
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -159,6 +160,7 @@ def _deliver(order: dict[str, Any], fds: list[int], line: int) -> None:
     _take_descriptors(dict(zip(order["fds"], fds, strict=True)))
     os.environ.clear()
     os.environ.update(order["env"])
+    tempfile.tempdir = None  # of the TMPDIR of before
     os.chdir(order["cwd"])
     raise Become(order)
 

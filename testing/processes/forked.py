@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,7 +130,7 @@ def agent(runner: int) -> int:
         launcher = made.argv[: len(made.argv) - len(shim_argv())]
         argv = (*launcher, sys.executable, "-I", "-S", str(SHIM), str(shim.__file__))
         env = {**made.env, ENV_FORK_SERVER: below, shim.ENV_GUARD: "1"}
-        return LaunchPlan(argv, env, guarded=True, order=made.order)
+        return replace(made, argv=argv, env=env, guarded=True)
 
     setattr(agent_entry, "plan_rank", plan)  # noqa: B010
     return agent_entry.main()

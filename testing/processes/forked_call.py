@@ -27,6 +27,13 @@ def the_fork_server() -> ForkServer:
     return server
 
 
+def end_the_fork_server() -> None:
+    """End it earlier, if there is one."""
+    if the_fork_server.cache_info().currsize:
+        the_fork_server().__exit__()
+        the_fork_server.cache_clear()
+
+
 class ForkedCall:
     """As a `Popen` with one pipe for stdout and stderr, in text."""
 

@@ -35,6 +35,8 @@ PIECE = 16_384
 LIMIT_S = 240.0
 START_S = 120.0
 ENDS_S = 5.0
+LEFT = ("left_over", "files left", "memory left", "processes left", "sockets left")
+"""Keys of a history's result that must be empty."""
 
 
 @dataclass(frozen=True)
@@ -167,14 +169,15 @@ class ForkServer:
     def run(self, history: History, folder: Path) -> dict[str, Any]:
         """What came of it. Whatever happens, no process of it lives afterwards."""
         folder.mkdir(parents=True)
-        before = left_files.files()
+        before, listened = left_files.files(), self._listening()
         slow_log = prepare_logs(folder, history)
         order: dict[str, Any] = {"job": history.job(), "steps": history.steps}
         order |= {"inject": history.inject, "at_the_end": history.at_the_end}
         order |= {"slow_log": slow_log, "small_disk": history.small_disk}
         result: dict[str, Any] = self.call("testing.processes.history_run:history", order, folder)
-        result["files left"] = [str(p) for p in (folder / "s").glob("*")]
-        result["files left"] += left_files.left_since(before)
+        result["files left"] = left_files.folders_of(folder) + left_files.left_since(before)
+        result["processes left"] = left_files.processes_of(folder)
+        result["sockets left"] = sorted(self._listening() - listened)
         result["memory left"] = left_files.memory_of(self.process.pid)
         return result
 
@@ -201,6 +204,10 @@ class ForkServer:
         assert not left, f"{order}: processes left over: {left}"
         return json.loads(answer)
 
+    def _listening(self) -> set[str]:
+        """By whoever is left."""
+        return left_files.listening(self.process.pid, os.getpid(), *descendants(self.process.pid))
+
     def _tree(self) -> list[str]:
         return [command_of(pid) for pid in descendants(self.process.pid)]
 
@@ -224,6 +231,7 @@ def check(history: History, result: dict[str, Any], *, may_drop: bool = False) -
     """What must hold after every history."""
     story = "\n".join([str(history), *result["said"], *result["printed"][-40:]])
     if history.may_lose_all and result["reason"] == "StateLost":
+        _check_nothing_left(result, story)
         return  # never silently from zero (R26)
     assert result["complete"], f"{result['reason']}: {result['message']}\n{story}"
     assert not result["undone"], f"the job ended before {result['undone']}\n{story}"
@@ -262,7 +270,11 @@ def check(history: History, result: dict[str, Any], *, may_drop: bool = False) -
     if history.at_the_end:
         first = [f"agent-{slot}-0" for slot in range(history.ranks)]
         assert result["agents"] == first, f"started after the end: {result['agents']}\n{story}"
-    for what in ("left_over", "files left", "memory left"):
+    _check_nothing_left(result, story)
+
+
+def _check_nothing_left(result: dict[str, Any], story: str) -> None:
+    for what in LEFT:
         assert not result[what], f"{what}: {result[what]}\n{story}"
 
 

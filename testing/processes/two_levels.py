@@ -5,6 +5,7 @@ sums goes through two levels, shared memory inside and another transport between
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from paceline.core.collectives.select import HIERARCHICAL
 from paceline.transport import factory
@@ -31,9 +32,11 @@ def play(slot: int) -> None:
     """Before `pl.init()`: neighbouring slots are on different machines from now on."""
     place = f"machine-{slot % 2}"
 
-    def make_transport(backend: str, *, local: bool, ranks: int, wire: Wire) -> SelectedTransport:
+    def make_transport(
+        backend: str, *, local: bool, ranks: int, wire: Wire, scratch: Path
+    ) -> SelectedTransport:
         make_room(ranks, [HIERARCHICAL + backend])
-        between = factory._make(backend, factory.LOOPBACK, local=local, wire=wire)
+        between = factory._make(backend, factory.LOOPBACK, local=local, wire=wire, scratch=scratch)
         levels = OnlyTransport(SharedMemory(), between, place=place)
         return SelectedTransport([levels], {}, place, wire=wire)
 

@@ -195,6 +195,8 @@ def test_nccl_is_asked_only_where_the_job_requires_gpudirect(
         socket_name="s",
         key="k",
         agent_pid=1,
+        sockets=tmp_path,
+        temporary=tmp_path,
     )
     found = {name: text for name, text in plan.order.env.items() if name.startswith("NCCL")}
     if "NCCL_DEBUG" in wanted:

@@ -5,7 +5,9 @@ After each of them the exit code says so, the error names rank and reason, and n
 
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,56 @@ def test_a_killed_runner_takes_its_coordinator_along_and_its_agents_drain(tmp_pa
     run.process.kill()
     run.process.communicate(timeout=LIMIT_S)
     run.until_gone()
+
+
+def test_what_a_killed_runner_leaves_its_last_agent_removes(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="t-") as tmpdir:
+        run = Run(tmp_path, "[sleep, '1000']", env={**os.environ, "TMPDIR": tmpdir})
+        run.until("with pid")
+        assert list(Path(tmpdir).glob("*/control"))
+        run.process.kill()
+        run.process.communicate(timeout=LIMIT_S)
+        run.until_gone()
+        assert list(Path(tmpdir).iterdir()) == []
+
+
+def test_what_a_killed_run_leaves_the_next_one_removes(tmp_path: Path) -> None:
+    """Runner and agents are killed, and nobody is left who could."""
+    with tempfile.TemporaryDirectory(prefix="t-") as tmpdir:
+        env = {**os.environ, "TMPDIR": tmpdir}
+        living, killed = (Run(tmp_path, "[sleep, '1000']", name=n, env=env) for n in ("a", "b"))
+        for run in (living, killed):
+            run.until("with pid")
+        [before] = [path for path in Path(tmpdir).glob("*/control") if _is_of(path, killed)]
+        folders = set(Path(tmpdir).iterdir())
+        for agent in _agents_of(killed):
+            os.kill(agent, signal.SIGSTOP)  # it shall not end in order
+        killed.process.kill()
+        killed.process.communicate(timeout=LIMIT_S)
+        for agent in _agents_of(killed):
+            os.kill(agent, signal.SIGKILL)
+        killed.until_gone()
+        assert before.exists()
+        code, _ = Run(tmp_path, "[python, -c, 'raise ValueError']", name="c", env=env).wait()
+        assert code == 1
+        assert set(Path(tmpdir).iterdir()) == folders - {before.parent}
+        living.process.send_signal(signal.SIGINT)
+        assert living.wait()[0] == 130
+        assert list(Path(tmpdir).iterdir()) == []
+
+
+def _is_of(control: Path, run: Run) -> bool:
+    return f"pid {run.process.pid}," in control.with_name("owner").read_text()
+
+
+def _agents_of(run: Run) -> list[int]:
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            try:
+                marked = run.mark.encode() in (process / "environ").read_bytes()
+                if marked and b"paceline.agent" in (process / "cmdline").read_bytes():
+                    found.append(int(process.name))
+            except OSError:
+                continue
+    return found

@@ -48,6 +48,7 @@ def with_cluster(folder: Path, act: Callable[[Cluster, Client], Coroutine[Any, A
             run_dir=folder,
             working_dir=folder,
             faults=(),
+            temporary=folder,
             on_line=lambda *_: None,
         )
         async with cluster, Client(cluster.url, cluster.operator_token) as client:

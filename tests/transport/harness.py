@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 import torch
+from paceline.agent.launch import ENV_HWLOC
 from paceline.transport.base import Abort, Group, Transport, TransportError
 from paceline.transport.selected import SelectedTransport
 from paceline.transport.sim import Hub, SimTransport
@@ -84,6 +85,7 @@ class ProcessRank(Rank):
             ),
             "OMP_NUM_THREADS": "1",
             "RANK_HOST": host,
+            ENV_HWLOC: str(pool.folder / "no-hwloc.xml"),  # else hydra writes into /tmp
         }
         command = [*inside, str(Path(sys.executable).parent / "mpiexec"), "-n", "1", sys.executable]
         command += [str(TESTS / "transport" / "rank_main.py"), pool.address, name]

@@ -21,6 +21,7 @@ import msgspec
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 from paceline_api.jobfile import JobFile, read_job_file
 
+from paceline import scratch
 from paceline.agent import targets
 from paceline.agent.http import HttpServer
 from paceline.agent.launch import LaunchPlan, find_mpiexec, needs_mpi, plan_rank
@@ -53,10 +54,11 @@ TERMINATION_BYTES_MAX: Final = 4096
 class Agent:
     """Wires the parts of one pod's agent together. `run` returns how the pod ended."""
 
-    def __init__(self, settings: AgentSettings, spec: JobFile) -> None:
+    def __init__(self, settings: AgentSettings, spec: JobFile, folders: scratch.Scratch) -> None:
+        """`folders`: this agent's own, in which its ranks have theirs."""
         mpiexec = find_mpiexec()
         ensure_files("the agent of a pod", agent_files(settings.procs * spec.model))
-        self._settings = settings
+        self._settings, self._folders = settings, folders
         self._mpiexec = mpiexec if needs_mpi(spec.backend, mpiexec) else ""
         self._spec = spec
         self._metrics_url = ""
@@ -183,6 +185,8 @@ class Agent:
             socket_name=socket_name,
             key=key,
             agent_pid=os.getpid(),
+            sockets=self._folders.sockets,
+            temporary=self._folders.temporary,
         )
 
     def _hello(self, registers: tuple[Register, ...]) -> AgentHello:
@@ -212,7 +216,15 @@ class Agent:
 
 
 async def _run(settings: AgentSettings, spec: JobFile) -> Ended:
-    return await Agent(settings, spec).run()
+    runner = os.getppid()
+    # What an earlier container of the pod has left, or another agent of the run.
+    scratch.sweep(scratch.bases())
+    with scratch.Scratch.make(spare=settings.run_dir) as folders:
+        ended = await Agent(settings, spec, folders).run()
+    if settings.local and os.getppid() != runner:
+        # The runner was killed. The last of its agents removes what it has left.
+        scratch.sweep(dict.fromkeys(base for own in scratch.bases() for base in (own, own.parent)))
+    return ended
 
 
 def _leave_word(ended: Ended) -> None:

@@ -20,11 +20,17 @@ from paceline_api.errors import PacelineError
 from paceline_api.jobfile import JobFile
 from paceline_api.types.enums import Backend
 
+from paceline import scratch
 from paceline.agent import shim
 from paceline.agent.network import nccl_environment
 from paceline.core.protocol.ids import MemberId
 from paceline.environment import PREFIX, AgentSettings, rank_environment
 
+ENV_HWLOC: Final = "HWLOC_XMLFILE"
+"""Where hwloc reads the machine from. Without it hydra writes a file into /tmp, whatever TMPDIR is,
+which stays there if hydra is killed."""
+ENV_COMPILED: Final = "TORCHINDUCTOR_CACHE_DIR"
+"""Where torch keeps what it has compiled; by default in TMPDIR, where it would go with a rank."""
 _REFERENCE: Final = re.compile(r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
 
 
@@ -44,6 +50,8 @@ class LaunchPlan:
     guarded: bool
     """There is a chain of launchers between agent and rank."""
     order: ShimOrder
+    folders: tuple[Path, ...]
+    """To be made before the launch, and removed when nothing of the rank is left."""
 
 
 def find_mpiexec() -> str:
@@ -76,31 +84,43 @@ def plan_rank(
     socket_name: str,
     key: str,
     agent_pid: int,
+    sockets: Path,
+    temporary: Path,
 ) -> LaunchPlan:
-    """`outside`: the agent's own environment. `mpiexec`: empty to start the rank directly."""
+    """`outside`: the agent's own environment. `mpiexec`: empty to start the rank directly.
+    `sockets`, `temporary`: the agent's own folders (`Scratch`)."""
+    name = f"{member.slot}.{member.local}-{member.attempt}" + (f"-{shard}" if shard else "")
+    own_sockets, own_temporary = sockets / name, temporary / name / scratch.TMPDIR
     inherited = {name: text for name, text in outside.items() if not name.startswith(PREFIX)}
-    own: dict[str, str] = {}
+    own: dict[str, str] = {"TMPDIR": str(own_temporary)}
+    own[ENV_COMPILED] = inherited.get(ENV_COMPILED, str(temporary.parent / "torchinductor"))
     if settings.local or settings.procs * spec.model > 1:
         # Ranks that share a machine would each start a thread per core.
         own.setdefault("OMP_NUM_THREADS", inherited.get("OMP_NUM_THREADS", "1"))
     alone = spec.model == 1
     own.update(group_of_one(member) if alone else group_of(member, shard, spec.model))
     own["PYTHONUNBUFFERED"] = inherited.get("PYTHONUNBUFFERED", "1")  # logs while they happen
-    known = {**inherited, **own, **rank_environment(settings, member, shard)}
+    told = rank_environment(settings, member, shard, scratch=own_sockets)
+    known = {**inherited, **own, **told}
     for name, text in spec.env:
         known[name] = own[name] = expand(text, known)
     if spec.gpu_direct:
         own.update(nccl_environment(settings.run_dir, member))
-    own.update(rank_environment(settings, member, shard))
+    own.update(told)
     order = ShimOrder(tuple(expand(part, known) for part in spec.command), own, spec.working_dir)
     env = {
         **inherited,
+        # Where nothing is: then hwloc looks at the machine itself.
+        ENV_HWLOC: inherited.get(ENV_HWLOC, str(own_temporary / "hwloc.xml")),
+        "TMPDIR": str(own_temporary),
         shim.ENV_SOCKET: socket_name,
         shim.ENV_KEY: key,
         shim.ENV_AGENT: str(agent_pid),
         shim.ENV_GUARD: "1" if mpiexec else "0",
     }
-    return LaunchPlan((*_launcher(mpiexec), *shim_argv()), env, bool(mpiexec), order)
+    argv = (*_launcher(mpiexec), *shim_argv())
+    folders = tuple(dict.fromkeys((own_sockets, own_temporary.parent, own_temporary)))
+    return LaunchPlan(argv, env, bool(mpiexec), order, folders)
 
 
 def group_of_one(member: MemberId) -> dict[str, str]:

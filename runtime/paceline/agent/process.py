@@ -15,10 +15,12 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from paceline import scratch
 from paceline.agent.launch import LaunchPlan
 from paceline.agent.logs import Output, Pump
 from paceline.agent.rank_lines import RankLines
@@ -32,8 +34,7 @@ from paceline.core.protocol.ids import GenerationId, MemberId
 log = logging.getLogger("paceline.agent")
 
 CHAIN_S: Final = 2.0
-"""For the launcher to end by itself after its rank. Measured: 6 ms. One that is killed leaves a
-file in /tmp."""
+"""For the launcher to end by itself after its rank. Measured: 6 ms."""
 OWN_END_S: Final = 0.1
 """MPI's proxy notices the death of a rank some milliseconds before waitpid does."""
 Released = tuple[GenerationId, int] | None
@@ -70,6 +71,7 @@ class RankProcess:
         self._pumps: dict[str, Pump] = {}
         self._order = b""
         self._guarded = False
+        self._folders: tuple[Path, ...] = ()
 
     @property
     def log_name(self) -> str:
@@ -89,6 +91,14 @@ class RankProcess:
     def launch(self, plan: LaunchPlan) -> None:
         self._order = msgspec.json.encode(plan.order)
         self._guarded = plan.guarded
+        self._folders = plan.folders
+        try:
+            for folder in plan.folders:
+                folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            why = f"no temporary folder {error.filename}: {error.strerror}"
+            self._loop.call_soon(self._end, supervise.NeverStarted(why))
+            return
         read_end, write_end = os.pipe()
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -207,6 +217,7 @@ class RankProcess:
         pid, self._launcher = self._launcher, None
         self._chain_ended.set()
         if self._over:
+            self._sweep()
             return
         if self._rank is not None and self._rank == pid:
             self._rank_ended(code)
@@ -247,4 +258,11 @@ class RankProcess:
     def _end(self, event: supervise.Exited | supervise.NeverStarted) -> None:
         self._over = True
         self._rank = None
+        if self._launcher is None:
+            self._sweep()
         self._post(self, event)
+
+    def _sweep(self) -> None:
+        """Remove what the rank and its launcher have left. A thread does it: scripts may have put
+        much there. Whatever it does not come to goes with the agent's own folder."""
+        self._loop.run_in_executor(None, scratch.remove, self._folders)

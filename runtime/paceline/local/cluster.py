@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import shutil
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +36,8 @@ from paceline_api.names import (
 )
 from paceline_api.settings import ResolvedJob
 
+from paceline import scratch
+from paceline.agent.launch import ENV_COMPILED
 from paceline.clock import NS_PER_S, now_ns
 from paceline.core.faults import INSIDE_A_RANK, Fault, format_faults
 from paceline.core.messages import Inventory, Targets
@@ -48,12 +50,11 @@ from paceline.environment import (
     ENV_METRICS_PORT,
     ENV_PROCS,
     ENV_SPEC,
-    SOCKETS,
 )
 from paceline.limits import LISTEN_BACKLOG
 from paceline.local.client import Client, CoordinatorAwayError
 from paceline.local.processes import Child, adopt_orphans, children_of, kill_orphans
-from paceline.local.rundir import CONTROL, write
+from paceline.local.rundir import write
 
 ASK_S: Final = 3.0
 """So long the replacement of an agent waits for a coordinator that is away."""
@@ -88,13 +89,15 @@ class Cluster:
         run_dir: Path,
         working_dir: Path,
         faults: tuple[Fault, ...],
+        temporary: Path,
         on_line: Callable[[str, str], None],
         record: bool = False,
         measures: bool = False,
         after_attempt: int = -1,
     ) -> None:
-        """`working_dir`: of the ranks. `on_line` gets the agent's name and what it passes on of
-        what its ranks print. `after_attempt`: of an earlier one for the same run folder."""
+        """`working_dir`: of the ranks. `temporary`: TMPDIR of the processes. `on_line` gets the
+        agent's name and what it passes on of what its ranks print. `after_attempt`: of an earlier
+        one for the same run folder."""
         self.left_over = 0
         """Processes that were still there when all had been told to end."""
         self.broken: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -103,7 +106,7 @@ class Cluster:
         self.operator_token = secrets.token_urlsafe(24)
         """This runner's at the coordinator; the ranks do not have it."""
         self._job = job
-        self._run_dir = run_dir
+        self._run_dir, self._temporary = run_dir, temporary
         self._faults = format_faults(f for f in faults if f.kind in INSIDE_A_RANK)
         self._on_line = on_line
         self._spec = run_dir / JOB_FILE
@@ -220,12 +223,7 @@ class Cluster:
         if self._coordinator is not None:
             await self._coordinator.end(grace_s=min(grace_s, COORDINATOR_END_S))
         self.left_over += await kill_orphans(lambda: self._others)
-        # A rank that was killed leaves its sockets; the runner still listens on its own.
-        for left in (self._run_dir / SOCKETS).glob("*"):
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
-            elif left.name != CONTROL:
-                left.unlink(missing_ok=True)
+        self._sweep()
 
     # ---- coordinator ----------------------------------------------------------------------
 
@@ -322,6 +320,7 @@ class Cluster:
         code = await agent.ended()
         # Nothing of the pod may live once the inventory says so, not even a stopped rank (R25).
         await kill_orphans(self._pids)
+        self._sweep()
         slot.agent = None
         self._revision += 1
         self._stale.set()
@@ -355,10 +354,14 @@ class Cluster:
     def _env(self) -> dict[str, str]:
         outer = {name: value for name, value in os.environ.items() if not is_reserved_env(name)}
         # `python` in a job's command is the one that Paceline is installed in.
+        uid = os.getuid()
         own_bin = str(Path(sys.executable).parent)
         return outer | {
             # What a full disk has not taken is not tried again at the end of a process, to fail it.
             "PYTHONUNBUFFERED": "1",
+            "TMPDIR": str(self._temporary),
+            # What torch has compiled outlives the run, as without Paceline.
+            ENV_COMPILED: outer.get(ENV_COMPILED, f"{tempfile.gettempdir()}/torchinductor_{uid}"),
             "PATH": os.pathsep.join([own_bin, outer.get("PATH", os.defpath)]),
             ENV_JOB: self._job.name,
             ENV_PROCS: str(self._job.procs_per_replica),
@@ -367,6 +370,10 @@ class Cluster:
             ENV_SPEC: str(self._spec),
             ENV_LOCAL: "1",
         }
+
+    def _sweep(self) -> None:
+        """Remove what agents have left that were killed."""
+        scratch.sweep(dict.fromkeys((self._temporary, scratch.SHORT)))
 
     def _pids(self) -> set[int]:
         own = {agent.pid for agent in self.agents}

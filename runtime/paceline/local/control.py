@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +21,6 @@ from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 from paceline_api.settings import ResolvedJob
 
 from paceline.core.status import Status
-from paceline.environment import SOCKETS, has_room, sockets_base
 from paceline.local import index
 from paceline.local.rundir import CONTROL
 
@@ -174,22 +171,24 @@ class Control:
         run_dir: Path,
         runner: Controlled,
         *,
+        sockets: Path,
         warn: Callable[[str], None],
     ) -> None:
+        """`sockets`: the run's folder for them."""
         self.pulse = Pulse()
         """To be rung whenever a view has another revision, or more was printed."""
         self._job = job
         self._run_dir = run_dir
         self._runner, self._warn = runner, warn
         self._asked: set[asyncio.Task[None]] = set()
-        self._own_folder: str | None = None
+        self._path = sockets / CONTROL
         self._server: asyncio.Server | None = None
         self._notes: list[Path] = []
 
     async def __aenter__(self) -> Self:
-        path = self._socket_path()
+        path = self._path
         self._server = await asyncio.start_unix_server(self._connected, path, limit=LINE_MAX)
-        entry = index.Entry(self._job.name, str(self._run_dir), path, os.getpid())
+        entry = index.Entry(self._job.name, str(self._run_dir), str(path), os.getpid())
         self.entry = entry
         self._notes = [self._run_dir / index.NOTE]
         try:
@@ -211,17 +210,7 @@ class Control:
         self._server.close()
         for task in self._asked:
             task.cancel()
-        for folder in (self._own_folder, self._run_dir / SOCKETS):
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-
-    def _socket_path(self) -> str:
-        folder = self._run_dir / SOCKETS
-        if not has_room(folder, len(CONTROL) + 1):
-            self._own_folder = tempfile.mkdtemp(prefix="paceline-", dir=sockets_base())
-            folder = Path(self._own_folder)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        return str(folder / CONTROL)
+        self._path.unlink(missing_ok=True)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """No coroutine: of one that is cancelled at the end asyncio would print a traceback."""

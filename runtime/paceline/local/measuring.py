@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from paceline.core.status import Outcome, Status
 from paceline.local import steps
 from paceline.local.runner import Runner
 from paceline.local.timeline import Timeline
+from paceline.scratch import Scratch
 
 ROUNDS: Final = 72
 """As many as ranks keep samples of, and some before them."""
@@ -80,8 +80,10 @@ async def measure(
 ) -> Measurement | None:
     """`limit_s`: from the first process on. None if the user has ended it. NotMeasuredError."""
     begun_s = wall_s()
-    with tempfile.TemporaryDirectory(prefix="paceline-plan-") as folder:
-        run = _Measured(at_size(job, size), Path(folder), working_dir)
+    with Scratch.make() as own:
+        folder = own.temporary / "run"
+        folder.mkdir()
+        run = _Measured(at_size(job, size), folder, working_dir)
         outcome = await run.until_known(limit_s)
         if run.interrupted:
             return None

@@ -1,4 +1,4 @@
-"""The folder of one local run: logs, sockets, final status. One run, one folder, never shared."""
+"""The folder of one local run: logs, final status. One run, one folder, never shared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUNS: Final = Path("runs")
 RUNS_MAX: Final = 100_000
 LOCK: Final = "run.pid"
 CONTROL: Final = "control"
-"""Socket of the runner, among those of its ranks."""
+"""Socket of the runner, in the temporary folder of the run (`paceline.scratch`)."""
 
 
 class RunDirError(PacelineError):

@@ -18,6 +18,7 @@ import msgspec
 from paceline_api.settings import ResolvedJob
 from paceline_api.types.durations import format_duration
 
+from paceline import scratch
 from paceline.clock import NS_PER_S, now_ns, wall_s
 from paceline.core.faults import Fault
 from paceline.core.status import Outcome, Status
@@ -105,8 +106,10 @@ class Runner:
         self._started_wall_s = wall_s()
         self._on_listen = on_listen
         self._on_line, self._printed = on_line, Printed(run_dir, self._ring)
-        self._control = Control(job, run_dir, self, warn=say)
         self._cluster: Cluster | None = None
+        scratch.sweep(scratch.bases())
+        self._scratch = scratch.Scratch.make()
+        self._control = Control(job, run_dir, self, sockets=self._scratch.sockets, warn=say)
 
     def interrupt(self) -> None:
         """Ctrl-C: the first time drain and stop at an agreed round, the second time end at once."""
@@ -189,6 +192,20 @@ class Runner:
     # ---- from beginning to end -----------------------------------------------------------------
 
     async def run(self) -> RunResult:
+        with self._scratch:
+            outcome, left_over = await self._run()
+        self._printed.close()
+        return RunResult(
+            outcome=outcome,
+            status=self._status,
+            timeline=self._timeline,
+            interrupted=self._interrupts > 0,
+            left_over=left_over,
+            removed=self._removed,
+        )
+
+    async def _run(self) -> tuple[Outcome, int]:
+        """How it ended, and how many processes were left over."""
         faults, attempt = self._faults, -1
         async with self._control:
             self._on_listen(self._control.entry)
@@ -203,15 +220,7 @@ class Runner:
                 # A fault belongs to a round of the first time.
                 faults, attempt = (), cluster.highest_attempt
             self._keep(outcome)
-        self._printed.close()
-        return RunResult(
-            outcome=outcome,
-            status=self._status,
-            timeline=self._timeline,
-            interrupted=self._interrupts > 0,
-            left_over=cluster.left_over,
-            removed=self._removed,
-        )
+        return outcome, cluster.left_over
 
     def _new_cluster(self, faults: tuple[Fault, ...], after_attempt: int) -> Cluster:
         return Cluster(
@@ -219,6 +228,7 @@ class Runner:
             run_dir=self._run_dir,
             working_dir=self._working_dir,
             faults=faults,
+            temporary=self._scratch.temporary,
             on_line=self._line,
             record=self._record,
             measures=self._measures,

@@ -6,6 +6,7 @@ import logging
 import socket
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from paceline_api.types.enums import Wire
@@ -31,23 +32,29 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 def make_transport(
-    backend: str, *, local: bool, ranks: int = 1, wire: Wire = Wire.FLOAT32
+    backend: str,
+    *,
+    local: bool,
+    ranks: int = 1,
+    wire: Wire = Wire.FLOAT32,
+    scratch: Path | None = None,
 ) -> Transport:
     """The data channel of this rank among `ranks` that are wanted. `local`: all are on this
-    machine, so loopback (D13). Raises TransportError, and LimitError for too many ranks."""
+    machine, so loopback (D13). `scratch`: the rank's own folder, which names what has to be removed
+    with it. Raises TransportError, and LimitError for too many ranks."""
     host = LOOPBACK if local else own_address()
     if backend in BACKENDS:
         make_room(ranks, BACKENDS if backend == "auto" else [backend])
         if backend == "auto":
-            return _auto(host, local=local, wire=wire)
-        transport = _make(backend, host, local=local, wire=wire)
+            return _auto(host, local=local, wire=wire, scratch=scratch)
+        transport = _make(backend, host, local=local, wire=wire, scratch=scratch)
         return SelectedTransport([transport], {}, own_machine(), wire=wire)
     raise TransportError(
         f"spec.collective.backend: {backend!r} is unknown; hint: use {', '.join(BACKENDS)}"
     )
 
 
-def _auto(host: str, *, local: bool, wire: Wire) -> Transport:
+def _auto(host: str, *, local: bool, wire: Wire, scratch: Path | None) -> Transport:
     """Everything that works here; why another one does not is in `describe`."""
     transports: list[Transport] = []
     left_out: dict[str, str] = {}
@@ -59,7 +66,9 @@ def _auto(host: str, *, local: bool, wire: Wire) -> Transport:
         if level != name and not left_out.keys().isdisjoint({level, "shm"}):
             continue  # said already
         try:
-            transports.append(_make(name, host, local=local, wire=wire, memory=memory))
+            transports.append(
+                _make(name, host, local=local, wire=wire, scratch=scratch, memory=memory)
+            )
         except TransportError as error:
             left_out[name] = str(error)
             if isinstance(error, ProviderError):  # somebody has asked for it
@@ -76,6 +85,7 @@ def _make(
     *,
     local: bool,
     wire: Wire,
+    scratch: Path | None,
     memory: Callable[[], SharedMemory] | None = None,
 ) -> Transport:
     if wire is not Wire.FLOAT32 and name not in ROUNDING:
@@ -87,7 +97,8 @@ def _make(
     if name.startswith(HIERARCHICAL):
         from paceline.transport.shm.hier import HierTransport
 
-        between = _make(name.removeprefix(HIERARCHICAL), host, local=local, wire=wire)
+        level = name.removeprefix(HIERARCHICAL)
+        between = _make(level, host, local=local, wire=wire, scratch=scratch)
         return HierTransport(memory(), between)
     if name == "shm":
         from paceline.transport.shm.transport import ShmTransport
@@ -96,7 +107,7 @@ def _make(
     if name == "mpi":
         from paceline.transport.mpi.transport import MpiTransport
 
-        return MpiTransport(host=host)
+        return MpiTransport(host=host, scratch=scratch)
     if name == "gloo":
         from paceline.transport.torch.gloo import GlooTransport
 

@@ -11,11 +11,8 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import secrets
 import sys
-import tempfile
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -34,12 +31,7 @@ from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.rank.within import Welcome
 from paceline.core.status import place_of
-from paceline.environment import (
-    SOCKETS,
-    RankSettings,
-    has_room,
-    sockets_base,
-)
+from paceline.environment import RankSettings
 from paceline.errors import DismissedError, PacelineError, RuntimeBrokenError
 from paceline.telemetry.records import RankRecord, RecordError
 from paceline.transport.base import Transport, TransportError
@@ -125,7 +117,6 @@ class Engine:
         self._committed: Committed | None = None
         self._interrupts = Interrupts()
         self._agent: AgentPipe | None = None
-        self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._spec = read_job_file(settings.spec_path) if settings else None
         member = settings.member if settings else MemberId(0, 0, 0)
         record = _open_record(settings)
@@ -193,19 +184,11 @@ class Engine:
         return self._rendezvous.lead(pid=os.getpid(), host=host, address=address, data=data)
 
     def _make_peer_sockets(self, settings: RankSettings | None, member: MemberId) -> PeerSockets:
-        if settings is not None and not settings.local:
-            return PeerSockets(
-                directory=None, name=str(member), host=settings.host, token=settings.token
-            )
-        directory = settings.run_dir / SOCKETS if settings else None
-        if directory is None or not has_room(directory):
-            self._directory = tempfile.TemporaryDirectory(prefix="paceline-", dir=sockets_base())
-            directory = Path(self._directory.name)
-        directory.mkdir(mode=0o700, exist_ok=True)
-        name = str(member).replace("#", "-") if settings else secrets.token_hex(4)
-        name += f"-{self.shard}" if self.shard else ""
-        token = settings.token if settings else ""
-        return PeerSockets(directory=directory, name=name, host="", token=token)
+        if settings is None:
+            return PeerSockets(directory=None, name=str(member), host="", token="", alone=True)
+        # Its folder belongs to this rank alone, and the names of sockets must be short.
+        directory, name = (settings.scratch, "r") if settings.local else (None, str(member))
+        return PeerSockets(directory=directory, name=name, host=settings.host, token=settings.token)
 
     def _take_gpu(self, settings: RankSettings | None) -> None:
         """All ranks of `paceline run` are on one machine, and those of a pod see its devices."""
@@ -220,7 +203,11 @@ class Engine:
         try:
             ranks = self._spec.replicas * self._spec.procs
             return make_transport(
-                self._spec.backend, local=settings.local, ranks=ranks, wire=self._spec.wire
+                self._spec.backend,
+                local=settings.local,
+                ranks=ranks,
+                wire=self._spec.wire,
+                scratch=settings.scratch,
             )
         except TransportError as error:
             raise _told(error) from error
@@ -559,5 +546,3 @@ class Engine:
         self._comm.close(CLOSE_S)
         if self._comm.link is not None:
             self._comm.link.close()
-        if self._directory is not None:
-            self._directory.cleanup()

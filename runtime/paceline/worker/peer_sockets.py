@@ -25,8 +25,8 @@ from zmq.utils import z85
 from paceline.core import wire
 from paceline.core.messages import PeerMessage
 from paceline.core.protocol.ids import MemberId
-from paceline.environment import SUN_PATH_MAX
 from paceline.limits import LISTEN_BACKLOG
+from paceline.scratch import SUN_PATH_MAX
 
 Bytes = bytes | bytearray | memoryview
 
@@ -53,12 +53,15 @@ class ReceivedMessage:
 class PeerSockets:
     """Both lanes of one rank. Used by the communication thread, but for `wake`."""
 
-    def __init__(self, *, directory: Path | None, name: str, host: str, token: str) -> None:
+    def __init__(
+        self, *, directory: Path | None, name: str, host: str, token: str, alone: bool = False
+    ) -> None:
         """`directory`: socket files there (one machine); None: TCP on `host`, encrypted with the
-        job's key (D13)."""
+        job's key (D13). `alone`: there are no peers, so nothing outside of this process."""
         self._context = zmq.Context(io_threads=1)
         self._context.set(zmq.MAX_SOCKETS, 65_000)
-        self._key = None if directory is not None else _curve_key(token)
+        self._key = None if alone or directory is not None else _curve_key(token)
+        self._alone = alone
         self._files: list[Path] = []
         self._fast, fast = self._bind(directory, f"{name}.f", host)
         self._bulk, bulk = self._bind(directory, f"{name}.b", host)
@@ -91,6 +94,9 @@ class PeerSockets:
             socket.bind(f"ipc://{path}")
             self._files.append(path)
             return socket, f"ipc://{path}"
+        if self._alone:
+            socket.bind(f"inproc://{name}")
+            return socket, f"inproc://{name}"
         assert self._key is not None
         socket.set(zmq.CURVE_SERVER, 1)
         socket.set(zmq.CURVE_SECRETKEY, self._key[1])

@@ -26,8 +26,10 @@ import numpy as np
 
 from paceline.clock import NS_PER_S, now_ns, pause
 from paceline.core.demand import SPARE_LINKS_MAX
+from paceline.scratch import note_shared_memory
 from paceline.transport.base import Group, TransportError
 from paceline.transport.mpi.patience import Patience
+from paceline.transport.mpi.process_manager import shared_memory_name
 from paceline.transport.mpi.provider import check_provider
 from paceline.transport.rendezvous import (
     POLL_S,
@@ -56,8 +58,14 @@ def mpi_environment(local: bool) -> dict[str, str]:
     return environment
 
 
-def start_mpi(local: bool) -> Any:
-    """Initialise MPI once, thread-multiple, never to be finalised (D6); returns mpi4py's module."""
+def start_mpi(local: bool, scratch: Path | None = None) -> Any:
+    """Initialise MPI once, thread-multiple, never to be finalised (D6); returns mpi4py's module.
+
+    Args:
+        local: All ranks are on this machine.
+        scratch: The rank's own folder. Whoever removes it removes the shared memory, too, that MPI
+            leaves if the rank is killed in here.
+    """
     try:
         import mpi4py
     except ImportError as error:
@@ -77,6 +85,8 @@ def start_mpi(local: bool) -> Any:
         for key, value in mpi_environment(local).items():
             os.environ.setdefault(key, value)  # what a fabric profile or the user says wins
         check_provider(os.environ)
+        if scratch is not None and (name := shared_memory_name(os.environ)):
+            note_shared_memory(scratch, name)
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
         _unlink_own_shared_memory()
     if os.environ.get("MPIR_CVAR_CH4_NETMOD") != "ofi":
@@ -150,8 +160,8 @@ class _Call(threading.Thread):
 class LinkTable:
     """All links of this process, by the peer's name, and the making of new ones."""
 
-    def __init__(self, host: str) -> None:
-        self.mpi = start_mpi(local=host.startswith("127."))
+    def __init__(self, host: str, scratch: Path | None = None) -> None:
+        self.mpi = start_mpi(local=host.startswith("127."), scratch=scratch)
         self._patience = Patience()
         self.rendezvous = Rendezvous(host)
         self.wired = 0

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -61,8 +62,8 @@ class MpiTransport(Transport):
     algorithms: ClassVar[tuple[str, ...]] = ALGORITHMS
     rounds: ClassVar[bool] = True
 
-    def __init__(self, *, host: str, native: bool = True) -> None:
-        self._links = LinkTable(host)
+    def __init__(self, *, host: str, native: bool = True, scratch: Path | None = None) -> None:
+        self._links = LinkTable(host, scratch)
         self._mpi = self._links.mpi
         self._native: NativeLoop | None = None
         self._why_python = "asked for"

@@ -1,0 +1,101 @@
+"""Fails a test run that leaves something: processes, temporary folders, files of MPI.
+
+The run gets a TMPDIR of its own, so whatever is in it at the end with a name of Paceline's or MPI's
+is its own; and a word in the environment, which each process below it inherits. What other jobs and
+other test runs of this user do at the same time is none of its business. Side by side
+(`pytest --numprocesses`) the controller looks, when its workers have ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from testing import left_files
+from testing.processes.forked_call import end_the_fork_server
+
+ENV_RUN: Final = "TEST_RUN_OF_PACELINE"
+OURS: Final = ("paceline-*", "hydra_*", "mpich_*")
+PATIENCE_S: Final = 10.0
+"""Until what the last tests have ended is gone."""
+
+
+class LeftOvers:
+    """Looks before the first test and after the last one."""
+
+    def __init__(self) -> None:
+        self._outer = {name: os.environ.get(name) for name in ("TMPDIR", "PYTEST_DEBUG_TEMPROOT")}
+        # Folders of single tests stay where pytest puts them, to be looked at.
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        self._before = left_files.files()
+        self.folder = Path(tempfile.mkdtemp(prefix="plt-"))
+        self.mark = f"{ENV_RUN}={self.folder.name}-{os.getpid()}"
+        os.environ["TMPDIR"] = str(self.folder)
+        os.environ[ENV_RUN] = self.mark.partition("=")[2]
+        tempfile.tempdir = None
+        self.found: list[str] = []
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
+        """Runs after the fixtures and workers have ended, before the summary."""
+        yield
+        end_the_fork_server()
+        self.found = self._look()
+        if self.found and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.found:
+            terminalreporter.section("left behind by this test run", sep="=", red=True)
+            for line in self.found:
+                terminalreporter.write_line(line)
+
+    def pytest_unconfigure(self) -> None:
+        for name, text in self._outer.items():
+            if text is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = text
+        os.environ.pop(ENV_RUN, None)
+        tempfile.tempdir = None
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _look(self) -> list[str]:
+        until = time.monotonic() + PATIENCE_S
+        while (found := self._left()) and time.monotonic() < until:
+            time.sleep(0.2)
+        return found + [f"file {path}" for path in left_files.left_since(self._before)]
+
+    def _left(self) -> list[str]:
+        processes = [f"process {text}" for text in processes_with(self.mark)]
+        files = sorted(str(path) for pattern in OURS for path in self.folder.glob(pattern))
+        return processes + [f"file {path}" for path in files]
+
+
+def processes_with(mark: str) -> list[str]:
+    """Pid and command line of all other processes that have NAME=VALUE in their environment."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if not process.name.isdecimal() or int(process.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if mark.encode() in (process / "environ").read_bytes().split(b"\0"):
+                words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                # multiprocessing ends it together with this process.
+                if words and "multiprocessing.resource_tracker" not in words:
+                    found.append(f"{process.name} {words}")
+    return sorted(found)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Of a run that a test starts, the outer one is in charge.
+    if not hasattr(config, "workerinput") and ENV_RUN not in os.environ:
+        config.pluginmanager.register(LeftOvers(), "left-overs")

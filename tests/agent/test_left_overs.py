@@ -1,0 +1,167 @@
+"""What a killed rank, launcher or agent leaves, and who removes it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agent.harness import dead, gone, pod, started, until
+from paceline.scratch import PREFIX
+
+pytestmark = pytest.mark.processes
+
+LEAVES = """
+import os, pathlib, socket, sys, tempfile, time
+folder = pathlib.Path(os.environ["PACELINE_SCRATCH"])
+pathlib.Path(tempfile.gettempdir(), "user").write_text("x")
+socket.socket(socket.AF_UNIX).bind(str(folder / "r.f"))
+name = f"mpich_shm_{os.getpid():x}_0"
+(folder / "shared-memory").write_text(name)
+pathlib.Path("/dev/shm", name).write_text("x")
+print("left", tempfile.gettempdir(), name, flush=True)
+time.sleep(60)
+"""
+ASKS_HYDRA = """
+import os, time
+
+def ask(question):
+    os.write(int(os.environ["PMI_FD"]), question.encode())
+    return os.read(int(os.environ["PMI_FD"]), 4096).decode()
+
+world = ask("cmd=get_my_kvsname\\n").partition("kvsname=")[2].split()[0]
+print("hydra:", ask(f"cmd=get kvsname={world} key=PMI_hwloc_xmlfile\\n"), flush=True)
+time.sleep(60)
+"""
+KNOWS_ITS_MEMORY = """
+import os, time
+from paceline.transport.mpi.process_manager import shared_memory_name
+name = shared_memory_name(os.environ)
+import mpi4py
+mpi4py.rc.initialize = mpi4py.rc.finalize = False
+from mpi4py import MPI
+os.environ |= {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp", "FI_TCP_IFACE": "lo"}
+MPI.Init_thread(MPI.THREAD_MULTIPLE)
+mapped = {line.split()[-1] for line in open("/proc/self/maps") if "/dev/shm/" in line}
+for path in mapped:
+    os.unlink(path)
+print("memory:", [f"/dev/shm/{name}"] == sorted(mapped), name, mapped, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def tmpdir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A TMPDIR of the agents, with a short path."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+def exists(path: Path) -> bool:
+    return path.exists()
+
+
+def owned(folder: Path) -> list[Path]:
+    return list(folder.glob(f"{PREFIX}*"))
+
+
+def below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.name != "owner"]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_a_killed_rank_is_swept_by_its_agent(tmp_path: Path, tmpdir: Path, backend: str) -> None:
+    async def scenario() -> None:
+        async with pod(tmp_path, LEAVES, backend=backend) as (agent, coordinator):
+            rank = await started(coordinator)
+            await agent.printed("left ")
+            said = re.search(rb"left (\S+) (\S+)", agent.out)
+            assert said is not None
+            temporary, memory = Path(said[1].decode()), Path("/dev/shm", said[2].decode())
+            assert temporary.is_relative_to(tmpdir)
+            assert exists(temporary / "user")
+            os.kill(rank.pid, signal.SIGKILL)
+            await dead(coordinator)
+            await until(lambda: not temporary.parent.exists(), "the end of the rank's folder")
+            assert not exists(memory)
+            agent.signal(signal.SIGTERM)
+            await agent.ended()
+        assert below(tmpdir) == []
+
+    asyncio.run(scenario())
+
+
+def test_a_killed_agent_is_swept_by_the_next_one(tmp_path: Path, tmpdir: Path) -> None:
+    """As in a pod, whose container is started again."""
+
+    async def scenario() -> None:
+        async with pod(tmp_path, LEAVES) as (agent, coordinator):
+            rank = await started(coordinator)
+            await agent.printed("left ")
+            agent.signal(signal.SIGKILL)
+            await agent.ended()
+            await gone(rank.pid)
+        assert below(tmpdir)
+        [memory] = re.findall(rb"left \S+ (\S+)", agent.out)
+        async with pod(tmp_path, ["sleep", "60"]) as (agent, coordinator):
+            await started(coordinator)
+            assert len(owned(tmpdir)) == 1
+            assert not exists(Path("/dev/shm", memory.decode()))
+            agent.signal(signal.SIGTERM)
+            await agent.ended()
+        assert below(tmpdir) == []
+
+    asyncio.run(scenario())
+
+
+def test_a_job_may_have_a_tmpdir_of_its_own(tmp_path: Path, tmpdir: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+
+    async def scenario() -> None:
+        env = (("TMPDIR", str(own)),)
+        async with pod(tmp_path, LEAVES, env=env) as (agent, coordinator):
+            rank = await started(coordinator)
+            await agent.printed(f"left {own} ")
+            os.kill(rank.pid, signal.SIGKILL)
+            await dead(coordinator)
+            agent.signal(signal.SIGTERM)
+            await agent.ended()
+        assert [path.name for path in own.iterdir()] == ["user"], "it is the user's"
+        assert below(tmpdir) == []
+
+    asyncio.run(scenario())
+
+
+def test_hydra_writes_nothing_outside_of_the_ranks_folder(tmp_path: Path, tmpdir: Path) -> None:
+    """By default it makes /tmp/hydra_hwloc_xmlfile_... when MPI starts; if it is killed, that
+    stays."""
+
+    async def scenario() -> None:
+        async with pod(tmp_path, ASKS_HYDRA, backend="mpi") as (agent, _):
+            await agent.printed("hydra:")
+            await until(lambda: agent.out.count(b"\n") >= 2, "a whole line")
+            answer = agent.out.decode()
+            files = re.findall(r"/\S*xml\S*", answer)
+            assert all(Path(path).is_relative_to(tmpdir) for path in files), answer
+            assert "cmd=get_result" in answer
+
+    asyncio.run(scenario())
+
+
+def test_the_name_of_mpis_memory_is_known_before_mpi_starts(tmp_path: Path, tmpdir: Path) -> None:
+    assert tmpdir.exists()
+
+    async def scenario() -> None:
+        async with pod(tmp_path, KNOWS_ITS_MEMORY, backend="mpi") as (agent, _):
+            await agent.printed("memory:")
+            await until(lambda: b"}" in agent.out, "a whole line")
+            assert b"memory: True" in agent.out, agent.out
+
+    asyncio.run(scenario())

@@ -1,0 +1,185 @@
+"""Temporary folders belong to a process, and whoever finds one without its owner removes it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paceline import scratch
+from paceline.scratch import LOCK, PREFIX, SUN_PATH_MAX, Scratch, sweep
+
+OWNER = """
+import os, pathlib, signal, sys
+from paceline.scratch import Scratch
+own = Scratch.make()
+for folder in {own.temporary, own.sockets}:
+    (folder / "rank").mkdir()
+    (folder / "rank" / "file").write_text("x")
+print(own.temporary, own.sockets, flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A TMPDIR with a short path."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+class Owner:
+    """Another process with a temporary folder, in which something lies."""
+
+    def __init__(self, tmpdir: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OWNER],
+            env={**os.environ, "TMPDIR": str(tmpdir)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        words = self.process.stdout.readline().split()
+        self.temporary, self.sockets = map(Path, words)
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate()
+
+
+def test_an_owner_removes_its_folder_and_may_do_so_twice(base: Path) -> None:
+    with Scratch.make() as own:
+        assert own.temporary == own.sockets
+        assert own.temporary.stat().st_mode & 0o777 == 0o700
+        (own.temporary / "left").write_text("x")
+        assert f"pid {os.getpid()}" in (own.temporary / LOCK).read_text()
+    own.close()
+    assert list(base.iterdir()) == []
+
+
+def test_only_what_a_killed_owner_has_left_is_swept(base: Path) -> None:
+    living, killed = Owner(base), Owner(base)
+    try:
+        killed.kill()
+        assert (killed.temporary / "rank" / "file").exists()
+        sweep([base])
+        assert not killed.temporary.exists()
+        assert (living.temporary / "rank" / "file").exists()
+        living.process.send_signal(signal.SIGSTOP)  # it lives as well
+        sweep([base])
+        assert living.temporary.exists()
+    finally:
+        living.kill()
+    sweep([base])
+    assert list(base.iterdir()) == []
+
+
+def test_a_living_agent_keeps_the_folder_of_its_killed_run(base: Path) -> None:
+    run = Owner(base)
+    agent, dead_agent = Owner(run.temporary), Owner(run.temporary)
+    try:
+        dead_agent.kill()
+        sweep([run.temporary])
+        assert not dead_agent.temporary.exists(), "the runner lives and its agent does not"
+        run.kill()
+        sweep([base])
+        assert agent.temporary.exists()
+    finally:
+        agent.kill()
+    sweep([base])
+    assert list(base.iterdir()) == []
+
+
+def test_what_has_another_name_or_is_a_link_is_not_touched(base: Path) -> None:
+    (base / "elsewhere").mkdir()
+    (base / "elsewhere" / "mine").write_text("x")
+    (base / f"{PREFIX}link").symlink_to(base / "elsewhere")
+    (base / "paceline-clusters-0").mkdir()
+    (base / f"{PREFIX}file").write_text("x")
+    before = sorted(path for path in base.rglob("*"))
+    sweep([base, base / "no such folder"])
+    assert sorted(path for path in base.rglob("*")) == before
+
+
+def test_a_folder_that_is_swept_before_it_is_locked_is_made_again(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    real = tempfile.mkdtemp
+
+    def mkdtemp(**given: Any) -> str:
+        made.append(real(**given))
+        if len(made) == 1:
+            sweep([base])
+        return made[-1]
+
+    monkeypatch.setattr(scratch.tempfile, "mkdtemp", mkdtemp)  # type: ignore[attr-defined]
+    with Scratch.make() as own:
+        assert [own.temporary] == [Path(made[1])] == list(base.iterdir())
+        with (own.temporary / LOCK).open() as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("length", [4, 20, 33, 34, 90, 200])
+def test_sockets_have_room_below_any_tmpdir(
+    base: Path, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = base / ("x" * (length - len(str(base)) - 1)) if length > len(str(base)) + 1 else base
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with Scratch.make() as run:
+        assert run.temporary.parent == folder, "TMPDIR is respected, however long it is"
+        monkeypatch.setattr(tempfile, "tempdir", str(run.temporary))
+        with Scratch.make() as agent:
+            assert agent.temporary.parent == run.temporary
+            assert len(str(agent.sockets / "9999.99-9999999-99" / "r.f")) <= SUN_PATH_MAX
+            sockets = run.sockets, agent.sockets
+    assert not any(path.exists() for path in sockets)
+    assert list(folder.iterdir()) == []
+
+
+def test_sockets_of_a_long_tmpdir_are_swept_as_well(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 80)
+    folder.mkdir()
+    killed = Owner(folder)
+    killed.kill()
+    assert killed.sockets.parent == scratch.SHORT
+    sweep([folder, scratch.SHORT])
+    assert not killed.temporary.exists()
+    assert not killed.sockets.exists()
+
+
+def test_shared_memory_goes_with_the_folder_that_names_it(base: Path) -> None:
+    owned, other = Path(f"/dev/shm/mpich_shm_{os.getpid():x}_0"), Path(f"/dev/shm/t-{os.getpid()}")
+    for path in (owned, other):
+        path.write_text("x")
+    try:
+        own = Scratch.make()
+        rank = own.sockets / "agent" / "0.0-0"
+        (rank / "tmp").mkdir(parents=True)
+        scratch.note_shared_memory(rank, owned.name)
+        # Not MPI's, and not by us.
+        scratch.note_shared_memory(rank, other.name)
+        scratch.note_shared_memory(rank, f"../shm/{other.name}")
+        own.close()
+        assert not owned.exists()
+        assert other.exists()
+    finally:
+        for path in (owned, other):
+            path.unlink(missing_ok=True)
+    assert list(base.iterdir()) == []
+
+
+def test_no_room_says_what_to_do(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(base / "gone"))
+    with pytest.raises(Exception, match=r"gone.*no such file") as error:
+        Scratch.make()
+    assert "TMPDIR" in error.value.hint  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from paceline_api.types.fabric import FabricProfile
 from paceline_api.types.job import TrainingJob
 from paceline_api.types.model import COUNT_MAX, DEFAULT_KEY, FIXED_KEY
 
@@ -83,6 +84,24 @@ def markdown() -> str:
     return "\n".join([HEADER, "", INTRODUCTION, *page.lines]) + "\n"
 
 
+def leaves(model: type[TrainingJob | FabricProfile]) -> dict[str, str]:
+    """Return the text of each field of `spec` that has no fields below it, by path below `spec`."""
+    source = model.model_json_schema(by_alias=True)
+    found: dict[str, str] = {}
+
+    def walk(path: str, part: dict[str, Any]) -> None:
+        for name, field in part["properties"].items():
+            body, _ = _resolved(source["$defs"], field)
+            if "properties" in body:
+                walk(f"{path}{name}.", body)
+            else:
+                text = field.get("description") or body.get("description", "")
+                found[f"{path}{name}"] = " ".join(text.split())
+
+    walk("", _resolved(source["$defs"], source["properties"]["spec"])[0])
+    return found
+
+
 class _Page:
     def __init__(self, definitions: dict[str, Any]) -> None:
         self.definitions = definitions
@@ -143,15 +162,19 @@ class _Page:
         return f"list of {kind}" if many else kind
 
     def _resolved(self, source: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-        """The schema behind references, `or null` and lists; and whether it was a list."""
-        if "anyOf" in source:
-            return self._resolved(next(x for x in source["anyOf"] if x.get("type") != "null"))
-        if "$ref" in source:
-            found: dict[str, Any] = self.definitions[source["$ref"].rpartition("/")[2]]
-            return found, False
-        if source.get("type") == "array":
-            return self._resolved(source["items"])[0], True
-        return source, False
+        return _resolved(self.definitions, source)
+
+
+def _resolved(definitions: dict[str, Any], source: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """The schema behind references, `or null` and lists; and whether it was a list."""
+    if "anyOf" in source:
+        return _resolved(definitions, next(x for x in source["anyOf"] if x.get("type") != "null"))
+    if "$ref" in source:
+        found: dict[str, Any] = definitions[source["$ref"].rpartition("/")[2]]
+        return found, False
+    if source.get("type") == "array":
+        return _resolved(definitions, source["items"])[0], True
+    return source, False
 
 
 def acts(path: str) -> str:

@@ -1,10 +1,15 @@
-"""The operator's page of metrics: jobs by state."""
+"""The operator's page of metrics: what each figure counts, and jobs by state."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from fake_cluster.inside import Answer, Inside
+from fake_cluster.parts import NAMESPACE, job_body
+from paceline_api.crdgen import PLURAL
+from paceline_operator.cluster.observe import SILENCE_S
 from paceline_operator.metrics import Metrics
+from prometheus_client.parser import text_string_to_metric_families
 
 
 def in_states(metrics: Metrics) -> dict[str, float]:
@@ -31,3 +36,57 @@ def test_jobs_are_counted_by_state_and_a_state_without_jobs_is_gone() -> None:
         "paceline_operator_jobs": 1,
         'paceline_operator_jobs_in_state{state="Complete"}': 1,
     }
+
+
+def figures(world: Inside) -> dict[str, float]:
+    """Sum over all series of each sample, but jobs by state and requests by their labels too."""
+    found: dict[str, float] = {}
+    page = world.operator._health.page().decode()
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            told = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()))
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+            found[f"{sample.name}{{{told}}}"] = sample.value
+    return found
+
+
+def test_every_metric_of_the_operator_says_what_happened() -> None:
+    """One job of two workers trains, its coordinator falls silent, and all watches are cut."""
+    world = Inside()
+    try:
+        assert figures(world).get("leader_election_master_status", 0) == 0
+        world.server.insert(PLURAL, NAMESPACE, job_body(replicas=2))
+        world.settle(10)
+        now = figures(world)
+        assert now["leader_election_master_status"] == 1
+        assert now["paceline_operator_jobs"] == 1
+        assert now["paceline_operator_jobs_in_state{state=Training}"] == 1
+        assert now["paceline_operator_pods"] == 3
+        assert now["paceline_operator_coordinators_connected"] == 1
+        assert now["workqueue_depth"] == 0, "nothing is due"
+        assert now["controller_runtime_active_workers"] == 0, "and nothing is under way"
+        decisions = now["controller_runtime_reconcile_total{controller=trainingjob,result=success}"]
+        assert now["controller_runtime_reconcile_total"] == decisions > 1
+        assert now["controller_runtime_reconcile_time_seconds_count"] == decisions
+        assert now["workqueue_queue_duration_seconds_count"] == decisions
+        assert now["workqueue_adds_total"] >= 1
+        created = now["rest_client_requests_total{code=201,method=POST}"]
+        assert created >= 3, "the three pods among others"
+        assert now["paceline_operator_watch_events_total{kind=pods}"] >= 3
+        assert "paceline_operator_watch_restarts_total{cause=silence,kind=pods}" not in now
+        assert now["paceline_operator_watch_age_seconds{kind=pods}"] < SILENCE_S
+
+        world.misbehave("digits", Answer.REFUSED)
+        world.loop.network.cut(world.api.host)
+        world.settle(5)
+        after = figures(world)
+        assert after["paceline_operator_coordinators_connected"] == 0
+        assert after["paceline_operator_watch_restarts_total"] > now.get(
+            "paceline_operator_watch_restarts_total", 0.0
+        )
+        families = {family.name for family in Metrics().registry.collect()}
+        shown = {name.partition("{")[0] for name in after}
+        silent = {f for f in families if not any(name.startswith(f) for name in shown)}
+        assert not silent, f"nothing ever writes {silent}"
+    finally:
+        world.close()

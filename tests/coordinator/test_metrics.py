@@ -1,0 +1,48 @@
+"""The coordinator's page of metrics follows from its status."""
+
+from __future__ import annotations
+
+from paceline.coordinator.metrics import Exporter
+from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.status import Condition, RankPhase, RankStatus, Status
+from prometheus_client.parser import text_string_to_metric_families
+
+
+def page(status: Status) -> dict[str, float]:
+    families = text_string_to_metric_families(Exporter(lambda: status).text().decode())
+    return {
+        " ".join((sample.name, *sample.labels.values())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def rank(slot: int, state: RankPhase) -> RankStatus:
+    return RankStatus(MemberId(slot, 0, 0), state)
+
+
+def test_each_metric_is_a_figure_of_the_status() -> None:
+    states = (RankPhase.ACTIVE, RankPhase.ACTIVE, RankPhase.JOINING)
+    status = Status(
+        job="job",
+        coordinator="a",
+        generation=GenerationId(3, "a", 7),
+        replicas=5,
+        version=1234,
+        ranks=tuple(rank(slot, state) for slot, state in enumerate(states)),
+        conditions=(Condition("Degraded", "RanksMissing", "3 of 5", 0.0),),
+    )
+    by_state = {f"paceline_ranks {state}": states.count(state) for state in RankPhase}
+    assert page(status) == by_state | {
+        "paceline_coordinator_incarnation_number": 3,
+        "paceline_membership_generation_number": 7,
+        "paceline_replicas_wanted": 5,
+        "paceline_rounds_committed_total": 1234,
+        "paceline_job_degraded": 1,
+    }
+
+
+def test_a_job_that_is_not_degraded_says_so() -> None:
+    ready = (Condition("RingReady", "AllActive", "", 0.0),)
+    shown = page(Status(job="job", coordinator="a", conditions=ready))
+    assert shown["paceline_job_degraded"] == 0

@@ -141,3 +141,20 @@ def test_it_runs_where_workers_may_and_keeps_away_from_nobody() -> None:
 def test_a_place_of_its_own_comes_instead(own: dict[str, Any]) -> None:
     made = spec_of({"affinity": {"nodeAffinity": ON_GPUS}}, **own)
     assert made.get("affinity") == own.get("affinity")
+
+
+def test_its_priority_taints_and_room_are_its_own() -> None:
+    tolerated = [{"key": "small", "operator": "Exists"}]
+    room = {"limits": {"memory": "1Gi"}, "requests": {"cpu": "100m"}}
+    template = {
+        "priorityClassName": "low",
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    }
+    own = {"priorityClassName": "high", "tolerations": tolerated, "resources": room}
+    made = spec_of(template, **own)
+    assert (made["priorityClassName"], made["tolerations"]) == ("high", tolerated)
+    assert made["containers"][0]["resources"] == room
+    inherited = spec_of(template)
+    assert inherited["priorityClassName"] == "low"
+    assert inherited["tolerations"] == template["tolerations"]
+    assert inherited["containers"][0]["resources"] == children.COORDINATOR_RESOURCES

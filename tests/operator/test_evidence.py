@@ -41,6 +41,16 @@ def test_a_pod_is_lost_with_its_node(nodes: dict[str, Node], fresh: bool, gone: 
     assert bool(lost(worker(1), seen).why) is gone
 
 
+@pytest.mark.parametrize(("seconds", "gone"), [(60, True), (62, False)])
+def test_the_job_says_how_long_a_node_must_be_away(seconds: int, gone: bool) -> None:
+    """The node has been NotReady for 61 s."""
+    away = Node("node-1", ready=False, not_ready_since_s=NOW - 61)
+    seen = replace(training(3), nodes=NODES | {"node-1": away}, coordinator=None)
+    job = job_of(RUNNING, replicas=3, elasticity={"nodeLostSeconds": seconds})
+    made = [create.manifest["metadata"]["name"] for create in reconcile(job, seen, NOW).workers]
+    assert made == (["digits-1-2"] if gone else [])
+
+
 HEARD = CoordinatorStatus(ranks=(Rank(1, 0, 1, "active"),))
 
 

@@ -102,6 +102,22 @@ def test_who_wants_to_keep_all_pods_keeps_them_as_they_are() -> None:
     assert deleted(reconcile(job, seen, NOW + 3600)) == []
 
 
+def test_all_ended_pods_go_at_once_where_the_job_says_so() -> None:
+    seen = Observed(pods=(ended("plain", 0, 0, "finished", logger=GONE),))
+    job = complete(cleanPodPolicy="All")
+    assert deleted(reconcile(job, seen, NOW + 1)) == ["digits-0-1"]
+
+
+def test_the_job_goes_when_its_time_after_the_end_is_over() -> None:
+    seen = Observed(pods=(ended("plain", 0, 0, "finished", logger=GONE),))
+    early = reconcile(complete(ttlSecondsAfterFinished=600), seen, NOW + 599)
+    assert not early.delete_job
+    assert early.look_again_s == NOW + 600
+    assert reconcile(complete(ttlSecondsAfterFinished=600), seen, NOW + 600).delete_job
+    assert reconcile(complete(ttlSecondsAfterFinished=0), seen, NOW).delete_job
+    assert not reconcile(complete(), seen, NOW + 10**7).delete_job, "it stays without a time"
+
+
 # ---- while the job runs -----------------------------------------------------------------------
 
 

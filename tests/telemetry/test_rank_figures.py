@@ -389,6 +389,47 @@ def test_shares_of_rounds_follow_the_log(one: OneRank) -> None:
     assert shares() == {"0.0#0": 0.8, "2.0#0": 0.6}
 
 
+def test_streamed_and_void_rounds_failures_and_copies_are_counted(one: OneRank) -> None:
+    """What a round itself does not show."""
+    record = one.record
+    one.round(one.share(A, 0), one.share(B, 0), took_ms=0)
+    assert record["round_duration_seconds"] == [], "it counts from the round before"
+    assert record["update_seconds_total"] == [pytest.approx(0.001)]
+    assert record["weight_copies_total"] == [1]
+    assert record["weight_copy_seconds_total"] == [pytest.approx(0.001)]
+    one.now_ns += 90 * MS
+    one.round(one.share(A, 0), took_ms=0)
+    assert record["round_duration_seconds"] == [pytest.approx(0.096)]
+    one.metrics.streamed(hidden_ns=3 * MS)
+    assert record["rounds_streamed_total"] == [1]
+    assert record["transfer_hidden_seconds_total"] == [pytest.approx(0.003)]
+    one.metrics.voided(GivenUp.LATE)
+    assert record["rounds_given_up_total", "late"] == [1]
+    one.metrics.failed(RING)
+    assert record["transport_errors_total", "mpi"] == [1]
+
+
+def test_progress_is_told_by_the_rank_that_tells_of_the_job(one: OneRank) -> None:
+    for _ in range(20):
+        one.now_ns += 994 * MS
+        one.round(one.share(A, 0), one.share(B, 0), took_ms=0)
+        one.metrics.refresh(one.rank, one.now_ns)
+    assert one.record["progress_ratio"][-1] == pytest.approx(80 / 1000)
+    assert one.record["epoch_number"][-1] == pytest.approx(80 / 1000)
+    assert one.record["remaining_seconds"][-1] == pytest.approx((1000 - 80) / 4, rel=0.01)
+
+
+def test_checkpoints_are_counted_by_what_became_of_them(one: OneRank) -> None:
+    saving = Saving(every=2, written=3, skipped=1, failed=2, published=6)
+    CheckpointMetrics(one.record).follow(saving, exposed_s=0.5, hidden_s=4.0)  # type: ignore[arg-type]
+    record = one.record
+    results = {name: record["checkpoints_total", name] for name in ("written", "failed", "skipped")}
+    assert results == {"written": [3], "failed": [2], "skipped": [1]}
+    assert record["checkpoint_rounds"] == [6]
+    assert record["checkpoint_exposed_seconds_total"] == [0.5]
+    assert record["checkpoint_hidden_seconds_total"] == [4.0]
+
+
 def test_every_metric_of_a_rank_is_written(one: OneRank) -> None:
     """A metric that no code writes is a promise that nobody keeps."""
     one.event(ev.Step((0,), 2, 2))

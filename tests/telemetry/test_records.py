@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from paceline.core.agent.supervise import Phase
+from paceline.core.messages import Network
 from paceline.core.protocol.ids import MemberId
 from paceline.core.status import Fact
 from paceline.telemetry.catalog import CATALOG, FIGURES_MAX, Kind
@@ -111,6 +113,23 @@ def test_counters_never_go_backwards_across_restarts(pod: PodRecords) -> None:
     assert shown["paceline_jumps_total{worker=3.0}"] == 5
     assert shown["paceline_arrival_lag_seconds_count{worker=3.0}"] == 2
     assert shown["paceline_rank_restarts_total{worker=3.0}"] == 1
+
+
+def test_what_the_agent_itself_knows_is_on_the_page(pod: PodRecords) -> None:
+    away = page(pod)
+    assert not [name for name in away if "coordinator" in name or "state_info" in name]
+    pod.phases = lambda: [Phase.RUNNING]
+    pod.connection = lambda: (False, 3)
+    pod.carriers = lambda: {FIRST: Network.TCP}
+    open_for(pod, FIRST).close()
+    open_for(pod, SECOND).close()
+    shown = page(pod)
+    assert shown["paceline_rank_state_info{state=running,worker=3.0}"] == 1
+    assert shown["paceline_coordinator_connected_info{}"] == 0
+    assert shown["paceline_coordinator_connections_total{}"] == 3
+    assert shown["paceline_transport_carrier_info{carrier=TCP,worker=3.0}"] == 1
+    assert shown["paceline_rank_restarts_total{worker=3.0}"] == 1
+    assert away["paceline_scrape_seconds_total{}"] < shown["paceline_scrape_seconds_total{}"] < 60
 
 
 def test_a_killed_rank_keeps_its_last_figures(pod: PodRecords) -> None:

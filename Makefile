@@ -80,7 +80,7 @@ generate: install ## rewrite the files that are derived from the code
 	@$(BIN)/python scripts/check.py --generate
 
 verify: generate test ## like test, and the generated files are committed
-	@git diff --exit-code --stat -- crds/manifests docs/pictures docs/reference
+	@git diff --exit-code --stat -- crds/manifests docs/pictures docs/reference docs/testing.md
 
 version: install ## which it is; VERSION=1.2.3 changes it wherever it stands
 	@$(BIN)/python -m scripts.version $(VERSION)

@@ -24,6 +24,7 @@ from scripts import (
     dashboards,
     field_reference,
     pictures,
+    promises,
     python_reference,
     version,
 )
@@ -69,6 +70,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "docs/reference/python.md": python_reference.markdown,
     "docs/reference/operator.md": lambda: reference.markdown(VALUES.read_text()),
     "docs/reference/trainingjob.md": field_reference.markdown,
+    "docs/testing.md": promises.markdown,
     **dashboards.dashboards(),
     **pictures.pictures(),
 }

@@ -184,6 +184,44 @@ def test_a_job_that_is_deleted_is_no_longer_waited_for(
     assert "deleted while it was waited for" in error
 
 
+def test_a_job_is_submitted_as_its_file_says(paceline: Call, server: ScriptedServer) -> None:
+    server.answers["POST", JOBS] = 201, body("", "5")
+    code, said = paceline("submit", "job.yaml", "--set", "spec.replicas=3")
+    assert code == 0, said
+    assert "digits" in said
+    (sent,) = server.bodies["POST", JOBS]
+    assert (sent["kind"], sent["metadata"]["name"]) == ("TrainingJob", "digits")
+    assert sent["spec"]["replicas"] == 3
+    assert sent["spec"]["template"]["spec"]["containers"][0]["command"] == ["python", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("words", "spec"),
+    [
+        (("scale", "digits", "--replicas", "6"), {"replicas": 6}),
+        (("suspend", "digits"), {"suspend": True}),
+        (("resume", "digits"), {"suspend": False}),
+    ],
+)
+def test_a_verb_changes_its_one_field(
+    paceline: Call, server: ScriptedServer, words: tuple[str, ...], spec: dict[str, Any]
+) -> None:
+    job = body("Training", "5")
+    job["spec"] |= {"replicas": 4, "suspend": not spec.get("suspend", True)}
+    server.answers["GET", f"{JOBS}/digits"] = 200, job
+    for path in (f"{JOBS}/digits", f"{JOBS}/digits/scale"):
+        server.answers["PATCH", path] = 200, job
+    code, said = paceline(*words)
+    assert code == 0, said
+    sent = [
+        what
+        for (method, _), all_of in server.bodies.items()
+        if method == "PATCH"
+        for what in all_of
+    ]
+    assert [what["spec"] for what in sent] == [spec]
+
+
 def test_deleting_waits_for_the_last_pod(paceline: Call, server: ScriptedServer) -> None:
     """The job itself is gone before anybody looks; a pod of it takes its time, one of another job
     of the name stays."""

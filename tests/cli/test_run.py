@@ -57,6 +57,14 @@ def test_ctrl_c_while_the_ranks_are_starting(tmp_path: Path) -> None:
     assert "Traceback" not in said
 
 
+def test_a_run_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    run = Run(tmp_path, "[sleep, '1000']", "--set", "spec.activeDeadlineSeconds=2")
+    code, said = run.wait()
+    assert code == 1
+    assert "DeadlineExceeded" in said
+    assert "spec.activeDeadlineSeconds" in said
+
+
 def test_two_runs_at_once(tmp_path: Path) -> None:
     runs = [Run(tmp_path, "[sleep, '1000']", name=name) for name in ("one", "two")]
     for run in runs:

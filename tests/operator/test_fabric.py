@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import yaml
 from paceline_api.types.enums import FabricRequirement
-from paceline_api.types.fabric import PLAIN_SPEC, FabricPod, FabricProfile, FabricSpec
+from paceline_api.types.fabric import (
+    PLAIN_SPEC,
+    FabricMatch,
+    FabricPod,
+    FabricProfile,
+    FabricSpec,
+)
 from paceline_operator import fabrics
 from paceline_operator.cluster.store import Store
 from paceline_operator.cluster.wire import FabricObject, fabric_from
@@ -123,6 +129,15 @@ def test_what_matches_by_nothing_is_never_taken_by_auto() -> None:
     own = FabricSpec(carries=FabricRequirement.GPU_DIRECT, priority=99)
     assert name_of(fabric_of(gpu_job(), free(own=own))) == "rdma-hca-shared-devices-a"
     assert name_of(fabric_of(gpu_job(profile="own"), free(own=own))) == "own"
+
+
+@pytest.mark.parametrize(("rack", "taken"), [("b", "own"), ("c", "rdma-hca-shared-devices-a")])
+def test_a_profile_matches_nodes_by_their_labels(rack: str, taken: str) -> None:
+    own = FabricSpec(
+        carries=FabricRequirement.RDMA, priority=99, match=FabricMatch(node_labels={"rack": rack})
+    )
+    racks = {name: replace(node, labels={"rack": "b"}) for name, node in NODES.items()}
+    assert name_of(fabric_of(gpu_job(), free(racks, own=own))) == taken
 
 
 def test_required_and_nowhere_offered_waits_and_says_what_was_looked_for() -> None:

@@ -74,7 +74,11 @@ EVERYTHING = FabricSpec(
             "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "nic"}],
             "capabilities": ["IPC_LOCK"],
             "runAsUser": 0,
-            "env": [{"name": "NCCL_IB_HCA", "value": "mlx5"}, {"name": "LR", "value": "9"}],
+            "env": [
+                {"name": "NCCL_IB_HCA", "value": "mlx5"},
+                {"name": "LR", "value": "9"},
+                {"name": "RAIL", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+            ],
             "volumes": [{"name": "gib", "hostPath": {"path": "/gib"}}],
             "volumeMounts": [{"name": "gib", "mountPath": "/usr/local/gib"}],
             "initContainers": [{"name": "daemon", "image": "d", "restartPolicy": "Always"}],
@@ -97,6 +101,9 @@ def test_a_profile_gives_a_pod_all_that_it_says() -> None:
     assert trainer["securityContext"]["runAsUser"] == 0
     assert trainer["securityContext"]["runAsNonRoot"] is False
     assert {"name": "NCCL_IB_HCA", "value": "mlx5"} in trainer["env"]
+    rail = {"name": "RAIL", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    assert rail in trainer["env"]
+    assert {"name": "gib", "hostPath": {"path": "/gib"}} in spec["volumes"]
     assert {"name": "gib", "mountPath": "/usr/local/gib"} in trainer["volumeMounts"]
     assert [c["name"] for c in spec["initContainers"]] == ["daemon"]
     # The coordinator trains nothing.
@@ -128,6 +135,25 @@ def test_what_the_template_says_stays() -> None:
     assert context["capabilities"] == {"drop": ["NET_RAW"], "add": ["SYS_PTRACE", "IPC_LOCK"]}
     assert "runAsUser" not in context
     assert spec["securityContext"]["runAsNonRoot"] is True
+
+
+def test_parts_of_the_template_with_the_same_name_stay() -> None:
+    own: dict[str, list[dict[str, Any]]] = {
+        "volumes": [{"name": "gib", "emptyDir": {}}],
+        "initContainers": [{"name": "daemon", "image": "mine"}],
+        "resourceClaims": [{"name": "nic", "resourceClaimName": "mine"}],
+    }
+    mounts = [{"name": "gib", "mountPath": "/usr/local/gib", "readOnly": True}]
+    job = gpu_job(trainer={"volumeMounts": mounts}, **own)
+    chosen = fabric_of(gpu_job(profile="own"), seen(own=EVERYTHING))
+    assert isinstance(chosen, Fabric)
+    spec = pod_with(chosen, job)["spec"]
+    for part, (item,) in own.items():
+        named = [each for each in spec[part] if each["name"] == item["name"]]
+        assert [{**each, **item} for each in named] == named, part
+        assert len(named) == 1, part
+    found = spec["containers"][0]["volumeMounts"]
+    assert [m for m in found if m["mountPath"] == "/usr/local/gib"] == mounts
 
 
 def test_nothing_behind_a_field_is_no_field() -> None:

@@ -83,6 +83,24 @@ def test_a_script_that_ends_the_job_ends_it_for_all(
     assert len({(log.version, log.digest, log.publisher) for log in logs}) <= 1, sim.story()
 
 
+def test_without_a_coordinator_rounds_go_on_and_changes_wait() -> None:
+    """R10. The coordinator comes back, and a joiner that has waited for it comes in."""
+    sim = Simulation(World(replicas=2, leases=400), 2)
+    sim.start()
+    sim.run_until(200 * MS)
+    ranks = list(sim.ranks.values())
+    sim.kill_coordinator("a")
+    before = [rank.state.log.version for rank in ranks]
+    sim.start_pod(2)
+    sim.run_until(500 * MS)
+    assert all(r.state.log.version > v + 10 for r, v in zip(ranks, before, strict=True))
+    assert {len(rank.state.log.members) for rank in ranks} == {2}
+    sim.start_coordinator("b")
+    sim.run()
+    sim.checkers.at_end()
+    assert len(sim.finished) == 3
+
+
 def test_one_rank_of_three_ends_the_job_and_publishes() -> None:
     """In each mode, long before its data are through, and although the others go on stepping."""
     for mode in Mode:

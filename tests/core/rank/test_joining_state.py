@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from core.makers import go
+from msgspec.structs import replace
 from paceline.core import messages as m
 from paceline.core.protocol.composition import compact
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import AnnounceKind
 from paceline.core.rank import events as ev
+from paceline.core.rank.state import QUEUE_MAX
 
 from benchmarks.protocol import Player
 
@@ -49,3 +51,28 @@ def test_inside_a_reduction_it_waits_for_the_end_of_it() -> None:
     assert found.index("Queue") < found.index("InstallState")
     assert not player.state.passive
     assert player.state.log.version == 1
+
+
+def test_beyond_a_bound_a_joiner_asks_for_a_newer_state() -> None:
+    """It keeps the sums of so many rounds, then drops them instead of holding up the group."""
+    player, donor = a_joiner()
+    state, machine = player.state, player.machine
+    assert state.commit is not None
+    state.commit = replace(state.commit, donor=state.log.members[-1])
+
+    def through_a_round() -> list[ev.Effect]:
+        begun = machine.handle(MS, m.Start(replace(go(state.log), round=state.round)))
+        assert "Reduce" in kinds(begun)
+        return machine.handle(MS, ev.Reduced())
+
+    for _ in range(QUEUE_MAX):
+        assert "DropQueue" not in kinds(through_a_round())
+    assert len(state.queue) == QUEUE_MAX
+    effects = through_a_round()
+    assert "DropQueue" in kinds(effects)
+    asked = [e.message for e in effects if isinstance(e, ev.ToPeer)]
+    assert [type(message).__name__ for message in asked] == ["AskState"]
+    assert (asked[0].member, asked[0].at_least) == (state.me, state.round)
+    assert not state.queue
+    machine.handle(MS, donor)
+    assert state.passive, "a state that is older than what was dropped is of no use"

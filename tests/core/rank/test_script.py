@@ -164,14 +164,18 @@ def test_who_is_benched_in_the_middle_of_a_step_gives_it_up_when_it_ends() -> No
     assert rank.state.pending.void
 
 
-def test_buffers_are_averaged_every_so_many_rounds_and_with_the_last() -> None:
+@pytest.mark.parametrize(("every", "when"), [(2, [False, True, True]), (0, [False] * 3)])
+def test_buffers_are_averaged_every_so_many_rounds_and_with_the_last(
+    every: int, when: list[bool]
+) -> None:
+    """Or never, where they are to stay local."""
     plan = DataPlan(samples=12, batch=4, epochs=1, seed=1)
-    rank = lone(plan, RoundSettings(buffers_every=2))
+    rank = lone(plan, RoundSettings(buffers_every=every))
     synced = []
     for _ in range(3):
         synced += [e.go.sync for e in step(rank) if isinstance(e, ev.Reduce)]
         take(rank, ev.Reduced())
-    assert synced == [False, True, True]
+    assert synced == when
 
 
 def test_only_a_lease_that_is_held_and_not_worked_off_can_be_skipped() -> None:

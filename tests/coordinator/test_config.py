@@ -1,0 +1,21 @@
+"""The coordinator obeys the fields of a job that concern the membership."""
+
+from __future__ import annotations
+
+import pytest
+from api.test_fields_act import SAMPLES, resolved
+from paceline.coordinator.config import config_of
+
+MEMBERSHIP = (
+    *("replicas", "minReplicas", "procsPerReplica", "backoffLimit", "collective.mode"),
+    *("collective.freezeTimeout", "elasticity.settleSeconds", "elasticity.stabilizationSeconds"),
+    *("elasticity.allowedSizes", "failurePolicy.rules.action", "failurePolicy.rules.onExitCodes"),
+    *("straggler.detect.windowRounds", "straggler.detect.slowdownFactor", "straggler.respond"),
+    "straggler.cooldownSeconds",
+)
+
+
+@pytest.mark.parametrize("field", MEMBERSHIP)
+def test_a_field_reaches_the_coordinator(field: str) -> None:
+    *before, last = SAMPLES[field]
+    assert config_of(resolved(tuple(before))) != config_of(resolved((*before, last)))

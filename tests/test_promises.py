@@ -1,0 +1,193 @@
+"""docs/testing.md is true: each promise of the code has a row, and each row tests that exist.
+
+In which layer a test runs is read from its source, so that the page needs no torch. The exhaustive
+test here compares that with what pytest collects.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import collected
+import pytest
+
+from scripts import layers, promises
+from scripts.layers import ORDER, Layer, NoSuchTestError, layer_of
+
+ROOT = Path(__file__).parent.parent
+NOT_HELD = 0
+"""Promises without a test. May only shrink: hold one by a test, then lower the number."""
+COLLECT_S = 240
+UNKNOWN = "R" + "99"
+"""Put together, so that the check of citations does not take it for one."""
+
+
+def test_each_promise_has_a_row_and_each_row_tests_that_exist() -> None:
+    found = "\n  ".join(promises.problems())
+    assert not found, f"docs/testing/promises.yaml:\n  {found}"
+
+
+def test_what_no_test_holds_only_gets_less() -> None:
+    left = promises.not_held()
+    assert len(left) == NOT_HELD, f"write the tests, or lower NOT_HELD: {left}"
+
+
+def test_every_kind_of_promise_is_found_in_the_code() -> None:
+    """Else a table whose form has changed would ask for no rows."""
+    found = {section.key: section.declared() for section in promises.SECTIONS}
+    assert {"I1", "I18"} <= found["promises"].keys()
+    assert {"R1", "R45", "R54"} <= found["rules"].keys()
+    assert {"slow", "coordinator-kill"} <= found["injected faults"].keys()
+    assert {"kill", "batch dropped in backward"} <= found["faults of histories"].keys()
+    assert "collective.buffers.policy" in found["fields of a TrainingJob"]
+    assert "pod.env.valueFrom" in found["fields of a FabricProfile"]
+    assert {"run", "version"} <= found["commands"].keys()
+    assert "paceline_steps_total" in found["metrics of a worker"]
+    assert "paceline_rounds_committed_total" in found["metrics of the coordinator"]
+    assert "paceline_operator_watch_events_total" in found["metrics of the operator"]
+    for key, said in found.items():
+        assert all(said.values()), (
+            f"{key}: nothing is said of {[n for n, s in said.items() if not s]}"
+        )
+
+
+def test_a_missing_and_an_unknown_row_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {key: dict(row) for key, row in promises.held().items()}
+    del rows["rules"]["R7"]
+    rows["commands"]["fly"] = ["tests/test_tidy.py::test_no_leftovers"]
+    rows["rules"]["R8"] = ["tests/core/test_no.py::test_x", "tests/test_tidy.py::test_no_such"]
+    rows["poems"] = {}
+    monkeypatch.setattr(promises, "held", lambda: rows)
+    monkeypatch.setattr(promises, "not_held", lambda: ["rules: R1", f"rules: {UNKNOWN}"])
+    found = promises.problems()
+    assert len(found) == 7, found
+    for part in (
+        "poems: there is no such section",
+        "rules: R7 is promised and has no row",
+        f"rules: {UNKNOWN} has a row and is not promised",
+        "rules: R1 has a row; take it out of `not held`",
+        "commands: fly has a row and is not promised",
+        "there is no file tests/core/test_no.py",
+        "has no function test_no_such",
+    ):
+        assert any(part in problem for problem in found), (part, found)
+    with pytest.raises(LookupError, match="R7 is promised"):
+        promises.markdown()
+
+
+# ---- layers --------------------------------------------------------------------------------------
+
+HEAD = "import pytest\nfrom layers import exhaustive, exhaustive_except\n"
+MODULES = {
+    "": ("", Layer.FAST),
+    "@pytest.mark.processes": ("", Layer.TEST),
+    "@pytest.mark.timeout(3)": ("", Layer.FAST),
+    "@pytest.mark.exhaustive": ("", Layer.ALL),
+    "@slow": ("slow = pytest.mark.processes", Layer.TEST),
+    "# by the module": ("pytestmark = pytest.mark.processes", Layer.TEST),
+    "# by a list": ("pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1)]", Layer.ALL),
+    "# by programs": ("pytestmark = pytest.mark.cluster_programs", Layer.TEST),
+    "@pytest.mark.parametrize('a', [1, 2])": ("", Layer.FAST),
+    "@pytest.mark.parametrize('a', [1, exhaustive(2)])": ("", Layer.FAST),
+    "@pytest.mark.parametrize('a', [exhaustive(1), exhaustive(2)])": ("", Layer.ALL),
+    "@pytest.mark.parametrize('a', A)": (
+        "A = [pytest.param(n, marks=pytest.mark.exhaustive) for n in range(3)]",
+        Layer.ALL,
+    ),
+    "@pytest.mark.parametrize('b', [1])\n@pytest.mark.parametrize('a', [exhaustive(1)])": (
+        "",
+        Layer.ALL,
+    ),
+    "@pytest.mark.parametrize('a', exhaustive_except([1], [1, 2]))": ("", Layer.FAST),
+    "@pytest.mark.parametrize('a', exhaustive_except([], [1, 2]))": ("", Layer.ALL),
+}
+
+
+def layer_in(monkeypatch: pytest.MonkeyPatch, root: Path, text: str, case: str = "") -> Layer:
+    (root / "tests").mkdir(exist_ok=True)
+    (root / "tests/test_it.py").write_text(text)
+    monkeypatch.setattr(layers, "ROOT", root)
+    layers._module.cache_clear()
+    try:
+        return layer_of(f"tests/test_it.py::test_x{case}")
+    finally:
+        layers._module.cache_clear()
+
+
+@pytest.mark.parametrize("decorator", MODULES)
+def test_the_layer_follows_from_the_marks(
+    decorator: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    above, layer = MODULES[decorator]
+    text = f"{HEAD}{above}\n{decorator}\ndef test_x(): ...\n"
+    assert layer_in(monkeypatch, tmp_path, text) is layer
+
+
+@pytest.mark.parametrize(
+    ("values", "case", "layer"),
+    [
+        ("['a', exhaustive('b')]", "[a]", Layer.FAST),
+        ("['a', exhaustive('b')]", "[b]", Layer.ALL),
+        ("[pytest.param(1, id='b', marks=pytest.mark.exhaustive), 2]", "[b]", Layer.ALL),
+        ("exhaustive_except(['a'], KNOWN)", "[a]", Layer.FAST),
+        ("exhaustive_except(['a'], KNOWN)", "[b]", Layer.ALL),
+        ("exhaustive_except(KEPT, KNOWN)", "[b]", Layer.ALL),
+    ],
+)
+def test_a_case_may_be_in_another_layer_than_its_test(
+    values: str, case: str, layer: Layer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = f"{HEAD}KEPT = ('a',)\n@pytest.mark.parametrize('p', {values})\ndef test_x(p): ...\n"
+    assert layer_in(monkeypatch, tmp_path, text, case) is layer
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tests/benchmarks/test_heads.py::test_what_heads_save_and_cost",
+        "tests/jobs/conformance.py::the_whole_script",
+        "tests/test_tidy.py",
+        "tests/test_tidy.py::none_of",
+    ],
+)
+def test_what_no_layer_runs_holds_nothing(name: str) -> None:
+    with pytest.raises(NoSuchTestError, match=r"no layer runs|write it as"):
+        layer_of(name)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.processes
+def test_pytest_collects_what_the_page_says() -> None:
+    """Each test and each case that is named, with the marks that pytest itself finds."""
+    named = {test for row in promises.held().values() for tests in row.values() for test in tests}
+    files = sorted({test.partition("::")[0] for test in named})
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "collected", "--collect-only", *files],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+        | {"PYTHONPATH": "tests"},
+        capture_output=True,
+        text=True,
+        timeout=COLLECT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (line,) = [x for x in done.stdout.splitlines() if x.startswith(collected.PREFIX)]
+    marks: dict[str, list[str]] = json.loads(line.removeprefix(collected.PREFIX))
+    for test in sorted(named):
+        name, _, case = test.rstrip("]").partition("[")
+        cases = [
+            of for node, of in marks.items() if node.partition("[")[0] == name and case in node
+        ]
+        assert cases, f"{test}: pytest collects no such test or case"
+        assert layer_of(test) is min(map(layer_of_marks, cases), key=ORDER.index), test
+
+
+def layer_of_marks(marks: list[str]) -> Layer:
+    if layers.EXHAUSTIVE in marks:
+        return Layer.ALL
+    return Layer.TEST if layers.SLOW_MARKS.intersection(marks) else Layer.FAST

@@ -39,7 +39,7 @@ def layer_of(test: str) -> Layer:
 
     Args:
         test: `tests/FILE.py::FUNCTION`, or `tests/FILE.py::FUNCTION[CASE]` for one case, where CASE
-            is a value of a parameter or a part of its id.
+            is the id of one of its parameters, or what comes before `_` in it.
 
     Raises:
         NoSuchTestError: The file or the function does not exist, is no test, or no layer runs it.

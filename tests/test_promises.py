@@ -180,11 +180,16 @@ def test_pytest_collects_what_the_page_says() -> None:
     marks: dict[str, list[str]] = json.loads(line.removeprefix(collected.PREFIX))
     for test in sorted(named):
         name, _, case = test.rstrip("]").partition("[")
-        cases = [
-            of for node, of in marks.items() if node.partition("[")[0] == name and case in node
-        ]
+        cases = [of for node, of in marks.items() if is_case(node, name, case)]
         assert cases, f"{test}: pytest collects no such test or case"
         assert layer_of(test) is min(map(layer_of_marks, cases), key=ORDER.index), test
+
+
+def is_case(node: str, name: str, case: str) -> bool:
+    """Return True if `case` is the id of a parameter of the node, or what its id begins with."""
+    found, _, of = node.rstrip("]").partition("[")
+    parts = {of, *of.split("-"), of.partition("_")[0]}
+    return found == name and (not case or case in parts)
 
 
 def layer_of_marks(marks: list[str]) -> Layer:

@@ -67,7 +67,8 @@ bench-smoke: install ## the benchmarks at their smallest sizes, which only shows
 	@PACELINE_BENCHMARKS=1 $(PYTEST) tests/benchmarks
 
 test-fast: install ## the tests that start no processes
-	@$(PYTEST) -m "not processes and not cluster_programs" --numprocesses $(shell nproc)
+	@$(PYTEST) -m "not processes and not cluster_programs and not exhaustive" \
+		--numprocesses $(shell nproc)
 
 check: install ## read-only: format, lint, types, imports, generated files, citations
 	@$(BIN)/python scripts/check.py

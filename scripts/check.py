@@ -77,12 +77,16 @@ GENERATED: dict[str, Callable[[], str]] = {
 
 
 def drift() -> str:
-    stale = [
-        path
-        for path, text in GENERATED.items()
-        if not (ROOT / path).is_file() or (ROOT / path).read_text() != text()
-    ]
-    return "".join(f"{path} is not what the code generates\n" for path in stale)
+    wrong = []
+    for path, text in GENERATED.items():
+        try:
+            wanted = text()
+        except LookupError as error:
+            wrong.append(f"{path} cannot be generated: {error}\n")
+        else:
+            if not (ROOT / path).is_file() or (ROOT / path).read_text() != wanted:
+                wrong.append(f"{path} is not what the code generates\n")
+    return "".join(wrong)
 
 
 CONCISE = ("--output-format", "concise")

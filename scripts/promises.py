@@ -35,7 +35,7 @@ from scripts.layers import ORDER, Layer, NoSuchTestError, layer_of
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 DATA: Final = ROOT / "docs/testing/promises.yaml"
-DRAWING: Final = ROOT / "tests/local/drawing.py"
+DRAWING: Final = ROOT / "testing/processes/drawing.py"
 """Where the histories are drawn; read and not imported, since it imports what needs torch."""
 PROTOCOL: Final = (ROOT / "docs/protocol.md", *sorted((ROOT / "docs/design").glob("*.md")))
 NOT_HELD: Final = "not held"
@@ -287,7 +287,7 @@ when you take a test out.
 | `make test-fast` | tests without the marks below | 90 seconds |
 | `make test` | the checks of `make check`, and tests without the mark `exhaustive` | 12 minutes; \
 20 the first time, when it builds a Kubernetes |
-| test-all | the checks, and all tests | 45 minutes |
+| `make test-all` | the checks, and all tests | 45 minutes |
 
 The layer of a test follows from its marks. `processes` is for whatever starts a process: a rank, an
 agent, an operator, a Kubernetes; `cluster_programs` is for what `make cluster-programs` builds.
@@ -295,9 +295,9 @@ agent, an operator, a Kubernetes; `cluster_programs` is for what `make cluster-p
 shows: more channels, sizes, modes or nodes.
 
 Run `make test-fast` after each change of a decision, `make test` before you send a change, and
-test-all before a release. How tests are built is in [CONTRIBUTING.md](../CONTRIBUTING.md#tests).
-`make soak`, which draws histories for as long as one likes, `make bench-smoke` and `make gpu-check`
-belong to no layer.
+`make test-all` before a release. [CONTRIBUTING.md](../CONTRIBUTING.md#tests) says how tests are
+built. `make soak`, which draws histories for as long as one likes, `make bench-smoke` and
+`make gpu-check` belong to no layer.
 
 ## How to read the tables
 

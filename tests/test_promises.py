@@ -12,11 +12,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import collected
 import pytest
 
 from scripts import layers, promises
 from scripts.layers import ORDER, Layer, NoSuchTestError, layer_of
+from testing import collected
 
 ROOT = Path(__file__).parent.parent
 NOT_HELD = 0
@@ -166,10 +166,9 @@ def test_pytest_collects_what_the_page_says() -> None:
     named = {test for row in promises.held().values() for tests in row.values() for test in tests}
     files = sorted({test.partition("::")[0] for test in named})
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "collected", "--collect-only", *files],
+        [sys.executable, "-m", "pytest", "-q", "-p", "testing.collected", "--collect-only", *files],
         cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-        | {"PYTHONPATH": "tests"},
+        env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST")},
         capture_output=True,
         text=True,
         timeout=COLLECT_S,

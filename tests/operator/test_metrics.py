@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from fake_cluster.inside import Answer, Inside
-from fake_cluster.parts import NAMESPACE, job_body
 from paceline_api.crdgen import PLURAL
 from paceline_operator.cluster.observe import SILENCE_S
 from paceline_operator.metrics import Metrics
 from prometheus_client.parser import text_string_to_metric_families
+
+from testing.fake_cluster.inside import Answer, Inside
+from testing.fake_cluster.parts import NAMESPACE, job_body
 
 
 def in_states(metrics: Metrics) -> dict[str, float]:

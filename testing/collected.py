@@ -1,6 +1,6 @@
 """Tells the marks of every test that pytest collects, as JSON on a line of its own.
 
-A plugin: `pytest -p collected --collect-only`. Only tests/test_promises.py reads what it says.
+A plugin, `pytest -p testing.collected --collect-only`, for tests/test_promises.py.
 """
 
 from __future__ import annotations

@@ -62,6 +62,7 @@ def test_a_run_ends_when_its_time_is_over(tmp_path: Path) -> None:
     code, said = run.wait()
     assert code == 1
     assert "DeadlineExceeded" in said
+    assert "the job ran for 2s" in said
     assert "spec.activeDeadlineSeconds" in said
 
 

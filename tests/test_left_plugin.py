@@ -52,5 +52,6 @@ def test_what_is_left_fails_the_run(tmp_path: Path, what: str, workers: str) -> 
             if line.startswith("process "):
                 os.kill(int(line.split()[1]), signal.SIGKILL)
             elif line.startswith("file /dev/shm/mpich_shm_") and what == "memory":
-                if (path := Path(line.split()[1])) not in before:
+                path = Path(line.split()[1])
+                if path not in before:
                     path.unlink()

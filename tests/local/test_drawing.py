@@ -62,7 +62,8 @@ def test_a_seed_says_everything() -> None:
     """In another process too, where sets have another order: several processes share the tests."""
     other = subprocess.run(
         [sys.executable, "-c", DRAW],
-        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "PYTHONHASHSEED": "4711"},
+        env=os.environ
+        | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "PYTHONHASHSEED": "4711"},
         capture_output=True,
         text=True,
         check=True,

@@ -421,7 +421,7 @@ def test_progress_is_told_by_the_rank_that_tells_of_the_job(one: OneRank) -> Non
 
 def test_checkpoints_are_counted_by_what_became_of_them(one: OneRank) -> None:
     saving = Saving(every=2, written=3, skipped=1, failed=2, published=6)
-    CheckpointMetrics(one.record).follow(saving, exposed_s=0.5, hidden_s=4.0)  # type: ignore[arg-type]
+    CheckpointMetrics(one.record).follow(saving, exposed_s=0.5, hidden_s=4.0)
     record = one.record
     results = {name: record["checkpoints_total", name] for name in ("written", "failed", "skipped")}
     assert results == {"written": [3], "failed": [2], "skipped": [1]}

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.sampling import batches_of, total_leases
 from paceline.errors import DataError, UnsupportedError, UsageError

@@ -234,9 +234,9 @@ def test_a_trainable_parameter_that_the_optimizer_lacks_is_named(fed: str) -> No
 def test_with_ddp_the_call_is_named_that_takes_the_optimizer(group_of_one: None) -> None:
     started(LoneSession())
     model = nn.parallel.DistributedDataParallel(net())
-    one, _ = halves(model.module)  # type: ignore[arg-type]
+    one, _ = halves(model.module)
     pl.ddp(model, one)
-    backward(model)  # type: ignore[arg-type]
+    backward(model)
     with pytest.raises(UsageError, match=r"lacks the trainable parameter 1\.weight[^$]*pl\.ddp"):
         one.step()
 
@@ -270,7 +270,7 @@ class Growing(nn.Module):
 def test_a_parameter_that_is_made_in_forward_is_named_at_the_first_step() -> None:
     started(LoneSession())
     model = Growing()
-    optimizer = pl.DistributedOptimizer(sgd(model.first), model)  # type: ignore[arg-type]
+    optimizer = pl.DistributedOptimizer(sgd(model.first), model)
     loader = pl.DataLoader(TensorDataset(torch.ones(4, 2)), 2)
 
     def train() -> None:

@@ -297,7 +297,9 @@ COMPLEX = [torch.complex64, torch.complex128]
 
 
 class SpectralRank(Rank):
-    def __init__(self, make: Callable[[Params], Optimizer], dtype: torch.dtype, **more: Any) -> None:
+    def __init__(
+        self, make: Callable[[Params], Optimizer], dtype: torch.dtype, **more: Any
+    ) -> None:
         self.model = Spectral(dtype, more.pop("seed", 0))
         trained = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
         self.optimizer = make(iter([p for _, p in trained]))
@@ -384,7 +386,8 @@ def test_the_hash_covers_what_is_not_trained_and_no_buffer() -> None:
     ranks[0].model.mean.fill_(7)
     assert one.hash() == other.hash()
     with torch.no_grad():
-        ranks[0].model.frozen[1] += 1
+        frozen: Any = ranks[0].model.frozen
+        frozen[1] += 1
     assert one.hash() != other.hash()
     header, buffers = other.snapshot()
     one.load(json.loads(json.dumps(header)), [bytes(b) for b in buffers])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -136,13 +137,13 @@ def test_a_gradient_made_outside_is_copied_in_and_counted() -> None:
     assert gradients.attach() == 0
 
 
-ASSIGNED: dict[str, Callable[[torch.nn.Parameter], None]] = {
-    "clone": lambda p: setattr(p, "grad", p.grad.clone()),  # type: ignore[union-attr]
-    "other layout": lambda p: setattr(p, "grad", p.grad.t().clone().t()),  # type: ignore[union-attr]
-    "sparse": lambda p: setattr(p, "grad", p.grad.to_sparse()),  # type: ignore[union-attr]
-    "data": lambda p: setattr(p.grad, "data", p.grad.clone()),  # type: ignore[union-attr]
-    "data in place": lambda p: p.grad.data.mul_(1.0),  # type: ignore[union-attr]
-    "twice": lambda p: setattr(p, "grad", p.grad * 2 / 2),  # type: ignore[union-attr]
+ASSIGNED: dict[str, Callable[[Any], object]] = {
+    "clone": lambda p: setattr(p, "grad", p.grad.clone()),
+    "other layout": lambda p: setattr(p, "grad", p.grad.t().clone().t()),
+    "sparse": lambda p: setattr(p, "grad", p.grad.to_sparse()),
+    "data": lambda p: setattr(p.grad, "data", p.grad.clone()),
+    "data in place": lambda p: p.grad.data.mul_(1.0),
+    "twice": lambda p: setattr(p, "grad", p.grad * 2 / 2),
 }
 
 
@@ -167,7 +168,7 @@ def test_a_gradient_that_the_script_assigns_counts_once(
     gradients.attach()
     gradients.swap()
     assert torch.equal(late(gradients)[0], torch.full((2, 3), want))
-    assert torch.equal(weight.grad, torch.zeros(2, 3))  # type: ignore[arg-type]
+    assert torch.equal(weight.grad, torch.zeros(2, 3))
     weight.sum().backward()
     assert torch.equal(loaded(gradients, BufferName.GRAD)[0][:6], torch.ones(6))
 

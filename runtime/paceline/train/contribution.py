@@ -9,8 +9,8 @@ it is never simply erased.
     complete()      the user called `step()`: the batch's gradient is in
     settle()        the user takes the next batch instead, or leaves the loop
     put_back()      the user has dropped the loop after one look: the batch is handed out again
-    discard()       the user's `zero_grad()` after a backward pass: what it has added is dropped, and
-                    so is the batch, unless another backward pass follows
+    discard()       the user's `zero_grad()` after a backward pass: what it has added is dropped,
+                    and so is the batch, unless another backward pass follows
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def _looked(what: str) -> UsageError:
 def _erased() -> UsageError:
     return UsageError(
         "step() after zero_grad() had erased the gradient of this batch",
-        hint="call zero_grad() before backward() or after step(); to drop a batch on purpose, leave "
-        "out the step() for it",
+        hint="call zero_grad() before backward() or after step(); to drop a batch on purpose, "
+        "leave out the step() for it",
     )
 
 

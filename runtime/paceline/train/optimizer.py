@@ -213,9 +213,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         self._faults = Faults(self._context.faults, session.place)
         self._context.hooks += phases.follow(self._model)
-        self._context.hooks.append(
-            other_steps.refuse_for(self._model, self.called, self._is_own)
-        )
+        self._context.hooks.append(other_steps.refuse_for(self._model, self.called, self._is_own))
         self._show_groups()
 
     def after_parking(self) -> None:

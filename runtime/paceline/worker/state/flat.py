@@ -5,9 +5,9 @@ between equal flat tensors, a reduction moves a few large tensors instead of man
 the bytes of a state are the same on every rank. This file knows where a parameter lies; it owns no
 tensor.
 
-Gradients have the type of their parameters, as autograd wants; a complex parameter lies here as pairs
-of reals (`as_reals`). All that is summed or stepped is at
-least float32: of a bfloat16 or float16 parameter the committed weights are the float32 master.
+Gradients have the type of their parameters, as autograd wants; a complex parameter lies here as
+pairs of reals (`as_reals`). All that is summed or stepped is at least float32: of
+a bfloat16 or float16 parameter the committed weights are the float32 master.
 
 A *segment* is what is reduced at a time: neighbouring parameters of one data type and device, the
 last ones registered first, since backward() makes their gradients first (R27). The first segment is

@@ -16,8 +16,9 @@ Shape legend: every buffer is one flat tensor per segment (`flat.FlatLayout`).
              next round takes it along (D18)
 
 Whatever reads GRAD adds EARLIER to it. A gradient changes its buffer by repointing the views
-(`swap`), and the two buffers are merged right after a commit. GRAD belongs to the main thread while it computes; everything else, and GRAD while
-the main thread is parked, belongs to the communication thread.
+(`swap`), and the two buffers are merged right after a commit. GRAD belongs to the main thread while
+it computes; everything else, and GRAD while the main thread is parked, belongs to the communication
+thread.
 """
 
 from __future__ import annotations

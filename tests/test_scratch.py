@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +184,17 @@ def test_no_room_says_what_to_do(base: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(Exception, match=r"gone.*no such file") as error:
         Scratch.make()
     assert "TMPDIR" in error.value.hint  # type: ignore[attr-defined]
+
+
+def test_a_folder_that_others_remove_at_the_same_time_is_removed_without_an_error(
+    tmp_path: Path,
+) -> None:
+    """An agent and its runner may sweep one folder together."""
+    for turn in range(20):
+        folder = tmp_path / f"{scratch.PREFIX}{turn}"
+        for rank in range(50):
+            (folder / f"agent-{rank}" / "rank" / "tmp").mkdir(parents=True)
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(scratch.remove, [folder]) for _ in range(4)]:
+                done.result()
+        assert not folder.exists()

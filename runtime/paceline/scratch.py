@@ -21,7 +21,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, Self
 
@@ -41,6 +41,8 @@ SUN_PATH_MAX: Final = 100
 BELOW_MAX: Final = len("/paceline-run-12345678") * 2 + len("/9999.99-9999999-99/r.f")
 """Bytes of a rank's socket below the temporary folder of its run."""
 TRIES: Final = 100
+NOTES_DEPTH: Final = 2
+"""From the folder of a run over that of an agent to that of a rank."""
 _MPICH: Final = re.compile(r"mpich_shm_[0-9a-f]+_[0-9]+")
 
 
@@ -142,11 +144,18 @@ def sweep(where: Iterable[Path]) -> None:
 def remove(folders: Iterable[Path]) -> None:
     """Remove folders with all that is in them, and the shared memory that they name."""
     for folder in folders:
-        # Of a rank, of an agent's ranks, of a run's.
-        for depth in ("", "*/", "*/*/"):
-            for note in folder.glob(f"{depth}{SHARED_MEMORY}"):
-                _unlink_shared_memory(note)
+        for note in _notes(folder):
+            _unlink_shared_memory(note)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _notes(folder: Path) -> Iterator[Path]:
+    """Yield the notes in the folder of a rank, an agent or a run while others may remove parts."""
+    for inside, folders, files in os.walk(folder):  # skips what vanishes, as glob() does not
+        if SHARED_MEMORY in files:
+            yield Path(inside, SHARED_MEMORY)
+        if len(Path(inside).relative_to(folder).parts) >= NOTES_DEPTH:
+            folders.clear()
 
 
 def note_shared_memory(folder: Path, name: str) -> None:
@@ -167,10 +176,13 @@ def _base(spare: Path | None) -> Path:
 def _candidates(base: Path) -> list[Path]:
     found = []
     with contextlib.suppress(OSError):
-        for path in base.glob(f"{PREFIX}*"):
-            about = path.lstat()
-            if stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid():
-                found.append(path)
+        for name in os.listdir(base):  # noqa: PTH208  # a generator breaks when an entry vanishes
+            if not name.startswith(PREFIX):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                about = (base / name).lstat()
+                if stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid():
+                    found.append(base / name)
     return found
 
 

@@ -71,7 +71,7 @@ def test_the_api_server_is_away_for_a_while(
     server.stop()
     try:
         began_s = time.monotonic()
-        job.wait_rounds(OUTAGE_ROUNDS)  # none of them needs it
+        job.wait_rounds(OUTAGE_ROUNDS, timeout_s=END_S)  # none of them needs it
         time.sleep(max(0.0, began_s + OUTAGE_S - time.monotonic()))
     finally:
         server.start()

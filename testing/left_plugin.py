@@ -31,7 +31,8 @@ PATIENCE_S: Final = 10.0
 class LeftOvers:
     """Looks before the first test and after the last one."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self._patience_s = patience_s
         self._outer = {name: os.environ.get(name) for name in ("TMPDIR", "PYTEST_DEBUG_TEMPROOT")}
         # Folders of single tests stay where pytest puts them, to be looked at.
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
@@ -48,7 +49,7 @@ class LeftOvers:
         """Runs after the fixtures and workers have ended, before the summary."""
         yield
         end_the_fork_server()
-        self.found = self._look()
+        self.found = self.look()
         if self.found and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -68,8 +69,8 @@ class LeftOvers:
         tempfile.tempdir = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _look(self) -> list[str]:
-        until = time.monotonic() + PATIENCE_S
+    def look(self) -> list[str]:
+        until = time.monotonic() + self._patience_s
         while (found := self._left()) and time.monotonic() < until:
             time.sleep(0.2)
         return found + [f"file {path}" for path in left_files.left_since(self._before)]

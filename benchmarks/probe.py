@@ -64,8 +64,8 @@ class Probe:
             )
             return after
 
-        CommThread._reduce = timed_reduce  # noqa: SLF001
-        CommThread._apply = timed_apply  # noqa: SLF001
+        setattr(CommThread, "_reduce", timed_reduce)  # noqa: B010
+        setattr(CommThread, "_apply", timed_apply)  # noqa: B010
 
     def step(self, optimizer: Any, iteration: int = 0) -> None:
         """`optimizer.step()`, timed."""

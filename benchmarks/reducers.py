@@ -63,7 +63,8 @@ class Crew:
         where = str(self._folder / "crew")
         with Listener(where, "AF_UNIX", backlog=self.ranks) as listener:
             # A process that cannot start must not hang the benchmark; there is no public name.
-            listener._listener._socket.settimeout(START_S)  # noqa: SLF001
+            inner: Any = listener._listener  # type: ignore[attr-defined]  # noqa: SLF001
+            inner._socket.settimeout(START_S)  # noqa: SLF001
             worlds = [self.ranks] if self.system == "rivals" else [1] * self.ranks
             for number, size in enumerate(worlds):
                 self._launch(size, where, number)

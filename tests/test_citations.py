@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent.parent))
 from scripts import citations
 
 PROTOCOL = "# The protocol\n\n## Rules\n\n| R1 | a rule | `log.py` |\n| R2 | another |\n"

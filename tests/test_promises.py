@@ -149,7 +149,7 @@ def test_a_case_may_be_in_another_layer_than_its_test(
     "name",
     [
         "tests/benchmarks/test_heads.py::test_what_heads_save_and_cost",
-        "tests/jobs/conformance.py::the_whole_script",
+        "testing/jobs/conformance.py::the_whole_script",
         "tests/test_tidy.py",
         "tests/test_tidy.py::none_of",
     ],

@@ -42,7 +42,7 @@ RETIRED = {
     "nursery": "fork server",
 }
 """Private words of earlier versions, with what docs/glossary.md says instead."""
-PURE_TESTS = ("tests/api/", "tests/core/", "tests/sim/")
+PURE_TESTS = ("testing/simulation/", "tests/api/", "tests/core/", "tests/sim/")
 GENERATED = ("charts/paceline/dashboards", "crds/manifests", "docs/pictures", "docs/reference")
 LEFTOVERS = re.compile(r"\b(TOD[O]|FIXM[E]|XX[X])\b|^(<{7}|>{7}) |\bbreakpoin[t]\(", re.M)
 MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:root|work|home)/\w+")

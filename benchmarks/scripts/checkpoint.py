@@ -41,7 +41,8 @@ def keep(way: str, state: Callable[[], dict[str, Any]]) -> Future[Any] | None:
     elif way == "dcp.save":
         dcp.save(state(), checkpoint_id=clear(), no_dist=True)
     elif way == "dcp.async_save":
-        pending: Any = dcp.async_save(state(), checkpoint_id=clear(), no_dist=True)
+        pending = dcp.async_save(state(), checkpoint_id=clear(), no_dist=True)
+        assert isinstance(pending, Future)
         return pending
     return None
 

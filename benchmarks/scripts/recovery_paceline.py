@@ -24,7 +24,7 @@ def main() -> None:
         progress.tell(go.round + 1, go.contributing)
         return after
 
-    CommThread._apply = told  # noqa: SLF001
+    setattr(CommThread, "_apply", told)  # noqa: B010
     pl.init()
     model = make_model()
     optimizer = pl.DistributedOptimizer(make_optimizer(model), model)

@@ -27,7 +27,7 @@ TIMEOUT = timedelta(seconds=10)
 def main() -> None:
     torch.set_num_threads(1)
     place = int(os.environ["REPLICA_GROUP_ID"])
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     model = make_model()
     inner = make_optimizer(model)
 

@@ -29,7 +29,6 @@ from testing.processes import fork_server, two_levels
 
 SCRIPT = Path(__file__).with_name("history_script.py")
 ROOT = Path(__file__).parent.parent.parent
-TESTS = ROOT / "tests"
 PIECE = 16_384
 """Floats of a piece of ballast that is a segment by itself."""
 LIMIT_S = 240.0
@@ -148,7 +147,7 @@ class ForkServer:
         listener.bind(f"\0{self.name}")
         listener.listen(8)
         env = {n: v for n, v in os.environ.items() if not n.startswith("PACELINE_")}
-        paths = [str(ROOT), str(TESTS), *env.get("PYTHONPATH", "").split(os.pathsep)]
+        paths = [str(ROOT), *env.get("PYTHONPATH", "").split(os.pathsep)]
         env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         env["PYTHONUNBUFFERED"] = "1"  # as the runner has it for its processes

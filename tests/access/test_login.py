@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from paceline_api.access import login as module
+from paceline_api.access import plugin as exec_plugin
 from paceline_api.access.errors import (
     AccessError,
     CertificateError,
@@ -41,7 +42,7 @@ def pair() -> Pair:
 
 
 def config(
-    folder: Path, *, cluster: object = None, user: object = None, name: str = "here", **more: object
+    folder: Path, *, cluster: object = None, user: object = None, name: str = "here", **more: Any
 ) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "config"
@@ -243,7 +244,7 @@ def test_a_plugin_that_is_not_there_says_how_to_get_it(tmp_path: Path) -> None:
 def test_a_plugin_that_hangs_does_not_hang_us(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module.plugin, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(exec_plugin, "TIMEOUT_S", 0.5)
     plugin = Plugin.at(tmp_path / "plugin")
     plugin.hands_out({"token": "late"}, silent_s=60)
     assert "said nothing for" in str(_refused(config(tmp_path, user=plugin.user()), PluginError))

@@ -11,7 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from agent.harness import (
+from paceline.core.messages import AgentDone, AgentHello, KillRank, RankDead, RankStarted
+from paceline_api.settings import FailureRuleSettings
+from paceline_api.types.enums import FailureAction
+
+from testing.agent_harness import (
     PYTHON,
     RANK_SIDE,
     Coordinator,
@@ -25,9 +29,6 @@ from agent.harness import (
     started,
     until,
 )
-from paceline.core.messages import AgentDone, AgentHello, KillRank, RankDead, RankStarted
-from paceline_api.settings import FailureRuleSettings
-from paceline_api.types.enums import FailureAction
 
 pytestmark = pytest.mark.processes
 NS_PER_MS = 1_000_000

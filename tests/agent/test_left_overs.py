@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent.harness import dead, gone, pod, started, until
 from paceline.scratch import PREFIX
+
+from testing.agent_harness import dead, gone, pod, started, until
 
 pytestmark = pytest.mark.processes
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from agent.harness import RANK_SIDE, descendants, gone, member, pod, started, until
 from paceline.core.messages import AgentDone, AgentHello, DrainPod, RankDead, Shutdown
 from paceline.core.protocol.ids import GenerationId
 from paceline.environment import AgentSettings, RankSettings, SettingsError
 from prometheus_client.parser import text_string_to_metric_families
+
+from testing.agent_harness import RANK_SIDE, descendants, gone, member, pod, started, until
 
 pytestmark = pytest.mark.processes
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from agent.harness import JOB
 from paceline.agent.launch import plan_rank
 from paceline.agent.network import (
     NcclLog,
@@ -31,6 +30,8 @@ from paceline.telemetry.records import RankRecord
 from paceline_api.jobfile import JobFile
 from paceline_api.reading.load import parse_job
 from paceline_api.resolve import resolve
+
+from testing.agent_harness import JOB
 
 ME, PEER = MemberId(0, 0, 1000), MemberId(0, 1, 1000)
 MIB = 1 << 20

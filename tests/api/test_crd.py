@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
-from api.bad_specs import BAD
 from paceline_api.crdgen import DEFINITIONS
 from paceline_api.errors import InvalidJobError
 from paceline_api.reading.load import parse_job
 from paceline_api.rules.rule import Rule
 from paceline_api.rules.validate import RULES
+
+from testing.bad_specs import BAD
 
 MANIFESTS = Path(__file__).parents[2] / "crds" / "manifests"
 MANIFEST = MANIFESTS / "trainingjobs.yaml"

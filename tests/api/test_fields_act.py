@@ -6,7 +6,6 @@ What the settings then do is tested where they act; docs/testing.md names the te
 from __future__ import annotations
 
 import pytest
-from api.bad_specs import GOOD
 from paceline_api.reading.load import parse_job
 from paceline_api.resolve import resolve
 from paceline_api.rounds import RoundSettings
@@ -14,6 +13,7 @@ from paceline_api.settings import ResolvedJob
 from paceline_api.types.job import TrainingJob
 
 from scripts.field_reference import leaves
+from testing.bad_specs import GOOD
 
 TRAINER = "template.spec.containers[0]"
 CHECKPOINT = "checkpoint={path: kept}"

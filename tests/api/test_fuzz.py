@@ -6,13 +6,14 @@ import copy
 from typing import Any
 
 import yaml
-from api.bad_specs import GOOD
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline_api.defaults import with_defaults
 from paceline_api.errors import InvalidJobError, PacelineError
 from paceline_api.reading.load import job_from_mapping, parse_job, with_overrides
 from paceline_api.resolve import resolve
+
+from testing.bad_specs import GOOD
 
 FULL = with_defaults(
     parse_job(

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from api.bad_specs import BAD, GOOD, Bad
 from paceline_api.defaults import with_defaults
 from paceline_api.errors import InvalidJobError, JobFileError, SpecError
 from paceline_api.reading.load import (
@@ -18,6 +17,8 @@ from paceline_api.reading.load import (
 )
 from paceline_api.reading.yaml_text import show_path
 from paceline_api.types.enums import Mode
+
+from testing.bad_specs import BAD, GOOD, Bad
 
 
 def errors_of(text: str, *overrides: str) -> tuple[SpecError, ...]:

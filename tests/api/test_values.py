@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from api.bad_specs import GOOD
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline_api.defaults import QUEUE_LABEL, with_defaults
@@ -25,6 +24,8 @@ from paceline_api.settings import ResolvedJob
 from paceline_api.types.durations import format_duration, parse_duration, parse_percent
 from paceline_api.types.enums import Backend, MaxAgePolicy, Mode, Normalisation, Pacing
 from paceline_api.types.job import TrainingJob
+
+from testing.bad_specs import GOOD
 
 
 def job(*overrides: str) -> TrainingJob:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.scripted_server import JOBS, TOKEN, ScriptedServer
 from paceline.cli.main import main
 
+from testing.jobs.scripted_server import JOBS, TOKEN, ScriptedServer
 from testing.processes.runs import PACELINE
 
 JOB = """\

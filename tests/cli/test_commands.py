@@ -43,7 +43,7 @@ def paceline(
             main()
         out, err = capsys.readouterr()
         said = Said(out + err)
-        said.code = end.value.code or 0
+        said.code = int(end.value.code or 0)
         assert "Traceback" not in said
         assert not (tmp_path / "runs").exists(), "a run folder was made for nothing"
         return said

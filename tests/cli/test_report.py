@@ -121,7 +121,7 @@ def told(run: Path, kind: str) -> float:
     for path in sorted(run.glob("told-*")):
         pauses = json.loads(path.read_text())[kind][-7:]
         means.append(sum(pauses) / len(pauses))
-    return sum(means) / len(means)
+    return float(sum(means) / len(means))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import re
 from pathlib import Path
 
 import pytest
-from cli.test_report import ERROR_MAX, trained
 from paceline.core.anatomy.dissect import Part
 from paceline.core.anatomy.job import analyse
 from paceline.core.status import Fact
@@ -19,6 +18,7 @@ from paceline.jobs import places
 from paceline.report.page import advice_lines
 
 from testing.slow_disk import slow_disk, write_and_forget
+from tests.cli.test_report import ERROR_MAX, trained
 
 pytestmark = pytest.mark.processes
 

@@ -123,7 +123,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 
 def active(count: int) -> Callable[[Any], bool]:
     def holds(status: Any) -> bool:
-        return count == sum(rank["state"] == "active" for rank in status["ranks"])
+        return bool(count == sum(rank["state"] == "active" for rank in status["ranks"]))
 
     return holds
 

@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent.harness import JOB
 from msgspec.structs import replace
 from paceline_api.jobfile import JobFile
 from paceline_api.reading.load import parse_job
 from paceline_api.resolve import resolve
 
+from testing.agent_harness import JOB
 from testing.processes.runs import LIMIT_S, Run, may_mount
 
 pytestmark = pytest.mark.processes

@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
-from jobs import conformance
-from jobs.conformance import NAME, TIMEOUT
-from jobs.terminal import LIMIT_S, Terminal, until
-from layers import exhaustive_unless
 from paceline.jobs.local import LocalJobs
 from paceline_api.reading.load import parse_job
 
+from testing.jobs import conformance
+from testing.jobs.conformance import NAME, TIMEOUT
+from testing.jobs.terminal import LIMIT_S, Terminal, until
 from testing.processes.runs import processes_with
+from tests.layers import exhaustive_unless
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from client.fake_jobs import FakeJobs, at
 from paceline.client import AsyncJob, AsyncJobClient, JobClient, JobFailedError
 from paceline.client.figures import ROWS_MAX, Figures
 from paceline.client.job import Job
@@ -22,6 +21,8 @@ from paceline_api.errors import InvalidJobError
 from paceline_api.types.job import Metadata, TrainingJob, TrainingJobSpec
 from paceline_api.types.template import PodTemplate
 from rich.console import Console
+
+from tests.client.fake_jobs import FakeJobs, at
 
 TEMPLATE = {"spec": {"containers": [{"name": "trainer", "command": ["python", "x.py"]}]}}
 

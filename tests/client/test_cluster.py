@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.scripted_server import JOBS, TOKEN, ScriptedServer
 from paceline.client import JobClient
 from paceline.function.errors import FunctionError
 from paceline.jobs.errors import (
@@ -18,6 +17,8 @@ from paceline.jobs.errors import (
 )
 from paceline_api.access.errors import ContextError, KubeconfigError, RefusedError
 from paceline_api.errors import PacelineError
+
+from testing.jobs.scripted_server import JOBS, TOKEN, ScriptedServer
 
 CONFIG_MAPS = "/api/v1/namespaces/team/configmaps"
 STORED = {

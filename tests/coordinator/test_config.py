@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from api.test_fields_act import SAMPLES, resolved
 from paceline.coordinator.config import config_of
+
+from tests.api.test_fields_act import SAMPLES, resolved
 
 MEMBERSHIP = (
     *("replicas", "minReplicas", "procsPerReplica", "backoffLimit", "collective.mode"),

@@ -12,7 +12,6 @@ import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
-from coordinator.served import OPERATOR_TOKEN, TOKEN, greeting, hello, register, served, text
 from paceline.coordinator.server import LOOK_S, SIGNS_S
 from paceline.core import wire
 from paceline.core.coordinator.pace import Pace
@@ -30,6 +29,8 @@ from paceline.core.messages import (
 from paceline.core.protocol.ids import MemberId
 from paceline.core.status import RankPhase
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.coordinator.served import OPERATOR_TOKEN, TOKEN, greeting, hello, register, served, text
 
 TIMEOUT_S = 60.0
 RANK, NEIGHBOUR = MemberId(0, 0, 0), MemberId(1, 0, 0)

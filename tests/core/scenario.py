@@ -38,9 +38,10 @@ from paceline.core.protocol.ids import parse_member
 from paceline.core.protocol.records import Go
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode
-from sim.ranks import SimRank
-from sim.simulation import BrokenPromiseError, Simulation
-from sim.world import MS, World
+
+from testing.simulation.ranks import SimRank
+from testing.simulation.simulation import BrokenPromiseError, Simulation
+from testing.simulation.world import MS, World
 
 FOLDER = Path(__file__).parent / "scenarios"
 
@@ -152,8 +153,8 @@ class Play:
                 self.named[go] = " ".join(f"{s.member.slot}{'' if s.fresh else '~'}" for s in named)
             self.sim.tell(f"{rank.me} commits {go.round} ({go.trigger}: {self.named[go]})")
 
-        self.sim.tell = told
-        self.sim.checkers.committed = commits
+        setattr(self.sim, "tell", told)  # noqa: B010
+        setattr(self.sim.checkers, "committed", commits)  # noqa: B010
 
     def run(self) -> list[str]:
         for ms, command in self.scenario.timed:
@@ -255,11 +256,11 @@ class Play:
     def _do_break(self, rank: str) -> None:
         self.sim.ranks[parse_member(rank)].abort("link broke", aborted=False)
 
-    def _do_hold(self, *what: str) -> None:
-        self.gates.append(("hold", *what))
+    def _do_hold(self, kind: str, src: str, dst: str) -> None:
+        self.gates.append(("hold", kind, src, dst))
 
-    def _do_drop(self, *what: str) -> None:
-        self.gates.append(("drop", *what))
+    def _do_drop(self, kind: str, src: str, dst: str) -> None:
+        self.gates.append(("drop", kind, src, dst))
 
     def _do_let(self) -> None:
         self.gates.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from core.makers import members
 from paceline.core.collectives.schedules import ALGORITHMS, partners
 from paceline.core.demand import (
     GRIDS,
@@ -16,6 +15,8 @@ from paceline.core.demand import (
 )
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.tree import Grid
+
+from testing.makers import members
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8, 13, 31, 64, 100])

@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
-from core.makers import GEN_1, member
-from core.scenario import FOLDER, Scenario, all_scenarios
 from paceline.core import coordinator as coord
 from paceline.core.coordinator import changing, forming
 from paceline.core.messages import Commit, Endpoints, Prepare, Prepared, Release
@@ -29,6 +27,9 @@ from paceline.core.rank import machine, membership, rounds
 from paceline.core.rank.machine import Rank
 from paceline.core.rank.state import RankState
 from paceline_api.rounds import RoundSettings
+
+from testing.makers import GEN_1, member
+from tests.core.scenario import FOLDER, Scenario, all_scenarios
 
 SCENARIOS = {s.name.split("_")[0]: s for s in all_scenarios()}
 Patch = Callable[[pytest.MonkeyPatch], None]

@@ -80,8 +80,8 @@ def test_snippets_compile(where: str, code: str) -> None:
 def test_snippets_run(where: str, code: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(code)
     env = os.environ | group_of_one(MemberId(0, 0, 0)) | {"EPOCHS": "1", "OMP_NUM_THREADS": "1"}
-    code, said = end_of(ForkedCall(["script.py"], tmp_path, env, "python"))
-    assert code == 0, f"{where}\n{said}"
+    status, said = end_of(ForkedCall(["script.py"], tmp_path, env, "python"))
+    assert status == 0, f"{where}\n{said}"
 
 
 def test_get_started_shows_the_files_of_the_example() -> None:

@@ -17,8 +17,9 @@ from paceline.frameworks import lightning as in_lightning
 from paceline.frameworks import transformers as in_transformers
 from paceline.train.context import Context, install
 from torch.utils.data import DataLoader, TensorDataset
-from train.lone_session import LoneSession
 from transformers import TrainingArguments
+
+from testing.lone_session import LoneSession
 
 DATA = TensorDataset(torch.randn(16, 2), torch.randn(16, 1))
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.scripted_server import JOBS, ScriptedServer
 from paceline.jobs import places
+
+from testing.jobs.scripted_server import JOBS, ScriptedServer
 
 PODS = "/api/v1/namespaces/team/pods"
 JOB = {

@@ -10,16 +10,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from core.forecast.test_measured import pods as sampled
-from core.forecast.test_measured import rank
-from jobs.scripted_server import JOBS, ScriptedServer
-from jobs.test_cluster_logs import PODS, listed
-from jobs.test_cluster_samples import REFUSED, pod, steps_of
 from paceline.cli.choice import Where
 from paceline.cli.output import Output
 from paceline.cli.plan import Wanted, plan
 from paceline.jobs.errors import NoSamplesError
 from paceline_api.errors import PacelineError
+
+from testing.jobs.scripted_server import JOBS, ScriptedServer
+from tests.core.forecast.test_measured import pods as sampled
+from tests.core.forecast.test_measured import rank
+from tests.jobs.test_cluster_logs import PODS, listed
+from tests.jobs.test_cluster_samples import REFUSED, pod, steps_of
 
 
 def job(replicas: int, state: str = "Training") -> dict[str, Any]:

@@ -9,10 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from core.anatomy.test_job import pods as sampled
-from jobs.scripted_server import JOBS, ScriptedServer
-from jobs.test_cluster_logs import PODS, listed
-from jobs.test_cluster_logs import pod as logged
 from msgspec.structs import replace
 from paceline.cli.choice import Where
 from paceline.cli.report import report
@@ -20,6 +16,11 @@ from paceline.jobs import places
 from paceline.jobs.cluster import samples
 from paceline.jobs.cluster.jobs import ClusterJobs
 from paceline.jobs.errors import AwayError, NoSamplesError, NotAllowedError
+
+from testing.jobs.scripted_server import JOBS, ScriptedServer
+from tests.core.anatomy.test_job import pods as sampled
+from tests.jobs.test_cluster_logs import PODS, listed
+from tests.jobs.test_cluster_logs import pod as logged
 
 PORT = 9999
 REFUSED = "error trying to reach service: dial tcp 10.1.2.3:9999: connect: connection refused"

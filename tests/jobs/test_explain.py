@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ from paceline.jobs.core.explain import COMMANDS_MAX, WORDS_MAX, explain
 from paceline.jobs.interface import Explanation, JobEvent, JobStatus, LogLine
 
 
-def status(state: str = "Training", **more: object) -> JobStatus:
+def status(state: str = "Training", **more: Any) -> JobStatus:
     fields = {"name": "digits", "place": "team", "replicas": 2, "ready": 2, **more}
     return JobStatus(state=state, **fields)
 

@@ -121,8 +121,8 @@ def test_shuffled_loses_nothing_and_swaps_nothing(
             assert not late
     found += shuffle.ready(now_ns + HOLD_NS)
     assert shuffle.next_ns() is None
-    for source, own in enumerate(times):
-        said = [one.text for one in found if one.source == str(source)]
+    for number, own in enumerate(times):
+        said = [one.text for one in found if one.source == str(number)]
         assert said == [str(n) for n in range(len(own))]
 
 

@@ -23,6 +23,7 @@ from paceline.core.status import (
 )
 from paceline.jobs.core.from_cluster import job_status
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import Mode
 from paceline_operator.core.coordinator_status import read_coordinator_status
 from paceline_operator.core.reconcile import reconcile
 from rich.console import Console
@@ -94,7 +95,7 @@ def test_the_table_is_that_of_the_laptop(
         log=log,
         generation=GENERATION,
         changes=(Change(GENERATION, "First", "", 1, 0, 0.0, 0.0),),
-        settings=RoundSettings(mode="Quorum", pipeline=pipeline),
+        settings=RoundSettings(mode=Mode.QUORUM, pipeline=pipeline),
         transport="mpi",
         carrier=Network.TCP,
     )

@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from local.reference_job import (
+from paceline.core.collectives import shared
+from paceline.core.collectives.schedules import bounds, fold, schedule
+from paceline.core.protocol.records import DataPlan
+from paceline.core.protocol.sampling import batches_of, leases_per_epoch, total_leases
+from paceline.worker.state.flat import FlatLayout
+
+from tests.local.reference_job import (
     digest_of,
     loss_of,
     make_data,
@@ -25,11 +31,6 @@ from local.reference_job import (
     make_optimizer,
     make_scheduler,
 )
-from paceline.core.collectives import shared
-from paceline.core.collectives.schedules import bounds, fold, schedule
-from paceline.core.protocol.records import DataPlan
-from paceline.core.protocol.sampling import batches_of, leases_per_epoch, total_leases
-from paceline.worker.state.flat import FlatLayout
 
 MEMBERS = "members"
 """The algorithm that adds in member order."""
@@ -180,7 +181,7 @@ def _gloo_groups(ranks: int, folder: Path) -> list[Any]:
     from torch.distributed.distributed_c10d import ProcessGroupGloo
 
     def join(rank: int) -> Any:
-        options: Any = ProcessGroupGloo._Options()
+        options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._threads = 1
         options._timeout = timedelta(seconds=30)

@@ -46,4 +46,6 @@ def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
 def digest_of(model: torch.nn.Module) -> str:
     """Of the weights, bit by bit."""
     parameters = [p.detach().reshape(-1) for p in model.parameters()]
-    return blake2b(torch.cat(parameters).view(torch.uint8).numpy(), digest_size=16).hexdigest()
+    return blake2b(
+        torch.cat(parameters).view(torch.uint8).numpy().tobytes(), digest_size=16
+    ).hexdigest()

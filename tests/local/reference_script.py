@@ -10,7 +10,9 @@ from typing import Any
 
 import paceline as pl
 import torch
-from local.reference_job import (
+from paceline.transport.mpi.transport import MpiTransport
+
+from tests.local.reference_job import (
     digest_of,
     loss_of,
     make_data,
@@ -18,7 +20,6 @@ from local.reference_job import (
     make_optimizer,
     make_scheduler,
 )
-from paceline.transport.mpi.transport import MpiTransport
 
 CONFIG = json.loads(os.environ["CONFIG"])
 

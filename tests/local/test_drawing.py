@@ -8,7 +8,6 @@ import sys
 from itertools import combinations, product
 
 import pytest
-from local.test_histories import HISTORIES
 
 from testing.processes.drawing import (
     CELL,
@@ -25,6 +24,7 @@ from testing.processes.drawing import (
     soak_row,
 )
 from testing.processes.history import ROOT
+from tests.local.test_histories import HISTORIES
 
 
 @pytest.mark.parametrize("factors", [MATRIX, TOGETHER], ids=["matrix", "together"])
@@ -53,7 +53,7 @@ def test_soak_goes_through_the_full_matrix() -> None:
 
 DRAW = """
 from testing.processes.drawing import soak_history
-from local.test_histories import HISTORIES
+from tests.local.test_histories import HISTORIES
 print(repr([*HISTORIES, soak_history(17)]))
 """
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from layers import exhaustive_except
 
 from testing.processes.drawing import CHANNELS
 from testing.processes.history import ForkServer, History, check
+from tests.layers import exhaustive_except
 
 pytestmark = pytest.mark.processes
 

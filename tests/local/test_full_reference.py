@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from layers import exhaustive_except
-from local.reference import MEMBERS
 
 from testing.processes.history import ForkServer
+from tests.layers import exhaustive_except
+from tests.local.reference import MEMBERS
 
 pytestmark = pytest.mark.processes
 
@@ -143,7 +143,7 @@ def test_full_equals_the_reference(
         **segments,
     }
     (tmp_path / "by-hand").mkdir()
-    wanted = fork_server.call("local.reference:train", config, tmp_path / "by-hand")
+    wanted = fork_server.call("tests.local.reference:train", config, tmp_path / "by-hand")
     assert weights_of(fork_server, backend, config, tmp_path / "full") == wanted, config
 
 
@@ -192,7 +192,7 @@ def test_with_a_pipeline_full_equals_training_with_gradients_that_lack_one_updat
         "pipeline": 1,
     }
     (tmp_path / "by-hand").mkdir()
-    wanted = fork_server.call("local.reference:train", config, tmp_path / "by-hand")
+    wanted = fork_server.call("tests.local.reference:train", config, tmp_path / "by-hand")
     assert weights_of(fork_server, "mpi", config, tmp_path / "full") == wanted
     if ranks == 3:
         assert weights_of(fork_server, "mpi", config, tmp_path / "quorum", mode="Quorum") == wanted

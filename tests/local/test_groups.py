@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from layers import exhaustive, exhaustive_except
-from local import group_script
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.sampling import batches_of, total_leases
 
 from testing.processes.history import ForkServer
+from tests.layers import exhaustive, exhaustive_except
+from tests.local import group_script
 
 pytestmark = pytest.mark.processes
 
@@ -58,7 +58,8 @@ def run(
     at.mkdir()
     nothing = {"at_the_end": [], "inject": "", "slow_log": "", "small_disk": False}
     order = {"job": job(config, collective or {}, **spec), "steps": steps or [], **nothing}
-    return fork_server.call("testing.processes.history_run:history", order, at)
+    result: dict[str, Any] = fork_server.call("testing.processes.history_run:history", order, at)
+    return result
 
 
 def weights_of(result: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from layers import exhaustive_unless
 
 from testing.processes.drawing import FAULTS, MATRIX, TOGETHER, covering, draw_history, soak_history
 from testing.processes.history import ForkServer, History, check
+from tests.layers import exhaustive_unless
 
 SEED = 1
 SMALL_RANKS = 3

@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from layers import exhaustive_except
 from paceline.core.protocol.pending import Merge, Swap
 from paceline.core.replay import sequence as replay
 from paceline.core.replay.journal import Did, Gave, Logged, Placed, pack
@@ -17,6 +16,7 @@ from paceline.errors import ReplayError
 from paceline.train.replay import ReplaySession, read_journals
 
 from testing.processes.runs import forked_paceline, joined
+from tests.layers import exhaustive_except
 
 pytestmark = pytest.mark.processes
 

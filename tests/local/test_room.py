@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def test_more_memory_than_the_machine_has(job: ResolvedJob) -> None:
 
 
 def test_more_files_than_a_rank_may_open(job: ResolvedJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (1024, 1024))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     error = refusal(job, 40, ROOMY)
     assert "each rank needs up to 1467 open files and sockets, and the limit is 1024" in (
         error.message

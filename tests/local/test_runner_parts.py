@@ -229,9 +229,10 @@ def test_shadow_and_stragglers_are_in_table_line_and_summary() -> None:
         "its process was started again (straggler.respond: RestartInPlace); not any more",
     ):
         assert part in text, text
-    console = Console(width=160, file=io.StringIO())
+    output = io.StringIO()
+    console = Console(width=160, file=output)
     console.print(table(now, timeline))
-    shown = console.file.getvalue()
+    shown = output.getvalue()
     assert "rank 0 takes 312 % of the median step" in shown
     assert "Quorum: 9.0 s of waiting saved" in shown
     assert "share=75% SLOW" in line(now, timeline)
@@ -267,9 +268,10 @@ def test_table_and_line_show_the_same_figures() -> None:
     now = status(20, change(FIRST, "start"))
     timeline.add(status(0, change(FIRST, "start")), 0)
     timeline.add(now, 2 * S)
-    console = Console(width=120, file=io.StringIO())
+    output = io.StringIO()
+    console = Console(width=120, file=output)
     console.print(table(now, timeline))
-    shown = console.file.getvalue()
+    shown = output.getvalue()
     for part in (
         "round 20",
         "10.0/s",

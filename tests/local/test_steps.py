@@ -45,8 +45,8 @@ def run(
     folder: Path, loop: str, mode: str, *, pipeline: int = 0
 ) -> tuple[int, str, dict[str, Any]]:
     (folder / "train.py").write_text(SCRIPT.format(loop=loop))
-    words = (f"--set=spec.collective.mode={mode}", "--run-dir=run", *KILL_AND_JOIN)
-    words += (f"--set=spec.collective.pipeline={pipeline}",)
+    words = [f"--set=spec.collective.mode={mode}", "--run-dir=run", *KILL_AND_JOIN]
+    words.append(f"--set=spec.collective.pipeline={pipeline}")
     code, said = ForkedRun(folder, "[python, train.py]", *words).wait()
     status: dict[str, Any] = json.loads((folder / "run" / "status.json").read_text())
     return code, said, status

@@ -11,11 +11,11 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
-from nodes.jobs import Job, NewJob
-from nodes.platform import Platform
 
 from testing.cluster.image_build import ImageBuilder
 from testing.cluster.nodes import Cluster
+from tests.nodes.jobs import Job, NewJob
+from tests.nodes.platform import Platform
 
 
 @pytest.fixture(scope="session")

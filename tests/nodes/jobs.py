@@ -16,11 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nodes.platform import WORKER_IMAGE, Platform
-from nodes.watching import Watcher
-
 from testing.cluster.api import ApiError, Json
 from testing.cluster.host_python import CHECKOUT, PYTHON, mounted_folders
+from tests.nodes.platform import WORKER_IMAGE, Platform
+from tests.nodes.watching import Watcher
 
 KIND = "/apis/paceline.dev/v1alpha1"
 SCRIPT = CHECKOUT / "testing" / "processes" / "history_script.py"

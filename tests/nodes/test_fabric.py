@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from nodes.jobs import CHANGE_S, NewJob
-from nodes.platform import Platform
+
+from tests.nodes.jobs import CHANGE_S, NewJob
+from tests.nodes.platform import Platform
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(900)]
 PROFILES = "/apis/paceline.dev/v1alpha1/fabricprofiles"

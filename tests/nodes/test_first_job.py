@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from nodes.jobs import START_S, NewJob, on_these_nodes
-from nodes.platform import CHECKOUT, SYSTEM, Platform
+
+from tests.nodes.jobs import START_S, NewJob, on_these_nodes
+from tests.nodes.platform import CHECKOUT, SYSTEM, Platform
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 DIGITS = CHECKOUT / "examples" / "digits"

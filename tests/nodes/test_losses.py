@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from nodes.jobs import CHANGE_S, START_S, Job, NewJob
-from nodes.platform import Platform
 
 from testing.cluster.api import Json
 from testing.cluster.node import KUBELET, Node
+from tests.nodes.jobs import CHANGE_S, START_S, Job, NewJob
+from tests.nodes.platform import Platform
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(900)]
 NOT_READY_S = 180.0

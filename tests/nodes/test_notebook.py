@@ -9,10 +9,11 @@ from typing import Any
 
 import nbformat
 import pytest
-from client.test_notebook import ACCURACY, RUN_S, executed, result
-from nodes.jobs import NewJob, on_these_nodes
-from nodes.platform import Platform
-from nodes.test_verbs import kubeconfig_of
+
+from tests.client.test_notebook import ACCURACY, RUN_S, executed, result
+from tests.nodes.jobs import NewJob, on_these_nodes
+from tests.nodes.platform import Platform
+from tests.nodes.test_verbs import kubeconfig_of
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(RUN_S)]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
-from jobs.terminal import until
-from nodes.jobs import CHANGE_S, END_S, NewJob, containers
-from nodes.platform import SYSTEM, Platform
-from nodes.test_verbs import kubeconfig_of, terminal_of
 
 from testing.cluster.control_plane import API_SERVER
+from testing.jobs.terminal import until
+from tests.nodes.jobs import CHANGE_S, END_S, NewJob, containers
+from tests.nodes.platform import SYSTEM, Platform
+from tests.nodes.test_verbs import kubeconfig_of, terminal_of
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(900)]
 OUTAGE_S, OUTAGE_ROUNDS = 35.0, 40

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from nodes.jobs import CHANGE_S, START_S, NewJob, containers
+
+from tests.nodes.jobs import CHANGE_S, START_S, NewJob, containers
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(900)]
 

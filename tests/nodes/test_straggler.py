@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from nodes.jobs import CHANGE_S, NewJob
+
+from tests.nodes.jobs import CHANGE_S, NewJob
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(900)]
 COOLDOWN_S = 60

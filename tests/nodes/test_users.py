@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from nodes.jobs import CHANGE_S, NewJob
-from nodes.platform import Platform
 from paceline_api.names import NOTE_KEY, secret_name
 
 from testing.cluster.api import ApiError
+from tests.nodes.jobs import CHANGE_S, NewJob
+from tests.nodes.platform import Platform
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(900)]
 

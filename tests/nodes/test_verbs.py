@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
-from jobs import conformance
-from jobs.terminal import Terminal
-from nodes.jobs import Job, NewJob, on_these_nodes
-from nodes.platform import Platform
 from paceline.jobs import places
+
+from testing.jobs import conformance
+from testing.jobs.terminal import Terminal
+from tests.nodes.jobs import Job, NewJob, on_these_nodes
+from tests.nodes.platform import Platform
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(900)]
 

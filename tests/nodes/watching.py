@@ -20,7 +20,7 @@ from paceline_api.names import NOTE_KEY, secret_name
 from testing.cluster.api import ApiError, Json
 
 if TYPE_CHECKING:
-    from nodes.jobs import Job
+    from tests.nodes.jobs import Job
 
 PORT = 7070
 POLL_S = 5

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-from telemetry import known
+
+from testing.telemetry import known
 
 ROOT = Path(__file__).parent.parent.parent
 RULES = ROOT / "charts/paceline/rules/paceline.yaml"

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from telemetry import known
 
 from testing.cluster import programs
 from testing.cluster.fixtures import or_skip
+from testing.telemetry import known
 
 ROOT = Path(__file__).parent.parent.parent
 CHART = ROOT / "charts/paceline"
@@ -38,7 +38,7 @@ def panels(file: Path) -> list[dict[str, Any]]:
 def filled(expression: str, own: Mapping[str, str]) -> str:
     """As of one moment, at which `@ end()` says nothing; the engine of rules does not know it."""
     expression = expression.replace(" @ end()", "")
-    for variable, value in (VARIABLES | own).items():
+    for variable, value in {**VARIABLES, **own}.items():
         expression = expression.replace(variable, value)
     assert "$" not in GROUP.sub("", expression), expression
     return expression

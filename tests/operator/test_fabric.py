@@ -265,7 +265,7 @@ def test_a_running_job_goes_on_when_its_profile_is_deleted() -> None:
     one = (worker(0),)
     now = Observed(
         pods=one,
-        coordinator=coordinator_status(one),
+        coordinator=coordinator_status([*one]),
         coordinator_heard_s=NOW,
         sent=Sent(secret=True),
         fabrics={},

@@ -160,7 +160,8 @@ def test_nothing_behind_a_field_is_no_field() -> None:
     """As templates of Helm leave it, and as the API server keeps it below unknown fields."""
     parts = ("tolerations", "securityContext", "volumes", "initContainers", "nodeSelector")
     trainer = dict.fromkeys(("env", "ports", "volumeMounts", "securityContext"))
-    job = gpu_job(trainer=trainer, **dict.fromkeys(parts))
+    nothing: dict[str, Any] = dict.fromkeys(parts)
+    job = gpu_job(trainer=trainer, **nothing)
     chosen = fabric_of(gpu_job(profile="own"), seen(own=EVERYTHING))
     assert isinstance(chosen, Fabric)
     assert pod_with(chosen, job) == pod_with(chosen, gpu_job())

@@ -79,7 +79,7 @@ class Histories(RuleBasedStateMachine):
 
     @initialize(replicas=st.integers(1, 4), checkpoint=st.booleans(), trains=st.booleans())
     def submit(self, replicas: int, checkpoint: bool, trains: bool) -> None:
-        extra: dict[str, object] = {"checkpoint": {"path": "/checkpoints"}} if checkpoint else {}
+        extra: dict[str, Any] = {"checkpoint": {"path": "/checkpoints"}} if checkpoint else {}
         extra["straggler"] = {"respond": ["Replace"], "cooldownSeconds": 5}
         self.world.server.insert(PLURAL, NAMESPACE, job_body(replicas=replicas, **extra))
         if trains:
@@ -95,7 +95,7 @@ class Histories(RuleBasedStateMachine):
     def suspend(self, suspend: bool) -> None:
         self._edit(suspend=suspend)
 
-    def _edit(self, **spec: object) -> None:
+    def _edit(self, **spec: Any) -> None:
         self.disturbed |= self.finished
         if not self.deleted:
             self.world.server.change(PLURAL, NAMESPACE, JOB, spec=spec)
@@ -381,11 +381,12 @@ class Histories(RuleBasedStateMachine):
         assert all(at_s > self.world.loop.time() for at_s in queue._due.values())
         known = {pod.uid: pod.version for key in [KEY] for pod in store.pods(key)}
         assert known == _versions(server.of_kind("pods"))
-        jobs = _versions(list(store.jobs.values()))
+        jobs = _versions([dict(job) for job in store.jobs.values()])
         assert jobs == _versions(server.of_kind(PLURAL))
         assert {name: node.ready for name, node in store.nodes.items()} == dict.fromkeys(
             self.world.nodes, True
         )
+        assert operator._controller is not None
         assert set(operator._controller.memories) == set(store.jobs)
         assert set(operator._links._links) <= set(store.jobs)
         assert self.world.health() == 200

@@ -101,6 +101,7 @@ def test_the_members_of_a_pod_are_groups_of_ranks() -> None:
     """R50: what an agent starts, and the operator counts."""
     job = job_of(procsPerReplica=4, parallelism={"model": 2})
     assert env_of(children.worker(job, 0, 1, key_id=KEY))["PACELINE_PROCS"] == "2"
+    assert job.settings is not None
     assert (job.settings.procs_per_replica, job.settings.model) == (2, 2)
     assert job.settings.world_size == 2 * job.settings.replicas
 

@@ -1,4 +1,4 @@
-"""What a real Prometheus answers to the dashboards over the story of a run (`telemetry.story`)."""
+"""What a real Prometheus answers to the dashboards over the story of a run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from telemetry import drawn, story
-from telemetry.drawn import FILES, Looker, panels
 
 from testing.cluster import prometheus
 from testing.cluster.fixtures import or_skip
+from testing.telemetry import drawn, story
+from testing.telemetry.drawn import FILES, Looker, panels
 
 pytestmark = [pytest.mark.cluster_programs, pytest.mark.processes]
 ENTRIES_MAX = 12
@@ -54,7 +54,7 @@ def test_every_panel_has_data_at_every_interval_between_scrapes() -> None:
     lines = drawn.table()
     assert [line for line in lines if "| - |" in line] == []
     page = (drawn.ROOT / "docs/monitoring.md").read_text()
-    assert "\n".join(lines) in page, "run: PYTHONPATH=tests python -m telemetry.drawn"
+    assert "\n".join(lines) in page, "run: python -m testing.telemetry.drawn"
 
 
 def test_a_window_that_is_made_for_faster_scrapes_is_empty(looker: Looker) -> None:

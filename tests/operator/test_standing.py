@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ def test_what_is_stored_counts_until_something_newer_is_known(
     assert standing({**older, **outdated}, conditions[:newer]) == standing({}, conditions)
 
 
-def body_of(status: dict[str, Any] | None) -> dict[str, Any]:
+def body_of(status: Mapping[str, Any] | None) -> dict[str, Any]:
     assert status is not None
     return {"metadata": {"generation": job_of().generation}, "status": status}
 

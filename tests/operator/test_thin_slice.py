@@ -20,7 +20,8 @@ def world() -> Iterator[World]:
 
 
 def status(world: World, job: str = "digits") -> dict[str, Any]:
-    return world.server.find(PLURAL, NAMESPACE, job).get("status", {})
+    found: dict[str, Any] = world.server.find(PLURAL, NAMESPACE, job).get("status", {})
+    return found
 
 
 def holds(world: World, kind: str) -> bool:
@@ -82,7 +83,7 @@ def test_a_conflict_of_one_write_forgets_no_job(world: World) -> None:
             raise ApiError(409, "Conflict", "the object has been modified")
         return patch(kind, *what)
 
-    world.server.patch = conflict
+    setattr(world.server, "patch", conflict)  # noqa: B010
     world.settle(5)
     assert refused
     assert holds(world, "RingReady")

@@ -37,7 +37,7 @@ KINDS = ("added", "changed", "deprecated", "removed", "fixed", "security")
 def registry(archive: Path, name: str) -> Iterator[str]:
     """Hands out one layout as the distribution specification says; its address."""
     with tarfile.open(archive) as layout:
-        files = {entry.name: layout.extractfile(entry).read() for entry in layout}
+        files = {entry.name: file.read() for entry in layout if (file := layout.extractfile(entry))}
     [described] = json.loads(files["index.json"])["manifests"]
     tag = described["annotations"]["org.opencontainers.image.ref.name"]
     manifest = files[f"blobs/{described['digest'].replace(':', '/')}"]

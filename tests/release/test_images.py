@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from release import small_image
 
 from scripts import oci, release, release_images, version
 from scripts.release_images import ReleaseError
 from testing.cluster import image_build
 from testing.cluster.fixtures import or_skip
+from tests.release import small_image
 
 pytestmark = pytest.mark.processes
 

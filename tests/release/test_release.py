@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from scripts import release, version
+from scripts.release_images import ReleaseError
 
 pytestmark = pytest.mark.processes
 
@@ -82,7 +83,9 @@ def test_charts_are_whole(made: Path, name: str) -> None:
 @pytest.mark.parametrize("name", release.CHARTS)
 def test_the_oci_archive_leads_to_the_same_chart(made: Path, name: str) -> None:
     with tarfile.open(made / f"{name}-{VERSION}.oci.tar") as archive:
-        files = {entry.name: archive.extractfile(entry).read() for entry in archive}
+        files = {
+            entry.name: file.read() for entry in archive if (file := archive.extractfile(entry))
+        }
     assert json.loads(files["oci-layout"]) == {"imageLayoutVersion": "1.0.0"}
 
     def blob(described: dict[str, object]) -> bytes:
@@ -144,7 +147,7 @@ def test_a_key_that_does_not_do_is_refused(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.pem"
     wrong.write_text("no key")
     for path, said in ((wrong, "no private key"), (tmp_path / "none.pem", "cannot be read")):
-        with pytest.raises(release.ReleaseError, match=said):
+        with pytest.raises(ReleaseError, match=said):
             release.read_key(path)
 
 
@@ -152,7 +155,7 @@ def test_a_place_with_another_version_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(version, "problems", lambda: "Dockerfile says another version\n")
-    with pytest.raises(release.ReleaseError, match="Dockerfile says another version; run `make"):
+    with pytest.raises(ReleaseError, match="Dockerfile says another version; run `make"):
         release.release(tmp_path / "out", None, images=())
     assert not (tmp_path / "out").exists()
 

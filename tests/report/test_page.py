@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 
-from core.anatomy.test_job import ROUNDS, asked_later, pods
 from paceline.core.anatomy.job import analyse
 from paceline.core.anatomy.samples import SilentPod
 from paceline.report.page import page
 from paceline.report.trace import trace
+
+from tests.core.anatomy.test_job import ROUNDS, asked_later, pods
 
 KNOWN = range(ROUNDS)
 

@@ -8,11 +8,12 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline.core.protocol.tree import TREE_ABOVE
-from sim.faults import Fault, Kind
-from sim.heads import harm_a_head, harm_who_collects
-from sim.histories import bounded, faults, run, seeds, worlds
-from sim.large import STATE_MS, large, measure
-from sim.world import World
+
+from testing.simulation.faults import Fault, Kind
+from testing.simulation.heads import harm_a_head, harm_who_collects
+from testing.simulation.histories import bounded, faults, run, seeds, worlds
+from testing.simulation.large import STATE_MS, large, measure
+from testing.simulation.world import World
 
 
 def test_256_ranks_lose_nothing_with_heads_that_die_and_freeze() -> None:

@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import Go, Share
 from paceline.core.rank import rounds, script
-from paceline.core.rank.events import Event, Step
+from paceline.core.rank.events import Flush, Step
 from paceline.core.rank.state import NOTHING, RankState
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode
-from sim.checkers import composed
-from sim.faults import Fault, Kind
-from sim.histories import run
-from sim.simulation import BrokenPromiseError, Simulation
-from sim.test_simulation import event_times, kill_at
-from sim.world import MS, World
+
+from testing.simulation.checkers import composed
+from testing.simulation.faults import Fault, Kind
+from testing.simulation.histories import run
+from testing.simulation.simulation import BrokenPromiseError, Simulation
+from testing.simulation.world import MS, World
+from tests.sim.test_simulation import event_times, kill_at
 
 SEEDS = 20
 """A rule that is switched off is noticed in one of so many histories."""
@@ -207,9 +209,9 @@ def test_r37_arrive_names_what_is_under_way_and_nothing_else(
 
 
 def test_r37_who_evaluates_has_nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lets_it_go(rank: RankState, event: Event) -> None:
+    def lets_it_go(rank: RankState, event: Any) -> None:
         ON_SCRIPT(rank, event)
-        if isinstance(event, script.Flush):
+        if isinstance(event, Flush):
             before, rank.under_way = rank.under_way, NOTHING
             script._resume(rank, fresh=False)
             rank.under_way = before

@@ -3,6 +3,8 @@ happen without the rule's protections."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 from paceline.core import messages as m
@@ -10,9 +12,10 @@ from paceline.core.agent.relay import Relay
 from paceline.core.coordinator import silence
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
-from sim.faults import Fault, Kind, plant
-from sim.simulation import Simulation
-from sim.world import MS, World
+
+from testing.simulation.faults import Fault, Kind, plant
+from testing.simulation.simulation import Simulation
+from testing.simulation.world import MS, World
 
 FOR_EVER_MS = 10**7
 SETTINGS = RoundSettings(mode=Mode.QUORUM, quorum=3, bench_after_ns=300 * MS)
@@ -87,7 +90,7 @@ def test_without_the_names_of_those_heard_only_the_round_would_show_it(
 ) -> None:
     real = Relay.beat
 
-    def all_are_well(relay: Relay, *given: object) -> m.PodBeat:
+    def all_are_well(relay: Relay, *given: Any) -> m.PodBeat:
         heard = tuple((member.local, member.attempt) for member in relay.lines)
         return replace(real(relay, *given), heard=heard)
 
@@ -116,11 +119,11 @@ def test_a_commit_reaches_a_pod_once() -> None:
     sent: list[tuple[str, tuple[int, int], int]] = []
     way_down = sim.links.to_ranks
 
-    def watch(name: str, order: object) -> None:
+    def watch(name: str, order: Any) -> None:
         if isinstance(order.message, m.Commit):
             sent.append((name, order.pod, len(order.members)))
         way_down(name, order)
 
-    sim.links.to_ranks = watch
+    setattr(sim.links, "to_ranks", watch)  # noqa: B010
     run(sim)
     assert sent == [("a", (slot, 0), 2) for slot in range(3)]

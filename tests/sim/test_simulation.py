@@ -7,6 +7,7 @@ prints the history and its story; PACELINE_SOAK=20000 searches longer (see sim.h
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -22,12 +23,13 @@ from paceline.core.rank import script
 from paceline.core.rank.state import RankState
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode, Normalisation, Pacing
-from sim.checkers import composed
-from sim.faults import FOR_EVER_MS, Fault, Kind, plant
-from sim.histories import bounded, faults, faults_at_the_end, run, seeds, worlds
-from sim.ranks import SimRank
-from sim.simulation import BrokenPromiseError, Simulation
-from sim.world import MS, World
+
+from testing.simulation.checkers import composed
+from testing.simulation.faults import FOR_EVER_MS, Fault, Kind, plant
+from testing.simulation.histories import bounded, faults, faults_at_the_end, run, seeds, worlds
+from testing.simulation.ranks import SimRank
+from testing.simulation.simulation import BrokenPromiseError, Simulation
+from testing.simulation.world import MS, World
 
 UNREST = script._unrest
 TRUE_VERDICTS = {"StateLost", "Interrupted"}
@@ -230,11 +232,11 @@ def event_times(world: World, seed: int, what: list[Fault], start: float, end: f
     times: set[int] = set()
     at = sim.at
 
-    def spy(at_ns: int, action: object) -> None:
+    def spy(at_ns: int, action: Callable[[], object]) -> None:
         times.add(at_ns)
         at(at_ns, action)
 
-    sim.at = spy
+    setattr(sim, "at", spy)  # noqa: B010
     sim.run()
     return sorted(t for t in times if start * MS <= t <= end * MS)
 
@@ -457,7 +459,7 @@ def test_nobody_publishes_whose_loop_has_ended() -> None:
         if log.active and not log.stopped:
             seen.add((len(log.done), log.publisher in log.done))
 
-    sim.checkers.after_event = watch
+    setattr(sim.checkers, "after_event", watch)  # noqa: B010
     sim.run()
     assert (2, False) in seen
     assert not any(idle for _, idle in seen)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -18,11 +19,12 @@ from paceline.core.rank import rounds, script, streaming
 from paceline.core.rank.state import RankState
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode, Overlap
-from sim.faults import Fault, Kind
-from sim.histories import run
-from sim.ranks import SimRank
-from sim.simulation import BrokenPromiseError, Simulation
-from sim.world import MS, World
+
+from testing.simulation.faults import Fault, Kind
+from testing.simulation.histories import run
+from testing.simulation.ranks import SimRank
+from testing.simulation.simulation import BrokenPromiseError, Simulation
+from testing.simulation.world import MS, World
 
 SEEDS = 20
 """A rule that is switched off is noticed in one of so many histories."""
@@ -175,7 +177,7 @@ def test_r28_a_number_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_r30_a_rank_that_waits_for_itself_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def waits(self: SimRank, event: object) -> None:
+    def waits(self: SimRank, event: Any) -> None:
         inside = self.stream is not None
         if inside and type(event).__name__ in ("Step", "Prepare", "Skip", "Tick"):
             self.waiting.append(event)
@@ -191,7 +193,7 @@ def test_r30_a_rank_that_waits_for_itself_is_killed(monkeypatch: pytest.MonkeyPa
 def test_r31_what_does_not_come_as_named_makes_the_round_void(
     trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = dataclasses.replace(CLEAN, **{trouble: 0.3})
+    world = dataclasses.replace(CLEAN, **dict[str, Any]({trouble: 0.3}))
     assert not breaks(world)
     monkeypatch.setattr(SimRank, "_flags", never)
     # A gradient that was rewritten leaves no trace in sums of labels; that it ends the round is
@@ -283,7 +285,7 @@ def test_r33_patience_is_not_learnt_from_waiting_for_others(
 def test_r34_coming_is_silence_for_a_round_that_is_not_streamed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def takes_it_for_arrive(self: Arrivals, kind: AnnounceKind, *rest: object) -> None:
+    def takes_it_for_arrive(self: Arrivals, kind: AnnounceKind, *rest: Any) -> None:
         arrive = AnnounceKind.ARRIVE if kind is AnnounceKind.COMING else kind
         HEAR(self, arrive, *rest)
 

@@ -20,11 +20,12 @@ from paceline.core.rank import membership
 from paceline.core.rank.gather import Collector
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
-from sim.faults import Fault, Kind
-from sim.heads import ROUND, harm_a_head, harm_who_collects
-from sim.histories import run
-from sim.simulation import BrokenPromiseError, Simulation
-from sim.world import MS, World
+
+from testing.simulation.faults import Fault, Kind
+from testing.simulation.heads import ROUND, harm_a_head, harm_who_collects
+from testing.simulation.histories import run
+from testing.simulation.simulation import BrokenPromiseError, Simulation
+from testing.simulation.world import MS, World
 
 SETTINGS = RoundSettings(mode=Mode.QUORUM, quorum=4, bench_after_ns=300 * MS)
 
@@ -113,7 +114,7 @@ def test_a_head_tells_the_starter_in_few_messages() -> None:
         if isinstance(message, m.Gathered):
             sent[message.round, message.group] += 1
 
-    sim.links.to_peer = watch
+    setattr(sim.links, "to_peer", watch)  # noqa: B010
     sim.run()
     assert sent
     assert sorted(sent.values())[len(sent) // 2] == 1
@@ -135,7 +136,7 @@ def test_the_first_state_leaves_its_donor_twice() -> None:
         senders[src] += 1
         send_state(src, dst, *what)
 
-    sim.links.send_state = watch
+    setattr(sim.links, "send_state", watch)  # noqa: B010
     sim.run()
     sim.checkers.at_end()
     assert sum(senders.values()) == 6

@@ -135,14 +135,14 @@ class OneRank:
         self.now_ns += after_ms * MS
         self.metrics.handled(self.rank, event, self.now_ns)
 
-    def share(self, member: MemberId, at_ms: int, **more: object) -> Share:
+    def share(self, member: MemberId, at_ms: int, **more: Any) -> Share:
         """One lease of a member, fresh unless it says otherwise."""
         version, leases = self.rank.log.version, self.rank.log.held(member)[:1]
         fields: dict[str, Any] = {"fresh": True, "oldest": version, "upto": 1, "count": 1}
         fields |= {"samples": 2, "unit": 2, "leases": leases, **more}
         return Share(member=member, offset_us=at_ms * 1000, **fields)
 
-    def round(self, *shares: Share, took_ms: int, trigger: str = "quorum", **more: object) -> None:
+    def round(self, *shares: Share, took_ms: int, trigger: str = "quorum", **more: Any) -> None:
         """GO `took_ms` after the first arrival; reduced 5 ms later, applied after 1 ms more."""
         log = self.rank.log
         go = Go(log.id, log.version, Trigger(trigger), shares, wait_us=took_ms * 1000, **more)
@@ -242,7 +242,7 @@ def go(round_: int, wait_ms: int, *shares: Share) -> Composition:
     return Composition(record, round_, (), [], [], [], ())
 
 
-def said(member: MemberId, at_ms: int, **more: bool) -> Share:
+def said(member: MemberId, at_ms: int, **more: Any) -> Share:
     return Share(member=member, upto=1, count=1, offset_us=at_ms * 1000, **more)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 from paceline.train import context
+from torch._C._distributed_c10d import HashStore
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +20,6 @@ def _no_job() -> Iterator[None]:
 @pytest.fixture
 def group_of_one() -> Iterator[None]:
     """What `init_process_group()` makes in a job."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

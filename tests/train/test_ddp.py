@@ -14,8 +14,9 @@ from paceline.core.protocol.sampling import batches_of, total_leases
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler, StepLR
-from train.ddp_script import BATCH, EPOCHS, SAMPLES, Net, data, loss_of, script_loader, sgd
-from train.lone_session import LoneSession, started
+
+from testing.lone_session import LoneSession, started
+from tests.train.ddp_script import BATCH, EPOCHS, SAMPLES, Net, data, loss_of, script_loader, sgd
 
 pytestmark = pytest.mark.usefixtures("group_of_one")
 
@@ -163,7 +164,7 @@ def test_a_rank_that_joins_late_finds_the_loops_of_past_epochs_empty() -> None:
             session.elsewhere.append(lease)
         session._deal()
 
-    session.begin = begin_late
+    setattr(session, "begin", begin_late)  # noqa: B010
     loader = pl.ddp(model, optimizer, script_loader(), epochs=EPOCHS)
     batches = []
     for _ in range(EPOCHS + 1):  # a loop too many gives nothing

@@ -13,8 +13,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
-from train.ddp_script import BATCH, SAMPLES, Net, data, loss_of, script_loader, sgd
-from train.lone_session import LoneSession, started
+
+from testing.lone_session import LoneSession, started
+from tests.train.ddp_script import BATCH, SAMPLES, Net, data, loss_of, script_loader, sgd
 
 pytestmark = pytest.mark.usefixtures("group_of_one")
 

@@ -17,12 +17,13 @@ from paceline.train.loader import DataLoader
 from paceline.train.optimizer import DistributedOptimizer
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
-from train.lone_session import LoneSession, started
+
+from testing.lone_session import LoneSession, started
 
 SAMPLES = 44
 
 
-class Numbers(Dataset[int]):
+class Numbers(Dataset[Any]):
     """Sample number i is i."""
 
     def __init__(self, samples: int = SAMPLES) -> None:
@@ -38,7 +39,7 @@ class Numbers(Dataset[int]):
 class Job:
     """A session, a model of one number, its optimizer, and what the user's loop has trained on."""
 
-    def __init__(self, session: LoneSession, loader: DataLoader[int]) -> None:
+    def __init__(self, session: LoneSession, loader: DataLoader[Any]) -> None:
         self.session = session
         self.loader = loader
         self.model = nn.Linear(1, 1)
@@ -65,7 +66,7 @@ class Job:
         assert session.released
 
 
-def make_job(session: LoneSession, batch: int, **options: object) -> Job:
+def make_job(session: LoneSession, batch: int, **options: Any) -> Job:
     started(session)
     return Job(session, DataLoader(Numbers(), batch, **options))
 
@@ -189,7 +190,9 @@ def test_a_batch_without_a_step_is_dropped_and_leaves_no_gradient(
             if count % 5 == 0 and (accumulate == 1 or builder._lease.last):
                 skip(job, batch)
                 continue
-            assert accumulate == 2 or not any(p.grad.any() for p in job.model.parameters())
+            assert accumulate == 2 or not any(
+                p.grad is not None and p.grad.any() for p in job.model.parameters()
+            )
             numbers += batch.tolist()
             job.backward(batch)
             job.step(numbers)
@@ -401,7 +404,11 @@ MISUSES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "empty": (lambda: DataLoader(Numbers(0), 4), DataError, "empty"),
     "batch 0": (lambda: DataLoader(Numbers(), 0), DataError, "batch_size=0"),
     "batch -1": (lambda: DataLoader(Numbers(), -1), DataError, "batch_size=-1"),
-    "batch 1.5": (lambda: DataLoader(Numbers(), 1.5), DataError, "batch_size=1.5"),
+    "batch 1.5": (
+        lambda: DataLoader(Numbers(), 1.5),  # type: ignore[arg-type]
+        DataError,
+        "batch_size=1.5",
+    ),
     "accumulate": (lambda: DataLoader(Numbers(), 4, accumulate=0), DataError, "accumulate=0"),
     "shuffle": (lambda: DataLoader(Numbers(), 4, shuffle=True), UnsupportedError, "shuffle"),
     "sampler": (lambda: DataLoader(Numbers(), 4, sampler=[1]), UnsupportedError, "sampler"),
@@ -445,7 +452,7 @@ def test_misuse_is_named_with_a_way_out(name: str) -> None:
     ],
 )
 def test_too_little_data_is_named(
-    epochs: int, ranks: int, options: dict[str, int], words: str
+    epochs: int, ranks: int, options: dict[str, Any], words: str
 ) -> None:
     session = started(LoneSession())
     session.size = ranks

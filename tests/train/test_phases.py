@@ -9,7 +9,8 @@ import paceline as pl
 import torch
 from paceline.core.anatomy.samples import Phase
 from paceline.train import context
-from train.lone_session import LoneSession
+
+from testing.lone_session import LoneSession
 
 
 def train(session: LoneSession) -> torch.nn.Linear:

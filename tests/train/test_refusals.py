@@ -21,7 +21,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import ConstantLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import TensorDataset
-from train.lone_session import LoneSession, started
+
+from testing.lone_session import LoneSession, started
 
 
 def net() -> nn.Sequential:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import paceline as pl
 import pytest
@@ -16,7 +17,8 @@ from paceline.worker.state.gradients import Gradients
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 from torch.utils.data import TensorDataset
-from train.lone_session import LoneSession, started
+
+from testing.lone_session import LoneSession, started
 
 OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
@@ -514,9 +516,9 @@ def test_a_gradient_that_is_not_finite_is_announced_as_such() -> None:
 def test_param_groups_show_the_models_parameters_and_the_jobs_learning_rate() -> None:
     started(LoneSession())
     model = make_model()
-    inner = torch.optim.SGD(
-        [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.5}], lr=0.1
-    )
+    groups: list[dict[str, Any]] = [{"params": model[0].parameters()}]
+    groups.append({"params": model[2].parameters(), "lr": 0.5})
+    inner = torch.optim.SGD(groups, lr=0.1)
     optimizer = pl.DistributedOptimizer(
         inner, model, scheduler=lambda opt: StepLR(opt, 1, gamma=0.5)
     )
@@ -560,14 +562,14 @@ def test_a_frozen_parameter_stays_as_it_is() -> None:
     started(LoneSession(stop_at=3))
     model = make_model()
     model[0].weight.requires_grad_(False)
-    before = model[0].weight.clone()
+    before = model.get_parameter("0.weight").clone()
     optimizer = pl.DistributedOptimizer(
         torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5), model
     )
     while not optimizer.stopped:
         loss_of(model, *make_data()[:4]).backward()
         optimizer.step()
-    assert torch.equal(model[0].weight, before)
+    assert torch.equal(model.get_parameter("0.weight"), before)
 
 
 def test_logged_figures_ride_with_the_step() -> None:

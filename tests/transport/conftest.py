@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 import pytest
-from transport.harness import FAILED, ProcessPool
 
 from testing import left_files
+from tests.transport.harness import FAILED, ProcessPool
 
 
 @pytest.hookimpl(wrapper=True)

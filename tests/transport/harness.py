@@ -28,16 +28,15 @@ from paceline.agent.launch import ENV_HWLOC
 from paceline.transport.base import Abort, Group, Transport, TransportError
 from paceline.transport.selected import SelectedTransport
 from paceline.transport.sim import Hub, SimTransport
-from transport.rank_body import ROUNDED, Outcome, RankBody
 
 from testing import left_files
+from tests.transport.rank_body import ROUNDED, Outcome, RankBody
 
 FAILED = pytest.StashKey[bool]()
 """On a test item: it has failed."""
 ANSWER_S = 60.0
 START_S = 60.0
-TESTS = Path(__file__).parent.parent
-ROOT = TESTS.parent
+ROOT = Path(__file__).parents[2]
 
 
 class Rank(ABC):
@@ -80,15 +79,13 @@ class ProcessRank(Rank):
         self._log = (pool.folder / f"{name}.log").open("wb")
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(
-                map(str, (TESTS, ROOT, os.environ.get("PYTHONPATH", "")))
-            ),
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
             "OMP_NUM_THREADS": "1",
             "RANK_HOST": host,
             ENV_HWLOC: str(pool.folder / "no-hwloc.xml"),  # else hydra writes into /tmp
         }
         command = [*inside, str(Path(sys.executable).parent / "mpiexec"), "-n", "1", sys.executable]
-        command += [str(TESTS / "transport" / "rank_main.py"), pool.address, name]
+        command += [str(Path(__file__).with_name("rank_main.py")), pool.address, name]
         self._launcher = subprocess.Popen(
             command,
             env=environment,
@@ -155,7 +152,8 @@ class ProcessPool:
         self.address = str(self.folder / "ranks")
         self._listener = Listener(self.address, "AF_UNIX", backlog=32)
         # A process that cannot start must fail the test, not hang it; there is no public name.
-        self._listener._listener._socket.settimeout(START_S)
+        inner: Any = self._listener._listener  # type: ignore[attr-defined]
+        inner._socket.settimeout(START_S)
         self._idle: list[ProcessRank] = []
         self._count = 0
 

@@ -142,7 +142,7 @@ class RankBody:
 
         selected = self._of(kind)
         assert isinstance(selected, SelectedTransport)
-        selected._transports[name].open = refuse
+        setattr(selected._transports[name], "open", refuse)  # noqa: B010
 
     def do_forget(self, kind: str) -> None:
         """What this rank and others have measured."""

@@ -15,7 +15,8 @@ from typing import Any
 
 from paceline.core.collectives.select import Method
 from paceline.transport.base import Transport
-from transport.rank_body import ROUNDED, RankBody
+
+from tests.transport.rank_body import ROUNDED, RankBody
 
 
 def make(kind: str) -> Transport:
@@ -29,7 +30,7 @@ def make(kind: str) -> Transport:
 
             return MpiTransport(host=host)
         case "mpi-mixed":
-            from transport.mixed import MixedMpiTransport
+            from tests.transport.mixed import MixedMpiTransport
 
             return MixedMpiTransport(host=host)
         case "gloo":

@@ -11,14 +11,16 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from paceline.core.collectives.select import HIERARCHICAL
 from paceline.transport.shm.hier import ADDRESSES
 from paceline.transport.shm.rendezvous import place_of
-from transport.harness import FAILED, Crew, Hubs, ProcessPool, ProcessRank, Rank, ThreadRank
-from transport.rank_body import ROUNDED, Outcome, Payload, digest
+
+from tests.transport.harness import FAILED, Crew, Hubs, ProcessPool, ProcessRank, Rank, ThreadRank
+from tests.transport.rank_body import ROUNDED, Outcome, Payload, digest
 
 ALGORITHMS = ["ring", "recursive_doubling", "halving_doubling"]
 MPI = [*(f"mpi:{name}" for name in ALGORITHMS), "mpi-mixed:ring"]
@@ -149,7 +151,8 @@ def test_segments_one_by_one_have_the_bits_of_one_call(crew: Crew) -> None:
     members = crew.ranks[:3]
     crew.open(members)
     found = set()
-    for how in ({}, {"one_by_one": True}, {"in_turn": True}, {}):
+    ways: list[dict[str, Any]] = [{}, {"one_by_one": True}, {"in_turn": True}, {}]
+    for how in ways:
         payload = Payload(9, SEGMENTS, exact=False, **how)
         outcomes = reduce(crew, members, payload)
         assert {outcome.error for outcome in outcomes} == {""}, outcomes

@@ -25,7 +25,8 @@ from paceline.transport.selected import SelectedTransport
 from paceline.transport.sim import Hub, SimTransport
 from paceline.transport.staging import Staging
 from paceline.transport.torch.nccl import only_device, shared_device
-from transport.harness import FarTransport
+
+from tests.transport.harness import FarTransport
 
 CPU, GPU, OTHER = torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:1")
 ABORT = Abort()

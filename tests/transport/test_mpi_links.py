@@ -12,8 +12,9 @@ from paceline.transport.mpi.abandoned import EMPTIED_MAX
 from paceline.transport.mpi.lanes import PIECE_BYTES
 from paceline.transport.mpi.links import mpi_environment
 from paceline.transport.rendezvous import Deadline, Rendezvous
-from transport.harness import Crew, ProcessPool, RankEndedError
-from transport.rank_body import Payload, digest
+
+from tests.transport.harness import Crew, ProcessPool, RankEndedError
+from tests.transport.rank_body import Payload, digest
 
 pytestmark = pytest.mark.processes
 

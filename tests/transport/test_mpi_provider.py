@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent.harness import pod
 from paceline.agent.launch import find_mpiexec
 from paceline.transport.mpi.links import mpi_environment
 from paceline.transport.mpi.provider import ProviderError, check_provider
 
 from testing import left_files
+from testing.agent_harness import pod
 
 pytestmark = pytest.mark.processes
 

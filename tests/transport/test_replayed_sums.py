@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import pytest
 from paceline.core.collectives.schedules import ALGORITHMS
 from paceline.transport.replayed_sums import SumAgain
-from transport.harness import Crew, ProcessPool, ProcessRank
-from transport.rank_body import Payload, digest
+
+from tests.transport.harness import Crew, ProcessPool, ProcessRank
+from tests.transport.rank_body import Payload, digest
 
 METHODS = ["gloo", "shm", *(f"mpi:{name}" for name in ALGORITHMS)]
 LEVELS = ["hier:gloo", *(f"hier:mpi:{name}" for name in ALGORITHMS)]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
 
 import pytest
 import torch
@@ -19,8 +20,9 @@ from paceline.transport.shm.transport import ShmTransport
 from paceline.transport.sim import Hub, SimTransport
 from paceline.transport.torch.gloo import GlooTransport
 from paceline_api.types.enums import Wire
-from transport.harness import Crew, Hubs, ProcessPool, in_memory
-from transport.rank_body import ROUNDED, Payload, digest
+
+from tests.transport.harness import Crew, Hubs, ProcessPool, in_memory
+from tests.transport.rank_body import ROUNDED, Payload, digest
 
 pytestmark = pytest.mark.processes
 
@@ -47,6 +49,11 @@ def by_hand(algorithm: str, parts: list[torch.Tensor]) -> Summed:
 
             total[there] = fold(algorithm, [p[there] for p in parts], chunk, torch.add, rounded)
     return total, residuals
+
+
+def added(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """In the order of the ranks."""
+    return reduce(torch.add, parts)
 
 
 @pytest.fixture
@@ -102,15 +109,15 @@ def test_nothing_is_lost_in_memory_either(kind: str) -> None:
     sums, residuals = [part.clone() for part in parts], [torch.zeros_like(part) for part in parts]
     peers = tuple(Peer(f"t{index}", rank.address) for index, rank in enumerate(ranks))
 
-    def reduce(index: int) -> None:
+    def reduced(index: int) -> None:
         ranks[index].open(Group("g", 1, peers, index), Abort(), 10.0)
         ranks[index].allreduce_rounded([sums[index]], [residuals[index]], Abort(), "")
 
     with ThreadPoolExecutor(len(ranks)) as threads:
-        list(threads.map(reduce, range(len(ranks))))
+        list(threads.map(reduced, range(len(ranks))))
     assert all(torch.equal(total, sums[0]) for total in sums)
     assert torch.equal(sums[0], sums[0].bfloat16().float())
-    assert torch.equal(sums[0] + sum(residuals), sum(parts))
+    assert torch.equal(sums[0] + added(residuals), added(parts))
 
 
 def test_a_transport_that_cannot_is_refused_by_name() -> None:
@@ -134,7 +141,7 @@ def test_two_levels_round_once_for_each_slice(places: str, owned: bool) -> None:
     residuals = [torch.zeros_like(part) for part in parts]
     peers = tuple(Peer(f"r{i}", rank.address) for i, rank in enumerate(ranks))
 
-    def reduce(index: int) -> torch.Tensor:
+    def reduced(index: int) -> torch.Tensor:
         rank = ranks[index]
         rank.open(Group("g", 1, peers, index), Abort(), 10.0)
         buffer = rank.zeros(numel, torch.float32, HOST) if owned else torch.zeros(numel)
@@ -143,10 +150,10 @@ def test_two_levels_round_once_for_each_slice(places: str, owned: bool) -> None:
         return buffer.clone()
 
     with ThreadPoolExecutor(len(ranks)) as threads:
-        sums = list(threads.map(reduce, range(len(ranks))))
+        sums = list(threads.map(reduced, range(len(ranks))))
     assert all(torch.equal(total, sums[0]) for total in sums)
     assert torch.equal(sums[0], sums[0].bfloat16().float())
-    assert torch.equal(sums[0] + sum(residuals), sum(parts))
+    assert torch.equal(sums[0] + added(residuals), added(parts))
     machines = machines_of([rank.address for rank in ranks])
     for slice_of in machines:
         kept = torch.stack([residuals[rank] != 0 for rank in slice_of])

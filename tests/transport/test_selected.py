@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+import resource
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from paceline import limits
 from paceline.core.collectives.conduct import Conduct
 from paceline.core.collectives.select import CLASS_NAMES, NATIVE, size_class
 from paceline.limits import LimitError
@@ -17,7 +17,8 @@ from paceline.transport.factory import make_transport
 from paceline.transport.selected import SelectedTransport
 from paceline.transport.sim import Hub
 from paceline_api.types.enums import Wire
-from transport.harness import (
+
+from tests.transport.harness import (
     BROKEN,
     BrokenFirst,
     BrokenSecond,
@@ -30,7 +31,7 @@ from transport.harness import (
     SecondTransport,
     in_memory,
 )
-from transport.rank_body import LARGEST_BYTES, Payload
+from tests.transport.rank_body import LARGEST_BYTES, Payload
 
 pytestmark = pytest.mark.processes
 
@@ -163,7 +164,7 @@ def open_all(ranks: Sequence[Transport], number: int) -> list[BaseException | No
 
 def test_a_job_that_grows_beyond_the_files_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the start it is an error of the rank; later one of the channel, which the job tells."""
-    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (1024, 1024))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     with pytest.raises(LimitError, match=r"a rank needs up to \d+ open files .* limit is 1024"):
         make_transport("gloo", local=True, ranks=400)
     transport = SelectedTransport([FirstTransport(Hubs().first, "t0")], {})
@@ -195,7 +196,7 @@ def test_segments_go_to_the_only_candidate_together_and_else_each_to_that_of_its
     for far in (False, True):
         hubs = Hubs()
         queueing = Queueing(hubs.first, "t0")
-        queueing.moves = (lambda _: False) if far else (lambda _: True)
+        setattr(queueing, "moves", (lambda _: False) if far else (lambda _: True))  # noqa: B010
         others: list[Transport] = [SecondTransport(hubs.second, "t0")]
         for beside, want in ([], [] if far else [3]), (others, []):
             queueing.given.clear()

@@ -341,7 +341,7 @@ def test_memory_goes_back_with_its_last_tensor() -> None:
     held = pages(memory)
     del whole
     gc.collect()
-    assert (pages(memory), view.sum()) == (held, 4)
+    assert (pages(memory), int(view.sum())) == (held, 4)
     del view
     gc.collect()
     assert pages(memory) == 0

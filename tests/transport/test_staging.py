@@ -29,7 +29,7 @@ class LazyStream:
     """Does what is queued in order, and no sooner than it must."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.queue = name, list[Callable[[], None]]()
+        self.name, self.queue = name, list[Callable[[], object]]()
 
     def run(self, length: int) -> None:
         while self.done < length:
@@ -93,7 +93,7 @@ class LazyQueues:
     def use(self, stream: Any) -> AbstractContextManager[None]:
         return self._use(stream)
 
-    def queue(self, what: str, do: Callable[[], None]) -> None:
+    def queue(self, what: str, do: Callable[[], object]) -> None:
         stream = self._current
 
         def logged() -> None:

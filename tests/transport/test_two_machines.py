@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from transport.harness import Crew, ProcessPool, ProcessRank
-from transport.rank_body import Payload
-from transport.test_conformance import check_sum
 
 from benchmarks import network
+from tests.transport.harness import Crew, ProcessPool, ProcessRank
+from tests.transport.rank_body import Payload
+from tests.transport.test_conformance import check_sum
 
 NUMEL = 4 << 20
 CALLS = 4

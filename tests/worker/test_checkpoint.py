@@ -429,7 +429,7 @@ WRITES = """\
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from worker.test_checkpoint import Rank, Saver
+from tests.worker.test_checkpoint import Rank, Saver
 rank = Rank()
 rank.train(3)
 saver = Saver(Path(sys.argv[1]), rank, keep=2)
@@ -446,7 +446,8 @@ def test_a_killed_writer_leaves_the_one_before(tmp_path: Path, rank: Rank) -> No
     """At a random moment, several times, each time on what the last one has left."""
     path, rng, version = tmp_path / "saved", random.Random(7), 1
     for _ in range(2):
-        command = [sys.executable, "-c", WRITES, path, Path(__file__).parent.parent, str(version)]
+        command = [sys.executable, "-c", WRITES, str(path), str(Path(__file__).parents[2])]
+        command.append(str(version))
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"

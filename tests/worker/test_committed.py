@@ -158,12 +158,12 @@ def test_a_snapshot_makes_an_equal_member(name: str, steps: int) -> None:
     for seed in range(steps):
         donor.round(seed, 2.0)
     donor.round(50, first=True, step=False)  # accumulated, not stepped yet (pacing: Samples)
-    donor.model[1].running_mean.fill_(0.25)
+    donor.model.get_buffer("1.running_mean").fill_(0.25)
     header, buffers = donor.committed.snapshot()
     donor.round(51, 7.0, first=False)  # the snapshot is a copy
     joiner.committed.load(json.loads(json.dumps(header)), buffers)
     joiner.committed.copy_to_model()
-    assert torch.equal(joiner.model[1].running_mean, torch.full((7,), 0.25))
+    assert torch.equal(joiner.model.get_buffer("1.running_mean"), torch.full((7,), 0.25))
     joiner.round(51, 7.0, first=False)
     for rank in (donor, joiner):
         rank.round(60, 2.0)
@@ -269,11 +269,11 @@ def test_an_abandoned_reduction_cannot_reach_the_update() -> None:
 def test_float_buffers_travel_as_one_tensor() -> None:
     one, other = Rank(), Rank()
     statistics = one.model[1]
-    statistics.running_mean.fill_(2.0)
+    statistics.get_buffer("running_mean").fill_(2.0)
     flat = one.committed.float_buffers_flat()
     assert flat.numel() == 14  # mean and variance; the batch counter is an integer
     other.committed.load_float_buffers((flat + other.committed.float_buffers_flat()) / 2)
-    assert torch.equal(other.model[1].running_mean, torch.ones(7))
+    assert torch.equal(other.model.get_buffer("1.running_mean"), torch.ones(7))
 
 
 class Spectral(nn.Module):

@@ -13,11 +13,12 @@ from typing import Any, Final
 
 import pytest
 import zmq
-from core.makers import GEN_1, member
 from paceline.core.demand import FILES_PER_LANE, PEER_LANES
 from paceline.core.messages import AskState
 from paceline.worker import peer_sockets
 from paceline.worker.peer_sockets import PeerSockets, ReceivedMessage
+
+from testing.makers import GEN_1, member
 
 
 def test_what_the_lanes_to_all_peers_take_is_what_is_counted(tmp_path: Path) -> None:
@@ -183,12 +184,17 @@ def test_a_state_goes_in_pieces_and_arrives_as_it_was(
     sizes: list[int] = []
     send = zmq.Socket.send_multipart
 
-    def spy(socket: zmq.Socket, frames: list[bytes], **options: object) -> object:  # type: ignore[type-arg]
+    def spy(socket: zmq.Socket, frames: list[bytes], **options: Any) -> object:  # type: ignore[type-arg]
         sizes.extend(len(frame) for frame in frames)
         return send(socket, frames, **options)
 
     monkeypatch.setattr(zmq.Socket, "send_multipart", spy)
-    payload = [b"{}", bytes(range(256)) * 40, b"", memoryview(b"x" * 3001)]
+    payload: list[bytes | memoryview] = [
+        b"{}",
+        bytes(range(256)) * 40,
+        b"",
+        memoryview(b"x" * 3001),
+    ]
     pair[0].send_bulk(member(1), NOTE, payload)
     mail = receive(pair[1])
     assert mail.message == NOTE

@@ -27,7 +27,7 @@ from paceline.transport.solo import NoTransport
 from paceline.worker import comm_thread, engine
 from paceline.worker.comm_thread import CommThread, Interrupts
 from paceline.worker.reduction import Reducer
-from paceline.worker.state import committed
+from paceline.worker.state import committed, flat
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.flags import Flags
 from paceline.worker.state.gradients import Gradients
@@ -192,7 +192,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Record:
 
         return bytes_of
 
-    monkeypatch.setattr(committed, "bytes_of", noted(committed.bytes_of))
+    monkeypatch.setattr(committed, "bytes_of", noted(flat.bytes_of))
     return made
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 from paceline.core import messages as m
@@ -18,8 +20,8 @@ def register(who: MemberId, *, ready: bool = True) -> m.Register:
     return m.Register(who, 1, "h", ends, NO_GENERATION, NO_GENERATION, 0, False, ready)
 
 
-def beat(who: MemberId, version: int = 5, at: GenerationId = GEN, **facts: object) -> m.Heartbeat:
-    given: dict[str, object] = {"doing": m.Doing(3, version, 12, 400), "active": True, **facts}
+def beat(who: MemberId, version: int = 5, at: GenerationId = GEN, **facts: Any) -> m.Heartbeat:
+    given: dict[str, Any] = {"doing": m.Doing(3, version, 12, 400), "active": True, **facts}
     return m.Heartbeat(who, at, at, version, **given)
 
 
@@ -192,7 +194,7 @@ def test_what_changes_is_told(facts: dict[str, object]) -> None:
     pod.relay.beat()
     for who in (A, C):
         pod.say(beat(who, step_s=0.052))
-    changed = beat(B, **{"step_s": 0.050, **facts})
+    changed = beat(B, **dict[str, Any](step_s=0.050, **facts))
     pod.say(changed)
     told = pod.relay.beat()
     assert [x.member for x in told.changed] == [B]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from itertools import product
 from signal import SIGKILL, SIGSEGV, SIGTERM
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -344,7 +345,7 @@ def test_who_takes_part_in_the_release_ends_by_itself_and_has_no_successor() -> 
     assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 0)
 
 
-def death(**facts: object) -> Death:
+def death(**facts: Any) -> Death:
     given_facts = {
         "member": MemberId(0, 0, 0),
         "code": 1,

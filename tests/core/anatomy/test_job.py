@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from core.anatomy.test_dissect import MS, segment
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -16,6 +15,8 @@ from paceline.core.anatomy.samples import (
     SilentPod,
     StepSample,
 )
+
+from tests.core.anatomy.test_dissect import MS, segment
 
 LATE_MS = 40
 ROUNDS = 5

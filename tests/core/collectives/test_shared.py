@@ -50,7 +50,7 @@ class Job:
 
     def part(self, rank: int, call: int, cell: int) -> int:
         """No other sum of parts is the same."""
-        return 10 ** (rank + 1) * (call * 3 + cell + 1)
+        return int(10 ** (rank + 1)) * (call * 3 + cell + 1)
 
     def total(self, call: int, cell: int) -> int:
         return sum(self.part(rank, call, cell) for rank in range(self.ranks))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from core.makers import GEN_1, PLAN
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
 from paceline.core.messages import Network
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import Gen
 from paceline.core.status import Status
+
+from testing.makers import GEN_1, PLAN
 
 A, B, C = MemberId(0, 0, 0), MemberId(1, 0, 0), MemberId(1, 1, 0)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
-from core.makers import GEN_1, PLAN, member, pod_beat
 from msgspec import Struct
 from msgspec.structs import replace
 from paceline.core import coordinator as coord
@@ -18,9 +18,11 @@ from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.rows import rows_of
 from paceline.core.protocol.snapshot import Kept
-from paceline.core.status import Fact
+from paceline.core.status import Fact, Status
 from paceline_api.settings import FailureRuleSettings
 from paceline_api.types.enums import FailureAction
+
+from testing.makers import GEN_1, PLAN, member, pod_beat
 
 MS = 10**6
 SETTLE_MS = 300
@@ -100,7 +102,7 @@ SETS = ("members", "with_state", "active", "benched", "gen_active")
 """Of members, in a report."""
 
 
-def register(who: MemberId, last: GenerationId = NO_GENERATION, **facts: object) -> m.Register:
+def register(who: MemberId, last: GenerationId = NO_GENERATION, **facts: Any) -> m.Register:
     given = {
         "promise": last,
         "version": 0,
@@ -120,7 +122,7 @@ def register(who: MemberId, last: GenerationId = NO_GENERATION, **facts: object)
     )
 
 
-def prepared(who: MemberId, proposal: GenerationId, **facts: object) -> m.Prepared:
+def prepared(who: MemberId, proposal: GenerationId, **facts: Any) -> m.Prepared:
     given = {
         "last": NO_GENERATION,
         "version": 0,
@@ -145,8 +147,12 @@ def prepared(who: MemberId, proposal: GenerationId, **facts: object) -> m.Prepar
     return m.Prepared(id=proposal, member=who, **given)
 
 
+def said_of(told: Status) -> list[Any]:
+    return [*told.happenings, *told.conditions]
+
+
 def beat(who: MemberId, at: GenerationId, version: int = 3, **facts: bool) -> m.Heartbeat:
-    given = {"leaving": False, "stopped": False, **facts}
+    given: dict[str, Any] = {"leaving": False, "stopped": False, **facts}
     return m.Heartbeat(who, at, at, version, **given)
 
 
@@ -186,7 +192,7 @@ def test_who_begins_a_loop_anew_that_nobody_counts_is_named() -> None:
         assert desk.state.gen is not None
         assert desk.state.gen.members == (A, B)
         told = status(desk.state)
-        found = [x.reason for x in (*told.happenings, *told.conditions)]
+        found = [x.reason for x in said_of(told)]
         assert found.count("ScriptStartsOver") == 2 * starts_over, plan
         if starts_over:
             [condition] = [x for x in told.conditions if x.reason == "ScriptStartsOver"]
@@ -210,7 +216,7 @@ def test_ranks_that_feed_themselves_from_equal_seeds_are_named() -> None:
 
 def no_part(desk: Desk) -> list[str]:
     told = status(desk.state)
-    return [x.message for x in (*told.happenings, *told.conditions) if x.reason == NO_PART]
+    return [x.message for x in said_of(told) if x.reason == NO_PART]
 
 
 def test_a_script_that_has_not_called_init_for_a_minute_is_named() -> None:

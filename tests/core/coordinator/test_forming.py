@@ -6,8 +6,6 @@ from itertools import chain, combinations
 from typing import Any
 
 import pytest
-from core.coordinator.test_coordinator import SETS
-from core.makers import GEN_1, PLAN, members
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -19,6 +17,9 @@ from paceline.core.protocol.rows import rows_of
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Pacing
 
+from testing.makers import GEN_1, PLAN, members
+from tests.core.coordinator.test_coordinator import SETS
+
 NEW = GenerationId(2, "b", 1)
 CI = settings(max_examples=300, derandomize=True, deadline=None, database=None)
 A, B, C, D = members(0, 1, 2, 3)
@@ -28,7 +29,7 @@ def subsets(of: tuple[MemberId, ...]) -> list[tuple[MemberId, ...]]:
     return list(chain.from_iterable(combinations(of, n) for n in range(len(of) + 1)))
 
 
-def report(who: MemberId, **facts: object) -> Prepared:
+def report(who: MemberId, **facts: Any) -> Prepared:
     """A member of GEN_1 at version 5, in step with the others."""
     version = facts.get("version", 5)
     everybody = members(0, 1, 2)
@@ -56,7 +57,7 @@ def report(who: MemberId, **facts: object) -> Prepared:
     return Prepared(id=NEW, member=who, **given_facts)
 
 
-def joiner(who: MemberId, **facts: object) -> Prepared:
+def joiner(who: MemberId, **facts: Any) -> Prepared:
     nothing = {"last": NO_GENERATION, "version": 0, "index": 0, "digest": "", "tail": ((0, ""),)}
     return report(
         who,
@@ -65,7 +66,7 @@ def joiner(who: MemberId, **facts: object) -> Prepared:
     )
 
 
-def register(report: Prepared, **facts: object) -> Register:
+def register(report: Prepared, **facts: Any) -> Register:
     given_facts = {"fingerprint": "same", "plan": PLAN, "pacing": Pacing.SAMPLES, **facts}
     return Register(
         member=report.member,
@@ -81,7 +82,7 @@ def register(report: Prepared, **facts: object) -> Register:
     )
 
 
-def decide(*reports: Prepared, unaccounted: str = "somebody is silent", **facts: object) -> Any:
+def decide(*reports: Prepared, unaccounted: str = "somebody is silent", **facts: Any) -> Any:
     given_facts = {
         "registers": {r.member: register(r) for r in reports},
         "possible_ranks": 3,
@@ -96,7 +97,7 @@ def decide(*reports: Prepared, unaccounted: str = "somebody is silent", **facts:
     return form(NEW, by_member, dead={}, unaccounted=unaccounted, **given_facts)
 
 
-def formed(*reports: Prepared, **facts: object) -> Commit:
+def formed(*reports: Prepared, **facts: Any) -> Commit:
     answer = decide(*reports, **facts)
     assert isinstance(answer, Commit), answer
     return answer

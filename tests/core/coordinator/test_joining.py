@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from core.coordinator.test_coordinator import SETTLE_MS, A, B, C, Desk, kinds, prepared
-from core.coordinator.test_coordinator import register as ready
-from core.coordinator.test_forming import decide, formed, joiner, report
-from core.makers import GEN_1, members
 from msgspec import Struct
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
@@ -15,6 +11,11 @@ from paceline.core.coordinator.sizes import Sizes, pods_to_drain
 from paceline.core.protocol.ids import NO_GENERATION, MemberId
 from paceline.core.protocol.snapshot import Kept
 from paceline.core.status import RankPhase
+
+from testing.makers import GEN_1, members
+from tests.core.coordinator.test_coordinator import SETTLE_MS, A, B, C, Desk, kinds, prepared
+from tests.core.coordinator.test_coordinator import register as ready
+from tests.core.coordinator.test_forming import decide, formed, joiner, report
 
 D = MemberId(3, 0, 0)
 STABLE_MS = 100

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
-from core.coordinator.test_coordinator import prepared, register
-from core.makers import member, pod_beat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -21,6 +20,9 @@ from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.rows import rows_of
 from paceline_api.settings import StragglerSettings
 from paceline_api.types.enums import StragglerResponse
+
+from testing.makers import member, pod_beat
+from tests.core.coordinator.test_coordinator import prepared, register
 
 MS = 10**6
 RANKS = 4
@@ -153,7 +155,7 @@ def happen(stage: Stage, what: str, who: int, n: int) -> None:
             stage.agent_says(m.PodBeat(who, 0, carriers=((me, m.Network.TCP),) if n else ()))
         case "all still":
             version = rank.version
-            at = {"promise": rank.promise, "last": rank.last, "version": version}
+            at: dict[str, Any] = {"promise": rank.promise, "last": rank.last, "version": version}
             stage.agent_says(m.PodBeat(who, 0, ((me.local, me.attempt),), **at))
         case "agent gone":
             stage.post(coord.AgentGone(who, 0))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from core.makers import PLAN, member, pod_beat
-from msgspec import Struct
+from typing import Any
+
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
 from paceline.core.coordinator.state import Phase
@@ -12,6 +12,8 @@ from paceline.core.protocol.rows import rows_of
 from paceline.core.status import Status
 from paceline_api.settings import StragglerSettings
 from paceline_api.types.enums import StragglerResponse as Do
+
+from testing.makers import PLAN, member, pod_beat
 
 S = 10**9
 A, B, C = (member(slot) for slot in range(3))
@@ -42,7 +44,7 @@ class Job:
             if isinstance(effect, coord.ToAgent) and isinstance(effect.message, m.KillRank):
                 self.kills.append(effect.message)
 
-    def say(self, message: Struct) -> None:
+    def say(self, message: Any) -> None:
         if isinstance(message, m.Heartbeat):
             self.post(coord.FromAgent(pod_beat(message)))
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from core.forecast.rows import ideal
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from paceline.core.forecast.arrivals import arrival_s, late_s, thinned
@@ -14,6 +13,8 @@ from paceline.core.forecast.fitting import fit_two
 from paceline.core.forecast.hybrid import gain
 from paceline.core.forecast.link import Link, Sum
 from paceline.core.forecast.model import Model, Setting, check
+
+from tests.core.forecast.rows import ideal
 
 seconds = st.floats(1e-3, 1.0)
 times = st.lists(st.lists(seconds, min_size=1, max_size=4), min_size=1, max_size=4)

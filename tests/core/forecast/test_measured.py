@@ -135,14 +135,19 @@ def test_too_few_rounds_are_no_row(rounds: int) -> None:
 
 def test_the_noise_scale_is_that_of_the_norms() -> None:
     """|G|² = 2 and tr(cov) = 2 x 100: a batch of B has the squared norm 2 x (1 + 100/B)."""
-    facts = {
+    facts: dict[str, float] = {
         Fact.OWN_BATCH: 32.0,
         Fact.OWN_SQUARE: 2 * (1 + 100 / 32),
         Fact.MEAN_BATCH: 64.0,
         Fact.MEAN_SQUARE: 2 * (1 + 100 / 64),
     }
     members = [MemberId(slot, 0, 0) for slot in (0, 1)]
-    told = [RankStatus(member, RankPhase.ACTIVE, facts=dict(facts)) for member in members]
+    told = [
+        RankStatus(
+            member, RankPhase.ACTIVE, facts={str(name): value for name, value in facts.items()}
+        )
+        for member in members
+    ]
     assert noise_scale_told(told) == pytest.approx(100)
     assert noise_scale_told([RankStatus(members[0], RankPhase.ACTIVE)]) is None
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from core.forecast.rows import ideal
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline.core.forecast.book import (
@@ -21,12 +21,14 @@ from paceline.core.forecast.plan import BY_PLAN, BY_ROWS, Asked, Plan, make
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 
+from tests.core.forecast.rows import ideal
+
 
 def measured(row: Row, source: str = "--measure", at_s: float = 0.0) -> Measurement:
     return Measurement(source, at_s, row.setting, row.step_s, row)
 
 
-def asked(**changes: object) -> Asked:
+def asked(**changes: Any) -> Asked:
     settings = RoundSettings(mode=Mode.QUORUM, quorum_percent=75)
     plain = Asked("job", settings, 4, 1, (1, 2, 4, 8), (1,), (), {})
     return replace(plain, **changes)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from core.makers import fresh, go, idle, make_log, member
-from core.protocol import plain_trigger
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -15,6 +15,9 @@ from paceline.core.protocol.records import AnnounceKind, DataPlan, Share
 from paceline.core.protocol.trigger import decide
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode
+
+from testing.makers import fresh, go, idle, make_log, member
+from tests.core.protocol import plain_trigger
 
 CI = settings(max_examples=300, derandomize=True, deadline=None, database=None)
 PENDING, ARRIVE, IDLE, READY = (
@@ -83,7 +86,7 @@ words = st.tuples(
 @given(logs(), st.lists(words, max_size=14), st.integers(0, 5), st.booleans(), st.data())
 def test_the_counters_say_what_all_announcements_say(
     log: Log,
-    heard: list[tuple[int, AnnounceKind, int, dict[str, object]]],
+    heard: list[tuple[int, AnnounceKind, int, dict[str, Any]]],
     opened_ns: int,
     has_request: bool,
     data: st.DataObject,
@@ -108,7 +111,7 @@ def test_the_counters_say_what_all_announcements_say(
         if before is None or kind is not PENDING or before.kind is PENDING:
             said[who] = Arrival(kind, max(at_ns, before.at_ns if before else 0), share)
         for at in (now_ns, now_ns + 5, now_ns + 200):
-            facts_now = {"now_ns": at, "has_request": has_request}
+            facts_now: dict[str, Any] = {"now_ns": at, "has_request": has_request}
             wanted = plain_trigger.decide(log, said, opened_ns=opened_ns, **facts_now)
             assert decide(table, **facts_now) == wanted
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from core.makers import fresh, go, idle, make_log, member, members
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -33,6 +32,8 @@ from paceline.core.protocol.records import (
 from paceline.core.protocol.sampling import total_leases
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode, Pacing
+
+from testing.makers import fresh, go, idle, make_log, member, members
 
 CI = settings(max_examples=120, derandomize=True, deadline=None, database=None)
 PLANS = [
@@ -131,7 +132,7 @@ def test_both_forms_of_a_round_say_the_same(
         shares = [s for slot in range(ranks) if (s := said(data, plain, slot)) is not None]
         shares = [replace(s, offset_us=rounded(s.offset_us)) for s in shares]
         shares = [s for s in shares if s.member in plain.active]
-        benched = ()
+        benched: tuple[Benched, ...] = ()
         if len(plain.active) > 1 and not data.draw(st.integers(0, 9)):
             out = plain.active[-1]
             benched = (Benched(out, plain.held(out)),)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from core.makers import fresh, go, idle, make_log, member
 from msgspec.structs import replace
 from paceline.core.protocol.composition import compact
 from paceline.core.protocol.ids import GenerationId
@@ -19,6 +18,8 @@ from paceline.core.protocol.records import (
 from paceline.core.protocol.snapshot import EpochCount, Totals
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
+
+from testing.makers import fresh, go, idle, make_log, member
 
 
 def solo(ranks: int, plan: DataPlan | None = None) -> Log:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from core.makers import GEN_1, PLAN, fresh, go, idle, make_log, member, members
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -32,6 +31,8 @@ from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode, Normalisation, Pacing
+
+from testing.makers import GEN_1, PLAN, fresh, go, idle, make_log, member, members
 
 CI = settings(max_examples=80, derandomize=True, deadline=None, database=None)
 
@@ -326,7 +327,7 @@ def test_a_script_that_feeds_itself_may_say_how_many_samples_a_step_has(
     if pacing is Pacing.SAMPLES:
         assert (weighing.step, weighing.divisor, weighing.unit) == (True, 32.0, 1)
     log.append(last)
-    assert (log.progress, log.accumulated, log.accumulated_steps) == (1, 0, 0)
+    assert (log.progress, log.accumulated, log.accumulated_steps) == (Fraction(1), 0, 0)
 
 
 def test_loops_that_have_ended_do_not_end_a_job_with_steps_left() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from core.makers import member
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Pending, Scale, Swap, Zero
 from paceline.core.protocol.records import DropReason
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy
+
+from testing.makers import member
 
 ME = member(0)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from core.makers import go, make_log, member, table
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -15,6 +16,8 @@ from paceline.core.protocol.trigger import decide
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 
+from testing.makers import go, make_log, member, table
+
 US = 1000
 FREE = DataPlan()
 """Nothing is dealt, so shares need no leases."""
@@ -24,7 +27,7 @@ OFFSETS = st.lists(
 """(microseconds after the first, idle) of each rank."""
 
 
-def settings(**fields: object) -> RoundSettings:
+def settings(**fields: Any) -> RoundSettings:
     return replace(
         RoundSettings(mode=Mode.SHADOW, quorum=3, grace_ns=0, deadline_ns=5_000 * US), **fields
     )

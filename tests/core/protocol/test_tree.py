@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from core.makers import members
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.tree import BRANCHES, Grid, branches
+
+from testing.makers import members
 
 
 @pytest.mark.parametrize("joiners", [0, 1, 2, 3, 7, 8, 100, 1023])

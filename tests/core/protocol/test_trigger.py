@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from core.makers import arrivals, fresh, go, idle, make_log, member, table
 from msgspec.structs import replace
 from paceline.core.protocol.arrivals import Arrival, bench_after_ns
 from paceline.core.protocol.records import AnnounceKind, DataPlan, Share, Trigger
@@ -13,6 +12,8 @@ from paceline.core.protocol.trigger import decide, initiator
 from paceline.core.protocol.waits import deadline_ns, grace_ns
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode
+
+from testing.makers import arrivals, fresh, go, idle, make_log, member, table
 
 MS = 10**6
 QUORUM_2 = RoundSettings(mode=Mode.QUORUM, quorum=2, grace_ns=0, bench_after_ns=100 * MS)
@@ -54,7 +55,7 @@ ARRIVE, PENDING, IDLE = ("arrive", 1 * MS), ("pending", 1 * MS), ("idle", 1 * MS
     ],
 )
 def test_the_condition_of_each_mode(
-    mode: Mode, words: dict[str, tuple[str, int]], trigger: Trigger | None
+    mode: Mode, words: dict[str, Any], trigger: Trigger | None
 ) -> None:
     log = after_first_round(replace(QUORUM_2, mode=mode, deadline_ns=50 * MS))
     assert ask(log, **words).trigger is trigger
@@ -85,11 +86,11 @@ def test_quorum_is_a_number_or_a_share_rounded_up(
 
 def test_grace_waits_for_ranks_that_are_almost_there() -> None:
     log = after_first_round(replace(QUORUM_2, grace_ns=5 * MS))
-    words = {"r0": ("arrive", 1 * MS), "r1": ("arrive", 4 * MS)}
+    words: dict[str, Any] = {"r0": ("arrive", 1 * MS), "r1": ("arrive", 4 * MS)}
     early = ask(log, now_ns=8 * MS, **words)
     assert (early.trigger, early.wake_ns) == (None, 9 * MS)
     assert ask(log, now_ns=9 * MS, **words).trigger is Trigger.QUORUM
-    everybody = {**words, "r2": ("arrive", 5 * MS), "r3": ("arrive", 5 * MS)}
+    everybody: dict[str, Any] = {**words, "r2": ("arrive", 5 * MS), "r3": ("arrive", 5 * MS)}
     assert ask(log, now_ns=5 * MS, **everybody).trigger is Trigger.ALL
 
 
@@ -97,9 +98,10 @@ def test_grace_is_for_those_who_began_with_the_others() -> None:
     """A rank that is always slower costs the others no grace (it would be 5 % of each round)."""
     log = after_first_round(replace(QUORUM_2, grace_ns=5 * MS), ranks=3)
 
-    def starts(**words: tuple[str, int]) -> Trigger | None:
-        both = {"r0": ("arrive", 30 * MS), "r1": ("arrive", 31 * MS)}
-        return ask(log, now_ns=31 * MS, **both, **words).trigger
+    def starts(**words: Any) -> Trigger | None:
+        both: dict[str, Any] = {"r0": ("arrive", 30 * MS), "r1": ("arrive", 31 * MS)}
+        found: Trigger | None = ask(log, now_ns=31 * MS, **both, **words).trigger
+        return found
 
     assert starts() is None, "rank 2 was there in the last round"
     assert starts(r2=("pending", 4 * MS)) is None, "it missed that one by a little"
@@ -116,8 +118,8 @@ def test_grace_is_a_share_of_the_median_round_unless_given() -> None:
 
 def test_a_deadline_runs_from_the_first_arrival_and_keeps_its_minimum() -> None:
     log = after_first_round(replace(QUORUM_2, mode=Mode.DEADLINE, deadline_ns=20 * MS))
-    one = {"r0": ("arrive", 1 * MS)}
-    two = {**one, "r1": ("arrive", 3 * MS)}
+    one: dict[str, Any] = {"r0": ("arrive", 1 * MS)}
+    two: dict[str, Any] = {**one, "r1": ("arrive", 3 * MS)}
     assert ask(log, now_ns=30 * MS, **one).trigger is None
     assert ask(log, now_ns=20 * MS, **two).wake_ns == 21 * MS
     assert ask(log, now_ns=21 * MS, **two).trigger is Trigger.DEADLINE
@@ -136,8 +138,9 @@ def test_the_random_initiator_is_drawn_alike_everywhere_and_needs_nobody_else() 
     log, twin = after_first_round(settings), after_first_round(settings)
     drawn = initiator(log)
     assert drawn == initiator(twin)
-    assert ask(log, **{f"r{drawn.slot}": ARRIVE}).trigger is Trigger.INITIATOR
-    others = {f"r{s}": ARRIVE for s in range(4) if s != drawn.slot}
+    alone: dict[str, Any] = {f"r{drawn.slot}": ARRIVE}
+    assert ask(log, **alone).trigger is Trigger.INITIATOR
+    others: dict[str, Any] = {f"r{s}": ARRIVE for s in range(4) if s != drawn.slot}
     assert ask(log, **others).trigger is None
 
 
@@ -156,7 +159,11 @@ def test_the_initiator_is_not_always_the_same() -> None:
 @pytest.mark.parametrize("mode", [Mode.FULL, Mode.QUORUM, Mode.DEADLINE])
 def test_the_silent_are_benched_when_the_rest_has_waited_long_enough(mode: Mode) -> None:
     log = after_first_round(replace(QUORUM_2, mode=mode, quorum=4, deadline_ns=MS))
-    words = {"r0": ("arrive", 1 * MS), "r1": ("idle", 7 * MS), "r2": ("arrive", 2 * MS)}
+    words: dict[str, Any] = {
+        "r0": ("arrive", 1 * MS),
+        "r1": ("idle", 7 * MS),
+        "r2": ("arrive", 2 * MS),
+    }
     assert ask(log, now_ns=50 * MS, **words).wake_ns == 107 * MS
     decision = ask(log, now_ns=107 * MS, **words)
     assert (decision.trigger, decision.benched) == (Trigger.BENCH, (member(3),))
@@ -247,5 +254,7 @@ def test_a_job_that_feeds_itself_ends_when_all_loops_have_ended() -> None:
     }
     decision = decide(table(log, done), now_ns=0, has_request=False)
     assert decision.trigger is Trigger.TAIL
-    log.append(go(log, *(a.share for a in done.values()), trigger=Trigger.TAIL))
+    log.append(
+        go(log, *(a.share for a in done.values() if a.share is not None), trigger=Trigger.TAIL)
+    )
     assert log.stopped

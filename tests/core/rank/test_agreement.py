@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ BEGIN = ev.Begin("front", DataPlan(), 2, data="here", segments=3)
 STEP = ev.Step((4,), 8, 8)
 
 
-def agreed(*events: ev.Event) -> ev.Event | None:
+def agreed(*events: Any) -> ev.Event | None:
     agreement = Agreement(len(events), [f"rank {i}" for i in range(1, len(events))])
     results = [agreement.said(i, e) for i, e in enumerate(events)]
     assert not any(results[:-1]), "before all have said it"

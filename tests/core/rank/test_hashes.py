@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from core.makers import fresh, go, member
-from core.rank.test_script import lone, second_of_two, step, take
 from paceline.core.messages import Fatal, Start, WeightsHash
 from paceline.core.protocol.records import DataPlan
 from paceline.core.rank import events as ev
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
+
+from testing.makers import fresh, go, member
+from tests.core.rank.test_script import lone, second_of_two, step, take
 
 PLAN = DataPlan(samples=400, batch=4, epochs=1, seed=1)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from core.makers import fresh, go, make_log
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -26,6 +25,7 @@ from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode
 
 from benchmarks.protocol import Player, announcement
+from testing.makers import fresh, go, make_log
 
 RANKS, MS = 100, 10**6
 BENCH = 60_000 * MS

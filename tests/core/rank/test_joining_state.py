@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from core.makers import go
 from msgspec.structs import replace
 from paceline.core import messages as m
 from paceline.core.protocol.composition import compact
@@ -12,6 +11,7 @@ from paceline.core.rank import events as ev
 from paceline.core.rank.state import QUEUE_MAX
 
 from benchmarks.protocol import Player
+from testing.makers import go
 
 RANKS, MS = 4, 10**6
 

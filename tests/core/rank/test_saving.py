@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
-from core.makers import member
 from msgspec.structs import replace
 from paceline.core.coordinator.forming import Broken, Finished, Wait, form
 from paceline.core.coordinator.sizes import Sizes
@@ -26,6 +26,8 @@ from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.rank.state import Stage
 from paceline_api.rounds import RoundSettings
+
+from testing.makers import member
 
 ME = member(0)
 ENDS = Endpoints("t", "d")
@@ -156,7 +158,7 @@ OLD = Kept(GenerationId(1, "a", 3), 20, "old")
 NEWER = Kept(GenerationId(2, "b", 1), 12, "newer")
 
 
-def report(slot: int, checkpoint: Kept | None, **more: object) -> Prepared:
+def report(slot: int, checkpoint: Kept | None, **more: Any) -> Prepared:
     base = Rank(member(slot), pid=1, host="h", endpoints=ENDS)
     base.handle(0, ev.Found(checkpoint))
     base.handle(0, ev.Begin("same", PLAN, 2))

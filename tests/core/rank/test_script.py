@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from core.makers import fresh, go, member, members
 from msgspec import Struct
 from msgspec.structs import replace
 from paceline.core.messages import Commit, Endpoints, Leaving, Prepare, Start, Stopped
@@ -14,6 +13,8 @@ from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
+
+from testing.makers import fresh, go, member, members
 
 ME = member(0)
 ENDS = Endpoints("t", "d")

@@ -15,6 +15,7 @@ from paceline.core.replay.journal import (
     Logged,
     Opened,
     Skipped,
+    Stepped,
     pack,
     unpack,
 )
@@ -23,7 +24,6 @@ from paceline.core.replay.sequence import (
     Give,
     Round,
     SequenceError,
-    Stepped,
     compose,
     true_log,
 )

@@ -118,7 +118,7 @@ class Adapter:
         workers = job(self._plane, self._namespace).get("status", {}).get("readyReplicas")
         if not workers or self.samples_per_worker is None:
             return None
-        return 1000 / (self.samples_per_worker * workers)
+        return float(1000 / (self.samples_per_worker * workers))
 
     def _figure(self, value: float) -> dict[str, Any]:
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -155,7 +155,7 @@ def test_a_job_grows_until_it_is_fast_enough(
     def sized(replicas: int) -> bool:
         body = job(plane, namespace)
         status = body.get("status", {})
-        return body["spec"]["replicas"] == replicas == status.get("readyReplicas")
+        return bool(body["spec"]["replicas"] == replicas == status.get("readyReplicas"))
 
     def stays(replicas: int) -> bool:
         """Also after the controller has asked twice more."""

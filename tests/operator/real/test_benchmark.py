@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from testing.cluster.control_plane import ControlPlane
-from testing.fake_cluster.beside import ROOT, Running, until
+from testing.fake_cluster.beside import Running, until
 
 pytestmark = pytest.mark.processes
-
-sys.path.append(str(ROOT))
 
 
 @pytest.mark.exhaustive

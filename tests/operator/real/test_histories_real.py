@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from layers import exhaustive_except
 from paceline_api.names import LABEL_JOB, LABEL_SLOT
 
 from testing.cluster.api import ApiError
@@ -37,6 +36,7 @@ from testing.fake_cluster.beside import (
 )
 from testing.fake_cluster.proxy import Proxy
 from testing.fake_cluster.stub import Fleet
+from tests.layers import exhaustive_except
 
 JOBS_AT_ONCE = 6
 HISTORIES = int(os.environ.get("PACELINE_HISTORIES", "30"))

@@ -74,7 +74,7 @@ def kubeconfig(plane: ControlPlane, plugin: Plugin, folder: Path) -> Path:
 
 
 def ready(plane: ControlPlane, namespace: str) -> str:
-    return job(plane, namespace).get("status", {}).get("ready", "")
+    return str(job(plane, namespace).get("status", {}).get("ready", ""))
 
 
 def test_tokens_end_and_no_job_notices(

@@ -1,6 +1,6 @@
 """The API server itself refuses every wrong job, in words that name the field and the way out.
 
-The table is the one that `paceline validate` is held to (tests/api/bad_specs.py). The words of the
+The table is the one that `paceline validate` is held to (testing/bad_specs.py). The words of the
 API server are recorded in golden/refusals.txt, to be read by people.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
-from api.bad_specs import BAD, GOOD, Bad
 
+from testing.bad_specs import BAD, GOOD, Bad
 from testing.cluster.api import ApiError
 from testing.cluster.commands import kubectl
 from testing.cluster.control_plane import ControlPlane
@@ -69,7 +69,7 @@ def fields_of(bad: Bad) -> Iterator[str]:
 
 def test_the_words_are_as_recorded(plane: ControlPlane) -> None:
     """After a wanted change: delete the file, run again, and read the difference."""
-    lines = ["# What the API server says to each entry of tests/api/bad_specs.py"]
+    lines = ["# What the API server says to each entry of testing/bad_specs.py"]
     for name, bad in BAD.items():
         told = NOISE.sub("", refusal(plane, yaml.safe_load(bad.text))).strip("[]")
         lines += ["", name, f"  {told[:400]}"]

@@ -178,7 +178,7 @@ async def pod(
     spec_path.write_text(made.to_json())
     coordinator = Coordinator()
     await coordinator.start()
-    env = {
+    environment = {
         **os.environ,
         "PACELINE_JOB": "digits",
         "PACELINE_SLOT": "2",
@@ -197,7 +197,7 @@ async def pod(
         PYTHON,
         "-m",
         "paceline.agent",
-        env=env,
+        env=environment,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

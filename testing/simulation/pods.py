@@ -11,7 +11,7 @@ from paceline.core.agent.relay import Relay
 from paceline.core.protocol.ids import GenerationId, MemberId
 
 if TYPE_CHECKING:
-    from sim.simulation import Simulation
+    from testing.simulation.simulation import Simulation
 
 BEAT_MS = 100
 SMALL_GROUPS_BEAT_MS = 200

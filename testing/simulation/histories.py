@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from paceline.core.protocol.tree import TREE_ABOVE
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode, Normalisation, Pacing
-from sim.faults import Fault, Kind, plant, plant_at_the_end
-from sim.simulation import Simulation
-from sim.world import MS, World
+
+from testing.simulation.faults import Fault, Kind, plant, plant_at_the_end
+from testing.simulation.simulation import Simulation
+from testing.simulation.world import MS, World
 
 SOAK = int(os.environ.get("PACELINE_SOAK", "0"))
 """Examples per property in a long search, for example PACELINE_SOAK=20000. It draws anew in each

@@ -9,12 +9,13 @@ from msgspec import Struct
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
 from paceline.core.protocol.ids import MemberId
-from sim.sums import Sum
-from sim.world import MS
+
+from testing.simulation.sums import Sum
+from testing.simulation.world import MS
 
 if TYPE_CHECKING:
-    from sim.pods import SimPod
-    from sim.simulation import Simulation
+    from testing.simulation.pods import SimPod
+    from testing.simulation.simulation import Simulation
 
 GREET_MS = 20
 """An agent waits so long for the introductions of its ranks."""

@@ -22,7 +22,8 @@ from paceline.telemetry.collector import PodRecords
 from paceline.telemetry.records import RankRecord
 from paceline.worker.metrics.job import JobMetrics
 from paceline_api.types.enums import Mode
-from telemetry import known
+
+from testing.telemetry import known
 
 BEGAN_S = 1_700_000_000 - 1_700_000_000 % 60
 LASTS_S = 900
@@ -159,7 +160,11 @@ def _tick(run: Run, pod: Pod, at_s: int, members: int) -> None:
                         pod.record.gauge(metric.name, **labels).set(number)
     if pod.slot == 0:
         share = at_s / run.lasts_s
-        facts = {Fact.PROGRESS: share, Fact.EPOCH: 3 * share, Fact.LEFT_S: run.lasts_s - at_s}
+        facts: dict[str, float] = {
+            Fact.PROGRESS: share,
+            Fact.EPOCH: 3 * share,
+            Fact.LEFT_S: run.lasts_s - at_s,
+        }
         weight = float(at_s * members)
         pod.job.tell(facts, {"loss": (weight * 2.0, weight), "accuracy": (weight * 0.5, weight)})
 
@@ -216,7 +221,11 @@ def _children(mode: Mode, metric: Metric) -> Iterator[dict[str, str]]:
     shadow = metric.name.startswith("paceline_shadow")
     if shadow and mode is not Mode.SHADOW:
         return
-    one = {"transport": ("mpi",), "algorithm": ("ring",), "trigger": (TRIGGERS[mode],)}
+    one: dict[str, tuple[str, ...]] = {
+        "transport": ("mpi",),
+        "algorithm": ("ring",),
+        "trigger": (TRIGGERS[mode],),
+    }
     one |= {"wire": ("Float32",), "bits": ("order",)}
     one["mode"] = tuple(PARTIAL) if shadow else (mode,)
     for values in product(*(one.get(label, LABELS[label]) for label in metric.labels)):

@@ -1,6 +1,6 @@
 """Jobs of hundreds of ranks on the virtual clock: how long a start and a change take.
 
-    PYTHONPATH=tests python -m sim.large [--ranks 256 1024]
+    python -m testing.simulation.large [--ranks 256 1024]
 
 What is simulated is the protocol: hops of 0.2 ms, its timers, how long processes take to be reaped
 and started again, and the states of joiners on links that are shared by what leaves a rank at the
@@ -22,10 +22,11 @@ from paceline.core.protocol.records import Go
 from paceline.core.protocol.tree import BRANCHES
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
-from sim.ranks import SimRank
-from sim.simulation import Simulation
-from sim.sums import Sum
-from sim.world import MS, World
+
+from testing.simulation.ranks import SimRank
+from testing.simulation.simulation import Simulation
+from testing.simulation.sums import Sum
+from testing.simulation.world import MS, World
 
 PROCS = 8
 HOP_MS = 0.2
@@ -56,7 +57,7 @@ def large(ranks: int, *, leases_each: int, state_ms: float = 0.0, seed: int = 1)
     ) -> None:
         sim.after(BRANCHES * state_ms, lambda: send_state(src, dst, state, copy))
 
-    sim.links.send_state = shares_its_link
+    setattr(sim.links, "send_state", shares_its_link)  # noqa: B010
     return sim
 
 
@@ -72,9 +73,9 @@ class Watch:
         """When the coordinator heard last of each rank that it is ready."""
         self._sim = sim
         self._committed = sim.checkers.committed
-        sim.checkers.committed = self._see
+        setattr(sim.checkers, "committed", self._see)  # noqa: B010
         self._to_coordinators = sim.to_coordinators
-        sim.to_coordinators = self._hear
+        setattr(sim, "to_coordinators", self._hear)  # noqa: B010
 
     def _see(self, rank: SimRank, go: Go, weighing: Weighing) -> None:
         self._committed(rank, go, weighing)

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.records import Gen
-from sim.sums import Sum, add
+
+from testing.simulation.sums import Sum, add
 
 if TYPE_CHECKING:
-    from sim.ranks import SimRank
-    from sim.simulation import Simulation
+    from testing.simulation.ranks import SimRank
+    from testing.simulation.simulation import Simulation
 
 
 class Reductions:

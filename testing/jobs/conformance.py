@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
-from jobs.terminal import LIMIT_S, Followed, Terminal, until
 from paceline.core.status import RankPhase, place_of
 from paceline.jobs.errors import (
     NameTakenError,
@@ -29,6 +28,8 @@ from paceline.jobs.errors import (
 )
 from paceline.jobs.interface import COMPLETE, FAILED, SUSPENDED, Jobs, Selection, Until
 from paceline_api.reading.load import parse_job
+
+from testing.jobs.terminal import LIMIT_S, Followed, Terminal, until
 
 NAME = "verbs"
 TIMEOUT = f"{LIMIT_S:g}s"

@@ -19,12 +19,13 @@ from paceline.core.protocol.sampling import samples_of, total_leases
 from paceline.core.protocol.snapshot import Totals
 from paceline.core.rank import events as ev
 from paceline_api.types.enums import MaxAgePolicy, Mode
-from sim.disk import Copy
-from sim.sums import FLAG, Label, Sum, add, scaled
+
+from testing.simulation.disk import Copy
+from testing.simulation.sums import FLAG, Label, Sum, add, scaled
 
 if TYPE_CHECKING:
-    from sim.ranks import SimRank
-    from sim.simulation import Simulation
+    from testing.simulation.ranks import SimRank
+    from testing.simulation.simulation import Simulation
 
 Fingerprint = tuple[object, ...]
 

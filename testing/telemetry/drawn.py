@@ -1,6 +1,6 @@
 """What Grafana asks Prometheus for a panel, and whether anything comes back.
 
-    PYTHONPATH=tests python -m telemetry.drawn
+    python -m testing.telemetry.drawn
 
 prints for each panel and each interval between scrapes whether there is something to draw;
 docs/monitoring.md has this table.
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline_api.types.enums import Mode
-from telemetry import story
 
 from testing.cluster import prometheus
+from testing.telemetry import story
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = sorted((ROOT / "charts/paceline/dashboards").glob("*.json"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from msgspec.structs import replace
 from paceline.core import messages as m
@@ -61,12 +62,12 @@ def fresh(log: Log, slot: int, seq: int = 1) -> Share:
     )
 
 
-def idle(slot: int, **facts: object) -> Share:
+def idle(slot: int, **facts: Any) -> Share:
     return Share(member(slot), upto=0, idle=True, **facts)
 
 
-def go(log: Log, *shares: Share, **facts: object) -> Go:
-    given = {"trigger": Trigger.ALL, **facts}
+def go(log: Log, *shares: Share, **facts: Any) -> Go:
+    given: dict[str, Any] = {"trigger": Trigger.ALL, **facts}
     return Go(generation=log.id, round=log.version, listed=shares, **given)
 
 

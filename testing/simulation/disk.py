@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from paceline.core.protocol.snapshot import Kept, LogSnapshot
 from paceline.core.rank import events as ev
-from sim.sums import Sum
+
+from testing.simulation.sums import Sum
 
 if TYPE_CHECKING:
-    from sim.ranks import SimRank
-    from sim.simulation import Simulation
+    from testing.simulation.ranks import SimRank
+    from testing.simulation.simulation import Simulation
 
 
 @dataclass(frozen=True)

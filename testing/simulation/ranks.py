@@ -20,11 +20,12 @@ from paceline.core.protocol.sampling import samples_of
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
 from paceline.core.rank.state import RankState
-from sim.sums import FLAG, Label, Sum, add, scaled
-from sim.world import MS
+
+from testing.simulation.sums import FLAG, Label, Sum, add, scaled
+from testing.simulation.world import MS
 
 if TYPE_CHECKING:
-    from sim.simulation import Simulation
+    from testing.simulation.simulation import Simulation
 
 WANTS_MAX = 20
 TRANSFER_NS = 8 * MS

@@ -16,14 +16,15 @@ from paceline.core import coordinator as coord
 from paceline.core import messages as m
 from paceline.core.protocol.ids import MemberId
 from paceline.core.rank import events as ev
-from sim.checkers import Checkers
-from sim.coordinators import SimCoordinator
-from sim.disk import Disk
-from sim.links import Links
-from sim.pods import SimPod
-from sim.ranks import SimRank
-from sim.reductions import Reductions
-from sim.world import MS, World
+
+from testing.simulation.checkers import Checkers
+from testing.simulation.coordinators import SimCoordinator
+from testing.simulation.disk import Disk
+from testing.simulation.links import Links
+from testing.simulation.pods import SimPod
+from testing.simulation.ranks import SimRank
+from testing.simulation.reductions import Reductions
+from testing.simulation.world import MS, World
 
 OUTCOME_MS = 1000
 """So long a coordinator may take to say how a job ended of which nothing lives any more."""

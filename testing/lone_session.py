@@ -90,6 +90,9 @@ class LoneSession:
         committed.copy_to_model()
         self._deal()
 
+    def failed(self, why: str) -> None:
+        """The script ends with an error; no agent is there to be told."""
+
     def step(
         self,
         *,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from paceline.core import messages as m
 from paceline.core.protocol.ids import MemberId
-from sim.faults import Kind
-from sim.simulation import Simulation
+
+from testing.simulation.faults import Kind
+from testing.simulation.simulation import Simulation
 
 ROUND = 5
 
@@ -23,12 +24,13 @@ def harm_a_head(sim: Simulation, how: Kind, round_: int = ROUND) -> list[tuple[M
 
     def watch(source: MemberId, to: MemberId, message: m.PeerMessage) -> None:
         to_peer(source, to, message)
-        onward = message.onward if isinstance(message, m.Start) else ()
-        if onward and message.go.round == round_ and not harmed:
-            harmed.append((to, len(onward)))
+        if not isinstance(message, m.Start) or not message.onward or harmed:
+            return
+        if message.go.round == round_:
+            harmed.append((to, len(message.onward)))
             harm(sim, to, how)
 
-    sim.links.to_peer = watch
+    setattr(sim.links, "to_peer", watch)  # noqa: B010
     return harmed
 
 
@@ -42,5 +44,5 @@ def harm_who_collects(sim: Simulation, how: Kind, round_: int = ROUND) -> list[M
             harmed.append(to)
             harm(sim, to, how)
 
-    sim.links.to_peer = watch
+    setattr(sim.links, "to_peer", watch)  # noqa: B010
     return harmed

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 from paceline.core import messages as m
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
-from sim.pods import SimPod
-from sim.ranks import SimRank
-from sim.simulation import Simulation
+
+from testing.simulation.pods import SimPod
+from testing.simulation.ranks import SimRank
+from testing.simulation.simulation import Simulation
 
 
 class Kind(StrEnum):

@@ -9,10 +9,11 @@ from paceline.core import coordinator as coord
 from paceline.core import messages as m
 from paceline.core.coordinator.pace import Pace
 from paceline.core.coordinator.state import CoordinatorState
-from sim.world import MS
+
+from testing.simulation.world import MS
 
 if TYPE_CHECKING:
-    from sim.simulation import Simulation
+    from testing.simulation.simulation import Simulation
 
 
 class SimCoordinator:

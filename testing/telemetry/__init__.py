@@ -1,0 +1,1 @@
+"""What dashboards and alerts know of the metrics, and a job's story in samples."""

@@ -198,3 +198,12 @@ def test_a_folder_that_others_remove_at_the_same_time_is_removed_without_an_erro
             for done in [pool.submit(scratch.remove, [folder]) for _ in range(4)]:
                 done.result()
         assert not folder.exists()
+
+
+def test_nobody_else_may_look_into_the_folders_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Scratch.make() as made:
+        for folder in (made.temporary, made.sockets):
+            assert folder.stat().st_mode & 0o777 == 0o700

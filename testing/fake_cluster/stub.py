@@ -35,6 +35,7 @@ from testing.fake_cluster.pods_seen import owner_of, runs, trains
 from testing.fake_cluster.ring import Place, Ring, State
 
 POLL_S = 10.0
+CLOSED_S = 10.0
 RETRY_S = 0.2
 LOOK_S = 0.01
 
@@ -164,10 +165,18 @@ class Fleet:
             results = await asyncio.gather(watching, *self._sends, return_exceptions=True)
             await asyncio.gather(*self._wholes)
             await asyncio.gather(*map(_serve_no_more, self._runners))
-            await asyncio.sleep(0.25)  # closing TLS connections takes a moment
+        await self._closed()
         for result in results:
             if isinstance(result, Exception):
                 raise result
+
+    async def _closed(self) -> None:
+        """Wait until the loop has no connection left: closing one with TLS takes several turns."""
+        assert self._loop is not None
+        until_s = self._loop.time() + CLOSED_S
+        selector: Any = self._loop._selector  # type: ignore[attr-defined]
+        while len(selector.get_map()) > 1 and self._loop.time() < until_s:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # the loop has no event for it
 
     async def _watch(self) -> None:
         while True:

@@ -181,7 +181,6 @@ def test_a_killed_runner_is_found_out(terminal: Terminal) -> None:
     for path in (note, terminal.folder / "runs/elastic-1/control.json"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert stat.S_IMODE((terminal.folder / "runs/elastic-1/s").stat().st_mode) == 0o700
     assert terminal.runner is not None
     terminal.runner.kill()
     terminal.runner.communicate(timeout=LIMIT_S)

@@ -290,7 +290,7 @@ class SimRank:
                 self.accumulated = dict(self.part_result)
                 self._step_optimizer(go, weighing)
             case ev.InstallState(queued=queued):
-                assert self.state.reducing is None, "R15: the scratch of a reduction is in use"
+                assert self.reducing is None, "R15: the scratch of a reduction is in use"
                 weights, accumulated = self.staged.pop(self.state.gen_id)
                 self.weights, self.accumulated = dict(weights), dict(accumulated)
                 for go, weighing in queued:

@@ -194,7 +194,8 @@ def test_what_changes_is_told(facts: dict[str, object]) -> None:
     pod.relay.beat()
     for who in (A, C):
         pod.say(beat(who, step_s=0.052))
-    changed = beat(B, **dict[str, Any](step_s=0.050, **facts))
+    figures: dict[str, Any] = {"step_s": 0.050, **facts}
+    changed = beat(B, **figures)
     pod.say(changed)
     told = pod.relay.beat()
     assert [x.member for x in told.changed] == [B]

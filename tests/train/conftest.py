@@ -14,7 +14,11 @@ from torch._C._distributed_c10d import HashStore
 def _no_job() -> Iterator[None]:
     context.install(None)
     yield
+    if context._context is not None:
+        context._context.changes.close()
     context.install(None)
+    if dist.is_initialized():  # by pl.group()
+        dist.destroy_process_group()
 
 
 @pytest.fixture

@@ -72,8 +72,9 @@ def prepare(
         clip_norm=clip_norm,
         clip_value=clip_value,
     )
-    if current(CALLED).session.size > 1:
-        refuse_reductions()
+    context = current(CALLED)
+    if context.session.size > 1:
+        context.changes.callback(refuse_reductions())
     return prepared, stepped, DeviceLoader(dealt, accelerator.device)
 
 

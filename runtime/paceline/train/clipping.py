@@ -32,13 +32,23 @@ _of_the_job: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueD
 """By `id`: tensors compare element by element."""
 
 
-def refuse_for(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """From now on clipping the gradients of these is an error."""
+def refuse_for(parameters: Iterable[torch.nn.Parameter]) -> Callable[[], None]:
+    """From now on clipping the gradients of these is an error; returns what ends it."""
+    replaced = []
     _of_the_job.update((id(parameter), parameter) for parameter in parameters)
     for name, argument in CLIPPING.items():
         function = getattr(clip_grad, name, None)
         if function is not None and not hasattr(function, "paceline_refuses"):
-            _replace(name, function, _refusing(name, function, argument))
+            refusing = _refusing(name, function, argument)
+            _replace(name, function, refusing)
+            replaced.append((name, refusing, function))
+
+    def end() -> None:
+        _of_the_job.clear()
+        for name, refusing, function in replaced:
+            _replace(name, refusing, function)
+
+    return end
 
 
 def _refusing(name: str, function: Callable[..., Any], argument: str) -> Callable[..., Any]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from paceline.core.faults import Fault, parse_faults
 from paceline.core.protocol.records import DataPlan, LoggedMetric
@@ -51,8 +51,9 @@ class Context:
         self.mesh: DeviceMesh | None = None
         """What `group()` has made."""
         self.finished = False
-        self.hooks: list[RemovableHandle] = []
-        """On the script's model; taken off when the job is over."""
+        self.changes = ExitStack()
+        """Takes back what was changed in the script's process and on its model, when the job is
+        over (docs/porting.md)."""
         self._metrics: dict[str, tuple[float, float]] = {}
 
     def log(self, name: str, value: float | torch.Tensor, weight: float) -> None:
@@ -97,9 +98,7 @@ class Context:
 
     def _end(self) -> None:
         self.finished = True
-        for hook in self.hooks:
-            hook.remove()
-        self.hooks.clear()
+        self.changes.close()
 
 
 _context: Context | None = None
@@ -117,12 +116,14 @@ def init() -> None:
     elif _context is None:
         from paceline.worker.engine import connect  # only here: it brings sockets and transports
 
-        explain_errors(lambda _: None)  # of the environment: nobody can be told yet
+        alone = explain_errors(lambda _: None)  # of the environment: nobody can be told yet
         settings = RankSettings.from_environment(os.environ)
         text = os.environ.get(ENV_FAULTS, "") if settings is None else settings.faults
         session = connect(settings)
-        explain_errors(session.failed)
-        install(Context(session, parse_faults(text)))
+        alone()
+        context = Context(session, parse_faults(text))
+        context.changes.callback(explain_errors(session.failed))
+        install(context)
 
 
 def install(context: Context | None) -> None:

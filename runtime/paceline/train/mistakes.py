@@ -32,8 +32,16 @@ NO_BATCH: Final = (
 Tell = Callable[[str], None]
 
 
-def explain_errors(tell: Tell) -> None:
-    """From now on the process explains the error that ends it. `tell` passes the reason on."""
+def explain_errors(tell: Tell) -> Callable[[], None]:
+    """From now on the process explains the error that ends it. `tell` passes the reason on.
+
+    An error that is none of Paceline's is shown by the script's own `sys.excepthook`, if it has
+    set one.
+
+    Returns:
+        What gives the hook from before back, unless the script has set another one since.
+    """
+    before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
         if isinstance(error, RuntimeBrokenError):
@@ -49,12 +57,20 @@ def explain_errors(tell: Tell) -> None:
             if issubclass(kind, Exception):
                 last = "".join(text.splitlines(keepends=True)[-LINES:]).rstrip()
                 tell(f"{headline(error)}{_where(at)}; last lines:\n{last}")
-            sys.stderr.write(text)
+            if before is sys.__excepthook__:
+                sys.stderr.write(text)
+            else:
+                before(kind, error, at)
         sys.stderr.flush()
         if isinstance(error, PacelineError):
             sys.exit(error.exit_code)  # the interpreter takes its code from here
 
+    def end() -> None:
+        if sys.excepthook is hook:
+            sys.excepthook = before
+
     sys.excepthook = hook
+    return end
 
 
 def explain(error: PacelineError, at: TracebackType | None) -> str:

@@ -198,7 +198,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             clip_norm=self._clip_norm,
             clip_value=self._clip_value,
         )
-        clipping.refuse_for(parameter for _, parameter in self._trainables.named)
+        named = self._trainables.named
+        self._context.changes.callback(clipping.refuse_for(parameter for _, parameter in named))
         self._started = True
         self._making = self._make_builder(plan)
         own = self._committed.hash()
@@ -212,8 +213,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 session.progress.step,
             )
         self._faults = Faults(self._context.faults, session.place)
-        self._context.hooks += phases.follow(self._model)
-        self._context.hooks.append(other_steps.refuse_for(self._model, self.called, self._is_own))
+        changes = self._context.changes
+        for hook in phases.follow(self._model):
+            changes.callback(hook.remove)
+        changes.callback(other_steps.refuse_for(self._model, self.called, self._is_own).remove)
         self._show_groups()
 
     def after_parking(self) -> None:

@@ -38,6 +38,7 @@ from paceline.transport.base import Transport, TransportError
 from paceline.transport.device_queues import until
 from paceline.transport.factory import make_transport
 from paceline.transport.solo import NoTransport
+from paceline.transport.variables import restore_variables
 from paceline.worker.agent_pipe import AgentPipe
 from paceline.worker.comm_thread import CommThread, Interrupts
 from paceline.worker.coordinator_line import CoordinatorLine
@@ -74,7 +75,6 @@ may have gone on, and one of them publishes."""
 
 def connect(settings: RankSettings | None) -> Session:
     """Take part in the job that the environment names, or work alone as rank 0 of 1."""
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     engine = Engine(settings)
     atexit.register(engine.close)
     return engine
@@ -104,6 +104,8 @@ class Engine:
 
     def __init__(self, settings: RankSettings | None) -> None:
         self._settings = settings
+        self._switch_interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._lock = threading.Condition()
         self._reply: ev.Resume | None = None
         self._end: ev.Exit | None = None
@@ -363,6 +365,9 @@ class Engine:
         self._gradients.streams.adopt_commit()
         self._committed.copy_to_model()
         self._progress = progress_of(self._state.log)
+        self._gradients.release()
+        sys.setswitchinterval(self._switch_interval_s)
+        restore_variables()
 
     def failed(self, why: str) -> None:
         if self._agent is not None and self._end is None:

@@ -38,6 +38,7 @@ from paceline.transport.rendezvous import (
     PeerConnection,
     Rendezvous,
 )
+from paceline.transport.variables import set_variable
 
 LANES: Final = 4
 """Messages of one reduction run in this many independent lanes; each has its own tag."""
@@ -83,7 +84,8 @@ def start_mpi(local: bool, scratch: Path | None = None) -> Any:
                 "that start without it cannot accept a connection"
             )
         for key, value in mpi_environment(local).items():
-            os.environ.setdefault(key, value)  # what a fabric profile or the user says wins
+            if key not in os.environ:  # what a fabric profile or the user says wins
+                set_variable(key, value)
         check_provider(os.environ)
         if scratch is not None and (name := shared_memory_name(os.environ)):
             note_shared_memory(scratch, name)

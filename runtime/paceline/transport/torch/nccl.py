@@ -30,6 +30,7 @@ from paceline.limits import LISTEN_BACKLOG
 from paceline.transport.base import Abort, Group, PeerLost, TransportError
 from paceline.transport.rendezvous import Deadline
 from paceline.transport.torch.process_groups import TorchDistTransport
+from paceline.transport.variables import set_variable
 
 PAUSE_S: Final = 0.00005
 HIGH_PRIORITY: Final = -1
@@ -76,8 +77,8 @@ class NcclTransport(TorchDistTransport):
         self._address = f"{self._address}{DEVICE}{identity}"
         self._stream = torch.cuda.Stream(self._device, priority=HIGH_PRIORITY)
         # An error must come back to us; by default the watchdog of torch ends the process.
-        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-        os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
+        set_variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        set_variable("TORCH_NCCL_ENABLE_MONITORING", "0")
 
     def moves(self, device: torch.device) -> bool:
         return device == self._device

@@ -29,6 +29,7 @@ from math import isfinite
 
 import torch
 from paceline_api.types.enums import Wire
+from torch.utils.hooks import RemovableHandle
 
 from paceline.core.protocol.pending import BufferName, BufferOp, Merge, Scale, Swap, Zero
 from paceline.errors import UnsupportedError
@@ -121,6 +122,7 @@ class Gradients:
         self._tell: Callable[[int], None] | None = None
         for index, slot in enumerate(self.layout.slots):
             self._members[slot.segment].append(index)
+        self._hooks: list[RemovableHandle] = []
         if len(self.layout.segments) > 1:  # else there is nothing to watch (`worker.reduction`)
             self._add_hooks()
         self._know_addresses()
@@ -208,7 +210,15 @@ class Gradients:
 
             for index in members:
                 add = self.parameters[index].register_post_accumulate_grad_hook
-                add(added)  # type: ignore[no-untyped-call]
+                self._hooks.append(add(added))  # type: ignore[no-untyped-call]
+
+    def release(self) -> None:
+        """The job is over: the parameters are the script's alone again."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def _complete(self, segment: int) -> None:
         """The last gradient of a segment is made."""

@@ -1,0 +1,133 @@
+"""What a job changes in the script's process is as before once the job is over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import paceline as pl
+import pytest
+import torch
+import torch.distributed as dist
+from paceline.train import context, ddp
+from paceline.train.mistakes import explain_errors
+from paceline.transport.variables import restore_variables, set_variable
+from torch import nn
+from torch.nn.utils import clip_grad
+from torch.optim import optimizer as torch_optimizer
+from torch.utils.data import TensorDataset
+from train.lone_session import LoneSession, started
+
+
+@pytest.fixture
+def _ends() -> Iterator[None]:
+    yield
+    now = context.session()
+    if now is not None:
+        now.close()  # type: ignore[attr-defined]
+
+
+def state_of_process(model: nn.Module) -> dict[str, Any]:
+    return {
+        "interpreter lock": sys.getswitchinterval(),
+        "hooks for errors": (sys.excepthook, threading.excepthook, sys.unraisablehook),
+        "environment": dict(os.environ),
+        "signal handlers": {s: signal.getsignal(s) for s in signal.valid_signals()},
+        "warnings": list(warnings.filters),
+        "threads of torch": (torch.get_num_threads(), torch.get_num_interop_threads()),
+        "modes of torch": (torch.is_grad_enabled(), torch.get_default_dtype()),
+        "random numbers": torch.initial_seed(),
+        "clipping": {name: vars(clip_grad).get(name) for name in vars(clip_grad)},
+        "by its other name": nn.utils.clip_grad_norm_,
+        "torch.distributed": {name: getattr(dist, name, None) for name in ddp.REDUCING},
+        "hooks of optimizers": dict(torch_optimizer._global_optimizer_pre_hooks),
+        "hooks of the model": (dict(model._forward_pre_hooks), dict(model._forward_hooks)),
+        "hooks of parameters": [p._post_accumulate_grad_hooks for p in model.parameters()],
+        "folder and mask": os.getcwd(),
+    }
+
+
+@pytest.mark.usefixtures("_ends")
+@pytest.mark.parametrize("end", ["finish", "stop", "the loop"])
+def test_the_process_is_as_before_when_the_job_is_over(end: str) -> None:
+    def shows(*_: object) -> None:
+        """A hook of the script's own."""
+
+    own, sys.excepthook = sys.excepthook, shows
+    try:
+        # Large enough for several segments, which have hooks.
+        model = nn.Sequential(nn.Linear(600, 600), nn.Linear(600, 600))
+        before = state_of_process(model)
+        pl.init()
+        optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        loader = pl.DataLoader(TensorDataset(torch.ones(4, 600)), 2)
+        during = {}
+        for _ in loader.epochs(1):
+            for (x,) in loader:
+                model(x).sum().backward()
+                during = state_of_process(model)
+                optimizer.step()
+                if end != "the loop":
+                    break
+            if end != "the loop":
+                getattr(pl, end)()
+                break
+        changed = {name for name in before if before[name] != during[name]}
+        assert {"interpreter lock", "hooks for errors", "clipping"} <= changed
+        assert {"hooks of optimizers", "hooks of the model", "hooks of parameters"} <= changed
+        after = state_of_process(model)
+        for name in before.keys() - {"hooks of parameters"}:
+            assert after[name] == before[name], name
+        assert not any(after["hooks of parameters"])
+    finally:
+        sys.excepthook = own
+
+
+def test_reductions_of_torch_work_again_after_the_job(group_of_one: None) -> None:
+    session = LoneSession()
+    session.size = 2
+    started(session)
+    plain = dist.all_reduce
+    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pl.ddp(model, optimizer)
+    assert dist.all_reduce is not plain
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    pl.finish()
+    assert dist.all_reduce is plain
+
+
+def test_variables_get_the_values_back_that_they_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_TEST_SET", "mine")
+    monkeypatch.delenv("PACELINE_TEST_UNSET", raising=False)
+    for value in ("one", "two"):
+        set_variable("PACELINE_TEST_SET", value)
+        set_variable("PACELINE_TEST_UNSET", value)
+        assert os.environ["PACELINE_TEST_SET"] == os.environ["PACELINE_TEST_UNSET"] == value
+    restore_variables()
+    assert os.environ["PACELINE_TEST_SET"] == "mine"
+    assert "PACELINE_TEST_UNSET" not in os.environ
+
+
+def test_a_hook_of_the_scripts_own_shows_its_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[object] = []
+    told: list[str] = []
+    monkeypatch.setattr(sys, "excepthook", lambda *error: shown.append(error[1]))
+    mine = sys.excepthook
+    end = explain_errors(told.append)
+    error = ValueError("of the script")
+    sys.excepthook(ValueError, error, None)
+    assert shown == [error]
+    assert "of the script" in told[0]
+    end()
+    assert sys.excepthook is mine
+    end = explain_errors(told.append)
+    monkeypatch.setattr(sys, "excepthook", later := lambda *_: None)
+    end()
+    assert sys.excepthook is later, "it was set by the script since"

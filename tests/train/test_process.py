@@ -8,6 +8,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import paceline as pl
@@ -48,7 +49,7 @@ def state_of_process(model: nn.Module) -> dict[str, Any]:
         "hooks of optimizers": dict(torch_optimizer._global_optimizer_pre_hooks),
         "hooks of the model": (dict(model._forward_pre_hooks), dict(model._forward_hooks)),
         "hooks of parameters": [p._post_accumulate_grad_hooks for p in model.parameters()],
-        "folder and mask": os.getcwd(),
+        "working folder": Path.cwd(),
     }
 
 

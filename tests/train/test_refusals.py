@@ -327,6 +327,24 @@ def test_an_optimizer_of_another_model_may_step_and_any_after_the_job() -> None:
     again.step()
 
 
+@pytest.mark.parametrize("kind", ["buffer", "frozen parameter", "own buffer"])
+def test_memory_that_cannot_be_written_is_named(kind: str) -> None:
+    started(LoneSession())
+    model, wide = net(), torch.ones(1, 3).expand(4, 3)
+    optimizer = wrap(model)
+    if kind == "frozen parameter":
+        model.wide = nn.Parameter(wide, requires_grad=False)
+    else:
+        model.register_buffer("wide", wide, persistent=kind == "buffer")
+    model[0](torch.ones(4, 3)).sum().backward()
+    if kind == "own buffer":
+        optimizer.step()
+        return
+    words = r"wide is a view[^$]*expand\(\)[^$]*hint: add \.clone\(\)"
+    with pytest.raises(UsageError, match=words):
+        optimizer.step()
+
+
 def test_a_scheduler_for_the_users_loop_is_refused() -> None:
     started(LoneSession())
     model = net()

@@ -396,6 +396,45 @@ def test_the_hash_covers_what_is_not_trained_and_no_buffer() -> None:
     assert one.hash() == other.hash()
 
 
+def with_buffers(**shapes: tuple[int, ...]) -> Rank:
+    rank = Rank()
+    for name, shape in shapes.items():
+        persistent = not name.startswith("own")
+        rank.model.register_buffer(name, torch.ones(shape), persistent=persistent)
+    return rank
+
+
+@pytest.mark.parametrize(
+    ("donor", "joiner", "words"),
+    [
+        ({"seen": (3,)}, {}, r"seen: shape \(3,\) in the model of the job, none on this rank"),
+        ({}, {"seen": (3,)}, r"seen: none in the model of the job, shape \(3,\) on this rank"),
+        ({"seen": (4,)}, {"seen": (3,)}, r"seen: shape \(4,\) in .*, shape \(3,\) on this rank"),
+    ],
+)
+def test_the_first_buffer_that_differs_is_named(
+    donor: dict[str, Any], joiner: dict[str, Any], words: str
+) -> None:
+    """As when it is registered or resized in forward()."""
+    header, buffers = with_buffers(**donor).committed.snapshot()
+    with pytest.raises(StateError, match=words) as caught:
+        with_buffers(**joiner).committed.load(
+            json.loads(json.dumps(header)), [bytes(b) for b in buffers]
+        )
+    assert "persistent=False" in caught.value.hint
+
+
+def test_buffers_that_are_not_persistent_stay_out() -> None:
+    donor, joiner = with_buffers(own=(4,), seen=(2,)), with_buffers(own=(3,), seen=(2,))
+    joiner.model.own.fill_(7)
+    assert len(donor.committed.float_buffers_flat()) == len(joiner.committed.float_buffers_flat())
+    header, buffers = donor.committed.snapshot()
+    joiner.committed.load(json.loads(json.dumps(header)), [bytes(b) for b in buffers])
+    joiner.committed.copy_to_model()
+    assert torch.equal(joiner.model.own, torch.full((3,), 7.0))
+    assert set(donor.committed.copy().model) == set(donor.model.state_dict())
+
+
 def test_the_report_counts_three_buffers() -> None:
     rank = Rank()
     report = rank.committed.memory_report()

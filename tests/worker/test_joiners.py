@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.rank import events as ev
@@ -93,3 +94,26 @@ def test_a_joiner_of_a_later_version_gets_that_one() -> None:
     other = Donor()
     other.committed.load(donor.committed.snapshot()[0], donor.sent[JOINERS[1]][1:])
     assert other.committed.strong_hash() == donor.committed.strong_hash()
+
+
+def test_a_joiner_that_cannot_take_the_state_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said Fatal(RuntimeBroken), which ended the job of all ranks."""
+    donor, joiner = Donor(), Donor()
+    donor.committed._model.register_buffer("made_in_forward", torch.ones(3))
+    donor.update()
+    donor.serve(JOINERS[0], 1)
+    joiner.hear(SimpleNamespace(generation=GEN), tuple(donor.sent[JOINERS[0]]))
+    ends: list[ev.Exit] = []
+    said: list[object] = []
+    comm: Any = joiner.comm
+    comm.machine = SimpleNamespace(state=SimpleNamespace(gen_id=GEN, me=JOINERS[0]))
+    comm._main = SimpleNamespace(exited=ends.append, broken=said.append)
+    comm._peers.close = lambda: None
+    monkeypatch.setattr(comm, "_say", said.append)
+    monkeypatch.setattr(comm, "_turn", lambda: comm._do(ev.InstallState(())))
+    comm._run()
+    [end] = ends
+    assert not end.finished
+    assert f"rank {JOINERS[0]} cannot take the state of the job" in end.why
+    assert "made_in_forward: shape (3,) in the model of the job, none on this rank" in end.why
+    assert said == []

@@ -182,6 +182,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         refusals.check_optimizer(self._inner, self.called)
         if hasattr(self.step, "_wrapped_by_lr_sched"):
             raise changed_later("DistributedOptimizer", "a scheduler was made for it")
+        refusals.check_memory(self._model)
         self._trainables = refusals.Trainables(self._model, self.param_groups, self.called)
         session = self._context.session
         self._gradients = Gradients(

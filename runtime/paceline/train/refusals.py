@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 import torch
 
 from paceline.errors import ChangedLaterError, UnsupportedError, UsageError
+from paceline.worker.state.buffers import overlaps_itself, persistent_buffers
 
 REFUSED_OPTIMIZERS = {
     torch.optim.LBFGS: (
@@ -200,6 +201,24 @@ def refuse_grad_scaler() -> UnsupportedError:
         "scaler.scale(loss).backward(); optimizer.step() for scaler.step(optimizer) and "
         "scaler.update(). A gradient that is not finite is dropped and counted",
     )
+
+
+def check_memory(model: torch.nn.Module) -> None:
+    """Refuse parameters and buffers that cannot be written: a rank that joins gets its own from the
+    job, and buffers are averaged."""
+    for kind, named in (
+        ("parameter", model.named_parameters()),
+        ("buffer", persistent_buffers(model)),
+    ):
+        for name, tensor in named:
+            if overlaps_itself(tensor):
+                raise UsageError(
+                    f"{kind} {name} is a view in which several elements share their memory, as "
+                    f"expand() makes it (shape {tuple(tensor.shape)}, strides {tensor.stride()}): "
+                    "the job's values cannot be written into it",
+                    hint="add .clone() behind expand(), or for a buffer that each rank computes "
+                    "for itself say register_buffer(..., persistent=False)",
+                )
 
 
 class Trainables:

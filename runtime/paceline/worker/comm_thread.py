@@ -43,6 +43,7 @@ from paceline.core.protocol.pending import BufferName, BufferOp, Zero
 from paceline.core.protocol.records import Go
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
+from paceline.errors import StateError
 from paceline.transport.base import Abort, Transport
 from paceline.worker.data_channel import DataChannel
 from paceline.worker.metrics.rounds import RoundMetrics
@@ -121,6 +122,10 @@ class Tensors:
     reducer: Reducer
     checkpoints: CheckpointService | None
     """None: the job has none."""
+
+
+class _CannotJoinError(Exception):
+    """The state of the job does not fit this rank's script: it ends alone, and the job goes on."""
 
 
 class CommThread:
@@ -233,6 +238,10 @@ class CommThread:
             while not self._closing:
                 self._turn()
             self._catch_up()
+        except _CannotJoinError as error:
+            why = f"rank {self.machine.state.me} cannot take the state of the job: {error}"
+            log.error("%s", why)
+            self._main.exited(ev.Exit(finished=False, why=why))
         except BaseException as error:
             text = "".join(traceback.format_exception(error))
             log.error("the communication thread failed:\n%s", text)
@@ -511,7 +520,11 @@ class CommThread:
         header, *buffers = self._staged.pop(self.machine.state.gen_id)
         self._staged.clear()
         with self._gradients.streams.own():
-            self._committed.load(json.loads(bytes(header)), buffers)
+            try:
+                self._committed.load(json.loads(bytes(header)), buffers)
+            except StateError as error:
+                hint = f"; hint: {error.hint}" if error.hint else ""
+                raise _CannotJoinError(f"{error.message}{hint}") from error
             for go, weighing in queued:
                 self._committed.accumulate(self._queue[go.round], first=weighing.first)
                 self._update(weighing)

@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 import torch
 
 from paceline.errors import StateError
+from paceline.worker.state.buffers import first_difference, persistent_buffers
 from paceline.worker.state.codec import Decoder, Encoder, Json, as_tensor
 from paceline.worker.state.flat import as_reals, bytes_of, fill_from_bytes
 from paceline.worker.state.gradients import Gradients
@@ -475,14 +476,14 @@ class Committed:
                 start += buffer.numel()
 
     def _float_buffers(self) -> Iterator[torch.Tensor]:
-        every = (as_reals(buffer.detach()) for buffer in self._model.buffers())
+        every = (as_reals(buffer.detach()) for _, buffer in persistent_buffers(self._model))
         return (buffer for buffer in every if buffer.is_floating_point())
 
     def _extra_tensors(self) -> list[tuple[str, torch.Tensor]]:
         return [(name, own_part(tensor.detach())) for name, tensor in self._others()]
 
     def _others(self) -> list[tuple[str, torch.Tensor]]:
-        return self._frozen() + list(self._model.named_buffers())
+        return self._frozen() + persistent_buffers(self._model)
 
     def _frozen(self) -> list[tuple[str, torch.Tensor]]:
         own = set(self._gradients.parameters)
@@ -492,10 +493,13 @@ class Committed:
         if extras is None:
             return None
         mine = {name: tensor.shape for name, tensor in self._extra_tensors()}
-        if {name: tensor.shape for name, tensor in extras.items()} != mine:
+        others = {name: tensor.shape for name, tensor in extras.items()}
+        if difference := first_difference(mine, others, "the model of the job"):
             raise StateError(
-                "the model of the job has other buffers or frozen parameters than this rank's",
-                hint="start every rank with the same script, model and versions",
+                f"the buffers or frozen parameters differ, first in {difference}",
+                hint="start every rank with the same script and versions; register buffers in "
+                "__init__ with the shape that they keep, and with persistent=False what each rank "
+                "computes for itself",
             )
         return [extras[name] for name in mine]
 

@@ -1,0 +1,40 @@
+"""Which buffers of a model belong to the job: those that its `state_dict` has.
+
+A buffer that is registered with `persistent=False` is a thing that each rank computes for itself,
+such as a mask or a cache. It is neither averaged, sent to a joiner nor stored.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def persistent_buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return the names and tensors of the model's persistent buffers, each tensor once."""
+    found, seen = [], set[int]()
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(prefix=prefix, recurse=False):
+            local = name.rpartition(".")[2]
+            if local not in module._non_persistent_buffers_set and id(buffer) not in seen:  # noqa: SLF001
+                seen.add(id(buffer))
+                found.append((name, buffer))
+    return found
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Return True if several elements lie in the same memory, as after `expand()`."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.numel() > 0 and any(size > 1 and stride == 0 for size, stride in pairs)
+
+
+def first_difference(mine: dict[str, torch.Size], others: dict[str, torch.Size], whose: str) -> str:
+    """The first buffer or frozen parameter in which two models differ, in words; empty if none."""
+    for name in sorted(mine.keys() | others.keys()):
+        own, other = mine.get(name), others.get(name)
+        if own == other:
+            continue
+        shapes = [
+            f"shape {tuple(shape)}" if shape is not None else "none" for shape in (other, own)
+        ]
+        return f"{name}: {shapes[0]} in {whose}, {shapes[1]} on this rank"
+    return ""

@@ -510,6 +510,28 @@ def test_a_tensor_parallel_model_trains_like_the_plain_one() -> None:
     assert all(torch.equal(*pair) for pair in zip(*ends, strict=True))
 
 
+class Norms(torch.optim.SGD):
+    """Steps by the norm of the whole gradient, as LAMB does."""
+
+
+@pytest.mark.parametrize("kind", [Norms, torch.optim.Adafactor, torch.optim.Muon])
+@pytest.mark.parametrize("spread", [True, False])
+def test_an_optimizer_that_looks_at_whole_tensors_is_refused_on_shards(
+    kind: Any, spread: bool
+) -> None:
+    started(LoneSession())
+    model: Any = nn.Sequential(nn.Linear(3, 2, bias=False))
+    if spread:
+        model = parallelize_module(model, pl.group(), {"0": ColwiseParallel()})
+    optimizer = pl.DistributedOptimizer(kind(model.parameters(), lr=0.1), model)
+    model(torch.ones(4, 3)).sum().backward()
+    if not spread:
+        optimizer.step()
+        return
+    with pytest.raises(UnsupportedError, match=rf"{kind.__name__} on parameter 0\.weight"):
+        optimizer.step()
+
+
 def test_ddp_holds_all_of_the_model() -> None:
     session = started(LoneSession())
     session.shards = 2

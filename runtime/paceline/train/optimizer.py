@@ -184,6 +184,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise changed_later("DistributedOptimizer", "a scheduler was made for it")
         refusals.check_memory(self._model)
         self._trainables = refusals.Trainables(self._model, self.param_groups, self.called)
+        refusals.check_shards(self._inner, self._trainables.named)
         session = self._context.session
         self._gradients = Gradients(
             self._trainables.named,

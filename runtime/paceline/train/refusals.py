@@ -13,6 +13,7 @@ import torch
 
 from paceline.errors import ChangedLaterError, UnsupportedError, UsageError
 from paceline.worker.state.buffers import overlaps_itself, persistent_buffers
+from paceline.worker.state.shards import is_shard
 
 REFUSED_OPTIMIZERS = {
     torch.optim.LBFGS: (
@@ -201,6 +202,40 @@ def refuse_grad_scaler() -> UnsupportedError:
         "scaler.scale(loss).backward(); optimizer.step() for scaler.step(optimizer) and "
         "scaler.update(). A gradient that is not finite is dropped and counted",
     )
+
+
+ELEMENT_WISE: Final = (
+    torch.optim.ASGD,
+    torch.optim.Adadelta,
+    torch.optim.Adagrad,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.SGD,
+)
+"""What these do to an element depends on the gradients of that element alone."""
+
+
+def check_shards(
+    optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.nn.Parameter]]
+) -> None:
+    """Refuse an optimizer that looks at whole tensors where a rank has a part of one: it would take
+    the norm, rank or factors of that part for those of the parameter, and say nothing."""
+    if type(optimizer) in ELEMENT_WISE:
+        return
+    for name, parameter in named:
+        if is_shard(parameter):
+            raise UnsupportedError(
+                f"{type(optimizer).__name__} on parameter {name}, of which each rank of the group "
+                "holds a part: it is not known to treat each element by itself, and would take "
+                "the part for the whole",
+                hint="use an optimizer of torch that does, such as AdamW or SGD, or share the "
+                "model by whole layers (a pipeline)",
+            )
 
 
 def check_memory(model: torch.nn.Module) -> None:

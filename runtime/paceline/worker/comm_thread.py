@@ -484,7 +484,9 @@ class CommThread:
         now, rank = now_ns(), self.machine.state
         self._later.append(partial(self._metrics.applied, go, rank, now, now - begun_ns))
         if hash_due:
-            return ev.Hashed(self.machine.state.log.version, self._committed.hash())
+            committed = self._committed
+            version = self.machine.state.log.version
+            return ev.Hashed(version, committed.hash(), committed.hashes_of_copies())
         return None
 
     def _state_for_joiners(self, state: State) -> list[Bytes]:

@@ -245,6 +245,7 @@ class Engine:
                 data=self._transport.address,
                 segments=len(gradients.layout.segments),
                 seed=None if plan.samples else torch.initial_seed(),
+                copies=committed.hashes_of_copies(),
                 whole=self._whole(gradients, committed),
             )
         )

@@ -226,10 +226,14 @@ class LeadThread(CommThread):
             self._arrived = {k: shards for k, shards in self._arrived.items() if k[1] >= oldest}
 
     def _agreed(self, outcomes: Sequence[ev.Event]) -> Sequence[ev.Event]:
-        return [
-            outcome_of([own, *(self._answer(i, Came).event for i in range(len(self._lines)))])
-            for own in outcomes
-        ]
+        agreed: list[ev.Event] = []
+        for own in outcomes:
+            of_all = [own, *(self._answer(i, Came).event for i in range(len(self._lines)))]
+            try:
+                agreed.append(outcome_of(of_all))
+            except GroupDisagreesError as error:
+                self._say(Fatal(self.machine.state.me, "GroupDisagrees", str(error)))
+        return agreed
 
     def _answer(self, index: int, kind: type[T]) -> T:
         """Bounded by the life of that rank; while it is stopped, this thread is seen to be stuck

@@ -97,3 +97,21 @@ def test_a_checkpoint_is_written_once_all_parts_of_it_are() -> None:
 def test_a_checkpoint_that_one_rank_cannot_load_is_of_no_use_to_the_group() -> None:
     problem = ev.NotRestored("shard-1 is damaged")
     assert outcome_of([ev.Hashed(7, 1), problem]) == problem
+
+
+@pytest.mark.parametrize(
+    ("theirs", "name"),
+    [((("norm", 1), ("bias", 3)), "bias"), ((("norm", 1),), "bias"), ((("norm", 2),), "norm")],
+)
+def test_parameters_that_are_no_shards_are_compared_within_the_group(
+    theirs: tuple[tuple[str, int], ...], name: str
+) -> None:
+    mine = (("norm", 1), ("bias", 2))
+    words = f"parameter {name}, which is no shard, differs at version 4 .* rank 1"
+    with pytest.raises(GroupDisagreesError, match=words):
+        outcome_of([ev.Hashed(4, 7, mine), ev.Hashed(4, 8, theirs)])
+    assert isinstance(outcome_of([ev.Hashed(4, 7, mine), ev.Hashed(4, 8, mine)]), ev.Hashed)
+    group = Agreement(2, ["there"])
+    group.said(0, replace(BEGIN, copies=mine))
+    with pytest.raises(GroupDisagreesError, match=f"parameter {name}.* when training begins"):
+        group.said(1, replace(BEGIN, copies=theirs))

@@ -23,7 +23,7 @@ SCRIPT: Final = (ev.Begin, ev.Step, ev.Want, ev.Skip, ev.Flush, ev.Rest, ev.Unre
 T = TypeVar("T")
 
 _OWN: Final = {
-    ev.Begin: ("fingerprint", "data", "seed", "whole", "shards", "segments"),
+    ev.Begin: ("fingerprint", "data", "seed", "whole", "shards", "segments", "copies"),
     ev.Step: ("finite", "foreign", "metrics"),
 }
 """Fields in which the ranks of a group may differ."""
@@ -74,6 +74,7 @@ class Agreement:
                 "sharded. Split it over pl.group(), or remove spec.parallelism.model and have as "
                 "many more ranks"
             )
+        check_copies([event.copies for event in events], "when training begins")
         shards = tuple(zip(self._addresses, (event.data for event in events[1:]), strict=True))
         fingerprint = "|".join(event.fingerprint for event in events)
         # Rounds of a group are not streamed, so nobody needs to know of segments (R52).
@@ -95,6 +96,21 @@ def _check_alike(events: Sequence[ScriptEvent]) -> None:
                     f"of their {_name(first)} rank 0 of the group says {name} = {value} and rank "
                     f"{shard} {theirs[name]}: their scripts must take the same steps, on the same "
                     "batches"
+                )
+
+
+def check_copies(of_ranks: Sequence[tuple[tuple[str, int], ...]], when: str) -> None:
+    """Raises GroupDisagreesError if a parameter that is no shard differs between the ranks of a
+    group. `of_ranks`: names and hashes, in shard order."""
+    first = of_ranks[0]
+    for shard, copies in enumerate(of_ranks):
+        mine, theirs = dict(first), dict(copies)
+        for name in [*mine, *(name for name in theirs if name not in mine)]:
+            if mine.get(name) != theirs.get(name):
+                raise GroupDisagreesError(
+                    f"parameter {name}, which is no shard, differs {when} between rank 0 of the "
+                    f"group and rank {shard}: make it from the same seed on all ranks of a group, "
+                    "and give them the same batches"
                 )
 
 
@@ -128,7 +144,8 @@ class Writing:
 
 
 def outcome_of(outcomes: Sequence[ev.Event]) -> ev.Event:
-    """What came of an effect on all ranks of a group. One that failed fails for all (R52)."""
+    """What came of an effect on all ranks of a group. One that failed fails for all (R52).
+    Raises GroupDisagreesError if what they hold alike differs."""
     failed = [e for e in outcomes if isinstance(e, ev.ChannelFailed)]
     if failed:
         # Whoever has lost a peer tells more than who was told to give up.
@@ -141,6 +158,8 @@ def outcome_of(outcomes: Sequence[ev.Event]) -> ev.Event:
         spent = [e.transfer_ns for e in outcomes if isinstance(e, ev.Reduced)]
         return ev.Reduced(max(spent))
     if isinstance(first, ev.Hashed):
-        values = [e.value for e in outcomes if isinstance(e, ev.Hashed)]
+        hashed = [e for e in outcomes if isinstance(e, ev.Hashed)]
+        check_copies([e.copies for e in hashed], f"at version {first.version}")
+        values = [e.value for e in hashed]
         return ev.Hashed(first.version, crc32(repr(values).encode()))
     return first

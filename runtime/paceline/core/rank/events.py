@@ -52,6 +52,8 @@ class Begin(Struct, frozen=True, tag=True):
     """Of the gradients."""
     seed: int | None = None
     """Of torch's random numbers, where the script feeds itself; None: it does not matter."""
+    copies: tuple[tuple[str, int], ...] = ()
+    """As in `Hashed`."""
     whole: str = ""
     """Of a group's rank whose parameters show no shard: what they are and hold. Empty elsewhere."""
     shards: tuple[tuple[str, str], ...] = ()
@@ -143,6 +145,8 @@ class Voided(Struct, frozen=True, tag=True):
 class Hashed(Struct, frozen=True, tag=True):
     version: int
     value: int
+    copies: tuple[tuple[str, int], ...] = ()
+    """In a group: names and hashes of the parameters that each of its ranks holds alike."""
 
 
 class Found(Struct, frozen=True, tag=True):

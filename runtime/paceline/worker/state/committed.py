@@ -311,6 +311,15 @@ class Committed:
         with self._gradients.streams.settled():
             return hash_of_model(self._weights, self._hashes_of_frozen())
 
+    def hashes_of_copies(self) -> tuple[tuple[str, int], ...]:
+        """Names and hashes of the parameters that all ranks of a group hold alike; empty where
+        none is a shard."""
+        with self._gradients.streams.settled():
+            return tuple(
+                (self._layout.slots[index].name, hash_of([self._views[index]]))
+                for index in sorted(self._apart)
+            )
+
     def _hashes_of_frozen(self) -> list[int]:
         """Of parameters that are not trained. They may be most of the model, so each is read again
         only when it was written."""

@@ -17,7 +17,7 @@ from msgspec import Raw, Struct
 from paceline_api.errors import JobFileError
 from paceline_api.names import ENV_SPEC
 from paceline_api.settings import FailureRuleSettings, ResolvedJob
-from paceline_api.types.enums import Wire
+from paceline_api.types.enums import Mode, Wire
 
 JOB_FILE: Final = "job.json"
 _HINT: Final = f"{ENV_SPEC} names it; start jobs with `paceline run job.yaml`, which writes it"
@@ -63,6 +63,8 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
     """Each rank keeps a journal, for `paceline replay`."""
     measures: bool = False
     """Each rank measures how large its gradients are, for `paceline plan`."""
+    reproducible: bool = False
+    """Two runs with the same ranks have the same bits: spec.collective.mode is Full or Shadow."""
     checkpoint: CheckpointSpec | None
     gpu_direct: bool
     """The job requires GPUDirect: NCCL is to say in a log how it connects."""
@@ -98,6 +100,7 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
             model=job.model,
             record=record,
             measures=measures,
+            reproducible=job.collective.mode in (Mode.FULL, Mode.SHADOW),
             checkpoint=CheckpointSpec(c.path, c.every_rounds, c.keep) if c else None,
             gpu_direct=gpu_direct,
             job=Raw(msgspec.json.encode(job)),

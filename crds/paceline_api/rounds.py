@@ -54,6 +54,11 @@ class RoundSettings(Struct, frozen=True):
     hash_every: int = 100
     """Rounds between two comparisons of the committed weights' hashes; 0 = never."""
 
+    @property
+    def is_synchronous(self) -> bool:
+        """Return True if each round is one step of plain synchronous training."""
+        return self.mode in (Mode.FULL, Mode.SHADOW)
+
     @classmethod
     def of(cls, collective: CollectiveSettings) -> RoundSettings:
         """What a job asks for."""

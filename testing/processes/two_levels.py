@@ -33,11 +33,11 @@ def play(slot: int) -> None:
     place = f"machine-{slot % 2}"
 
     def make_transport(
-        backend: str, *, local: bool, ranks: int, wire: Wire, scratch: Path
+        backend: str, *, local: bool, ranks: int, wire: Wire, scratch: Path, reproducible: bool
     ) -> SelectedTransport:
         make_room(ranks, [HIERARCHICAL + backend])
         between = factory._make(backend, factory.LOOPBACK, local=local, wire=wire, scratch=scratch)
         levels = OnlyTransport(SharedMemory(), between, place=place)
-        return SelectedTransport([levels], {}, place, wire=wire)
+        return SelectedTransport([levels], {}, place, wire=wire, reproducible=reproducible)
 
     setattr(engine, "make_transport", make_transport)  # noqa: B010

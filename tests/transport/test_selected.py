@@ -209,6 +209,25 @@ def test_segments_go_to_the_only_candidate_together_and_else_each_to_that_of_its
     assert len(told) == 4 * 3
 
 
+@pytest.mark.parametrize("told_by", [("t0", "t1", "t2"), ("t1",)])
+def test_where_bits_have_to_be_the_same_nothing_is_measured(told_by: tuple[str, ...]) -> None:
+    """One rank says it for all, such as one of a job that was switched to Full meanwhile."""
+    hubs = Hubs()
+    ranks = [
+        SelectedTransport(
+            [SecondTransport(hubs.second, name), FirstTransport(hubs.first, name)],
+            {},
+            reproducible=name in told_by,
+        )
+        for name in ("t0", "t1", "t2")
+    ]
+    assert open_all(ranks, 1) == [None] * 3
+    for rank in ranks:
+        assert {m.transport for m in rank.methods()} == {"first"}
+        assert rank.regrets_s() == (0.0,) * len(CLASS_NAMES), "nothing was measured"
+        assert "not measured, so that each run has the same bits" in rank.reasons()[0]
+
+
 def test_a_forced_backend_is_the_only_candidate() -> None:
     forced = make_transport("gloo", local=True)
     assert forced.address.startswith("gloo=127.0.0.1:")

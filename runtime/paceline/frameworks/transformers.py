@@ -2,7 +2,7 @@
 
     from paceline.frameworks.transformers import Trainer     # for: from transformers import Trainer
 
-It evaluates on each rank without holding up the others, and the publisher saves.
+It evaluates on each rank without holding up the others, but in mode Full, and the publisher saves.
 """
 
 from __future__ import annotations

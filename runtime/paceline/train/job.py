@@ -56,7 +56,8 @@ def evaluating() -> Iterator[None]:
     """Do something long on this rank, such as a validation, without holding up the others.
 
     Leases go back, and the rank counts as idle until the end of the block; afterwards the model
-    holds the newest weights."""
+    holds the newest weights. In mode Full, where each round has all ranks, the others wait for it
+    instead, up to `benchAfter`: evaluation that every rank makes is a common pause."""
     context = current("evaluating()")
     optimizer = context.optimizer
     if optimizer is None or not optimizer.started or optimizer.stopped or context.finished:

@@ -38,24 +38,44 @@ def make_transport(
     ranks: int = 1,
     wire: Wire = Wire.FLOAT32,
     scratch: Path | None = None,
+    reproducible: bool = False,
 ) -> Transport:
-    """The data channel of this rank among `ranks` that are wanted. `local`: all are on this
-    machine, so loopback (D13). `scratch`: the rank's own folder, which names what has to be removed
-    with it. Raises TransportError, and LimitError for too many ranks."""
+    """Return the data channel of this rank.
+
+    Args:
+        backend: One of `BACKENDS`.
+        local: All ranks are on this machine, so loopback (D13).
+        ranks: How many are wanted.
+        wire: What sums of float32 travel as.
+        scratch: The rank's own folder, which names what has to be removed with it.
+        reproducible: Two runs with the same ranks on the same kind of machines have the same bits.
+
+    Raises:
+        TransportError: There is no such data channel here.
+        LimitError: The machine does not allow so many ranks.
+    """
     host = LOOPBACK if local else own_address()
     if backend in BACKENDS:
         make_room(ranks, BACKENDS if backend == "auto" else [backend])
         if backend == "auto":
-            return _auto(host, local=local, wire=wire, scratch=scratch)
-        transport = _make(backend, host, local=local, wire=wire, scratch=scratch)
-        return SelectedTransport([transport], {}, own_machine(), wire=wire)
+            transports, left_out = _auto(host, local=local, wire=wire, scratch=scratch)
+        else:
+            transports, left_out = (
+                [_make(backend, host, local=local, wire=wire, scratch=scratch)],
+                {},
+            )
+        return SelectedTransport(
+            transports, left_out, own_machine(), wire=wire, reproducible=reproducible
+        )
     raise TransportError(
         f"spec.collective.backend: {backend!r} is unknown; hint: use {', '.join(BACKENDS)}"
     )
 
 
-def _auto(host: str, *, local: bool, wire: Wire, scratch: Path | None) -> Transport:
-    """Everything that works here; why another one does not is in `describe`."""
+def _auto(
+    host: str, *, local: bool, wire: Wire, scratch: Path | None
+) -> tuple[list[Transport], dict[str, str]]:
+    """Everything that works here, and why another one does not."""
     transports: list[Transport] = []
     left_out: dict[str, str] = {}
     # All ranks of a local run are on one machine, where shm is what two levels would be.
@@ -76,7 +96,7 @@ def _auto(host: str, *, local: bool, wire: Wire, scratch: Path | None) -> Transp
     if not transports:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
         raise TransportError(f"spec.collective.backend: auto found no data channel: {reasons}")
-    return SelectedTransport(transports, left_out, own_machine(), wire=wire)
+    return transports, left_out
 
 
 def _make(

@@ -34,6 +34,7 @@ from paceline.core.collectives.select import (
     Method,
     calls_to_measure,
     choose_all,
+    choose_reproducible,
     classes_up_to,
     size_class,
     topology,
@@ -59,6 +60,8 @@ MACHINE: Final = "machine"
 """Under this name the addresses of a rank tell where it runs."""
 MEMORY: Final = "memory"
 """The same for a rank that has gradients on a device."""
+ORDER: Final = "order"
+"""The same for a rank whose job has to add in the same order in each run."""
 
 Row = dict[str, list[float]]
 
@@ -141,11 +144,19 @@ class SelectedTransport(Transport):
         machine: str = "",
         *,
         wire: Wire = Wire.FLOAT32,
+        reproducible: bool = False,
     ) -> None:
-        """`machine`: text that those ranks have in common that run on one machine. `wire`: what
-        most buffers travel as."""
+        """Put the transports of one rank behind one face.
+
+        Args:
+            transports: What this rank has; not empty.
+            left_out: Why it lacks the others, by name.
+            machine: Text that those ranks have in common that run on one machine.
+            wire: What most buffers travel as.
+            reproducible: Each run has to have the same bits, so nothing is chosen by a measurement.
+        """
         assert transports, left_out
-        self._machine, self._wire = machine, wire
+        self._machine, self._wire, self._reproducible = machine, wire, reproducible
         self._transports = {transport.name: transport for transport in transports}
         self._left_out = dict(left_out)
         methods = [Method(t.name, algorithm) for t in transports for algorithm in t.algorithms]
@@ -171,7 +182,9 @@ class SelectedTransport(Transport):
         self._topology: tuple[int, ...] = ()
         self._choices: tuple[Choice, ...] = ()
         self._only = ""
-        """The one candidate, where the present group has no other; else empty."""
+        """The candidate for buffers of all sizes, where there is one; else empty."""
+        self._fixed = False
+        """Nothing is measured in the present group."""
         self._group: Group | None = None
         self._room_for = 0
         """Ranks of the largest group so far."""
@@ -183,6 +196,8 @@ class SelectedTransport(Transport):
             places[MACHINE] = self._machine
         if any(device.type != HOST.type for device in self._devices):
             places[MEMORY] = "device"
+        if self._reproducible:
+            places[ORDER] = "fixed"
         return ";".join(f"{name}={where}" for name, where in sorted(places.items()))
 
     def begin(
@@ -215,7 +230,8 @@ class SelectedTransport(Transport):
         addresses = [_split(peer.address) for peer in group.peers]
         self._topology = topology([known.pop(MACHINE, "") for known in addresses])
         memories = [known.pop(MEMORY, "") for known in addresses]
-        self._cuts = any(memories)
+        orders = [known.pop(ORDER, "") for known in addresses]
+        self._cuts, self._fixed = any(memories), any(orders)
         tiers = self._usable(addresses)
         opening = _Opening(group, addresses, abort, timeout_s)
         try:
@@ -264,10 +280,15 @@ class SelectedTransport(Transport):
         while True:
             usable = [name for name in usable if name not in opening.dropped]
             candidates = self._candidates_of(usable)
-            self._only = candidates[0] if len(candidates) == 1 else ""
             table = {name: table[name] for name in candidates}
-            known = self._only or opening.group.size == 1 or all(map(any, table.values()))
-            self._choices = choose_all(table)
+            if self._fixed:
+                self._choices = choose_reproducible(candidates, self._topology)
+                candidates = list({choice.candidate: 0 for choice in self._choices})
+            else:
+                self._choices = choose_all(table)
+            self._only = candidates[0] if len(candidates) == 1 else ""
+            alone = bool(self._only) or opening.group.size == 1
+            known = self._fixed or alone or all(map(any, table.values()))
             wanted = {method.transport for method in self.methods()} if known else set(usable)
             fresh = [name for name in usable if name in wanted and name not in opening.wired]
             if fresh:
@@ -499,7 +520,7 @@ class SelectedTransport(Transport):
     def reasons(self) -> tuple[str, ...]:
         found = tuple(choice.why for choice in self._choices[: self._classes])
         left_out = self._left_out | self._unfit
-        if self._only:
+        if self._only and not self._fixed:
             found = (f"{self._only} is the only candidate",)
         elif all(device.type == HOST.type for device in self._devices):
             left_out = {}  # nobody misses what needs a GPU

@@ -210,6 +210,7 @@ class Engine:
                 ranks=ranks,
                 wire=self._spec.wire,
                 scratch=settings.scratch,
+                reproducible=self._spec.reproducible,
             )
         except TransportError as error:
             raise _told(error) from error

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from random import Random
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline.core.collectives.select import (
@@ -12,6 +15,7 @@ from paceline.core.collectives.select import (
     calls_to_measure,
     choose,
     choose_all,
+    choose_reproducible,
     classes_up_to,
     size_class,
     topology,
@@ -125,3 +129,40 @@ def test_the_best_of_a_class_is_measured_in_the_next(seconds: dict[str, float]) 
     calls = calls_to_measure({name: [taken] for name, taken in seconds.items()}, 1)
     assert calls[choose(seconds, 1).candidate] >= 1 or not any(calls.values())
     assert all(count <= CALLS for count in calls.values())
+
+
+@given(st.lists(NAMES, min_size=1, unique=True), st.randoms(), st.integers(1, 9))
+def test_a_reproducible_choice_depends_on_neither_measurements_nor_order(
+    names: list[str], dice: Random, ranks: int
+) -> None:
+    where = (0,) * ranks
+    chosen = choose_reproducible(names, where)
+    dice.shuffle(names)
+    assert choose_reproducible(names, where) == chosen
+    assert {choice.candidate for choice in chosen} <= set(names)
+    assert len({Method.of(choice.candidate).transport for choice in chosen}) == 1
+
+
+MPI = ("mpi:ring", "mpi:halving_doubling", "mpi:recursive_doubling")
+
+
+@pytest.mark.parametrize(
+    ("names", "where", "small", "large"),
+    [
+        (("gloo", "shm", *MPI), (0, 0, 0), "shm", "shm"),
+        (("gloo", *MPI), (0, 1, 2, 3), "mpi:recursive_doubling", "mpi:halving_doubling"),
+        (("gloo", *MPI), (0, 1, 2), "mpi:recursive_doubling", "mpi:ring"),
+        (("gloo", *MPI, *(f"hier:{x}" for x in MPI)), (0, 0, 0, 1, 1, 1), *(
+            "hier:mpi:recursive_doubling", "hier:mpi:halving_doubling"
+        )),
+        (("gloo", "mpi:ring"), (0, 1), "mpi:ring", "mpi:ring"),
+        (("nccl", "gloo"), (0, 0), "nccl", "nccl"),
+        (("gloo",), (0, 1), "gloo", "gloo"),
+    ],
+)  # fmt: skip
+def test_a_reproducible_choice_follows_machines_and_size(
+    names: tuple[str, ...], where: tuple[int, ...], small: str, large: str
+) -> None:
+    chosen = choose_reproducible(names, where)
+    assert [choice.candidate for choice in chosen] == [small] * 2 + [large] * 3
+    assert chosen[0].why.endswith("at 4096 B: not measured, so that each run has the same bits")

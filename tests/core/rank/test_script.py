@@ -7,7 +7,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 from paceline.core.messages import Commit, Endpoints, Leaving, Prepare, Start, Stopped
 from paceline.core.protocol.ids import GenerationId
-from paceline.core.protocol.records import Benched, DataPlan, Drop, DropReason, Gen, Share
+from paceline.core.protocol.records import (
+    AnnounceKind,
+    Benched,
+    DataPlan,
+    Drop,
+    DropReason,
+    Gen,
+    Share,
+)
 from paceline.core.protocol.snapshot import Kept
 from paceline.core.rank import events as ev
 from paceline.core.rank.machine import Rank
@@ -57,10 +65,26 @@ def test_the_last_round_lets_the_script_go_on_and_says_that_it_was_the_last() ->
 
 
 def test_a_script_that_rested_goes_on() -> None:
-    rank = lone(DataPlan(samples=40, batch=4, epochs=1, seed=1))
+    rank = lone(DataPlan(samples=40, batch=4, epochs=1, seed=1), RoundSettings(mode=Mode.SOLO))
     assert resumed(take(rank, ev.Rest(), ev.Reduced())) == []
     assert rank.state.log.resting == {ME}
     assert resumed(take(rank, ev.Unrest())) == [(1, False, False)]
+
+
+@pytest.mark.parametrize("mode", [Mode.FULL, Mode.SHADOW])
+def test_in_full_a_rank_that_evaluates_is_waited_for_and_keeps_its_leases(mode: Mode) -> None:
+    plan, rules = DataPlan(samples=40, batch=4, epochs=1, seed=1), RoundSettings(mode=mode)
+    rank = second_of_two(plan, rules)
+    held = rank.state.log.held(rank.state.me)
+    effects = take(rank, ev.Rest())
+    assert not any(isinstance(e, ev.ToPeer) for e in effects), "it has announced nothing"
+    assert [version for version, *_ in resumed(take(rank, ev.Unrest()))] == [0]
+    assert rank.state.usable() == held
+    said = [e.message for e in take(rank, ev.Step(held[:1], 4, 4)) if isinstance(e, ev.ToPeer)]
+    assert [(x.kind, x.share.leases) for x in said] == [(AnnounceKind.ARRIVE, held[:1])]
+    leaver = second_of_two(plan, rules)
+    said = [e.message for e in take(leaver, ev.Rest(), ev.Drain()) if isinstance(e, ev.ToPeer)]
+    assert [(x.kind, x.share.returned) for x in said] == [(AnnounceKind.IDLE, held)]
 
 
 @pytest.mark.parametrize("ends", ["applied", "announced again"])

@@ -4,6 +4,10 @@ A *candidate* is a transport with one of its algorithms, by name ("mpi:ring", "g
 measures the seconds of one allreduce per candidate and *size class*; the means over the ranks, the
 same everywhere, are the table. The choice is a function of the table alone: all choose alike. The
 table holds for a *topology*: the number of ranks, and who of them share a machine.
+
+Candidates add in different orders, so a measured choice may change the last bits from run to run.
+Where each run has to have the same bits (mode Full), the choice is a function of the topology and
+of the size alone (`choose_reproducible`), and nothing is measured.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from paceline.core.collectives.schedules import HALVING_DOUBLING, RECURSIVE_DOUBLING, RING
 
 CLASS_BYTES: Final = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 """Payload that stands for each size class when it is measured."""
@@ -32,6 +38,11 @@ NATIVE: Final = "native"
 
 HIERARCHICAL: Final = "hier:"
 """Before the name of the transport that carries between machines what each has summed inside."""
+PREFERENCE: Final = ("nccl", "shm", f"{HIERARCHICAL}mpi", "mpi", f"{HIERARCHICAL}gloo", "gloo")
+"""Transports where the choice may not depend on a measurement: the first one that is usable. Which
+are usable follows from the machines and from the memory of the gradients."""
+LATENCY_CLASSES: Final = 2
+"""Likewise: in so many size classes, from the smallest, few steps count more than few bytes."""
 
 Seconds = Mapping[str, Sequence[float]]
 """By candidate: seconds of one allreduce in each size class; 0 = not measured."""
@@ -133,3 +144,38 @@ def choose_all(table: Seconds) -> tuple[Choice, ...]:
         measured = any(column.values()) or not choices
         choices.append(choose(column, payload) if measured else choices[-1])
     return tuple(choices)
+
+
+def choose_reproducible(candidates: Sequence[str], topology: Sequence[int]) -> tuple[Choice, ...]:
+    """Return one choice per size class that is the same in each run on this topology.
+
+    Args:
+        candidates: What the group can use; not empty.
+        topology: The machine of each rank, as `topology` numbers them.
+    """
+    assert candidates, "no candidate"
+    methods = [Method.of(name) for name in candidates]
+    transport = min((method.transport for method in methods), key=_preference)
+    own = [method for method in methods if method.transport == transport]
+    between = set(topology) if transport.startswith(HIERARCHICAL) else topology
+    choices = []
+    for index, payload in enumerate(CLASS_BYTES):
+        order = _algorithms(index, len(between))
+        method = min(own, key=lambda m: order.index(m.algorithm) if m.algorithm in order else 0)
+        why = f"{method.candidate} at {payload} B: not measured, so that each run has the same bits"
+        choices.append(Choice(method.candidate, why))
+    return tuple(choices)
+
+
+def _preference(transport: str) -> tuple[int, str]:
+    known = transport in PREFERENCE
+    return (PREFERENCE.index(transport) if known else len(PREFERENCE)), transport
+
+
+def _algorithms(index: int, ranks: int) -> tuple[str, ...]:
+    """The best first, by steps where buffers are small and else by bytes (`schedules`)."""
+    if index < LATENCY_CLASSES:
+        return RECURSIVE_DOUBLING, HALVING_DOUBLING, RING
+    if ranks & (ranks - 1):
+        return RING, HALVING_DOUBLING, RECURSIVE_DOUBLING
+    return HALVING_DOUBLING, RING, RECURSIVE_DOUBLING

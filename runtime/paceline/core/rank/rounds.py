@@ -109,8 +109,10 @@ def _kind(rank: RankState) -> AnnounceKind | None:
         return AnnounceKind.ARRIVE
     if rank.main is Main.PARKED and rank.waits_for >= rank.log.version:
         return AnnounceKind.ARRIVE
-    if rank.main in (Main.WANT, Main.REST, Main.DONE) or (rank.draining and parked):
+    if rank.main in (Main.WANT, Main.DONE) or (rank.draining and parked):
         return AnnounceKind.IDLE
+    if rank.main is Main.REST and (rank.draining or not rank.log.settings.is_synchronous):
+        return AnnounceKind.IDLE  # in Full a rank that evaluates is waited for as if it computed
     if not rank.announced_pending and (rank.pending.late.steps or rank.pending.drops):
         return AnnounceKind.PENDING
     return AnnounceKind.COMING if streaming.hopes(rank) else None

@@ -33,11 +33,11 @@ class RoundSettings(Struct, frozen=True):
     full_every: int = 0
     """Every N-th round is Full; 0 = never."""
     max_age: int = 4
-    """Rounds; 0 = unlimited."""
+    """Updates of the weights; 0 = unlimited."""
     late: MaxAgePolicy = MaxAgePolicy.DROP
     """What happens to a gradient that is older than `max_age` when it could be applied."""
     decay_factor: float = 0.5
-    """Weight per round above `max_age` under `MaxAgePolicy.DECAY`."""
+    """Weight per update above `max_age` under `MaxAgePolicy.DECAY`."""
     normalisation: Normalisation = Normalisation.FIXED
     """Divisor of a round's sum: nominal samples, samples that came, or ranks that contributed."""
     pacing: Pacing = Pacing.ROUND

@@ -243,7 +243,7 @@ class Checkers:
         if not s.max_age or (s.late is MaxAgePolicy.WAIT and self.settings_changed):
             return
         for share in log.read(go).shares:
-            over = go.round - share.oldest - s.max_age
+            over = log.age(share.oldest) - s.max_age
             if not share.count or over <= 0:
                 continue
             assert s.late is MaxAgePolicy.DECAY, f"I7: {share} is {over} rounds too old"

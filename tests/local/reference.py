@@ -1,7 +1,7 @@
 """Synchronous data-parallel training by hand, in one process: mode Full must equal it to the bit.
 
 Batches go round robin to the ranks, each rank's gradients are added up, the ranks' sums are added
-in the order of the data channel, the mean over the nominal samples is clipped, the optimizer steps;
+in the order of the data channel, the mean over their samples is clipped, the optimizer steps;
 of a bfloat16 model it steps float32 masters, as in plain torch. Where sums travel as bfloat16 each
 rank adds what rounding took away from it in the round before.
 Nothing here is Paceline's but the order of the samples, the places of the parameters in the buffer
@@ -71,11 +71,11 @@ def train(config: dict[str, Any], folder: Path) -> str:
         samples = sum(count for _, _, count in parts)
         if len(units) == 1:  # the mean of the means
             unit = units.pop()
-            sums, divisor = [flats for flats, _, _ in parts], nominal / unit
+            sums, divisor = [flats for flats, _, _ in parts], samples / unit
         else:
             unit = 1
             sums = [[flat * float(unit) for flat in flats] for flats, unit, _ in parts]
-            divisor = float(nominal)
+            divisor = float(samples)
         while len(sums) < ranks:
             sums.append(layout.zeros())
         for flats, residual in zip(sums, residuals, strict=False):

@@ -90,24 +90,26 @@ class Collective(Model):
     """Every so many rounds one runs in Full, which bounds how late a gradient can be; 0 never."""
 
     max_age: Count | None = behaviour(4)
-    """Rounds by which a gradient may be late and still count in full; 0 means any number."""
+    """Updates of the weights by which a gradient may be late and still count in full; 0 means any
+    number. With pacing Round each round is an update."""
 
     max_age_policy: MaxAgePolicy | None = behaviour(MaxAgePolicy.DROP)
     """What happens to a gradient older than maxAge. Drop: it is left out and counted as dropped.
-    Decay: it is weighed by decayFactor for each round above maxAge. Wait: the round waits for its
+    Decay: it is weighed by decayFactor for each update above maxAge. Wait: the round waits for its
     rank before that happens, so one slow rank can hold up all others."""
 
     decay_factor: Weight | None = behaviour(0.5)
-    """Weight for each round above maxAge in `maxAgePolicy: Decay`, from 0 to 1."""
+    """Weight for each update above maxAge in `maxAgePolicy: Decay`, from 0 to 1."""
 
     normalisation: Normalisation | None = behaviour(Normalisation.FIXED, fixed=True)
     """Divisor of a round's sum of gradients. Fixed: the samples of a round in which all take part,
-    so that gradients kept for later weigh the same as in synchronous training. Applied: the samples
-    in this round. Contributors: the ranks in this round."""
+    so that gradients kept for later weigh the same as in synchronous training; where rounds wait
+    for everybody, and with pacing Samples, those that are in the update. Applied: these in each
+    case. Contributors: the ranks in the update."""
 
     pacing: Pacing | None = behaviour(Pacing.AUTO, fixed=True)
     """When the optimizer steps. Round: in every round; right for optimizers that are linear in the
-    gradient. Samples: each time the samples of a full round are in. Auto: Round for plain SGD,
+    gradient. Samples: each time about the samples of a full round are in. Auto: Round for plain SGD,
     Samples for all other optimizers; the log says at the start which and why."""
 
     bench_after: AutoDuration | None = behaviour("auto")

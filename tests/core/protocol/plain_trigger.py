@@ -113,7 +113,7 @@ def _too_old_to_leave(log: Log, silent: tuple[MemberId, ...]) -> MemberId | None
     if s.late is not MaxAgePolicy.WAIT or not s.max_age:
         return None
     for member in silent:
-        if log.version - log.heard.get(member, log.version) >= s.max_age:
+        if log.age(log.heard.get(member, log.version)) >= s.max_age:
             return member
     return None
 

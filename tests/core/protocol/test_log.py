@@ -12,7 +12,8 @@ from paceline.core.messages import Commit, Endpoints, Prepare
 from paceline.core.protocol.composition import compact
 from paceline.core.protocol.deal import Deal, DealError
 from paceline.core.protocol.ids import GenerationId, MemberId
-from paceline.core.protocol.log import Log, LogError
+from paceline.core.protocol.log import AGES_MAX, Log, LogError
+from paceline.core.protocol.pending import Pending
 from paceline.core.protocol.progress import progress_of
 from paceline.core.protocol.records import (
     AnnounceKind,
@@ -250,6 +251,119 @@ def test_paced_by_samples_the_optimizer_steps_when_the_nominal_samples_are_in() 
         log.append(record)
     assert steps == [False, False, False, True] * 2
     assert (log.updates, log.accumulated) == (2, 0)
+
+
+@CI
+@given(st.sampled_from(list(Mode)), st.integers(2, 9), st.integers(1, 9), st.data())
+def test_in_every_mode_there_are_about_as_many_steps_for_the_samples_as_in_full(
+    mode: Mode, ranks: int, quorum: int, data: st.DataObject
+) -> None:
+    """Each step is the mean of between two and four thirds of a full round's samples where rounds
+    are alike, and of less than two full rounds in any case. Eight ranks with a quorum of seven made
+    half of the steps, each of 14 or 15 contributions."""
+    rules = RoundSettings(mode=mode, quorum=quorum, pacing=Pacing.SAMPLES, max_age=0)
+    plan = DataPlan(samples=4 * 9 * 1000, batch=4, epochs=1, seed=1)
+    log = make_log(ranks, rules, plan)
+    log.append(go(log, *(fresh(log, slot) for slot in range(ranks))))
+    alike = data.draw(st.booleans())
+    sizes = st.integers(log.quorum, ranks)
+    sizes = st.just(data.draw(sizes)) if alike else sizes
+    nominal, applied = 4 * ranks, 0
+    for _ in range(40):
+        shares = [fresh(log, slot, log.version + 1) for slot in range(data.draw(sizes))]
+        record = go(log, *shares)
+        weighing = log.weigh(record)
+        applied += weighing.samples
+        log.append(record)
+        if weighing.step:
+            most = Fraction(4, 3) if alike else 2
+            assert Fraction(2, 3) * nominal <= applied <= most * nominal
+            assert weighing.divisor * weighing.unit == applied
+            applied = 0
+    assert log.progress / 2 - 1 <= log.updates <= log.progress * Fraction(3, 2)
+
+
+def test_a_quorum_of_seven_of_eight_steps_in_each_round() -> None:
+    log = make_log(8, RoundSettings(mode=Mode.QUORUM, quorum=7, pacing=Pacing.SAMPLES))
+    for seq in range(1, 9):
+        record = go(log, *(fresh(log, slot, seq) for slot in range(8 if seq == 1 else 7)))
+        assert log.weigh(record).step
+        assert log.weigh(record).divisor == (8 if seq == 1 else 7)
+        log.append(record)
+    assert log.updates == 8
+
+
+def test_age_counts_updates_of_the_weights_and_not_rounds() -> None:
+    """Three of four rounds of Solo change no weights, so a gradient does not age by them. A void
+    round counts for nothing, and a copy of the log has the same ages."""
+    log = make_log(4, RoundSettings(mode=Mode.SOLO, pacing=Pacing.SAMPLES))
+    for seq in range(1, 13):
+        log.append(go(log, fresh(log, 0, seq)))
+    assert (log.version, log.updates) == (12, 3)
+    assert [log.age(version) for version in range(13)] == [3] * 4 + [2] * 4 + [1] * 4 + [0]
+    log.append(go(log).voided())
+    assert [log.age(version) for version in range(14)] == [3] * 5 + [2] * 4 + [1] * 4 + [0]
+    copy = Log.restore(log.snapshot())
+    assert [copy.age(version) for version in range(14)] == [log.age(v) for v in range(14)]
+
+
+def test_where_each_round_steps_an_age_is_a_number_of_rounds_however_old() -> None:
+    log = make_log(1, RoundSettings(mode=Mode.SOLO), DataPlan())
+    for seq in range(1, AGES_MAX + 50):
+        log.append(go(log, Share(member(0), upto=seq, count=1, fresh=True, samples=1, unit=1)))
+    assert [log.age(v) for v in (0, 1, 40, 60, AGES_MAX)] == [
+        log.version - v for v in (0, 1, 40, 60, AGES_MAX)
+    ]
+
+
+def test_a_gradient_that_missed_rounds_without_an_update_is_not_dropped() -> None:
+    """maxAge 1 in Solo with four ranks: a rank three times slower came to nothing."""
+    rules = RoundSettings(mode=Mode.SOLO, pacing=Pacing.SAMPLES, max_age=1)
+    log = make_log(4, rules, DataPlan())
+    log.append(go(log, *(Share(member(s), 1, 1, fresh=True, samples=1, unit=1) for s in range(4))))
+    pending = Pending()
+    pending.add(version=log.version, leases=(), samples=1, unit=1, metrics=())
+    for seq in range(2, 5):
+        log.append(go(log, Share(member(0), seq, 1, fresh=True, samples=1, unit=1)))
+    kept, _ = pending.share(
+        member(1),
+        round_=log.version,
+        age=log.age,
+        settings=rules,
+        with_grad=True,
+        fresh=False,
+        holds=lambda _: True,
+    )
+    assert (kept.count, kept.drops) == (1, ())
+
+
+def ddp_mean(sums: dict[int, Fraction], samples: dict[int, int]) -> Fraction:
+    """What DistributedDataParallel makes of it: the mean over the ranks of each rank's mean."""
+    return sum((sums[r] / samples[r] for r in sums), Fraction(0)) / len(sums)
+
+
+@pytest.mark.parametrize("rules", [
+    RoundSettings(),
+    RoundSettings(mode=Mode.SHADOW),
+    RoundSettings(mode=Mode.QUORUM, quorum=3),
+    RoundSettings(mode=Mode.QUORUM, quorum=3, pacing=Pacing.SAMPLES),
+])  # fmt: skip
+def test_a_synchronous_round_is_the_mean_of_its_samples(rules: RoundSettings) -> None:
+    """As DDP, to the bit, where all ranks have batches of one size, short ones at the end of an
+    epoch too: those were divided by the samples of full batches. Where sizes differ each sample
+    weighs the same here, and each rank's mean in DDP."""
+    sums = {slot: Fraction(7**slot, 3) for slot in range(3)}
+    for sizes in ((4, 4, 4), (2, 2, 2), (4, 4, 1)):
+        log = make_log(3, rules)
+        shares = [replace(fresh(log, s), samples=n, unit=n) for s, n in enumerate(sizes)]
+        record = go(log, *shares)
+        assert log.weigh(record).step
+        mean = sum(sums.values()) / sum(sizes)
+        assert abs(update(log, record, sums) - mean) < Fraction(1, 10**12)
+        by_ddp = ddp_mean(sums, dict(enumerate(sizes)))
+        assert (mean == by_ddp) is (len(set(sizes)) == 1)
+        if mean == by_ddp:
+            assert (log.weigh(record).equal, log.weigh(record).divisor) == (True, 3.0)
 
 
 def test_the_scheduler_counts_applied_over_nominal_samples() -> None:

@@ -71,6 +71,7 @@ class Run:
         share, ops = self.pending.share(
             ME,
             round_=self.version,
+            age=lambda version: self.version - version,
             settings=rules,
             with_grad=with_grad,
             fresh=with_grad,
@@ -148,7 +149,13 @@ def test_a_decayed_buffer_carries_its_discount_once() -> None:
     run.round(rules, with_grad=True, named=False)
     assert run.memory.grad == Fraction(7) / 8
     again, ops = run.pending.share(
-        ME, round_=6, settings=rules, with_grad=True, fresh=False, holds=lambda _: True
+        ME,
+        round_=6,
+        age=lambda _: 6,
+        settings=rules,
+        with_grad=True,
+        fresh=False,
+        holds=lambda _: True,
     )
     run.memory.do(ops)
     assert (again.discount, run.memory.grad) == (1 / 16, Fraction(7) / 16)
@@ -190,6 +197,7 @@ def test_equal_drops_are_counted_one_by_one() -> None:
             pending.share(
                 ME,
                 round_=0,
+                age=lambda _: 0,
                 settings=RoundSettings(),
                 with_grad=True,
                 fresh=True,

@@ -159,6 +159,7 @@ def test_a_rank_that_the_round_waits_for_by_name_goes_on_at_once(why: str) -> No
             mode=Mode.QUORUM, quorum_percent=75, max_age=2, late=MaxAgePolicy.WAIT
         )
     log = partial(16, settings)
+    log.append(everybody(log))
     awaited = initiator(log) if why == "drawn" else log.active[3]
     if why == "too old":
         log.heard[awaited] = log.version - 2

@@ -238,7 +238,7 @@ class Arrivals:
         if s.late is not MaxAgePolicy.WAIT or not s.max_age:
             return []
         version, heard = log.version, log.heard
-        return [m for m in reversed(log.active) if version - heard.get(m, version) >= s.max_age]
+        return [m for m in reversed(log.active) if log.age(heard.get(m, version)) >= s.max_age]
 
 
 def bench_after_ns(log: Log) -> int:

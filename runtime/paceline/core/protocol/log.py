@@ -10,6 +10,7 @@ evidence.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,9 @@ OFFSETS_MAX: Final = 16
 """Arrivals of one round that are remembered."""
 ONE: Final = Fraction(1)
 """What a round makes in which everybody is fresh; sums of fractions take long to make."""
+AGES_MAX: Final = 1024
+"""Updates of the weights that are remembered for the age of a gradient; of earlier ones each round
+counts as one."""
 RECENT_MAX: Final = 256
 """Records kept for members that are behind; more generations without a round are an error."""
 
@@ -96,6 +100,8 @@ class Log:
     """Contributions of them, with what several steps of one rank have made as one."""
     accumulated_steps: int = 0
     updates: int = 0
+    updated: deque[int] = field(default_factory=lambda: deque(maxlen=AGES_MAX))
+    """The rounds that made the last updates: those in which the optimizer stepped."""
     progress: Fraction = Fraction(0)
     """Applied over nominal samples: what the scheduler is stepped by."""
     steps: Fraction = Fraction(0)
@@ -145,6 +151,16 @@ class Log:
         """A gradient is fresh if it was computed on this version or a later one (R36)."""
         return self.version - self.settings.pipeline
 
+    def age(self, version: int) -> int:
+        """Return how many updates of the weights a gradient lacks that was computed on `version`.
+
+        Rounds in which the optimizer makes no step change no weights and count for nothing."""
+        updated = self.updated
+        if version >= self.version or not updated:
+            return 0
+        forgotten = max(0, updated[0] - version) if len(updated) == AGES_MAX else 0
+        return forgotten + len(updated) - bisect_left(updated, version)
+
     @property
     def starter(self) -> MemberId:
         """Starts the round in question; rotates, so that there is no fixed hot spot."""
@@ -178,7 +194,7 @@ class Log:
     @property
     def is_full_round(self) -> bool:
         """Everybody is needed, whatever the mode: first round, warm-up, `fullEvery`."""
-        return self.settings.mode in (Mode.FULL, Mode.SHADOW) or self._is_full_in_any_mode
+        return self.settings.is_synchronous or self._is_full_in_any_mode
 
     @property
     def _is_full_in_any_mode(self) -> bool:
@@ -188,11 +204,16 @@ class Log:
         return s.full_every > 0 and since % s.full_every == 0
 
     @property
+    def is_synchronous(self) -> bool:
+        """Each round is one step of plain synchronous training: Full, or a quorum of all."""
+        s, active = self.settings, len(self.active)
+        by_other_means = s.mode is Mode.DEADLINE or (s.mode is Mode.MAJORITY and s.random_initiator)
+        return not by_other_means and quorum_of(s.mode, s, active) == active
+
+    @property
     def waits_for_everybody(self) -> bool:
         """No round is made while a rank computes that takes part."""
-        s, active = self.settings, len(self.active)
-        needed = 0 if s.mode is Mode.DEADLINE else quorum_of(s.mode, s, active)
-        return needed == active and not s.pipeline
+        return self.is_synchronous and not self.settings.pipeline
 
     @property
     def quorum(self) -> int:
@@ -253,18 +274,20 @@ class Log:
         step_samples = self._step_samples(accumulated, self.accumulated_steps + steps)
         nominal = len(self.active) * step_samples
         # A synchronous round is a step, also where the last one of an epoch is short of samples.
-        synchronous = self.settings.mode in (Mode.FULL, Mode.SHADOW)
-        by_round = synchronous or self.settings.pacing is Pacing.ROUND
-        step = accumulated > 0 and (by_round or accumulated >= nominal or self.stops_with(go))
+        synchronous = self.is_synchronous
+        by_samples = self.settings.pacing is Pacing.SAMPLES and not synchronous
+        # Else as soon as a step now is nearer to the nominal samples than one with the next round.
+        due = not by_samples or 2 * accumulated + samples >= 2 * nominal
+        step = accumulated > 0 and (due or self.stops_with(go))
         # Sums that are kept over several rounds have to be in one unit; a round that steps at
         # once may use the mean of means, which differs in the last bits (D3).
-        equal = len(units) == 1 and first and (by_round or accumulated >= nominal)
+        equal = len(units) == 1 and first and due
         unit = units.pop() if equal else 1
         match self.settings.normalisation:
-            case Normalisation.FIXED:
+            case Normalisation.FIXED if not (synchronous or by_samples):
                 total = float(nominal)
-            case Normalisation.APPLIED:
-                total = accumulated
+            case Normalisation.FIXED | Normalisation.APPLIED:
+                total = float(accumulated) if accumulated else float(nominal)
             case Normalisation.CONTRIBUTORS:
                 total = float(count * step_samples)
         whole = len(self.active) * self._step_samples(samples, steps)
@@ -394,6 +417,7 @@ class Log:
         self.heard = {m: version + 1 for m, version in self.heard.items()}
         self.ledger.round(Trigger.VOID, streamed=False)
         self._forget_before_last_go()
+        self.updated = deque((x + 1 for x in self.updated), maxlen=AGES_MAX)
 
     def _change_active(self, go: Go) -> None:
         active = set(self.active)
@@ -479,6 +503,7 @@ class Log:
             self.updates += 1
         else:
             self.accumulated += weighing.samples
+            self.updated.append(self.version)
             self.accumulated_count += len(weighing.contributors)
             self.accumulated_steps += made.gradients
         self.ledger.round(go.trigger, streamed=go.streamed)
@@ -536,6 +561,7 @@ class Log:
             updates=self.updates,
             progress=(self.progress.numerator, self.progress.denominator),
             steps=(self.steps.numerator, self.steps.denominator),
+            updated=tuple(self.updated),
             round_us=tuple(self.round_us),
             offsets_us=tuple(self.offsets_us),
             shadow=self.shadow,
@@ -578,6 +604,7 @@ class Log:
             updates=s.updates,
             progress=Fraction(*s.progress),
             steps=Fraction(*s.steps),
+            updated=deque(s.updated, maxlen=AGES_MAX),
             shadow=s.shadow,
             tail=[(s.index, s.digest)],
         )

@@ -189,6 +189,7 @@ class Pending:
         member: MemberId,
         *,
         round_: int,
+        age: Callable[[int], int],
         settings: RoundSettings,
         with_grad: bool,
         fresh: bool,
@@ -196,12 +197,13 @@ class Pending:
     ) -> tuple[Share, list[BufferOp]]:
         """What may be named in this round: LATE, and GRAD where nobody is adding to it.
 
-        What is too old is weighed or dropped here, by its owner, and named as such (D4, I7)."""
+        What is too old is weighed or dropped here, by its owner, and named as such (D4, I7). `age`:
+        of what was computed on a version (`Log.age`)."""
         ops: list[BufferOp] = []
         buffers = [BufferName.LATE, BufferName.GRAD] if with_grad else [BufferName.LATE]
         if settings.max_age:
             for which in buffers:
-                ops += self._age(which, round_, settings, holds)
+                ops += self._age(which, age, settings, holds)
         filled = [b for b in map(self.buffer, buffers) if b.steps]
         steps = [p for b in filled for p in b.steps]
         units = {b.unit for b in filled}
@@ -222,18 +224,25 @@ class Pending:
         ), ops
 
     def age_late(
-        self, round_: int, settings: RoundSettings, holds: Callable[[int], bool]
+        self,
+        age: Callable[[int], int],
+        settings: RoundSettings,
+        holds: Callable[[int], bool],
     ) -> list[BufferOp]:
         """Before a fresh gradient is merged into LATE, which would be as old as what lies there."""
-        return self._age(BufferName.LATE, round_, settings, holds) if settings.max_age else []
+        return self._age(BufferName.LATE, age, settings, holds) if settings.max_age else []
 
     def _age(
-        self, which: BufferName, round_: int, s: RoundSettings, holds: Callable[[int], bool]
+        self,
+        which: BufferName,
+        age: Callable[[int], int],
+        s: RoundSettings,
+        holds: Callable[[int], bool],
     ) -> list[BufferOp]:
         buffer = self.buffer(which)
         if not buffer.steps:
             return []
-        over = round_ - min(p.version for p in buffer.steps) - s.max_age
+        over = age(min(p.version for p in buffer.steps)) - s.max_age
         if over <= 0 or s.late is MaxAgePolicy.WAIT:
             return []
         if s.late is MaxAgePolicy.DROP:

@@ -85,6 +85,7 @@ class LogSnapshot(Struct, frozen=True):
     progress: tuple[int, int]
     steps: tuple[int, int]
     round_us: tuple[int, ...]
+    updated: tuple[int, ...]
     offsets_us: tuple[int, ...]
     shadow: ShadowReport
     ledger: LedgerSnapshot

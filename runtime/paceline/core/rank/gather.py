@@ -87,7 +87,7 @@ class Collector:
         """By name: it would become too old, or was drawn."""
         log, s = self._log, self._log.settings
         if s.late is MaxAgePolicy.WAIT and s.max_age:
-            return log.version - log.heard.get(member, log.version) >= s.max_age
+            return log.age(log.heard.get(member, log.version)) >= s.max_age
         return s.mode is Mode.MAJORITY and s.random_initiator and member == initiator(log)
 
     def due_ns(self) -> int | None:

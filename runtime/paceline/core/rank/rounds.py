@@ -75,6 +75,7 @@ def announce(rank: RankState) -> None:
         with_grad = False
     share, ops = rank.pending.share(
         rank.me,
+        age=log.age,
         round_=log.version,
         settings=log.settings,
         with_grad=with_grad,

@@ -192,7 +192,7 @@ def _hand_on(rank: RankState) -> None:
     """The gradient goes into LATE and is announced, and the main thread computes the next one into
     the other buffer, on the newest weights. With its next step it waits for this round (R36)."""
     log = rank.log
-    rank.do(rank.pending.age_late(log.version, log.settings, rank.holds))
+    rank.do(rank.pending.age_late(log.age, log.settings, rank.holds))
     rank.do(rank.pending.merge())
     rank.under_way = log.version
     rounds.announce(rank)

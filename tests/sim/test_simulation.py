@@ -121,7 +121,8 @@ def test_one_rank_of_three_ends_the_job_and_publishes() -> None:
 
 @pytest.mark.parametrize("when", ["all evaluate", "benched", "draining"])
 def test_the_word_that_ends_the_job_is_heard_wherever_the_rank_stands(when: str) -> None:
-    patience = RoundSettings(bench_after_ns=(100 if when == "benched" else 10**6) * MS)
+    mode = Mode.SOLO if when == "all evaluate" else Mode.FULL  # Full waits for who evaluates
+    patience = RoundSettings(mode, bench_after_ns=(100 if when == "benched" else 10**6) * MS)
     sim = Simulation(World(replicas=3, leases=500, settings=patience), 5)
     sim.start()
     sim.run_until(200 * MS)
@@ -146,6 +147,34 @@ def test_the_word_that_ends_the_job_is_heard_wherever_the_rank_stands(when: str)
     sim.checkers.at_end()
     assert len(sim.finished) == 3
     assert {rank.state.log.stopped_by for rank in ranks} == {ranks[1].me}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_fault_found_while_no_coordinator_listens_ends_the_job_with_its_reason(seed: int) -> None:
+    """Any rank finds it at any time between two coordinators; the second one hears it."""
+    sim = Simulation(World(replicas=3, leases=500), seed)
+    sim.start()
+    sim.run_until((150 + 10 * seed) * MS)
+    for name in list(sim.coordinators):
+        sim.kill_coordinator(name)
+    sim.run_until((200 + 20 * seed) * MS)
+    list(sim.ranks.values())[seed % 3].post(ev.NotRestored("its disk is gone"))
+    sim.run_until(400 * MS)
+    sim.start_coordinator("late")
+    sim.run()
+    assert sim.outcomes == {"CheckpointUnusable"}
+
+
+def test_evaluation_is_a_common_pause_in_full() -> None:
+    """Each rank evaluates after a third of its steps, for another time each; no round of Full lacks
+    one, so there are as many as without. Before, the others went on."""
+    for mode in (Mode.FULL, Mode.SHADOW):
+        for seed in range(4):
+            settings = RoundSettings(mode=mode, bench_after_ns=10**9)
+            sim = run(World(replicas=3, settings=settings, leases=90, rest=0.3), seed, [])
+            log = sim.finished[0].state.log
+            assert log.version == 30
+            assert log.ledger.rounds == {Trigger.ALL: 30}
 
 
 def test_back_from_resting_a_rank_has_nothing_fresh(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,7 +206,9 @@ class LeadThread(CommThread):
         try:
             agreed = self._agreement.said(shard, event)
         except GroupDisagreesError as error:
-            self._say(Fatal(self.machine.state.me, "GroupDisagrees", str(error)))
+            state = self.machine.state
+            state.fatal = state.fatal or Fatal(state.me, "GroupDisagrees", str(error))
+            self._say(state.fatal)
             return
         if agreed is not None:
             if not isinstance(agreed, ev.Step):

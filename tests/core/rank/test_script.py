@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import Struct
 from msgspec.structs import replace
-from paceline.core.messages import Commit, Endpoints, Leaving, Prepare, Start, Stopped
+from paceline.core.messages import Commit, Endpoints, Fatal, Leaving, Prepare, Start, Stopped
 from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.records import (
     AnnounceKind,
@@ -122,6 +122,19 @@ def test_what_an_older_connection_may_have_lost_is_said_again() -> None:
     assert told(take(leaver, ev.Drain(), ev.Want(), ev.Reduced()), Leaving) == 1
     assert told(take(leaver, ev.Tick()), Leaving) == 0
     assert told(take(leaver, ev.Connected()), Leaving) == 1
+
+
+def test_a_fault_that_ends_the_job_is_said_again_on_each_connection() -> None:
+    """The agent may have none when the fault is found: it was lost, and nobody heard of it."""
+    rank = lone(DataPlan(samples=40, batch=4, epochs=1, seed=1))
+    said = take(rank, ev.NotRestored("its disk is gone"), ev.NotRestored("another one"))
+    for effects in (said, take(rank, ev.Connected()), take(rank, ev.Connected())):
+        faults = [e.message for e in effects if isinstance(e, ev.ToCoordinator)]
+        found = [x for x in faults if isinstance(x, Fatal)]
+        assert found
+        assert set(found) == {Fatal(ME, "CheckpointUnusable", "its disk is gone")}, "the first one"
+        assert told(effects, Fatal) == (2 if effects is said else 1)
+    assert told(take(rank, ev.Tick()), Fatal) == 0
 
 
 def test_a_script_that_waits_for_a_round_of_the_state_before_goes_on_with_the_new_one() -> None:

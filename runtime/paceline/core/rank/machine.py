@@ -17,7 +17,6 @@ from paceline.core.messages import (
     CommitChange,
     Dismiss,
     Endpoints,
-    Fatal,
     Gathered,
     Part,
     PeerMessage,
@@ -115,7 +114,7 @@ class Rank:
             case Restored(log=log):
                 membership.on_restored(rank, log)
             case NotRestored(problem=problem):
-                rank.tell(Fatal(rank.me, "CheckpointUnusable", problem))
+                rank.fail("CheckpointUnusable", problem)
             case Written() | Published():
                 saving.on_writer(rank, event)
             case Tick():

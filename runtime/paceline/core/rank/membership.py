@@ -12,7 +12,6 @@ from paceline.core.messages import (
     CommitChange,
     Complain,
     Dismiss,
-    Fatal,
     Leaving,
     Part,
     Prepare,
@@ -148,6 +147,8 @@ def _started(rank: RankState, *, has_state: bool) -> Started:
 def on_connected(rank: RankState) -> None:
     """Introduce itself, and repeat what an older connection may have lost."""
     rank.tell(rank.registration())
+    if rank.fatal is not None:
+        rank.tell(rank.fatal)
     if rank.frozen:
         rank.tell(_report(rank))
     elif rank.started:
@@ -213,6 +214,7 @@ def on_restored(rank: RankState, log: LogSnapshot) -> None:
     if (log.digest, log.version) != (commit.restore.digest, commit.gen.version):
         raise LogError(f"checkpoint {log.version} ({log.digest}) is not {commit.restore}")
     take_log(rank, Log.restore(log))
+    rank.fatal = None
     _start(rank)
 
 
@@ -332,7 +334,7 @@ def install(rank: RankState) -> None:
     begun = rank.begun
     if begun is not None and begun.plan != state.log.plan:
         text = f"its data plan is {begun.plan}, the job's is {state.log.plan}"
-        rank.tell(Fatal(rank.me, "PlanDiffers", text))
+        rank.fail("PlanDiffers", text)
         return
     take_log(rank, Log.restore(state.log))
     queued = []

@@ -15,7 +15,6 @@ from paceline.core.messages import (
     Announce,
     AskState,
     Complain,
-    Fatal,
     Gathered,
     Start,
     Stopped,
@@ -434,7 +433,7 @@ def on_weights_hash(rank: RankState, note: WeightsHash) -> None:
                 f"weights of version {note.version} differ: rank {member} has {value:#010x}, "
                 f"rank {note.member} has {note.value:#010x}"
             )
-            rank.tell(Fatal(rank.me, "WeightsDiffer", text))
+            rank.fail("WeightsDiffer", text)
     seen[note.member] = note.value
     for old in sorted(rank.hashes)[:-HASHES_MAX]:
         del rank.hashes[old]

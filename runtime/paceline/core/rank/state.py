@@ -13,6 +13,7 @@ from paceline.core.messages import (
     Announce,
     Commit,
     Endpoints,
+    Fatal,
     Gathered,
     PeerMessage,
     Register,
@@ -131,6 +132,9 @@ class RankState:
     """Member without state: joins reductions, queues sums, waits for the donor (R15)."""
     started: bool = False
     """The data channel of the generation stands."""
+    fatal: Fatal | None = None
+    """Why the job cannot go on, as this rank has found out first. Its agent may have no connection
+    at that moment, so each new one begins with it."""
     channel_why: str = ""
     """Why it moves buffers as it does, for people."""
     broken: bool = False
@@ -346,6 +350,11 @@ class RankState:
     def do(self, ops: list[BufferOp]) -> None:
         for op in ops:
             self.emit(ChangeBuffers(op))
+
+    def fail(self, reason: str, message: str) -> None:
+        """Tell the coordinator that the job cannot go on, now and on each new connection."""
+        self.fatal = self.fatal or Fatal(self.me, reason, message)
+        self.tell(self.fatal)
 
     def tell(self, message: object) -> None:
         self.emit(ToCoordinator(message))  # type: ignore[arg-type]

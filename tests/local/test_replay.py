@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -220,6 +221,7 @@ def test_what_replay_notices(tmp_path: Path) -> None:
     code, said = call(tmp_path, "replay", "run")
     assert code == 1
     assert f"the journal of rank {member} lacks what it gave to round" in said
+    assert said.count("error: ") == 1
     shutil.rmtree(run / "record")
     code, said = call(tmp_path, "replay", "run")
     assert code == 1
@@ -232,6 +234,42 @@ def test_a_run_whose_sums_were_rounded_is_refused_by_name(tmp_path: Path) -> Non
     with pytest.raises(ReplayError, match="travelled as BFloat16") as refused:
         ReplaySession(tmp_path)
     assert "spec.collective.wire: Float32" in refused.value.hint
+
+
+def test_what_a_replay_cannot_do_is_one_line_before_the_script_starts(tmp_path: Path) -> None:
+    """It was a traceback of the script, after torch was imported."""
+    job = json.loads((Path(__file__).parents[1] / "api/golden/job.json").read_text())
+    here = {"command": [sys.executable, "-c", "print('started')"], "workingDir": str(tmp_path)}
+    run = tmp_path / "run"
+    run.mkdir()
+    for change, told in (
+        ({}, "has no journals, which ranks write only where they are asked to"),
+        ({"wire": "BFloat16"}, "gradients travelled as BFloat16"),
+    ):
+        (run / "job.json").write_text(json.dumps(job | here | change))
+        code, said = call(tmp_path, "replay", "run")
+        assert code == 1
+        assert told in said
+        assert said.count("error: ") == 1
+        assert "Traceback" not in said
+        assert "started" not in said
+
+
+def test_an_error_of_the_script_is_one_line_in_a_replay(tmp_path: Path) -> None:
+    """Such as one whose environment is not that of the run; also before it has called `init()`."""
+    record(tmp_path, backend="gloo", STOP="40")
+    code, said = call(tmp_path, "replay", "run", STOP="40", HIDDEN="none")
+    assert code == 1
+    assert "Traceback" not in said
+    assert "did not come to its end: ValueError: invalid literal for int()" in said
+    assert "hint: run it with the arguments, files and environment of the run" in said
+    assert "Traceback" in (tmp_path / "run" / "replay.log").read_text()
+    script = (tmp_path / "script.py").read_text()
+    (tmp_path / "script.py").write_text(f"import os\nos.environ['NOT_THERE']\n{script}")
+    code, said = call(tmp_path, "replay", "run", STOP="40")
+    assert code == 1
+    assert "Traceback" not in said
+    assert "did not come to its end: KeyError: 'NOT_THERE'" in said
 
 
 def test_random_numbers_of_the_script_are_found_out(tmp_path: Path) -> None:

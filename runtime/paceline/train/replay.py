@@ -26,10 +26,9 @@ from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.progress import Progress
 from paceline.core.protocol.records import DataPlan, LoggedMetric
 from paceline.core.replay import sequence as core
-from paceline.core.replay.journal import Entry, Opened, unpack
 from paceline.errors import ReplayError
 from paceline.transport.replayed_sums import SumAgain
-from paceline.worker.recorder import FOLDER
+from paceline.worker.journals import not_replayable, read_journals
 from paceline.worker.session import StepResult
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.flat import plain_zeros
@@ -58,11 +57,7 @@ class ReplaySession:
         job = read_job_file(run_dir / JOB_FILE)
         self.segment_bytes, self.wire = job.segment_bytes, job.wire
         if self.wire is not Wire.FLOAT32:
-            raise ReplayError(
-                f"{run_dir}: gradients travelled as {self.wire}, and what rounding took away is in "
-                "no journal",
-                hint="record a run with spec.collective.wire: Float32",
-            )
+            raise not_replayable(run_dir, self.wire)
         journals = read_journals(run_dir)
         try:
             self._score = core.compose(journals)
@@ -256,18 +251,3 @@ class ReplaySession:
     def _note_difference(self) -> None:
         if self._differs_at is None:
             self._differs_at = self.version
-
-
-def read_journals(run_dir: Path) -> dict[MemberId, list[Entry]]:
-    """Of every rank of the run. ReplayError if there are none."""
-    journals: dict[MemberId, list[Entry]] = {}
-    for path in sorted((run_dir / FOLDER).glob("*.journal")):
-        try:
-            entries = list(unpack(path.read_bytes()))
-        except (OSError, msgspec.MsgspecError) as error:
-            raise ReplayError(f"{path} is no journal of this version: {error}") from None
-        if entries and isinstance(entries[0], Opened):
-            journals[entries[0].member] = entries[1:]
-    if not journals:
-        raise ReplayError(f"{run_dir} has no journals: run the job with --record")
-    return journals

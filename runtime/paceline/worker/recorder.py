@@ -33,12 +33,11 @@ from paceline.core.replay.journal import (
     Stepped,
     pack,
 )
+from paceline.worker.journals import FOLDER
 
 log = logging.getLogger("paceline.rank")
 
 WAITING_BYTES_MAX: Final = 64 * 1024
-FOLDER: Final = "record"
-"""In the run folder."""
 
 
 class Recorder:

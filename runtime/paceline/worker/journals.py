@@ -1,0 +1,46 @@
+"""The journals of a recorded run, as files: one of each rank. Needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from paceline_api.types.enums import Wire
+
+from paceline.core.protocol.ids import MemberId
+from paceline.core.replay.journal import Entry, Opened, unpack
+from paceline.errors import ReplayError
+
+FOLDER: Final = "record"
+"""In the run folder."""
+
+
+def not_replayable(run_dir: Path, wire: Wire) -> ReplayError:
+    """Return the refusal of a run whose sums were rounded on their way."""
+    return ReplayError(
+        f"{run_dir}: gradients travelled as {wire}, and what rounding took away is in no journal",
+        hint="record a run with spec.collective.wire: Float32",
+    )
+
+
+def read_journals(run_dir: Path) -> dict[MemberId, list[Entry]]:
+    """Return what each rank of the run has noted.
+
+    Raises:
+        ReplayError: There is no journal, or one that cannot be read.
+    """
+    journals: dict[MemberId, list[Entry]] = {}
+    for path in sorted((run_dir / FOLDER).glob("*.journal")):
+        try:
+            entries = list(unpack(path.read_bytes()))
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ReplayError(f"{path} is no journal of this version: {error}") from None
+        if entries and isinstance(entries[0], Opened):
+            journals[entries[0].member] = entries[1:]
+    if not journals:
+        raise ReplayError(
+            f"{run_dir} has no journals, which ranks write only where they are asked to",
+            hint="run the job with --record",
+        )
+    return journals

@@ -16,7 +16,7 @@ from paceline.client.job import Job
 from paceline.client.progress import Bar, words
 from paceline.function.errors import FunctionError
 from paceline.jobs.errors import NoSuchJobError, WaitTimeoutError
-from paceline.jobs.interface import Until
+from paceline.jobs.interface import JobStatus, Until
 from paceline_api.errors import InvalidJobError
 from paceline_api.types.job import Metadata, TrainingJob, TrainingJobSpec
 from paceline_api.types.template import PodTemplate
@@ -66,6 +66,29 @@ def test_wait_returns_the_end_and_remembers_the_rounds() -> None:
     assert list(table["round"])[-3:] == [0, 3, 10]
     assert list(table["loss"])[-2:] == [0.4, 0.1]
     assert list(table["samples_applied"])[-1] == 1280
+
+
+def test_a_figure_of_the_script_is_the_mean_since_the_row_before() -> None:
+    """It was the mean over the whole run, so that a plot of it was wrong. A restarted coordinator,
+    which knows less, makes no figure."""
+
+    def seen(round_: int, last: float, **sums: tuple[float, float]) -> JobStatus:
+        found = at(round_, loss=last)
+        assert found.detail is not None
+        log = msgspec.structs.replace(found.detail.log, metric_sums=sums)
+        detail = msgspec.structs.replace(found.detail, log=log)
+        return msgspec.structs.replace(found, detail=detail)
+
+    figures = Figures()
+    figures.add(seen(10, 0.75, loss=(900.0, 1000.0)), 1.0)
+    figures.add(seen(20, 0.5, loss=(905.0, 1010.0)), 2.0)
+    figures.add(seen(20, 0.4, loss=(904.0, 1020.0)), 3.0)
+    figures.add(at(25), 4.0)
+    figures.add(seen(30, 0.3, loss=(910.0, 1040.0)), 5.0)
+    figures.add(seen(40, 0.2, loss=(10.0, 20.0)), 6.0)
+    rows = figures.rows()
+    assert [row["round"] for row in rows] == [10, 20, 25, 30, 40]
+    assert [row.get("loss") for row in rows] == [0.75, 0.2, None, 0.3, None]
 
 
 def test_wait_for_training_only() -> None:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from paceline.core.protocol.ids import NO_GENERATION
 from paceline.core.status import Fact, RankPhase, RankStatus, Status, place_of
-from paceline.local.report import shadow_line, straggler
+from paceline.local.report import figures, shadow_line, straggler
 
 
 class Speed(Protocol):
@@ -54,7 +54,7 @@ def table(status: Status | None, speed: Speed, *, wide: bool = False) -> Rendera
             *((str(rank.member), rank.host) if wide else ()),
             Text(rank.why if wide else _short(rank.why), style="dim"),
         )
-    notes = [*_conditions(status), *_stragglers(status), *_shadow(status)]
+    notes = [*_figures(status), *_conditions(status), *_stragglers(status), *_shadow(status)]
     if wide and status.transport_why:
         notes.append(Text(f"{status.transport}: {status.transport_why}", style="dim"))
     return Group(Text(_head(status, speed), style="bold"), ranks, *notes)
@@ -67,13 +67,13 @@ def line(status: Status | None, speed: Speed) -> str:
     ranks = []
     for rank in status.ranks:
         place = place_of(rank.member, status.procs)
-        figures = [_ms(rank, Fact.STEP_S), _ms(rank, Fact.LAG_S), _share(rank, status)]
-        step, lag, share = (figure or "-" for figure in figures)
+        cells = [_ms(rank, Fact.STEP_S), _ms(rank, Fact.LAG_S), _share(rank, status)]
+        step, lag, share = (cell or "-" for cell in cells)
         if rank.state is RankPhase.DEAD:
             continue
         slow = " SLOW" if rank.member in {s.member for s in status.stragglers} else ""
         ranks.append(f"{place}:{rank.state} step={step} lag={lag} share={share}{slow}")
-    return " | ".join([_head(status, speed), *ranks])
+    return " | ".join([_head(status, speed), *ranks, *filter(None, [figures(status.log)])])
 
 
 def _head(status: Status, speed: Speed) -> str:
@@ -96,6 +96,11 @@ def _head(status: Status, speed: Speed) -> str:
     if left_s is not None:
         parts.append(f"ETA {int(left_s) // 60}:{int(left_s) % 60:02}")
     return "  ".join(parts)
+
+
+def _figures(status: Status) -> list[Text]:
+    text = figures(status.log)
+    return [Text(text)] if text else []
 
 
 def _conditions(status: Status) -> list[Text]:

@@ -100,7 +100,8 @@ class Job:
         """Figures of its rounds, one row for each round at which this object has seen the job: in
         `wait()`, and in each `status()`. Columns: round, wall_s (Unix time), state, replicas,
         ready, progress (0 to 1), rounds_per_s, round_s, samples_applied, samples_late,
-        samples_dropped, updates, wait_avoided_s, and each figure that the script gives to `pl.log`.
+        samples_dropped, updates, wait_avoided_s, and each figure that the script gives to `pl.log`:
+        its mean over the rounds since the row before.
         A cluster does not tell of samples, updates and the script's figures; they are for
         Prometheus there. Raises MissingExtraError without pandas."""
         self.status()

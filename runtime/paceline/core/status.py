@@ -23,6 +23,8 @@ from paceline.core.protocol.shadow import PARTIAL
 
 HAPPENINGS_MAX: Final = 256
 CHANGES_MAX: Final = 64
+METRIC_ROUNDS: Final = 32
+"""The script's figures are shown as means over so many rounds."""
 
 
 class Fact(StrEnum):
@@ -97,7 +99,12 @@ class Fact(StrEnum):
     SHADOW_LATE = "log.shadow.late."
     """+ mode."""
     METRIC = "log.metric."
-    """+ name that the script gave to `pl.log`."""
+    """+ name that the script gave to `pl.log`: mean over the last METRIC_ROUNDS rounds."""
+    METRIC_SUM = "log.metric_sum."
+    METRIC_WEIGHT = "log.metric_weight."
+    """+ name, both: over all rounds."""
+    METRIC_EPOCH = "log.metric_epoch."
+    """+ name: mean over the last finished epoch."""
 
 
 class RankPhase(StrEnum):
@@ -203,7 +210,12 @@ class LogStatus(Struct, frozen=True):
     shadow: ShadowStatus | None = None
     """None if no round ran in Shadow."""
     metrics: dict[str, float] = {}
-    """The script's own figures (`pl.log`), as weighted means."""
+    """The script's own figures (`pl.log`), as weighted means over the last METRIC_ROUNDS rounds."""
+    metrics_of_epoch: dict[str, float] = {}
+    """The same over the last finished epoch."""
+    metric_sums: dict[str, tuple[float, float]] = {}
+    """Of each figure the weighted sum and the weight over all rounds. The mean between two statuses
+    is the quotient of what has come to them."""
 
 
 class Change(Struct, frozen=True):
@@ -351,6 +363,11 @@ def _shadow_status(facts: dict[str, float]) -> ShadowStatus:
     late = {mode: round(facts.get(Fact.SHADOW_LATE + mode, 0)) for mode in PARTIAL}
     return ShadowStatus(
         rounds=round(facts[Fact.SHADOW_ROUNDS]),
+        metrics_of_epoch=group(Fact.METRIC_EPOCH),
+        metric_sums={
+            name: (total, facts.get(Fact.METRIC_WEIGHT + name, 0.0))
+            for name, total in group(Fact.METRIC_SUM).items()
+        },
         fresh=round(facts.get(Fact.SHADOW_FRESH, 0)),
         waited_s=facts.get(Fact.SHADOW_WAITED_S, 0.0),
         saved_s={str(mode): seconds for mode, seconds in saved_s.items()},

@@ -8,8 +8,10 @@ from paceline_api.types.enums import StragglerResponse
 
 from paceline.core.protocol.records import DropReason, GivenUp, Trigger
 from paceline.core.status import (
+    METRIC_ROUNDS,
     Change,
     Fact,
+    LogStatus,
     Outcome,
     ShadowStatus,
     Status,
@@ -41,7 +43,7 @@ def summary(status: Status | None, timeline: Timeline) -> list[str]:
         ("share of rounds", _shares(status)),
         ("checkpoints", _checkpoints(status)),
     ]
-    rows += [(name, f"{value:g}") for name, value in sorted(log.metrics.items())]
+    rows += [(name, _figure(log, name)) for name in sorted({**log.metrics, **log.metrics_of_epoch})]
     lines = [f"  {name:<20} {text}" for name, text in rows if text]
     if log.shadow is not None:
         lines += _shadow(log.shadow)
@@ -55,6 +57,23 @@ def summary(status: Status | None, timeline: Timeline) -> list[str]:
     lines.append("  membership changes")
     lines += [f"    {_change(change)}" for change in changes]
     return lines
+
+
+def figures(log: LogStatus) -> str:
+    """The script's figures of the last rounds, with what they are means of; empty without any."""
+    if not log.metrics:
+        return ""
+    means = "  ".join(f"{name} {value:.4g}" for name, value in sorted(log.metrics.items()))
+    return f"{means} (last {METRIC_ROUNDS} rounds)"
+
+
+def _figure(log: LogStatus, name: str) -> str:
+    parts = []
+    if name in log.metrics_of_epoch:
+        parts.append(f"{log.metrics_of_epoch[name]:.4g} in the last epoch")
+    if name in log.metrics:
+        parts.append(f"{log.metrics[name]:.4g} in the last {METRIC_ROUNDS} rounds")
+    return ", ".join(parts)
 
 
 def straggler(slow: StragglerStatus, procs: int) -> str:
@@ -143,8 +162,23 @@ def _skipped(dropped: dict[str, int]) -> str:
     )
 
 
-def _epochs(exact: int, short: int) -> str:
-    if not exact and not short:
+def _rounds(status: Status, timeline: Timeline) -> str:
+    """Those of this run; with the sum where it goes on from another one."""
+    before = timeline.version_before
+    text = f"{status.version - before:,} in {timeline.seconds:.1f} s"
+    if not before:
+        return text
+    return f"{text}, after {before:,} of runs before, which the totals below count too"
+
+
+def _applied(log: LogStatus) -> str:
+    if not sum(log.rounds.values()):
+        return "not known: the job ended before a rank had told its figures"
+    return f"{log.samples_applied:,}, of these {log.samples_late:,} late"
+
+
+def _epochs(log: LogStatus) -> str:
+    if not log.epochs_exact and not log.epochs_short:
         return ""
     text = f"{exact} with each sample applied exactly once"
     return f"{text}, {short} with dropped samples" if short else text

@@ -6,7 +6,7 @@ per rank and in total; `pending` and what a rank lost with its own death are the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -30,6 +30,11 @@ class Ledger:
     """Finished epochs of which some samples were dropped."""
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
     """User's figures: (sum, weight) over the contributions committed so far (D11)."""
+    before_epoch: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """`metrics` as they were when the last epoch was finished."""
+    last_epoch: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """The same of the last finished epoch alone: of the rounds since the one before was finished.
+    """
     rounds: dict[Trigger, int] = field(default_factory=dict)
     """Rounds committed, by why they started."""
     streamed: int = 0
@@ -40,6 +45,8 @@ class Ledger:
     """That were applied, of all ranks."""
 
     def applied(self, share: Share, fresh_from: int, plan: DataPlan) -> None:
+    _epoch_ends: bool = False
+    """An epoch is finished with the round that is being counted."""
         self.contributions += share.count
         dropped = sum(drop.samples for drop in share.drops)
         late = share.samples if share.count and not share.fresh else 0
@@ -118,10 +125,16 @@ class Ledger:
             self.epochs_short += bool(new.dropped)
 
     def round(self, trigger: Trigger, *, streamed: bool) -> None:
+            self._epoch_ends = True
         self.streamed += streamed
         self.rounds[trigger] = self.rounds.get(trigger, 0) + 1
+        """Count a round, with which epochs may have been finished."""
 
     def redealt(self, member: MemberId, samples: int) -> None:
+        if self._epoch_ends:
+            self._epoch_ends = False
+            self.last_epoch = since(self.metrics, self.before_epoch)
+            self.before_epoch = dict(self.metrics)
         self._of(member).redealt += samples
 
     def retire_all_but(self, members: Collection[MemberId]) -> None:
@@ -148,7 +161,9 @@ class Ledger:
             open_epochs=tuple(self.open_epochs[e] for e in sorted(self.open_epochs)),
             epochs_exact=self.epochs_exact,
             epochs_short=self.epochs_short,
-            metrics=tuple((name, *pair) for name, pair in sorted(self.metrics.items())),
+            metrics=_rows(self.metrics),
+            before_epoch=_rows(self.before_epoch),
+            last_epoch=_rows(self.last_epoch),
             rounds=tuple(sorted(self.rounds.items())),
             streamed=self.streamed,
             contributions=self.contributions,
@@ -163,7 +178,9 @@ class Ledger:
             open_epochs={e.epoch: e for e in s.open_epochs},
             epochs_exact=s.epochs_exact,
             epochs_short=s.epochs_short,
-            metrics={name: (total, weight) for name, total, weight in s.metrics},
+            metrics=_sums(s.metrics),
+            before_epoch=_sums(s.before_epoch),
+            last_epoch=_sums(s.last_epoch),
             rounds=dict(s.rounds),
             streamed=s.streamed,
             contributions=s.contributions,
@@ -176,6 +193,26 @@ def add(a: Totals, b: Totals) -> Totals:
     return Totals(
         applied=a.applied + b.applied,
         late=a.late + b.late,
+def since(
+    now: Mapping[str, tuple[float, float]], before: Mapping[str, tuple[float, float]]
+) -> dict[str, tuple[float, float]]:
+    """Return what has come to the (sum, weight) of each figure; nothing of those that stayed."""
+    found = {}
+    for name, (total, weight) in now.items():
+        old_total, old_weight = before.get(name, (0.0, 0.0))
+        if weight != old_weight:
+            found[name] = total - old_total, weight - old_weight
+    return found
+
+
+def _rows(figures: Mapping[str, tuple[float, float]]) -> tuple[tuple[str, float, float], ...]:
+    return tuple((name, *pair) for name, pair in sorted(figures.items()))
+
+
+def _sums(rows: Iterable[tuple[str, float, float]]) -> dict[str, tuple[float, float]]:
+    return {name: (total, weight) for name, total, weight in rows}
+
+
         dropped=a.dropped + b.dropped,
         discounted=a.discounted + b.discounted,
         redealt=a.redealt + b.redealt,

@@ -46,6 +46,8 @@ class LedgerSnapshot(Struct, frozen=True):
     epochs_exact: int
     epochs_short: int
     metrics: tuple[tuple[str, float, float], ...]
+    before_epoch: tuple[tuple[str, float, float], ...]
+    last_epoch: tuple[tuple[str, float, float], ...]
     rounds: tuple[tuple[Trigger, int], ...]
     streamed: int
     contributions: int

@@ -15,12 +15,12 @@ from typing import Final
 from paceline.clock import NS_PER_S
 from paceline.core.messages import Doing, Figures, Heartbeat
 from paceline.core.protocol.ids import MemberId
-from paceline.core.protocol.ledger import Ledger
+from paceline.core.protocol.ledger import Ledger, since
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import GivenUp, Go
 from paceline.core.protocol.shadow import ShadowReport
 from paceline.core.rank.state import Main, RankState
-from paceline.core.status import Fact
+from paceline.core.status import METRIC_ROUNDS, Fact
 from paceline.worker.metrics.pace import Pace
 
 REFRESH_NS: Final = 150_000_000
@@ -59,6 +59,8 @@ class HeartbeatFacts:
         self._counted: dict[MemberId, int] = {}
         """Rounds with a contribution of each that the ledger held when it was looked at last."""
 
+        self._sums: deque[dict[str, tuple[float, float]]] = deque(maxlen=METRIC_ROUNDS + 1)
+        """The script's figures after each of the last rounds, and before the first of them."""
     def stepped(self, now_ns: int) -> None:
         """The main thread announces a gradient and is parked."""
         if self._resumed_ns is not None:
@@ -80,9 +82,14 @@ class HeartbeatFacts:
             self._lags_us.append(lag_us)
         log = rank.log
         if log.active is not self._active_now or log.ledger is not self._ledger:
+        if log.ledger is not self._ledger:
+            # A donor's log or a checkpoint's: what it has counted before is not of these rounds.
+            self._sums.clear()
+            self._sums.append(_without(log, go))
             self._follow_anew(log, go)
         self._active_rounds += 1
 
+        self._sums.append(dict(log.ledger.metrics))
     def _follow_anew(self, log: Log, go: Go) -> None:
         """Others are active from now on, or the whole log is another one (a donor's)."""
         now = set(log.read(go).contributors)
@@ -198,13 +205,29 @@ class HeartbeatFacts:
         if log.shadow.rounds:
             facts |= _shadow(log.shadow)
         for name, (value, weight) in ledger.metrics.items():
-            if weight:
-                facts[Fact.METRIC + name] = value / weight
+            facts |= {Fact.METRIC_SUM + name: value, Fact.METRIC_WEIGHT + name: weight}
         return facts
+        facts |= _means(Fact.METRIC, since(ledger.metrics, self._sums[0] if self._sums else {}))
+        facts |= _means(Fact.METRIC_EPOCH, ledger.last_epoch)
 
 
 def tells_of_the_log(rank: RankState) -> bool:
     return rank.me == min(rank.log.active, default=None)
+
+
+def _without(log: Log, go: Go) -> dict[str, tuple[float, float]]:
+    """Return the script's figures before the last round of the log, which was `go`."""
+    figures = (*go.metrics, *(metric for share in go.listed for metric in share.metrics))
+    own = {metric.name: (metric.total, metric.weight) for metric in summed(figures)}
+    sums = dict(log.ledger.metrics)
+    return sums | {
+        name: (sums[name][0] - total, sums[name][1] - weight)
+        for name, (total, weight) in own.items()
+    }
+
+
+def _means(prefix: str, sums: dict[str, tuple[float, float]]) -> dict[str, float]:
+    return {prefix + name: total / weight for name, (total, weight) in sums.items() if weight}
 
 
 def _progress(log: Log) -> float | None:

@@ -7,8 +7,8 @@
 The device is emulated as in B10's part a, so that two cores carry the ranks: 8 layers, 8 ms forward
 and 16 ms backward each at batch 32. So is the link: a token bucket, as fast as all workers together
 would be with a link each. With threads cores compute, since no device cares for them. What a step
-is made of is what the ranks note themselves, as `paceline report` reads it; throughput is that of
-the runner's timeline.
+is made of is what the ranks note themselves, as `paceline report` reads it; throughput follows from
+these steps.
 
 In the formulas the computing of a step is 1, a third of it forward; the sums of the gradient take
 C, in n equal segments, each as soon as all ranks have it.
@@ -159,10 +159,8 @@ def seen(ran: Ran, at: int, batch: int) -> Seen:
     ranks = [rank.anatomy for rank in job.ranks]
     rounds = [sample for rank in job.ranks for sample in rank.samples.rounds]
     last = max(job.ranks, key=lambda rank: rank.worker).anatomy
-    points = [point for point in ran.points if begun_ns <= point[0] <= ended_ns]
-    gained, took_ns = (points[-1][1] - points[0][1], points[-1][0] - points[0][0])
     return Seen(
-        samples_per_s=batch * gained / took_ns * 1e9,
+        samples_per_s=batch * len(ranks) / job.step_s,  # in Full each step of each rank is applied
         step_s=job.step_s,
         computing_s=job.parts[Part.FORWARD] + job.parts[Part.BACKWARD],
         blocked_s=job.parts[Part.BLOCKED],

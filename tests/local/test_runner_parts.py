@@ -160,6 +160,50 @@ def test_a_restarted_coordinator_that_knows_nothing_yet_does_not_change_the_spee
     assert timeline.rounds_per_s == 10.0
 
 
+def test_a_resumed_run_counts_its_own_rounds_and_gradients_alone() -> None:
+    """Its log goes on from version 7 and 14 gradients: these came on top of the first seconds, in
+    which the ranks had told nothing yet."""
+    timeline = Timeline()
+    started = replace(change(FIRST, "it goes on from a checkpoint"), reason="First")
+    assert started.version == 7
+    timeline.add(Status("digits", "a", version=0, changes=(started,)), 0)
+    for version, at_s in ((17, 1), (27, 2)):
+        now = status(version, started)
+        log = replace(now.log, gradients=2 * version, gradients_before=14)
+        timeline.add(last := replace(now, log=log), at_s * S)
+    assert (timeline.rounds_per_s, timeline.gradients_per_s) == (10.0, 20.0)
+    assert timeline.rounds_per_s_now == 10.0
+    text = "\n".join(summary(last, timeline))
+    assert "rounds               20 in 2.0 s, after 7 of runs before" in text
+
+
+def test_the_summary_says_what_it_does_not_know_or_was_left_out() -> None:
+    now = status(66, change(FIRST, "start"))
+    timeline = Timeline()
+    timeline.add(now, 0)
+    text = "\n".join(summary(replace(now, log=LogStatus()), timeline))
+    assert "samples applied      not known: the job ended before a rank had told" in text
+    log = replace(now.log, samples_left_out=26, epochs_exact=3)
+    text = "\n".join(summary(replace(now, log=log), timeline))
+    once = "3 with each sample applied exactly once; drop_last left out 26 samples of each"
+    assert f"epochs               {once}" in text
+
+
+def test_figures_of_the_script_say_what_they_are_means_of() -> None:
+    now = status(66, change(FIRST, "start"))
+    figures = {"metrics": {"acc": 0.5, "loss": 0.198}, "metrics_of_epoch": {"loss": 0.2214}}
+    now = replace(now, log=replace(now.log, **figures))
+    timeline = Timeline()
+    timeline.add(now, 0)
+    text = "\n".join(summary(now, timeline))
+    assert "loss                 0.2214 in the last epoch, 0.198 in the last 32 rounds" in text
+    assert "acc                  0.5 in the last 32 rounds" in text
+    console = Console(width=120, file=io.StringIO())
+    console.print(table(now, timeline))
+    assert "acc 0.5  loss 0.198 (last 32 rounds)" in console.file.getvalue()
+    assert line(now, timeline).endswith(" | acc 0.5  loss 0.198 (last 32 rounds)")
+
+
 def test_time_left_follows_the_present_speed() -> None:
     timeline = Timeline()
     timeline.add(status(0, change(FIRST, "start")), 0)
@@ -296,11 +340,18 @@ def test_the_figures_of_a_heartbeat_become_the_logs_status() -> None:
         Fact.DROPPED + "stale": 3.0,
         Fact.SHARE + "0.0#0": 0.5,
         Fact.METRIC + "loss": 0.25,
+        Fact.METRIC_EPOCH + "loss": 0.5,
+        Fact.METRIC_SUM + "loss": 30.0,
+        Fact.METRIC_WEIGHT + "loss": 60.0,
+        Fact.GRADIENTS_BEFORE: 4.0,
+        Fact.LEFT_OUT: 26.0,
         Fact.STEP_S: 1.0,
     }
     log = log_status(facts)
     assert (log.rounds, log.gradients, log.samples_dropped) == ({"quorum": 7}, 20, {"stale": 3})
     assert (log.shares, log.metrics, log.progress) == ({"0.0#0": 0.5}, {"loss": 0.25}, None)
+    assert (log.metrics_of_epoch, log.metric_sums) == ({"loss": 0.5}, {"loss": (30.0, 60.0)})
+    assert (log.gradients_before, log.samples_left_out) == (4, 26)
 
 
 def test_the_place_of_a_rank() -> None:

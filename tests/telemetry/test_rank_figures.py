@@ -25,12 +25,13 @@ from paceline.core.protocol.records import (
     GivenUp,
     Go,
     LeftOut,
+    LoggedMetric,
     Share,
     Trigger,
 )
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import RankState, Saving
-from paceline.core.status import Fact, log_status
+from paceline.core.status import METRIC_ROUNDS, Fact, LogStatus, log_status
 from paceline.telemetry.catalog import CATALOG, Writer
 from paceline.telemetry.records import RankRecord
 from paceline.telemetry.samples import RoundRing, StepRing
@@ -367,6 +368,39 @@ def test_how_long_the_rest_takes(one: OneRank) -> None:
     one.rank.log = Log.restore(one.rank.log.snapshot())
     one.now_ns += 200 * MS
     assert left_s() is None, "a donor's log is further, and no time has passed"
+
+
+def test_figures_of_the_script_are_of_the_last_rounds(one: OneRank) -> None:
+    """Over all rounds they were: an early loss stayed in it, and that of a run before."""
+
+    def loss(value: float) -> Share:
+        return replace(one.share(A, 0), metrics=(LoggedMetric("loss", 4 * value, 4.0),))
+
+    def told() -> LogStatus:
+        one.metrics.facts.work_out(one.rank)
+        return log_status(one.metrics.facts.figures(one.rank).facts)
+
+    assert told().metrics == {}
+    one.round(loss(8.0), took_ms=0)
+    assert told().metrics == {"loss": 8.0}
+    for _ in range(METRIC_ROUNDS - 1):
+        one.round(loss(1.0), took_ms=0)
+    assert told().metrics == {"loss": (8.0 + METRIC_ROUNDS - 1) / METRIC_ROUNDS}
+    one.round(loss(1.0), took_ms=0)
+    assert told().metrics == {"loss": 1.0}
+    assert told().metric_sums == {"loss": (4.0 * (8 + METRIC_ROUNDS), 4.0 * (METRIC_ROUNDS + 1))}
+    one.rank.log = Log.restore(one.rank.log.snapshot())  # a checkpoint's, or a donor's
+    one.round(loss(0.5), took_ms=0)
+    assert told().metrics == {"loss": 0.5}
+
+
+def test_progress_reaches_its_end_where_samples_are_left_out(one: OneRank) -> None:
+    one.rank.log.plan = replace(PLAN, samples=5, drop_last=True)
+    for share in (A, B):
+        one.round(one.share(share, 0), took_ms=0)
+    one.metrics.facts.work_out(one.rank)
+    found = log_status(one.metrics.facts.figures(one.rank).facts)
+    assert (found.samples_left_out, found.progress) == (1, 1.0)
 
 
 def test_shares_of_rounds_follow_the_log(one: OneRank) -> None:

@@ -74,6 +74,8 @@ class Fact(StrEnum):
     STREAMED = "log.streamed"
     """Rounds that were reduced while backward() ran."""
     GRADIENTS = "log.gradients"
+    GRADIENTS_BEFORE = "log.gradients_before"
+    LEFT_OUT = "log.samples_left_out"
     APPLIED = "log.samples_applied"
     LATE = "log.samples_late"
     DROPPED = "log.samples_dropped."
@@ -183,6 +185,10 @@ class LogStatus(Struct, frozen=True):
     """Those of them that were reduced while backward() ran."""
     gradients: int = 0
     """Contributions applied; one is one optimizer step of one rank."""
+    gradients_before: int = 0
+    """Part of them that was applied before the job was started or resumed the last time."""
+    samples_left_out: int = 0
+    """In each epoch: fewer than a step has, so that `drop_last` leaves them out."""
     samples_applied: int = 0
     samples_late: int = 0
     """Part of the applied that was not fresh."""
@@ -339,6 +345,8 @@ def log_status(facts: dict[str, float]) -> LogStatus:
     return LogStatus(
         rounds={name: round(value) for name, value in group(Fact.ROUNDS).items()},
         gradients=whole(Fact.GRADIENTS),
+        gradients_before=whole(Fact.GRADIENTS_BEFORE),
+        samples_left_out=whole(Fact.LEFT_OUT),
         samples_applied=whole(Fact.APPLIED),
         samples_late=whole(Fact.LATE),
         samples_dropped={name: round(value) for name, value in group(Fact.DROPPED).items()},
@@ -355,6 +363,11 @@ def log_status(facts: dict[str, float]) -> LogStatus:
         shares=group(Fact.SHARE),
         shadow=_shadow_status(facts) if whole(Fact.SHADOW_ROUNDS) else None,
         metrics=group(Fact.METRIC),
+        metrics_of_epoch=group(Fact.METRIC_EPOCH),
+        metric_sums={
+            name: (total, facts.get(Fact.METRIC_WEIGHT + name, 0.0))
+            for name, total in group(Fact.METRIC_SUM).items()
+        },
     )
 
 
@@ -363,11 +376,6 @@ def _shadow_status(facts: dict[str, float]) -> ShadowStatus:
     late = {mode: round(facts.get(Fact.SHADOW_LATE + mode, 0)) for mode in PARTIAL}
     return ShadowStatus(
         rounds=round(facts[Fact.SHADOW_ROUNDS]),
-        metrics_of_epoch=group(Fact.METRIC_EPOCH),
-        metric_sums={
-            name: (total, facts.get(Fact.METRIC_WEIGHT + name, 0.0))
-            for name, total in group(Fact.METRIC_SUM).items()
-        },
         fresh=round(facts.get(Fact.SHADOW_FRESH, 0)),
         waited_s=facts.get(Fact.SHADOW_WAITED_S, 0.0),
         saved_s={str(mode): seconds for mode, seconds in saved_s.items()},

@@ -27,18 +27,18 @@ def summary(status: Status | None, timeline: Timeline) -> list[str]:
         return []
     log = status.log
     rows = [
-        ("rounds", f"{status.version:,} in {timeline.seconds:.1f} s"),
+        ("rounds", _rounds(status, timeline)),
         ("rounds/s", f"{timeline.rounds_per_s:.1f}"),
         ("applied gradients/s", f"{timeline.gradients_per_s:.1f}"),
         ("optimizer steps", f"{log.updates:,}"),
         ("rounds started by", _counts(log.rounds)),
         ("streamed", _streamed(status)),
         ("pipeline", "reductions ran beside the next batch" if status.settings.pipeline else ""),
-        ("samples applied", f"{log.samples_applied:,}, of these {log.samples_late:,} late"),
+        ("samples applied", _applied(log)),
         ("samples dropped", _counts(log.samples_dropped)),
         ("WARNING", _skipped(log.samples_dropped)),
         ("samples dealt again", f"{log.samples_redealt:,}"),
-        ("epochs", _epochs(log.epochs_exact, log.epochs_short)),
+        ("epochs", _epochs(log)),
         ("waiting avoided", f"{log.avoided_s:.1f} s, summed over ranks"),
         ("share of rounds", _shares(status)),
         ("checkpoints", _checkpoints(status)),
@@ -180,8 +180,12 @@ def _applied(log: LogStatus) -> str:
 def _epochs(log: LogStatus) -> str:
     if not log.epochs_exact and not log.epochs_short:
         return ""
-    text = f"{exact} with each sample applied exactly once"
-    return f"{text}, {short} with dropped samples" if short else text
+    text = f"{log.epochs_exact} with each sample applied exactly once"
+    if log.epochs_short:
+        text += f", {log.epochs_short} with dropped samples"
+    if log.samples_left_out:
+        text += f"; drop_last left out {log.samples_left_out:,} samples of each"
+    return text
 
 
 def _shares(status: Status) -> str:

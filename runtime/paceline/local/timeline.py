@@ -22,7 +22,7 @@ class Point:
     at_ns: int
     version: int
     gradients: int
-    progress: float
+    progress: float | None
 
 
 @dataclass(slots=True)
@@ -32,6 +32,9 @@ class Timeline:
     first: Point | None = None
     last: Point | None = None
     """The last time that the version grew."""
+    gradients_before: int | None = None
+    """Applied before this run, as the log tells: by the runs that it goes on from. None: not told
+    yet."""
     changes: dict[GenerationId, Change] = field(default_factory=dict)
     stragglers: dict[MemberId, StragglerStatus] = field(default_factory=dict)
     """All that were slow for long, as they were seen last."""
@@ -43,7 +46,14 @@ class Timeline:
         if self.started_ns is None and any(c.start_s is not None for c in status.changes):
             self.started_ns = at_ns
         log = status.log
-        point = Point(at_ns, status.version, log.gradients, log.progress or 0.0)
+        for change in status.changes:
+            self.changes[change.generation] = change
+        if log.gradients and self.gradients_before is None:
+            self.gradients_before = log.gradients_before
+        # Until the ranks of a job that goes on have told their figures, these are 0.
+        version = max(status.version, self.version_before)
+        gradients = max(log.gradients, self.gradients_before or 0)
+        point = Point(at_ns, version, gradients, log.progress)
         # A coordinator that has just been restarted knows of fewer rounds than were made.
         behind = self.last is not None and point.gradients < self.last.gradients
         if self.started_ns is not None and not behind:
@@ -53,8 +63,6 @@ class Timeline:
             self._recent.append(point)
             while at_ns - self._recent[0].at_ns > SPEED_WINDOW_NS:
                 self._recent.popleft()
-        for change in status.changes:
-            self.changes[change.generation] = change
         for slow in status.stragglers:
             self.stragglers[slow.member] = slow
         return self._news(status)
@@ -79,12 +87,28 @@ class Timeline:
         return (self.last.at_ns - self.first.at_ns) / NS_PER_S
 
     @property
+    def version_before(self) -> int:
+        """With which the run began: 0, or that of the checkpoint from which it goes on."""
+        first = self.changes[min(self.changes)] if self.changes else None
+        return first.version if first is not None and first.reason == "First" else 0
+
+    @property
     def rounds_per_s(self) -> float:
-        return _rate(self.first, self.last, "version")
+        """Of this run alone, as all rates."""
+        if self.first is None or self.last is None:
+            return 0.0
+        return self._per_s(self.last.version - max(self.version_before, self.first.version))
 
     @property
     def gradients_per_s(self) -> float:
-        return _rate(self.first, self.last, "gradients")
+        """Of the gradients that were applied in this run."""
+        if self.first is None or self.last is None:
+            return 0.0
+        before = max(self.gradients_before or 0, self.first.gradients)
+        return self._per_s(self.last.gradients - before)
+
+    def _per_s(self, gained: int) -> float:
+        return gained / self.seconds if self.seconds else 0.0
 
     @property
     def rounds_per_s_now(self) -> float:
@@ -93,8 +117,9 @@ class Timeline:
     @property
     def left_s(self) -> float | None:
         """Seconds to the end at the present speed."""
-        speed = _rate(*self._ends(), "progress")
-        return (1.0 - self._recent[-1].progress) / speed if speed else None
+        told = [point for point in self._recent if point.progress is not None]
+        speed = _rate(told[0], told[-1], "progress") if told else 0.0
+        return (1.0 - (told[-1].progress or 0.0)) / speed if speed else None
 
     def _ends(self) -> tuple[Point | None, Point | None]:
         return (self._recent[0], self._recent[-1]) if self._recent else (None, None)

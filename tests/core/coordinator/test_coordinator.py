@@ -1087,6 +1087,19 @@ def test_only_a_rank_that_tells_of_the_log_speaks_for_it() -> None:
     assert status(desk.state).log.gradients == 20
 
 
+def test_the_figures_of_a_rank_that_is_gone_are_told_until_there_are_newer_ones() -> None:
+    """A job that failed after 66 rounds had applied 0 samples: who counts them had died."""
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    desk.form(A, B)
+    desk.say(m.Figures(A, 66, {"log.gradients": 132.0}))
+    desk.post(coord.FromAgent(m.RankDead(A, -9, "killed", False)))
+    desk.form(B)
+    assert status(desk.state).log.gradients == 132
+    desk.say(m.Figures(B, 67, {"log.gradients": 133.0}))
+    assert status(desk.state).log.gradients == 133
+
+
 def test_all_are_there_and_none_has_trained_so_nobody_waits() -> None:
     """Not even for the inventory, or for a pod more than the job wants."""
     desk = Desk(replicas=2)

@@ -59,6 +59,29 @@ def test_each_size_in_the_modes_that_differ_there() -> None:
     assert forecasts(plan)[8, "Full"] == pytest.approx(ideal(8).step_s)
 
 
+@pytest.mark.parametrize("quorum", [1, 2, 3])
+def test_of_two_quorums_of_one_size_the_job_has_its_own(quorum: int) -> None:
+    """The advice compared with the larger one, which is always forecast."""
+    settings = RoundSettings(mode=Mode.QUORUM, quorum=quorum)
+    plan = make(asked(settings=settings), BOOK)
+    (own,) = (line for line in plan.lines if line.own)
+    assert (own.forecast.setting.members, own.mode) == (4, f"Quorum {quorum}")
+
+
+def test_two_quorums_that_were_measured_are_two_rows() -> None:
+    """The second one replaced the first, and stood beside what was forecast of the first."""
+    full = ideal(4)
+    two, three = (replace(full, setting=replace(full.setting, quorum=q)) for q in (2, 3))
+    book = show(BOOK, (x.forecast for x in make(asked(ranks=(4,)), BOOK).lines), at_s=1.0)
+    book = enter(book, [measured(three, at_s=2.0)])
+    book = enter(book, [measured(two, at_s=3.0)])
+    assert [row.setting.quorum for row in rows(book) if row.setting.members == 4] == [4, 3, 2]
+    shown = {one.setting.quorum: one.shown for one in book.measured if one.at_s > 1}
+    assert shown[2] is None, "nothing was said of a quorum of 2"
+    assert shown[3] is not None
+    assert shown[3].setting.quorum == 3
+
+
 def test_a_deadline_is_not_forecast() -> None:
     plan = make(asked(settings=RoundSettings(mode=Mode.DEADLINE)), BOOK)
     assert not any(line.own for line in plan.lines)

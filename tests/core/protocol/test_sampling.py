@@ -8,12 +8,14 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.sampling import (
     Permutation,
     batches_of,
     epoch_of,
     leases_per_epoch,
+    left_out_per_epoch,
     samples_of,
     total_leases,
 )
@@ -102,3 +104,16 @@ def test_each_epoch_and_each_seed_has_an_order_of_its_own() -> None:
 
 def test_a_job_that_feeds_itself_has_no_leases() -> None:
     assert leases_per_epoch(DataPlan()) == total_leases(DataPlan(epochs=3)) == 0
+
+
+@given(plans, st.booleans())
+def test_what_no_lease_has_is_left_out(plan: DataPlan, drop_last: bool) -> None:
+    plan = replace(plan, drop_last=drop_last)
+    dealt = sum(samples_of(plan, lease) for lease in range(leases_per_epoch(plan)))
+    assert left_out_per_epoch(plan) == plan.samples - dealt
+
+
+def test_drop_last_leaves_out_26_of_250() -> None:
+    assert left_out_per_epoch(DataPlan(samples=250, batch=32, drop_last=True)) == 26
+    assert left_out_per_epoch(DataPlan(samples=250, batch=32)) == 0
+    assert left_out_per_epoch(DataPlan(steps=9, drop_last=True)) == 0

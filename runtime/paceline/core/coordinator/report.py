@@ -19,12 +19,10 @@ def status(c: CoordinatorState) -> Status:
     living = [r for r in ranks if r.state is not RankPhase.DEAD]
     dead = [r for r in ranks if r.state is RankPhase.DEAD]
     # One that came after the release has formed nothing, and hears the last figures all the same.
+    # Where no member has told its figures yet, those of one that is gone are what is known.
+    told = [s for s in c.roster.ranks.values() if Fact.GRADIENTS in s.facts]
     furthest = max(
-        (
-            s
-            for s in c.roster.ranks.values()
-            if Fact.GRADIENTS in s.facts and (gen is None or s.member in c.index)
-        ),
+        [s for s in told if gen is None or s.member in c.index] or told,
         key=lambda s: s.facts_version,
         default=None,
     )

@@ -88,8 +88,9 @@ def rows(book: Book) -> list[Row]:
     return list(newest.values())
 
 
-def _key(one: Measurement) -> tuple[str, int, int]:
-    return one.source, one.setting.members, one.setting.model
+def _key(one: Measurement) -> tuple[str, int, int, int]:
+    setting = one.setting
+    return one.source, setting.members, setting.quorum, setting.model
 
 
 def _shown_before(book: Book, one: Measurement) -> Shown | None:

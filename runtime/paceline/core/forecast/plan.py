@@ -134,7 +134,8 @@ def _batch(known: Sequence[Row], asked: Asked) -> float:
 
 
 def _lines(asked: Asked, model: Model, batches: Sequence[float]) -> Iterator[Line]:
-    own = (asked.members * asked.model, asked.model, asked.settings.mode)
+    quorum_now = quorum_of(asked.settings.mode, asked.settings, asked.members)
+    own = (asked.members * asked.model, asked.model, asked.settings.mode, quorum_now)
     for ranks in asked.ranks:
         for m in asked.models:
             if ranks % m or m not in model.speedups:
@@ -142,7 +143,7 @@ def _lines(asked: Asked, model: Model, batches: Sequence[float]) -> Iterator[Lin
             for batch in batches:
                 for mode, quorum in _modes(asked.settings, ranks // m):
                     setting = Setting(ranks // m, quorum, batch, m)
-                    is_own = (ranks, m, mode) == own and batch == batches[0]
+                    is_own = (ranks, m, mode, quorum) == own and batch == batches[0]
                     name = f"Quorum {quorum}" if mode is Mode.QUORUM else str(mode)
                     yield Line(name, is_own, model.forecast(setting))
 

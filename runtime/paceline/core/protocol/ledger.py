@@ -41,12 +41,14 @@ class Ledger:
     """Those of them that were reduced while backward() ran."""
     contributions: int = 0
     """Optimizer steps of single ranks that were applied."""
+    contributions_before: int = 0
+    """Those of them that were applied before the job was started or resumed the last time."""
     samples: int = 0
     """That were applied, of all ranks."""
-
-    def applied(self, share: Share, fresh_from: int, plan: DataPlan) -> None:
     _epoch_ends: bool = False
     """An epoch is finished with the round that is being counted."""
+
+    def applied(self, share: Share, fresh_from: int, plan: DataPlan) -> None:
         self.contributions += share.count
         dropped = sum(drop.samples for drop in share.drops)
         late = share.samples if share.count and not share.fresh else 0
@@ -123,18 +125,18 @@ class Ledger:
             del self.open_epochs[epoch]
             self.epochs_exact += not new.dropped
             self.epochs_short += bool(new.dropped)
+            self._epoch_ends = True
 
     def round(self, trigger: Trigger, *, streamed: bool) -> None:
-            self._epoch_ends = True
+        """Count a round, with which epochs may have been finished."""
         self.streamed += streamed
         self.rounds[trigger] = self.rounds.get(trigger, 0) + 1
-        """Count a round, with which epochs may have been finished."""
-
-    def redealt(self, member: MemberId, samples: int) -> None:
         if self._epoch_ends:
             self._epoch_ends = False
             self.last_epoch = since(self.metrics, self.before_epoch)
             self.before_epoch = dict(self.metrics)
+
+    def redealt(self, member: MemberId, samples: int) -> None:
         self._of(member).redealt += samples
 
     def retire_all_but(self, members: Collection[MemberId]) -> None:
@@ -167,6 +169,7 @@ class Ledger:
             rounds=tuple(sorted(self.rounds.items())),
             streamed=self.streamed,
             contributions=self.contributions,
+            contributions_before=self.contributions_before,
         )
 
     @classmethod
@@ -184,15 +187,12 @@ class Ledger:
             rounds=dict(s.rounds),
             streamed=s.streamed,
             contributions=s.contributions,
+            contributions_before=s.contributions_before,
         )
         ledger.samples = ledger.total().applied
         return ledger
 
 
-def add(a: Totals, b: Totals) -> Totals:
-    return Totals(
-        applied=a.applied + b.applied,
-        late=a.late + b.late,
 def since(
     now: Mapping[str, tuple[float, float]], before: Mapping[str, tuple[float, float]]
 ) -> dict[str, tuple[float, float]]:
@@ -213,6 +213,10 @@ def _sums(rows: Iterable[tuple[str, float, float]]) -> dict[str, tuple[float, fl
     return {name: (total, weight) for name, total, weight in rows}
 
 
+def add(a: Totals, b: Totals) -> Totals:
+    return Totals(
+        applied=a.applied + b.applied,
+        late=a.late + b.late,
         dropped=a.dropped + b.dropped,
         discounted=a.discounted + b.discounted,
         redealt=a.redealt + b.redealt,

@@ -351,6 +351,8 @@ class Log:
             self.stopping, self.done, self.resting, self.heard = False, frozenset(), frozenset(), {}
             self.stopped_by = None
             self.upto, self.usual = {}, {}
+            self.updated.clear()
+            self.ledger.contributions_before = self.ledger.contributions
         if gen.settings is not None:
             self.settings = gen.settings
         self.gen = gen
@@ -415,9 +417,9 @@ class Log:
         self.version += 1
         self.started += 1
         self.heard = {m: version + 1 for m, version in self.heard.items()}
+        self.updated = deque((x + 1 for x in self.updated), maxlen=AGES_MAX)
         self.ledger.round(Trigger.VOID, streamed=False)
         self._forget_before_last_go()
-        self.updated = deque((x + 1 for x in self.updated), maxlen=AGES_MAX)
 
     def _change_active(self, go: Go) -> None:
         active = set(self.active)
@@ -501,9 +503,9 @@ class Log:
         if weighing.step:
             self.accumulated = self.accumulated_count = self.accumulated_steps = 0
             self.updates += 1
+            self.updated.append(self.version)
         else:
             self.accumulated += weighing.samples
-            self.updated.append(self.version)
             self.accumulated_count += len(weighing.contributors)
             self.accumulated_steps += made.gradients
         self.ledger.round(go.trigger, streamed=go.streamed)
@@ -559,9 +561,9 @@ class Log:
             accumulated_count=self.accumulated_count,
             accumulated_steps=self.accumulated_steps,
             updates=self.updates,
+            updated=tuple(self.updated),
             progress=(self.progress.numerator, self.progress.denominator),
             steps=(self.steps.numerator, self.steps.denominator),
-            updated=tuple(self.updated),
             round_us=tuple(self.round_us),
             offsets_us=tuple(self.offsets_us),
             shadow=self.shadow,
@@ -602,9 +604,9 @@ class Log:
             accumulated_count=s.accumulated_count,
             accumulated_steps=s.accumulated_steps,
             updates=s.updates,
+            updated=deque(s.updated, maxlen=AGES_MAX),
             progress=Fraction(*s.progress),
             steps=Fraction(*s.steps),
-            updated=deque(s.updated, maxlen=AGES_MAX),
             shadow=s.shadow,
             tail=[(s.index, s.digest)],
         )

@@ -34,6 +34,13 @@ def leases_per_epoch(plan: DataPlan) -> int:
     return plan.samples // size if plan.drop_last else -(-plan.samples // size)
 
 
+def left_out_per_epoch(plan: DataPlan) -> int:
+    """Return how many samples no lease of an epoch has: those that `drop_last` leaves out."""
+    if not plan.drop_last or plan.samples <= 0:
+        return 0
+    return plan.samples % (plan.batch * plan.accumulate)
+
+
 def total_leases(plan: DataPlan) -> int:
     """Leases are numbered from 0 to this, exclusive."""
     return leases_per_epoch(plan) * plan.epochs

@@ -51,6 +51,7 @@ class LedgerSnapshot(Struct, frozen=True):
     rounds: tuple[tuple[Trigger, int], ...]
     streamed: int
     contributions: int
+    contributions_before: int
 
 
 class LogSnapshot(Struct, frozen=True):
@@ -84,10 +85,10 @@ class LogSnapshot(Struct, frozen=True):
     accumulated_count: int = field(name="banked_count")
     accumulated_steps: int = field(name="banked_steps")
     updates: int
+    updated: tuple[int, ...]
     progress: tuple[int, int]
     steps: tuple[int, int]
     round_us: tuple[int, ...]
-    updated: tuple[int, ...]
     offsets_us: tuple[int, ...]
     shadow: ShadowReport
     ledger: LedgerSnapshot

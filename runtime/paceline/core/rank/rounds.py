@@ -74,8 +74,8 @@ def announce(rank: RankState) -> None:
         with_grad = False
     share, ops = rank.pending.share(
         rank.me,
-        age=log.age,
         round_=log.version,
+        age=log.age,
         settings=log.settings,
         with_grad=with_grad,
         fresh=kind is AnnounceKind.ARRIVE,

@@ -17,7 +17,8 @@ from paceline.core.messages import Doing, Figures, Heartbeat
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.ledger import Ledger, since
 from paceline.core.protocol.log import Log
-from paceline.core.protocol.records import GivenUp, Go
+from paceline.core.protocol.records import GivenUp, Go, summed
+from paceline.core.protocol.sampling import left_out_per_epoch
 from paceline.core.protocol.shadow import ShadowReport
 from paceline.core.rank.state import Main, RankState
 from paceline.core.status import METRIC_ROUNDS, Fact
@@ -58,9 +59,9 @@ class HeartbeatFacts:
         self._ledger: Ledger | None = None
         self._counted: dict[MemberId, int] = {}
         """Rounds with a contribution of each that the ledger held when it was looked at last."""
-
         self._sums: deque[dict[str, tuple[float, float]]] = deque(maxlen=METRIC_ROUNDS + 1)
         """The script's figures after each of the last rounds, and before the first of them."""
+
     def stepped(self, now_ns: int) -> None:
         """The main thread announces a gradient and is parked."""
         if self._resumed_ns is not None:
@@ -81,15 +82,15 @@ class HeartbeatFacts:
         if lag_us is not None:
             self._lags_us.append(lag_us)
         log = rank.log
-        if log.active is not self._active_now or log.ledger is not self._ledger:
         if log.ledger is not self._ledger:
             # A donor's log or a checkpoint's: what it has counted before is not of these rounds.
             self._sums.clear()
             self._sums.append(_without(log, go))
+        if log.active is not self._active_now or log.ledger is not self._ledger:
             self._follow_anew(log, go)
         self._active_rounds += 1
-
         self._sums.append(dict(log.ledger.metrics))
+
     def _follow_anew(self, log: Log, go: Go) -> None:
         """Others are active from now on, or the whole log is another one (a donor's)."""
         now = set(log.read(go).contributors)
@@ -176,6 +177,8 @@ class HeartbeatFacts:
         total = ledger.total()
         facts: dict[str, float] = {
             Fact.GRADIENTS: float(ledger.contributions),
+            Fact.GRADIENTS_BEFORE: float(ledger.contributions_before),
+            Fact.LEFT_OUT: float(left_out_per_epoch(log.plan)),
             Fact.APPLIED: float(total.applied),
             Fact.LATE: float(total.late),
             Fact.REDEALT: float(total.redealt),
@@ -191,7 +194,8 @@ class HeartbeatFacts:
         for reason, samples in ledger.dropped.items():
             facts[Fact.DROPPED + reason] = float(samples)
         if log.plan.samples and log.plan.epochs:
-            facts[Fact.EPOCH] = (total.applied + total.dropped) / log.plan.samples
+            dealt = log.plan.samples - left_out_per_epoch(log.plan)
+            facts[Fact.EPOCH] = (total.applied + total.dropped) / dealt
         done = _progress(log)
         if done is not None:
             facts[Fact.PROGRESS] = done
@@ -204,15 +208,11 @@ class HeartbeatFacts:
                 facts[Fact.SHARE + str(member)] = share
         if log.shadow.rounds:
             facts |= _shadow(log.shadow)
+        facts |= _means(Fact.METRIC, since(ledger.metrics, self._sums[0] if self._sums else {}))
+        facts |= _means(Fact.METRIC_EPOCH, ledger.last_epoch)
         for name, (value, weight) in ledger.metrics.items():
             facts |= {Fact.METRIC_SUM + name: value, Fact.METRIC_WEIGHT + name: weight}
         return facts
-        facts |= _means(Fact.METRIC, since(ledger.metrics, self._sums[0] if self._sums else {}))
-        facts |= _means(Fact.METRIC_EPOCH, ledger.last_epoch)
-
-
-def tells_of_the_log(rank: RankState) -> bool:
-    return rank.me == min(rank.log.active, default=None)
 
 
 def _without(log: Log, go: Go) -> dict[str, tuple[float, float]]:
@@ -230,9 +230,13 @@ def _means(prefix: str, sums: dict[str, tuple[float, float]]) -> dict[str, float
     return {prefix + name: total / weight for name, (total, weight) in sums.items() if weight}
 
 
+def tells_of_the_log(rank: RankState) -> bool:
+    return rank.me == min(rank.log.active, default=None)
+
+
 def _progress(log: Log) -> float | None:
     """From 0 to 1; None where nothing says where the end is."""
-    whole = log.plan.samples * log.plan.epochs
+    whole = (log.plan.samples - left_out_per_epoch(log.plan)) * log.plan.epochs
     if whole:
         total = log.ledger.total()
         return min(1.0, (total.applied + total.dropped) / whole)

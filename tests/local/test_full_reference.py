@@ -159,7 +159,7 @@ def test_an_epoch_that_does_not_divide_by_the_ranks_equals_the_reference(
     config = {"ranks": 4, "optimizer": "SGD", "batch": 16, "samples": 714, "epochs": 3}
     config |= {"algorithm": MEMBERS, **PLAIN, **ONE_SEGMENT}
     (tmp_path / "by-hand").mkdir()
-    wanted = fork_server.call("local.reference:train", config, tmp_path / "by-hand")
+    wanted = fork_server.call("tests.local.reference:train", config, tmp_path / "by-hand")
     assert weights_of(fork_server, "auto", config, tmp_path / "full") == wanted
 
 

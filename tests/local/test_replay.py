@@ -14,7 +14,8 @@ from paceline.core.protocol.pending import Merge, Swap
 from paceline.core.replay import sequence as replay
 from paceline.core.replay.journal import Did, Gave, Logged, Placed, pack
 from paceline.errors import ReplayError
-from paceline.train.replay import ReplaySession, read_journals
+from paceline.train.replay import ReplaySession
+from paceline.worker.journals import read_journals
 
 from testing.processes.runs import forked_paceline, joined
 from tests.layers import exhaustive_except

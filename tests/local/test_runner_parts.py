@@ -198,9 +198,9 @@ def test_figures_of_the_script_say_what_they_are_means_of() -> None:
     text = "\n".join(summary(now, timeline))
     assert "loss                 0.2214 in the last epoch, 0.198 in the last 32 rounds" in text
     assert "acc                  0.5 in the last 32 rounds" in text
-    console = Console(width=120, file=io.StringIO())
-    console.print(table(now, timeline))
-    assert "acc 0.5  loss 0.198 (last 32 rounds)" in console.file.getvalue()
+    shown = io.StringIO()
+    Console(width=120, file=shown).print(table(now, timeline))
+    assert "acc 0.5  loss 0.198 (last 32 rounds)" in shown.getvalue()
     assert line(now, timeline).endswith(" | acc 0.5  loss 0.198 (last 32 rounds)")
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 from msgspec import Struct
 from msgspec.structs import replace
-from paceline.core.messages import Commit, Endpoints, Fatal, Leaving, Prepare, Start, Stopped
+from paceline.core.messages import (
+    Announce,
+    Commit,
+    Endpoints,
+    Fatal,
+    Leaving,
+    Prepare,
+    Start,
+    Stopped,
+)
 from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.records import (
     AnnounceKind,
@@ -52,6 +61,11 @@ def resumed(effects: list[ev.Effect]) -> list[tuple[int, bool, bool]]:
     return [(e.version, e.fresh, e.stopped) for e in effects if isinstance(e, ev.Resume)]
 
 
+def announced(effects: list[ev.Effect]) -> list[Announce]:
+    messages = [e.message for e in effects if isinstance(e, ev.ToPeer)]
+    return [message for message in messages if isinstance(message, Announce)]
+
+
 def told(effects: list[ev.Effect], kind: type[Struct]) -> int:
     return sum(isinstance(e, ev.ToCoordinator) and isinstance(e.message, kind) for e in effects)
 
@@ -80,10 +94,10 @@ def test_in_full_a_rank_that_evaluates_is_waited_for_and_keeps_its_leases(mode: 
     assert not any(isinstance(e, ev.ToPeer) for e in effects), "it has announced nothing"
     assert [version for version, *_ in resumed(take(rank, ev.Unrest()))] == [0]
     assert rank.state.usable() == held
-    said = [e.message for e in take(rank, ev.Step(held[:1], 4, 4)) if isinstance(e, ev.ToPeer)]
+    said = announced(take(rank, ev.Step(held[:1], 4, 4)))
     assert [(x.kind, x.share.leases) for x in said] == [(AnnounceKind.ARRIVE, held[:1])]
     leaver = second_of_two(plan, rules)
-    said = [e.message for e in take(leaver, ev.Rest(), ev.Drain()) if isinstance(e, ev.ToPeer)]
+    said = announced(take(leaver, ev.Rest(), ev.Drain()))
     assert [(x.kind, x.share.returned) for x in said] == [(AnnounceKind.IDLE, held)]
 
 

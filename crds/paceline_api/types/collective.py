@@ -109,8 +109,8 @@ class Collective(Model):
 
     pacing: Pacing | None = behaviour(Pacing.AUTO, fixed=True)
     """When the optimizer steps. Round: in every round; right for optimizers that are linear in the
-    gradient. Samples: each time about as many samples as in a full round are in. Auto: Round for
-    plain SGD, Samples for all other optimizers; the log says at the start which and why."""
+    gradient. Samples: each time about the samples of a full round are in. Auto: Round for plain
+    SGD, Samples for all other optimizers; the log says at the start which and why."""
 
     bench_after: AutoDuration | None = behaviour("auto")
     """Silence after which a rank for which all others wait is benched: it keeps its weights up to

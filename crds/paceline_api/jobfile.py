@@ -51,6 +51,8 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
     wire: Wire
     """spec.collective.wire."""
     backoff_limit: int
+    finish_deadline_ns: int = 600 * 10**9
+    """spec.finishDeadlineSeconds."""
     failure_rules: tuple[FailureRuleSettings, ...]
     """Of spec.failurePolicy: which deaths of ranks do not count, or end the job."""
     replicas: int
@@ -94,6 +96,7 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
             segment_bytes=job.collective.segment_bytes,
             wire=job.collective.wire,
             backoff_limit=job.backoff_limit,
+            finish_deadline_ns=job.finish_deadline_ns,
             failure_rules=job.failure_rules,
             replicas=job.replicas,
             procs=job.procs_per_replica,

@@ -132,6 +132,8 @@ class ResolvedJob:
     backoff_limit: int
     active_deadline_ns: int | None
     """None: no limit."""
+    finish_deadline_ns: int
+    """How long scripts may run after the release (R17)."""
     metrics_port: int
     collective: CollectiveSettings
     straggler: StragglerSettings

@@ -60,7 +60,7 @@ CONDITIONS: Final[dict[ConditionType, tuple[Reason, ...]]] = {
         *(Reason.POD_NOT_STARTING, Reason.SIZE_NOT_FIXED, Reason.WAITING_FOR_EVIDENCE),
         *(Reason.QUORUM_REDUCED, Reason.COORDINATOR_AWAY, Reason.BELOW_MIN_REPLICAS),
         *(Reason.RANK_BENCHED, Reason.RANK_SLOW, Reason.SCRIPT_STARTS_OVER),
-        *(Reason.SCRIPT_TAKES_NO_PART, Reason.SAMPLES_SKIPPED),
+        *(Reason.SCRIPT_TAKES_NO_PART, Reason.SAMPLES_SKIPPED, Reason.SCRIPT_STILL_RUNS),
         *(Reason.BUDGET_REFUSED, Reason.RESOLVED),
     ),
     T.RESIZING: (Reason.SCALING, Reason.RANK_REPLACED, Reason.RESOLVED),
@@ -99,6 +99,7 @@ EVENTS: Final[dict[Reason, str]] = {
 OF_COORDINATOR: Final = (
     *(Reason.WAITING_FOR_EVIDENCE, Reason.QUORUM_REDUCED, Reason.SCRIPT_STARTS_OVER),
     *(Reason.SCRIPT_ENDED_EARLY, Reason.SCRIPT_TAKES_NO_PART, Reason.SAMPLES_SKIPPED),
+    Reason.SCRIPT_STILL_RUNS,
 )
 """Reasons that the operator passes on and never gives itself."""
 

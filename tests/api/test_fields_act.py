@@ -27,6 +27,7 @@ SAMPLES = {
     "parallelism.model": ("collective.quorum=2", "parallelism.model=2"),
     "suspend": ("suspend=true",),
     "activeDeadlineSeconds": ("activeDeadlineSeconds=60",),
+    "finishDeadlineSeconds": ("finishDeadlineSeconds=60",),
     "backoffLimit": ("backoffLimit=1",),
     "collective.backend": ("collective.backend=gloo",),
     "collective.mode": ("collective.mode=Solo",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from signal import SIGKILL, SIGSTOP
 
@@ -47,6 +48,50 @@ def test_a_rank_that_is_still_importing_does_not_hold_up_the_end(tmp_path: Path)
     assert "killing rank 2.0#0: all ranks are released" in log
     assert "did not leave in time" not in log
     assert not [h for h in status["happenings"] if h["reason"] == "RankDied"]
+
+
+STUCK = SCRIPT.replace('"2."', '"9."') + """
+if os.environ["PACELINE_MEMBER"].startswith("1."):
+    print("stuck behind the loop", flush=True)
+    {how}
+"""
+FOREVER = {
+    "loop": "while True: pass",
+    "read": "os.read(os.pipe()[0], 1)",
+    "deaf": "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)",
+}
+
+
+@pytest.mark.parametrize("how", FOREVER)
+def test_a_script_that_does_not_return_is_named_and_ended_and_the_job_is_complete(
+    tmp_path: Path, how: str
+) -> None:
+    """The run waited for it for ever, and said nothing after "Released"."""
+    (tmp_path / "train.py").write_text(STUCK.format(how=FOREVER[how]))
+    options = ["--set", "spec.finishDeadlineSeconds=4", "--run-dir", "run"]
+    code, said = ForkedRun(tmp_path, "[python, train.py]", *options).wait()
+    assert code == 0, said
+    assert "job job: Complete" in said
+    [named] = [line for line in said.splitlines() if "ScriptStillRuns: " in line]
+    assert "rank 1.0#0 on " in named
+    assert "rank 0.0#0" not in named
+    assert "ScriptCutShort: rank 1.0#0: its script was cut short" in said
+    assert "still running 4 s after the job was complete" in said
+
+
+def test_the_bound_of_a_script_holds_when_the_run_is_killed(tmp_path: Path) -> None:
+    """Agent, launcher and rank stayed for good, one of them using a core."""
+    (tmp_path / "train.py").write_text(STUCK.format(how=FOREVER["loop"]))
+    run = ForkedRun(tmp_path, "[python, train.py]", "--set", "spec.finishDeadlineSeconds=6")
+    try:
+        run.until("stuck behind the loop")
+        run.process.kill()
+        run.process.wait(10)
+        end = time.monotonic() + 60
+        while left := run.process.left_over():
+            assert time.monotonic() < end, left
+    finally:
+        run.process.close()
 
 
 def test_deaths_after_the_release_change_nothing_and_start_nothing(

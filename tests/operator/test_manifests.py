@@ -264,3 +264,12 @@ def test_only_the_coordinator_has_the_operator_s_token() -> None:
     job = job_of(**copy.deepcopy(RICH))
     assert "operator-token" not in json.dumps(children.worker(job, 0, 1, key_id=KEY))
     assert "operator-token" in json.dumps(children.coordinator(job, 1, key_id=KEY))
+
+
+def test_the_bound_of_scripts_after_the_end_reaches_agents_and_coordinator(tmp_path: Path) -> None:
+    """spec.finishDeadlineSeconds; without it, ten minutes."""
+    for spec, seconds in (({}, 600), ({"finishDeadlineSeconds": 7}, 7)):
+        (tmp_path / "job.json").write_text(job_file(read_job(job_body(**spec))))
+        file = tmp_path / "job.json"
+        assert read_job_file(file).finish_deadline_ns == seconds * 10**9
+        assert read_resolved_job(file).finish_deadline_ns == seconds * 10**9

@@ -110,6 +110,10 @@ class TrainingJobSpec(Model):
     active_deadline_seconds: Positive | None = behaviour()
     """Seconds after its start at which a job that still runs fails. Default: no limit."""
 
+    finish_deadline_seconds: Positive | None = behaviour(600)
+    """Seconds that the script of a rank may still take after all ranks have the final weights, to
+    evaluate and to save. Then its processes are killed; the job is Complete all the same."""
+
     backoff_limit: Count | None = behaviour(6)
     """Failures of ranks without progress in between before the job fails. Evictions, drains and
     lost nodes do not count."""

@@ -82,7 +82,12 @@ class Agent:
         self._records.connection = lambda: (self._voice.connected, self._voice.connections)
         self._supervisor = Supervisor(
             settings,
-            Limits(spec.backoff_limit, int(settings.drain_grace_s * NS_PER_S), spec.failure_rules),
+            Limits(
+                spec.backoff_limit,
+                int(settings.drain_grace_s * NS_PER_S),
+                spec.failure_rules,
+                spec.finish_deadline_ns,
+            ),
             self._plan,
             model=spec.model,
             records=self._records,

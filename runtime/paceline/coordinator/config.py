@@ -19,6 +19,7 @@ def config_of(job: ResolvedJob) -> Config:
         stabilization_ns=job.elasticity.stabilization_ns,
         allowed_sizes=job.elasticity.allowed_sizes,
         freeze_timeout_ns=job.collective.freeze_timeout_ns,
+        finish_deadline_ns=job.finish_deadline_ns,
         backoff_limit=job.backoff_limit,
         failure_rules=job.failure_rules,
         straggler=job.straggler,

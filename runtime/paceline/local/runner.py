@@ -37,10 +37,8 @@ AWAY_S: Final = 30.0
 """Longest time without an answer of the coordinator. Its start takes about a second."""
 POLL_S: Final = 1.0
 RETRY_S: Final = 0.05
-FINISH_S: Final = 600.0
-"""After the release the scripts may still save and evaluate; then they are ended."""
 FAILED_S: Final = 15.0
-"""The same for a job that has failed; agents give their ranks 10 s to say why."""
+"""For agents after a job has failed; they give their ranks 10 s to say why."""
 END_S: Final = 5.0
 """From SIGTERM to SIGKILL for agents that nothing else has ended."""
 IDLE_S: Final = 20.0
@@ -367,7 +365,7 @@ class Runner:
     async def _finish(self, cluster: Cluster, client: Client, outcome: Outcome) -> Outcome:
         """Let the workers end by themselves, then let the coordinator go."""
         agents = cluster.agents
-        limit_s = FINISH_S if outcome.complete else FAILED_S
+        limit_s = self._job.finish_deadline_ns / NS_PER_S if outcome.complete else FAILED_S
         if not outcome.complete:
             # The coordinator has told those that are connected; one may just be starting.
             for agent in agents:

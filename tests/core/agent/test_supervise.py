@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from core.makers import GEN_1
 from hypothesis import strategies as st
 from paceline.core.agent.exits import (
     Death,
@@ -22,6 +23,7 @@ from paceline.core.agent.exits import (
 from paceline.core.agent.supervise import (
     BACKOFF_MAX_NS,
     BACKOFF_NS,
+    DISMISSED_NS,
     HEALTHY_NS,
     NEXT,
     SHUTDOWN_NS,
@@ -276,13 +278,58 @@ def test_the_end_of_the_job_ends_a_rank_that_took_no_part_at_once() -> None:
         assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 0)
 
 
-def test_a_released_rank_has_all_the_time_it_wants() -> None:
+FINISHED = ReportedOutcome(RankOutcome.FINISHED, "", (GEN_1, 9))
+PRESENT = ReportedOutcome(RankOutcome.PRESENT, "")
+
+
+@pytest.mark.parametrize(
+    ("phase", "events"),
+    [
+        (Phase.RUNNING, [FINISHED]),
+        (Phase.RUNNING, [FINISHED, Closing()]),
+        (Phase.RUNNING, [PRESENT, Closing(), FINISHED]),
+        (Phase.RUNNING, [FINISHED, Shutdown("the run has ended")]),
+        (Phase.RUNNING, [FINISHED, Drain("SIGTERM"), Shutdown("over")]),
+        (Phase.DRAINING, [FINISHED]),
+        (Phase.DRAINING, [FINISHED, Shutdown("over"), Drain("SIGTERM")]),
+    ],
+)
+def test_the_script_of_a_released_rank_has_its_time_and_no_more(
+    phase: Phase, events: list[Event]
+) -> None:
+    """Nothing shortens it, and nothing takes the bound away: an endless loop behind the training
+    kept the agent of a killed run for good."""
+    place = make_place(phase, Limits(3, 30 * S, finish_ns=100 * S))
+    feed(place, 50 * S, *events)
+    assert feed(place, 150 * S - 1, Tick()) == []
+    [kill] = feed(place, 150 * S, Tick())
+    assert kill == SendKill(
+        place.member, "its script was still running 100 s after the job was complete"
+    )
+    [dead] = feed(place, 151 * S, Exited(-SIGKILL, ""))
+    assert isinstance(dead, Report)
+    assert isinstance(dead.message, RankDead)
+    assert dead.message.released == (GEN_1, 9)
+    assert place.ended is not None
+    assert (place.ended.end, place.ended.exit_code) == (End.FINISHED, 0), "Complete stays so"
+    assert "cut short" in place.ended.message
+
+
+def test_a_rank_that_never_takes_its_release_is_ended_too() -> None:
+    place = make_place(Phase.RUNNING, Limits(3, 30 * S, finish_ns=100 * S))
+    feed(place, 0, PRESENT, Closing())
+    [kill] = feed(place, 100 * S, Tick())
+    assert isinstance(kill, SendKill)
+
+
+def test_a_dismissed_rank_whose_script_does_not_return_is_ended_and_not_followed() -> None:
     place = make_place(Phase.RUNNING)
-    feed(place, 0, ReportedOutcome(RankOutcome.FINISHED, ""), Shutdown("over"))
-    assert place.wake_at_ns is None
-    late = make_place(Phase.DRAINING)
-    feed(late, 0, ReportedOutcome(RankOutcome.FINISHED, ""))
-    assert late.wake_at_ns is None
+    feed(place, 0, ReportedOutcome(RankOutcome.DISMISSED, "left out"))
+    [kill] = feed(place, DISMISSED_NS, Tick())
+    assert isinstance(kill, SendKill)
+    feed(place, DISMISSED_NS, Exited(-SIGKILL, ""))
+    assert place.ended is not None
+    assert (place.ended.end, place.ended.exit_code) == (End.DRAINED, 0)
 
 
 def test_a_start_that_hangs_is_given_up() -> None:
@@ -336,7 +383,7 @@ def test_nothing_is_started_after_the_release(phase: Phase) -> None:
 def test_who_takes_part_in_the_release_ends_by_itself_and_has_no_successor() -> None:
     place = make_place(Phase.RUNNING)
     assert feed(place, 0, ReportedOutcome(RankOutcome.PRESENT, ""), Closing()) == []
-    assert place.wake_at_ns is None
+    assert place.wake_at_ns == LIMITS.finish_ns, "nothing waits without a deadline"
     [report] = feed(place, 0, Exited(-9, ""))
     assert isinstance(report, Report)
     assert isinstance(report.message, RankDead)

@@ -657,6 +657,37 @@ def test_an_agent_that_beats_is_waited_for() -> None:
     assert not desk.coordinator.status(desk.now).silent
 
 
+def test_who_holds_up_the_end_of_a_complete_job_is_named_once() -> None:
+    """Its script loops for ever behind the training: the run said nothing any more."""
+    desk, at = released()
+    desk.post(coord.FromAgent(m.RankDead(A, 0, "", False, (at, 9))))
+    reason = "ScriptStillRuns"
+    for _ in range(60):
+        desk.post(coord.FromAgent(m.PodBeat(1, 0)), FREEZE_MS // 2)
+        desk.say(beat(B, at))
+    told = desk.coordinator.status(desk.now)
+    [line] = [h.message for h in told.happenings if h.reason == reason]
+    assert f"rank {B} on " in line
+    assert f"rank {A}" not in line
+    assert "600 s" in line
+    assert "spec.finishDeadlineSeconds" in line
+    assert [x.message for x in told.conditions if x.reason == reason] == [line]
+    desk.post(coord.FromAgent(m.RankDead(B, -9, "its script was cut short", False, (at, 9))))
+    assert desk.state.outcome is not None
+    assert desk.state.outcome.complete
+    told = desk.coordinator.status(desk.now)
+    assert [x for x in told.conditions if x.reason == reason] == []
+    assert [h.message for h in told.happenings if h.reason == "ScriptCutShort"]
+
+
+def test_a_script_that_ends_soon_is_not_named() -> None:
+    desk, at = released()
+    for who in (A, B):
+        desk.post(coord.FromAgent(m.RankDead(who, 0, "", False, (at, 9))), 2000)
+    told = desk.coordinator.status(desk.now)
+    assert not [h for h in told.happenings if h.reason == "ScriptStillRuns"]
+
+
 def test_a_released_rank_that_still_works_is_waited_for_as_long_as_its_agent_speaks_for_it() -> (
     None
 ):

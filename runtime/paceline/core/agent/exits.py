@@ -96,6 +96,8 @@ def last_end(death: Death) -> Ended | None:
         return Ended(End.FINISHED, why, 0)  # R17: what is complete stays complete
     if death.outcome is RankOutcome.FINISHED:
         return failed(death.member, why)
+    if death.outcome is RankOutcome.DISMISSED and death.kill_why:
+        return Ended(End.DRAINED, why, 0)  # only its script was left, and did not return
     if death.leaving:
         # Before it takes part, and after the job is over, it holds no work that could be lost.
         holds_work = death.outcome is not None and not death.over

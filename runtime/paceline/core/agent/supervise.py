@@ -33,6 +33,8 @@ HEALTHY_NS: Final = 60 * NS_PER_S
 """A process that lived so long ends the row of failures before it, as far as an agent can tell."""
 START_NS: Final = 60 * NS_PER_S
 """From launch to the first word of the process. Measured over MPI: 0.1 s on an idle machine."""
+DISMISSED_NS: Final = 30 * NS_PER_S
+"""For a rank that was dismissed. It ends itself after 10 s, unless it is stuck."""
 SHUTDOWN_NS: Final = 10 * NS_PER_S
 """For a rank without an outcome to end by itself when the job is over."""
 RELEASED: Final = "all ranks are released"
@@ -76,6 +78,7 @@ NEXT: Final[dict[tuple[Phase, Cue], Phase]] = {
     (Phase.RUNNING, Cue.DEAD_LAST): Phase.ENDED,
     (Phase.RUNNING, Cue.DRAIN): Phase.DRAINING,
     (Phase.RUNNING, Cue.KILL): Phase.KILLED,
+    (Phase.RUNNING, Cue.TIME): Phase.KILLED,  # its script has not returned after the job's end
     (Phase.DRAINING, Cue.DEAD_LAST): Phase.ENDED,
     (Phase.DRAINING, Cue.DRAIN): Phase.DRAINING,  # a second SIGTERM must not cut the drain short
     (Phase.DRAINING, Cue.KILL): Phase.KILLED,
@@ -197,6 +200,8 @@ class Limits:
     drain_ns: int
     rules: tuple[FailureRuleSettings, ...] = ()
     """Of `failurePolicy`: which failures do not count."""
+    finish_ns: int = 600 * NS_PER_S
+    """How long a script may run after its rank was released."""
 
 
 def backoff_ns(failures: int) -> int:
@@ -229,6 +234,8 @@ class Place:
         self._kill_why = ""
         self._leaving = ""
         """Why no process will follow this one; empty if one may."""
+        self._overtime = ""
+        """Why its process is killed at `wake_at_ns`, if its work is done and its script runs on."""
         self._over = False
         """The job is."""
 
@@ -248,10 +255,7 @@ class Place:
             case Up():
                 return self._up(now_ns, event.pid)
             case ReportedOutcome():
-                self._told = event
-                if event.outcome is RankOutcome.FINISHED and self.phase is Phase.DRAINING:
-                    self.wake_at_ns = None  # it is released; what follows is the script's own time
-                return []
+                return self._reported(now_ns, event)
             case Exited():
                 return self._dead(now_ns, event.code, event.last_lines)
             case NeverStarted():
@@ -276,7 +280,7 @@ class Place:
             slot, local, attempt = self.member
             self.member = MemberId(slot, local, attempt + 1)
         self._started = True
-        self._up_ns, self._told, self._kill_why = None, None, ""
+        self._up_ns, self._told, self._kill_why, self._overtime = None, None, "", ""
         self.wake_at_ns = now_ns + START_NS
         return [Launch(self.member)]
 
@@ -284,6 +288,19 @@ class Place:
         self._go(Cue.UP)
         self._up_ns, self.wake_at_ns = now_ns, None
         return [Report(RankStarted(self.member, pid))]
+
+    def _reported(self, now_ns: int, event: ReportedOutcome) -> list[Effect]:
+        """What follows the end of a rank's work is its script's own time, which has a bound."""
+        self._told = event
+        if self.phase not in (Phase.RUNNING, Phase.DRAINING):
+            return []
+        if event.outcome is RankOutcome.FINISHED:
+            self._overtime = _overtime("the job was complete", self._limits.finish_ns)
+            self.wake_at_ns = now_ns + self._limits.finish_ns
+        elif event.outcome is RankOutcome.DISMISSED and self.phase is Phase.RUNNING:
+            self._overtime = _overtime("it was dismissed", DISMISSED_NS)
+            self.wake_at_ns = now_ns + DISMISSED_NS
+        return []
 
     def _leave(self, deadline_ns: int, kind: str, why: str) -> list[Effect]:
         before = self.phase
@@ -312,6 +329,10 @@ class Place:
         if self._told is None:
             return self._leave(now_ns, "shutdown", RELEASED)
         self._leaving, self._over = self._leaving or RELEASED, True
+        if self.phase is Phase.RUNNING and self.wake_at_ns is None:
+            # It may never take its RELEASE: all of its threads may be stuck.
+            self._overtime = _overtime(RELEASED, self._limits.finish_ns)
+            self.wake_at_ns = now_ns + self._limits.finish_ns
         return []
 
     def _kill(self, why: str) -> list[Effect]:
@@ -332,7 +353,9 @@ class Place:
             return self._launch(now_ns)
         if before is Phase.STARTING:
             return self._send_kill(f"it did not start within {START_NS // NS_PER_S} s")
-        return self._send_kill(f"it did not leave in time ({self._leaving})")
+        return self._send_kill(
+            self._overtime or f"it did not leave in time ({self._leaving})"
+        )
 
     def _dead(self, now_ns: int, code: int | None, text: str) -> list[Effect]:
         if self._up_ns is not None and now_ns - self._up_ns >= HEALTHY_NS:
@@ -373,6 +396,10 @@ class Place:
         if self.restarts == ATTEMPT_STRIDE - 1:
             return failed(self.member, f"{why} (start {ATTEMPT_STRIDE} was the last one)")
         return None
+
+
+def _overtime(since: str, bound_ns: int) -> str:
+    return f"its script was still running {bound_ns / NS_PER_S:g} s after {since}"
 
 
 def pod_end(places: list[Place]) -> Ended | None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from typing import Final
+
 from paceline.core import messages as m
-from paceline.core.coordinator.events import JobEnded, ToAgent
+from paceline.core.coordinator.events import NS_PER_S, JobEnded, ToAgent
 from paceline.core.coordinator.roster import KnownPod, KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.snapshot import Kept
 from paceline.core.status import Outcome
+
+OVERTIME_NS: Final = 10 * NS_PER_S
+"""A script that runs for longer after the release is named."""
+NAMED_MAX: Final = 4
 
 
 def some_stopped(c: CoordinatorState) -> bool:
@@ -39,7 +46,7 @@ def release(c: CoordinatorState, generation: GenerationId, version: int) -> None
         return
     c.phase = Phase.RELEASED
     c.version = version
-    c.released = (generation, version)
+    c.released, c.released_ns = (generation, version), c.now_ns
     end = "they end here, as was asked for" if c.stop_asked else "the job is complete"
     c.happened("Released", f"all ranks have version {version}; {end}")
     order = m.Release(generation, version)
@@ -96,6 +103,45 @@ def _is_awaited(c: CoordinatorState, seen: KnownRank) -> bool:
         return True
     agent = c.roster.agent_of(seen.member)
     return (seen.connected and not seen.suspect) or (agent is not None and not agent.silent)
+
+
+def name_running_scripts(c: CoordinatorState) -> None:
+    """Say once whose scripts hold up the end of the job. Their agents end them in time."""
+    if c.overtime_told or c.now_ns < overtime_due_ns(c):
+        return
+    if text := running_scripts(c):
+        c.overtime_told = True
+        c.happened("ScriptStillRuns", text)
+
+
+def overtime_due_ns(c: CoordinatorState) -> int:
+    return c.released_ns + min(OVERTIME_NS, c.config.finish_deadline_ns // 2)
+
+
+def running_scripts(c: CoordinatorState) -> str:
+    """Whose scripts have not returned though all ranks are released; empty if it is too early to
+    ask, or if there are none."""
+    if c.phase is not Phase.RELEASED or c.now_ns < overtime_due_ns(c):
+        return ""
+    running = [
+        f"rank {member} on {seen.register.host}"
+        for member, seen in sorted(c.roster.ranks.items())
+        if seen.register is not None and _is_awaited(c, seen)
+    ]
+    if not running:
+        return ""
+    listed = ", ".join(running[:NAMED_MAX])
+    more = f" and {len(running) - NAMED_MAX} others" if len(running) > NAMED_MAX else ""
+    since = format_clock(c.wall_offset_s + c.released_ns / NS_PER_S)
+    bound = c.config.finish_deadline_ns // NS_PER_S
+    return (
+        f"all ranks were released at {since}, and the script of {listed}{more} has not returned; "
+        f"it is killed {bound} s after the release (spec.finishDeadlineSeconds)"
+    )
+
+
+def format_clock(wall_s: float) -> str:
+    return f"{datetime.fromtimestamp(wall_s, UTC):%H:%M:%S} UTC"
 
 
 def was_finished(c: CoordinatorState, kept: Kept) -> None:

@@ -39,6 +39,8 @@ class Config:
     """Silence after which a rank is suspect; also the bound of every answer it owes (R6)."""
     connect_timeout_ns: int = CONNECT_NS
     """Bound of the members' own waiting for each other after COMMIT."""
+    finish_deadline_ns: int = 600 * NS_PER_S
+    """How long scripts may run after the release; their agents see to it."""
     backoff_limit: int = 6
     """Failed processes without a committed round in between, after which the job fails (C8)."""
     failure_rules: tuple[FailureRuleSettings, ...] = ()

@@ -107,6 +107,7 @@ class Coordinator:
         if c.phase is Phase.RELEASED:
             silence.give_up_silent_agents(c)
             ending.end_when_all_have_left(c)
+            ending.name_running_scripts(c)
         elif c.phase is Phase.PREPARING:
             changing.evaluate(c)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.core.agent.network import worst
-from paceline.core.coordinator import joining, silence
+from paceline.core.coordinator import ending, joining, silence
 from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState
 from paceline.core.messages import ATTEMPT_STRIDE, Network
@@ -131,6 +131,8 @@ def _conditions(c: CoordinatorState) -> tuple[Condition, ...]:
         found.append(Condition("RingReady", "GenerationStarted", text, now))
     if c.outcome is None and (text := silence.never_heard(c)):
         found.append(Condition("Degraded", "ScriptTakesNoPart", text, now))
+    if text := ending.running_scripts(c):
+        found.append(Condition("Degraded", "ScriptStillRuns", text, now))
     if c.starts_over and c.outcome is None:
         found.append(Condition("Degraded", "ScriptStartsOver", c.starts_over, now))
     if (skipped := _skipped(c)) and c.outcome is None:

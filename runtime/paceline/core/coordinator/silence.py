@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Final
 
 from paceline.core import messages as m
+from paceline.core.coordinator import ending
 from paceline.core.coordinator.events import NS_PER_MS, NS_PER_S, ToAgent, WakeAt
 from paceline.core.coordinator.roster import KnownPod, KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
@@ -303,6 +304,8 @@ def wake(c: CoordinatorState) -> None:
     if c.phase is not Phase.RELEASED:
         times += [_init_due_ns(seen) for seen in _never_heard(c)]
     times += [p.heard_ns + c.freeze_ns for p in _whose_word_is_awaited(c)]
+    if c.phase is Phase.RELEASED and not c.overtime_told:
+        times.append(ending.overtime_due_ns(c))
     c.wake_ns = min((t for t in times if t > c.now_ns), default=None)
     if c.wake_ns is not None:
         c.effects.append(WakeAt(c.wake_ns))

@@ -95,6 +95,10 @@ class CoordinatorState:
     had_state: bool = False
     """Ranks of this job have trained: weights may exist that only a living rank holds (R26)."""
     released: tuple[GenerationId, int] | None = None
+    released_ns: int = 0
+    """When that was found out."""
+    overtime_told: bool = False
+    """Whose scripts still run after the release was said."""
     proven: bool = False
     """A released rank has ended, after it had its final weights."""
     outcome: Outcome | None = None

@@ -19,6 +19,7 @@ _WARNINGS = (
     Reason.RANK_SLOW,
     Reason.SAMPLES_SKIPPED,
     Reason.SCRIPT_STARTS_OVER,
+    Reason.SCRIPT_STILL_RUNS,
     Reason.SCRIPT_TAKES_NO_PART,
     Reason.WAITING_FOR_EVIDENCE,
 )

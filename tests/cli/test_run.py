@@ -66,6 +66,36 @@ def test_a_run_ends_when_its_time_is_over(tmp_path: Path) -> None:
     assert "spec.activeDeadlineSeconds" in said
 
 
+IGNORABLE = (signal.SIGHUP, signal.SIGINT)
+
+
+def test_no_process_of_a_run_under_nohup_handles_what_is_ignored(tmp_path: Path) -> None:
+    """Runner, coordinator and agents: a closed terminal must not end any of them."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in IGNORABLE}
+    try:
+        run = Run(tmp_path, "[sleep, '1000']")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    run.until("with pid")
+    for number in IGNORABLE:
+        run.process.send_signal(number)
+    handled = {
+        pid: [number for number in IGNORABLE if not _ignores(pid, number)]
+        for pid in (run.process.pid, *_with_module(run, "coordinator"), *_agents_of(run))
+    }
+    assert len(handled) == 4
+    assert not any(handled.values()), handled
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait()[0] == 130
+
+
+def _ignores(pid: int, number: signal.Signals) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    [mask] = [line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:")]
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 def test_two_runs_at_once(tmp_path: Path) -> None:
     runs = [Run(tmp_path, "[sleep, '1000']", name=name) for name in ("one", "two")]
     for run in runs:
@@ -137,12 +167,16 @@ def _is_of(control: Path, run: Run) -> bool:
 
 
 def _agents_of(run: Run) -> list[int]:
+    return _with_module(run, "agent")
+
+
+def _with_module(run: Run, name: str) -> list[int]:
     found = []
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             try:
                 marked = run.mark.encode() in (process / "environ").read_bytes()
-                if marked and b"paceline.agent" in (process / "cmdline").read_bytes():
+                if marked and f"paceline.{name}".encode() in (process / "cmdline").read_bytes():
                     found.append(int(process.name))
             except OSError:
                 continue

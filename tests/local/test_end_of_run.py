@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from signal import SIGKILL, SIGSTOP
+from signal import SIGHUP, SIGKILL, SIGSTOP
 
 import pytest
 
@@ -50,11 +50,14 @@ def test_a_rank_that_is_still_importing_does_not_hold_up_the_end(tmp_path: Path)
     assert not [h for h in status["happenings"] if h["reason"] == "RankDied"]
 
 
-STUCK = SCRIPT.replace('"2."', '"9."') + """
+STUCK = (
+    SCRIPT.replace('"2."', '"9."')
+    + """
 if os.environ["PACELINE_MEMBER"].startswith("1."):
     print("stuck behind the loop", flush=True)
     {how}
 """
+)
 FOREVER = {
     "loop": "while True: pass",
     "read": "os.read(os.pipe()[0], 1)",
@@ -92,6 +95,38 @@ def test_the_bound_of_a_script_holds_when_the_run_is_killed(tmp_path: Path) -> N
             assert time.monotonic() < end, left
     finally:
         run.process.close()
+
+
+ENDLESS = """
+import time
+import torch
+import paceline as pl
+
+pl.init()
+model = torch.nn.Linear(4, 1)
+optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
+begun, told = time.monotonic(), False
+for step in pl.steps(10**9):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    if not told and time.monotonic() - begun > 3:
+        told = True
+        print("has trained for a while", flush=True)
+"""
+
+
+def test_a_terminal_that_closes_leaves_a_checkpoint(tmp_path: Path) -> None:
+    """SIGHUP is SIGTERM; a second one, which often follows, does not cut the drain short."""
+    (tmp_path / "train.py").write_text(ENDLESS)
+    keep = "spec.checkpoint={path: kept, everyRounds: 1000000}"
+    run = ForkedRun(tmp_path, "[python, train.py]", "--set", keep)
+    run.until("has trained for a while")
+    run.process.send_signal(SIGHUP)
+    run.process.send_signal(SIGHUP)
+    code, said = run.wait()
+    assert code == 130, said
+    assert "stopping after the next round" in said
+    assert list((tmp_path / "kept").rglob("*.safetensors")), said
 
 
 def test_deaths_after_the_release_change_nothing_and_start_nothing(

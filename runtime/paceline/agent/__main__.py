@@ -42,6 +42,7 @@ from paceline.core.messages import AgentDone, AgentHello, Register, Shutdown, To
 from paceline.core.protocol.ids import MemberId
 from paceline.environment import AgentSettings
 from paceline.limits import ensure_files
+from paceline.signals import on_request_to_end
 from paceline.telemetry.collector import PodRecords
 
 log = logging.getLogger("paceline.agent")
@@ -107,8 +108,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         become_subreaper()
         self._reaper.start(loop)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, partial(self._asked_to_leave, number.name))
+        on_request_to_end(loop, self._asked_to_leave)
         http = HttpServer(
             lambda exemplars: self._records.page(exemplars=exemplars),
             self._health,
@@ -171,10 +171,10 @@ class Agent:
                 where = self._settings.run_dir
                 log.warning("the last steps are not kept in %s: %s", where, error.strerror)
 
-    def _asked_to_leave(self, signal_name: str) -> None:
+    def _asked_to_leave(self, number: signal.Signals) -> None:
         if os.getppid() == self._parent:
             self._signalled = True
-            self._supervisor.drain(signal_name)
+            self._supervisor.drain(number.name)
         else:
             # `paceline run` was killed: nobody is left whom a drain could spare anything.
             self._supervisor.obey(Shutdown("the run has ended"))

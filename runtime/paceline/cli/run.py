@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from paceline.local.report import summary, verdict
 from paceline.local.room import Room, check_room
 from paceline.local.rundir import make_run_dir
 from paceline.local.runner import Runner, RunResult
+from paceline.signals import on_request_to_end
 
 EXIT_INTERRUPTED: Final = 130
 """As a shell reports a program that Ctrl-C ended."""
@@ -116,9 +116,7 @@ async def _run(
             record=order.record,
             on_listen=listening,
         )
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, runner.interrupt)
-        loop.add_signal_handler(signal.SIGHUP, runner.end_at_once)
+        on_request_to_end(loop, runner.signalled)
         kind = "ranks" if job.model == 1 else f"groups of {job.model} ranks"
         ranks = f"{job.replicas} x {job.procs_per_replica} {kind}"
         screen.say(f"job {job.name}: {ranks}, mode {job.collective.mode}, logs in {folder}")

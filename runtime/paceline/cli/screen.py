@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from types import TracebackType
 from typing import Final, Self, TextIO
@@ -29,7 +31,7 @@ class Screen:
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = _Console(stderr=True, highlight=False, soft_wrap=True)
         self._live: Live | None = None
         self._status: Status | None = None
         self._timeline = Timeline()
@@ -52,7 +54,8 @@ class Screen:
         if self._task is not None:
             self._task.cancel()
         if self._live is not None:
-            self._live.stop()
+            with _as_long_as_read(sys.stderr):
+                self._live.stop()
 
     def show(self, status: Status, timeline: Timeline) -> None:
         self._status, self._timeline = status, timeline
@@ -62,27 +65,24 @@ class Screen:
         self.write(f"{datetime.fromtimestamp(wall_s()):%H:%M:%S} {text}")
 
     def write(self, text: str) -> None:
-        try:
+        with _as_long_as_read(sys.stderr):
             self._console.print(text, markup=False)
-        except BrokenPipeError:
-            _discard(sys.stderr)
 
     def on_line(self, text: str) -> None:
         """What a rank prints."""
         if self._live is not None:
             self.write(text)
         else:
-            try:
+            with _as_long_as_read(sys.stdout):
                 sys.stdout.write(f"{text}\n")
                 sys.stdout.flush()
-            except BrokenPipeError:
-                _discard(sys.stdout)
 
     async def _paint(self) -> None:
         said = ""
         while True:
             if self._live is not None:
-                self._live.update(table(self._status, self._timeline), refresh=True)
+                with _as_long_as_read(sys.stderr):
+                    self._live.update(table(self._status, self._timeline), refresh=True)
                 await asyncio.sleep(PAINT_S)
             else:
                 text = line(self._status, self._timeline)
@@ -92,8 +92,23 @@ class Screen:
                 await asyncio.sleep(LINE_S)
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Rich would end the program."""
+        _discard(sys.stderr)
+
+
+@contextmanager
+def _as_long_as_read(stream: TextIO) -> Iterator[None]:
+    """Write to it. The job goes on when its reader has gone, as in `paceline run job.yaml | head`,
+    when its terminal has closed, and when it is a file on a disk that is full."""
+    try:
+        yield
+    except OSError:
+        _discard(stream)
+
+
 def _discard(stream: TextIO) -> None:
-    """Its reader has gone, as in `paceline run job.yaml | head`. The job goes on."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, stream.fileno())
     os.close(nothing)

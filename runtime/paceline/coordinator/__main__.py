@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import ssl
 import sys
@@ -35,6 +34,7 @@ from paceline.environment import (
     SettingsError,
 )
 from paceline.limits import LISTEN_BACKLOG, ensure_callers, ensure_files, ensure_memory
+from paceline.signals import on_request_to_end
 
 EXIT_RETIRED: Final = 3
 EXIT_ADDRESS: Final = 4
@@ -80,9 +80,7 @@ async def _serve(settings: CoordinatorSettings, coordinator: Coordinator) -> int
         operator_token=settings.operator_token,
         linger_s=settings.linger_s,
     )
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.leave)
+    on_request_to_end(asyncio.get_running_loop(), lambda _: server.leave())
     runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:

@@ -27,6 +27,7 @@ from paceline.local import steps
 from paceline.local.runner import Runner
 from paceline.local.timeline import Timeline
 from paceline.scratch import Scratch
+from paceline.signals import on_request_to_end
 
 ROUNDS: Final = 72
 """As many as ranks keep samples of, and some before them."""
@@ -118,9 +119,7 @@ class _Measured:
 
     async def until_known(self, limit_s: float) -> Outcome | None:
         """How the job ended, if it did so by itself."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._interrupt)
+        on_request_to_end(asyncio.get_running_loop(), self._interrupt)
         run = asyncio.create_task(self._runner.run())
         enough = asyncio.create_task(self._enough.wait())
         try:
@@ -136,7 +135,7 @@ class _Measured:
             result = await run
         return result.outcome if run in done else None
 
-    def _interrupt(self) -> None:
+    def _interrupt(self, _: signal.Signals) -> None:
         self.interrupted = True
         self._enough.set()
         self._runner.end_at_once()

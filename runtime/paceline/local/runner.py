@@ -109,6 +109,11 @@ class Runner:
         self._scratch = scratch.Scratch.make()
         self._control = Control(job, run_dir, self, sockets=self._scratch.sockets, warn=say)
 
+    def signalled(self, number: signal.Signals) -> None:
+        """A terminal that closes often sends SIGHUP twice, so it never ends the run at once."""
+        if number is not signal.SIGHUP or not self._interrupts:
+            self.interrupt()
+
     def interrupt(self) -> None:
         """Ctrl-C: the first time drain and stop at an agreed round, the second time end at once."""
         self._interrupts += 1

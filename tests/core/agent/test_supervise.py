@@ -8,8 +8,8 @@ from signal import SIGKILL, SIGSEGV, SIGTERM
 from typing import Any
 
 import pytest
-from hypothesis import given
 from core.makers import GEN_1
+from hypothesis import given
 from hypothesis import strategies as st
 from paceline.core.agent.exits import (
     Death,

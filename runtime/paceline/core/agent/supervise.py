@@ -353,9 +353,7 @@ class Place:
             return self._launch(now_ns)
         if before is Phase.STARTING:
             return self._send_kill(f"it did not start within {START_NS // NS_PER_S} s")
-        return self._send_kill(
-            self._overtime or f"it did not leave in time ({self._leaving})"
-        )
+        return self._send_kill(self._overtime or f"it did not leave in time ({self._leaving})")
 
     def _dead(self, now_ns: int, code: int | None, text: str) -> list[Effect]:
         if self._up_ns is not None and now_ns - self._up_ns >= HEALTHY_NS:

@@ -1,0 +1,41 @@
+"""Which signals end a program of Paceline, and which ones it leaves ignored."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+from paceline.signals import ENDING, on_request_to_end
+
+
+async def heard(*numbers: signal.Signals) -> list[signal.Signals]:
+    """What reaches `end` of signals that this process sends itself."""
+    found: list[signal.Signals] = []
+    loop = asyncio.get_running_loop()
+    on_request_to_end(loop, found.append)
+    try:
+        for number in numbers:
+            os.kill(os.getpid(), number)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+    finally:
+        for number in ENDING:
+            loop.remove_signal_handler(number)
+    return found
+
+
+@pytest.mark.parametrize("ignored", [(), (signal.SIGHUP,), (signal.SIGINT, signal.SIGHUP)])
+def test_what_was_ignored_at_the_start_stays_ignored(ignored: tuple[signal.Signals, ...]) -> None:
+    """`nohup paceline run` ended two seconds after its terminal, without a checkpoint."""
+    before = {number: signal.getsignal(number) for number in ENDING}
+    try:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+        found = asyncio.run(heard(signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert set(found) == set(ENDING) - set(ignored)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import select
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -49,6 +50,7 @@ class Rank(Failing):
     """What a line is given to call; each fails as often as it is told."""
 
     obeyed: list[Any] = field(default_factory=list)
+    ends: list[BaseException] = field(default_factory=list)
     connections: int = 0
     news: tuple[socket.socket, socket.socket] = field(default_factory=socket.socketpair)
 
@@ -106,6 +108,7 @@ def lined(rank: Rank) -> Iterator[tuple[CoordinatorLine, Agent]]:
         figures=lambda: FIGURES,
         obey=rank.obey,
         connected=rank.connected,
+        failed=rank.ends.append,
     )
     line.start()
     try:
@@ -177,11 +180,47 @@ def test_what_is_no_message_is_skipped(caplog: pytest.LogCaptureFixture) -> None
     assert "the coordinator sent something that is no message" in caplog.text
 
 
-def test_a_heartbeat_that_cannot_be_made_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING), lined(Rank({"beat": 2})) as (_, agent):
+def test_a_heartbeat_that_cannot_be_made_ends_the_rank_with_its_reason() -> None:
+    """It reads the state under a lock, so another try would fail too; the rank fell silent."""
+    rank = Rank({"beat": 1})
+    with lined(rank) as (line, agent):
         agent.tell(Introduce(1))
-        agent.wait(BEAT)
-    assert caplog.text.count("a heartbeat could not be made: RuntimeError") == 1
+        while agent.next() is not None:
+            pass
+        line._thread.join(WAIT_S)
+    [error] = rank.ends
+    assert isinstance(error, RuntimeError)
+
+
+def test_no_word_is_lost_or_said_twice_while_connections_come_and_go() -> None:
+    """Other threads speak while the line begins anew: what it has taken for a connection is said
+    over that connection, in its order."""
+    rank = Rank()
+    words = [Saved(ME, number, "") for number in range(400)]
+    with lined(rank) as (line, agent):
+        agent.tell(Introduce(1))
+        agent.wait(REGISTER)
+
+        def speak() -> None:
+            for word in words:
+                line.send(word)
+
+        speaker = threading.Thread(target=speak)
+        speaker.start()
+        for number in range(2, 40):
+            agent.tell(Introduce(number))
+        speaker.join(WAIT_S)
+        line.send(STOPPED)
+        heard: dict[int, list[int]] = {}
+        said = agent.next()
+        while said is not None and not (said.message == STOPPED and said.connection == 39):
+            if isinstance(said.message, Saved):
+                heard.setdefault(said.connection, []).append(said.message.version)
+            if said.message == REGISTER and said.connection == 39:
+                line.send(STOPPED)
+            said = agent.next()
+    every = [version for versions in heard.values() for version in versions]
+    assert every == sorted(set(every))
 
 
 def test_an_order_that_cannot_be_followed_is_asked_for_again(

@@ -21,9 +21,11 @@ from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.records import GivenUp, Go, Trigger
 from paceline.core.rank import events as ev
+from paceline.errors import RuntimeBrokenError
 from paceline.telemetry.records import RankRecord
 from paceline.transport.base import Abort, Group, Peer, TransportAborted
 from paceline.transport.sim import Hub, SimTransport
+from paceline.worker import reduction
 from paceline.worker.reduction import Reducer
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
@@ -680,6 +682,44 @@ def test_a_new_generation_ends_a_transfer(rank: OneRank, segment: int) -> None:
     assert ended(stops)
     assert rank.reducer.outcome() == failed
     assert rank.channel.is_quiet()
+
+
+@pytest.mark.parametrize("segment", range(SEGMENTS))
+def test_a_transfer_that_no_abort_ends_breaks_the_rank(
+    rank: OneRank, monkeypatch: pytest.MonkeyPatch, segment: int
+) -> None:
+    """A driver that hangs: the communication thread waited for it for ever."""
+    monkeypatch.setattr(reduction, "PATIENCE_S", QUIET_S)
+    stops = ThreadPoolExecutor(1).submit(rank.reducer.stop)
+    stops.result(PATIENCE_S)  # nothing is under way
+    rank.compute(1.0, 2.0, 3.0)
+    rank.step()
+    rank.reducer.reduce(order())
+    for _ in range(segment):
+        rank.channel.begun()
+        rank.channel.end()
+    rank.channel.begun()
+    stops = ThreadPoolExecutor(1).submit(rank.reducer.stop)
+    try:
+        with pytest.raises(RuntimeBrokenError, match="has not ended within"):
+            stops.result(PATIENCE_S / 2)
+    finally:
+        rank.channel.abort()
+
+
+def test_a_pass_over_memory_that_hangs_breaks_the_rank(
+    rank: OneRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reduction, "PATIENCE_S", QUIET_S)
+    rank.compute(1.0)  # from the first batch on there is a thread for it
+    hangs = threading.Event()
+    rank.reducer.beside(lambda: hangs.wait(PATIENCE_S) and None)
+    joined = ThreadPoolExecutor(1).submit(rank.reducer.joined)
+    try:
+        with pytest.raises(RuntimeBrokenError, match="the pass over the gradients"):
+            joined.result(PATIENCE_S / 2)
+    finally:
+        hangs.set()
 
 
 @pytest.mark.parametrize("segment", range(LAST))

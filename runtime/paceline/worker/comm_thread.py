@@ -27,15 +27,19 @@ from paceline.core.messages import (
     Dismiss,
     Doing,
     Fatal,
+    Figures,
     Gathered,
+    Heartbeat,
     Part,
     Prepare,
     RankMessage,
+    Register,
     Release,
     Saved,
     Start,
     State,
     Stopped,
+    ToRank,
 )
 from paceline.core.protocol.composition import Weighing
 from paceline.core.protocol.ids import GenerationId
@@ -93,8 +97,9 @@ class Interrupts:
             self.abort.raise_()
 
     def taken(self) -> None:
+        """One that never arrived as an interrupt changes nothing."""
         with self._lock:
-            self._outstanding -= 1
+            self._outstanding = max(0, self._outstanding - 1)
             if not self._outstanding:
                 self.abort.clear()
 
@@ -171,6 +176,9 @@ class CommThread:
         self._reductions_ms: deque[int] = deque(maxlen=RECENT)
         self._usual_ms = 0
         self._closing = False
+        self._state_lock = threading.Lock()
+        """Held while an event changes the machine's state, which takes microseconds, and by the
+        link thread while it reads it."""
         self._thread = threading.Thread(target=self._run, name="paceline-comm", daemon=True)
 
     # ---- any thread -----------------------------------------------------------------------
@@ -208,13 +216,40 @@ class CommThread:
         self._posted.append(event)
         self._peers.wake()
 
-    def interrupt(self) -> None:
-        """An order that interrupts is about to be posted."""
+    def order(self, order: ToRank) -> None:
+        """Hand over an order; one that interrupts aborts what the thread is blocked in.
+
+        An interrupt that was counted is always followed by its order, which takes the count back:
+        else each reduction from then on would be aborted."""
+        try:
+            if Interrupts.interrupts(order):
+                self._interrupt()
+        finally:
+            self.post(order)
+
+    def _interrupt(self) -> None:
         self._interrupts.arrived()
+
+    def registration(self) -> Register:
+        """For the link thread: who this rank is, as of one event."""
+        with self._state_lock:
+            return self.machine.state.registration()
+
+    def heartbeat(self) -> Heartbeat:
+        """For the link thread, as of one event."""
+        doing = self.doing()
+        with self._state_lock:
+            return self._metrics.facts.heartbeat(self.machine.state, doing)
+
+    def figures(self) -> Figures:
+        """For the link thread: the last ones that were worked out."""
+        with self._state_lock:
+            return self._metrics.facts.figures(self.machine.state)
 
     def doing(self) -> Doing:
         """For the heartbeat: this thread cannot say itself that it is stuck (R35)."""
-        go, tensors = self.machine.state.reducing, self.tensors
+        with self._state_lock:
+            go, tensors = self.machine.state.reducing, self.tensors
         # Of two threads at work the one that has been at it for longer.
         since_ns = (self._work_since_ns, tensors.reducer.busy_since_ns if tensors else 0)
         return Doing(
@@ -329,7 +364,8 @@ class CommThread:
             self._committed.take_back()
         if isinstance(event, ev.ChannelFailed):
             self._synced = None  # it may have been summed here, and not in all of the group
-        effects = self.machine.handle(now, event)
+        with self._state_lock:
+            effects = self.machine.handle(now, event)
         self._metrics.handled(self.machine.state, event, now)  # before an effect lets main go on
         if isinstance(event, WRITER):
             facts = self._checkpoints.figures(self.machine.state.saving)

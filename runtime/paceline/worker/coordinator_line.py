@@ -54,16 +54,19 @@ class CoordinatorLine:
         figures: Callable[[], Figures],
         obey: Callable[[ToRank], None],
         connected: Callable[[], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
+        """`failed` is told what has ended the thread, other than the end of the agent."""
         os.set_inheritable(fd, False)  # not for the script's own subprocesses
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(False)
         self._register, self._heartbeat, self._figures = register, heartbeat, figures
-        self._obey, self._connected = obey, connected
+        self._obey, self._connected, self._failed = obey, connected, failed
         self._news: int | None = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lock = threading.Lock()
-        """Of `_news`, which other threads write to."""
+        """Of `_news`, `_outbox` and `_connection`, which other threads read and change."""
         self._outbox: deque[RankMessage] = deque()
+        """For the connection of that number only."""
         self._connection = 0
         """Of the agent, as it says; 0: it has none."""
         self._registered: Register | None = None
@@ -81,9 +84,11 @@ class CoordinatorLine:
     def send(self, message: RankMessage) -> None:
         """From any thread. Lost if the agent has no connection: the next one begins with the
         facts."""
-        if self._connection:
+        with self._lock:
+            if not self._connection:
+                return
             self._outbox.append(message)
-            self._wake()
+        self._wake()
 
     def close(self) -> None:
         """Say what is still to be said and end the thread; bounded."""
@@ -103,6 +108,9 @@ class CoordinatorLine:
         try:
             while self._turn():
                 pass
+        except BaseException as error:
+            log.exception("the line to the coordinator has failed")
+            self._failed(error)
         finally:
             self._socket.close()
             with self._lock:
@@ -148,9 +156,8 @@ class CoordinatorLine:
             return
         try:
             match order:
-                case Introduce():
-                    self._connection = order.connection
-                    self._introduce()
+                case Introduce(connection=connection):
+                    self._introduce(connection)
                 case BeatEvery(ms=ms, figures=figures):
                     self._figures_ns = max(BEAT_NS, ms * figures * NS_PER_MS)
                 case _:
@@ -159,19 +166,24 @@ class CoordinatorLine:
             # Whatever it was: who introduces himself is told again what he has to know.
             self._complain(f"{type(order).__name__} could not be followed: {error!r}", error)
             self._registered = None
-            self._outbox.append(self._register())
+            self.send(self._register())
 
-    def _introduce(self) -> None:
-        self._registered = None
-        self._outbox = deque((self._register(),))
+    def _introduce(self, connection: int) -> None:
+        """What was still to be said belongs to the connection before: the state machine says it
+        anew when it hears `connected`."""
+        register = self._register()
+        with self._lock:
+            self._connection, self._registered = connection, None
+            self._outbox.clear()
+            self._outbox.append(register)
         self._beat_due_ns = self._figures_due_ns = 0
         self._connected()
 
     def _write(self) -> bool:
         """Whether everything is said."""
         if len(self._outbox) > OUTBOX_MAX:
-            self._introduce()
-        while self._outbox:
+            self._introduce(self._connection)
+        while self._outbox:  # other threads only add to it
             message = self._outbox[0]
             known = isinstance(message, Register) and message == self._registered
             if not known and not self._say(message):
@@ -194,17 +206,10 @@ class CoordinatorLine:
     def _beat(self) -> None:
         now = now_ns()
         self._beat_due_ns = now + BEAT_NS
-        try:
-            said: list[Heartbeat | Figures] = [self._heartbeat()]
-            if now >= self._figures_due_ns:
-                self._figures_due_ns = now + self._figures_ns
-                said.append(self._figures())
-        except Exception as error:
-            # It reads what other threads change; the next one may well be made.
-            self._complain(f"a heartbeat could not be made: {error!r}", error)
-            return
-        for message in said:
-            self._say(message)
+        self._say(self._heartbeat())
+        if now >= self._figures_due_ns:
+            self._figures_due_ns = now + self._figures_ns
+            self._say(self._figures())
 
     def _complain(self, text: str, fault: Exception) -> None:
         """Once per reason."""

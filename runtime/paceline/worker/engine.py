@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from paceline.clock import now_ns
 from paceline.core.anatomy.samples import Phase
-from paceline.core.messages import Dismiss, Endpoints, ToRank
+from paceline.core.messages import Dismiss, Endpoints
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.progress import Progress, progress_of
 from paceline.core.protocol.rank_leases import RankLeases
@@ -155,15 +155,16 @@ class Engine:
             self._comm.start()
             return
         if settings is None:
-            self._comm.link = StandaloneCoordinator(self._obey)
+            self._comm.link = StandaloneCoordinator(self._comm.order)
         else:
             self._comm.link = CoordinatorLine(
                 settings.line_fd,
-                register=self._state.registration,
-                heartbeat=lambda: self._metrics.facts.heartbeat(self._state, self._comm.doing()),
-                figures=lambda: self._metrics.facts.figures(self._state),
-                obey=self._obey,
+                register=self._comm.registration,
+                heartbeat=self._comm.heartbeat,
+                figures=self._comm.figures,
+                obey=self._comm.order,
                 connected=lambda: self._comm.post(ev.Connected()),
+                failed=self.broken,
             )
             if self._spec is not None and self._spec.record:
                 self._comm.recorder = Recorder(settings.run_dir, member)
@@ -532,19 +533,13 @@ class Engine:
 
     # ---- other threads --------------------------------------------------------------------
 
-    def _obey(self, order: ToRank) -> None:
-        if Interrupts.interrupts(order):
-            self._comm.interrupt()
-        self._comm.post(order)
-
     def _listen(self) -> None:
         assert self._agent is not None
         while (order := self._agent.read()) is not None:
             if order.kind == "drain":
                 self._comm.post(ev.Drain())
             elif order.kind == "shutdown":
-                self._comm.interrupt()
-                self._comm.post(Dismiss(order.why))
+                self._comm.order(Dismiss(order.why))
         if self._end is None or not self._end.finished:
             os._exit(1)  # the agent is gone: nobody would report this rank's death (D6)
 

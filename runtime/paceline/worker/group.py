@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Final, TypeVar
 
 from paceline.clock import now_ns
@@ -59,6 +59,9 @@ log = logging.getLogger("paceline.rank")
 
 GREETING_S: Final = 300.0
 """From `init()` of one rank of a group to that of the others, which import the same script."""
+ANSWER_S: Final = 3600.0
+"""For a rank of the group to come to what the others have come to, such as the sum of its shard.
+Ranks that live and are stuck are found much earlier by their coordinator (R35), if there is one."""
 Answer = Came | Square
 T = TypeVar("T")
 
@@ -161,8 +164,8 @@ class LeadThread(CommThread):
 
     # ---- any thread -----------------------------------------------------------------------
 
-    def interrupt(self) -> None:
-        super().interrupt()
+    def _interrupt(self) -> None:
+        super()._interrupt()
         self._tell(Interrupt())
 
     def _tell(self, message: FromLead) -> None:
@@ -238,11 +241,7 @@ class LeadThread(CommThread):
         return agreed
 
     def _answer(self, index: int, kind: type[T]) -> T:
-        """Bounded by the life of that rank; while it is stopped, this thread is seen to be stuck
-        (R35)."""
-        message = self._answers[index].get()
-        if message is None:
-            _end_with(f"rank {index + 1}", over=False)
+        message = _next(self._answers[index], f"rank {index + 1}")
         assert isinstance(message, kind), message
         return message
 
@@ -333,17 +332,27 @@ class FollowerThread(CommThread):
     def sum(self, value: float) -> float:
         """For `GroupSum`."""
         self._lead.tell(Square(value))
-        total = self._totals.get()
-        if total is None:
-            _end_with("rank 0", over=False)
-        assert total is not None
-        return total.value
+        return _next(self._totals, "rank 0").value
 
     def _receive(self, mail: ReceivedMessage) -> None:
         if isinstance(mail.message, Part | State):
             key = _key(mail.message)
             self._mail[key] = mail
             self._lead.tell(Mail(key))
+
+
+def _next(answers: SimpleQueue[T | None], who: str) -> T:
+    """The next answer of a rank. Without one this process ends: when that rank has ended, or has
+    said nothing for ANSWER_S."""
+    try:
+        answer = answers.get(timeout=ANSWER_S)
+    except Empty:
+        log.error("%s of this group has not answered for %g s", who, ANSWER_S)
+        answer = None
+    if answer is None:
+        _end_with(who, over=False)
+    assert answer is not None
+    return answer
 
 
 def _end_with(who: str, *, over: bool) -> None:

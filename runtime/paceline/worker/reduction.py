@@ -32,6 +32,7 @@ from paceline.clock import now_ns
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.records import GivenUp
 from paceline.core.rank import events as ev
+from paceline.errors import RuntimeBrokenError
 from paceline.telemetry.samples import RoundRing
 from paceline.transport.device_queues import Event
 from paceline.worker.data_channel import DataChannel
@@ -41,6 +42,9 @@ from paceline.worker.state.gradients import Gradients
 
 log = logging.getLogger("paceline.rank")
 
+PATIENCE_S: Final = 300.0
+"""For a thread of this rank to end what was aborted, or one pass over memory: far beyond what an
+honest one takes, and a bound all the same."""
 ABANDONED: Final = ev.ChannelFailed("given up for a new generation", aborted=True)
 NOBODY_LOOKED: Final[array[int]] = array("Q")
 FloatBuffers = Callable[[bool], torch.Tensor]
@@ -241,12 +245,12 @@ class Reducer:
                 self._news.notify_all()
 
     def stop(self) -> None:
-        """Returns when no streamed round is under way; the abort flag of the channel is raised."""
+        """Returns when no streamed round is under way; the abort flag of the channel is raised.
+        Raises RuntimeBrokenError if it is under way for PATIENCE_S all the same."""
         with self._news:
             self._stopping = True
             self._news.notify_all()
-            while self._round is not None and self._error is None:
-                self._news.wait()
+            self._wait_for(lambda: self._round is None, "the reduction that was given up")
             self._stopping = False
 
     def outcome(self) -> ev.Reduced | ev.Voided | ev.ChannelFailed | None:
@@ -274,11 +278,19 @@ class Reducer:
         self._data.do(partial(self._do, work))
 
     def joined(self) -> None:
-        """Returns when what was given to `beside` is done."""
+        """Returns when what was given to `beside` is done. Raises RuntimeBrokenError if it is not
+        within PATIENCE_S."""
         if self._beside:
             with self._news:
-                while self._beside and self._error is None:
-                    self._news.wait()
+                self._wait_for(lambda: not self._beside, "the pass over the gradients")
+
+    def _wait_for(self, is_over: Callable[[], bool], what: str) -> None:
+        """Holding `_news`; an error of another thread ends the wait, too."""
+        if not self._news.wait_for(lambda: is_over() or self._error is not None, PATIENCE_S):
+            raise RuntimeBrokenError(
+                f"{what} has not ended within {PATIENCE_S:g} s",
+                hint="a device, or a library beneath torch, may hang; see the log of the rank",
+            )
 
     def _do(self, work: Callable[[], None]) -> None:
         with self._gradients.streams.own():
@@ -406,12 +418,17 @@ class Reducer:
         with self._news:
             while now.end is None and self._error is None:
                 if self._stopping:
-                    if now.summed == now.filled:
-                        break
-                elif now.filled <= self._last and self._may_fill(now):
+                    self._wait_for(
+                        lambda: now.summed == now.filled or now.end is not None,
+                        "the sum of a segment that was given up",
+                    )
+                    break
+                if now.filled <= self._last and self._may_fill(now):
                     return now.filled
-                elif now.order.divisor and now.averaged < now.summed:
+                if now.order.divisor and now.averaged < now.summed:
                     return now.averaged
+                # For a segment of the script's, or its sum. The state machine ends this wait with
+                # `give_up` when the others have waited for long enough (R31), or with `stop`.
                 self._news.wait()
         return None
 

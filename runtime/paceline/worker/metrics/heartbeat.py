@@ -1,8 +1,9 @@
 """A rank's heartbeat, and its figures for `status` (`core.status.Fact`).
 
-Called by the communication thread, but for `heartbeat` and `figures`, which the link thread asks
-for. What the log says is equal on all ranks: only the lowest active one tells it (R42). The hot
-path stores a few numbers; the facts are worked out at most every REFRESH_NS.
+Called by the communication thread. For `heartbeat` and `figures` the link thread holds the lock of
+the rank's state, and they read nothing else that changes in place. What the log says is equal on
+all ranks: only the lowest active one tells it (R42). The hot path stores a few numbers; the facts
+are worked out at most every REFRESH_NS.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class HeartbeatFacts:
         """Replaced as a whole, so that the link thread may read it at any time."""
         self._refreshed_ns = 0
         self._steps_ns: deque[int] = deque(maxlen=RECENT)
+        self._step_s = 0.0
+        """Their median when the facts were worked out last."""
         self._pace = Pace()
         self._lags_us: deque[int] = deque(maxlen=RECENT)
         self._resumed_ns: int | None = None
@@ -131,6 +134,8 @@ class HeartbeatFacts:
         return True
 
     def work_out(self, rank: RankState) -> None:
+        if self._steps_ns:
+            self._step_s = round(median(self._steps_ns) / NS_PER_S, 6)
         logged = self._logged(rank) if tells_of_the_log(rank) else {}
         told = self.checkpoints | self.carried | self.squares
         self._facts = self._measured() | logged | told
@@ -153,16 +158,12 @@ class HeartbeatFacts:
             active=takes_part and rank.is_active,
             benched=takes_part and not rank.is_active,
             done=rank.main is Main.DONE,
-            step_s=self._step_s(),
+            step_s=self._step_s,
         )
 
     def figures(self, rank: RankState) -> Figures:
         """The last ones that were worked out."""
         return Figures(rank.me, rank.log.version, self._facts)
-
-    def _step_s(self) -> float:
-        steps_ns = tuple(self._steps_ns)
-        return round(median(steps_ns) / NS_PER_S, 6) if steps_ns else 0.0
 
     def _measured(self) -> dict[str, float]:
         return {

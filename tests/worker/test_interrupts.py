@@ -1,0 +1,100 @@
+"""What the threads of a rank share: each has an owner, a lock, or a bound."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from paceline.core.messages import Dismiss
+from paceline.transport.solo import NoTransport
+from paceline.worker import group
+from paceline.worker.comm_thread import CommThread, Interrupts
+
+WAIT_S = 30.0
+
+
+class Lead(CommThread):
+    """As that of a group whose others cannot be told."""
+
+    def _interrupt(self) -> None:
+        super()._interrupt()
+        raise OSError("the line is closed")
+
+
+def comm(kind: type[CommThread] = CommThread, **machine: Any) -> CommThread:
+    peers: Any = SimpleNamespace(wake=lambda: None)
+    nobody: Any = SimpleNamespace(**machine)
+    return kind(nobody, peers, NoTransport(), nobody, Interrupts(), nobody)
+
+
+def test_an_order_is_queued_whatever_fails_after_its_interrupt() -> None:
+    """The link thread swallows the error and asks for the order again. The abort flag stayed
+    raised, and each reduction from then on was given up."""
+    thread = comm(Lead)
+    with pytest.raises(OSError, match="closed"):
+        thread.order(Dismiss("over"))
+    assert thread._interrupts.abort.is_raised()
+    assert list(thread._posted) == [Dismiss("over")]
+    thread._interrupts.taken()  # as `_take` does with it
+    assert not thread._interrupts.abort.is_raised()
+
+
+def test_an_order_that_never_interrupted_leaves_the_count_alone() -> None:
+    interrupts = Interrupts()
+    interrupts.taken()
+    interrupts.arrived()
+    assert interrupts.abort.is_raised()
+    interrupts.taken()
+    assert not interrupts.abort.is_raised()
+
+
+@pytest.mark.parametrize("read", ["registration", "heartbeat", "figures"])
+def test_what_the_link_thread_says_of_the_state_is_as_of_one_event(read: str) -> None:
+    """It read the state while an event changed it, and swallowed what came of that."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def handle(*_: Any) -> list[Any]:
+        begun.set()
+        goes_on.wait(WAIT_S)
+        state.version = 2
+        return []
+
+    facts = SimpleNamespace(
+        heartbeat=lambda state, _: state.version, figures=lambda state: state.version
+    )
+    state = SimpleNamespace(version=1, reducing=None, registration=lambda: state.version)
+    thread = comm(handle=handle, state=state, facts=facts, handled=lambda *_: None)
+    with ThreadPoolExecutor(2) as pool:
+        handling = pool.submit(thread._handle, Dismiss("over"), 0)
+        assert begun.wait(WAIT_S)
+        reading = pool.submit(getattr(thread, read))
+        with pytest.raises(TimeoutError):
+            reading.result(0.1)
+        goes_on.set()
+        assert reading.result(WAIT_S) == 2
+        handling.result(WAIT_S)
+
+
+class EndedError(Exception):
+    pass
+
+
+def end(_: int) -> None:
+    raise EndedError
+
+
+def test_a_rank_of_a_group_that_never_answers_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(group, "ANSWER_S", 0.05)
+    monkeypatch.setattr(group.os, "_exit", end)
+    answers: SimpleQueue[int | None] = SimpleQueue()
+    with pytest.raises(EndedError):
+        group._next(answers, "rank 3")
+    assert "rank 3 of this group has not answered for 0.05 s" in caplog.text
+    answers.put(5)
+    assert group._next(answers, "rank 3") == 5

@@ -5,10 +5,13 @@ from __future__ import annotations
 import resource
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from paceline import limits
 from paceline.limits import MIB
+from paceline.local.control import Control, Refusal
 from paceline.local.room import Room, check_room
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 from paceline_api.reading.load import load_job
@@ -56,6 +59,28 @@ def test_more_memory_than_the_machine_has(job: ResolvedJob) -> None:
     error = refusal(job, 20, replace(ROOMY, memory_bytes=3000 * MIB))
     assert "20 x 4 ranks take 3030 MiB of memory at least" in error.message
     assert "this machine has 3000 MiB" in error.message
+
+
+def scaled(job: ResolvedJob, run_dir: Path, replicas: int) -> Refusal | None:
+    """What a run of the job answers to `paceline scale`."""
+    runner: Any = SimpleNamespace(view=lambda: SimpleNamespace(replicas=2))
+    control = Control(job, run_dir, runner, sockets=run_dir, warn=print)
+    return control._check(replicas)
+
+
+def test_a_run_is_scaled_within_the_room_of_the_machine_only(
+    job: ResolvedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It started what it was asked for, and answered nobody for a while."""
+    small = replace(ROOMY, memory_bytes=3000 * MIB)
+    monkeypatch.setattr(Room, "of_this_machine", lambda: small)
+    refused = scaled(job, tmp_path, 20)
+    assert refused is not None
+    assert "20 x 4 ranks take 3030 MiB of memory at least" in refused.message
+    assert "--replicas" in refused.hint
+    assert scaled(job, tmp_path, 4) is None
+    small = replace(ROOMY, processes=1)
+    assert scaled(job, tmp_path, 1) is None, "what gets smaller needs no room"
 
 
 def test_more_files_than_a_rank_may_open(job: ResolvedJob, monkeypatch: pytest.MonkeyPatch) -> None:

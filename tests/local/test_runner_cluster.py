@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from paceline.core.status import RankPhase, Status
+from paceline.local import cluster as cluster_module
 from paceline.local.client import Client, CoordinatorAwayError
 from paceline.local.cluster import ASK_S, Cluster
 from paceline.local.processes import children_of
@@ -151,6 +152,36 @@ def test_scaling_up_starts_agents_and_scaling_down_lets_the_coordinator_choose(
         status = await seen(client, lambda s: s.replicas == 2)
         assert len(cluster.agents) == 3, "the runner itself ends nobody"
         assert any(happening.reason == "Draining" for happening in status.happenings)
+
+    with_cluster(tmp_path, act)
+
+
+def test_many_replicas_are_started_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """50 at once on two cores left runner and coordinator without an answer for 20 s."""
+    monkeypatch.setattr(cluster_module, "STARTING_MAX", 1)
+
+    async def act(cluster: Cluster, client: Client) -> None:
+        assert len(cluster.agents) == 1
+        await seen(client, lambda s: len(living(s)) == 2)
+        cluster.scale(3)
+        assert len(cluster.agents) == 3, "the two before are up"
+        await seen(client, lambda s: len(living(s)) == 3)
+
+    with_cluster(tmp_path, act)
+
+
+def test_an_agent_that_never_comes_up_does_not_hold_up_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_module, "STARTING_MAX", 1)
+    monkeypatch.setattr(cluster_module, "STARTING_NS", 10**9)
+
+    async def act(cluster: Cluster, client: Client) -> None:
+        [first] = cluster.agents
+        first.signal(signal.SIGSTOP)
+        await seen(client, lambda s: (1, 0) in living(s))
 
     with_cluster(tmp_path, act)
 

@@ -40,7 +40,7 @@ from paceline import scratch
 from paceline.agent.launch import ENV_COMPILED
 from paceline.clock import NS_PER_S, now_ns
 from paceline.core.faults import INSIDE_A_RANK, Fault, format_faults
-from paceline.core.messages import Inventory, Targets
+from paceline.core.messages import Inventory, Targets, pod_of
 from paceline.core.status import Outcome, Status
 from paceline.environment import (
     ENV_DRAIN_GRACE,
@@ -68,6 +68,13 @@ TAIL_LINES: Final = 15
 COORDINATOR_END_S: Final = 3.0
 LINGER_S: Final = 900.0
 """The coordinator stays so long after the job's end; the runner lets it go earlier."""
+
+
+STARTING_MAX: Final = max(4, 2 * (os.cpu_count() or 1))
+"""Agents that may be starting at once. Each start is a second of a core, and dozens of them at once
+leave the runner and its coordinator none to answer with."""
+STARTING_NS: Final = 15 * NS_PER_S
+"""One that the coordinator has not heard of by then holds up the next ones no longer."""
 
 
 @dataclass(slots=True)
@@ -132,6 +139,9 @@ class Cluster:
         self._ending = False
         self._over = False
         """The last round is made. A coordinator that is restarted, or stopped, does not know it."""
+        self._heard: set[tuple[int, int]] = set()
+        """Pods, by slot and attempt, of which the coordinator knows a rank."""
+        self._again: asyncio.TimerHandle | None = None
         self._stale = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         # Bound here and handed down: no other program can take the port while the coordinator is
@@ -207,6 +217,9 @@ class Cluster:
     def heard(self, status: Status) -> None:
         """Called with each status: a new coordinator knows nothing of what the runner said."""
         self._over = self._over or status.stopping or status.outcome is not None
+        self._heard |= {pod_of(rank.member) for rank in status.ranks}
+        if self._again is not None:
+            self._start_missing()
         if status.coordinator != self._informed:
             self._informed = status.coordinator
             self._stop_to_tell = self._stopping
@@ -215,6 +228,8 @@ class Cluster:
     async def end(self, *, grace_s: float) -> None:
         """End everything: agents get SIGTERM and then `grace_s`. May be called again."""
         self._ending = True
+        if self._again is not None:
+            self._again.cancel()
         for task in self._tasks:
             task.cancel()
         # Of agents that ended by themselves; who watched them may just have been at it.
@@ -282,8 +297,15 @@ class Cluster:
     # ---- agents ---------------------------------------------------------------------------
 
     def _start_missing(self) -> None:
-        """Start agents in the lowest free slots until as many live as are wanted."""
+        """Start agents in the lowest free slots until as many live as are wanted, a few at a time.
+        Called again when the coordinator has heard of them."""
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
         while not (self._ending or self._over) and len(self.agents) < self._wanted:
+            if len(starting := self._starting()) >= STARTING_MAX:
+                self._come_back(min(starting) + STARTING_NS)
+                return
             number = next(n for n in range(self._wanted) if not self._is_taken(n))
             slot = self._slots.setdefault(number, _Slot(self._after_attempt))
             slot.attempt += 1
@@ -293,6 +315,20 @@ class Cluster:
             slot.agent = self._start_agent(number, slot.attempt)
             self._stale.set()
             self._spawn(self._watch_agent(number, slot, slot.agent))
+
+    def _starting(self) -> list[int]:
+        """When those agents were started that the coordinator has not heard of."""
+        return [
+            slot.started_ns
+            for number, slot in self._slots.items()
+            if slot.agent is not None
+            and (number, slot.attempt) not in self._heard
+            and now_ns() - slot.started_ns < STARTING_NS
+        ]
+
+    def _come_back(self, at_ns: int) -> None:
+        delay_s = max(0, at_ns - now_ns()) / NS_PER_S
+        self._again = asyncio.get_running_loop().call_later(delay_s, self._start_missing)
 
     def _is_taken(self, number: int) -> bool:
         slot = self._slots.get(number)

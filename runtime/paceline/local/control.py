@@ -22,6 +22,7 @@ from paceline_api.settings import ResolvedJob
 
 from paceline.core.status import Status
 from paceline.local import index
+from paceline.local.room import Room, check_room
 from paceline.local.rundir import CONTROL
 
 LINE_MAX: Final = 16 * 2**20
@@ -286,6 +287,11 @@ class Control:
             return Refusal(
                 f"spec.elasticity.allowedSizes does not contain {replicas}", f"use one of {listed}"
             )
+        if replicas > self._runner.view().replicas:
+            try:
+                check_room(self._job, replicas, Room.of_this_machine())
+            except PacelineError as error:
+                return Refusal(error.message, error.hint)
         return None
 
 

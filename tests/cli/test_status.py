@@ -133,7 +133,8 @@ def test_scale_2_4_2_from_another_terminal(terminal: Terminal) -> None:
     terminal.until("elastic", active(2))
 
     grown = terminal.call("scale", "elastic", "--replicas", "4")
-    assert grown.stdout == "job elastic of this machine: 2 -> 4 replicas\n", grown
+    here = f"this machine in {terminal.folder / 'runs/elastic-1'}"
+    assert grown.stdout == f"job elastic of {here}: 2 -> 4 replicas\n", grown
     status = terminal.until("elastic", active(4))
     assert status["replicas"] == 4
     pids = {rank["pid"] for rank in status["ranks"]}
@@ -145,7 +146,7 @@ def test_scale_2_4_2_from_another_terminal(terminal: Terminal) -> None:
     assert all(str(pid) in shown for pid in pids)
 
     back = terminal.call("scale", "runs/elastic-1", "--replicas", "2")
-    assert back.stdout == "job runs/elastic-1 of this machine: 4 -> 2 replicas\n", back
+    assert back.stdout == f"job runs/elastic-1 of {here}: 4 -> 2 replicas\n", back
 
     def two_have_left(status: Any) -> bool:
         gone = [rank for rank in status["ranks"] if rank["state"] == "dead"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from paceline_api.errors import PacelineError
 
 from paceline.jobs import places
-from paceline.jobs.errors import NoSuchJobError
+from paceline.jobs.errors import AmbiguousJobError, NoSuchJobError
 from paceline.jobs.interface import Jobs
 from paceline.jobs.local import LocalJobs
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 RULE: Final = (
     "JOB is looked for in a cluster with -n, --context or --kubeconfig. Without them it is a run "
-    "of this machine if it is a run folder or the name of one of your runs, and else a job of the "
-    "kubeconfig's cluster."
+    "of this machine if it is a run folder or the name of one of your runs, those in ./runs first, "
+    "and else a job of the kubeconfig's cluster."
 )
 
 
@@ -65,3 +65,41 @@ def choose(name: str, where: Where) -> Jobs:
             f"{error.message}",
             hint=f"start one with `paceline run job.yaml`; for a job of a cluster: {error.hint}",
         ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """The one job that a verb changes."""
+
+    jobs: Jobs
+    name: str
+    """What it is called there: on this machine its run folder, so that it is that run for sure."""
+    place: str
+    """In words, for a message; on this machine with its folder."""
+
+
+def choose_one(name: str, where: Where) -> Meant:
+    """The job that is to be changed. Asks on a terminal if several runs have that name; without
+    one, raises AmbiguousJobError, which lists them."""
+    try:
+        jobs = choose(name, where)
+    except AmbiguousJobError as error:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise
+        name = _ask(error)
+        jobs = choose(name, where)
+    if not isinstance(jobs, LocalJobs):
+        return Meant(jobs, name, jobs.where)
+    folder = jobs.folder(name)
+    return Meant(jobs, folder, f"{jobs.where} in {folder}")
+
+
+def _ask(error: AmbiguousJobError) -> str:
+    """The folder that is chosen. Raises the error if none is."""
+    lines = [f"  {number}  {folder}" for number, folder in enumerate(error.folders, 1)]
+    print("\n".join(["several jobs of that name are running:", *lines]), file=sys.stderr)
+    print("which one? ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline().strip()
+    if not answer.isdecimal() or not 1 <= int(answer) <= len(error.folders):
+        raise error
+    return error.folders[int(answer) - 1]

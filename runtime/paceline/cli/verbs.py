@@ -10,7 +10,7 @@ from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE, PacelineError, sho
 from paceline_api.reading.load import load_job
 from paceline_api.types.durations import parse_duration
 
-from paceline.cli.choice import Where, choose, cluster
+from paceline.cli.choice import Where, choose, choose_one, cluster
 from paceline.cli.output import Output, console, print_data
 from paceline.cli.status import follow
 from paceline.clock import NS_PER_S, wall_s
@@ -61,30 +61,30 @@ def wait(
 
 
 def scale(name: str, where: Where, replicas: int) -> int:
-    jobs = choose(name, where)
-    before = jobs.scale(name, replicas)
-    print(f"job {name} of {jobs.where}: {before} -> {replicas} replicas")
+    meant = choose_one(name, where)
+    before = meant.jobs.scale(meant.name, replicas)
+    print(f"job {name} of {meant.place}: {before} -> {replicas} replicas")
     return 0
 
 
 def suspend(name: str, where: Where) -> int:
-    jobs = choose(name, where)
-    jobs.suspend(name)
-    print(f"job {name} of {jobs.where} is being suspended; `paceline resume` starts it again")
+    meant = choose_one(name, where)
+    meant.jobs.suspend(meant.name)
+    print(f"job {name} of {meant.place} is being suspended; `paceline resume` starts it again")
     return 0
 
 
 def resume(name: str, where: Where) -> int:
-    jobs = choose(name, where)
-    jobs.resume(name)
-    print(f"job {name} of {jobs.where} is resumed")
+    meant = choose_one(name, where)
+    meant.jobs.resume(meant.name)
+    print(f"job {name} of {meant.place} is resumed")
     return 0
 
 
 def delete(name: str, where: Where, *, wait: bool, timeout: str) -> int:
-    jobs = choose(name, where)
-    jobs.delete(name, wait_s=seconds(timeout) if wait else 0.0)
-    print(f"job {name} of {jobs.where} is deleted")
+    meant = choose_one(name, where)
+    meant.jobs.delete(meant.name, wait_s=seconds(timeout) if wait else 0.0)
+    print(f"job {name} of {meant.place} is deleted")
     return 0
 
 

@@ -3,6 +3,7 @@
 PacelineError (paceline_api.errors)
 `-- JobsError
     |-- NoSuchJobError      no job of that name
+    |-- AmbiguousJobError   several runs of this machine have that name
     |-- NoSuchRankError     a rank beyond the job's
     |-- NoSamplesError      nothing is known of a job's last steps
     |-- NameTakenError      a job of that name is there already
@@ -34,6 +35,17 @@ class JobsError(PacelineError):
 
 class NoSuchJobError(JobsError):
     """There is no job of that name."""
+
+
+class AmbiguousJobError(JobsError):
+    """Several runs of this machine have that name."""
+
+    def __init__(self, name: str, folders: tuple[str, ...]) -> None:
+        super().__init__(
+            f"{len(folders)} jobs with the name {name} are running: {', '.join(folders)}",
+            hint="name the run folder instead",
+        )
+        self.folders = folders
 
 
 class NoSuchRankError(JobsError):

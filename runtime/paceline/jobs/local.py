@@ -31,6 +31,7 @@ from paceline.core.status import Status
 from paceline.jobs.core import explain, from_run, waiting
 from paceline.jobs.core.lines import parse_line
 from paceline.jobs.errors import (
+    AmbiguousJobError,
     AwayError,
     NameTakenError,
     NoSamplesError,
@@ -233,24 +234,28 @@ class LocalJobs:
         )
 
     def _found(self, name: str) -> _Run | None:
+        """What `name` is: a run folder; else in `runs/` of this folder what runs under that name,
+        or ran last; else what runs under it elsewhere. AmbiguousJobError if several run there."""
         folder = Path(name)
         if (folder / LOCK).is_file():
             return _Run(folder.resolve(), index.of_run_dir(folder))
         named = [entry for entry in index.running(self._env) if entry.job == name]
-        if len(named) > 1:
-            listed = ", ".join(entry.run_dir for entry in named)
-            raise NoSuchJobError(
-                f"{len(named)} jobs with the name {name} are running",
-                hint=f"name the run folder instead: {listed}",
-            )
-        if named:
-            return _Run(Path(named[0].run_dir), named[0])
-        runs = numbered(name, self._runs)
-        earlier = [number for number, path in runs.items() if (path / LOCK).is_file()]
-        if not earlier:
-            return None
-        latest = runs[max(earlier)]
-        return _Run(latest.resolve(), index.of_run_dir(latest))
+        own = self._runs.resolve()
+        here = [entry for entry in named if Path(entry.run_dir).resolve().parent == own]
+        if not here:
+            runs = numbered(name, self._runs)
+            earlier = [number for number, path in runs.items() if (path / LOCK).is_file()]
+            if earlier:
+                latest = runs[max(earlier)]
+                return _Run(latest.resolve(), index.of_run_dir(latest))
+        fit = here or named
+        if len(fit) > 1:
+            raise AmbiguousJobError(name, tuple(entry.run_dir for entry in fit))
+        return _Run(Path(fit[0].run_dir), fit[0]) if fit else None
+
+    def folder(self, name: str) -> str:
+        """The run folder that is meant. Raises NoSuchJobError and AmbiguousJobError."""
+        return str(self._run(name).folder)
 
     def _changed(self, name: str, change: Callable[[index.Entry], Found]) -> Found:
         """What a run that goes on answers to it."""
@@ -260,7 +265,16 @@ class LocalJobs:
                 return _asked(partial(change, run.entry))
         except control.EndedError:
             pass
-        raise NoSuchJobError(f"the run in {run.folder} has ended", hint="paceline status shows how")
+        others = [
+            entry.run_dir
+            for entry in index.running(self._env)
+            if entry.job == run.name() and entry.run_dir != str(run.folder)
+        ]
+        hint = f"another one of that name runs in {', '.join(others)}: name its folder"
+        raise NoSuchJobError(
+            f"the run in {run.folder} has ended",
+            hint=hint if others else "paceline status shows how",
+        )
 
     def _running(self, entry: index.Entry) -> JobStatus:
         return _told(_asked(partial(control.look, entry)))
@@ -279,7 +293,7 @@ class _Run:
             data = (self.folder / STATUS).read_bytes()
             status = msgspec.json.decode(data, type=Status)
         except OSError:
-            return from_run.lost(self._name(), str(self.folder), age_s)
+            return from_run.lost(self.name(), str(self.folder), age_s)
         return from_run.ended(str(self.folder), status, age_s)
 
     def job_file(self) -> JobFile | None:
@@ -289,7 +303,7 @@ class _Run:
         except JobFileError:
             return None
 
-    def _name(self) -> str:
+    def name(self) -> str:
         return re.sub(r"-\d+$", "", self.folder.name)
 
 

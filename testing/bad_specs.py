@@ -333,6 +333,10 @@ BAD: dict[str, Bad] = {
     "command empty": Bad(
         "[python, train.py]", '[""]', f"{TRAINER}.command", "is empty", "set command, such as"
     ),
+    "command that starts ranks": Bad(
+        "[python, train.py]", "[torchrun, --nproc-per-node=2, train.py]", f"{TRAINER}.command",
+        '"torchrun" starts ranks itself', "name the script itself",
+    ),
     "two trainers": Bad(
         "        - name: trainer\n",
         "        - {name: trainer, command: [a]}\n        - name: trainer\n",

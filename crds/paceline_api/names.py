@@ -74,7 +74,9 @@ RESERVED_ENV: Final = (
     "ROLE_RANK",
     "WORLD_SIZE",
 )
-RESERVED_ENV_PREFIXES: Final = ("OMPI_COMM_WORLD_", "PACELINE_", "PMIX_", "PMI_", "TORCHELASTIC_")
+TORCHELASTIC: Final = "TORCHELASTIC_"
+"""Begins the variables that torchrun sets in the processes that it starts."""
+RESERVED_ENV_PREFIXES: Final = ("OMPI_COMM_WORLD_", "PACELINE_", "PMIX_", "PMI_", TORCHELASTIC)
 
 
 def is_reserved_env(name: str) -> bool:

@@ -72,6 +72,10 @@ class Reason(_Told):
         "ScriptTakesNoPart",
         "The script has run for a minute without pl.init(); it may be doing its work alone.",
     )
+    CHECKPOINT_FAILED = (
+        "CheckpointFailed",
+        "A checkpoint could not be written; with spec.checkpoint.required the job fails for it.",
+    )
     SCRIPT_STILL_RUNS = (
         "ScriptStillRuns",
         "The job is complete, and the script of a rank that the message names has not returned.",

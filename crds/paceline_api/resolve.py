@@ -54,6 +54,7 @@ def resolve(job: TrainingJob) -> ResolvedJob:
             path=checkpoint.path,
             every_rounds=_set(checkpoint.every_rounds),
             keep=_set(checkpoint.keep),
+            required=_set(checkpoint.required),
         )
         if checkpoint
         else None,

@@ -93,6 +93,8 @@ class CheckpointSettings:
     path: str
     every_rounds: int
     keep: int
+    required: bool
+    """One that cannot be written fails the job."""
 
 
 @dataclass(frozen=True, slots=True)

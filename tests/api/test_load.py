@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from paceline_api.defaults import with_defaults
-from paceline_api.errors import InvalidJobError, JobFileError, SpecError
+from paceline_api.errors import InvalidJobError, JobFileError, PacelineError, SpecError
 from paceline_api.reading.load import (
     job_from_mapping,
     load_job,
@@ -316,3 +316,43 @@ def test_paths_are_shown_and_read_back() -> None:
     path = ("spec", "template", "containers", 0, "env", 12, "name")
     assert show_path(path) == "spec.template.containers[0].env[12].name"
     assert split_path(show_path(path)) == path
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("train.py", "import torch\nprint(torch)\n", "is a script, not a job file"),
+        ("train.sh", "python train.py\n", "is a script, not a job file"),
+        ("run", "#!/usr/bin/env python\nx = {\n", "is a script, not a job file"),
+        ("web.yaml", "apiVersion: apps/v1\nkind: Deployment\n", '"Deployment" of apps/v1 is not'),
+        ("pod.yaml", "apiVersion: v1\nkind: Pod\n", '"Pod" of v1 is not a TrainingJob'),
+        ("other.yaml", "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\n", "of kubeflow.org/v1"),
+    ],
+)
+def test_a_file_of_something_else_is_named(tmp_path: Path, name: str, text: str, told: str) -> None:
+    """The advice was to rewrite its apiVersion, or to look for an indentation."""
+    (tmp_path / name).write_text(text)
+    with pytest.raises(PacelineError) as caught:
+        load_job(tmp_path / name)
+    said = caught.value.render()
+    assert told in said
+    assert "write apiVersion" not in said
+    assert said.count("error: ") == 1
+    assert "command: [" in said or "kind: TrainingJob" in said
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path"),
+    [
+        ("name: digits", 'name: "di\\0gits"', "metadata.name"),
+        ("train.py", '"a\\0b"', "spec.template.spec.containers[0].command[1]"),
+        ('value: "1"', 'value: "\\0"', "spec.template.spec.containers[0].env[0].value"),
+        ("  template:", '  checkpoint: {path: "c\\0d"}\n  template:', "spec.checkpoint.path"),
+        ("image:", 'workingDir: "/\\0"\n          image:', "containers[0].workingDir"),
+    ],
+)
+def test_a_zero_byte_is_refused_by_its_field(old: str, new: str, path: str) -> None:
+    (error,) = errors_of(GOOD.replace(old, new))
+    assert path in error.message
+    assert "holds a zero byte" in error.message
+    assert "\0" not in error.render()

@@ -273,3 +273,12 @@ def test_the_bound_of_scripts_after_the_end_reaches_agents_and_coordinator(tmp_p
         file = tmp_path / "job.json"
         assert read_job_file(file).finish_deadline_ns == seconds * 10**9
         assert read_resolved_job(file).finish_deadline_ns == seconds * 10**9
+
+
+def test_a_required_checkpoint_reaches_the_coordinator(tmp_path: Path) -> None:
+    for required in (False, True):
+        spec = {"checkpoint": {"path": "/checkpoints", "required": required}}
+        (tmp_path / "job.json").write_text(job_file(read_job(job_body(**spec))))
+        kept = read_resolved_job(tmp_path / "job.json").checkpoint
+        assert kept is not None
+        assert kept.required is required

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from paceline.errors import ChangedLaterError, UnsupportedError, UsageError
 from paceline.train.context import current
+from paceline.train.refusals import check_process
 from paceline.worker.state.shards import own_part
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -596,3 +598,21 @@ def test_a_sparse_gradient_that_no_module_announces_counts_as_a_dense_one() -> N
         ends.append(model[0].detach().clone())
     assert torch.equal(*ends)
     assert not torch.equal(ends[0], torch.arange(15.0).view(5, 3))
+
+
+@pytest.mark.parametrize(
+    ("env", "child", "names"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "none"}, False, "torchrun"),
+        ({}, True, "mp.spawn"),
+        ({"TORCHELASTIC_RESTART_COUNT": "0"}, True, "mp.spawn"),
+    ],
+)
+def test_a_process_that_no_agent_started_is_no_rank(
+    env: dict[str, str], child: bool, names: str
+) -> None:
+    """Copies of one rank trained beside each other, without a word."""
+    with pytest.raises(UsageError, match=re.escape(names)) as refused:
+        check_process(env, child=child)
+    assert "procsPerReplica" in refused.value.hint
+    check_process({"RANK": "1", "WORLD_SIZE": "2"}, child=False)

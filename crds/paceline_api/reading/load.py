@@ -7,7 +7,7 @@ rules across fields. Errors of one step come all at once; the next step starts o
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from paceline_api.errors import MISSING, InvalidJobError, JobFileError, SpecError
 from paceline_api.reading.overrides import parse_override, with_overrides
 from paceline_api.reading.problems import spec_errors
-from paceline_api.reading.yaml_text import Document, Path, read_document
+from paceline_api.reading.yaml_text import Document, Path, read_document, show_path
 from paceline_api.rules.validate import validate
 from paceline_api.types.job import API_VERSION, GROUP, KIND, TrainingJob
 
@@ -25,6 +25,7 @@ __all__ = ["job_from_mapping", "load_job", "parse_job", "with_overrides"]
 FILE_BYTES_MAX: Final = 1_000_000
 """The API server takes no object above about 1.5 MB; anything larger is not a job file."""
 
+SCRIPTS: Final = (".py", ".sh", ".ipynb")
 Where = Callable[[Path], str]
 
 
@@ -37,6 +38,8 @@ def load_job(file: FilePath, overrides: Iterable[str] = ()) -> TrainingJob:
     except OSError as error:
         told = (error.strerror or str(error)).lower()
         raise JobFileError(f"{file}: cannot be read: {told}", hint=hint) from None
+    if file.suffix in SCRIPTS or raw.startswith(b"#!"):
+        raise JobFileError(f"{file}: is a script, not a job file", hint=_script_hint(file))
     if len(raw) > FILE_BYTES_MAX:
         raise JobFileError(f"{file}: is larger than {FILE_BYTES_MAX:,} bytes", hint=hint)
     try:
@@ -44,6 +47,14 @@ def load_job(file: FilePath, overrides: Iterable[str] = ()) -> TrainingJob:
     except UnicodeDecodeError:
         raise JobFileError(f"{file}: is not UTF-8 text", hint=hint) from None
     return parse_job(text, source=file.name, overrides=overrides)
+
+
+def _script_hint(file: FilePath) -> str:
+    program = "bash" if file.suffix == ".sh" else "python"
+    return (
+        "write a job file whose container trainer has "
+        f'command: ["{program}", "{file.name}"], and give its path; docs/get-started.md has one'
+    )
 
 
 def parse_job(text: str, *, source: str = "job", overrides: Iterable[str] = ()) -> TrainingJob:
@@ -66,6 +77,14 @@ def _checked(mapping: Mapping[str, Any], where: Where) -> TrainingJob:
     errors = _kind_errors(mapping)
     if errors:
         raise InvalidJobError(error.at(where((error.path,))) for error in errors)
+    faults = [
+        SpecError(
+            show_path(path), text, "holds a zero byte", hint="remove it: write no \\0 in the text"
+        ).at(where(path))
+        for path, text in _zero_bytes(mapping)
+    ]
+    if faults:
+        raise InvalidJobError(faults)
     try:
         job = TrainingJob.model_validate(without_nulls(mapping), by_alias=True, by_name=False)
     except ValidationError as error:
@@ -81,6 +100,9 @@ def _kind_errors(mapping: Mapping[str, Any]) -> list[SpecError]:
     """Wrong kind and version come first: everything else about such a file would be noise."""
     errors: list[SpecError] = []
     kind, version = mapping.get("kind", MISSING), mapping.get("apiVersion", MISSING)
+    if _is_of_another(kind, version):
+        hint = f"give the path of a file with kind: {KIND} and apiVersion: {API_VERSION}"
+        return [SpecError("kind", kind, f"of {version} is not a {KIND} of Paceline", hint=hint)]
     if version != API_VERSION:
         problem = "is missing" if version is MISSING else f"is not {API_VERSION}"
         close = difflib.get_close_matches(
@@ -96,6 +118,26 @@ def _kind_errors(mapping: Mapping[str, Any]) -> list[SpecError]:
         problem = "is missing" if kind is MISSING else f"is not {KIND}"
         errors.append(SpecError("kind", kind, problem, hint=f"write kind: {KIND}"))
     return errors
+
+
+def _is_of_another(kind: object, version: object) -> bool:
+    """Whether this is a whole object of somebody else: to rewrite it would make no job of it."""
+    texts = isinstance(kind, str) and isinstance(version, str)
+    return texts and kind != KIND and not str(version).startswith(f"{GROUP}/")
+
+
+def _zero_bytes(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
+    """No program, path or variable can hold one; the kernel would end the text there."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if "\0" in str(key):
+                yield (*path, str(key)), str(key)
+            yield from _zero_bytes(item, (*path, str(key)))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _zero_bytes(item, (*path, index))
+    elif isinstance(value, str) and "\0" in value:
+        yield path, value
 
 
 def without_nulls(value: Any) -> Any:

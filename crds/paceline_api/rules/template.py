@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import PurePath
 from typing import Final
 
 from paceline_api.names import PREFIX, RESERVED_ENV, RESERVED_ENV_PREFIXES, is_reserved_env
@@ -37,6 +39,40 @@ def _trainer_command(job: TrainingJob) -> Iterator[Violation]:
                 path=f"{_CONTAINERS}[{index}].command",
                 problem="is empty" if container.command else "is missing",
                 hint=f"did you mean command instead of {extra[0]}?" if extra else "",
+            )
+
+
+LAUNCHERS: Final = ("deepspeed", "horovodrun", "mpiexec", "mpirun", "srun", "torchrun")
+"""Programs that start ranks of their own, which know nothing of each other's rounds."""
+_LAUNCHING_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch", "deepspeed")
+_LAUNCHERS_CEL: Final = ", ".join(f"'{name}'" for name in LAUNCHERS)
+
+
+def launcher_in(command: Sequence[str]) -> str:
+    """The program or module in a command that starts ranks itself; empty if there is none."""
+    words = list(command)
+    if len(words) > 2 and PurePath(words[0]).name in ("sh", "bash") and words[1].startswith("-"):
+        words = " ".join(words[2:]).replace(";", " ").split()  # of a shell's line, any word
+        named = (PurePath(word).name for word in words)
+        if name := next((name for name in named if name in LAUNCHERS), ""):
+            return name
+    name = PurePath(words[0]).name if words else ""
+    if name in LAUNCHERS:
+        return name
+    modules = (m for option, m in pairwise(words) if option == "-m" and m in _LAUNCHING_MODULES)
+    if module := next(modules, ""):
+        return f"-m {module}"
+    return "accelerate launch" if name == "accelerate" and words[1:2] == ["launch"] else ""
+
+
+def _starts_no_ranks(job: TrainingJob) -> Iterator[Violation]:
+    for index, container in enumerate(job.spec.template.spec.containers):
+        command = (*(container.command or ()), *(container.args or ()))
+        if container.name == TRAINER and (name := launcher_in(command)):
+            yield Violation(
+                name,
+                f"{_CONTAINERS}[{index}].command",
+                "starts ranks itself, which would train without each other",
             )
 
 
@@ -99,6 +135,15 @@ TEMPLATE_RULES: Final = (
         check=_trainer_command,
         cel=f"self.template.spec.containers.all(c, c.name != '{TRAINER}' || "
         "(has(c.command) && size(c.command) > 0 && size(c.command[0]) > 0))",
+    ),
+    Rule(
+        path=_CONTAINERS,
+        problem=f"gives container {TRAINER} a command that starts ranks itself",
+        hint='name the script itself, such as ["python", "train.py"]: Paceline starts it once for '
+        "each rank, procsPerReplica times in each worker",
+        check=_starts_no_ranks,
+        cel=f"self.template.spec.containers.all(c, c.name != '{TRAINER}' || !has(c.command) || "
+        f"size(c.command) == 0 || !(c.command[0] in [{_LAUNCHERS_CEL}]))",
     ),
     Rule(
         path=_CONTAINERS,

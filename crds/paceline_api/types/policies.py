@@ -155,6 +155,10 @@ class Checkpoint(Model):
     keep: Positive | None = behaviour(3)
     """Newest checkpoints that are kept; older ones are deleted."""
 
+    required: Flag | None = behaviour(False)
+    """true fails the job when a checkpoint cannot be written, such as on a full disk. Otherwise it
+    trains on, says so, and tries the next one."""
+
 
 class Gang(Model):
     """All or nothing at the start."""

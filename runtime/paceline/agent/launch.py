@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 from paceline_api.errors import PacelineError
 from paceline_api.jobfile import JobFile
+from paceline_api.names import TORCHELASTIC
 from paceline_api.types.enums import Backend
 
 from paceline import scratch
@@ -91,7 +92,9 @@ def plan_rank(
     `sockets`, `temporary`: the agent's own folders (`Scratch`)."""
     name = f"{member.slot}.{member.local}-{member.attempt}" + (f"-{shard}" if shard else "")
     own_sockets, own_temporary = sockets / name, temporary / name / scratch.TMPDIR
-    inherited = {name: text for name, text in outside.items() if not name.startswith(PREFIX)}
+    # Of a torchrun around the run. One within it is a mistake, which `pl.init()` finds by these.
+    strange = (PREFIX, TORCHELASTIC)
+    inherited = {name: text for name, text in outside.items() if not name.startswith(strange)}
     own: dict[str, str] = {"TMPDIR": str(own_temporary)}
     own[ENV_COMPILED] = inherited.get(ENV_COMPILED, str(temporary.parent / "torchinductor"))
     if settings.local or settings.procs * spec.model > 1:

@@ -20,6 +20,7 @@ from paceline.cli.choice import RULE, Where
 from paceline.cli.completion import complete_context, complete_job
 from paceline.cli.output import Output
 from paceline.jobs.interface import Selection, Until
+from paceline.local.script import FIELD, missing_script
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -103,6 +104,16 @@ def run(
 def validate(file: JobFile, overrides: Overrides = None) -> None:
     """Check a job file; every error is named with its field and what to do."""
     job = load_job(file, overrides or [])
+    trainer = job.spec.template.trainer()
+    if trainer is not None:
+        folder = (file.parent / (trainer.working_dir or ".")).resolve()
+        command = [*(trainer.command or ()), *(trainer.args or ())]
+        if script := missing_script(command, folder):
+            print(
+                f"warning: {FIELD}: {script} is not in {folder}, so `paceline run` cannot start it"
+                "\nhint: in a cluster it is looked for in the image",
+                file=sys.stderr,
+            )
     print(f"{file}: job {job.metadata.name} is valid")
 
 

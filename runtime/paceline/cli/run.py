@@ -18,9 +18,10 @@ from paceline.cli.screen import Screen
 from paceline.core.faults import SEPARATOR, Fault, FaultError, FaultKind, check_ranks, parse_faults
 from paceline.local import checkpoint_folder, detached, index
 from paceline.local.report import summary, verdict
-from paceline.local.room import Room, check_room
+from paceline.local.room import Room, check_loopback, check_room
 from paceline.local.rundir import make_run_dir
 from paceline.local.runner import Runner, RunResult
+from paceline.local.script import check_script
 from paceline.signals import on_request_to_end
 
 EXIT_INTERRUPTED: Final = 130
@@ -82,6 +83,8 @@ def run(order: Order, *, ready_fd: int | None = None) -> int:
     replicas = _check_faults(job, faults)
     check_room(job, replicas, Room.of_this_machine())
     working_dir = working_dir_of(job, file)
+    check_script(job.trainer.command, working_dir)
+    check_loopback()
     with checkpoint_folder.locked(Path(job.checkpoint.path) if job.checkpoint else None):
         folder = make_run_dir(job.name, run_dir)
         result = asyncio.run(_run(job, folder, working_dir, faults, order, ready_fd))

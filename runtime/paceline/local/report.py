@@ -42,6 +42,7 @@ def summary(status: Status | None, timeline: Timeline) -> list[str]:
         ("waiting avoided", f"{log.avoided_s:.1f} s, summed over ranks"),
         ("share of rounds", _shares(status)),
         ("checkpoints", _checkpoints(status)),
+        ("WARNING", _unsaved(status)),
     ]
     rows += [(name, _figure(log, name)) for name in sorted({**log.metrics, **log.metrics_of_epoch})]
     lines = [f"  {name:<20} {text}" for name, text in rows if text]
@@ -139,6 +140,15 @@ def _checkpoints(status: Status) -> str:
     parts += [f"{failed:.0f} failed"] if failed else []
     exposed, hidden = total(Fact.SAVE_EXPOSED_S), total(Fact.SAVE_HIDDEN_S)
     return f"{', '.join(parts)}; {exposed:.2f} s exposed, {hidden:.2f} s hidden"
+
+
+def _unsaved(status: Status) -> str:
+    """That the weights of the end are on no disk; empty if they are, or if nobody asked for it."""
+    why = [x.message for x in status.conditions if x.reason == "CheckpointFailed"]
+    if not why:
+        return ""
+    what, _, _ = why[0].partition("; training goes on")
+    return f"{what}; set spec.checkpoint.required: true to make this an error"
 
 
 def verdict(job: str, outcome: Outcome, *, interrupted: bool) -> str:

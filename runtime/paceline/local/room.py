@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -31,6 +32,9 @@ from paceline.limits import (
 
 TRANSPORTS: Final = ("mpi", "gloo", "shm")
 """What backend auto may use on one machine; nccl takes fewer files than gloo."""
+
+LOOPBACK: Final = "127.0.0.1"
+CONNECT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +90,20 @@ def check_room(job: ResolvedJob, replicas: int, room: Room) -> None:
             f"and this machine has {room.memory_bytes // MIB} MiB, swap included",
             hint=fewer,
         )
+
+
+def check_loopback() -> None:
+    """Raises LimitError if processes of this machine cannot reach each other by 127.0.0.1."""
+    try:
+        with (
+            socket.create_server((LOOPBACK, 0)) as server,
+            socket.create_connection(server.getsockname(), CONNECT_S),
+        ):
+            return
+    except OSError as error:
+        told = (error.strerror or str(error)).lower()
+        raise LimitError(
+            f"the loopback interface of this machine does not work: no connection to {LOOPBACK}: "
+            f"{told}",
+            hint="bring it up with `ip link set lo up`; in a container, see its network settings",
+        ) from None

@@ -7,6 +7,7 @@ file knows neither optimizer nor loader. Everything is used by the main thread o
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from paceline.environment import ENV_FAULTS, ENV_REPLAY, RankSettings
 from paceline.errors import UsageError
 from paceline.train.contribution import ContributionBuilder
 from paceline.train.mistakes import explain_errors
+from paceline.train.refusals import check_process
 from paceline.worker.session import Session
 
 if TYPE_CHECKING:  # a script that has no use for a mesh shall not load it
@@ -119,6 +121,8 @@ def init() -> None:
 
         alone = explain_errors(lambda _: None)  # of the environment: nobody can be told yet
         settings = RankSettings.from_environment(os.environ)
+        if settings is not None:
+            check_process(os.environ, child=multiprocessing.parent_process() is not None)
         text = os.environ.get(ENV_FAULTS, "") if settings is None else settings.faults
         session = connect(settings)
         alone()

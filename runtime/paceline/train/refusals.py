@@ -6,10 +6,11 @@ first step after something was changed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 import torch
+from paceline_api.names import TORCHELASTIC
 
 from paceline.errors import ChangedLaterError, UnsupportedError, UsageError
 from paceline.worker.state.buffers import overlaps_itself, persistent_buffers
@@ -36,6 +37,29 @@ SHARDED_OPTIMIZERS: Final = {
     "ZeroRedundancyOptimizer": "create the optimizer_class that it was given, such as "
     "AdamW(model.parameters()), and pass that",
 }
+
+
+def check_process(env: Mapping[str, str], *, child: bool) -> None:
+    """Refuse a process of a job that something else than its agent has started as a rank.
+
+    Args:
+        env: The environment of this process.
+        child: multiprocessing has started it.
+
+    Raises:
+        UsageError: Several such processes would each take itself for the same rank.
+    """
+    launcher = "torchrun" if any(name.startswith(TORCHELASTIC) for name in env) else ""
+    if child:
+        launcher = "multiprocessing (such as mp.spawn)"
+    if launcher:
+        raise UsageError(
+            f"pl.init() is called in a process that {launcher} has started: Paceline starts the "
+            "ranks itself, one process each, and only that process is one",
+            hint="let the job's command be the script of one rank, and procsPerReplica the number "
+            "of processes; a data loader's workers need no pl.init(): put the script "
+            'below `if __name__ == "__main__":`',
+        )
 
 
 def _kinds(thing: object) -> set[str]:

@@ -19,6 +19,8 @@ from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.rows import rows_of
 from paceline.core.protocol.snapshot import Kept
 from paceline.core.status import Fact, Status
+from paceline.local.report import summary
+from paceline.local.timeline import Timeline
 from paceline_api.settings import FailureRuleSettings
 from paceline_api.types.enums import FailureAction
 
@@ -41,6 +43,7 @@ class Desk:
     allowed: tuple[int, ...] = ()
     rules: tuple[FailureRuleSettings, ...] = ()
     backoff_limit: int = 6
+    checkpoint_required: bool = False
     now: int = 0
     coordinator: coord.Coordinator = field(init=False)
 
@@ -51,6 +54,7 @@ class Desk:
             min_replicas=self.min_replicas,
             allowed_sizes=self.allowed,
             backoff_limit=self.backoff_limit,
+            checkpoint_required=self.checkpoint_required,
             failure_rules=self.rules,
             stabilization_ns=100 * MS,
             settle_ns=SETTLE_MS * MS,
@@ -655,6 +659,39 @@ def test_an_agent_that_beats_is_waited_for() -> None:
         desk.post(coord.FromAgent(m.PodBeat(1, 0)), FREEZE_MS // 2)
     assert desk.state.outcome is None
     assert not desk.coordinator.status(desk.now).silent
+
+
+@pytest.mark.parametrize("released", [False, True])
+@pytest.mark.parametrize("required", [False, True])
+def test_a_checkpoint_that_cannot_be_written_is_an_error_where_it_is_required(
+    *, required: bool, released: bool
+) -> None:
+    """All of them failed on a full disk, also that of the end, and the exit code was 0."""
+    desk = Desk(replicas=1, checkpoint_required=required)
+    desk.pods(0)
+    at = desk.form(A)
+    if released:
+        desk.say(m.Stopped(at, A, 9))
+    desk.say(m.Saved(A, 9, "no space left on device"))
+    outcome = desk.state.outcome
+    [found] = [h for h in status(desk.state).happenings if h.reason == "CheckpointFailed"]
+    assert "rank 0.0#0 could not write the checkpoint of version 9: no space left" in found.message
+    if required:
+        assert outcome is not None
+        assert (outcome.complete, outcome.reason) == (False, "CheckpointFailed")
+        assert "spec.checkpoint.required" in outcome.hint
+        return
+    assert outcome is None
+    if released:
+        desk.post(coord.FromAgent(m.RankDead(A, 0, "", False, (at, 9))))
+        assert desk.state.outcome is not None
+        assert desk.state.outcome.complete
+    told = status(desk.state)
+    assert [x.reason for x in told.conditions if x.type == "Degraded"] == ["CheckpointFailed"]
+    told = replace(told, version=9)
+    [warning] = [line for line in summary(told, Timeline()) if "WARNING" in line]
+    assert "no space left on device" in warning
+    assert "spec.checkpoint.required" in warning
 
 
 def test_who_holds_up_the_end_of_a_complete_job_is_named_once() -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from signal import SIGKILL, Signals
+from signal import SIGBUS, SIGKILL, Signals
+from typing import Final
 
 from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE
 
@@ -115,13 +116,23 @@ def failed(member: MemberId, why: str, exit_code: int = EXIT_FAILURE) -> Ended:
     return Ended(End.FAILED, f"rank {member}: {why}", exit_code)
 
 
+_HINTS: Final = {
+    # The kernel's memory killer sends the same signal as a person with kill -9.
+    int(SIGKILL): "; if nobody sent it, the machine ran out of memory",
+    # A page of a mapped file that the file system has no room for.
+    int(SIGBUS): "; a file in memory or on a disk could not grow: most often /dev/shm is too "
+    "small or full. `df -h /dev/shm` shows it; enlarge it (docker run --shm-size=8g; in a pod, an "
+    "emptyDir with medium Memory mounted at /dev/shm), or set num_workers=0 in the loader, or "
+    "collective.backend to gloo",
+}
+"""What a signal usually means, where that is not plain."""
+
+
 def how_it_ended(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     name = Signals(-code).name if -code in set(Signals) else "unknown signal"
-    # The kernel's memory killer sends the same signal as a person with kill -9.
-    memory = "; if nobody sent it, the machine ran out of memory" if -code == SIGKILL else ""
-    return f"signal {-code} ({name}){memory}"
+    return f"signal {-code} ({name}){_HINTS.get(-code, '')}"
 
 
 def _reason(death: Death) -> str:

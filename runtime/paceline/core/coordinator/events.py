@@ -41,6 +41,8 @@ class Config:
     """Bound of the members' own waiting for each other after COMMIT."""
     finish_deadline_ns: int = 600 * NS_PER_S
     """How long scripts may run after the release; their agents see to it."""
+    checkpoint_required: bool = False
+    """A checkpoint that cannot be written fails the job."""
     backoff_limit: int = 6
     """Failed processes without a committed round in between, after which the job fails (C8)."""
     failure_rules: tuple[FailureRuleSettings, ...] = ()

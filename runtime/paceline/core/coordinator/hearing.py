@@ -26,6 +26,10 @@ COMPLAINTS_MAX: Final = 20
 """So many generations of the same members may fail without a round: with the waits in between
 seven minutes, which a network that comes back does not need."""
 CHANNEL_HINT: Final = "check the network between the ranks, or use another collective.backend"
+REQUIRED_HINT: Final = (
+    "make room, and start the job again: it goes on from the checkpoint before; or remove "
+    "spec.checkpoint.required, and it trains on without"
+)
 LATE_STARTS_MAX: Final = 3
 """So often a coordinator that has formed nothing overtakes a later one before it retires."""
 
@@ -245,7 +249,13 @@ def _learn_checkpoint(c: CoordinatorState, seen: KnownRank, kept: Kept | None) -
 
 def _saved(c: CoordinatorState, message: m.Saved) -> None:
     before, c.unsaved = c.unsaved, ""
-    if message.problem:
+    if message.problem and c.config.checkpoint_required:
+        text = (
+            f"rank {message.member} could not write the checkpoint of version {message.version}: "
+            f"{message.problem}"
+        )
+        ending.fail(c, "CheckpointFailed", text, hint=REQUIRED_HINT)
+    elif message.problem:
         c.unsaved = (
             f"rank {message.member} could not write the checkpoint of version "
             f"{message.version}: {message.problem}; training goes on, the one before stays"

@@ -12,6 +12,7 @@ _NO_STATE = (Reason.RANK_SLOW, Reason.RANK_BENCHED)
 """It trains, and more is not needed to know in one word."""
 _WARNINGS = (
     Reason.BELOW_MIN_REPLICAS,
+    Reason.CHECKPOINT_FAILED,
     Reason.DATA_CHANNEL_FAILED,
     Reason.JOB_FAILED,
     Reason.QUORUM_REDUCED,

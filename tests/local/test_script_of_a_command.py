@@ -1,0 +1,111 @@
+"""What a run refuses, or names, before it starts a process: scripts, launchers, the network."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paceline.cli.main import validate
+from paceline.core.agent.exits import how_it_ended
+from paceline.limits import LimitError
+from paceline.local import room
+from paceline.local.room import check_loopback
+from paceline.local.script import check_script, missing_script
+from paceline_api.errors import EXIT_BAD_INPUT, SpecError
+from paceline_api.rules.template import launcher_in
+
+from testing.processes.runs import JOB
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        (["python", "train.py"], "train.py"),
+        (["python3", "-u", "-X", "dev", "src/train.py", "--lr", "0.1"], "src/train.py"),
+        (["/usr/bin/python3.11", "-W", "error", "train.py", "there.py"], "train.py"),
+        (["python", "there.py", "missing.py"], ""),
+        (["python", "-m", "missing"], ""),
+        (["python", "-um", "missing.py"], ""),
+        (["python", "-c", "import missing.py"], ""),
+        (["python", "$(SCRIPT).py"], ""),
+        (["python"], ""),
+        (["sleep", "missing.py"], ""),
+        (["bash", "missing.sh"], ""),
+        ([], ""),
+    ],
+)
+def test_a_script_that_is_not_there(tmp_path: Path, command: list[str], missing: str) -> None:
+    (tmp_path / "there.py").touch()
+    assert missing_script(command, tmp_path) == missing
+    if missing:
+        with pytest.raises(SpecError) as refused:
+            check_script(command, tmp_path)
+        assert missing in refused.value.message
+        assert str(tmp_path) in refused.value.message
+        assert "workingDir" in refused.value.hint
+        assert refused.value.exit_code == EXIT_BAD_INPUT
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        (["torchrun", "--nproc-per-node=2", "train.py"], "torchrun"),
+        (["/opt/venv/bin/torchrun", "train.py"], "torchrun"),
+        (["python", "-m", "torch.distributed.run", "train.py"], "-m torch.distributed.run"),
+        (["python", "-u", "-m", "torch.distributed.launch", "t.py"], "-m torch.distributed.launch"),
+        (["accelerate", "launch", "train.py"], "accelerate launch"),
+        (["sh", "-c", "cd /app; torchrun train.py"], "torchrun"),
+        (["bash", "-ec", "exec /usr/bin/mpirun -n 2 python train.py"], "mpirun"),
+        (["deepspeed", "train.py"], "deepspeed"),
+        (["python", "train.py", "torchrun"], ""),
+        (["python", "-m", "train"], ""),
+        (["accelerate", "env"], ""),
+        (["sh", "-c", "python train.py"], ""),
+        (["sh", "-c"], ""),
+        ([], ""),
+    ],
+)
+def test_a_command_that_starts_ranks_itself(command: list[str], launcher: str) -> None:
+    assert launcher_in(command) == launcher
+
+
+def test_a_loopback_that_is_down_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run waited for its coordinator for 30 s, and said that it did not answer."""
+    check_loopback()
+
+    def unreachable(*_: Any) -> None:
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    with pytest.raises(LimitError) as refused:
+        check_loopback()
+    assert "127.0.0.1: network is unreachable" in refused.value.message
+    assert "ip link set lo up" in refused.value.hint
+    assert room.CONNECT_S < 30
+
+
+def test_a_death_by_sigbus_names_shared_memory() -> None:
+    """Seven ranks died of it one after the other, and nothing said why."""
+    told = how_it_ended(-7)
+    assert "signal 7 (SIGBUS)" in told
+    assert "/dev/shm" in told
+    assert "--shm-size" in told
+    assert "/dev/shm" not in how_it_ended(-11)
+
+
+def test_validate_names_a_script_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is valid all the same: in a cluster it is in the image."""
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB.format(name="job", command="[python, train.py]", mark=""))
+    validate(file)
+    said = capsys.readouterr()
+    assert "job job is valid" in said.out
+    assert f"train.py is not in {tmp_path}" in said.err
+    assert "in the image" in said.err
+    (tmp_path / "train.py").touch()
+    validate(file)
+    assert capsys.readouterr().err == ""

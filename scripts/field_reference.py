@@ -26,6 +26,7 @@ ACTS: Final = {
     "managedBy": CLUSTER,
     "ttlSecondsAfterFinished": CLUSTER,
     "activeDeadlineSeconds": BOTH,
+    "finishDeadlineSeconds": BOTH,
     "backoffLimit": BOTH,
     "cleanPodPolicy": CLUSTER,
     "coordinator": CLUSTER,

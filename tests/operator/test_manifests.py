@@ -269,7 +269,7 @@ def test_only_the_coordinator_has_the_operator_s_token() -> None:
 def test_the_bound_of_scripts_after_the_end_reaches_agents_and_coordinator(tmp_path: Path) -> None:
     """spec.finishDeadlineSeconds; without it, ten minutes."""
     for spec, seconds in (({}, 600), ({"finishDeadlineSeconds": 7}, 7)):
-        (tmp_path / "job.json").write_text(job_file(read_job(job_body(**spec))))
+        (tmp_path / "job.json").write_text(job_file(job_of(**spec)))
         file = tmp_path / "job.json"
         assert read_job_file(file).finish_deadline_ns == seconds * 10**9
         assert read_resolved_job(file).finish_deadline_ns == seconds * 10**9
@@ -278,7 +278,7 @@ def test_the_bound_of_scripts_after_the_end_reaches_agents_and_coordinator(tmp_p
 def test_a_required_checkpoint_reaches_the_coordinator(tmp_path: Path) -> None:
     for required in (False, True):
         spec = {"checkpoint": {"path": "/checkpoints", "required": required}}
-        (tmp_path / "job.json").write_text(job_file(read_job(job_body(**spec))))
+        (tmp_path / "job.json").write_text(job_file(job_of(**spec)))
         kept = read_resolved_job(tmp_path / "job.json").checkpoint
         assert kept is not None
         assert kept.required is required

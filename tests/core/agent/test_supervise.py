@@ -8,7 +8,6 @@ from signal import SIGKILL, SIGSEGV, SIGTERM
 from typing import Any
 
 import pytest
-from core.makers import GEN_1
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline.core.agent.exits import (
@@ -55,6 +54,8 @@ from paceline.core.messages import ATTEMPT_STRIDE, RankDead, RankStarted
 from paceline.core.protocol.ids import MemberId
 from paceline_api.settings import FailureRuleSettings
 from paceline_api.types.enums import FailureAction
+
+from testing.makers import GEN_1
 
 S = 1_000_000_000
 LIMITS = Limits(restarts_max=3, drain_ns=30 * S)

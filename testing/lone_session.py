@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from paceline.core.anatomy.samples import Phase
 from paceline.core.faults import parse_faults
+from paceline.core.messages import DealtBatch
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.progress import Progress
 from paceline.core.protocol.records import DataPlan, LoggedMetric
@@ -72,6 +73,7 @@ class LoneSession:
         self.waiting: list[int] = []
         self.waiting_samples = 0
         self.steps = 0
+        self.working_on: DealtBatch | None = None
         self.applied: list[int] = []
         self.applied_samples = 0
         self.dropped: list[int] = []
@@ -149,6 +151,9 @@ class LoneSession:
             self._forget(lease)
             self.dropped.append(lease)
             self._after_record()
+
+    def works_on(self, batch: DealtBatch | None) -> None:
+        self.working_on = batch
 
     def flush(self) -> None:
         """It has no pipeline."""

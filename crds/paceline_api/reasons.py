@@ -160,9 +160,18 @@ class Reason(_Told):
     )
     DEADLINE_EXCEEDED = "DeadlineExceeded", "The job ran for longer than activeDeadlineSeconds."
     FAILURE_POLICY = "FailurePolicy", "A rule of spec.failurePolicy says that the job has failed."
+    SCRIPT_FAILED = (
+        "ScriptFailed",
+        "The script failed in the same way on several ranks, with the same batch, or before the "
+        "first round; the message names the exception, the samples and the ranks.",
+    )
+    SCRIPT_TOOK_NO_PART = (
+        "ScriptTookNoPart",
+        "The script ended with exit code 0 and never called pl.init() or pl.ddp().",
+    )
     SCRIPT_ENDED_EARLY = (
         "ScriptEndedEarly",
-        "The script returned on all ranks before its data was applied.",
+        "The script ended with exit code 0, or left its loop, before its data was applied.",
     )
     WEIGHTS_DIVERGED = "WeightsDiverged", "Ranks have different weights; the message names them."
     STATE_LOST = "StateLost", "All ranks are gone and there is no checkpoint."

@@ -51,6 +51,13 @@ class Kind(StrEnum):
     """Links between ranks fail for a while."""
     MODE = "mode"
     """Other settings are asked for."""
+    RAISE = "raise"
+    """The script of a rank raises, in each such fault at the same line."""
+
+
+BY_CHANCE = tuple(kind for kind in Kind if kind is not Kind.RAISE)
+"""What a job has to survive."""
+MISTAKE = m.ScriptError("KeyError", "'label'", "train.py", 7)
 
 
 FOR_EVER_MS = 600
@@ -89,6 +96,8 @@ def happen(sim: Simulation, fault: Fault) -> None:
         case Kind.WIPE:
             for each in live:
                 sim.kill(each.me, restart=True)
+        case Kind.RAISE:
+            sim.kill(rank.me, why=str(MISTAKE), restart=True, code=1, error=MISTAKE)
         case Kind.KILL | Kind.LOSE | Kind.ORPHAN | Kind.DRAIN | Kind.JOIN | Kind.SHRINK:
             _to_processes(sim, fault, rank, len(live))
         case Kind.CUT:

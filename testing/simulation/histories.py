@@ -10,7 +10,7 @@ from paceline.core.protocol.tree import TREE_ABOVE
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode, Normalisation, Pacing
 
-from testing.simulation.faults import Fault, Kind, plant, plant_at_the_end
+from testing.simulation.faults import BY_CHANCE, Fault, Kind, plant, plant_at_the_end
 from testing.simulation.simulation import Simulation
 from testing.simulation.world import MS, World
 
@@ -89,7 +89,7 @@ def faults(*kinds: Kind, most: int = 6) -> st.SearchStrategy[list[Fault]]:
     one = st.builds(
         Fault,
         at_ms=st.floats(0, 900),
-        kind=st.sampled_from(kinds or tuple(Kind)),
+        kind=st.sampled_from(kinds or BY_CHANCE),
         ms=st.floats(5, 1200),
         pick=st.integers(0, 99),
     )
@@ -101,7 +101,7 @@ def faults_at_the_end(most: int = 5) -> st.SearchStrategy[list[Fault]]:
     one = st.builds(
         Fault,
         at_ms=st.floats(0, 200),
-        kind=st.sampled_from(tuple(Kind)),
+        kind=st.sampled_from(BY_CHANCE),
         ms=st.floats(1, 300),
         pick=st.integers(0, 99),
     )

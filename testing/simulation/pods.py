@@ -32,6 +32,7 @@ class SimPod:
         self.closing = False
         self.living: list[MemberId] = []
         self.dead: list[MemberId] = []
+        self.failures: list[m.RankDead] = []
         self.released: tuple[GenerationId, int] | None = None
         self.restarts: dict[int, int] = {}
         self.beat_ms = BEAT_MS
@@ -79,4 +80,5 @@ class SimPod:
             tuple(self.dead),
             self.released,
             registers,
+            tuple(self.failures),
         )

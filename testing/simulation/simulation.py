@@ -239,9 +239,16 @@ class Simulation:
     # ---- deaths ---------------------------------------------------------------------------
 
     def kill(
-        self, member: MemberId, *, why: str = "killed", restart: bool = False, code: int = -9
+        self,
+        member: MemberId,
+        *,
+        why: str = "killed",
+        restart: bool = False,
+        code: int = -9,
+        error: m.ScriptError | None = None,
     ) -> None:
-        """kill -9 of one rank, or its end; its agent reaps it and tells."""
+        """kill -9 of one rank, or its end; its agent reaps it and tells. `error`: what its script
+        has raised."""
         rank = self.ranks[member]
         if not rank.alive:
             return
@@ -251,7 +258,7 @@ class Simulation:
         pod.act(lambda: self.links.close_line(pod, member))
         restart = restart and rank.exit is None and not (pod.draining or pod.closing)
         released = rank.state.released if rank.exit is not None else None
-        dead = m.RankDead(member, code, why, restart, released)
+        dead = m.RankDead(member, code, why, restart, released, error)
         late = self.rng.uniform(0.5, 20)
         self.after(late, lambda: pod.act(lambda: self._reaped(pod, rank, dead)))
 
@@ -263,6 +270,8 @@ class Simulation:
         self.links.from_agent(pod, dead)
         pod.living.remove(rank.me)
         pod.dead.append(rank.me)
+        if dead.error is not None:
+            pod.failures.append(dead)
         pod.released = pod.released or dead.released
         if dead.restarts:
             self.after(20, lambda: self.start_rank(pod, rank.me.local))

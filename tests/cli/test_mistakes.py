@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from testing.processes.runs import LIMIT_S, PACELINE, ForkedRun, Run
+from testing.processes.runs import LIMIT_S, PACELINE, ForkedRun, Run, forked_paceline
 
 pytestmark = pytest.mark.processes
 
@@ -323,3 +323,89 @@ def test_a_script_that_leaves_its_loop_on_all_ranks(tmp_path: Path) -> None:
     assert "epochs" in error
     assert "pl.stop()" in said
     assert "Traceback" not in said
+
+
+FAILING = """\
+import os, sys, time, torch
+import paceline as pl
+torch.set_num_threads(1)
+{before}pl.init()
+WHO = int(os.environ["PACELINE_MEMBER"].split(".")[0])
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 240
+    def __getitem__(self, i):
+        time.sleep(0.001)
+        {item}
+        return torch.ones(4), torch.zeros(1)
+model = torch.nn.Linear(4, 1)
+optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.001), model)
+loader = pl.DataLoader(Data(), batch_size=4, num_workers={workers})
+for epoch in loader.epochs(6):
+    for k, (x, y) in enumerate(loader):
+        {body}
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+{after}
+"""
+
+
+def fail(folder: Path, **parts: str) -> tuple[int, str, str]:
+    """Exit code, output and what `paceline explain` says first."""
+    script = FAILING
+    for name in ("before", "item", "workers", "body", "after"):
+        usual = {"before": "", "workers": "0"}.get(name, "pass")
+        script = script.replace("{%s}" % name, parts.get(name, usual))
+    (folder / "train.py").write_text(script)
+    run = ForkedRun(folder, "[python, train.py]", "--quiet", "--set=spec.replicas=3")
+    code, said = run.wait()
+    _, explained = forked_paceline(folder, "explain", str(next((folder / "runs").iterdir())))
+    return code, said, explained.splitlines()[0] + "\n" + explained
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"item": "if i == 77: raise OSError(5, 'bad sector')"}, ["OSError: ", "line 11)", " 77"]),
+        (
+            {"item": "if i == 77: raise KeyError('label')", "workers": "1"},
+            ["KeyError: 'label'", "line 11)"],
+        ),
+        ({"body": "if epoch == 3 and WHO > 0: {}['key']"}, ["KeyError: 'key'", "line 18)"]),
+        ({"item": "if i == 77: os.kill(os.getpid(), 11)"}, ["SIGSEGV", " 77"]),
+        ({"body": "if epoch == 2: os._exit(3)"}, ["exit code 3"]),
+    ],
+    ids=["item", "worker", "two ranks later", "crash", "exit code"],
+)
+def test_a_mistake_that_meets_one_rank_after_another_is_named(
+    tmp_path: Path, parts: dict[str, str], told: list[str]
+) -> None:
+    code, said, explained = fail(tmp_path, **parts)
+    assert code == 1
+    assert "Failed (ScriptFailed)" in said
+    first = final_error(said).splitlines()[0]
+    for part in [*told, " on ranks "]:
+        assert part in first
+        assert part in explained.splitlines()[0]
+
+
+@pytest.mark.parametrize("how", ["sys.exit(0)", "os._exit(0)"])
+def test_a_script_that_ends_early_on_one_rank_is_named(tmp_path: Path, how: str) -> None:
+    code, said, explained = fail(tmp_path, body=f"if epoch == 2 and WHO == 1: {how}")
+    assert code == 1
+    assert "Failed (ScriptEndedEarly)" in said
+    assert "rank 1.0#0: ScriptEndedEarly" in final_error(said)
+    assert "ScriptEndedEarly" in explained
+
+
+def test_a_job_whose_script_failed_on_the_way_says_so_at_its_end(tmp_path: Path) -> None:
+    mark = tmp_path / "failed"
+    body = (
+        f"if WHO == 1 and not os.path.exists({str(mark)!r}): "
+        f"open({str(mark)!r}, 'w').close(); {{}}['key']"
+    )
+    code, said, explained = fail(tmp_path, body=body)
+    assert code == 0
+    assert "SCRIPT FAILED" in said
+    assert "KeyError: 'key'" in said
+    assert "the script failed on the way: KeyError: 'key'" in explained

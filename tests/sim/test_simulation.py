@@ -73,6 +73,34 @@ def test_what_is_complete_stays_complete(
     assert sim.outcomes <= {"Complete", *TRUE_VERDICTS}, sim.story()
 
 
+@bounded(100)
+@given(
+    worlds(), seeds, faults(Kind.RAISE, Kind.RAISE, Kind.KILL, Kind.CRASH, Kind.RECONNECT, Kind.JOIN)
+)
+def test_a_mistake_of_the_script_ends_the_job_on_the_second_rank_that_meets_it(
+    world: World, seed: int, what: list[Fault]
+) -> None:
+    """R55: whatever dies beside it, and with coordinators that come and go. A mistake that one rank
+    alone has met ends a job only before it has trained, or if that rank had the weights alone."""
+    sim = run(world, seed, what)
+    failures = [dead for pod in sim.pods.values() for dead in pod.failures]
+    places = {dead.member[:2] for dead in failures}
+    blamed = "ScriptFailed" in sim.outcomes
+    assert sim.finished or blamed or sim.outcomes & TRUE_VERDICTS, sim.story()
+    assert not blamed or failures, sim.story()
+    if len(places) > 1 and not sim.finished and not sim.outcomes & TRUE_VERDICTS:
+        assert blamed, sim.story()
+    for coordinator in sim.all_coordinators:
+        known = {dead.member[:2] for dead in coordinator.state.script_failures}
+        ended = coordinator.outcome
+        if ended is not None and ended.complete and known:
+            assert "the script failed" in ended.message, sim.story()
+        stopped = any(seen.stopped for seen in coordinator.state.roster.ranks.values())
+        if len(known) > 1 and not stopped:
+            assert ended is not None, sim.story()
+            assert not ended.complete, sim.story()
+
+
 @bounded(200)
 @given(worlds(), seeds, faults())
 def test_a_script_that_ends_the_job_ends_it_for_all(

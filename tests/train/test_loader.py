@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from paceline.core.messages import DealtBatch
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.sampling import batches_of, total_leases
 from paceline.errors import DataError, UnsupportedError, UsageError
@@ -484,3 +485,48 @@ def test_the_plan_is_what_the_loader_was_told() -> None:
         samples=SAMPLES, batch=8, accumulate=2, epochs=2, seed=5, drop_last=True
     )
     assert len(seen) == 2 * 32
+
+
+class Watched(Numbers):
+    """Remembers what the session was told before each sample was loaded."""
+
+    def __init__(self, session: LoneSession) -> None:
+        super().__init__()
+        self.session = session
+        self.seen: list[tuple[int, DealtBatch | None]] = []
+
+    def __getitem__(self, index: int) -> int:
+        self.seen.append((index, self.session.working_on))
+        return index
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_rank_notes_the_batch_before_it_loads_its_samples(accumulate: int) -> None:
+    """R55: a sample that cannot be loaded is told by its batch, whatever ends the process."""
+    session = started(LoneSession())
+    data = Watched(session)
+    job = Job(session, DataLoader(data, 4, accumulate=accumulate))
+    for _ in job.loader.epochs(2):
+        for numbers in job.loader:
+            batch = session.working_on
+            assert batch is not None
+            assert numbers.tolist() == batches_of(session.plan, batch.lease)[batch.part]
+            job.backward(numbers)
+            job.step(numbers.tolist())
+        assert session.working_on is None, "what stands behind the loop is of no batch"
+    assert len(data.seen) == 2 * SAMPLES
+    for index, batch in data.seen:
+        assert batch is not None
+        assert index in batches_of(session.plan, batch.lease)[batch.part]
+
+
+def test_with_workers_the_batch_that_is_waited_for_is_noted() -> None:
+    job = make_job(LoneSession(), 4, num_workers=2)
+    session = job.session
+    for _ in job.loader.epochs(2):
+        for numbers in job.loader:
+            batch = session.working_on
+            assert batch is not None
+            assert numbers.tolist() == batches_of(session.plan, batch.lease)[batch.part]
+            job.backward(numbers)
+            job.step(numbers.tolist())

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from paceline.core.messages import ScriptError
 from paceline.errors import RuntimeBrokenError
 from paceline.train.contribution import ContributionBuilder
-from paceline.train.mistakes import explain_errors
+from paceline.train.mistakes import explain_errors, script_error
 from paceline.train.refusals import check_optimizer
 
 
@@ -20,7 +21,7 @@ def end(
     """What ends a script: exit code, stderr, and what its agent is told."""
     told: list[str] = []
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    explain_errors(told.append)
+    explain_errors(lambda why, _: told.append(why))
 
     def run(script: Callable[[], object]) -> tuple[int, str, list[str]]:
         code = 1
@@ -80,3 +81,29 @@ def test_a_fault_of_our_own_is_shown_as_it_is(end: Any) -> None:
     assert code == 70
     assert shown.startswith("Traceback")
     assert told == []
+
+
+def test_what_a_worker_of_the_loader_raised_has_its_own_line() -> None:
+    """torch hands it on as text, from the line of the loop over the loader."""
+    text = (
+        "Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call "
+        'last):\n  File "/venv/lib/python3.11/site-packages/torch/utils/data/fetch.py", line 54, in '
+        'fetch\n    data = [self.dataset[i]]\n  File "/job/data.py", line 12, in __getitem__\n'
+        "    raise KeyError('label')\nKeyError: 'label'\n"
+    )
+
+    class Keyed(KeyError):
+        __str__ = Exception.__str__
+
+    Keyed.__name__ = "KeyError"
+    raised = script_error(Keyed(text), None)
+    assert raised == ScriptError("KeyError", "'label'", "/job/data.py", 12)
+
+
+def test_the_first_line_of_an_exception_is_enough() -> None:
+    try:
+        raise ValueError("cannot read\nall of it")
+    except ValueError as error:
+        raised = script_error(error, error.__traceback__)
+    assert (raised.type, raised.message, raised.file) == ("ValueError", "cannot read", __file__)
+    assert str(raised) == f"ValueError: cannot read ({__file__}, line {raised.line})"

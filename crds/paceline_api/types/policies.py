@@ -212,4 +212,5 @@ class FailurePolicy(Model):
 
     rules: Annotated[tuple[FailureRule, ...], Field(min_length=1, max_length=32)]
     """Rules in order; the first that matches decides. If none matches: Count; but a script that
-    fails before the first round, or with exit code 2 (a mistake of its user), ends the job."""
+    fails before the first round, with exit code 2 (a mistake of its user), at the same line on a
+    second rank, or a second time with the same batch, ends the job."""

@@ -15,6 +15,7 @@ from paceline_api.types.model import Model
 
 STRAGGLERS_MAX = 16
 RANK_STATE_MAX = 16
+TERMINATION_MAX = 1024
 RANKS_MAX = 64
 """About 8 KB, which each write of the status sends to everybody who watches the job."""
 
@@ -231,6 +232,10 @@ class TrainingJobStatus(StatusModel):
 
     completion_time: datetime | None = None
     """When the job became Complete or Failed."""
+
+    termination_reason: Annotated[str, Field(max_length=TERMINATION_MAX)] | None = None
+    """Why the job ended, in one line; of a script that failed: the exception, the numbers of the
+    samples and the ranks."""
 
     resolved: dict[str, Any] | None = None
     """The settings in force, in the form of spec, with every default filled in as it was when the

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 from paceline_api.reasons import ConditionType, Reason
 from paceline_api.rounds import RoundSettings
+from paceline_api.types.status import TERMINATION_MAX
 
 from paceline_operator.core import refusals
 from paceline_operator.core.changes import Changes, Create, Event
@@ -344,6 +345,8 @@ def _end(job: Job, seen: Observed, end: finish.End, now_s: float) -> Changes:
         Wanted(ConditionType.SUSPENDED, False, Reason.RESOLVED, "the job has ended"),
     ]
     new_status = status.ended(job, seen, wanted, now_s)
+    first = end.message.partition("\n")[0]
+    new_status["terminationReason"] = f"{end.reason}: {first}"[:TERMINATION_MAX]
     reason = Reason.JOB_FINISHED if end.complete else _known_reason(end.reason)
     event = Event(f"end:{kind}", reason, end.message, warning=not end.complete)
     return Changes(status=new_status, events=_unsent((event,), seen))

@@ -124,7 +124,11 @@ class Agent:
             ended = await self._supervisor.run()
             self._reaper.kill_the_rest()
             done = AgentDone(
-                self._settings.slot, self._settings.attempt, str(ended.end), ended.message
+                self._settings.slot,
+                self._settings.attempt,
+                str(ended.end),
+                ended.message,
+                ended.reason,
             )
             await self._voice.finish(done)
         finally:
@@ -204,6 +208,7 @@ class Agent:
             self._supervisor.dead(),
             self._supervisor.released(),
             registers,
+            self._supervisor.failures(),
         )
 
     def _carriers(self) -> Carriers:

@@ -29,6 +29,7 @@ from paceline.agent.system import Reaper
 from paceline.control import packets
 from paceline.core.agent import supervise
 from paceline.core.agent.exits import RankOutcome, how_it_ended
+from paceline.core.messages import ScriptError
 from paceline.core.protocol.ids import GenerationId, MemberId
 
 log = logging.getLogger("paceline.agent")
@@ -207,11 +208,12 @@ class RankProcess:
             return
         try:
             released = msgspec.convert(message.get("released"), Released)
-        except msgspec.ValidationError as error:
-            log.warning("rank %s said %r: %s", self.member, message, error)
+            error = msgspec.convert(message.get("error"), ScriptError | None)
+        except msgspec.ValidationError as wrong:
+            log.warning("rank %s said %r: %s", self.member, message, wrong)
             return
         text = str(message.get("message", ""))
-        self._post(self, supervise.ReportedOutcome(outcome, text, released))
+        self._post(self, supervise.ReportedOutcome(outcome, text, released, error))
 
     def _launcher_ended(self, code: int) -> None:
         pid, self._launcher = self._launcher, None

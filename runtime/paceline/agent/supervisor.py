@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, assert_never
 
@@ -94,6 +94,10 @@ class Supervisor:
 
     def dead(self) -> tuple[MemberId, ...]:
         return tuple(member for place in self.places for member in place.dead)
+
+    def failures(self) -> tuple[RankDead, ...]:
+        """The last ends of scripts that failed, for a coordinator that has not heard of them."""
+        return tuple(dead for place in self.places for dead in place.failures)
 
     def released(self) -> tuple[GenerationId, int] | None:
         """Evidence of success that outlives the ranks and a coordinator (R17)."""
@@ -196,6 +200,9 @@ class Supervisor:
 
         def post(process: GroupProcess, event: supervise.Event) -> None:
             if slot.process is process:  # else: the last output of an earlier process
+                if isinstance(event, supervise.Exited):
+                    batch, version = self._records.last_work(member)
+                    event = replace(event, batch=batch, version=version)
                 self._post(slot, event)
 
         process = slot.process = GroupProcess(

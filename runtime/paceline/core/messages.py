@@ -431,6 +431,8 @@ class AgentHello(Struct, frozen=True, tag="agent-hello"):
     """One of the dead was released with this record and version (R17)."""
     registers: tuple[Register, ...] = ()
     """Of the living, as far as they have introduced themselves for this connection."""
+    failures: tuple[RankDead, ...] = ()
+    """The last ends of scripts that failed here: a new coordinator judges by them too (R55)."""
 
 
 class PodBeat(Struct, frozen=True, tag="pod-beat", omit_defaults=True):
@@ -463,7 +465,34 @@ class RankStarted(Struct, frozen=True, tag="rank-started"):
     pid: int
 
 
-class RankDead(Struct, frozen=True, tag="rank-dead"):
+class ScriptError(Struct, frozen=True, omit_defaults=True):
+    """The exception that ended the script of a rank (R55)."""
+
+    type: str
+    message: str
+    """Its first line, without the type."""
+    file: str = ""
+    """With `line`: the innermost line of the script; empty if no frame is the script's own."""
+    line: int = 0
+
+    def __str__(self) -> str:
+        text = f"{self.type}: {self.message}" if self.message else self.type
+        return f"{text} ({self.file}, line {self.line})" if self.file else text
+
+    def is_same(self, other: ScriptError) -> bool:
+        """Return True if both were raised by the same line; messages often name a sample."""
+        at = (self.type, self.file, self.line)
+        return bool(self.file) and at == (other.type, other.file, other.line)
+
+
+class DealtBatch(Struct, frozen=True, array_like=True):
+    """One batch of a lease: what `core.protocol.sampling` turns into sample numbers."""
+
+    lease: int
+    part: int
+
+
+class RankDead(Struct, frozen=True, tag="rank-dead", omit_defaults=True):
     """Evidence (R25): the agent has reaped it."""
 
     member: MemberId
@@ -474,6 +503,14 @@ class RankDead(Struct, frozen=True, tag="rank-dead"):
     """The agent starts another process in its place."""
     released: tuple[GenerationId, int] | None = None
     """It was released with this record and version: evidence of success (R17)."""
+    error: ScriptError | None = None
+    """What its script raised last; None if it was killed, or ended without an exception."""
+    batch: DealtBatch | None = None
+    """The batch that it was loading or computing; None between batches, and of a script that feeds
+    itself."""
+    version: int = 0
+    """Of the weights that its last step() returned with: rounds were made, whether or not a
+    heartbeat has told of them."""
 
 
 class AgentDone(Struct, frozen=True, tag="agent-done"):
@@ -484,6 +521,8 @@ class AgentDone(Struct, frozen=True, tag="agent-done"):
     outcome: str
     """"finished", "drained" or "failed"."""
     message: str = ""
+    reason: str = "RankFailed"
+    """Failed: one word for programs."""
 
 
 class ToPod(Struct, frozen=True, tag="to-pod"):

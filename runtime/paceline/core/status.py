@@ -264,6 +264,16 @@ class Condition(Struct, frozen=True):
     since_wall_s: float
 
 
+class ScriptFailure(Struct, frozen=True):
+    """One process that its script has ended: by an exception, an exit code or a crash (R55)."""
+
+    member: MemberId
+    what: str
+    """The exception with file and line, or the exit code or signal."""
+    samples: str = ""
+    """Of the batch in its hand; empty where that is not known."""
+
+
 class Outcome(Struct, frozen=True):
     """How the job ended. It never changes again."""
 
@@ -317,6 +327,8 @@ class Status(Struct, frozen=True):
     conditions: tuple[Condition, ...] = ()
     restarts: int = 0
     """Processes that an agent has started in the place of another one, in the pods known here."""
+    script_failures: tuple[ScriptFailure, ...] = ()
+    """Latest last; the last ones of many."""
     stopping: bool = False
     """A rank has committed the stop round: a pod that ends from now on is not replaced."""
     released: bool = False

@@ -28,6 +28,7 @@ from paceline.clock import NS_PER_S, now_ns
 from paceline.core.agent.supervise import Phase
 from paceline.core.anatomy.dissect import summarise
 from paceline.core.anatomy.samples import RankSamples
+from paceline.core.messages import DealtBatch
 from paceline.core.protocol.ids import MemberId
 from paceline.telemetry import anatomy
 from paceline.telemetry.catalog import BY_NAME, CATALOG, FIGURE, Kind, Metric, Writer
@@ -97,6 +98,15 @@ class PodRecords(Collector):
         place.reader.close()
         os.close(place.fd)
         place.reader, place.fd = None, None
+
+    def last_work(self, member: MemberId) -> tuple[DealtBatch | None, int]:
+        """Return the batch that a rank was at, and the version that its last step() returned with;
+        (None, 0) of one that was retired."""
+        place = self._places[member.local]
+        if place.reader is None or place.member != member:
+            return None, 0
+        steps = place.reader.steps()
+        return place.reader.batch(), steps[-1].version if steps else 0
 
     def values(self) -> dict[MemberId, Values]:
         """Of the living ranks."""

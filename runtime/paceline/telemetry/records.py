@@ -4,6 +4,7 @@
     slot 1          hash of the catalogue: writer and reader must agree on the layout
     slot 2          cost of one observation with its share of single figures, seconds, measured by
                     the writer when it opened the record
+    slots 3 and 4   lease and part of the batch that the main thread loads or computes; NaN: none
     group MAIN      seq, then the slots of all metrics that the main thread writes
     group COMM      seq, then those of the communication thread
     names           of the script's own figures, UTF-8 padded with zeros; a name is written once,
@@ -36,6 +37,7 @@ from typing import Final
 
 from paceline.clock import NS_PER_S, now_ns, pause
 from paceline.core.anatomy.samples import RoundSample, StepSample
+from paceline.core.messages import DealtBatch
 from paceline.telemetry import samples
 from paceline.telemetry.catalog import (
     BY_NAME,
@@ -48,7 +50,9 @@ from paceline.telemetry.catalog import (
 )
 
 MAGIC: Final = 0x3170_6C63_6361_7031
-HEADER_SLOTS: Final = 3
+LEASE_SLOT: Final = 3
+PART_SLOT: Final = 4
+HEADER_SLOTS: Final = 5
 SLOT_BYTES: Final = 8
 COST_SAMPLES: Final = 500
 COST_BOUNDS: Final = 10
@@ -197,7 +201,7 @@ def allocate_record() -> int:
     fd = os.memfd_create("paceline-record")
     os.ftruncate(fd, BYTES)
     memory = SharedMemory(fd)
-    for slot in range(HEADER_SLOTS, LAYOUT.names):
+    for slot in range(LEASE_SLOT, LAYOUT.names):
         memory.slots[slot] = nan
     for seq in LAYOUT.seq.values():
         memory.words[seq] = 0
@@ -245,6 +249,12 @@ class RankRecord:
         seq, at = _find(name, Kind.HISTOGRAM, labels)
         bounds = BY_NAME[name].buckets
         return Histogram(self._memory.slots, self._memory.words, seq, at, bounds)
+
+    def works_on(self, batch: DealtBatch | None) -> None:
+        """The main thread loads or computes this batch from now on."""
+        slots = self._memory.slots
+        slots[PART_SLOT] = nan if batch is None else batch.part
+        slots[LEASE_SLOT] = nan if batch is None else batch.lease
 
     def name_figure(self, number: int, name: str) -> None:
         """Its values follow; `name`: at most FIGURE_NAME_BYTES in UTF-8."""
@@ -317,6 +327,11 @@ class RecordReader:
             # histogram is behind the others, and no reader waits for a dead writer.
             observations += words[seq] // 2
         return Reading(tuple(values), observations, slots[2], self._figures())
+
+    def batch(self) -> DealtBatch | None:
+        """Return what the main thread loads or computes, or did when the rank died."""
+        lease, part = self._memory.slots[LEASE_SLOT], self._memory.slots[PART_SLOT]
+        return None if isnan(lease) or isnan(part) else DealtBatch(int(lease), int(part))
 
     def steps(self) -> tuple[StepSample, ...]:
         """The last ones, in their order."""

@@ -119,7 +119,7 @@ def init() -> None:
     elif _context is None:
         from paceline.worker.engine import connect  # only here: it brings sockets and transports
 
-        alone = explain_errors(lambda _: None)  # of the environment: nobody can be told yet
+        alone = explain_errors(lambda *_: None)  # of the environment: nobody can be told yet
         settings = RankSettings.from_environment(os.environ)
         if settings is not None:
             check_process(os.environ, child=multiprocessing.parent_process() is not None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
+from paceline.core.messages import DealtBatch
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.sampling import batches_of, epoch_of, samples_of
 from paceline.train.contribution import Batch
@@ -26,6 +27,8 @@ class LeaseSampler:
         self._waiting: deque[tuple[Batch, list[int]]] = deque()
         self._asked: deque[Batch] = deque()
         self._left: set[int] = set()
+        self._loading = False
+        """The script waits for a batch."""
 
     def bind(self, session: Session, plan: DataPlan) -> None:
         """From now on batches can be drawn."""
@@ -38,8 +41,24 @@ class LeaseSampler:
     def has_left(self, lease: int) -> bool:
         return epoch_of(self._plan, lease) in self._left
 
+    def loads(self) -> None:
+        """The script waits for the next batch from now on: the first one that torch's loader has
+        asked for, or the next one that it will ask for."""
+        self._loading = True
+        self._work_on(self._asked[0] if self._asked else None)
+
+    def takes(self, batch: Batch) -> None:
+        """The script computes this batch from now on."""
+        self._work_on(batch)
+
+    def rests(self) -> None:
+        """The script is between two batches."""
+        self._loading = False
+        self._work_on(None)
+
     def handed_out(self) -> Batch:
         """What the batch is that torch's loader has just given."""
+        self._loading = False
         return self._asked.popleft()
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -51,8 +70,14 @@ class LeaseSampler:
         while not self._waiting:
             self._draw()
         batch, numbers = self._waiting.popleft()
+        if self._loading and not self._asked:
+            self._work_on(batch)
         self._asked.append(batch)
         return numbers
+
+    def _work_on(self, batch: Batch | None) -> None:
+        if self._session is not None:
+            self._session.works_on(DealtBatch(batch.lease, batch.index) if batch else None)
 
     def _draw(self) -> None:
         """Pull the next lease; StopIteration if there is none now."""

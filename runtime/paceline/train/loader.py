@@ -127,6 +127,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
                     self._leases.leave(self._epoch)
         finally:
             self._end_workers()
+        self._leases.rests()
         context.finish()
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]
@@ -147,12 +148,14 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             batch = self._peek()
             if batch is None or epoch_of(self._plan, batch.lease) > self._epoch:
                 self._epoch_ended = True
+                self._leases.rests()
                 self._context.session.flush()  # what stands behind the loop sees all it has done
                 self._optimizer.after_parking()
                 return
             assert self._next is not None
             taken, self._next = self._next, None
             builder.take(batch)
+            self._leases.takes(batch)
             try:
                 yield taken[1]
             except GeneratorExit:
@@ -223,6 +226,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         while not session.stopped:
             if self._next is None:
                 session.enters(Phase.LOADING)
+                self._leases.loads()
                 self._next = next(self._stream, None)
                 session.enters(Phase.SCRIPT)
                 if self._next is None:

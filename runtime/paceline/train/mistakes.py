@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from paceline.core.agent.last_words import error_in
+from paceline.core.messages import ScriptError
 from paceline.errors import PacelineError, RuntimeBrokenError
 
 OWN: Final = str(Path(__file__).resolve().parents[1])
@@ -24,12 +26,15 @@ INSTALLED: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "purel
 LINES: Final = 15
 """Of a traceback that are passed on; all of it is in the log."""
 
+HEADLINE_MAX: Final = 300
+"""Characters of an exception's first line."""
 NO_BATCH: Final = (
     "next(iter(loader)) finds no batch where this rank has none left in the epoch: it came late, "
     "or others took the rest. Write next(iter(loader), None), or ask the data set"
 )
 
-Tell = Callable[[str], None]
+Tell = Callable[[str, ScriptError | None], None]
+"""With what the agent is told: a text for people, and the exception if it is the script's own."""
 
 
 def explain_errors(tell: Tell) -> Callable[[], None]:
@@ -48,7 +53,7 @@ def explain_errors(tell: Tell) -> Callable[[], None]:
             traceback.print_exception(kind, error, at)
         elif isinstance(error, PacelineError):
             text = explain(error, at)
-            tell(text)
+            tell(text, None)
             sys.stderr.write(f"error: {text}\n")
         else:
             text = without_own_frames(kind, error, at)
@@ -56,7 +61,9 @@ def explain_errors(tell: Tell) -> Callable[[], None]:
                 text += f"hint: {NO_BATCH}\n"
             if issubclass(kind, Exception):
                 last = "".join(text.splitlines(keepends=True)[-LINES:]).rstrip()
-                tell(f"{headline(error)}{_where(at)}; last lines:\n{last}")
+                raised = script_error(error, at)
+                tell(f"{raised}; last lines:
+{last}", raised)
             if before is sys.__excepthook__:
                 sys.stderr.write(text)
             else:
@@ -78,9 +85,17 @@ def explain(error: PacelineError, at: TracebackType | None) -> str:
     return f"{error.message}{_where(at)}" + (f"\nhint: {error.hint}" if error.hint else "")
 
 
-def headline(error: BaseException) -> str:
-    """As the last line of a traceback says it."""
-    return traceback.format_exception_only(error)[-1].strip()
+def script_error(error: BaseException, at: TracebackType | None) -> ScriptError:
+    """Return what was raised, and the innermost line of the script that was under way.
+
+    What a worker of torch's loader has raised comes as text: its own line counts, not that of the
+    loop over the loader."""
+    kind, text = type(error).__name__, str(error)
+    if text.startswith(f"Caught {kind} in ") and (inner := error_in(text)) is not None:
+        return inner
+    first = next(iter(text.splitlines()), "")
+    file, line = _place(at)
+    return ScriptError(kind, first[:HEADLINE_MAX], file, line)
 
 
 def without_own_frames(
@@ -104,11 +119,16 @@ def _chain(
 
 
 def _where(at: TracebackType | None) -> str:
+    file, line = _place(at)
+    return f" ({file}, line {line})" if file else ""
+
+
+def _place(at: TracebackType | None) -> tuple[str, int]:
     """The last line of the script, or of a module beside it, that was under way."""
     for frame in reversed(traceback.extract_tb(at)):
         if not _is_own(frame.filename) and not frame.filename.startswith(INSTALLED):
-            return f" ({frame.filename}, line {frame.lineno})"
-    return ""
+            return frame.filename, frame.lineno or 0
+    return "", 0
 
 
 def _is_own(filename: str) -> bool:

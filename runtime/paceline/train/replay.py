@@ -21,6 +21,7 @@ from paceline_api.types.enums import Wire
 from torch._C._distributed_c10d import HashStore
 
 from paceline.core.anatomy.samples import Phase
+from paceline.core.messages import DealtBatch, ScriptError
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.progress import Progress
@@ -142,7 +143,10 @@ class ReplaySession:
     def skip(self, lease: int, samples: int) -> None:  # noqa: ARG002
         raise ReplayError(f"the script skips a batch of lease {lease}; in the run it did not")
 
-    def failed(self, why: str) -> None:
+    def works_on(self, batch: DealtBatch | None) -> None:
+        """Nobody asks what a replay was at when it failed: its terminal shows it."""
+
+    def failed(self, why: str, error: ScriptError | None) -> None:
         """The script ends with an error; nobody but its terminal wants to know."""
 
     def flush(self) -> None:

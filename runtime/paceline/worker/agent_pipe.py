@@ -15,6 +15,9 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
+from paceline.core.messages import ScriptError
 from paceline.core.protocol.ids import GenerationId
 
 MESSAGE_BYTES_MAX: Final = 32 * 1024
@@ -44,13 +47,24 @@ class AgentPipe:
         self._lock = threading.Lock()
 
     def tell(
-        self, kind: str, message: str = "", *, released: tuple[GenerationId, int] | None = None
+        self,
+        kind: str,
+        message: str = "",
+        *,
+        released: tuple[GenerationId, int] | None = None,
+        error: ScriptError | None = None,
     ) -> bool:
         """Say that this rank is `present`, and later how it will end: `finished` (released, with
-        which record and version: R17), `dismissed`, or `failed` with the reason. The last word
-        counts. False if the agent is gone or does not listen."""
-        fields = {"kind": kind, "message": message[:MESSAGE_CHARS_MAX], "released": released}
-        text = json.dumps(fields).encode()
+        which record and version: R17), `dismissed`, or `failed` with the reason and the exception.
+        The last word counts. False if the agent is gone or does not listen."""
+        text = msgspec.json.encode(
+            {
+                "kind": kind,
+                "message": message[:MESSAGE_CHARS_MAX],
+                "released": released,
+                "error": error,
+            }
+        )
         with self._lock:
             try:
                 self._socket.send(text, socket.MSG_NOSIGNAL)

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from paceline.clock import now_ns
 from paceline.core.anatomy.samples import Phase
-from paceline.core.messages import Dismiss, Endpoints
+from paceline.core.messages import DealtBatch, Dismiss, Endpoints, ScriptError, ToRank
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.progress import Progress, progress_of
 from paceline.core.protocol.rank_leases import RankLeases
@@ -298,6 +298,9 @@ class Engine:
     def enters(self, phase: Phase) -> None:
         self._loop.entered(phase, now_ns())
 
+    def works_on(self, batch: DealtBatch | None) -> None:
+        self._record.works_on(batch)
+
     def computing(self, leases: tuple[int, ...], samples: int, unit: int) -> None:
         if self._comm.tensors is not None and not self._pipelined and self.shards == 1:
             self._comm.tensors.reducer.begin(ev.Coming(leases, samples, unit))
@@ -372,9 +375,9 @@ class Engine:
         sys.setswitchinterval(self._switch_interval_s)
         restore_variables()
 
-    def failed(self, why: str) -> None:
+    def failed(self, why: str, error: ScriptError | None) -> None:
         if self._agent is not None and self._end is None:
-            self._agent.tell("failed", why)
+            self._agent.tell("failed", why, error=error)
 
     @property
     def rank(self) -> int:

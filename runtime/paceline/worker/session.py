@@ -18,6 +18,7 @@ from paceline_api.types.enums import Wire
 from torch._C._distributed_c10d import Store
 
 from paceline.core.anatomy.samples import Phase
+from paceline.core.messages import DealtBatch, ScriptError
 from paceline.core.protocol.progress import Progress
 from paceline.core.protocol.records import DataPlan, LoggedMetric
 from paceline.core.rank import events as ev
@@ -76,6 +77,10 @@ class Session(Protocol):
     def enters(self, phase: Phase) -> None:
         """The loop goes on with this part of a step; for figures only."""
 
+    def works_on(self, batch: DealtBatch | None) -> None:
+        """Note which batch is loaded or computed from now on, so that the end of this process can
+        be told with its samples (R55); None between two batches. One store, no wait."""
+
     def computing(self, leases: tuple[int, ...], samples: int, unit: int) -> None:
         """The batch that completes these leases is computed next, and `step` will say the same of
         it: what backward() has ready may be reduced before it has ended (R28)."""
@@ -113,8 +118,13 @@ class Session(Protocol):
 
         `stop`: the job ends here, on all ranks, with the round that carries this rank's word."""
 
-    def failed(self, why: str) -> None:
-        """The script ends because of a mistake; its agent passes the reason on."""
+    def failed(self, why: str, error: ScriptError | None) -> None:
+        """Report that the script ends because of a mistake, for the agent to pass on.
+
+        Args:
+            why: What happened, for people.
+            error: The exception, if another rank that meets it would fail in the same way (R55).
+        """
 
     @property
     def rank(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from itertools import product
-from signal import SIGKILL, SIGSEGV, SIGTERM
+from signal import SIGABRT, SIGKILL, SIGSEGV, SIGTERM
 from typing import Any
 
 import pytest
@@ -50,7 +50,13 @@ from paceline.core.agent.supervise import (
     pod_end,
     reason_to_leave,
 )
-from paceline.core.messages import ATTEMPT_STRIDE, RankDead, RankStarted
+from paceline.core.messages import (
+    ATTEMPT_STRIDE,
+    DealtBatch,
+    RankDead,
+    RankStarted,
+    ScriptError,
+)
 from paceline.core.protocol.ids import MemberId
 from paceline_api.settings import FailureRuleSettings
 from paceline_api.types.enums import FailureAction
@@ -135,6 +141,41 @@ def test_a_life_with_one_crash() -> None:
     assert feed(place, 20 * S, Exited(0, "")) == [Report(RankDead(second, 0, "", restarts=False))]
     assert place.ended == Ended(End.FINISHED, "", 0)
     assert place.dead == [first, second]
+
+
+def test_a_death_tells_what_the_script_raised_and_at_which_batch() -> None:
+    place = Place(0, 0, 0, LIMITS)
+    raised = ScriptError("OSError", "bad sector", "train.py", 7)
+    feed(place, 0, Tick(), Up(1), ReportedOutcome(RankOutcome.FAILED, "OSError", error=raised))
+    [report] = feed(place, 1 * S, Exited(1, "", DealtBatch(5, 1), 12))
+    assert isinstance(report, Report)
+    dead = report.message
+    assert isinstance(dead, RankDead)
+    assert (dead.error, dead.batch, dead.version) == (raised, DealtBatch(5, 1), 12)
+    assert list(place.failures) == [dead], "a new coordinator has to hear of it"
+
+
+def test_an_exception_before_init_is_read_from_the_traceback() -> None:
+    place = Place(0, 0, 0, LIMITS)
+    text = 'Traceback ...\n  File "train.py", line 4, in <module>\nImportError: no such lib'
+    [report] = feed(place, 1 * S, Tick(), Up(1), Exited(1, text))[-1:]
+    assert isinstance(report, Report)
+    assert isinstance(report.message, RankDead)
+    assert report.message.error == ScriptError("ImportError", "no such lib", "train.py", 4)
+    assert report.message.why.startswith("ImportError: no such lib (train.py, line 4)")
+
+
+@pytest.mark.parametrize("code", [-SIGKILL, -15])
+def test_a_signal_from_outside_is_no_failure_of_the_script(code: int) -> None:
+    place = Place(0, 0, 0, LIMITS)
+    feed(place, 0, Tick(), Up(1), Exited(code, "", DealtBatch(5, 1)))
+    assert not place.failures
+
+
+def test_a_rank_that_its_agent_has_killed_has_not_failed_by_its_script() -> None:
+    place = Place(0, 0, 0, LIMITS)
+    feed(place, 0, Tick(), Up(1), Kill("silent"), Exited(-SIGABRT, ""))
+    assert not place.failures
 
 
 @given(st.integers(1, 10_000))

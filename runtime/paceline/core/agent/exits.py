@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from signal import SIGBUS, SIGKILL, Signals
+from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGSYS, Signals
 from typing import Final
 
 from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE
 
+from paceline.core.messages import RankDead, ScriptError
 from paceline.core.protocol.ids import MemberId
+
+ENDED_EARLY: Final = "ScriptEndedEarly"
+TOOK_NO_PART: Final = "ScriptTookNoPart"
+CRASHES: Final = frozenset((SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGSYS))
 
 
 class RankOutcome(StrEnum):
@@ -45,6 +50,8 @@ class Ended:
     message: str
     exit_code: int
     """Of the agent: 0, 1, or 2 for a mistake that only the user can mend."""
+    reason: str = "RankFailed"
+    """FAILED: one word for programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,8 @@ class Death:
     """It was asked to because the job was over."""
     again: bool = False
     """A rule of the job says that another process follows such an end."""
+    error: ScriptError | None = None
+    """What its script raised last."""
 
 
 def why_it_ended(death: Death) -> str:
@@ -80,6 +89,12 @@ def why_it_ended(death: Death) -> str:
 
 def in_order(death: Death) -> bool:
     return death.code == 0 and death.outcome in (RankOutcome.FINISHED, RankOutcome.DISMISSED)
+
+
+def is_scripts_own(dead: RankDead) -> bool:
+    """Return True if the script ended this process itself: by an exception, by an exit code, or by
+    a signal that only its own instructions cause (R55)."""
+    return dead.error is not None or dead.exit_code > 0 or -dead.exit_code in CRASHES
 
 
 def _cut_short(death: Death) -> bool:
@@ -108,12 +123,16 @@ def last_end(death: Death) -> Ended | None:
     if mistake or death.outcome is RankOutcome.UNSTARTABLE:
         return failed(death.member, why, EXIT_BAD_INPUT)
     if death.code == 0:
-        return failed(death.member, why)  # it would end early again
+        # It would end early again.
+        early = ENDED_EARLY if death.outcome is not None else TOOK_NO_PART
+        return failed(death.member, why, reason=early)
     return None
 
 
-def failed(member: MemberId, why: str, exit_code: int = EXIT_FAILURE) -> Ended:
-    return Ended(End.FAILED, f"rank {member}: {why}", exit_code)
+def failed(
+    member: MemberId, why: str, exit_code: int = EXIT_FAILURE, reason: str = "RankFailed"
+) -> Ended:
+    return Ended(End.FAILED, f"rank {member}: {why}", exit_code, reason)
 
 
 _HINTS: Final = {
@@ -144,15 +163,16 @@ def _reason(death: Death) -> str:
         return f"it could not be started: {death.text}"
     if death.code == 0 and death.outcome is None:
         return (
-            "ScriptTookNoPart: the script ended and never called pl.init() or pl.ddp(), so each "
+            f"{TOOK_NO_PART}: the script ended and never called pl.init() or pl.ddp(), so each "
             "rank did its work alone; docs/porting.md shows the lines to add"
         )
     if death.code == 0:
         # D7: leaving early looks like success to the shell, but its samples are missing.
         return (
-            "ScriptEndedEarly: the script ended before the job did; let it run all epochs or steps "
+            f"{ENDED_EARLY}: the script ended before the job did; let it run all epochs or steps "
             "(pl.steps), call pl.finish() at its end, or pl.stop() where the job shall end early"
         )
     # SIGKILL leaves no time for a word: what was written before is about something else.
     tells = death.text and death.code != -SIGKILL
-    return how_it_ended(death.code) + (f"; last lines:\n{death.text}" if tells else "")
+    what = str(death.error) if death.error is not None else how_it_ended(death.code)
+    return what + (f"; last lines:\n{death.text}" if tells else "")

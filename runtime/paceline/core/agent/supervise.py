@@ -12,7 +12,8 @@ end the pod, whose other ranks drain first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -21,8 +22,24 @@ from paceline_api.failures import ruled
 from paceline_api.settings import FailureRuleSettings
 from paceline_api.types.enums import FailureAction
 
-from paceline.core.agent.exits import Death, End, Ended, RankOutcome, failed, last_end, why_it_ended
-from paceline.core.messages import ATTEMPT_STRIDE, RankDead, RankStarted
+from paceline.core.agent.exits import (
+    Death,
+    End,
+    Ended,
+    RankOutcome,
+    failed,
+    is_scripts_own,
+    last_end,
+    why_it_ended,
+)
+from paceline.core.agent.last_words import error_in
+from paceline.core.messages import (
+    ATTEMPT_STRIDE,
+    DealtBatch,
+    RankDead,
+    RankStarted,
+    ScriptError,
+)
 from paceline.core.protocol.ids import GenerationId, MemberId
 
 NS_PER_S: Final = 1_000_000_000
@@ -38,6 +55,8 @@ DISMISSED_NS: Final = 30 * NS_PER_S
 SHUTDOWN_NS: Final = 10 * NS_PER_S
 """For a rank without an outcome to end by itself when the job is over."""
 RELEASED: Final = "all ranks are released"
+FAILURES_KEPT: Final = 4
+"""Of a place: the second failure at the same line or batch ends the job (R55)."""
 
 
 class Phase(StrEnum):
@@ -110,6 +129,8 @@ class ReportedOutcome:
     message: str
     released: tuple[GenerationId, int] | None = None
     """FINISHED: with which record and version (R17)."""
+    error: ScriptError | None = None
+    """FAILED: the exception that ends the script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +141,10 @@ class Exited:
     """Negative for a signal."""
     last_lines: str
     """End of what it wrote to stderr."""
+    batch: DealtBatch | None = None
+    """What it was loading or computing, as its record says, with `version`."""
+    version: int = 0
+    """Of the weights that its last step() returned with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +244,8 @@ class Place:
         self.ended: Ended | None = None
         self.dead: list[MemberId] = []
         """All processes of this place that were reaped, for `AgentHello` (R6, R25)."""
+        self.failures: deque[RankDead] = deque(maxlen=FAILURES_KEPT)
+        """The last ones whose script failed, likewise (R55)."""
         self.released: tuple[GenerationId, int] | None = None
         """With which record and version one of them was released (R17)."""
         self.wake_at_ns: int | None = 0
@@ -257,9 +284,9 @@ class Place:
             case ReportedOutcome():
                 return self._reported(now_ns, event)
             case Exited():
-                return self._dead(now_ns, event.code, event.last_lines)
+                return self._dead(now_ns, event)
             case NeverStarted():
-                return self._dead(now_ns, None, event.why)
+                return self._dead(now_ns, event)
             case Drain():
                 return self._leave(now_ns + self._limits.drain_ns, "drain", event.why)
             case Closing():
@@ -355,11 +382,16 @@ class Place:
             return self._send_kill(f"it did not start within {START_NS // NS_PER_S} s")
         return self._send_kill(self._overtime or f"it did not leave in time ({self._leaving})")
 
-    def _dead(self, now_ns: int, code: int | None, text: str) -> list[Effect]:
+    def _dead(self, now_ns: int, end: Exited | NeverStarted) -> list[Effect]:
+        started = isinstance(end, Exited)
+        code, text = (end.code, end.last_lines) if started else (None, end.why)
         if self._up_ns is not None and now_ns - self._up_ns >= HEALTHY_NS:
             self._failures = self._counted = 0
         action = ruled(self._limits.rules, code or 0)
         said = self._told or ReportedOutcome(None, "")
+        # A script that has not called init() cannot report its exception; its traceback can.
+        error = said.error or (error_in(text) if code is not None and code > 0 else None)
+        error = None if self._kill_why else error
         death = Death(
             self.member,
             code,
@@ -370,6 +402,7 @@ class Place:
             self._leaving,
             self._over,
             again=action in (FailureAction.COUNT, FailureAction.IGNORE),
+            error=error,
         )
         why = why_it_ended(death)
         ended = last_end(death) or self._failure(why, counts=action is not FailureAction.IGNORE)
@@ -381,7 +414,18 @@ class Place:
         self.dead.append(self.member)
         self.released = self.released or said.released
         exit_code = EXIT_FAILURE if code is None else code
-        dead = RankDead(self.member, exit_code, why, ended is None, said.released)
+        dead = RankDead(
+            self.member,
+            exit_code,
+            why,
+            ended is None,
+            said.released,
+            error=error,
+            batch=end.batch if started else None,
+            version=end.version if started else 0,
+        )
+        if is_scripts_own(dead) and not self._kill_why:
+            self.failures.append(dead)
         return [Report(dead)]
 
     def _failure(self, why: str, *, counts: bool) -> Ended | None:
@@ -407,7 +451,7 @@ def pod_end(places: list[Place]) -> Ended | None:
         return None
     order = (End.FAILED, End.FINISHED, End.DRAINED)
     worst = min(ends, key=lambda ended: order.index(ended.end))
-    return Ended(worst.end, worst.message, max(ended.exit_code for ended in ends))
+    return replace(worst, exit_code=max(ended.exit_code for ended in ends))
 
 
 def reason_to_leave(places: list[Place]) -> str:

@@ -6,7 +6,7 @@ from paceline_api.failures import ruled
 from paceline_api.types.enums import FailureAction
 
 from paceline.core import messages as m
-from paceline.core.coordinator import ending, hearing, silence
+from paceline.core.coordinator import ending, hearing, scripts, silence
 from paceline.core.coordinator.events import ToAgent
 from paceline.core.coordinator.report import carrier
 from paceline.core.coordinator.roster import KnownPod, KnownRank
@@ -39,7 +39,9 @@ def from_agent(c: CoordinatorState, message: m.AgentMessage) -> bool:
         case m.RankDead():
             pod = c.roster.pod(*m.pod_of(message.member), c.now_ns)
             pod.living.discard(message.member)
-            _died(c, message.member, message.why, message.exit_code)
+            hearing.committed(c, message.version)
+            fails = scripts.note(c, message)
+            _died(c, message.member, message.why, message.exit_code, fails=fails)
             ending.prove(c, message.released)
             _count_failure(c, message)
         case m.AgentDone():
@@ -47,7 +49,7 @@ def from_agent(c: CoordinatorState, message: m.AgentMessage) -> bool:
             pod.done = message.outcome
             pod.living.clear()
             if message.outcome == "failed" and c.phase is not Phase.RELEASED:
-                ending.fail(c, "RankFailed", message.message)
+                ending.fail(c, message.reason, message.message)
     news = beats or pod.silent or len(c.roster.pods) > pods
     if not silence.is_awake(c, pod):
         pod.awake_ns, news = c.now_ns, True
@@ -71,6 +73,9 @@ def _hello(c: CoordinatorState, pod: KnownPod, hello: m.AgentHello) -> None:
         if seen.alive_ns is None:
             seen.alive_ns = c.now_ns
     pod.known, pod.newborn = True, False
+    for dead in hello.failures:
+        fails = scripts.note(c, dead)
+        _died(c, dead.member, dead.why, dead.exit_code, fails=fails)
     for member in hello.dead:
         _died(c, member, "reaped by its agent", 0)
     if c.phase is Phase.RELEASED:
@@ -115,13 +120,16 @@ def _carried(
         c.happened("Carrier", f"{now} carries the gradients between replicas", {"carrier": now})
 
 
-def _died(c: CoordinatorState, member: MemberId, why: str, exit_code: int) -> None:
+def _died(
+    c: CoordinatorState, member: MemberId, why: str, exit_code: int, *, fails: bool = False
+) -> None:
+    """`fails`: its script has ended it, which is told in every phase."""
     seen = c.roster.rank(member)
     if seen.dead:
         return
     seen.dead, seen.connected = why or "it has ended", False
     quiet = seen.dismissed or c.phase is Phase.RELEASED
-    if not quiet:
+    if fails or not quiet:
         c.happened("RankDied", f"rank {member}: {why}", {"exit_code": str(exit_code)})
 
 
@@ -145,6 +153,12 @@ def _count_failure(c: CoordinatorState, message: m.RankDead) -> None:
         known = "hint: " in message.why
         hint = "" if known else "it failed before the first round, so it is not started again"
         ending.fail(c, "ScriptFailed", f"rank {message.member}: {message.why}", hint)
+        return
+    # What the user has ruled to be mended by a new process is not held against the script (R55).
+    script = scripts.repeated(c, message) if action is None else ""
+    if script and not ending.some_stopped(c):
+        lines = scripts.last_lines(message)
+        ending.fail(c, "ScriptFailed", f"{script}; last lines:\n{lines}" if lines else script)
         return
     c.failures += 1
     if c.failures > c.config.backoff_limit:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from paceline.core import messages as m
+from paceline.core.coordinator import scripts
 from paceline.core.coordinator.events import NS_PER_S, JobEnded, ToAgent
 from paceline.core.coordinator.roster import KnownPod, KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
@@ -16,6 +17,7 @@ from paceline.core.status import Outcome
 OVERTIME_NS: Final = 10 * NS_PER_S
 """A script that runs for longer after the release is named."""
 NAMED_MAX: Final = 4
+STATE_LOST: Final = "StateLost"
 
 
 def some_stopped(c: CoordinatorState) -> bool:
@@ -85,11 +87,13 @@ def end_when_all_have_left(c: CoordinatorState) -> None:
     if any(_is_awaited(c, seen) for seen in c.roster.ranks.values()):
         return
     if c.proven:
-        _end(c, Outcome(True, "Complete", f"{c.version} rounds, released on all ranks"))
+        text = f"{c.version} rounds, released on all ranks"
+        failed = scripts.at_the_end(c)
+        _end(c, Outcome(True, "Complete", f"{text}; {failed}" if failed else text))
     else:
         fail(
             c,
-            "StateLost",
+            STATE_LOST,
             f"all ranks were lost with the final weights of version {c.version}",
             hint="if the job has checkpoints, start it again: it goes on from the last one",
         )
@@ -182,8 +186,13 @@ def _somebody_can_come(c: CoordinatorState) -> bool:
 
 
 def fail(c: CoordinatorState, reason: str, message: str, hint: str = "") -> None:
-    if c.phase is not Phase.ENDED:
-        _end(c, Outcome(False, reason, message, hint))
+    """End the job as failed. Lost weights are a consequence where scripts ended all the ranks that
+    had them: then the script is named (R55)."""
+    if c.phase is Phase.ENDED:
+        return
+    if reason == STATE_LOST and (script := scripts.cause_of_loss(c)):
+        reason, message, hint = "ScriptFailed", f"{script}; {message}", ""
+    _end(c, Outcome(False, reason, message, hint))
 
 
 def _end(c: CoordinatorState, outcome: Outcome) -> None:

@@ -136,7 +136,7 @@ def beats(c: CoordinatorState, pod: m.PodBeat) -> bool:
             news = silence.works(c, seen, beat) or news
         at = beat or pod
         seen.version, seen.promise = at.version, at.promise
-        _committed(c, at.version)
+        committed(c, at.version)
         _learn(c, at.promise)
         if c.gen is not None and at.last == c.gen.id:
             seen.last, seen.gen_active = c.gen.id, c.gen.active
@@ -146,7 +146,8 @@ def beats(c: CoordinatorState, pod: m.PodBeat) -> bool:
     return news
 
 
-def _committed(c: CoordinatorState, version: int) -> None:
+def committed(c: CoordinatorState, version: int) -> None:
+    """Somebody has told of this version: rounds were made."""
     if version > c.version:
         c.version = version
         c.failures = 0  # progress ends the row of failures (C8)

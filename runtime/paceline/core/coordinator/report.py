@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.core.agent.network import worst
-from paceline.core.coordinator import ending, joining, silence
+from paceline.core.coordinator import ending, joining, scripts, silence
 from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState
 from paceline.core.messages import ATTEMPT_STRIDE, Network
@@ -48,6 +48,7 @@ def status(c: CoordinatorState) -> Status:
         stragglers=c.stragglers,
         conditions=_conditions(c),
         restarts=_restarts(c),
+        script_failures=scripts.status(c),
         stopping=any(s.stopped for s in c.roster.ranks.values()) or c.released is not None,
         released=c.proven,
         outcome=c.outcome,

@@ -6,8 +6,10 @@ and the inventory (R1, R5, R6).
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from paceline_api.rounds import RoundSettings
 
@@ -20,6 +22,9 @@ from paceline.core.messages import Network
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.records import Gen, Request
 from paceline.core.status import Outcome, StragglerStatus
+
+
+FAILURES_MAX: Final = 64
 
 
 class Phase(StrEnum):
@@ -87,6 +92,10 @@ class CoordinatorState:
     """Generations of the same members, one after the other, whose data channel failed before a
     round was committed."""
     late_starts: int = 0
+    script_failures: deque[m.RankDead] = field(default_factory=lambda: deque(maxlen=FAILURES_MAX))
+    """The last ends that scripts have caused (R55)."""
+    scripts_failed: int = 0
+    """All of them."""
     version: int = 0
     unsaved: str = ""
     """Why the last checkpoint was not written; empty if it was."""

@@ -56,7 +56,8 @@ class _Job:
         match status.state:
             case x if x == COMPLETE:
                 verdict = f"It is complete, after {status.round} rounds."
-                return verdict, [], [logs, events, self._command("delete")]
+                failed = ["the script failed on the way: " + one for one in self._scripts()]
+                return verdict, failed, [logs, events, self._command("delete")]
             case x if x == FAILED:
                 first, *more = status.message.splitlines() or ["nobody has said why"]
                 told = [*more[-LINES_MAX:], *([status.hint] if status.hint else [])]
@@ -70,6 +71,11 @@ class _Job:
             case x if x == TRAINING:
                 return self._training()
         return self._starting()
+
+    def _scripts(self) -> Iterator[str]:
+        for failed in self._detail.script_failures[-WORDS_MAX:]:
+            samples = f", {failed.samples}" if failed.samples else ""
+            yield f"{failed.what} on rank {failed.member}{samples}"
 
     def _starting(self) -> tuple[str, list[str], list[str]]:
         """Or training with less than was asked for."""

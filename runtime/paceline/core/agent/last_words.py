@@ -1,0 +1,32 @@
+"""The exception at the end of what a process wrote to stderr.
+
+A script that has called `pl.init()` reports its exception itself. One that fails before has left
+only its traceback, of which the agent keeps the last lines.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from paceline.core.messages import ScriptError
+
+_FRAME: Final = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_ENDS: Final = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
+_NOT_THE_SCRIPTS: Final = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python3[^/]*/")
+
+
+def error_in(stderr: str) -> ScriptError | None:
+    """Return the exception of the last traceback, at the innermost line that is the script's own;
+    None if the text holds no traceback."""
+    lines = stderr.splitlines()
+    frames = [match for match in map(_FRAME.match, lines) if match]
+    if not frames:
+        return None
+    after = lines[max(n for n, line in enumerate(lines) if _FRAME.match(line)) + 1 :]
+    ends = next((match for match in map(_ENDS.match, after) if match), None)
+    if ends is None:
+        return None
+    own = [frame for frame in frames if not _NOT_THE_SCRIPTS.search(frame["file"])]
+    at = (own or frames)[-1]
+    return ScriptError(ends["type"], (ends["message"] or "").strip(), at["file"], int(at["line"]))

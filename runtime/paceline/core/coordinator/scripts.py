@@ -1,0 +1,122 @@
+"""What it means when scripts fail: the accident of one rank, or what every rank will meet (R55).
+
+A rank whose script failed is started again, and its batch is dealt to another rank. If the mistake
+is in the script or in the data, that kills one rank after the other until nobody has the weights.
+So the second failure that cannot be chance ends the job and names the script: the same exception at
+the same line on another rank, or another process that ended while it had the same batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from paceline.core import messages as m
+from paceline.core.agent.exits import how_it_ended, is_scripts_own
+from paceline.core.coordinator.state import CoordinatorState
+from paceline.core.protocol.sampling import batches_of, total_leases
+from paceline.core.status import ScriptFailure
+
+SAMPLES_MAX: Final = 64
+"""Sample numbers of one batch that are listed."""
+TOLD_MAX: Final = 4
+"""Failures that one sentence lists."""
+
+
+def note(c: CoordinatorState, dead: m.RankDead) -> bool:
+    """Remember the end of a process that its script caused.
+
+    Returns:
+        False if the script did not cause it, or if this end is known already."""
+    seen = c.roster.rank(dead.member)
+    if not is_scripts_own(dead) or seen.kill_asked or seen.dismissed:
+        return False
+    if any(known.member == dead.member for known in c.script_failures):
+        return False
+    c.script_failures.append(dead)
+    c.scripts_failed += 1
+    return True
+
+
+def repeated(c: CoordinatorState, dead: m.RankDead) -> str:
+    """Return what failed, in one line, if this failure repeats an earlier one; else an empty
+    string."""
+    others = [known for known in c.script_failures if known.member != dead.member]
+    alike = [known for known in others if _same_line(known, dead) or _same_batch(known, dead)]
+    return told(c, [*alike, dead]) if alike else ""
+
+
+def cause_of_loss(c: CoordinatorState) -> str:
+    """Return what failed, if scripts alone have ended the ranks that had the weights."""
+    failed = {dead.member for dead in c.script_failures}
+    members = set(c.gen.members) if c.gen is not None else failed
+    return told(c, list(c.script_failures)) if failed and members <= failed else ""
+
+
+def told(c: CoordinatorState, failures: Sequence[m.RankDead]) -> str:
+    """Return the failures in one line: what, on which ranks, with which samples."""
+    groups: dict[str, list[m.RankDead]] = {}
+    for dead in failures:
+        at = dead.error
+        key = f"{at.type} {at.file} {at.line}" if at is not None else str(dead.exit_code)
+        groups.setdefault(key, []).append(dead)
+    parts = []
+    for alike in list(groups.values())[:TOLD_MAX]:
+        last = alike[-1]
+        ranks = list(dict.fromkeys(str(dead.member) for dead in alike))
+        samples = list(dict.fromkeys(filter(None, (_samples(c, dead) for dead in alike))))
+        what = _what(last) + (" on rank " if len(ranks) == 1 else " on ranks ")
+        parts.append(what + _listed(ranks) + (f", {_listed(samples)}" if samples else ""))
+    more = len(groups) - len(parts)
+    return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")
+
+
+def at_the_end(c: CoordinatorState) -> str:
+    """Return what a job that is complete has to say about its scripts; empty if none failed."""
+    if not c.scripts_failed:
+        return ""
+    times = "once" if c.scripts_failed == 1 else f"{c.scripts_failed} times"
+    return f"the script failed {times} on the way: {told(c, list(c.script_failures))}"
+
+
+def status(c: CoordinatorState) -> tuple[ScriptFailure, ...]:
+    return tuple(
+        ScriptFailure(dead.member, _what(dead), _samples(c, dead)) for dead in c.script_failures
+    )
+
+
+def last_lines(dead: m.RankDead) -> str:
+    """Return what follows the first line of why it died."""
+    return dead.why.partition("\n")[2]
+
+
+def _what(dead: m.RankDead) -> str:
+    return str(dead.error) if dead.error is not None else how_it_ended(dead.exit_code)
+
+
+def _same_line(one: m.RankDead, other: m.RankDead) -> bool:
+    if one.error is None or other.error is None or one.member[:2] == other.member[:2]:
+        return False
+    return one.error.is_same(other.error)
+
+
+def _same_batch(one: m.RankDead, other: m.RankDead) -> bool:
+    return one.batch is not None and one.batch == other.batch
+
+
+def _samples(c: CoordinatorState, dead: m.RankDead) -> str:
+    """The sample numbers of its batch, as far as this coordinator knows the order of the data."""
+    plans = (s.register.plan for s in c.roster.ranks.values() if s.register is not None)
+    plan = next((plan for plan in plans if plan is not None and plan.samples), None)
+    if dead.batch is None or plan is None or not 0 <= dead.batch.lease < total_leases(plan):
+        return ""
+    parts = batches_of(plan, dead.batch.lease)
+    if not 0 <= dead.batch.part < len(parts):
+        return ""
+    numbers = parts[dead.batch.part]
+    more = f" and {len(numbers) - SAMPLES_MAX} more" if len(numbers) > SAMPLES_MAX else ""
+    return f"samples {', '.join(map(str, numbers[:SAMPLES_MAX]))}{more}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,193 @@
+"""Which failures of scripts end a job, and that none is forgotten (R55)."""
+
+from __future__ import annotations
+
+import pytest
+from tests.core.coordinator.test_coordinator import A, B, C, Desk, rule
+from testing.makers import PLAN
+from msgspec.structs import replace
+from paceline.core import coordinator as coord
+from paceline.core import messages as m
+from paceline.core.coordinator import ending
+from paceline.core.coordinator.report import status
+from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.sampling import batches_of
+from paceline_api.settings import FailureRuleSettings
+from paceline_api.types.enums import FailureAction
+
+BAD = m.ScriptError("OSError", "[Errno 5] bad sector", "/job/train.py", 7)
+OTHER = replace(BAD, line=8)
+FIRST, SECOND = m.DealtBatch(0, 0), m.DealtBatch(1, 0)
+
+
+def trained(*rules: FailureRuleSettings) -> Desk:
+    desk = Desk(replicas=3, rules=rules)
+    desk.pods(0, 1, 2)
+    desk.form(A, B, C)
+    desk.state.had_state = True
+    return desk
+
+
+def dies(
+    desk: Desk,
+    who: MemberId,
+    error: m.ScriptError | None = BAD,
+    batch: m.DealtBatch | None = None,
+    code: int = 1,
+    restarts: bool = True,
+) -> None:
+    why = f"{error}; last lines:\nTraceback" if error is not None else f"exit code {code}"
+    dead = m.RankDead(who, code, why, restarts, error=error, batch=batch)
+    desk.post(coord.FromAgent(dead))
+
+
+def end(desk: Desk) -> tuple[str, str]:
+    outcome = desk.state.outcome
+    return (outcome.reason, outcome.message) if outcome is not None else ("", "")
+
+
+def test_the_same_exception_at_the_same_line_on_a_second_rank_ends_the_job() -> None:
+    desk = trained()
+    dies(desk, A, replace(BAD, message="bad sector 1"), FIRST)
+    assert desk.state.outcome is None, "one rank may be an accident"
+    dies(desk, B, BAD, SECOND)
+    reason, message = end(desk)
+    assert reason == "ScriptFailed"
+    first = message.splitlines()[0]
+    for part in ("OSError: [Errno 5] bad sector (/job/train.py, line 7)", str(A), str(B)):
+        assert part in first
+    for batch in (FIRST, SECOND):
+        numbers = batches_of(PLAN, batch.lease)[batch.part]
+        assert f"samples {', '.join(map(str, numbers))}" in first
+    assert message.splitlines()[1:] == ["Traceback"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((BAD, 1), (OTHER, 1)), ((None, -11), (None, -11)), ((None, 3), (BAD, 1)), ((None, 3), (None, 4))],
+)
+def test_a_second_end_with_the_same_batch_ends_the_job(
+    first: tuple[m.ScriptError | None, int], second: tuple[m.ScriptError | None, int]
+) -> None:
+    """By whatever: an exception at another line, a crash, an exit code. The same place may be the
+    second one, since its batch is dealt to it again."""
+    for who in (B, A._replace(attempt=1)):
+        desk = trained()
+        dies(desk, A, first[0], FIRST, first[1])
+        desk.post(coord.FromAgent(m.RankStarted(who, 7)))
+        dies(desk, who, second[0], FIRST, second[1])
+        assert end(desk)[0] == "ScriptFailed"
+
+
+@pytest.mark.parametrize(
+    ("second", "batch", "code"),
+    [
+        (OTHER, SECOND, 1),
+        (replace(BAD, type="KeyError"), SECOND, 1),
+        (replace(BAD, file=""), SECOND, 1),
+        (None, FIRST, -9),
+        (None, FIRST, -15),
+        (None, None, 3),
+    ],
+)
+def test_two_accidents_do_not_end_a_job(
+    second: m.ScriptError | None, batch: m.DealtBatch | None, code: int
+) -> None:
+    """Another line, another exception, a signal from outside."""
+    desk = trained()
+    dies(desk, A, BAD, FIRST)
+    dies(desk, B, second, batch, code)
+    assert desk.state.outcome is None
+
+
+def test_one_place_alone_may_raise_at_the_same_line_again() -> None:
+    """backoffLimit bounds that."""
+    desk = trained()
+    dies(desk, A, BAD, FIRST)
+    dies(desk, A._replace(attempt=1), BAD, SECOND)
+    assert desk.state.outcome is None
+
+
+@pytest.mark.parametrize("action", [FailureAction.COUNT, FailureAction.IGNORE])
+def test_a_rule_for_the_exit_code_is_stronger(action: FailureAction) -> None:
+    desk = trained(rule(action, 1))
+    dies(desk, A)
+    dies(desk, B)
+    assert desk.state.outcome is None
+
+
+def test_after_the_last_round_a_failure_takes_nothing_away() -> None:
+    desk = trained()
+    assert desk.state.gen is not None
+    desk.say(m.Stopped(desk.state.gen.id, C, 9))
+    dies(desk, A)
+    dies(desk, B)
+    assert desk.state.outcome is None
+
+
+def test_lost_weights_are_told_as_what_has_lost_them() -> None:
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    desk.form(A, B)
+    desk.state.had_state = True
+    dies(desk, A, BAD, FIRST)
+    dies(desk, B, OTHER, SECOND)
+    for who in (A._replace(attempt=1), B._replace(attempt=1)):
+        desk.post(coord.FromAgent(m.RankStarted(who, 7)))
+    ending.fail(desk.state, "StateLost", "all ranks are lost")
+    reason, message = end(desk)
+    assert reason == "ScriptFailed"
+    for part in ("line 7", "line 8", str(A), str(B), "all ranks are lost"):
+        assert part in message.splitlines()[0]
+
+
+def test_lost_weights_of_ranks_that_were_killed_stay_lost_weights() -> None:
+    desk = trained()
+    dies(desk, A)
+    dies(desk, B, None, None, -9)
+    ending.fail(desk.state, "StateLost", "all ranks are lost")
+    assert end(desk) == ("StateLost", "all ranks are lost")
+
+
+def test_a_complete_job_tells_which_scripts_failed_on_the_way() -> None:
+    desk = trained()
+    dies(desk, A, BAD, FIRST)
+    assert desk.state.gen is not None
+    at = desk.state.gen.id
+    for who in (B, C):
+        desk.say(m.Stopped(at, who, 9))
+    ending.release(desk.state, at, 9)
+    dies(desk, A._replace(attempt=1), OTHER, None, restarts=False)
+    for who in (B, C):
+        desk.post(coord.FromAgent(m.RankDead(who, 0, "", False, (at, 9))))
+    reason, message = end(desk)
+    assert reason == "Complete"
+    assert "the script failed 2 times" in message
+    for part in (str(BAD), str(OTHER), str(A)):
+        assert part in message
+    told = [one.message for one in desk.state.history.happenings if one.reason == "RankDied"]
+    assert len(told) == 2, "each has its event, in whichever phase it was"
+    assert [one.what for one in status(desk.state).script_failures] == [str(BAD), str(OTHER)]
+
+
+def test_a_new_coordinator_hears_of_the_failures_before_it() -> None:
+    desk = Desk(replicas=3)
+    desk.pods(0, 1, 2)
+    earlier = m.RankDead(A, 1, str(BAD), True, error=BAD)
+    hello = m.AgentHello(0, 0, "h", "", (), (A,), failures=(earlier,))
+    for _ in range(2):  # and once only, however often a pod says hello
+        desk.post(coord.FromAgent(hello))
+    assert desk.state.scripts_failed == 1
+    desk.state.had_state = True
+    dies(desk, B)
+    assert end(desk)[0] == "ScriptFailed"
+
+
+def test_rounds_that_no_heartbeat_has_told_of_count_before_a_crash() -> None:
+    """A crash in the fourth batch is none before the first round."""
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    desk.form(A, B)
+    desk.post(coord.FromAgent(m.RankDead(A, 1, str(BAD), True, error=BAD, version=3)))
+    assert desk.state.outcome is None
+    assert desk.state.had_state

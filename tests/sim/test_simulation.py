@@ -75,7 +75,9 @@ def test_what_is_complete_stays_complete(
 
 @bounded(100)
 @given(
-    worlds(), seeds, faults(Kind.RAISE, Kind.RAISE, Kind.KILL, Kind.CRASH, Kind.RECONNECT, Kind.JOIN)
+    worlds(),
+    seeds,
+    faults(Kind.RAISE, Kind.RAISE, Kind.KILL, Kind.CRASH, Kind.RECONNECT, Kind.JOIN),
 )
 def test_a_mistake_of_the_script_ends_the_job_on_the_second_rank_that_meets_it(
     world: World, seed: int, what: list[Fault]

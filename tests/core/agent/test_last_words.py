@@ -20,12 +20,14 @@ LIBRARY = '  File "/usr/lib/python3.11/json/__init__.py", line 346, in loads\n  
         (
             f'Traceback (most recent call last):\n  File "/a/train.py", line 9, in f\n{LIBRARY}'
             "json.decoder.JSONDecodeError: Expecting value: line 1",
-            ScriptError("json.decoder.JSONDecodeError", "Expecting value: line 1", "/a/train.py", 9),
+            ScriptError(
+                "json.decoder.JSONDecodeError", "Expecting value: line 1", "/a/train.py", 9
+            ),
         ),
         (
             '  File "train.py", line 2, in <module>\n    x = (\n        ^\n'
-            "SyntaxError: \'(\' was never closed",
-            ScriptError("SyntaxError", "\'(\' was never closed", "train.py", 2),
+            "SyntaxError: '(' was never closed",
+            ScriptError("SyntaxError", "'(' was never closed", "train.py", 2),
         ),
         (
             '  File "a.py", line 1, in g\nKeyError: 1\n\nDuring handling of the above exception, '

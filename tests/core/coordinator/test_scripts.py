@@ -64,7 +64,12 @@ def test_the_same_exception_at_the_same_line_on_a_second_rank_ends_the_job() -> 
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [((BAD, 1), (OTHER, 1)), ((None, -11), (None, -11)), ((None, 3), (BAD, 1)), ((None, 3), (None, 4))],
+    [
+        ((BAD, 1), (OTHER, 1)),
+        ((None, -11), (None, -11)),
+        ((None, 3), (BAD, 1)),
+        ((None, 3), (None, 4)),
+    ],
 )
 def test_a_second_end_with_the_same_batch_ends_the_job(
     first: tuple[m.ScriptError | None, int], second: tuple[m.ScriptError | None, int]

@@ -162,8 +162,7 @@ class Reason(_Told):
     FAILURE_POLICY = "FailurePolicy", "A rule of spec.failurePolicy says that the job has failed."
     SCRIPT_FAILED = (
         "ScriptFailed",
-        "The script failed in the same way on several ranks, with the same batch, or before the "
-        "first round; the message names the exception, the samples and the ranks.",
+        "The script failed on several ranks alike, with the same batch, or before the first round.",
     )
     SCRIPT_TOOK_NO_PART = (
         "ScriptTookNoPart",

@@ -1,9 +1,9 @@
 """Which ranks are slow for long, and which step of `spec.straggler.respond` is in force.
 
 One judgement for everybody who acts on it: the coordinator (and so a local run) and the operator.
-A rank is slow when its median step takes `slowdownFactor` times the median of all ranks for
-`windowRounds` rounds. The steps of the ladder follow each other, a cooldown apart, while it stays
-slow. A rank that is not measured just now (it was started again, it joins) keeps its place on the
+A rank is slow when its median step takes `slowdownFactor` times the median of all ranks, and at
+least `GAP_MIN_S` more, for `windowRounds` rounds. The steps of the ladder follow each other, a
+cooldown apart, while it stays slow. A rank that is not measured just now (it was started again, it joins) keeps its place on the
 ladder: only one that was seen to be fast leaves it. Pure: what was known comes in, what is to be
 remembered goes out.
 """
@@ -20,6 +20,9 @@ from paceline_api.types.enums import StragglerResponse
 
 MIN_S: Final = 1.0
 """Shortest time for which a rank must be slow, and between two steps against it."""
+GAP_MIN_S: Final = 0.010
+"""A step must also be longer than the median by this. Steps of a few milliseconds differ by more
+than any factor where ranks share processors, and nobody gains from a replacement."""
 NS_PER_S: Final = 1e9
 
 
@@ -76,7 +79,7 @@ def judge(
             if pace.key in since:
                 kept[pace.key] = since[pace.key]
             continue
-        if pace.step_s < settings.slowdown_factor * norm_s:
+        if pace.step_s < max(settings.slowdown_factor * norm_s, norm_s + GAP_MIN_S):
             continue
         first_s = kept[pace.key] = since.get(pace.key, now_s)
         if now_s - first_s < window_s and pace.key not in confirmed:

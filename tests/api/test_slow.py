@@ -33,6 +33,14 @@ def test_slow_for_the_whole_window_and_then_up_the_ladder() -> None:
         assert (slow.action, found.look_again_s) == (action, again_s)
 
 
+def test_steps_of_a_few_milliseconds_are_never_slow() -> None:
+    """Ranks that share processors: a factor of 8, and nothing to gain."""
+    since = {"b": 1.0, "c": 1.0}
+    assert look(50.0, since, a=0.001, b=0.002, c=0.008).slow == ()
+    [slow] = look(50.0, since, a=0.001, b=0.002, c=0.013).slow
+    assert slow.key == "c"
+
+
 def test_who_was_seen_to_be_fast_begins_anew_and_who_is_not_measured_does_not() -> None:
     since = {"b": 10.0, "c": 10.0, "gone": 10.0}
     assert look(50.0, since, a=0.1, b=0.1, c=0.0).since == {"c": 10.0}

@@ -355,7 +355,7 @@ def fail(folder: Path, **parts: str) -> tuple[int, str, str]:
     script = FAILING
     for name in ("before", "item", "workers", "body", "after"):
         usual = {"before": "", "workers": "0"}.get(name, "pass")
-        script = script.replace("{%s}" % name, parts.get(name, usual))
+        script = script.replace(f"{{{name}}}", parts.get(name, usual))
     (folder / "train.py").write_text(script)
     run = ForkedRun(folder, "[python, train.py]", "--quiet", "--set=spec.replicas=3")
     code, said = run.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import pytest
@@ -12,12 +13,15 @@ from paceline.core.status import (
     Condition,
     RankPhase,
     RankStatus,
+    ScriptFailure,
     Status,
     StragglerStatus,
 )
 from paceline.jobs.core import rendering
 from paceline.jobs.core.explain import COMMANDS_MAX, WORDS_MAX, explain
 from paceline.jobs.interface import Explanation, JobEvent, JobStatus, LogLine
+from paceline_api.rounds import RoundSettings
+from paceline_api.types.enums import Mode
 
 
 def status(state: str = "Training", **more: Any) -> JobStatus:
@@ -48,6 +52,47 @@ def test_the_blamed_rank_is_named_with_its_node() -> None:
     assert "rank 1 holds it up: its step takes 210 %" in found.verdict
     assert found.because == ("rank 1 on node1: 210 % of the median step; in force: Replace",)
     assert found.commands[0] == "paceline logs digits -n team --rank 1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "waits"),
+    [
+        (RoundSettings(mode=Mode.FULL), True),
+        (RoundSettings(mode=Mode.SHADOW), True),
+        (RoundSettings(mode=Mode.DEADLINE, quorum=1), True),
+        (RoundSettings(mode=Mode.QUORUM, quorum=2), True),
+        (RoundSettings(mode=Mode.QUORUM, quorum_percent=100), True),
+        (RoundSettings(mode=Mode.QUORUM, quorum=1), False),
+        (RoundSettings(mode=Mode.QUORUM, quorum_percent=50), False),
+        (RoundSettings(mode=Mode.MAJORITY), False),
+        (RoundSettings(mode=Mode.SOLO), False),
+    ],
+)
+def test_a_slow_rank_holds_up_only_a_job_that_waits_for_it(
+    settings: RoundSettings, waits: bool
+) -> None:
+    slow = StragglerStatus(MemberId(1, 0, 1000), 210, 0.0, "Tolerate")
+    detail = Status("digits", "", ranks=(rank(0), rank(1)), stragglers=(slow,), settings=settings)
+    verdict = told(status(detail=detail)).verdict
+    assert ("holds it up" in verdict) is waits
+    assert ("nobody waits" in verdict) is not waits
+    assert "rank 1" in verdict
+
+
+def test_commands_can_be_pasted_into_a_shell() -> None:
+    place = "/a path/it's here/runs/digits 1"
+    for command in told(status("Suspended", place=place), cluster=False).commands:
+        words = shlex.split(command)
+        assert words[0] == "paceline"
+        assert words[2] == place
+
+
+def test_a_complete_job_names_the_scripts_that_failed() -> None:
+    failed = ScriptFailure(MemberId(1, 0, 0), "KeyError: 'x' (a.py, line 3)", "samples 4, 5")
+    found = told(status("Complete", detail=Status("digits", "", script_failures=(failed,))))
+    assert found.because == (
+        "the script failed on the way: KeyError: 'x' (a.py, line 3) on rank 1.0#0, samples 4, 5",
+    )
 
 
 def test_it_does_not_start() -> None:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import pytest
 from paceline.core.protocol.ids import MemberId
-from paceline.core.status import Condition, RankPhase, RankStatus, Status
+from paceline.core.status import (
+    Condition,
+    Outcome,
+    RankPhase,
+    RankStatus,
+    Status,
+    StragglerStatus,
+)
 from paceline.jobs.core import from_run
+from paceline.jobs.core.explain import explain
 from paceline.jobs.core.waiting import reached
-from paceline.jobs.interface import TRAINING, Until
+from paceline.jobs.interface import TRAINING, JobEvent, Until
 from paceline_api.reasons import ConditionType
 
 
@@ -29,3 +37,32 @@ def test_a_job_that_was_just_scaled_does_not_train_with_all_that_are_wanted(
     )
     assert (told.state, told.ready, told.replicas) == (TRAINING, 2, wanted)
     assert reached(told, Until.TRAINING) == all_take_part
+
+
+@pytest.mark.parametrize("suspended", [False, True])
+def test_a_job_at_rest_shows_how_its_ranks_ended_and_nothing_that_was_under_way(
+    suspended: bool,
+) -> None:
+    ranks = (
+        RankStatus(MemberId(0, 0, 0), RankPhase.DEAD, why="it has ended", finished=True),
+        RankStatus(MemberId(1, 0, 0), RankPhase.DEAD, why="signal 9 (SIGKILL)"),
+    )
+    resizing = Condition(ConditionType.RESIZING, "ReplicasDiffer", "1 replicas run, 2 are", 0.0)
+    slow = StragglerStatus(MemberId(0, 0, 0), 300, 0.0, "Tolerate")
+    outcome = None if suspended else Outcome(True, "Complete", "9 rounds")
+    told = from_run.running(
+        *("first", "runs/first-1"),
+        Status(
+            "first", "u", ranks=ranks, conditions=(resizing,), stragglers=(slow,), outcome=outcome
+        ),
+        replicas=2,
+        suspended="Suspended" if suspended else "",
+        rounds_per_s_now=0.0,
+        left_s=None,
+        age_s=0.0,
+    )
+    assert told.detail is not None
+    assert [rank.state for rank in told.detail.ranks] == [RankPhase.FINISHED, RankPhase.DEAD]
+    assert (told.detail.conditions, told.detail.stragglers) == ((), ())
+    warned = [JobEvent(1.0, True, "RankSlow", "old"), JobEvent(2.0, True, "RankDied", "rank 1")]
+    assert explain(told, warned, flags="", cluster=False).because == ("RankDied: rank 1",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from signal import SIGHUP, SIGKILL, SIGSTOP
+from signal import SIGHUP, SIGINT, SIGKILL, SIGSTOP
 
 import pytest
 
@@ -164,3 +164,46 @@ def test_an_agent_that_is_stopped_for_good_at_the_end_is_not_waited_for(
     assert any("AgentSilent: the agent of replica 1" in line for line in result["said"])
     assert result["left_over"], "what the agent has not reaped"
     check(history, result | {"left_over": 0})
+
+
+SAVES = """
+import time
+import torch
+import paceline as pl
+
+pl.init()
+model = torch.nn.Linear(4, 1)
+data = torch.utils.data.TensorDataset(torch.ones(64, 4), torch.ones(64, 1))
+optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
+loader = pl.DataLoader(data, batch_size=8, seed=0)
+for epoch in loader.epochs(1):
+    for x, y in loader:
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+time.sleep(1)
+print("saving", flush=True)
+time.sleep(HOW_LONG)
+print("saved", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("interrupts", "seconds"), [(1, 1), (2, 600)])
+def test_an_interrupt_of_a_job_that_is_complete_leaves_it_complete(
+    tmp_path: Path, interrupts: int, seconds: int
+) -> None:
+    """The first one lets the scripts end, the second one ends them; neither changes how the job
+    has ended. Afterwards its status shows nothing that was under way."""
+    (tmp_path / "train.py").write_text(SAVES.replace("HOW_LONG", str(seconds)))
+    run = ForkedRun(tmp_path, "[python, train.py]", "--quiet", "--run-dir", "runs/one")
+    run.until("saving")
+    for _ in range(interrupts):
+        run.process.send_signal(SIGINT)
+    code, said = run.wait()
+    assert "job job: Complete" in said
+    assert code == 0
+    assert ("] saved" in said) is (interrupts == 1)
+    status = json.loads((tmp_path / "runs" / "one" / "status.json").read_text())
+    assert status["outcome"]["complete"]
+    assert status["conditions"] == []
+    if interrupts == 1:
+        assert {rank["state"] for rank in status["ranks"]} == {"finished"}

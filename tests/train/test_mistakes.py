@@ -87,7 +87,7 @@ def test_what_a_worker_of_the_loader_raised_has_its_own_line() -> None:
     """torch hands it on as text, from the line of the loop over the loader."""
     text = (
         "Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call "
-        'last):\n  File "/venv/lib/python3.11/site-packages/torch/utils/data/fetch.py", line 54, in '
+        'last):\n  File "/venv/lib/python3.11/site-packages/torch/utils/fetch.py", line 54, in '
         'fetch\n    data = [self.dataset[i]]\n  File "/job/data.py", line 12, in __getitem__\n'
         "    raise KeyError('label')\nKeyError: 'label'\n"
     )

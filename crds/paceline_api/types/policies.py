@@ -58,7 +58,8 @@ class StragglerDetection(Model):
     """Rounds over which step times are compared."""
 
     slowdown_factor: Annotated[Number, Field(gt=1, le=100)] | None = behaviour(1.5)
-    """A rank is a straggler when its median step takes this many times the median of all ranks."""
+    """A rank is a straggler when its median step takes this many times the median of all ranks, and
+    at least 10 ms more."""
 
 
 class Straggler(Model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,7 @@ def planned(named: str, where: Where, overrides: Sequence[str]) -> Planned:
             exit_code=EXIT_BAD_INPUT,
         )
     job = resolve(load_job(path, overrides))
-    hint = f"say `paceline plan {named} --measure`, or run it here"
+    hint = f"say `paceline plan {shlex.quote(named)} --measure`, or run it here"
     return Planned(job, path, plan_file.path_of(job), lambda: plan_file.of_runs(job), hint)
 
 

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 from paceline_api.rounds import RoundSettings
 
 from paceline.core.messages import Network
@@ -147,6 +148,8 @@ class RankStatus(Struct, frozen=True):
     """What carries its data channel to other pods, as its agent has found out."""
     why: str = ""
     """Dead, suspect: what is known about it."""
+    finished: bool = False
+    """It has made the last round, whatever became of its process since."""
 
 
 class ShadowStatus(Struct, frozen=True):
@@ -338,6 +341,18 @@ class Status(Struct, frozen=True):
     """Set once the job has ended."""
     silent: tuple[int, ...] = ()
     """Replicas whose agents say nothing after the release; the job ends without their word."""
+
+
+def at_rest(status: Status, outcome: Outcome | None) -> Status:
+    """Return the status of a job of which nothing runs any more: it has ended, or is suspended.
+
+    A rank that made the last round has finished, and what held while rounds ran (conditions,
+    stragglers) holds no more."""
+    ranks = tuple(
+        replace(rank, state=RankPhase.FINISHED, why="") if rank.finished else rank
+        for rank in status.ranks
+    )
+    return replace(status, ranks=ranks, conditions=(), stragglers=(), outcome=outcome)
 
 
 def place_of(member: MemberId, procs: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import shlex
 import shutil
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -217,8 +218,8 @@ class LocalJobs:
         if not (known := with_steps(pods)):
             raise NoSamplesError(
                 f"no steps are known of the run in {run.folder}",
-                hint=f"ask again when it has made some; `paceline explain {name}` says what it "
-                "waits for",
+                hint="ask again when it has made some; "
+                f"`paceline explain {shlex.quote(name)}` says what it waits for",
             )
         return Samples(known, tuple(silent), str(run.folder))
 

@@ -21,7 +21,7 @@ from paceline_api.types.durations import format_duration
 from paceline import scratch
 from paceline.clock import NS_PER_S, now_ns, wall_s
 from paceline.core.faults import Fault
-from paceline.core.status import Outcome, Status
+from paceline.core.status import Outcome, Status, at_rest
 from paceline.local import index
 from paceline.local.client import Client, CoordinatorAwayError
 from paceline.local.cluster import Cluster
@@ -46,6 +46,8 @@ IDLE_S: Final = 20.0
 STATUS: Final = "status.json"
 """What a run leaves in its folder: its last status, with how it ended."""
 INTERRUPTED: Final = "Interrupted"
+RELEASED: Final = "Released"
+"""Happening: all ranks have made the last round."""
 SUSPENDING: Final = "Suspending"
 SUSPENDED: Final = "Suspended"
 
@@ -93,7 +95,9 @@ class Runner:
         self._status: Status | None = None
         self._released = False
         """A coordinator has said so; a later one may find nobody left who knows."""
-        self._interrupts = 0
+        self._interrupts = self._late_interrupts = 0
+        self._complete_first = False
+        """The ranks were released with the whole job done before anybody wanted to end it."""
         self._removed = False
         self._at_once = asyncio.Event()
         """Ends the processes that there are now."""
@@ -115,7 +119,16 @@ class Runner:
             self.interrupt()
 
     def interrupt(self) -> None:
-        """Ctrl-C: the first time drain and stop at an agreed round, the second time end at once."""
+        """Ctrl-C: the first time drain and stop at an agreed round, the second time end at once.
+
+        Of a job that is complete only the scripts still run, and nothing changes how it ended."""
+        if self._complete_first:
+            self._late_interrupts += 1
+            if self._late_interrupts > 1:
+                self._at_once.set()
+            else:
+                self._say("the job is complete; its scripts end, Ctrl-C again ends them at once")
+            return
         self._interrupts += 1
         if self._interrupts == 1 and self._suspended != SUSPENDED:
             self._stop("; Ctrl-C again ends at once")
@@ -123,7 +136,7 @@ class Runner:
             self.end_at_once()
 
     def end_at_once(self) -> None:
-        self._interrupts += 1
+        self._interrupts += not self._complete_first
         self._at_once.set()
         self._resumed.set()
 
@@ -202,7 +215,7 @@ class Runner:
             outcome=outcome,
             status=self._status,
             timeline=self._timeline,
-            interrupted=self._interrupts > 0,
+            interrupted=self._interrupts > 0 and not self._is_whole(outcome),
             left_over=left_over,
             removed=self._removed,
         )
@@ -259,9 +272,15 @@ class Runner:
         """Whether it ended for that, and not because it was complete just then, or has failed."""
         if not self._suspended or self._interrupts:
             return False
+        rests = outcome.complete or outcome.reason == INTERRUPTED
+        return rests and not self._is_whole(outcome)
+
+    def _is_whole(self, outcome: Outcome) -> bool:
+        """Return True if the job was complete when somebody wanted to end it."""
         progress = self._status.log.progress if self._status is not None else None
-        whole = outcome.complete and progress is not None and progress >= 1.0
-        return not whole and (outcome.complete or outcome.reason == INTERRUPTED)
+        return outcome.complete and (
+            self._complete_first or (progress is not None and progress >= 1.0)
+        )
 
     async def _until_resumed(self) -> None:
         self._suspended = SUSPENDED
@@ -281,9 +300,9 @@ class Runner:
     def _keep(self, outcome: Outcome) -> None:
         """What `paceline status` shows from now on."""
         status = self._status or Status(self._job.name, "", replicas=self._job.replicas)
-        if self._interrupts:
+        if self._interrupts and not self._is_whole(outcome):
             outcome = Outcome(complete=False, reason=INTERRUPTED, message="ended by the user")
-        status = msgspec.structs.replace(status, outcome=outcome)
+        status = at_rest(status, outcome)
         text = msgspec.json.format(msgspec.json.encode(status)).decode()
         try:
             write(self._run_dir, STATUS, text)
@@ -307,6 +326,8 @@ class Runner:
         watch.cancel()
         if cluster.broken in done:
             return cluster.broken.result()
+        if at_once in done and self._complete_first:
+            return self._complete()
         if at_once in done:
             return Outcome(complete=False, reason=INTERRUPTED, message="ended by the user")
         assert limit_ns is not None
@@ -348,6 +369,8 @@ class Runner:
         for happening in self._timeline.add(status, now_ns()):
             first, _, more = happening.message.partition("\n")
             self._say(f"{happening.reason}: {first}{' ...' if more else ''}")
+            if happening.reason == RELEASED and not self._interrupts and not self._suspended:
+                self._complete_first = True
         cluster.heard(status)
         self._show(status, self._timeline)
         self._tell()

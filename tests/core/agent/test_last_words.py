@@ -6,39 +6,31 @@ import pytest
 from paceline.core.agent.last_words import error_in
 from paceline.core.messages import ScriptError
 
+HEAD = "Traceback (most recent call last):\n"
 LIBRARY = '  File "/usr/lib/python3.11/json/__init__.py", line 346, in loads\n    return x\n'
 
 
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        (
-            'Traceback (most recent call last):\n  File "train.py", line 4, in <module>\n'
-            "    raise ImportError(1)\nImportError: no such lib",
-            ScriptError("ImportError", "no such lib", "train.py", 4),
-        ),
-        (
-            f'Traceback (most recent call last):\n  File "/a/train.py", line 9, in f\n{LIBRARY}'
-            "json.decoder.JSONDecodeError: Expecting value: line 1",
-            ScriptError(
-                "json.decoder.JSONDecodeError", "Expecting value: line 1", "/a/train.py", 9
-            ),
-        ),
-        (
-            '  File "train.py", line 2, in <module>\n    x = (\n        ^\n'
-            "SyntaxError: '(' was never closed",
-            ScriptError("SyntaxError", "'(' was never closed", "train.py", 2),
-        ),
-        (
-            '  File "a.py", line 1, in g\nKeyError: 1\n\nDuring handling of the above exception, '
-            'another exception occurred:\n\n  File "a.py", line 5, in f\nMyError',
-            ScriptError("MyError", "", "a.py", 5),
-        ),
-        ("Killed", None),
-        ("cannot open shard: exit", None),
-        ("", None),
-    ],
-)
+CASES: dict[str, ScriptError | None] = {
+    f'{HEAD}  File "train.py", line 4, in <module>\n    raise E(1)\nImportError: no such lib': (
+        ScriptError("ImportError", "no such lib", "train.py", 4)
+    ),
+    f'{HEAD}  File "/a/train.py", line 9, in f\n{LIBRARY}json.decoder.JSONDecodeError: Expecting': (
+        ScriptError("json.decoder.JSONDecodeError", "Expecting", "/a/train.py", 9)
+    ),
+    "  File \"train.py\", line 2, in <module>\n    x = (\n        ^\nSyntaxError: '(' is open": (
+        ScriptError("SyntaxError", "'(' is open", "train.py", 2)
+    ),
+    '  File "a.py", line 1, in g\nKeyError: 1\n\nDuring handling of the above exception, another '
+    'exception occurred:\n\n  File "a.py", line 5, in f\nMyError': (
+        ScriptError("MyError", "", "a.py", 5)
+    ),
+    "Killed": None,
+    "cannot open shard: exit": None,
+    "": None,
+}
+
+
+@pytest.mark.parametrize(("text", "error"), CASES.items())
 def test_the_last_exception_is_found_at_the_scripts_own_line(
     text: str, error: ScriptError | None
 ) -> None:

@@ -126,6 +126,10 @@ def register(who: MemberId, last: GenerationId = NO_GENERATION, **facts: Any) ->
     )
 
 
+FORMED = dict.fromkeys(("members", "with_state", "active", "gen_active"), (A, B, C))
+"""Of a report after a generation of these three."""
+
+
 def prepared(who: MemberId, proposal: GenerationId, **facts: Any) -> m.Prepared:
     given = {
         "last": NO_GENERATION,
@@ -848,6 +852,34 @@ def test_nothing_is_started_after_the_release() -> None:
     assert [(e.slot, e.message) for e in told] == [(s, m.Closing()) for s in (0, 1)]
     late = coord.FromAgent(m.AgentHello(1, 1, "h", "", (member(1)._replace(attempt=1000),), ()))
     assert desk.post(late) == [m.Closing()]
+
+
+def test_a_death_is_not_told_as_the_lost_channel_of_another_rank() -> None:
+    """The complaint of a peer comes before the word of the dead rank's agent."""
+    desk = Desk(replicas=3)
+    desk.pods(0, 1, 2)
+    generation = desk.form(A, B, C)
+    desk.say(m.Complain(generation, C, 1, "Connection reset by peer", B))
+    desk.post(coord.FromAgent(m.RankDead(B, -9, "signal 9 (SIGKILL)", True)), 50)
+    desk.post(coord.Tick(), 200)
+    for who in (A, C):
+        desk.say(prepared(who, desk.state.proposal, last=generation, has_state=True, **FORMED))
+    [*_, change] = status(desk.state).changes
+    assert change.why == f"rank {B}: signal 9 (SIGKILL)"
+    formed = [one for one in desk.state.history.happenings if one.reason == "GenerationFormed"]
+    assert formed[-1].facts["why"] == change.why
+
+
+def test_a_lost_channel_without_a_death_is_told_as_what_it_is() -> None:
+    desk = Desk(replicas=3)
+    desk.pods(0, 1, 2)
+    generation = desk.form(A, B, C)
+    desk.say(m.Complain(generation, C, 1, "Connection reset by peer", B))
+    desk.post(coord.Tick(), 250)
+    for who in (A, B, C):
+        desk.say(prepared(who, desk.state.proposal, last=generation, has_state=True, **FORMED))
+    [*_, change] = status(desk.state).changes
+    assert change.why == f"rank {C} lost its data channel (rank {B}): Connection reset by peer"
 
 
 def rule(action: FailureAction, *codes: int) -> FailureRuleSettings:

@@ -40,6 +40,7 @@ def from_agent(c: CoordinatorState, message: m.AgentMessage) -> bool:
             pod = c.roster.pod(*m.pod_of(message.member), c.now_ns)
             pod.living.discard(message.member)
             hearing.committed(c, message.version)
+            c.roster.rank(message.member).finished = message.released is not None
             fails = scripts.note(c, message)
             _died(c, message.member, message.why, message.exit_code, fails=fails)
             ending.prove(c, message.released)

@@ -16,6 +16,7 @@ from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.differences import difference
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
+from paceline.core.protocol.records import Gen
 from paceline.core.protocol.rows import members_of
 from paceline.core.protocol.snapshot import Kept
 
@@ -238,15 +239,27 @@ def _commit(c: CoordinatorState, commit: m.Commit) -> None:
     c.tell_pace()
     _who_starts_over(c, commit)
     _who_draws_alike(c, commit)
-    why = _with_all_who_came(c.history.cause_why, came)
+    why = _with_all_who_came(_true_cause(c, gen, c.history.cause_why), came)
     c.history.committed_generation(gen, why, c.now_ns, c.wall_s)
     c.happened(
         "GenerationFormed",
         f"generation {gen.id}: {len(gen.members)} ranks, {len(gen.active)} active",
-        {"why": _with_all_who_came(c.why, came), "version": str(gen.version)},
+        {
+            "why": _with_all_who_came(_true_cause(c, gen, c.why), came),
+            "version": str(gen.version),
+        },
     )
-    c.why = c.waits = ""
+    c.why = c.waits = c.complaint = ""
     c.roster.forget_dead(set(gen.members), DEAD_KEPT)
+
+
+def _true_cause(c: CoordinatorState, gen: Gen, why: str) -> str:
+    """Return the deaths behind a complaint: whoever lost its data channel says so sooner than the
+    agent of the rank that died, and names itself first."""
+    if not why or why != c.complaint:
+        return why
+    dead = ((left.member, c.roster.rank(left.member).dead) for left in gen.left_out)
+    return "; ".join(f"rank {member}: {evidence}" for member, evidence in dead if evidence) or why
 
 
 def _with_all_who_came(why: str, came: Iterable[MemberId]) -> str:

@@ -208,6 +208,7 @@ def _complain(c: CoordinatorState, message: m.Complain) -> None:
         return
     if c.phase is Phase.PREPARING and message.member in c.asked:
         return  # the change under way repairs it; each new proposal would cost all ranks a report
+    c.complaint = why
     c.want_change(why, within)
 
 

@@ -92,6 +92,7 @@ def _rank(c: CoordinatorState, member: MemberId, surplus: set[MemberId]) -> Rank
         facts=_own(seen),
         carrier=seen.carrier,
         why=seen.dead or seen.suspect,
+        finished=seen.finished or seen.stopped is not None,
     )
 
 

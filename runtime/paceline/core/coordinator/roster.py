@@ -48,6 +48,8 @@ class KnownRank:
     mute: bool = False
     """Suspect since it owed an answer: a heartbeat is none."""
     dismissed: bool = False
+    finished: bool = False
+    """Its process has ended after it was released (R17)."""
     newborn: bool = False
     """Its agent started it while this coordinator was in power, and it has never registered: it
     can be in no generation that this coordinator does not know."""

@@ -23,7 +23,6 @@ from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.records import Gen, Request
 from paceline.core.status import Outcome, StragglerStatus
 
-
 FAILURES_MAX: Final = 64
 
 
@@ -76,6 +75,8 @@ class CoordinatorState:
     """Members whose data channel failed: they wait for the next change and owe nothing."""
     why: str = ""
     """What the current change is about."""
+    complaint: str = ""
+    """The last complaint about a data channel: mostly the echo of a death (`changing`)."""
     waits: str = ""
     """What evidence it waits for (R6)."""
     joins_ns: int | None = None

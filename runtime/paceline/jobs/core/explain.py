@@ -6,8 +6,12 @@ the words of whoever said it.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
+
+from paceline_api.reasons import Reason
+from paceline_api.types.enums import Mode
 
 from paceline.core.messages import pod_of
 from paceline.core.status import RankPhase, RankStatus, Status, StragglerStatus, place_of
@@ -26,6 +30,8 @@ WORDS_MAX: Final = 5
 """Of the history: the last warnings."""
 LINES_MAX: Final = 12
 """Of a failed rank's last words."""
+_PASSING: Final = (Reason.RANK_SLOW, Reason.RANK_BENCHED, Reason.QUORUM_REDUCED)
+"""Warnings about rounds under way."""
 _UNDER_WAY: Final = {
     "Resizing": "It trains, and workers are being added, replaced or taken away.",
     "Suspending": "It is being suspended: it stops after a checkpoint, then its pods go.",
@@ -40,7 +46,7 @@ def explain(
     tell more."""
     job = _Job(status, flags, cluster)
     verdict, because, commands = job.told()
-    because = [*because, *job.conditions(because), *_warnings(events)]
+    because = [*because, *job.conditions(because), *job.warnings(events)]
     return Explanation(verdict, tuple(because), tuple(dict.fromkeys(commands))[:COMMANDS_MAX])
 
 
@@ -102,13 +108,26 @@ class _Job:
             return f"{verdict} up.", [], [f"{self._command('status')} --watch", wide, logs]
         worst = slow[0]
         rank = place_of(worst.member, self._detail.procs)
-        verdict = f"It trains, and rank {rank} holds it up: its step takes {worst.percent} % of the"
+        takes = f"its step takes {worst.percent} % of the median"
+        verdict = f"It trains, and rank {rank} holds it up: {takes}."
+        if not self._waits_for_all():
+            mode = self._detail.settings.mode
+            verdict = f"It trains; rank {rank} is slow ({takes}), and in mode {mode} nobody waits."
         because = [*map(self._slow, slow)]
         return (
-            f"{verdict} median.",
+            verdict,
             because,
             [f"{logs} --rank {rank}", wide, self._command("events")],
         )
+
+    def _waits_for_all(self) -> bool:
+        """Return True if a round of the job's mode can wait for its slowest rank."""
+        settings, ranks = self._detail.settings, self._detail.ranks
+        if settings.mode in (Mode.FULL, Mode.SHADOW, Mode.DEADLINE):
+            return True
+        active = sum(rank.state == RankPhase.ACTIVE for rank in ranks)
+        quorum = settings.quorum or -(-settings.quorum_percent * active // 100)
+        return settings.mode is Mode.QUORUM and quorum >= active
 
     def _slow(self, slow: StragglerStatus) -> str:
         rank = place_of(slow.member, self._detail.procs)
@@ -135,16 +154,16 @@ class _Job:
             if condition.type != "RingReady" and text not in told:
                 yield text
 
+    def warnings(self, events: Sequence[JobEvent]) -> Iterator[str]:
+        """The last ones; of stragglers only while rounds run."""
+        rests = self._status.state in (COMPLETE, FAILED, SUSPENDED)
+        told = [one for one in events if one.warning and not (rests and one.reason in _PASSING)]
+        for event in told[-WORDS_MAX:]:
+            yield f"{event.reason}: {event.message.partition(chr(10))[0]}"
+
     def _command(self, verb: str) -> str:
-        return f"paceline {verb} {self._name}{self._flags}"
+        return f"paceline {verb} {shlex.quote(self._name)}{self._flags}"
 
 
 def _waits(rank: RankStatus) -> bool:
     return rank.state not in (RankPhase.ACTIVE, RankPhase.FINISHED)
-
-
-def _warnings(events: Sequence[JobEvent]) -> list[str]:
-    warnings = [event for event in events if event.warning]
-    return [f"{event.reason}: {event.message.partition(chr(10))[0]}" for event in warnings][
-        -WORDS_MAX:
-    ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from paceline_api.reasons import ConditionType, Reason
 
-from paceline.core.status import RankPhase, Status
-from paceline.jobs.interface import COMPLETE, FAILED, TRAINING, JobEvent, JobStatus
+from paceline.core.status import RankPhase, Status, at_rest
+from paceline.jobs.interface import COMPLETE, FAILED, SUSPENDED, TRAINING, JobEvent, JobStatus
 
 STARTING = "Starting"
 _NO_STATE = (Reason.RANK_SLOW, Reason.RANK_BENCHED)
@@ -25,6 +25,8 @@ _WARNINGS = (
     Reason.WAITING_FOR_EVIDENCE,
 )
 """What somebody may want to act on."""
+_WARNINGS_HERE = ("CheckpointFailed", "RankDied", "ScriptCutShort")
+"""Likewise, of happenings that no condition has for its reason."""
 
 
 def running(
@@ -41,6 +43,8 @@ def running(
     """Of a run that answers. `replicas`: that are wanted; the coordinator may not have heard of the
     last change yet. `suspended`: Suspending, Suspended or empty."""
     state, message = (suspended, "") if suspended else _state(status)
+    if status is not None and (status.outcome is not None or suspended == SUSPENDED):
+        status = at_rest(status, status.outcome)
     return JobStatus(
         name=name,
         place=run_dir,
@@ -91,7 +95,7 @@ def events(status: Status | None) -> list[JobEvent]:
     """What the coordinator tells of the job's history, the oldest first."""
     if status is None:
         return []
-    bad = {str(reason) for reason in _WARNINGS}
+    bad = {*map(str, _WARNINGS), *_WARNINGS_HERE}
     if status.outcome is not None and not status.outcome.complete:
         bad.add(status.outcome.reason)
     return [

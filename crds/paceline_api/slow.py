@@ -1,11 +1,11 @@
 """Which ranks are slow for long, and which step of `spec.straggler.respond` is in force.
 
-One judgement for everybody who acts on it: the coordinator (and so a local run) and the operator.
-A rank is slow when its median step takes `slowdownFactor` times the median of all ranks, and at
-least `GAP_MIN_S` more, for `windowRounds` rounds. The steps of the ladder follow each other, a
-cooldown apart, while it stays slow. A rank that is not measured just now (it was started again, it joins) keeps its place on the
-ladder: only one that was seen to be fast leaves it. Pure: what was known comes in, what is to be
-remembered goes out.
+One judgement for everybody who acts on it: the coordinator (and so a local run) and the operator. A
+rank is slow when its median step takes `slowdownFactor` times the median of all ranks, and at least
+`GAP_MIN_S` more, for `windowRounds` rounds. The steps of the ladder follow each other, a cooldown
+apart, while it stays slow. A rank that is not measured just now (it was started again, it joins)
+keeps its place on the ladder: only one that was seen to be fast leaves it. Pure: what was known
+comes in, what is to be remembered goes out.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def from_agent(c: CoordinatorState, message: m.AgentMessage) -> bool:
             fails = scripts.note(c, message)
             _died(c, message.member, message.why, message.exit_code, fails=fails)
             ending.prove(c, message.released)
-            _count_failure(c, message)
+            _count_failure(c, message, fails=fails)
         case m.AgentDone():
             pod = c.roster.pod(message.slot, message.attempt, c.now_ns)
             pod.done = message.outcome
@@ -134,7 +134,8 @@ def _died(
         c.happened("RankDied", f"rank {member}: {why}", {"exit_code": str(exit_code)})
 
 
-def _count_failure(c: CoordinatorState, message: m.RankDead) -> None:
+def _count_failure(c: CoordinatorState, message: m.RankDead, *, fails: bool) -> None:
+    """`fails`: its script has ended it."""
     seen = c.roster.rank(message.member)
     if message.exit_code == 0 or seen.kill_asked or c.phase is Phase.ENDED:
         return
@@ -156,7 +157,7 @@ def _count_failure(c: CoordinatorState, message: m.RankDead) -> None:
         ending.fail(c, "ScriptFailed", f"rank {message.member}: {message.why}", hint)
         return
     # What the user has ruled to be mended by a new process is not held against the script (R55).
-    script = scripts.repeated(c, message) if action is None else ""
+    script = scripts.repeated(c, message) if fails and action is None else ""
     if script and not ending.some_stopped(c):
         lines = scripts.last_lines(message)
         ending.fail(c, "ScriptFailed", f"{script}; last lines:\n{lines}" if lines else script)

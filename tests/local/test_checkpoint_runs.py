@@ -43,7 +43,7 @@ torch.manual_seed(0)
 data = torch.utils.data.TensorDataset(torch.randn({SAMPLES}, 8), torch.randn({SAMPLES}, 2))
 loader = pl.DataLoader(data, batch_size=2, seed=1)
 slowest, before = 0.0, None
-for epoch in loader.epochs({EPOCHS}):
+for epoch in loader.epochs(EPOCHS):
     for x, y in loader:
         time.sleep(0.06 if Path("brake").exists() else 0.005)
         (model(x) - y).square().mean().backward()
@@ -58,8 +58,15 @@ print(f"SLOWEST {{slowest}}", flush=True)
 class Job(ForkedRun):
     """A run whose job has checkpoints; `text` is all that it says."""
 
-    def __init__(self, folder: Path, *words: str, path: str = "saved", every: int = 5) -> None:
-        (folder / "script.py").write_text(SCRIPT)
+    def __init__(
+        self,
+        folder: Path,
+        *words: str,
+        path: str = "saved",
+        every: int = 5,
+        epochs: int = EPOCHS,
+    ) -> None:
+        (folder / "script.py").write_text(SCRIPT.replace("epochs(EPOCHS)", f"epochs({epochs})"))
         checkpoint = json.dumps({"path": path, "everyRounds": every, "keep": 2})
         super().__init__(
             folder, '["python", "script.py"]', "--set", f"spec.checkpoint={checkpoint}", *words
@@ -135,6 +142,14 @@ def test_a_job_goes_on_from_its_checkpoint_until_it_is_finished(tmp_path: Path) 
     code, said = Job(tmp_path).wait()
     assert code == 0, said
     assert "is the end of the job; nothing is left to do" in said
+    longer = EPOCHS + 1
+    code, said = Job(tmp_path, epochs=longer).wait()
+    assert code == 0, said
+    assert figure(said, "samples applied").startswith(f"{SAMPLES * longer}, ")
+    assert figure(said, "epochs") == f"{longer} with each sample applied exactly once"
+    code, said = Job(tmp_path, epochs=EPOCHS).wait()
+    assert code == 1, said
+    assert f"epochs: {longer} -> {EPOCHS}" in said
 
 
 def newest_below(version: int) -> int:

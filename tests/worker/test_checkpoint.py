@@ -18,6 +18,7 @@ from queue import Queue
 
 import pytest
 import torch
+from msgspec.structs import replace
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.protocol.log import Log
 from paceline.core.protocol.records import DataPlan, Gen
@@ -101,8 +102,8 @@ class Saver:
         self.writer.publish(version)
         return self.answers.get(timeout=ANSWER_S)
 
-    def save(self, version: int) -> None:
-        assert self.write(version) == Written(version)
+    def save(self, version: int, *, finished: bool = False) -> None:
+        assert self.write(version, finished=finished) == Written(version)
         assert self.publish(version) == Published(version)
 
 
@@ -381,8 +382,11 @@ def test_a_foreign_checkpoint_is_named(saver: Saver, tmp_path: Path) -> None:
     foreign = {
         "of job job, not of other": disk.Identity("other", mine.layout, mine.plan),
         "other parameters": Rank(width=8).identity,
-        "this script has 40 samples, 2 epochs": disk.Identity(
-            "job", mine.layout, DataPlan(samples=40, batch=4, epochs=2, seed=1)
+        f"samples: {PLAN.samples} -> 41, seed: {PLAN.seed} -> 9$": disk.Identity(
+            "job", mine.layout, replace(PLAN, samples=41, seed=9)
+        ),
+        f"epochs: {PLAN.epochs} -> {PLAN.epochs - 1}$": disk.Identity(
+            "job", mine.layout, replace(PLAN, epochs=PLAN.epochs - 1)
         ),
     }
     for words, identity in foreign.items():
@@ -392,6 +396,17 @@ def test_a_foreign_checkpoint_is_named(saver: Saver, tmp_path: Path) -> None:
     (path / "v3" / disk.MANIFEST).write_text(json.dumps(manifest | {"format": 99}))
     with pytest.raises(CheckpointError, match="format 99"):
         disk.find(path, mine)
+
+
+def test_more_epochs_go_on_from_the_end_of_fewer(saver: Saver, tmp_path: Path) -> None:
+    saver.save(3, finished=True)
+    path, mine = tmp_path / "saved", saver.rank.identity
+    longer = disk.Identity("job", mine.layout, replace(PLAN, epochs=PLAN.epochs + 1))
+    same, more = disk.find(path, mine), disk.find(path, longer)
+    assert same is not None
+    assert more is not None
+    assert (same.finished, more.finished) == (True, False)
+    assert disk.load(path, more, longer).log.version == 3
 
 
 def test_a_folder_that_cannot_be_used_is_an_answer(tmp_path: Path, rank: Rank) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from tests.core.coordinator.test_coordinator import A, B, C, Desk, rule
-from testing.makers import PLAN
 from msgspec.structs import replace
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
@@ -14,6 +12,9 @@ from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.sampling import batches_of
 from paceline_api.settings import FailureRuleSettings
 from paceline_api.types.enums import FailureAction
+
+from testing.makers import PLAN
+from tests.core.coordinator.test_coordinator import A, B, C, Desk, rule
 
 BAD = m.ScriptError("OSError", "[Errno 5] bad sector", "/job/train.py", 7)
 OTHER = replace(BAD, line=8)

@@ -366,10 +366,16 @@ def _fingerprints_differ(
             return Broken(
                 "DataDiffers",
                 f"rank {member} has another data plan than rank {reference}: "
-                f"{mine.plan} instead of {base.plan}",
+                f"{_differs(base, mine)}",
                 hint="give every rank the same data set, batch size, seed and number of epochs",
             )
     return None
+
+
+def _differs(base: Register, mine: Register) -> str:
+    if base.plan is None or mine.plan is None:
+        return "one of them has none"
+    return base.plan.differences(mine.plan)
 
 
 def _commit(

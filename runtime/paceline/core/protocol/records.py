@@ -47,6 +47,21 @@ class DataPlan(Struct, frozen=True):
         and nothing can tell a rank that comes late where they are."""
         return bool(self.samples or self.steps)
 
+    def differences(self, other: DataPlan) -> str:
+        """Return what `other` has otherwise, such as `epochs: 10 -> 20`; empty if nothing."""
+        both = (
+            (name, getattr(self, name), getattr(other, name)) for name in self.__struct_fields__
+        )
+        return ", ".join(f"{name}: {one} -> {two}" for name, one, two in both if one != two)
+
+    def goes_on_as(self, longer: DataPlan) -> bool:
+        """Return True if a job of this plan may go on with `longer`: the same data, dealt in the
+        same order, for as many epochs or steps or more. Leases are numbered through all epochs, so
+        those that were dealt keep their meaning."""
+        same = msgspec.structs.replace(self, epochs=longer.epochs, steps=longer.steps) == longer
+        kind = bool(self.steps) == bool(longer.steps)
+        return same and kind and self.epochs <= longer.epochs and self.steps <= longer.steps
+
 
 class DropReason(StrEnum):
     STALE = "stale"

@@ -333,7 +333,7 @@ def install(rank: RankState) -> None:
         return
     begun = rank.begun
     if begun is not None and begun.plan != state.log.plan:
-        text = f"its data plan is {begun.plan}, the job's is {state.log.plan}"
+        text = f"its data plan is not the job's: {state.log.plan.differences(begun.plan)}"
         rank.fail("PlanDiffers", text)
         return
     take_log(rank, Log.restore(state.log))

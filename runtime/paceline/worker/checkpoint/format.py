@@ -75,9 +75,11 @@ class Manifest(msgspec.Struct, frozen=True):
     shards: int = 1
     """Ranks that held one copy of the model together (R50)."""
 
-    @property
-    def kept(self) -> Kept:
-        return Kept(self.generation, self.version, self.digest, self.request, self.finished)
+    def kept(self, plan: DataPlan) -> Kept:
+        """Return what a rank with this plan can do with it: the end of a shorter job is not the end
+        of one with more epochs."""
+        finished = self.finished and plan == self.plan
+        return Kept(self.generation, self.version, self.digest, self.request, finished)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ def find(path: Path, wanted: Identity) -> Kept | None:
             return None
         folder = folder_of(path, known[-1])
         try:
-            return check(folder, wanted).kept
+            return check(folder, wanted).kept(wanted.plan)
         except CheckpointError:
             if folder.exists():
                 raise
@@ -166,11 +168,12 @@ def check(folder: Path, wanted: Identity) -> Manifest:
             f"checkpoint {folder} is of a model with other parameters than this script's",
             hint=f"use the model that it was made with; {START_AFRESH}",
         )
-    if manifest.plan != wanted.plan:
+    if not manifest.plan.goes_on_as(wanted.plan):
         raise CheckpointError(
-            f"checkpoint {folder} was made with {_plan(manifest.plan)}, this script has "
-            f"{_plan(wanted.plan)}",
-            hint=f"use the same data set, batch size, seed and number of epochs; {START_AFRESH}",
+            f"checkpoint {folder} was made with another data plan than this script's: "
+            f"{manifest.plan.differences(wanted.plan)}",
+            hint="use the same data set, batch size and seed, and as many epochs or more; "
+            f"{START_AFRESH}",
         )
     if lacking := set(NEEDED).difference(file.name for file in manifest.files):
         raise _damaged(folder, f"{MANIFEST} does not list {', '.join(sorted(lacking))}")
@@ -202,9 +205,10 @@ def load(path: Path, kept: Kept, wanted: Identity) -> Loaded:
     """The whole checkpoint, every byte checked. Raises CheckpointError."""
     folder = folder_of(path, kept.version)
     manifest = check(folder, wanted)
-    if manifest.kept != kept:
+    found = manifest.kept(wanted.plan)
+    if found != kept:
         raise CheckpointError(
-            f"checkpoint {folder} is another one than the group agreed on: {manifest.kept} "
+            f"checkpoint {folder} is another one than the group agreed on: {found} "
             f"instead of {kept}",
             hint="make spec.checkpoint.path one folder that all ranks share",
         )
@@ -259,15 +263,6 @@ def _damaged(folder: Path, why: str) -> CheckpointError:
     return CheckpointError(
         f"checkpoint {folder} is damaged: {why}",
         hint=f"remove {whole} to go on from the one before it, or bring the file back",
-    )
-
-
-def _plan(plan: DataPlan) -> str:
-    if not plan.samples:
-        return f"{plan.steps} steps of a script that feeds itself" if plan.steps else "no data plan"
-    return (
-        f"{plan.samples} samples, {plan.epochs} epochs, batch {plan.batch} x {plan.accumulate}, "
-        f"seed {plan.seed}" + (", drop_last" if plan.drop_last else "")
     )
 
 

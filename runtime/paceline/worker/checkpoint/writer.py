@@ -171,7 +171,7 @@ class CheckpointWriter:
             manifests = [
                 disk.read_manifest(disk.part_of(f, self._identity)) for f in (target, folder)
             ]
-            if manifests[0].kept == manifests[1].kept:
+            if manifests[0].kept(manifests[0].plan) == manifests[1].kept(manifests[1].plan):
                 shutil.rmtree(folder)
                 return
         shutil.rmtree(target)

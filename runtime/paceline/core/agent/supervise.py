@@ -383,8 +383,12 @@ class Place:
         return self._send_kill(self._overtime or f"it did not leave in time ({self._leaving})")
 
     def _dead(self, now_ns: int, end: Exited | NeverStarted) -> list[Effect]:
-        started = isinstance(end, Exited)
-        code, text = (end.code, end.last_lines) if started else (None, end.why)
+        code: int | None = None
+        batch, version = None, 0
+        if isinstance(end, Exited):
+            code, text, batch, version = end.code, end.last_lines, end.batch, end.version
+        else:
+            text = end.why
         if self._up_ns is not None and now_ns - self._up_ns >= HEALTHY_NS:
             self._failures = self._counted = 0
         action = ruled(self._limits.rules, code or 0)
@@ -421,8 +425,8 @@ class Place:
             ended is None,
             said.released,
             error=error,
-            batch=end.batch if started else None,
-            version=end.version if started else 0,
+            batch=batch,
+            version=version,
         )
         if is_scripts_own(dead) and not self._kill_why:
             self.failures.append(dead)

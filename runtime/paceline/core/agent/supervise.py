@@ -384,7 +384,8 @@ class Place:
 
     def _dead(self, now_ns: int, end: Exited | NeverStarted) -> list[Effect]:
         code: int | None = None
-        batch, version = None, 0
+        batch: DealtBatch | None = None
+        version = 0
         if isinstance(end, Exited):
             code, text, batch, version = end.code, end.last_lines, end.batch, end.version
         else:
@@ -428,7 +429,7 @@ class Place:
             batch=batch,
             version=version,
         )
-        if is_scripts_own(dead) and not self._kill_why:
+        if is_scripts_own(dead) and self._up_ns is not None and not self._kill_why:
             self.failures.append(dead)
         return [Report(dead)]
 

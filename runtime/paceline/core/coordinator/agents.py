@@ -41,7 +41,9 @@ def from_agent(c: CoordinatorState, message: m.AgentMessage) -> bool:
             pod.living.discard(message.member)
             hearing.committed(c, message.version)
             c.roster.rank(message.member).finished = message.released is not None
-            fails = scripts.note(c, message)
+            # What never ran has no script that could have failed.
+            ran = message.error is not None or c.roster.rank(message.member).pid > 0
+            fails = ran and scripts.note(c, message)
             _died(c, message.member, message.why, message.exit_code, fails=fails)
             ending.prove(c, message.released)
             _count_failure(c, message, fails=fails)

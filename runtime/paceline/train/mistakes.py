@@ -62,8 +62,7 @@ def explain_errors(tell: Tell) -> Callable[[], None]:
             if issubclass(kind, Exception):
                 last = "".join(text.splitlines(keepends=True)[-LINES:]).rstrip()
                 raised = script_error(error, at)
-                tell(f"{raised}; last lines:
-{last}", raised)
+                tell(f"{raised}; last lines:\n{last}", raised)
             if before is sys.__excepthook__:
                 sys.stderr.write(text)
             else:

@@ -16,7 +16,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 import torch
-from paceline_api.jobfile import read_job_file
+from paceline_api.jobfile import JobFile, read_job_file
 from paceline_api.types.enums import Pacing, Wire
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
@@ -49,6 +49,7 @@ from paceline.worker.metrics.rounds import RoundMetrics
 from paceline.worker.metrics.squares import GradientSquares
 from paceline.worker.peer_sockets import PeerSockets
 from paceline.worker.recorder import Recorder
+from paceline.worker.script_watch import ScriptWatch
 from paceline.worker.session import Session, StepResult
 from paceline.worker.standalone import StandaloneCoordinator
 from paceline.worker.state.committed import Committed, GroupSum
@@ -114,7 +115,7 @@ class Engine:
         self._held: tuple[int, ...] = ()
         self._version = 0
         self._progress = Progress()
-        self._stopped = self._under_way = False
+        self._stopped = self._under_way = self._failed = False
         self._gradients: Gradients | None = None
         self._committed: Committed | None = None
         self._interrupts = Interrupts()
@@ -133,6 +134,7 @@ class Engine:
         self._rendezvous = rendezvous = GroupRendezvous(
             self.shard, settings.group_fds if settings else ()
         )
+        self._script = None if self._spec is None else self._watch_script(self._spec)
         self._welcome = known = self._meet(host, peers.address, transport.address)
         machine = Rank(
             member,
@@ -150,6 +152,8 @@ class Engine:
         )
         if isinstance(self._comm, LeadThread | FollowerThread):
             self._comm.join_group(rendezvous)
+        if self._script is not None:
+            self._comm.away = lambda: self._script.away if self._script is not None else None
         if self.shard:
             self._follow_agent()
             self._comm.start()
@@ -216,6 +220,13 @@ class Engine:
         except TransportError as error:
             raise _told(error) from error
 
+    def _watch_script(self, spec: JobFile) -> ScriptWatch:
+        def overdue(why: str, error: ScriptError) -> None:
+            if not self._failed:  # else the script has said what ends it, and does not end
+                self.failed(why, error)
+
+        return ScriptWatch(spec.step_deadline_ns, overdue)
+
     # ---- Session --------------------------------------------------------------------------
 
     def begin(
@@ -252,6 +263,8 @@ class Engine:
             )
         )
         self._loop.began(now_ns())
+        if self._script is not None:
+            self._script.start()
 
     def _whole(self, gradients: Gradients, committed: Committed) -> str:
         """`Begin.whole`."""
@@ -351,6 +364,7 @@ class Engine:
     def rest(self) -> None:
         assert self._committed is not None
         self._committed.part_from_model()  # rounds go on meanwhile
+        self._script_came()
         self._comm.post(ev.Rest())
 
     def resume(self) -> None:
@@ -359,6 +373,8 @@ class Engine:
         self._loop.began(now_ns())
 
     def finish(self, *, stop: bool = False) -> None:
+        if self._script is not None:
+            self._script.close()
         self._comm.post(ev.Finish(stop))
         with self._lock:
             while self._end is None:
@@ -376,6 +392,7 @@ class Engine:
         restore_variables()
 
     def failed(self, why: str, error: ScriptError | None) -> None:
+        self._failed = True
         if self._agent is not None and self._end is None:
             self._agent.tell("failed", why, error=error)
 
@@ -465,6 +482,7 @@ class Engine:
 
     def _call(self, event: ev.Event) -> ev.Resume:
         """Park the main thread until the engine lets it go on."""
+        self._script_came()
         with self._lock:
             self._reply = None
             if self._end is None:
@@ -483,7 +501,13 @@ class Engine:
         self._stopped = self._stopped or reply.stopped
         assert self._gradients is not None
         self._gradients.streams.adopt_commit()
+        if self._script is not None:
+            self._script.left()
         return reply
+
+    def _script_came(self) -> None:
+        if self._script is not None:
+            self._script.came()
 
     def _watch(self) -> None:
         """No wait outlives the thread that would end it."""
@@ -518,6 +542,8 @@ class Engine:
                 self._agent.tell("finished", released=self._state.released)
             else:
                 self._agent.tell("dismissed", end.why)
+        if self._script is not None:
+            self._script.close()  # its agent has a bound for what it still does
         with self._lock:
             self._end = end
             self._stopped = True

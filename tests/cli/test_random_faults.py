@@ -1,8 +1,8 @@
 """Random faults of a job over the command line: the right verdict, its cause first, nothing left.
 
 The faults are those of scripts that hang, raise, exit, crash or ignore signals, on one rank or on
-all, at every moment of a script; and signals from outside. docs/faults.md has the table of what each
-means, `testing.processes.faulty` has it as code.
+all, at every moment of a script; and signals from outside. docs/faults.md has the table of what
+each means, `testing.processes.faulty` has it as code.
 """
 
 from __future__ import annotations

@@ -95,6 +95,35 @@ def test_a_disk_that_fills_up_costs_the_logs_and_not_the_training(job: Path) -> 
     assert "no space left on device" in said.lower()
 
 
+SMALL_SHM = "mount -t tmpfs -o size=1m none /dev/shm"
+
+
+@needs_mount
+def test_shared_memory_that_is_too_small_for_mpi_is_named_before_anything_starts(job: Path) -> None:
+    """Seven ranks died of SIGBUS one after the other."""
+    words = ("--quiet", "--set=spec.collective.backend=mpi")
+    code, said = Run(job, COMMAND, *words, before=SMALL_SHM).wait()
+    assert code == 2, said
+    assert said.startswith("error: MPI takes 2.0 MiB of shared memory for 2 ranks, and /dev/shm has")
+    assert "\nhint: enlarge it (docker run --shm-size" in said
+    assert not (job / "runs").exists()
+
+
+LARGE_BATCHES = TRAIN.replace("batch_size=4", "batch_size=4, num_workers=1").replace(
+    "TensorDataset(torch.zeros(64, 4),", "TensorDataset(torch.zeros(64, 1 << 18)[:, :],"
+)
+
+
+@needs_mount
+def test_shared_memory_that_is_too_small_for_the_loader_is_named(job: Path) -> None:
+    """What workers of a loader need depends on the data."""
+    (job / "train.py").write_text(LARGE_BATCHES.replace("model(x)", "model(x[:, :4])"))
+    code, said = Run(job, COMMAND, "--quiet", before=SMALL_SHM).wait()
+    assert code == 1, said
+    error = next(line for line in reversed(said.splitlines()) if line.startswith("error: "))
+    assert "shared memory" in error or "/dev/shm" in error, said
+
+
 def test_two_jobs_at_once_among_leftovers_of_others(job: Path) -> None:
     """With one name, in one folder, over MPI and gloo; the port of their metrics is in use. The
     environment holds what torchrun, mpiexec and a job of Paceline left there; no PATH, no HOME."""

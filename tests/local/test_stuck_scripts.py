@@ -54,12 +54,13 @@ def test_a_rank_that_is_stuck_in_a_batch_is_named_and_ended_and_its_batch_is_mad
     [named] = [line for line in said.splitlines() if "ScriptStuck: the script of" in line]
     assert "the script of rank 1.0#0 on " in named
     assert f"train.py, line {LINE}); it is ended after 4 s (spec.stepDeadlineSeconds)" in named
-    stuck = f"ScriptStuck: step() was not called for 4 s, spec.stepDeadlineSeconds ({tmp_path}"
+    bound = "step() was not called for 4 s, spec.stepDeadlineSeconds"
+    stuck = f"ScriptStuck: {bound} (train.py, line {LINE})"
     [died] = [line for line in said.splitlines() if "RankDied: " in line]
     assert f"rank 1.0#0: {stuck}" in died
     assert "SCRIPT FAILED" in said
     _, explained = forked_paceline(tmp_path, "explain", "run")
-    assert stuck in explained.splitlines()[0]
+    assert f"the script failed on the way: {stuck} on rank 1.0#0" in explained
 
 
 def test_a_script_that_is_stuck_on_all_ranks_ends_the_job_with_its_line(tmp_path: Path) -> None:

@@ -115,8 +115,8 @@ class TrainingJobSpec(Model):
     evaluate and to save. Then its processes are killed; the job is Complete all the same."""
 
     step_deadline_seconds: Positive | None = behaviour(1800)
-    """Seconds that the script of a rank may take between two calls of step(), to load and to compute
-    a batch and for whatever else it does; not in pl.evaluating(). Then the rank is ended, which
+    """Seconds that the script of a rank may take between two calls of step(), to load and compute a
+    batch and for whatever else it does outside of pl.evaluating(). Then the rank is ended, which
     counts as a failure of its script."""
 
     backoff_limit: Count | None = behaviour(6)

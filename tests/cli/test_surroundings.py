@@ -104,7 +104,9 @@ def test_shared_memory_that_is_too_small_for_mpi_is_named_before_anything_starts
     words = ("--quiet", "--set=spec.collective.backend=mpi")
     code, said = Run(job, COMMAND, *words, before=SMALL_SHM).wait()
     assert code == 2, said
-    assert said.startswith("error: MPI takes 2.0 MiB of shared memory for 2 ranks, and /dev/shm has")
+    assert said.startswith(
+        "error: MPI takes 2.0 MiB of shared memory for 2 ranks, and /dev/shm has"
+    )
     assert "\nhint: enlarge it (docker run --shm-size" in said
     assert not (job / "runs").exists()
 

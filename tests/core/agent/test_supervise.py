@@ -183,7 +183,8 @@ def test_a_rank_that_has_ended_before_it_was_killed_keeps_its_own_reason() -> No
     place = Place(0, 0, 0, LIMITS)
     said = ReportedOutcome(RankOutcome.FAILED, "KeyError: 1", error=ScriptError("KeyError", "1"))
     effects = feed(place, 0, Tick(), Up(1), said, Kill("its launcher ended"), Exited(1, ""))
-    [report] = [e.message for e in effects if isinstance(e, Report) and hasattr(e.message, "why")]
+    reports = [effect.message for effect in effects if isinstance(effect, Report)]
+    [report] = [message for message in reports if isinstance(message, RankDead)]
     assert report.why == "KeyError: 1"
     assert report.error == said.error
     assert [dead.why for dead in place.failures] == ["KeyError: 1"]

@@ -39,6 +39,7 @@ from paceline.transport.device_queues import until
 from paceline.transport.factory import make_transport
 from paceline.transport.solo import NoTransport
 from paceline.transport.variables import restore_variables
+from paceline.worker import short_sockets
 from paceline.worker.agent_pipe import AgentPipe
 from paceline.worker.comm_thread import CommThread, Interrupts
 from paceline.worker.coordinator_line import CoordinatorLine
@@ -107,6 +108,8 @@ class Engine:
         self._settings = settings
         self._switch_interval_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        if settings is not None:
+            short_sockets.use_folder(str(settings.scratch))
         self._lock = threading.Condition()
         self._reply: ev.Resume | None = None
         self._end: ev.Exit | None = None
@@ -390,6 +393,8 @@ class Engine:
         self._gradients.release()
         sys.setswitchinterval(self._switch_interval_s)
         restore_variables()
+        if self._settings is not None:
+            short_sockets.restore(str(self._settings.scratch))
 
     def failed(self, why: str, error: ScriptError | None) -> None:
         self._failed = True

@@ -27,6 +27,7 @@ ACTS: Final = {
     "ttlSecondsAfterFinished": CLUSTER,
     "activeDeadlineSeconds": BOTH,
     "finishDeadlineSeconds": BOTH,
+    "stepDeadlineSeconds": BOTH,
     "backoffLimit": BOTH,
     "cleanPodPolicy": CLUSTER,
     "coordinator": CLUSTER,

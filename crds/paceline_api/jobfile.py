@@ -53,6 +53,8 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
     backoff_limit: int
     finish_deadline_ns: int = 600 * 10**9
     """spec.finishDeadlineSeconds."""
+    step_deadline_ns: int = 1800 * 10**9
+    """spec.stepDeadlineSeconds."""
     failure_rules: tuple[FailureRuleSettings, ...]
     """Of spec.failurePolicy: which deaths of ranks do not count, or end the job."""
     replicas: int
@@ -97,6 +99,7 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
             wire=job.collective.wire,
             backoff_limit=job.backoff_limit,
             finish_deadline_ns=job.finish_deadline_ns,
+            step_deadline_ns=job.step_deadline_ns,
             failure_rules=job.failure_rules,
             replicas=job.replicas,
             procs=job.procs_per_replica,

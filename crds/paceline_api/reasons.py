@@ -80,6 +80,10 @@ class Reason(_Told):
         "ScriptStillRuns",
         "The job is complete, and the script of a rank that the message names has not returned.",
     )
+    SCRIPT_STUCK = (
+        "ScriptStuck",
+        "The script of a rank that the message names has not come back to step() for long.",
+    )
     SAMPLES_SKIPPED = (
         "SamplesSkipped",
         "The script took samples from the loader and made no step of them.",

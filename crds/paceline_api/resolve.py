@@ -46,6 +46,7 @@ def resolve(job: TrainingJob) -> ResolvedJob:
         backoff_limit=_set(spec.backoff_limit),
         active_deadline_ns=_seconds(spec.active_deadline_seconds),
         finish_deadline_ns=_set(spec.finish_deadline_seconds) * NS_PER_S,
+        step_deadline_ns=_set(spec.step_deadline_seconds) * NS_PER_S,
         metrics_port=_set(_set(spec.metrics).port),
         collective=resolve_collective(_set(spec.collective)),
         straggler=_straggler(_set(spec.straggler)),

@@ -136,6 +136,8 @@ class ResolvedJob:
     """None: no limit."""
     finish_deadline_ns: int
     """How long scripts may run after the release (R17)."""
+    step_deadline_ns: int
+    """How long a script may take between two calls of step()."""
     metrics_port: int
     collective: CollectiveSettings
     straggler: StragglerSettings

@@ -61,7 +61,7 @@ CONDITIONS: Final[dict[ConditionType, tuple[Reason, ...]]] = {
         *(Reason.QUORUM_REDUCED, Reason.COORDINATOR_AWAY, Reason.BELOW_MIN_REPLICAS),
         *(Reason.RANK_BENCHED, Reason.RANK_SLOW, Reason.SCRIPT_STARTS_OVER),
         *(Reason.SCRIPT_TAKES_NO_PART, Reason.SAMPLES_SKIPPED, Reason.SCRIPT_STILL_RUNS),
-        Reason.CHECKPOINT_FAILED,
+        *(Reason.SCRIPT_STUCK, Reason.CHECKPOINT_FAILED),
         *(Reason.BUDGET_REFUSED, Reason.RESOLVED),
     ),
     T.RESIZING: (Reason.SCALING, Reason.RANK_REPLACED, Reason.RESOLVED),
@@ -101,7 +101,7 @@ EVENTS: Final[dict[Reason, str]] = {
 OF_COORDINATOR: Final = (
     *(Reason.WAITING_FOR_EVIDENCE, Reason.QUORUM_REDUCED, Reason.SCRIPT_STARTS_OVER),
     *(Reason.SCRIPT_ENDED_EARLY, Reason.SCRIPT_TAKES_NO_PART, Reason.SAMPLES_SKIPPED),
-    *(Reason.SCRIPT_STILL_RUNS, Reason.CHECKPOINT_FAILED),
+    *(Reason.SCRIPT_STILL_RUNS, Reason.SCRIPT_STUCK, Reason.CHECKPOINT_FAILED),
 )
 """Reasons that the operator passes on and never gives itself."""
 

@@ -28,6 +28,7 @@ SAMPLES = {
     "suspend": ("suspend=true",),
     "activeDeadlineSeconds": ("activeDeadlineSeconds=60",),
     "finishDeadlineSeconds": ("finishDeadlineSeconds=60",),
+    "stepDeadlineSeconds": ("stepDeadlineSeconds=60",),
     "backoffLimit": ("backoffLimit=1",),
     "collective.backend": ("collective.backend=gloo",),
     "collective.mode": ("collective.mode=Solo",),

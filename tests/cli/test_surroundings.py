@@ -20,7 +20,7 @@ from paceline_api.reading.load import parse_job
 from paceline_api.resolve import resolve
 
 from testing.agent_harness import JOB
-from testing.processes.runs import LIMIT_S, Run, may_mount
+from testing.processes.runs import LIMIT_S, ForkedRun, Run, may_mount
 
 pytestmark = pytest.mark.processes
 needs_mount = pytest.mark.skipif(not may_mount(), reason="no right to mount a small disk")
@@ -93,6 +93,49 @@ def test_a_disk_that_fills_up_costs_the_logs_and_not_the_training(job: Path) -> 
     words = ["--quiet", "--run-dir", "small/mine", "--record"]
     said = completes(Run(job, "[python, train.py, chatty]", *words, before=DISK))
     assert "no space left on device" in said.lower()
+
+
+def test_workers_of_a_loader_have_room_for_their_sockets_below_a_long_tmpdir(job: Path) -> None:
+    """Each batch failed in its worker, "AF_UNIX path too long", and the script waited for ever."""
+    script = TRAIN.replace("batch_size=4", "batch_size=4, num_workers=1")
+    (job / "train.py").write_text(script)
+    long = job / ("x" * 40)
+    long.mkdir()
+    words = ("--quiet", "--set=spec.stepDeadlineSeconds=20")
+    code, said = ForkedRun(job, COMMAND, *words, env=os.environ | {"TMPDIR": str(long)}).wait()
+    assert code == 0, said
+    assert said.count("] done") == 2, said
+
+
+SMALL_SHM = "mount -t tmpfs -o size=1m none /dev/shm"
+
+
+@needs_mount
+def test_shared_memory_that_is_too_small_for_mpi_is_named_before_anything_starts(job: Path) -> None:
+    """Seven ranks died of SIGBUS one after the other."""
+    words = ("--quiet", "--set=spec.collective.backend=mpi")
+    code, said = Run(job, COMMAND, *words, before=SMALL_SHM).wait()
+    assert code == 2, said
+    assert said.startswith(
+        "error: MPI takes 2.0 MiB of shared memory for 2 ranks, and /dev/shm has"
+    )
+    assert "\nhint: enlarge it (docker run --shm-size" in said
+    assert not (job / "runs").exists()
+
+
+LARGE_BATCHES = TRAIN.replace("batch_size=4", "batch_size=4, num_workers=1").replace(
+    "TensorDataset(torch.zeros(64, 4),", "TensorDataset(torch.zeros(64, 1 << 18)[:, :],"
+)
+
+
+@needs_mount
+def test_shared_memory_that_is_too_small_for_the_loader_is_named(job: Path) -> None:
+    """What workers of a loader need depends on the data."""
+    (job / "train.py").write_text(LARGE_BATCHES.replace("model(x)", "model(x[:, :4])"))
+    code, said = Run(job, COMMAND, "--quiet", before=SMALL_SHM).wait()
+    assert code == 1, said
+    error = next(line for line in reversed(said.splitlines()) if line.startswith("error: "))
+    assert "shared memory" in error or "/dev/shm" in error, said
 
 
 def test_two_jobs_at_once_among_leftovers_of_others(job: Path) -> None:

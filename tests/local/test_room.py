@@ -12,11 +12,12 @@ import pytest
 from paceline import limits
 from paceline.limits import MIB
 from paceline.local.control import Control, Refusal
-from paceline.local.room import Room, check_room
+from paceline.local.room import MPI_SHM_BYTES, Room, check_room, check_shared_memory
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 from paceline_api.reading.load import load_job
 from paceline_api.resolve import resolve
 from paceline_api.settings import ResolvedJob
+from paceline_api.types.enums import Backend
 
 from testing.processes.runs import JOB, paceline
 
@@ -35,6 +36,18 @@ def refusal(job: ResolvedJob, replicas: int, room: Room) -> PacelineError:
         check_room(job, replicas, room)
     assert refused.value.exit_code == EXIT_BAD_INPUT
     return refused.value
+
+
+def test_shared_memory_that_is_too_small_for_mpi_is_refused(job: ResolvedJob) -> None:
+    check_shared_memory(job, 2, 8 * MPI_SHM_BYTES)
+    mpi = replace(job, collective=replace(job.collective, backend=Backend.MPI))
+    check_shared_memory(mpi, 2, 8 * MPI_SHM_BYTES)
+    with pytest.raises(PacelineError) as refused:
+        check_shared_memory(mpi, 2, 8 * MPI_SHM_BYTES - 1)
+    assert "8.1 MiB of shared memory for 8 ranks" in refused.value.message
+    assert "/dev/shm" in refused.value.message
+    assert "gloo" in refused.value.hint
+    check_shared_memory(job, 2, 0)  # gloo takes none
 
 
 def test_what_fits_is_let_through(job: ResolvedJob) -> None:

@@ -266,13 +266,15 @@ def test_only_the_coordinator_has_the_operator_s_token() -> None:
     assert "operator-token" in json.dumps(children.coordinator(job, 1, key_id=KEY))
 
 
-def test_the_bound_of_scripts_after_the_end_reaches_agents_and_coordinator(tmp_path: Path) -> None:
-    """spec.finishDeadlineSeconds; without it, ten minutes."""
-    for spec, seconds in (({}, 600), ({"finishDeadlineSeconds": 7}, 7)):
+def test_the_bounds_of_scripts_reach_agents_and_coordinator(tmp_path: Path) -> None:
+    """finishDeadlineSeconds and stepDeadlineSeconds; without them ten minutes, and half an hour."""
+    both = {"finishDeadlineSeconds": 7, "stepDeadlineSeconds": 9}
+    for spec, finish_s, step_s in (({}, 600, 1800), (both, 7, 9)):
         (tmp_path / "job.json").write_text(job_file(job_of(**spec)))
         file = tmp_path / "job.json"
-        assert read_job_file(file).finish_deadline_ns == seconds * 10**9
-        assert read_resolved_job(file).finish_deadline_ns == seconds * 10**9
+        for job in (read_job_file(file), read_resolved_job(file)):
+            assert job.finish_deadline_ns == finish_s * 10**9
+            assert job.step_deadline_ns == step_s * 10**9
 
 
 def test_a_required_checkpoint_reaches_the_coordinator(tmp_path: Path) -> None:

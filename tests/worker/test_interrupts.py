@@ -67,7 +67,7 @@ def test_what_the_link_thread_says_of_the_state_is_as_of_one_event(read: str) ->
         return []
 
     facts = SimpleNamespace(
-        heartbeat=lambda state, _: state.version, figures=lambda state: state.version
+        heartbeat=lambda state, *_: state.version, figures=lambda state: state.version
     )
     thread = comm(handle=handle, state=state, facts=facts, handled=lambda *_: None)
     with ThreadPoolExecutor(2) as pool:

@@ -114,6 +114,11 @@ class TrainingJobSpec(Model):
     """Seconds that the script of a rank may still take after all ranks have the final weights, to
     evaluate and to save. Then its processes are killed; the job is Complete all the same."""
 
+    step_deadline_seconds: Positive | None = behaviour(1800)
+    """Seconds that the script of a rank may take between two calls of step(), to load and compute a
+    batch and for whatever else it does outside of pl.evaluating(). Then the rank is ended, which
+    counts as a failure of its script."""
+
     backoff_limit: Count | None = behaviour(6)
     """Failures of ranks without progress in between before the job fails. Evictions, drains and
     lost nodes do not count."""

@@ -18,7 +18,13 @@ from paceline.cli.screen import Screen
 from paceline.core.faults import SEPARATOR, Fault, FaultError, FaultKind, check_ranks, parse_faults
 from paceline.local import checkpoint_folder, detached, index
 from paceline.local.report import summary, verdict
-from paceline.local.room import Room, check_loopback, check_room
+from paceline.local.room import (
+    Room,
+    check_loopback,
+    check_room,
+    check_shared_memory,
+    shared_memory_bytes,
+)
 from paceline.local.rundir import make_run_dir
 from paceline.local.runner import Runner, RunResult
 from paceline.local.script import check_script
@@ -82,6 +88,7 @@ def run(order: Order, *, ready_fd: int | None = None) -> int:
     faults = tuple(parse_faults(SEPARATOR.join(order.inject)))
     replicas = _check_faults(job, faults)
     check_room(job, replicas, Room.of_this_machine())
+    check_shared_memory(job, replicas, shared_memory_bytes())
     working_dir = working_dir_of(job, file)
     check_script(job.trainer.command, working_dir)
     check_loopback()

@@ -20,6 +20,7 @@ def config_of(job: ResolvedJob) -> Config:
         allowed_sizes=job.elasticity.allowed_sizes,
         freeze_timeout_ns=job.collective.freeze_timeout_ns,
         finish_deadline_ns=job.finish_deadline_ns,
+        step_deadline_ns=job.step_deadline_ns,
         checkpoint_required=job.checkpoint is not None and job.checkpoint.required,
         backoff_limit=job.backoff_limit,
         failure_rules=job.failure_rules,

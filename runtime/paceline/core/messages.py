@@ -8,6 +8,7 @@ A message that can arrive late carries the generation that it belongs to (R1, R4
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 from msgspec import Raw, Struct
 from paceline_api.rounds import RoundSettings
@@ -197,6 +198,16 @@ class Doing(Struct, frozen=True, array_like=True):
     """What a reduction sums."""
 
 
+class Away(Struct, frozen=True, array_like=True):
+    """The script of a rank has not come back to step() for long; the same as long as it stays."""
+
+    since_s: float
+    """Wall time."""
+    file: str = ""
+    """With `line`: where the script was when that was found; empty if no frame is its own."""
+    line: int = 0
+
+
 class Heartbeat(Struct, frozen=True, tag="heartbeat", omit_defaults=True):
     """What decides: to its agent every fifth of a second, and on from there in `PodBeat`."""
 
@@ -213,6 +224,7 @@ class Heartbeat(Struct, frozen=True, tag="heartbeat", omit_defaults=True):
     """Its training loop has ended."""
     step_s: float = 0.0
     """Median of its recent steps: who is slow is judged by it."""
+    away: Away | None = None
 
 
 class Figures(Struct, frozen=True, tag="figures"):
@@ -465,6 +477,10 @@ class RankStarted(Struct, frozen=True, tag="rank-started"):
     pid: int
 
 
+STUCK: Final = "ScriptStuck"
+"""`ScriptError.type` of a script that did not come back to step() in time."""
+
+
 class ScriptError(Struct, frozen=True, omit_defaults=True):
     """The exception that ended the script of a rank (R55)."""
 
@@ -480,9 +496,11 @@ class ScriptError(Struct, frozen=True, omit_defaults=True):
         return f"{text} ({self.file}, line {self.line})" if self.file else text
 
     def is_same(self, other: ScriptError) -> bool:
-        """Return True if both were raised by the same line; messages often name a sample."""
-        at = (self.type, self.file, self.line)
-        return bool(self.file) and at == (other.type, other.file, other.line)
+        """Return True if both were raised by the same line; messages often name a sample. An
+        endless loop may have many lines, so of stuck scripts the file counts."""
+        line, others = (0, 0) if self.type == STUCK else (self.line, other.line)
+        at = (self.type, self.file, line)
+        return bool(self.file) and at == (other.type, other.file, others)
 
 
 class DealtBatch(Struct, frozen=True, array_like=True):

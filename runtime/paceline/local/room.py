@@ -33,6 +33,10 @@ from paceline.limits import (
 TRANSPORTS: Final = ("mpi", "gloo", "shm")
 """What backend auto may use on one machine; nccl takes fewer files than gloo."""
 
+SHM: Final = Path("/dev/shm")
+MPI_SHM_BYTES: Final = 1_064_960
+"""What MPI_Init of MPICH takes of it for each rank. Measured with `statvfs` in three ranks."""
+
 LOOPBACK: Final = "127.0.0.1"
 CONNECT_S: Final = 5.0
 
@@ -89,6 +93,31 @@ def check_room(job: ResolvedJob, replicas: int, room: Room) -> None:
             f"{what} take {bytes_min // MIB} MiB of memory at least, without torch and any model, "
             f"and this machine has {room.memory_bytes // MIB} MiB, swap included",
             hint=fewer,
+        )
+
+
+def shared_memory_bytes() -> int:
+    """Return what is free in /dev/shm; as much as there may be if that cannot be found out."""
+    try:
+        disk = os.statvfs(SHM)
+    except OSError:
+        return 1 << 62
+    return disk.f_bavail * disk.f_frsize
+
+
+def check_shared_memory(job: ResolvedJob, replicas: int, free_bytes: int) -> None:
+    """Raise LimitError if /dev/shm cannot hold what MPI puts there for each rank.
+
+    A write beyond its end is no error but the death of the process, by SIGBUS. What loaders with
+    workers put there depends on the data, and nobody knows it before."""
+    ranks = replicas * job.procs_per_replica * job.model
+    needed = ranks * MPI_SHM_BYTES
+    if needs_mpi(str(job.collective.backend), find_mpiexec()) and needed > free_bytes:
+        raise LimitError(
+            f"MPI takes {needed / MIB:.1f} MiB of shared memory for {ranks} ranks, and {SHM} has "
+            f"{free_bytes / MIB:.1f} MiB free",
+            hint="enlarge it (docker run --shm-size=1g; mount -o remount,size=1g /dev/shm), or set "
+            "collective.backend to gloo",
         )
 
 

@@ -9,20 +9,16 @@ through. A fault of Paceline itself is shown as it is.
 from __future__ import annotations
 
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 from paceline.core.agent.last_words import error_in
 from paceline.core.messages import ScriptError
 from paceline.errors import PacelineError, RuntimeBrokenError
+from paceline.worker.script_frames import innermost, is_own
 
-OWN: Final = str(Path(__file__).resolve().parents[1])
-
-INSTALLED: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 LINES: Final = 15
 """Of a traceback that are passed on; all of it is in the log."""
 
@@ -103,8 +99,8 @@ def without_own_frames(
     """The traceback as the script's author knows it."""
     shown = traceback.TracebackException(kind, error, at)
     for each in _chain(shown):
-        if each.stack and not _is_own(each.stack[-1].filename):
-            kept = [frame for frame in each.stack if not _is_own(frame.filename)]
+        if each.stack and not is_own(each.stack[-1].filename):
+            kept = [frame for frame in each.stack if not is_own(frame.filename)]
             each.stack = traceback.StackSummary.from_list(kept)
     return "".join(shown.format())
 
@@ -124,11 +120,4 @@ def _where(at: TracebackType | None) -> str:
 
 def _place(at: TracebackType | None) -> tuple[str, int]:
     """The last line of the script, or of a module beside it, that was under way."""
-    for frame in reversed(traceback.extract_tb(at)):
-        if not _is_own(frame.filename) and not frame.filename.startswith(INSTALLED):
-            return frame.filename, frame.lineno or 0
-    return "", 0
-
-
-def _is_own(filename: str) -> bool:
-    return filename.startswith(OWN)
+    return innermost(traceback.extract_tb(at))

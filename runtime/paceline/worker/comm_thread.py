@@ -23,6 +23,7 @@ from paceline_api.errors import PacelineError
 from paceline.clock import NS_PER_MS, now_ns
 from paceline.core.messages import (
     Announce,
+    Away,
     Commit,
     Dismiss,
     Doing,
@@ -150,6 +151,8 @@ class CommThread:
         self.tensors: Tensors | None = None
         self.link: ControlChannel | None = None
         self.recorder: Recorder | None = None
+        self.away: Callable[[], Away | None] = lambda: None
+        """Since when the script has not come back, for the heartbeat."""
         self.squares: GradientSquares | None = None
         """In a run that `paceline plan` measures."""
         self._peers = peers
@@ -239,7 +242,7 @@ class CommThread:
         """For the link thread, as of one event."""
         doing = self.doing()
         with self._state_lock:
-            return self._metrics.facts.heartbeat(self.machine.state, doing)
+            return self._metrics.facts.heartbeat(self.machine.state, doing, self.away())
 
     def figures(self) -> Figures:
         """For the link thread: the last ones that were worked out."""

@@ -16,7 +16,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 import torch
-from paceline_api.jobfile import read_job_file
+from paceline_api.jobfile import JobFile, read_job_file
 from paceline_api.types.enums import Pacing, Wire
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
@@ -39,6 +39,7 @@ from paceline.transport.device_queues import until
 from paceline.transport.factory import make_transport
 from paceline.transport.solo import NoTransport
 from paceline.transport.variables import restore_variables
+from paceline.worker import short_sockets
 from paceline.worker.agent_pipe import AgentPipe
 from paceline.worker.comm_thread import CommThread, Interrupts
 from paceline.worker.coordinator_line import CoordinatorLine
@@ -49,6 +50,7 @@ from paceline.worker.metrics.rounds import RoundMetrics
 from paceline.worker.metrics.squares import GradientSquares
 from paceline.worker.peer_sockets import PeerSockets
 from paceline.worker.recorder import Recorder
+from paceline.worker.script_watch import ScriptWatch
 from paceline.worker.session import Session, StepResult
 from paceline.worker.standalone import StandaloneCoordinator
 from paceline.worker.state.committed import Committed, GroupSum
@@ -106,6 +108,8 @@ class Engine:
         self._settings = settings
         self._switch_interval_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        if settings is not None:
+            short_sockets.use_folder(str(settings.scratch))
         self._lock = threading.Condition()
         self._reply: ev.Resume | None = None
         self._end: ev.Exit | None = None
@@ -114,7 +118,7 @@ class Engine:
         self._held: tuple[int, ...] = ()
         self._version = 0
         self._progress = Progress()
-        self._stopped = self._under_way = False
+        self._stopped = self._under_way = self._failed = False
         self._gradients: Gradients | None = None
         self._committed: Committed | None = None
         self._interrupts = Interrupts()
@@ -133,6 +137,7 @@ class Engine:
         self._rendezvous = rendezvous = GroupRendezvous(
             self.shard, settings.group_fds if settings else ()
         )
+        self._script = None if self._spec is None else self._watch_script(self._spec)
         self._welcome = known = self._meet(host, peers.address, transport.address)
         machine = Rank(
             member,
@@ -150,6 +155,8 @@ class Engine:
         )
         if isinstance(self._comm, LeadThread | FollowerThread):
             self._comm.join_group(rendezvous)
+        if self._script is not None:
+            self._comm.away = lambda: self._script.away if self._script is not None else None
         if self.shard:
             self._follow_agent()
             self._comm.start()
@@ -216,6 +223,13 @@ class Engine:
         except TransportError as error:
             raise _told(error) from error
 
+    def _watch_script(self, spec: JobFile) -> ScriptWatch:
+        def overdue(why: str, error: ScriptError) -> None:
+            if not self._failed:  # else the script has said what ends it, and does not end
+                self.failed(why, error)
+
+        return ScriptWatch(spec.step_deadline_ns, overdue)
+
     # ---- Session --------------------------------------------------------------------------
 
     def begin(
@@ -252,6 +266,8 @@ class Engine:
             )
         )
         self._loop.began(now_ns())
+        if self._script is not None:
+            self._script.start()
 
     def _whole(self, gradients: Gradients, committed: Committed) -> str:
         """`Begin.whole`."""
@@ -351,6 +367,7 @@ class Engine:
     def rest(self) -> None:
         assert self._committed is not None
         self._committed.part_from_model()  # rounds go on meanwhile
+        self._script_came()
         self._comm.post(ev.Rest())
 
     def resume(self) -> None:
@@ -359,6 +376,8 @@ class Engine:
         self._loop.began(now_ns())
 
     def finish(self, *, stop: bool = False) -> None:
+        if self._script is not None:
+            self._script.close()
         self._comm.post(ev.Finish(stop))
         with self._lock:
             while self._end is None:
@@ -374,8 +393,11 @@ class Engine:
         self._gradients.release()
         sys.setswitchinterval(self._switch_interval_s)
         restore_variables()
+        if self._settings is not None:
+            short_sockets.restore(str(self._settings.scratch))
 
     def failed(self, why: str, error: ScriptError | None) -> None:
+        self._failed = True
         if self._agent is not None and self._end is None:
             self._agent.tell("failed", why, error=error)
 
@@ -465,6 +487,7 @@ class Engine:
 
     def _call(self, event: ev.Event) -> ev.Resume:
         """Park the main thread until the engine lets it go on."""
+        self._script_came()
         with self._lock:
             self._reply = None
             if self._end is None:
@@ -483,7 +506,13 @@ class Engine:
         self._stopped = self._stopped or reply.stopped
         assert self._gradients is not None
         self._gradients.streams.adopt_commit()
+        if self._script is not None:
+            self._script.left()
         return reply
+
+    def _script_came(self) -> None:
+        if self._script is not None:
+            self._script.came()
 
     def _watch(self) -> None:
         """No wait outlives the thread that would end it."""
@@ -518,6 +547,8 @@ class Engine:
                 self._agent.tell("finished", released=self._state.released)
             else:
                 self._agent.tell("dismissed", end.why)
+        if self._script is not None:
+            self._script.close()  # its agent has a bound for what it still does
         with self._lock:
             self._end = end
             self._stopped = True

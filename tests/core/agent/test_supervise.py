@@ -178,6 +178,18 @@ def test_a_rank_that_its_agent_has_killed_has_not_failed_by_its_script() -> None
     assert not place.failures
 
 
+def test_a_rank_that_has_ended_before_it_was_killed_keeps_its_own_reason() -> None:
+    """Its launcher may be seen to end before the rank itself."""
+    place = Place(0, 0, 0, LIMITS)
+    said = ReportedOutcome(RankOutcome.FAILED, "KeyError: 1", error=ScriptError("KeyError", "1"))
+    effects = feed(place, 0, Tick(), Up(1), said, Kill("its launcher ended"), Exited(1, ""))
+    reports = [effect.message for effect in effects if isinstance(effect, Report)]
+    [report] = [message for message in reports if isinstance(message, RankDead)]
+    assert report.why == "KeyError: 1"
+    assert report.error == said.error
+    assert [dead.why for dead in place.failures] == ["KeyError: 1"]
+
+
 @given(st.integers(1, 10_000))
 def test_the_back_off_doubles_up_to_its_bound(failures: int) -> None:
     pause, longer = backoff_ns(failures), backoff_ns(failures + 1)

@@ -800,6 +800,35 @@ def test_who_comes_back_after_the_release_is_released_too_or_found_to_be_stuck()
     assert kinds(told) == ["KillRank"]
 
 
+def test_a_script_that_is_stuck_in_a_batch_is_named_once_with_where_it_is() -> None:
+    """All others waited for it, and nothing said for whom."""
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    at = desk.form(A, B)
+    away = m.Away(3600.0, "train.py", 18)
+    for _ in range(3):
+        desk.say(m.Heartbeat(B, at, at, 7, active=True, away=away), 30)
+        told = desk.coordinator.status(desk.now)
+        [line] = [h.message for h in told.happenings if h.reason == "ScriptStuck"]
+        assert f"the script of rank {B} on " in line
+        assert "since 01:00:00 UTC (train.py, line 18)" in line
+        assert "1800 s (spec.stepDeadlineSeconds)" in line
+        assert [x.message for x in told.conditions if x.reason == "ScriptStuck"] == [line]
+    desk.say(m.Heartbeat(B, at, at, 8, active=True), 30)
+    told = desk.coordinator.status(desk.now)
+    assert not [x for x in told.conditions if x.reason == "ScriptStuck"]
+
+
+def test_a_crash_before_the_first_round_ends_the_job_as_an_exception_does() -> None:
+    desk = Desk(replicas=2)
+    desk.pods(0, 1)
+    desk.post(coord.FromAgent(m.RankStarted(A, 4711)))
+    desk.post(coord.FromAgent(m.RankDead(A, -11, "signal 11 (SIGSEGV)", True)))
+    assert desk.state.outcome is not None
+    assert desk.state.outcome.reason == "ScriptFailed"
+    assert "signal 11 (SIGSEGV)" in desk.state.outcome.message
+
+
 def test_what_all_ranks_of_a_pod_say_alike_is_said_once() -> None:
     """R43: who is heard and not listed is where the pod is, and else as it said last."""
     desk = Desk(replicas=1)

@@ -394,16 +394,18 @@ class Place:
             self._failures = self._counted = 0
         action = ruled(self._limits.rules, code or 0)
         said = self._told or ReportedOutcome(None, "")
+        # A process that has ended by itself just before it was killed has its own reason.
+        kill_why = self._kill_why if code is None or code < 0 else ""
         # A script that has not called init() cannot report its exception; its traceback can.
         error = said.error or (error_in(text) if code is not None and code > 0 else None)
-        error = None if self._kill_why else error
+        error = None if kill_why else error
         death = Death(
             self.member,
             code,
             text,
             said.outcome,
             said.message,
-            self._kill_why,
+            kill_why,
             self._leaving,
             self._over,
             again=action in (FailureAction.COUNT, FailureAction.IGNORE),
@@ -429,7 +431,7 @@ class Place:
             batch=batch,
             version=version,
         )
-        if is_scripts_own(dead) and self._up_ns is not None and not self._kill_why:
+        if is_scripts_own(dead) and self._up_ns is not None and not kill_why:
             self.failures.append(dead)
         return [Report(dead)]
 

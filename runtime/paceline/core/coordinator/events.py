@@ -41,6 +41,8 @@ class Config:
     """Bound of the members' own waiting for each other after COMMIT."""
     finish_deadline_ns: int = 600 * NS_PER_S
     """How long scripts may run after the release; their agents see to it."""
+    step_deadline_ns: int = 1800 * NS_PER_S
+    """How long a script may take between two calls of step(); its rank sees to it."""
     checkpoint_required: bool = False
     """A checkpoint that cannot be written fails the job."""
     backoff_limit: int = 6

@@ -132,7 +132,8 @@ def beats(c: CoordinatorState, pod: m.PodBeat) -> bool:
         if beat is not None:
             seen.leaving = beat.leaving
             seen.active, seen.benched, seen.done = beat.active, beat.benched, beat.done
-            seen.step_s = beat.step_s
+            seen.step_s, seen.away = beat.step_s, beat.away
+            silence.name_a_stuck_script(c, seen)
             news = silence.works(c, seen, beat) or news
         at = beat or pod
         seen.version, seen.promise = at.version, at.promise

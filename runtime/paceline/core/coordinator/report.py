@@ -133,6 +133,8 @@ def _conditions(c: CoordinatorState) -> tuple[Condition, ...]:
         found.append(Condition("RingReady", "GenerationStarted", text, now))
     if c.outcome is None and (text := silence.never_heard(c)):
         found.append(Condition("Degraded", "ScriptTakesNoPart", text, now))
+    if c.outcome is None and (text := silence.stuck_scripts(c)):
+        found.append(Condition("Degraded", "ScriptStuck", text, now))
     if text := ending.running_scripts(c):
         found.append(Condition("Degraded", "ScriptStillRuns", text, now))
     if c.starts_over and c.outcome is None:

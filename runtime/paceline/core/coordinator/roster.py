@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.core.messages import Doing, Inventory, Network, Register, pod_of
+from paceline.core.messages import Away, Doing, Inventory, Network, Register, pod_of
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.snapshot import Kept
 
@@ -62,6 +62,9 @@ class KnownRank:
     done: bool = False
     step_s: float = 0.0
     """These four with its last heartbeat, for the status, stragglers and who is drained first."""
+    away: Away | None = None
+    """Likewise: since when its script has not come back to step()."""
+    away_told: bool = False
     facts: dict[str, float] = field(default_factory=dict)
     """Its last figures, of `facts_version`."""
     facts_version: int = 0

@@ -158,6 +158,32 @@ def never_heard(c: CoordinatorState) -> str:
     )
 
 
+def name_a_stuck_script(c: CoordinatorState, seen: KnownRank) -> None:
+    """Say once for each process that its script has not come back to step(). The rank itself ends
+    it in time."""
+    if seen.away is not None and not seen.away_told and c.outcome is None:
+        seen.away_told = True
+        c.happened("ScriptStuck", _stuck_script(c, seen, seen.away))
+
+
+def stuck_scripts(c: CoordinatorState) -> str:
+    """Whose scripts have not come back to step(), with where they are; empty if there are none."""
+    stuck = [(seen, seen.away) for seen in c.roster.present() if seen.away is not None]
+    told = [_stuck_script(c, seen, away) for seen, away in stuck[: ending.NAMED_MAX]]
+    more = len(stuck) - len(told)
+    return "; ".join(told) + (f"; and {more} others" if more > 0 else "")
+
+
+def _stuck_script(c: CoordinatorState, seen: KnownRank, away: m.Away) -> str:
+    host = f" on {seen.register.host}" if seen.register is not None else ""
+    where = f" ({away.file}, line {away.line})" if away.file else ""
+    return (
+        f"the script of rank {seen.member}{host} has not come back to step() since "
+        f"{ending.format_clock(away.since_s)}{where}; it is ended after "
+        f"{c.config.step_deadline_ns // NS_PER_S} s (spec.stepDeadlineSeconds)"
+    )
+
+
 def break_off_the_stuck(c: CoordinatorState) -> None:
     """R35: a round that comes to no end is given up for a new membership. Who is no member holds up
     nobody's round, but would never become one."""

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Final
 
 from paceline.clock import NS_PER_S
-from paceline.core.messages import Doing, Figures, Heartbeat
+from paceline.core.messages import Away, Doing, Figures, Heartbeat
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.ledger import Ledger, since
 from paceline.core.protocol.log import Log
@@ -144,7 +144,9 @@ class HeartbeatFacts:
         """A streamed round."""
         self._given_up[Fact.GIVEN_UP + why] = self._given_up.get(Fact.GIVEN_UP + why, 0.0) + 1
 
-    def heartbeat(self, rank: RankState, doing: Doing | None = None) -> Heartbeat:
+    def heartbeat(
+        self, rank: RankState, doing: Doing | None = None, away: Away | None = None
+    ) -> Heartbeat:
         """The rank's present state."""
         takes_part = rank.has_state and not rank.passive
         return Heartbeat(
@@ -159,6 +161,7 @@ class HeartbeatFacts:
             benched=takes_part and not rank.is_active,
             done=rank.main is Main.DONE,
             step_s=self._step_s,
+            away=away,
         )
 
     def figures(self, rank: RankState) -> Figures:

@@ -1,0 +1,105 @@
+"""A plan of `testing.processes.faulty`, carried out, and compared with what it has to come to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from testing import left_files
+from testing.processes.faulty import TRAINS, Expected, Plan, expected, options_of, script_of
+from testing.processes.runs import ForkedRun, Run, forked_paceline, processes_with
+
+GONE_S = 60.0
+COMMAND = "[python, train.py]"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a run has come to."""
+
+    code: int | None
+    said: str
+    explained: str
+    """By `paceline explain`."""
+    wrong: tuple[str, ...]
+    """What is not as expected."""
+
+    def __str__(self) -> str:
+        wrong = "\n".join(self.wrong)
+        return f"{wrong}\nexit code {self.code}\n{self.said}\nexplain: {self.explained}"
+
+
+def carry_out(folder: Path, plan: Plan) -> Ended:
+    """Run the job of a plan in an empty folder, and look at what it has said and left."""
+    (folder / "train.py").write_text(script_of(plan))
+    before = left_files.files()
+    # The workers of a loader listen on sockets in it, so its path must be short.
+    with TemporaryDirectory(prefix="f-", dir="/tmp") as temporary:
+        code, said = _outcome(folder, plan, os.environ | {"TMPDIR": temporary})
+        _, explained = forked_paceline(folder, "explain", str(next((folder / "runs").iterdir())))
+        wrong = list(_differences(expected(plan), code, said, explained))
+        wrong += [f"left: {each}" for each in _left_behind(folder, Path(temporary), before)]
+    return Ended(code, said, explained, tuple(wrong))
+
+
+def _outcome(folder: Path, plan: Plan, env: dict[str, str]) -> tuple[int | None, str]:
+    """Exit code and output of the run. By then nothing of it lives."""
+    outside = plan.outside
+    if outside is None:
+        return ForkedRun(folder, COMMAND, *options_of(plan), env=env).wait()
+    # Only of an executed program can anybody see from outside whether it is an agent.
+    run = Run(folder, COMMAND, *options_of(plan), env=env)
+    try:
+        run.until(TRAINS)
+        os.kill(_target_of(run, outside.target), outside.signal)
+        if outside.target == "runner" and outside.signal is signal.SIGKILL:
+            said, _ = run.process.communicate(timeout=GONE_S)
+            run.until_gone()
+            return None, said
+        return run.wait()
+    finally:
+        run.process.kill()
+
+
+def _target_of(run: Run, target: str) -> int:
+    """The process of that name; of several agents the last one."""
+    if target == "runner":
+        return run.process.pid
+    module = f"paceline.{target}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            ours = entry.name.isdecimal() and run.mark.encode() in (entry / "environ").read_bytes()
+            if ours and module in (entry / "cmdline").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue  # gone, or not ours
+    assert found, processes_with(run.mark)
+    return max(found)
+
+
+def _differences(wanted: Expected, code: int | None, said: str, explained: str) -> Iterator[str]:
+    if wanted.code is not None and code != wanted.code:
+        yield f"exit code {code}, not {wanted.code}"
+    if not any(verdict in said for verdict in wanted.verdicts):
+        yield f"none of {wanted.verdicts} in the output"
+    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    for part in wanted.first:
+        if not errors or part not in errors[-1]:
+            yield f"{part!r} is not in the line of the error"
+        if part not in explained.splitlines()[0]:
+            yield f"{part!r} is not in the first line of explain"
+    if wanted.warns and not any(part in said for part in wanted.warns):
+        yield f"none of {wanted.warns} in the output"
+
+
+def _left_behind(folder: Path, temporary: Path, before: set[str]) -> list[str]:
+    until = time.monotonic() + left_files.PATIENCE_S
+    while (left := left_files.processes_of(folder)) and time.monotonic() < until:
+        time.sleep(0.1)
+    return [*left, *left_files.folders_of(temporary), *left_files.left_since(before)]

@@ -6,6 +6,7 @@ process is left (`wait` looks).
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -350,15 +351,15 @@ for epoch in loader.epochs(6):
 """
 
 
-def fail(folder: Path, **parts: str) -> tuple[int, str, str]:
-    """Exit code, output and what `paceline explain` says first."""
+def fail(folder: Path, *words: str, **parts: str) -> tuple[int, str, str]:
+    """Exit code, output and what `paceline explain` says first. `words`: more of the command."""
     script = FAILING
     for name in ("before", "item", "workers", "body", "after"):
         usual = {"before": "", "workers": "0"}.get(name, "pass")
         script = script.replace(f"{{{name}}}", parts.get(name, usual))
     (folder / "train.py").write_text(script)
-    run = ForkedRun(folder, "[python, train.py]", "--quiet", "--set=spec.replicas=3")
-    code, said = run.wait()
+    words = words or ("--set=spec.replicas=3",)
+    code, said = ForkedRun(folder, "[python, train.py]", "--quiet", *words).wait()
     _, explained = forked_paceline(folder, "explain", str(next((folder / "runs").iterdir())))
     return code, said, explained.splitlines()[0] + "\n" + explained
 
@@ -409,3 +410,31 @@ def test_a_job_whose_script_failed_on_the_way_says_so_at_its_end(tmp_path: Path)
     assert "SCRIPT FAILED" in said
     assert "KeyError: 'key'" in said
     assert "the script failed on the way: KeyError: 'key'" in explained
+
+
+@pytest.mark.parametrize("most", [6, 5])
+def test_a_batch_with_which_the_script_fails_can_be_given_up(tmp_path: Path, most: int) -> None:
+    """Sample 77 cannot be read, in none of the 6 epochs. Exactly its batches are missing, and one
+    more than may be skipped ends the job."""
+    words = ("--set=spec.replicas=4", f"--set=spec.failurePolicy.maxSkippedBatches={most}")
+    item = "if i == 77: raise OSError(5, 'bad sector')"
+    code, said, explained = fail(tmp_path, *words, item=item)
+    status = json.loads((next((tmp_path / "runs").iterdir()) / "status.json").read_text())
+    events = [one["message"] for one in status["happenings"] if one["reason"] == "BatchSkipped"]
+    assert len(events) == most
+    for event in events:
+        assert "OSError: " in event
+        assert "line 11)" in event
+        assert " 77" in event
+    if most == 5:
+        assert code == 1
+        assert "Failed (ScriptFailed)" in said
+        return
+    assert code == 0
+    assert "job job: Complete" in said
+    log = status["log"]
+    assert {name: n for name, n in log["samples_dropped"].items() if n} == {"failed": 6 * 4}
+    assert log["samples_applied"] == 6 * 240 - 6 * 4
+    assert (log["epochs_exact"], log["epochs_short"]) == (0, 6)
+    assert "24 samples were given up" in said
+    assert "OSError: " in explained

@@ -33,6 +33,7 @@ def difference(before: Commit, after: Commit) -> CommitChange | None:
         holder=after.holder,
         behind=after.behind,
         donor=after.donor,
+        skips=gen.skips,
     )
 
 
@@ -56,6 +57,7 @@ def changed(before: Commit | None, change: CommitChange) -> Commit:
         version=change.version,
         left_out=change.left_out,
         lookahead=tuple(lookahead.items()),
+        skips=change.skips,
     )
     return Commit(
         gen=gen,

@@ -74,6 +74,8 @@ class DropReason(StrEnum):
     """Shares a buffer with work whose lease was dealt again (R13)."""
     SKIPPED = "skipped"
     """The user's loop took the batch and made no step of it (D1)."""
+    FAILED = "failed"
+    """The script failed with the batch on two ranks, and `failurePolicy` skips it (R56)."""
 
 
 class Drop(Struct, frozen=True):
@@ -258,6 +260,8 @@ class Gen(Struct, frozen=True, tag="gen"):
     """Set by the first generation of a job, None afterwards."""
     settings: RoundSettings | None = None
     """Likewise."""
+    skips: tuple[int, ...] = ()
+    """Leases that no rank computes from now on: whoever is dealt one drops it (R56)."""
 
 
 Record = Go | Gen

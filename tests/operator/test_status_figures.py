@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paceline.core.protocol.ids import MemberId
 from paceline.core.status import Fact, LogStatus, RankPhase, RankStatus, Status
+from paceline_api.times import timestamp
 from paceline_api.types.status import TrainingJobStatus
 from paceline_operator.core.coordinator_status import Outcome, Rank, read_coordinator_status
 from paceline_operator.core.observed import Observed
@@ -130,7 +131,7 @@ SLOW = {"rank": 1, "replica": "digits-1-1", "node": "n", "slowdownPercent": 300,
 OLD = {**RUNNING, "stragglers": [SLOW], "stragglerCount": 1}
 
 
-def ranks_of(*ranks: Rank, **more: Any) -> Observed:
+def training_with(*ranks: Rank, **more: Any) -> Observed:
     seen = training(2)
     assert seen.coordinator is not None
     return replace(seen, coordinator=replace(seen.coordinator, ranks=ranks, **more))
@@ -138,7 +139,7 @@ def ranks_of(*ranks: Rank, **more: Any) -> Observed:
 
 @pytest.mark.parametrize("complete", [True, False])
 def test_the_last_status_says_how_each_rank_ended_and_nothing_of_the_rounds(complete: bool) -> None:
-    seen = ranks_of(
+    seen = training_with(
         Rank(0, 0, 1, "dead", version=9, finished=complete),
         Rank(1, 0, 1, "dead", version=4),
         Rank(1, 0, 1, "finished" if complete else "active", restarts=1, version=9),
@@ -153,13 +154,15 @@ def test_the_last_status_says_how_each_rank_ended_and_nothing_of_the_rounds(comp
 
 
 def test_a_suspended_job_keeps_how_its_ranks_have_stopped_until_it_is_resumed() -> None:
-    seen = ranks_of(
+    seen = training_with(
         Rank(0, 0, 1, "finished", version=9),
         Rank(1, 0, 1, "dead", version=9, finished=True),
         outcome=Outcome(True, "Complete", "stopped"),
         stopping=True,
     )
-    asked = job_of(OLD, suspend=True, checkpoint={"path": "/c"})
+    stops = {"type": "Suspended", "status": "True", "reason": "Suspending"}
+    stopping = {**OLD, "conditions": [stops | {"lastTransitionTime": timestamp(NOW)}]}
+    asked = job_of(stopping, suspend=True, checkpoint={"path": "/c"})
     first = reconcile(asked, replace(seen, sent=replace(seen.sent, stop_s=NOW)), NOW).status
     assert first is not None
     assert [row["state"] for row in first["ranks"]] == ["finished"] * 2

@@ -357,7 +357,7 @@ class Log:
             self.ledger.contributions_before = self.ledger.contributions
         if gen.settings is not None:
             self.settings = gen.settings
-        self.skips = self.skips.union(gen.skips)
+        self.skips = self.skips.union(gen.skips or ())
         self.gen = gen
         self.active, self.with_state = gen.active, gen.with_state
         members, active = frozenset(gen.members), frozenset(gen.active)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from paceline_api.rounds import RoundSettings
 
 from paceline.core.protocol.ids import GenerationId, MemberId
@@ -260,8 +260,9 @@ class Gen(Struct, frozen=True, tag="gen"):
     """Set by the first generation of a job, None afterwards."""
     settings: RoundSettings | None = None
     """Likewise."""
-    skips: tuple[int, ...] = ()
-    """Leases that no rank computes from now on: whoever is dealt one drops it (R56)."""
+    skips: tuple[int, ...] | UnsetType = UNSET
+    """Leases that no rank computes from now on: whoever is dealt one drops it (R56). Unset, as in
+    nearly every record, its bytes are those of a release that did not know of it."""
 
 
 Record = Go | Gen

@@ -85,6 +85,11 @@ def plant_at_the_end(sim: Simulation, faults: list[Fault]) -> None:
 
 
 def happen(sim: Simulation, fault: Fault) -> None:
+    if fault.kind is Kind.BAD:
+        lease = fault.pick % max(1, total_leases(sim.world.plan))
+        sim.tell(f"lease {lease} is bad")
+        sim.bad.add(lease)
+        return
     after = bool(sim.world.after_ms)
     there = (r for r in sim.ranks.values() if r.running or (after and r.released))
     live = [r for r in there if m.pod_of(r.me) not in sim.links.cut]
@@ -99,10 +104,6 @@ def happen(sim: Simulation, fault: Fault) -> None:
                 sim.kill(each.me, restart=True)
         case Kind.RAISE:
             sim.script_raises(rank.me, None)
-        case Kind.BAD:
-            lease = fault.pick % max(1, total_leases(sim.world.plan))
-            sim.tell(f"lease {lease} is bad")
-            sim.bad.add(lease)
         case Kind.KILL | Kind.LOSE | Kind.ORPHAN | Kind.DRAIN | Kind.JOIN | Kind.SHRINK:
             _to_processes(sim, fault, rank, len(live))
         case Kind.CUT:

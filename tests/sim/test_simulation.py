@@ -154,7 +154,7 @@ def test_a_bad_batch_costs_its_samples_and_not_the_job() -> None:
 
 def test_one_bad_batch_more_than_allowed_ends_the_job() -> None:
     bad = [Fault(0, Kind.BAD, pick=lease) for lease in (5, 15, 25)]
-    assert "Complete" in run(GIVES_UP, 1, bad[:2]).outcomes
+    assert run(GIVES_UP, 1, bad[:2]).finished
     assert run(GIVES_UP, 1, bad).outcomes == {"ScriptFailed"}
     assert run(dataclasses.replace(GIVES_UP, max_skipped=0), 1, bad[:1]).outcomes == {
         "ScriptFailed"

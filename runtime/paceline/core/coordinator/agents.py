@@ -152,7 +152,7 @@ def _count_failure(c: CoordinatorState, message: m.RankDead, *, fails: bool) -> 
     if action is FailureAction.IGNORE:
         return
     never_trained = not c.had_state and (c.gen is not None or not seen.ready)
-    skips = fails and scripts.costs_a_batch(c, message)
+    skips = scripts.costs_a_batch(c, message)
     if message.exit_code > 0 and never_trained and action is None and not skips:
         # No rank has ever trained: a mistake in the script or the image, not bad luck.
         known = "hint: " in message.why

@@ -139,11 +139,16 @@ GIVES_UP = World(replicas=4, leases=40, max_skipped=2, until_ms=20_000)
 
 
 def test_a_bad_batch_costs_its_samples_and_not_the_job() -> None:
-    """Whichever lease it is, the last one too, and also over a new coordinator."""
-    plan = GIVES_UP.plan
+    """Whichever lease it is, the last one too, and also over a new coordinator, or from a
+    checkpoint of before or after."""
+    world, plan = dataclasses.replace(GIVES_UP, save_every=1), GIVES_UP.plan
     for lease in (0, 1, 17, 38, 39):
-        for more in ([], [Fault(150, Kind.CRASH)], [Fault(120, Kind.KILL)]):
-            sim = run(GIVES_UP, lease, [Fault(0, Kind.BAD, pick=lease), *more])
+        for more in (
+            *([], [Fault(150, Kind.CRASH)], [Fault(120, Kind.KILL)]),
+            *([Fault(at_ms, Kind.WIPE)] for at_ms in range(200, 800, 200)),
+            [Fault(300, Kind.WIPE), Fault(301, Kind.CRASH)],
+        ):
+            sim = run(world, lease, [Fault(0, Kind.BAD, pick=lease), *more])
             assert sim.outcomes <= {"Complete"}, sim.story()
             assert sim.finished, sim.story()
             for rank in sim.finished:

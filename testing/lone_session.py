@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from paceline.core.anatomy.samples import Phase
 from paceline.core.faults import parse_faults
-from paceline.core.messages import DealtBatch
+from paceline.core.messages import DealtBatch, ScriptError
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.progress import Progress
 from paceline.core.protocol.records import DataPlan, LoggedMetric
@@ -92,7 +92,7 @@ class LoneSession:
         committed.copy_to_model()
         self._deal()
 
-    def failed(self, why: str) -> None:
+    def failed(self, why: str, error: ScriptError | None) -> None:
         """The script ends with an error; no agent is there to be told."""
 
     def step(

@@ -22,7 +22,8 @@ from torch import nn
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import TensorDataset
-from train.lone_session import LoneSession, started
+
+from testing.lone_session import LoneSession, started
 
 
 @pytest.fixture
@@ -121,14 +122,14 @@ def test_a_hook_of_the_scripts_own_shows_its_errors(monkeypatch: pytest.MonkeyPa
     told: list[str] = []
     monkeypatch.setattr(sys, "excepthook", lambda *error: shown.append(error[1]))
     mine = sys.excepthook
-    end = explain_errors(told.append)
+    end = explain_errors(lambda why, _: told.append(why))
     error = ValueError("of the script")
     sys.excepthook(ValueError, error, None)
     assert shown == [error]
     assert "of the script" in told[0]
     end()
     assert sys.excepthook is mine
-    end = explain_errors(told.append)
+    end = explain_errors(lambda why, _: told.append(why))
     monkeypatch.setattr(sys, "excepthook", later := lambda *_: None)
     end()
     assert sys.excepthook is later, "it was set by the script since"

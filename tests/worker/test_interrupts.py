@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
@@ -56,6 +57,8 @@ def test_an_order_that_never_interrupted_leaves_the_count_alone() -> None:
 def test_what_the_link_thread_says_of_the_state_is_as_of_one_event(read: str) -> None:
     """It read the state while an event changed it, and swallowed what came of that."""
     begun, goes_on = threading.Event(), threading.Event()
+    state: Any = SimpleNamespace(version=1, reducing=None)
+    state.registration = lambda: state.version
 
     def handle(*_: Any) -> list[Any]:
         begun.set()
@@ -66,7 +69,6 @@ def test_what_the_link_thread_says_of_the_state_is_as_of_one_event(read: str) ->
     facts = SimpleNamespace(
         heartbeat=lambda state, _: state.version, figures=lambda state: state.version
     )
-    state = SimpleNamespace(version=1, reducing=None, registration=lambda: state.version)
     thread = comm(handle=handle, state=state, facts=facts, handled=lambda *_: None)
     with ThreadPoolExecutor(2) as pool:
         handling = pool.submit(thread._handle, Dismiss("over"), 0)
@@ -91,10 +93,10 @@ def test_a_rank_of_a_group_that_never_answers_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(group, "ANSWER_S", 0.05)
-    monkeypatch.setattr(group.os, "_exit", end)
+    monkeypatch.setattr(os, "_exit", end)
     answers: SimpleQueue[int | None] = SimpleQueue()
     with pytest.raises(EndedError):
-        group._next(answers, "rank 3")
+        group._next(answers, int, "rank 3")
     assert "rank 3 of this group has not answered for 0.05 s" in caplog.text
     answers.put(5)
-    assert group._next(answers, "rank 3") == 5
+    assert group._next(answers, int, "rank 3") == 5

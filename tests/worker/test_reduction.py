@@ -713,7 +713,11 @@ def test_a_pass_over_memory_that_hangs_breaks_the_rank(
     monkeypatch.setattr(reduction, "PATIENCE_S", QUIET_S)
     rank.compute(1.0)  # from the first batch on there is a thread for it
     hangs = threading.Event()
-    rank.reducer.beside(lambda: hangs.wait(PATIENCE_S) and None)
+
+    def hang() -> None:
+        hangs.wait(PATIENCE_S)
+
+    rank.reducer.beside(hang)
     joined = ThreadPoolExecutor(1).submit(rank.reducer.joined)
     try:
         with pytest.raises(RuntimeBrokenError, match="the pass over the gradients"):

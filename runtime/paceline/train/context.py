@@ -114,7 +114,7 @@ def init() -> None:
     if _context is None and (run_dir := os.environ.get(ENV_REPLAY)):
         from paceline.train.replay import ReplaySession
 
-        explain_errors(lambda _: None)
+        explain_errors(lambda *_: None)
         install(Context(ReplaySession(Path(run_dir))))
     elif _context is None:
         from paceline.worker.engine import connect  # only here: it brings sockets and transports

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from paceline.clock import now_ns
 from paceline.core.anatomy.samples import Phase
-from paceline.core.messages import DealtBatch, Dismiss, Endpoints, ScriptError, ToRank
+from paceline.core.messages import DealtBatch, Dismiss, Endpoints, ScriptError
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.progress import Progress, progress_of
 from paceline.core.protocol.rank_leases import RankLeases

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import fsum
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from paceline.clock import now_ns
 from paceline.core.messages import Fatal, Part, Prepare, State
@@ -241,9 +241,7 @@ class LeadThread(CommThread):
         return agreed
 
     def _answer(self, index: int, kind: type[T]) -> T:
-        message = _next(self._answers[index], f"rank {index + 1}")
-        assert isinstance(message, kind), message
-        return message
+        return _next(self._answers[index], kind, f"rank {index + 1}")
 
     def sum(self, value: float) -> float:
         """For `GroupSum`."""
@@ -332,7 +330,7 @@ class FollowerThread(CommThread):
     def sum(self, value: float) -> float:
         """For `GroupSum`."""
         self._lead.tell(Square(value))
-        return _next(self._totals, "rank 0").value
+        return _next(self._totals, Total, "rank 0").value
 
     def _receive(self, mail: ReceivedMessage) -> None:
         if isinstance(mail.message, Part | State):
@@ -341,9 +339,10 @@ class FollowerThread(CommThread):
             self._lead.tell(Mail(key))
 
 
-def _next(answers: SimpleQueue[T | None], who: str) -> T:
-    """The next answer of a rank. Without one this process ends: when that rank has ended, or has
-    said nothing for ANSWER_S."""
+def _next(answers: SimpleQueue[Any], kind: type[T], who: str) -> T:
+    """Take the next answer of a rank, which is of this kind, or None once that rank has ended.
+
+    Without an answer this process ends: at once after a None, else after ANSWER_S."""
     try:
         answer = answers.get(timeout=ANSWER_S)
     except Empty:
@@ -351,7 +350,7 @@ def _next(answers: SimpleQueue[T | None], who: str) -> T:
         answer = None
     if answer is None:
         _end_with(who, over=False)
-    assert answer is not None
+    assert isinstance(answer, kind), answer
     return answer
 
 

@@ -86,8 +86,7 @@ class Reason(_Told):
     )
     BATCH_SKIPPED = (
         "BatchSkipped",
-        "The script failed twice with a batch, and failurePolicy.maxSkippedBatches gives it up; the "
-        "message names the exception, the samples and the ranks.",
+        "The script failed twice with a batch, which failurePolicy.maxSkippedBatches gives up.",
     )
     RANK_BENCHED = "RankBenched", "A silent rank gets no data until it reports back."
     RANK_SLOW = "RankSlow", "A rank is slower than the others for long."

@@ -232,7 +232,7 @@ def test_events_of_the_job_and_of_its_pods_that_are_gone() -> None:
 def test_a_job_at_rest_shows_how_its_ranks_ended_and_nothing_that_was_under_way(
     state: str,
 ) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"member": "0.0#1000", "state": "finished", "round": 9},
         {"member": "1.0#1001", "state": "dead" if state == "Failed" else "finished", "round": 9},
     ]

@@ -167,9 +167,11 @@ def test_a_suspended_job_keeps_how_its_ranks_have_stopped_until_it_is_resumed() 
     assert first is not None
     assert [row["state"] for row in first["ranks"]] == ["finished"] * 2
     assert first["stragglerCount"] == 0
-    gone = job_of(first, suspend=True, checkpoint={"path": "/c"})
+    gone = job_of(dict(first), suspend=True, checkpoint={"path": "/c"})
     later = reconcile(gone, Observed(), NOW + 100).status
     assert later is None or later["ranks"] == first["ranks"]
-    resumed = reconcile(job_of(first, checkpoint={"path": "/c"}), Observed(), NOW + 200).status
+    resumed = reconcile(
+        job_of(dict(first), checkpoint={"path": "/c"}), Observed(), NOW + 200
+    ).status
     assert resumed is not None
     assert "ranks" not in resumed

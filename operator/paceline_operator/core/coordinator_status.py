@@ -30,7 +30,9 @@ TEXT_MAX: Final = 8192
 KINDS_MAX: Final = 64
 """Conditions, triggers of rounds."""
 HAPPENINGS_MAX: Final = 256
-PASSED_ON: Final = (Reason.RESUMED_FROM_CHECKPOINT, Reason.BATCH_SKIPPED)
+PASSED_ON: Final = {
+    str(reason): reason for reason in (Reason.RESUMED_FROM_CHECKPOINT, Reason.BATCH_SKIPPED)
+}
 """The latest; an honest coordinator remembers no more."""
 
 ACTIVE: Final = "active"
@@ -196,9 +198,9 @@ def read_coordinator_status(data: Any) -> CoordinatorStatus:
             for c in map(_mapping, _items(body.get("conditions"))[:KINDS_MAX])
         },
         happenings=tuple(
-            Happening(_whole(h.get("seq")), _text(h.get("message")), Reason(h["reason"]))
+            Happening(_whole(h.get("seq")), _text(h.get("message")), reason)
             for h in map(_mapping, _items(body.get("happenings"))[-HAPPENINGS_MAX:])
-            if h.get("reason") in PASSED_ON
+            if (reason := PASSED_ON.get(_name(h.get("reason")))) is not None
         ),
         restarts=_whole(body.get("restarts")),
         stopping=bool(body.get("stopping", False)),

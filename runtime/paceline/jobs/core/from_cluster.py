@@ -191,7 +191,9 @@ def _detail(job: Object, pods: list[Object], state: str) -> Status:
     transport, _, carrier = str(moved.get("kind") or "").partition(" over ")
     told = _told(status)
     rests = state in _AT_REST
-    ranks = _ranks_at_rest(pods, status, procs, state) if rests else _ranks(pods, status, procs, told)
+    ranks = _ranks(pods, status, procs, told)
+    if rests:
+        ranks = _ranks_at_rest(pods, status, procs, state)
     return Status(
         job=job["metadata"]["name"],
         coordinator="",

@@ -142,6 +142,7 @@ def test_the_last_status_says_how_each_rank_ended_and_nothing_of_the_rounds(comp
     seen = training_with(
         Rank(0, 0, 1, "dead", version=9, finished=complete),
         Rank(1, 0, 1, "dead", version=4),
+        Rank(7, 0, 1, "dead", version=2),  # left when the job was scaled down
         Rank(1, 0, 1, "finished" if complete else "active", restarts=1, version=9),
         outcome=Outcome(complete, "Complete" if complete else "ScriptFailed", "why"),
     )

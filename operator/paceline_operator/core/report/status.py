@@ -172,7 +172,15 @@ def ranks_at_rest(job: Job, seen: Observed, *, complete: bool) -> list[dict[str,
     last: dict[tuple[int, int], Rank] = {}
     for rank in sorted(seen.coordinator.ranks, key=lambda rank: (rank.attempt, rank.restarts)):
         last[rank.slot, rank.local] = rank
-    return [_row_at_rest(last[key], complete=complete) for key in sorted(last)[:RANKS_MAX]]
+    rows = [_row_at_rest(last[key], complete=complete) for key in sorted(last)]
+    # Slots above have left when fewer replicas were wanted: that is no end of the job.
+    wanted = job.settings.replicas if job.settings else len(rows)
+    kept = [
+        row
+        for (slot, _), row in zip(sorted(last), rows, strict=True)
+        if slot < wanted or row["state"] == FINISHED
+    ]
+    return kept[:RANKS_MAX]
 
 
 def _row_at_rest(rank: Rank, *, complete: bool) -> dict[str, Any]:

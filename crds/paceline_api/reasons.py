@@ -88,6 +88,10 @@ class Reason(_Told):
         "SamplesSkipped",
         "The script took samples from the loader and made no step of them.",
     )
+    BATCH_SKIPPED = (
+        "BatchSkipped",
+        "The script failed twice with a batch, which failurePolicy.maxSkippedBatches gives up.",
+    )
     RANK_BENCHED = "RankBenched", "A silent rank gets no data until it reports back."
     RANK_SLOW = "RankSlow", "A rank is slower than the others for long."
     RANK_REPLACED = (

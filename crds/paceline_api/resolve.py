@@ -60,6 +60,7 @@ def resolve(job: TrainingJob) -> ResolvedJob:
         if checkpoint
         else None,
         failure_rules=_failure_rules(spec),
+        max_skipped_batches=_max_skipped_batches(spec),
         trainer=_trainer(trainer),
     )
 
@@ -118,11 +119,16 @@ def _elasticity(elasticity: Elasticity) -> ElasticitySettings:
 
 
 def _failure_rules(spec: TrainingJobSpec) -> tuple[FailureRuleSettings, ...]:
-    rules = spec.failure_policy.rules if spec.failure_policy else ()
+    rules = (spec.failure_policy.rules or ()) if spec.failure_policy else ()
     return tuple(
         FailureRuleSettings(rule.action, rule.on_exit_codes or (), rule.on_reasons or ())
         for rule in rules
     )
+
+
+def _max_skipped_batches(spec: TrainingJobSpec) -> int:
+    policy = spec.failure_policy
+    return (policy.max_skipped_batches or 0) if policy else 0
 
 
 def _trainer(container: Container) -> Trainer:

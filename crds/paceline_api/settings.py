@@ -145,6 +145,8 @@ class ResolvedJob:
     checkpoint: CheckpointSettings | None
     failure_rules: tuple[FailureRuleSettings, ...]
     trainer: Trainer
+    max_skipped_batches: int = 0
+    """`spec.failurePolicy.maxSkippedBatches` (R56)."""
 
     @property
     def world_size(self) -> int:

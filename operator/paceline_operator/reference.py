@@ -93,6 +93,7 @@ EVENTS: Final[dict[Reason, str]] = {
     Reason.SUSPENDED_BY_SPEC: "Normal",
     Reason.PROGRESS_LOST: "Warning",
     Reason.RESUMED_FROM_CHECKPOINT: "Warning",
+    Reason.BATCH_SKIPPED: "Warning",
     Reason.JOB_FINISHED: "Normal",
     Reason.JOB_FAILED: "Warning",
 }

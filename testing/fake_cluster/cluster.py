@@ -203,7 +203,10 @@ class Cluster:
             }
             for index, (slot, attempt) in enumerate(sorted(ranks.members))
         ]
-        found += [{"member": [s, 0, a * 1000], "state": "dead"} for s, a in sorted(ranks.dead)]
+        found += [
+            {"member": [s, 0, a * 1000], "state": "dead", "finished": ranks.stopping}
+            for s, a in sorted(ranks.dead)
+        ]
         return {
             "coordinator": ranks.uid,
             "seq": ranks.seq,

@@ -126,7 +126,10 @@ class Ring:
             }
             for index, (slot, attempt) in enumerate(sorted(self.members))
         ]
-        ranks += [{"member": [s, 0, a * 1000], "state": "dead"} for s, a in sorted(self.dead)]
+        ranks += [
+            {"member": [s, 0, a * 1000], "state": "dead", "finished": self.stopping}
+            for s, a in sorted(self.dead)
+        ]
         return {
             "job": self.job,
             "coordinator": self.pod_uid,

@@ -32,6 +32,7 @@ class SimCoordinator:
             freeze_timeout_ns=world.freeze_ms * MS,
             connect_timeout_ns=world.freeze_ms * MS // 4,
             backoff_limit=1000,
+            max_skipped_batches=world.max_skipped,
             pace=Pace(small=0, pause_per_rank_ns=pause_ns) if pause_ns else Pace(),
         )
         self.machine = coord.Coordinator(config, uid=name, now_ns=sim.now)

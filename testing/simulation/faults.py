@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 from paceline.core import messages as m
+from paceline.core.protocol.sampling import total_leases
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 
@@ -53,12 +54,12 @@ class Kind(StrEnum):
     """Other settings are asked for."""
     RAISE = "raise"
     """The script of a rank raises, in each such fault at the same line."""
+    BAD = "bad"
+    """From now on the script raises whenever it computes a certain lease, on any rank."""
 
 
-BY_CHANCE = tuple(kind for kind in Kind if kind is not Kind.RAISE)
+BY_CHANCE = tuple(kind for kind in Kind if kind not in (Kind.RAISE, Kind.BAD))
 """What a job has to survive."""
-MISTAKE = m.ScriptError("KeyError", "'label'", "train.py", 7)
-
 
 FOR_EVER_MS = 600
 
@@ -84,6 +85,11 @@ def plant_at_the_end(sim: Simulation, faults: list[Fault]) -> None:
 
 
 def happen(sim: Simulation, fault: Fault) -> None:
+    if fault.kind is Kind.BAD:
+        lease = fault.pick % max(1, total_leases(sim.world.plan))
+        sim.tell(f"lease {lease} is bad")
+        sim.bad.add(lease)
+        return
     after = bool(sim.world.after_ms)
     there = (r for r in sim.ranks.values() if r.running or (after and r.released))
     live = [r for r in there if m.pod_of(r.me) not in sim.links.cut]
@@ -97,7 +103,7 @@ def happen(sim: Simulation, fault: Fault) -> None:
             for each in live:
                 sim.kill(each.me, restart=True)
         case Kind.RAISE:
-            sim.kill(rank.me, why=str(MISTAKE), restart=True, code=1, error=MISTAKE)
+            sim.script_raises(rank.me, None)
         case Kind.KILL | Kind.LOSE | Kind.ORPHAN | Kind.DRAIN | Kind.JOIN | Kind.SHRINK:
             _to_processes(sim, fault, rank, len(live))
         case Kind.CUT:

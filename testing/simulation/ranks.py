@@ -532,6 +532,9 @@ class SimRank:
         if self.hung or self.stopped:
             self.sim.after(20, lambda: self.finish_batch(batch))
             return
+        if batch.lease in self.sim.bad:
+            self.sim.script_raises(self.me, m.DealtBatch(batch.lease, 0))
+            return
         self.steps += 1
         self.computes = False
         label, lease, samples = batch.label, batch.lease, batch.samples

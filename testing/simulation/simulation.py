@@ -29,6 +29,8 @@ from testing.simulation.world import MS, World
 OUTCOME_MS = 1000
 """So long a coordinator may take to say how a job ended of which nothing lives any more."""
 _DRAIN = ev.Drain()
+MISTAKE = m.ScriptError("KeyError", "'label'", "train.py", 7)
+"""What scripts raise."""
 
 
 class BrokenPromiseError(AssertionError):
@@ -55,6 +57,8 @@ class Simulation:
         self.inventory = m.Inventory(0, ())
         self.targets: m.Targets | None = None
         self.broken_until = 0
+        self.bad: set[int] = set()
+        """Leases with which the script raises."""
         self.at_the_end: list[Callable[[], object]] = []
         """What happens when the first rank has made the last round."""
         self.all_dead_ns: int | None = None
@@ -246,9 +250,10 @@ class Simulation:
         restart: bool = False,
         code: int = -9,
         error: m.ScriptError | None = None,
+        batch: m.DealtBatch | None = None,
     ) -> None:
         """kill -9 of one rank, or its end; its agent reaps it and tells. `error`: what its script
-        has raised."""
+        has raised, with which batch."""
         rank = self.ranks[member]
         if not rank.alive:
             return
@@ -258,9 +263,14 @@ class Simulation:
         pod.act(lambda: self.links.close_line(pod, member))
         restart = restart and rank.exit is None and not (pod.draining or pod.closing)
         released = rank.state.released if rank.exit is not None else None
-        dead = m.RankDead(member, code, why, restart, released, error)
+        dead = m.RankDead(member, code, why, restart, released, error, batch)
         late = self.rng.uniform(0.5, 20)
         self.after(late, lambda: pod.act(lambda: self._reaped(pod, rank, dead)))
+
+    def script_raises(self, member: MemberId, batch: m.DealtBatch | None) -> None:
+        """Always at the same line."""
+        why = str(MISTAKE)
+        self.kill(member, why=why, restart=True, code=1, error=MISTAKE, batch=batch)
 
     def _dead(self, rank: SimRank) -> None:
         rank.alive = False

@@ -65,6 +65,8 @@ class World:
     stabilization_ms: int = 0
     pause_ms: float = 0.0
     """From one look of a coordinator at all ranks to its next (R42)."""
+    max_skipped: int = 0
+    """Batches that the job gives up rather than end when the script fails with them (R56)."""
     allowed: tuple[int, ...] = ()
     """Numbers of replicas that may train; empty: any."""
     after_ms: float = 0.0

@@ -70,6 +70,7 @@ SAMPLES = {
     "failurePolicy.rules.action": (RULE, "failurePolicy.rules[0].action=Ignore"),
     "failurePolicy.rules.onExitCodes": (RULE, "failurePolicy.rules[0].onExitCodes=[8]"),
     "failurePolicy.rules.onReasons": (RULE, "failurePolicy.rules[0].onReasons=[Evicted]"),
+    "failurePolicy.maxSkippedBatches": ("failurePolicy.maxSkippedBatches=3",),
     "template.spec.containers.command": (f"{TRAINER}.command=[other]",),
     "template.spec.containers.args": (f"{TRAINER}.args=[--other]",),
     "template.spec.containers.workingDir": (f"{TRAINER}.workingDir=other",),

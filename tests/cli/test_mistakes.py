@@ -6,6 +6,7 @@ process is left (`wait` looks).
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -341,7 +342,7 @@ class Data(torch.utils.data.Dataset):
 model = torch.nn.Linear(4, 1)
 optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.001), model)
 loader = pl.DataLoader(Data(), batch_size=4, num_workers={workers})
-for epoch in loader.epochs(6):
+for epoch in loader.epochs({epochs}):
     for k, (x, y) in enumerate(loader):
         {body}
         (model(x) - y).square().mean().backward()
@@ -350,15 +351,15 @@ for epoch in loader.epochs(6):
 """
 
 
-def fail(folder: Path, **parts: str) -> tuple[int, str, str]:
-    """Exit code, output and what `paceline explain` says first."""
+def fail(folder: Path, *words: str, **parts: str) -> tuple[int, str, str]:
+    """Exit code, output and what `paceline explain` says first. `words`: more of the command."""
     script = FAILING
-    for name in ("before", "item", "workers", "body", "after"):
-        usual = {"before": "", "workers": "0"}.get(name, "pass")
+    for name in ("before", "item", "workers", "epochs", "body", "after"):
+        usual = {"before": "", "workers": "0", "epochs": "6"}.get(name, "pass")
         script = script.replace(f"{{{name}}}", parts.get(name, usual))
     (folder / "train.py").write_text(script)
-    run = ForkedRun(folder, "[python, train.py]", "--quiet", "--set=spec.replicas=3")
-    code, said = run.wait()
+    words = words or ("--set=spec.replicas=3",)
+    code, said = ForkedRun(folder, "[python, train.py]", "--quiet", *words).wait()
     _, explained = forked_paceline(folder, "explain", str(next((folder / "runs").iterdir())))
     return code, said, explained.splitlines()[0] + "\n" + explained
 
@@ -409,3 +410,22 @@ def test_a_job_whose_script_failed_on_the_way_says_so_at_its_end(tmp_path: Path)
     assert "SCRIPT FAILED" in said
     assert "KeyError: 'key'" in said
     assert "the script failed on the way: KeyError: 'key'" in explained
+
+
+def test_a_batch_with_which_the_script_fails_can_be_given_up(tmp_path: Path) -> None:
+    """Exactly its samples are missing, and summary, events and `explain` name the exception."""
+    words = ("--set=spec.replicas=4", "--set=spec.failurePolicy.maxSkippedBatches=1")
+    item = "if i == 77: raise OSError(5, 'bad sector')"
+    code, said, explained = fail(tmp_path, *words, item=item, epochs="1")
+    assert code == 0
+    assert "job job: Complete" in said
+    status = json.loads((next((tmp_path / "runs").iterdir()) / "status.json").read_text())
+    log = status["log"]
+    assert {name: n for name, n in log["samples_dropped"].items() if n} == {"failed": 4}
+    assert log["samples_applied"] == 240 - 4
+    assert (log["epochs_exact"], log["epochs_short"]) == (0, 1)
+    [event] = [one["message"] for one in status["happenings"] if one["reason"] == "BatchSkipped"]
+    for text in (event, said, explained):
+        for part in ("OSError: [Errno 5] bad sector", "line 11)", " 77"):
+            assert part in text
+    assert "4 samples were given up: the script failed twice with their batch" in said

@@ -10,6 +10,7 @@ from tests.api.test_fields_act import SAMPLES, resolved
 MEMBERSHIP = (
     *("replicas", "minReplicas", "procsPerReplica", "backoffLimit", "collective.mode"),
     *("finishDeadlineSeconds", "stepDeadlineSeconds", "checkpoint.required"),
+    "failurePolicy.maxSkippedBatches",
     *("collective.freezeTimeout", "elasticity.settleSeconds", "elasticity.stabilizationSeconds"),
     *("elasticity.allowedSizes", "failurePolicy.rules.action", "failurePolicy.rules.onExitCodes"),
     *("straggler.detect.windowRounds", "straggler.detect.slowdownFactor", "straggler.respond"),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline.core.status import Fact, RankPhase
+from paceline.jobs.core.explain import explain
 from paceline.jobs.core.from_cluster import job_events, job_status, latest, time_s
 from paceline.jobs.core.waiting import reached
 from paceline.jobs.interface import Until
@@ -225,3 +226,48 @@ def test_events_of_the_job_and_of_its_pods_that_are_gone() -> None:
     assert [one.reason for one in found] == ["digits", "digits-coordinator-1", "digits-1-2"]
     assert [one.source for one in found][:2] == ["paceline", "kubelet on digits-coordinator-1"]
     assert (found[-1].warning, found[-1].count) == (True, 3)
+
+
+@pytest.mark.parametrize("state", ["Complete", "Failed", "Suspended"])
+def test_a_job_at_rest_shows_how_its_ranks_ended_and_nothing_that_was_under_way(
+    state: str,
+) -> None:
+    rows: list[dict[str, Any]] = [
+        {"member": "0.0#1000", "state": "finished", "round": 9},
+        {"member": "1.0#1001", "state": "dead" if state == "Failed" else "finished", "round": 9},
+    ]
+    conditions = [
+        condition(state, "Why", "the end"),
+        condition("Resizing", "Scaling", "1 replicas run, 4 are wanted"),
+        condition("Degraded", "RankSlow", "rank 1 is slow"),
+    ]
+    slow = {"rank": 1, "replica": "digits-1-1", "slowdownPercent": 300, "action": "Warn"}
+    body = job(
+        state,
+        spec={"procsPerReplica": 1, "suspend": state == "Suspended"},
+        ranks=rows,
+        conditions=conditions,
+        stragglers=[slow],
+    )
+    pods = [] if state == "Suspended" else [pod(0, 1), pod(1, 1, "Failed")]
+    for kept in ([], pods):
+        found = job_status(body, kept, NOW_S)
+        assert found.detail is not None
+        ends = [(str(rank.member), str(rank.state)) for rank in found.detail.ranks]
+        assert ends == [(row["member"], row["state"]) for row in rows]
+        assert found.detail.stragglers == ()
+        told = [one.type for one in found.detail.conditions]
+        assert told == (["Suspended"] if state == "Suspended" else [])
+        because = explain(found, [], flags="", cluster=True).because
+        assert not [text for text in because if "Resizing" in text or "slow" in text]
+
+
+@pytest.mark.parametrize(("state", "end"), [("Complete", "finished"), ("Failed", "dead")])
+def test_without_a_note_pods_tell_how_ranks_ended(state: str, end: str) -> None:
+    """An operator of an earlier release has left what the ranks did last."""
+    rows = [{"member": "0.0#1000", "state": "active"}, {"member": "2.0#1000", "state": "active"}]
+    body = job(state, spec={"procsPerReplica": 1}, ranks=rows)
+    leaving = pod(1, 1, metadata={"deletionTimestamp": CREATED})
+    found = job_status(body, [pod(0, 1, "Succeeded"), leaving], NOW_S)
+    assert found.detail is not None
+    assert [str(rank.state) for rank in found.detail.ranks] == ["finished", end, end]

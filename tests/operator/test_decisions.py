@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from paceline_api.names import NOTE_WATCHED
+from paceline_api.reasons import Reason
 from paceline_api.times import timestamp
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.clocks import Clocks
@@ -426,6 +427,15 @@ def test_the_user_is_told_from_which_checkpoint_the_job_goes_on() -> None:
     assert event.reason == "ResumedFromCheckpoint"
     again = replace(seen, sent=replace(seen.sent, events=frozenset({event.key})))
     assert event not in decided(job_of(RUNNING), again).events
+
+
+def test_the_user_is_told_which_batch_is_given_up() -> None:
+    seen = training()
+    assert seen.coordinator is not None
+    given_up = Happening(5, "OSError on ranks 0 and 1", Reason.BATCH_SKIPPED)
+    seen = replace(seen, coordinator=replace(seen.coordinator, happenings=(given_up,)))
+    (event,) = (e for e in decided(job_of(RUNNING), seen).events if e.message == given_up.message)
+    assert (event.reason, event.warning) == ("BatchSkipped", True)
 
 
 def test_the_coordinator_is_asked_before_everybody_counts_as_lost() -> None:

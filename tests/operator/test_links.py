@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from aiohttp import web
+from paceline_api.reasons import Reason
 from paceline_operator.cluster import coordinator as cluster_coordinator
 from paceline_operator.cluster.coordinator import Links
 from paceline_operator.cluster.store import Key
@@ -305,10 +306,10 @@ def test_history_and_texts_are_cut() -> None:
 
 def test_only_what_users_are_told_of_is_kept_of_a_history() -> None:
     """Of a job that goes on for long it would be more than all the rest that the operator has."""
-    reasons = ["Draining", "ResumedFromCheckpoint", "RankDied"]
+    reasons = ["Draining", "ResumedFromCheckpoint", "RankDied", "BatchSkipped"]
     happened = [{"seq": n, "reason": each, "message": "m"} for n, each in enumerate(reasons)]
     status = read_coordinator_status({"happenings": happened})
-    assert status.happenings == (Happening(1, "m"),)
+    assert status.happenings == (Happening(1, "m"), Happening(3, "m", Reason.BATCH_SKIPPED))
 
 
 def test_a_coordinator_has_a_bounded_number_of_events() -> None:

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paceline.core.protocol.ids import MemberId
 from paceline.core.status import Fact, LogStatus, RankPhase, RankStatus, Status
+from paceline_api.times import timestamp
 from paceline_api.types.status import TrainingJobStatus
-from paceline_operator.core.coordinator_status import read_coordinator_status
+from paceline_operator.core.coordinator_status import Outcome, Rank, read_coordinator_status
+from paceline_operator.core.observed import Observed
 from paceline_operator.core.reconcile import reconcile
 from paceline_operator.core.report import status
 
@@ -123,3 +125,54 @@ def test_the_measurement_that_led_to_the_transport() -> None:
     found = status_of(RUNNING, answer(transport="mpi", transport_why=WHY))
     assert found.transport is not None
     assert (found.transport.kind, found.transport.message) == ("mpi", WHY)
+
+
+SLOW = {"rank": 1, "replica": "digits-1-1", "node": "n", "slowdownPercent": 300, "action": "Warn"}
+OLD = {**RUNNING, "stragglers": [SLOW], "stragglerCount": 1}
+
+
+def training_with(*ranks: Rank, **more: Any) -> Observed:
+    seen = training(2)
+    assert seen.coordinator is not None
+    return replace(seen, coordinator=replace(seen.coordinator, ranks=ranks, **more))
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_the_last_status_says_how_each_rank_ended_and_nothing_of_the_rounds(complete: bool) -> None:
+    seen = training_with(
+        Rank(0, 0, 1, "dead", version=9, finished=complete),
+        Rank(1, 0, 1, "dead", version=4),
+        Rank(7, 0, 1, "dead", version=2),  # left when the job was scaled down
+        Rank(1, 0, 1, "finished" if complete else "active", restarts=1, version=9),
+        outcome=Outcome(complete, "Complete" if complete else "ScriptFailed", "why"),
+    )
+    found = reconcile(job_of(OLD), seen, NOW).status
+    assert found is not None
+    ends = ["finished"] * 2 if complete else ["dead"] * 2
+    assert [row["state"] for row in found["ranks"]] == ends
+    assert [row["member"] for row in found["ranks"]] == ["0.0#1000", "1.0#1001"]
+    assert (found["stragglers"], found["stragglerCount"]) == ([], 0)
+
+
+def test_a_suspended_job_keeps_how_its_ranks_have_stopped_until_it_is_resumed() -> None:
+    seen = training_with(
+        Rank(0, 0, 1, "finished", version=9),
+        Rank(1, 0, 1, "dead", version=9, finished=True),
+        outcome=Outcome(True, "Complete", "stopped"),
+        stopping=True,
+    )
+    stops = {"type": "Suspended", "status": "True", "reason": "Suspending"}
+    stopping = {**OLD, "conditions": [stops | {"lastTransitionTime": timestamp(NOW)}]}
+    asked = job_of(stopping, suspend=True, checkpoint={"path": "/c"})
+    first = reconcile(asked, replace(seen, sent=replace(seen.sent, stop_s=NOW)), NOW).status
+    assert first is not None
+    assert [row["state"] for row in first["ranks"]] == ["finished"] * 2
+    assert first["stragglerCount"] == 0
+    gone = job_of(dict(first), suspend=True, checkpoint={"path": "/c"})
+    later = reconcile(gone, Observed(), NOW + 100).status
+    assert later is None or later["ranks"] == first["ranks"]
+    resumed = reconcile(
+        job_of(dict(first), checkpoint={"path": "/c"}), Observed(), NOW + 200
+    ).status
+    assert resumed is not None
+    assert "ranks" not in resumed

@@ -52,6 +52,8 @@ def test_a_job_runs_loses_a_worker_and_completes(world: World) -> None:
     world.settle(60)
     assert holds(world, "Complete")
     assert status(world)["state"] == "Complete"
+    rows = [(row["member"], row["state"]) for row in status(world)["ranks"]]
+    assert rows == [("0.0#1000", "finished"), ("1.0#2000", "finished")], "not the one replaced"
     assert names(world) == ["digits-0-1", "digits-1-2"], "ended pods are kept for their logs"
     assert names(world, "coordinator") == []
 

@@ -7,6 +7,7 @@ prints the history and its story; PACELINE_SOAK=20000 searches longer (see sim.h
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -17,7 +18,8 @@ from msgspec.structs import replace
 from paceline.core import messages as m
 from paceline.core.coordinator import silence
 from paceline.core.protocol.ids import MemberId
-from paceline.core.protocol.records import Gen, Go, Trigger
+from paceline.core.protocol.records import DropReason, Gen, Go, Trigger
+from paceline.core.protocol.sampling import samples_of
 from paceline.core.rank import events as ev
 from paceline.core.rank import script
 from paceline.core.rank.state import RankState
@@ -101,6 +103,79 @@ def test_a_mistake_of_the_script_ends_the_job_on_the_second_rank_that_meets_it(
         if len(known) > 1 and not stopped:
             assert ended is not None, sim.story()
             assert not ended.complete, sim.story()
+
+
+@bounded(200)
+@given(
+    worlds(),
+    seeds,
+    st.integers(1, 3),
+    faults(
+        *(Kind.BAD, Kind.BAD, Kind.BAD, Kind.KILL, Kind.CRASH, Kind.TWIN, Kind.RECONNECT),
+        *(Kind.JOIN, Kind.WIPE, Kind.DRAIN, Kind.HANG),
+    ),
+)
+def test_a_batch_with_which_scripts_fail_is_given_up_and_counted(
+    world: World, seed: int, most: int, what: list[Fault]
+) -> None:
+    """R56: exactly the samples of these batches are missing, whatever happens beside it, and with
+    coordinators and checkpoints that come and go. The checkers compare the ledger with what was
+    applied."""
+    sim = run(dataclasses.replace(world, max_skipped=most), seed, what)
+    assert sim.finished or sim.outcomes & {"ScriptFailed", *TRUE_VERDICTS}, sim.story()
+    failures = [dead for pod in sim.pods.values() for dead in pod.failures]
+    met = Counter(dead.batch.lease for dead in failures if dead.batch is not None)
+    assert "ScriptFailed" not in sim.outcomes or met, sim.story()
+    for rank in sim.finished:
+        log, plan = rank.state.log, world.plan
+        assert len(log.skips) <= most, sim.story()
+        assert all(met[lease] > 1 for lease in log.skips), sim.story()
+        failed = log.ledger.dropped.get(DropReason.FAILED, 0)
+        allowed = sum(samples_of(plan, lease) for lease in log.skips)
+        assert failed <= allowed, sim.story()
+
+
+GIVES_UP = World(replicas=4, leases=40, max_skipped=2, until_ms=20_000)
+
+
+def test_a_bad_batch_costs_its_samples_and_not_the_job() -> None:
+    """Whichever lease it is, the last one too, and also over a new coordinator, or from a
+    checkpoint of before or after."""
+    world, plan = dataclasses.replace(GIVES_UP, save_every=1), GIVES_UP.plan
+    for lease in (0, 1, 17, 38, 39):
+        for more in (
+            *([], [Fault(150, Kind.CRASH)], [Fault(120, Kind.KILL)]),
+            *([Fault(at_ms, Kind.WIPE)] for at_ms in range(200, 800, 200)),
+            [Fault(300, Kind.WIPE), Fault(301, Kind.CRASH)],
+        ):
+            sim = run(world, lease, [Fault(0, Kind.BAD, pick=lease), *more])
+            assert sim.outcomes <= {"Complete"}, sim.story()
+            assert sim.finished, sim.story()
+            for rank in sim.finished:
+                log = rank.state.log
+                assert log.skips == {lease}, sim.story()
+                assert log.ledger.dropped == {DropReason.FAILED: samples_of(plan, lease)}
+
+
+def test_one_bad_batch_more_than_allowed_ends_the_job() -> None:
+    bad = [Fault(0, Kind.BAD, pick=lease) for lease in (5, 15, 25)]
+    assert run(GIVES_UP, 1, bad[:2]).finished
+    assert run(GIVES_UP, 1, bad).outcomes == {"ScriptFailed"}
+    assert run(dataclasses.replace(GIVES_UP, max_skipped=0), 1, bad[:1]).outcomes == {
+        "ScriptFailed"
+    }
+
+
+def test_a_bad_batch_that_nobody_drops_kills_one_rank_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without R56."""
+    monkeypatch.setattr(script, "drop_given_up", lambda _: None)
+    try:
+        sim = run(GIVES_UP, 1, [Fault(0, Kind.BAD, pick=17)])
+    except BrokenPromiseError:
+        return
+    assert not sim.finished
 
 
 @bounded(200)

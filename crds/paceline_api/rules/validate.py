@@ -219,7 +219,7 @@ def _gang_can_be_whole(job: TrainingJob) -> Iterator[Violation]:
 
 def _failure_rules_match_something(job: TrainingJob) -> Iterator[Violation]:
     policy = job.spec.failure_policy
-    for index, rule in enumerate(policy.rules if policy else ()):
+    for index, rule in enumerate((policy.rules or ()) if policy else ()):
         if rule.on_exit_codes is None and rule.on_reasons is None:
             yield Violation(path=f"spec.failurePolicy.rules[{index}]")
 
@@ -406,8 +406,8 @@ RULES: Final = (
         hint="say which deaths the rule is about, such as onExitCodes: [2] or "
         "onReasons: [OOMKilled]",
         check=_failure_rules_match_something,
-        cel="!has(self.failurePolicy) || self.failurePolicy.rules.all(r, "
-        "has(r.onExitCodes) || has(r.onReasons))",
+        cel="!has(self.failurePolicy) || !has(self.failurePolicy.rules) || "
+        "self.failurePolicy.rules.all(r, has(r.onExitCodes) || has(r.onReasons))",
     ),
     *TEMPLATE_RULES,
 )

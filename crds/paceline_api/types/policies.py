@@ -211,7 +211,12 @@ class FailureRule(Model):
 class FailurePolicy(Model):
     """What to do when a rank ends badly."""
 
-    rules: Annotated[tuple[FailureRule, ...], Field(min_length=1, max_length=32)]
+    rules: Annotated[tuple[FailureRule, ...], Field(min_length=1, max_length=32)] | None = None
     """Rules in order; the first that matches decides. If none matches: Count; but a script that
     fails before the first round, with exit code 2 (a mistake of its user), at the same line on a
     second rank, or a second time with the same batch, ends the job."""
+
+    max_skipped_batches: Annotated[Count, Field(le=1000)] | None = behaviour(0)
+    """How many batches may be given up because the script fails with them. A batch with which two
+    processes have failed is not dealt again, and its samples count as dropped; one more than this
+    ends the job. 0: the second failure with the same batch ends the job."""

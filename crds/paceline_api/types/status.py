@@ -135,7 +135,8 @@ class RankFigures(StatusModel):
     """slot.process#attempt, as in the logs."""
 
     state: Annotated[str, Field(max_length=RANK_STATE_MAX)]
-    """What it does: starting, joining, standby, active, benched, suspect, draining, finished."""
+    """What it does: starting, joining, standby, active, benched, suspect, draining, finished. Of a
+    job that has ended or is suspended: finished, or dead."""
 
     pid: int = 0
     """Its process, in its pod."""

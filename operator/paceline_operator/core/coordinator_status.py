@@ -30,6 +30,9 @@ TEXT_MAX: Final = 8192
 KINDS_MAX: Final = 64
 """Conditions, triggers of rounds."""
 HAPPENINGS_MAX: Final = 256
+PASSED_ON: Final = {
+    str(reason): reason for reason in (Reason.RESUMED_FROM_CHECKPOINT, Reason.BATCH_SKIPPED)
+}
 """The latest; an honest coordinator remembers no more."""
 
 ACTIVE: Final = "active"
@@ -38,6 +41,7 @@ SUSPECT: Final = "suspect"
 DRAINING: Final = "draining"
 STANDBY: Final = "standby"
 DEAD: Final = "dead"
+FINISHED: Final = "finished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,8 @@ class Rank:
     why: str = ""
     carrier: str = ""
     """What carries its data channel to other pods: TCP, RDMA, GPUDirect; empty: not known."""
+    finished: bool = False
+    """It has made the last round, whatever became of its process since."""
 
     @property
     def member(self) -> str:
@@ -90,11 +96,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """That the job goes on from a checkpoint. Of the others, of which a coordinator remembers
-    hundreds, the operator tells nobody."""
+    """That the job goes on from a checkpoint, or has given up a batch. Of the others, of which a
+    coordinator remembers hundreds, the operator tells nobody."""
 
     seq: int
     message: str
+    reason: Reason = Reason.RESUMED_FROM_CHECKPOINT
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +198,9 @@ def read_coordinator_status(data: Any) -> CoordinatorStatus:
             for c in map(_mapping, _items(body.get("conditions"))[:KINDS_MAX])
         },
         happenings=tuple(
-            Happening(_whole(h.get("seq")), _text(h.get("message")))
+            Happening(_whole(h.get("seq")), _text(h.get("message")), reason)
             for h in map(_mapping, _items(body.get("happenings"))[-HAPPENINGS_MAX:])
-            if h.get("reason") == Reason.RESUMED_FROM_CHECKPOINT
+            if (reason := PASSED_ON.get(_name(h.get("reason")))) is not None
         ),
         restarts=_whole(body.get("restarts")),
         stopping=bool(body.get("stopping", False)),
@@ -234,6 +241,7 @@ def _ranks(items: Iterable[Any], silent_most_ms: int, shares: Mapping[str, Any])
             pid=_whole(item.get("pid")),
             why=_text(item.get("why")),
             carrier=_name(item.get("carrier")),
+            finished=bool(item.get("finished", False)),
         )
 
 

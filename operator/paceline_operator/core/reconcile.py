@@ -19,6 +19,7 @@ from paceline_api.types.status import TERMINATION_MAX
 from paceline_operator.core import refusals
 from paceline_operator.core.changes import Changes, Create, Event
 from paceline_operator.core.clocks import Clocks
+from paceline_operator.core.coordinator_status import FINISHED
 from paceline_operator.core.decide import (
     evidence,
     fabric,
@@ -107,7 +108,10 @@ def _suspend(job: Job, seen: Observed, now_s: float) -> Changes:
         new_status |= {"replicas": 0, "readyReplicas": 0, "activeRanks": 0}
         new_status["ready"] = f"0/{job.settings.replicas}"
         new_status.pop("transport", None)  # the next pods may be on other nodes
-        new_status.pop("ranks", None)
+        # Those that have made the stop round. Without a checkpoint none does: all are taken away.
+        rows = status.ranks_at_rest(job, seen, complete=False)
+        new_status["ranks"] = [row for row in rows if row["state"] == FINISHED]
+        new_status |= {"stragglers": [], "stragglerCount": 0}
         status.without_eta(new_status)
         attempts = [pod.attempt for pod in seen.own(job.uid)]
         if attempts or job.highest_attempt:
@@ -344,7 +348,7 @@ def _end(job: Job, seen: Observed, end: finish.End, now_s: float) -> Changes:
         Wanted(ConditionType.RESIZING, False, Reason.RESOLVED, "the job has ended"),
         Wanted(ConditionType.SUSPENDED, False, Reason.RESOLVED, "the job has ended"),
     ]
-    new_status = status.ended(job, seen, wanted, now_s)
+    new_status = status.ended(job, seen, wanted, now_s, complete=end.complete)
     first = end.message.partition("\n")[0]
     new_status["terminationReason"] = f"{end.reason}: {first}"[:TERMINATION_MAX]
     reason = Reason.JOB_FINISHED if end.complete else _known_reason(end.reason)

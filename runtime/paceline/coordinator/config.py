@@ -24,5 +24,6 @@ def config_of(job: ResolvedJob) -> Config:
         checkpoint_required=job.checkpoint is not None and job.checkpoint.required,
         backoff_limit=job.backoff_limit,
         failure_rules=job.failure_rules,
+        max_skipped_batches=job.max_skipped_batches,
         straggler=job.straggler,
     )

@@ -6,6 +6,8 @@ instead of a hundred thousand, to each of them.
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
 from paceline.core.messages import Commit, CommitChange, Endpoints, Place
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import LogError
@@ -33,6 +35,7 @@ def difference(before: Commit, after: Commit) -> CommitChange | None:
         holder=after.holder,
         behind=after.behind,
         donor=after.donor,
+        skips=gen.skips or (),
     )
 
 
@@ -56,6 +59,7 @@ def changed(before: Commit | None, change: CommitChange) -> Commit:
         version=change.version,
         left_out=change.left_out,
         lookahead=tuple(lookahead.items()),
+        skips=change.skips or UNSET,
     )
     return Commit(
         gen=gen,

@@ -268,6 +268,8 @@ class Prepared(Struct, frozen=True, tag="prepared"):
     checkpoint: Kept | None = None
     checkpoint_problem: str = ""
     """Why the newest checkpoint that it sees cannot be used."""
+    skips: tuple[int, ...] = ()
+    """Leases that its log has given up (R56)."""
 
 
 class Refused(Struct, frozen=True, tag="refused"):
@@ -381,6 +383,7 @@ class CommitChange(Struct, frozen=True, tag="commit-change"):
     holder: MemberId
     behind: tuple[tuple[MemberId, int, str], ...]
     donor: MemberId
+    skips: tuple[int, ...] = ()
 
 
 class Release(Struct, frozen=True, tag="release"):

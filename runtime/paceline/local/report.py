@@ -38,6 +38,7 @@ def summary(status: Status | None, timeline: Timeline) -> list[str]:
         ("samples applied", _applied(log)),
         ("samples dropped", _counts(log.samples_dropped)),
         ("WARNING", _skipped(log.samples_dropped)),
+        ("WARNING", _failed(log.samples_dropped)),
         ("samples dealt again", f"{log.samples_redealt:,}"),
         *(("SCRIPT FAILED", _failure(failed)) for failed in status.script_failures),
         ("epochs", _epochs(log)),
@@ -176,6 +177,16 @@ def _skipped(dropped: dict[str, int]) -> str:
     return (
         f"{count:,} samples were taken from the loader and no step was made of them: look for a "
         "continue, a break or a second loop over the loader in the script"
+    )
+
+
+def _failed(dropped: dict[str, int]) -> str:
+    count = dropped.get(DropReason.FAILED, 0)
+    if not count:
+        return ""
+    return (
+        f"{count:,} samples were given up: the script failed twice with their batch "
+        "(spec.failurePolicy.maxSkippedBatches); SCRIPT FAILED below has the exception"
     )
 
 

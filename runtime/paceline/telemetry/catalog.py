@@ -330,7 +330,7 @@ CATALOG: Final[tuple[Metric, ...]] = (
         _COMM,
         "Samples of this rank that are never applied. reason: stale (older than maxAge), nonfinite "
         "(NaN or Inf), skipped (the loop made no step of the batch), revoked (one sum with work "
-        "that others had got).",
+        "that others had got), failed (the script failed twice with the batch).",
         "reason",
     ),
     _counter(

@@ -42,6 +42,7 @@ class Desk:
     min_replicas: int = 1
     allowed: tuple[int, ...] = ()
     rules: tuple[FailureRuleSettings, ...] = ()
+    max_skipped: int = 0
     backoff_limit: int = 6
     checkpoint_required: bool = False
     now: int = 0
@@ -56,6 +57,7 @@ class Desk:
             backoff_limit=self.backoff_limit,
             checkpoint_required=self.checkpoint_required,
             failure_rules=self.rules,
+            max_skipped_batches=self.max_skipped,
             stabilization_ns=100 * MS,
             settle_ns=SETTLE_MS * MS,
             freeze_timeout_ns=FREEZE_MS * MS,

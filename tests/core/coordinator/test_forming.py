@@ -199,6 +199,15 @@ def test_who_is_one_round_behind_is_repaired_by_the_holder() -> None:
     assert commit.gen.version == 5
 
 
+def test_a_rank_that_has_just_got_its_state_repairs_nobody() -> None:
+    """It has none of the records before; another rank with the same log has."""
+    short = report(A, tail=((5, "log-5"),))
+    commit = formed(short, report(B), report(C, version=4))
+    assert commit.holder == B
+    assert [x for x, *_ in commit.behind] == [C]
+    assert formed(short, report(B)).holder == A, "where nobody lacks anything"
+
+
 def test_logs_that_diverge_end_the_job_with_the_evidence() -> None:
     answer = decide(report(A), report(B, version=4, digest="other"), report(C))
     assert isinstance(answer, Broken)

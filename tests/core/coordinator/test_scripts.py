@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from paceline.core import coordinator as coord
 from paceline.core import messages as m
-from paceline.core.coordinator import ending
+from paceline.core.coordinator import ending, scripts
 from paceline.core.coordinator.report import status
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.sampling import batches_of
@@ -14,15 +14,15 @@ from paceline_api.settings import FailureRuleSettings
 from paceline_api.types.enums import FailureAction
 
 from testing.makers import PLAN
-from tests.core.coordinator.test_coordinator import A, B, C, Desk, rule
+from tests.core.coordinator.test_coordinator import A, B, C, Desk, prepared, rule
 
 BAD = m.ScriptError("OSError", "[Errno 5] bad sector", "/job/train.py", 7)
 OTHER = replace(BAD, line=8)
 FIRST, SECOND = m.DealtBatch(0, 0), m.DealtBatch(1, 0)
 
 
-def trained(*rules: FailureRuleSettings) -> Desk:
-    desk = Desk(replicas=3, rules=rules)
+def trained(*rules: FailureRuleSettings, max_skipped: int = 0) -> Desk:
+    desk = Desk(replicas=3, rules=rules, max_skipped=max_skipped)
     desk.pods(0, 1, 2)
     desk.form(A, B, C)
     desk.state.had_state = True
@@ -197,3 +197,103 @@ def test_rounds_that_no_heartbeat_has_told_of_count_before_a_crash() -> None:
     desk.post(coord.FromAgent(m.RankDead(A, 1, str(BAD), True, error=BAD, version=3)))
     assert desk.state.outcome is None
     assert desk.state.had_state
+
+
+# ---- batches that are given up (R56) -------------------------------------------------------------
+
+
+def goes_on(desk: Desk, *who: MemberId, skips: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The ranks report what their log has given up; what the next generation gives up."""
+    assert desk.state.gen is not None
+    last = desk.state.gen.id
+    desk.post(coord.Tick(), 200)
+    facts = {"last": last, "has_state": True, "skips": skips, **dict.fromkeys(PARTS, (A, B, C))}
+    for each in who:
+        desk.say(prepared(each, desk.state.proposal, **facts))
+    assert end(desk)[0] or desk.state.gen.id > last
+    return desk.state.gen.skips or ()
+
+
+PARTS = ("members", "with_state", "active", "gen_active")
+
+
+def told(desk: Desk) -> list[str]:
+    return [one.message for one in desk.state.history.happenings if one.reason == "BatchSkipped"]
+
+
+def test_a_batch_with_which_two_processes_failed_is_given_up() -> None:
+    desk = trained(max_skipped=1)
+    dies(desk, A, BAD, FIRST)
+    assert scripts.to_skip(desk.state, ()) == ()
+    dies(desk, B, replace(BAD, message="bad sector 2"), FIRST)
+    assert desk.state.outcome is None
+    assert goes_on(desk, C) == (FIRST.lease,)
+    [event] = told(desk)
+    numbers = batches_of(PLAN, FIRST.lease)[FIRST.part]
+    for part in (str(BAD.file), str(A), str(B), f"samples {', '.join(map(str, numbers))}", "1 of"):
+        assert part in event
+
+
+def test_a_rule_of_no_skipped_batches_ends_the_job() -> None:
+    desk = trained(max_skipped=0)
+    dies(desk, A, BAD, FIRST)
+    dies(desk, B, BAD, FIRST)
+    assert end(desk)[0] == "ScriptFailed"
+
+
+def test_failures_at_one_line_with_other_batches_cost_no_more_than_their_batches() -> None:
+    """Each may be the first failure with a bad batch. Outside of any batch it is a mistake."""
+    desk = trained(max_skipped=1)
+    dies(desk, A, BAD, FIRST)
+    dies(desk, B, BAD, SECOND)
+    assert desk.state.outcome is None
+    dies(desk, C, BAD, None)
+    assert end(desk)[0] == "ScriptFailed"
+
+
+def test_one_batch_more_than_may_be_skipped_ends_the_job() -> None:
+    desk = trained(max_skipped=1)
+    dies(desk, A, BAD, FIRST)
+    dies(desk, B, BAD, FIRST)
+    dies(desk, A._replace(attempt=1), BAD, SECOND)
+    assert desk.state.outcome is None
+    dies(desk, B._replace(attempt=1), BAD, SECOND)
+    assert end(desk)[0] == "ScriptFailed"
+
+
+def test_what_the_log_has_given_up_counts_over_coordinators_and_resumptions() -> None:
+    """A new coordinator knows the failures from the agents, and the rest from the log."""
+    for skips, most, found in (((7,), 2, (FIRST.lease,)), ((FIRST.lease,), 1, ())):
+        desk = trained(max_skipped=most)
+        for slot, who in enumerate((A, B)):
+            dead = m.RankDead(who, 1, str(BAD), True, error=BAD, batch=FIRST)
+            hello = m.AgentHello(slot, 0, "h", "", (), (who,), failures=(dead,))
+            desk.post(coord.FromAgent(hello))
+        assert goes_on(desk, C, skips=skips) == found
+        assert desk.state.skips == {*skips, *found}
+        assert len(told(desk)) == len(found), "told once"
+    desk = trained(max_skipped=1)
+    for who in (A, B):
+        dies(desk, who, BAD, FIRST)
+    goes_on(desk, C, skips=(7,))
+    assert end(desk)[0] == "ScriptFailed"
+
+
+def test_a_rule_for_the_exit_code_gives_nothing_up() -> None:
+    desk = trained(rule(FailureAction.COUNT, 1), max_skipped=1)
+    dies(desk, A, BAD, FIRST)
+    dies(desk, B, BAD, FIRST)
+    assert scripts.to_skip(desk.state, ()) == ()
+
+
+def test_a_bad_batch_may_be_the_first_one() -> None:
+    desk = Desk(replicas=3, max_skipped=1)
+    desk.pods(0, 1, 2)
+    desk.form(A, B, C)
+    dies(desk, A, BAD, FIRST)
+    assert desk.state.outcome is None
+    other = Desk(replicas=3, max_skipped=1)
+    other.pods(0, 1, 2)
+    other.form(A, B, C)
+    dies(other, A, BAD, None)
+    assert end(other)[0] == "ScriptFailed"

@@ -63,6 +63,9 @@ def test_a_job_from_creation_to_its_end(
         until(lambda: job(plane, namespace)["status"]["ready"] == "2/2", "2/2")
         fleet.finish()
         until(lambda: holds(job(plane, namespace), "Complete"), "Complete")
+        ended = job(plane, namespace)["status"]
+        assert {row["state"] for row in ended["ranks"]} == {"finished"}
+        assert not ended.get("stragglers")
         assert fleet.wrong == []
         coordinator = fleet.coordinator()
         assert coordinator is None or coordinator.refused == 0

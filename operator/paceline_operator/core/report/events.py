@@ -18,6 +18,7 @@ from paceline_operator.core.plan import Cause, Plan
 from paceline_operator.core.report.refused import as_events
 
 RESUMED: Final = "resumed:"
+SKIPPED: Final = "skipped:"
 RESUMED_MAX: Final = 100
 """Events that one job may have by its coordinator's mere word."""
 
@@ -38,12 +39,13 @@ def events_of(
         key = f"resume:{pod.make}"
         events.append(Event(key, Reason.RESUMED_FROM_CHECKPOINT, text, warning=True))
     coordinator = seen.coordinator or CoordinatorStatus()
-    told = sum(key.startswith(RESUMED) for key in seen.sent.events)
+    told = {key for key in seen.sent.events if key.startswith((RESUMED, SKIPPED))}
     for happened in coordinator.happenings:
-        if told < RESUMED_MAX:
-            key = f"{RESUMED}{coordinator.pod_uid}:{happened.seq}"
-            told += key not in seen.sent.events
-            events.append(Event(key, Reason.RESUMED_FROM_CHECKPOINT, happened.message))
+        skipped = happened.reason is Reason.BATCH_SKIPPED
+        key = f"{SKIPPED if skipped else RESUMED}{coordinator.pod_uid}:{happened.seq}"
+        if key in told or len(told) < RESUMED_MAX:
+            told.add(key)
+            events.append(Event(key, happened.reason, happened.message, warning=skipped))
     if plan.no_fabric:
         key = f"fabric:{job.generation}"
         events.append(Event(key, Reason.FABRIC_UNAVAILABLE, plan.no_fabric, warning=True))

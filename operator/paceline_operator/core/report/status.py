@@ -16,7 +16,14 @@ from paceline_api.reasons import ConditionType
 from paceline_api.times import seconds_of, timestamp
 from paceline_api.types.status import RANK_STATE_MAX, RANKS_MAX, STRAGGLERS_MAX
 
-from paceline_operator.core.coordinator_status import ACTIVE, WHOLE_MAX, CoordinatorStatus, Rank
+from paceline_operator.core.coordinator_status import (
+    ACTIVE,
+    DEAD,
+    FINISHED,
+    WHOLE_MAX,
+    CoordinatorStatus,
+    Rank,
+)
 from paceline_operator.core.decide import backoff
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed
@@ -66,6 +73,8 @@ def running(
         if progress := _progress(coordinator):
             status["progress"] = progress
         status |= figures(seen)
+    elif job.holds(ConditionType.SUSPENDED):
+        status.pop("ranks", None)  # how those before the suspension have ended
     # As the first answer of a coordinator will be, so that it is no news.
     status.setdefault("readyReplicas", 0)
     status.setdefault("activeRanks", 0)
@@ -109,7 +118,7 @@ def carried(job: Job, wanted: list[conditions.Wanted], now_s: float) -> dict[str
 
 
 def ended(
-    job: Job, seen: Observed, wanted: list[conditions.Wanted], now_s: float
+    job: Job, seen: Observed, wanted: list[conditions.Wanted], now_s: float, *, complete: bool
 ) -> dict[str, Any]:
     """The last status: written once and then left alone."""
     status = carried(job, wanted, now_s)
@@ -120,7 +129,8 @@ def ended(
             status["transport"] = moved
         if progress := _progress(seen.coordinator):
             status["progress"] = progress
-        status |= figures(seen)
+    status["ranks"] = ranks_at_rest(job, seen, complete=complete)
+    status |= {"stragglers": [], "stragglerCount": 0}
     without_eta(status)
     replicas = job.settings.replicas if job.settings else 0
     status |= {"replicas": 0, "readyReplicas": 0, "activeRanks": 0, "ready": f"0/{replicas}"}
@@ -149,6 +159,33 @@ def figures(seen: Observed) -> dict[str, Any]:
         "ranks": [_row(rank) for rank in chosen],
         "figuresTime": timestamp(seen.coordinator_heard_s),
     }
+
+
+def ranks_at_rest(job: Job, seen: Observed, *, complete: bool) -> list[dict[str, Any]]:
+    """How the last process at each place has ended, of a job of which nothing runs any more.
+    `complete`: all of them have made the last round, whoever has not heard of it."""
+    if seen.coordinator is None:
+        return [
+            {**row, "state": FINISHED if complete or row["state"] == FINISHED else DEAD}
+            for row in job.status.get("ranks") or ()
+        ]
+    last: dict[tuple[int, int], Rank] = {}
+    for rank in sorted(seen.coordinator.ranks, key=lambda rank: (rank.attempt, rank.restarts)):
+        last[rank.slot, rank.local] = rank
+    rows = [_row_at_rest(last[key], complete=complete) for key in sorted(last)]
+    # Slots above have left when fewer replicas were wanted: that is no end of the job.
+    wanted = job.settings.replicas if job.settings else len(rows)
+    kept = [
+        row
+        for (slot, _), row in zip(sorted(last), rows, strict=True)
+        if slot < wanted or row["state"] == FINISHED
+    ]
+    return kept[:RANKS_MAX]
+
+
+def _row_at_rest(rank: Rank, *, complete: bool) -> dict[str, Any]:
+    finished = rank.finished or rank.state == FINISHED or (complete and rank.state != DEAD)
+    return {**_row(rank), "state": FINISHED if finished else DEAD}
 
 
 def _row(rank: Rank) -> dict[str, Any]:

@@ -152,7 +152,8 @@ def _count_failure(c: CoordinatorState, message: m.RankDead, *, fails: bool) -> 
     if action is FailureAction.IGNORE:
         return
     never_trained = not c.had_state and (c.gen is not None or not seen.ready)
-    if (message.exit_code > 0 or fails) and never_trained and action is None:
+    at_the_start = never_trained and not scripts.costs_a_batch(c, message)
+    if (message.exit_code > 0 or fails) and at_the_start and action is None:
         # No rank has ever trained: a mistake in the script or the image, not bad luck.
         known = "hint: " in message.why
         hint = "" if known else "it failed before the first round, so it is not started again"

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from msgspec.structs import replace
+
 from paceline.core import messages as m
-from paceline.core.coordinator import ending, forming, joining
+from paceline.core.coordinator import ending, forming, joining, scripts
 from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
 from paceline.core.differences import difference
@@ -202,7 +204,21 @@ def evaluate(c: CoordinatorState) -> None:
         case forming.Broken():
             ending.fail(c, answer.reason, answer.message, answer.hint)
         case m.Commit():
-            _commit(c, answer)
+            _commit_without_failing(c, answer)
+
+
+def _commit_without_failing(c: CoordinatorState, commit: m.Commit) -> None:
+    """Commit, with the batches that the job gives up from here on (R56)."""
+    best, _ = forming.predecessor(c.reports.values())
+    given_up = frozenset(best.skips if best is not None else ())
+    skips = scripts.to_skip(c, given_up)
+    if skips is None:
+        ending.fail(c, "ScriptFailed", scripts.told(c, list(c.script_failures)))
+        return
+    c.skips = given_up.union(skips)
+    _commit(c, replace(commit, gen=replace(commit.gen, skips=skips)) if skips else commit)
+    for lease in skips:
+        c.happened("BatchSkipped", scripts.skipped(c, lease), {"lease": str(lease)})
 
 
 def _state_lost(c: CoordinatorState) -> str:

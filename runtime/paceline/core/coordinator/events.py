@@ -49,6 +49,8 @@ class Config:
     """Failed processes without a committed round in between, after which the job fails (C8)."""
     failure_rules: tuple[FailureRuleSettings, ...] = ()
     """Of spec.failurePolicy: which of them do not count, or end the job at once."""
+    max_skipped_batches: int = 0
+    """Likewise: how many batches with which the script fails are given up instead (R56)."""
     pace: Pace = Pace()  # noqa: RUF009 - frozen
     straggler: StragglerSettings | None = None
     """When a rank counts as slow and what is done about it; None: nobody is judged."""

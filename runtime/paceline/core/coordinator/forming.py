@@ -190,6 +190,7 @@ def form(
         return Wait(waits)
     had_before = set(members_of(best.with_state))
     state = {m for m, r in reports.items() if counts_as_state(r, best, had_before)}
+    best = _able_to_repair(best, [reports[m] for m in sorted(state)])
     if (diverging := _diverging(state, reports, best)) is not None:
         return diverging
     able = {m for m, r in reports.items() if m not in state and may_join(r, best)}
@@ -239,6 +240,14 @@ def _repaired(
     )
     behind_members = {m for m, _, _ in behind}
     return _commit(gen, best.member, behind, min(stay - behind_members or stay), joiners, registers)
+
+
+def _able_to_repair(best: Prepared, state: Collection[Prepared]) -> Prepared:
+    """Return the winner, or another rank with its log that can send what the others lack (R7): one
+    that has got a state in this generation has none of the records before it."""
+    ends = {(r.index, r.digest) for r in state}
+    equals = [best, *(r for r in state if r.digest == best.digest and r.version == best.version)]
+    return next((r for r in equals if ends.issubset(r.tail)), best)
 
 
 def _diverging(

@@ -4,17 +4,26 @@ A rank whose script failed is started again, and its batch is dealt to another r
 is in the script or in the data, that kills one rank after the other until nobody has the weights.
 So the second failure that cannot be chance ends the job and names the script: the same exception at
 the same line on another rank, or another process that ended while it had the same batch.
+
+With `failurePolicy.maxSkippedBatches` a batch with which two processes have failed is given up
+instead: the next generation names its lease, and whoever is dealt it drops it (R56). Which leases
+are given up follows from the failures that are known and from the log, so nothing is lost with a
+coordinator, and nothing is counted twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
+
+from paceline_api.failures import ruled
 
 from paceline.core import messages as m
 from paceline.core.agent.exits import how_it_ended, is_scripts_own
 from paceline.core.coordinator.state import CoordinatorState
-from paceline.core.protocol.sampling import batches_of, total_leases
+from paceline.core.protocol.ids import MemberId
+from paceline.core.protocol.records import DataPlan
+from paceline.core.protocol.sampling import batches_of, samples_of, total_leases
 from paceline.core.status import ScriptFailure
 
 SAMPLES_MAX: Final = 64
@@ -39,11 +48,52 @@ def note(c: CoordinatorState, dead: m.RankDead) -> bool:
 
 
 def repeated(c: CoordinatorState, dead: m.RankDead) -> str:
-    """Return what failed, in one line, if this failure repeats an earlier one; else an empty
-    string."""
+    """Return what failed, in one line, if this failure repeats an earlier one and costs the job
+    more than a batch; else an empty string."""
     others = [known for known in c.script_failures if known.member != dead.member]
     alike = [known for known in others if _same_line(known, dead) or _same_batch(known, dead)]
-    return told(c, [*alike, dead]) if alike else ""
+    if not alike or all(costs_a_batch(c, known) for known in (*alike, dead)):
+        return ""
+    return told(c, [*alike, dead])
+
+
+def costs_a_batch(c: CoordinatorState, dead: m.RankDead) -> bool:
+    """Return True if this failure counts for its batch: one more with it, and the batch is given
+    up while the job goes on (R56)."""
+    most = c.config.max_skipped_batches
+    return bool(most) and dead.batch is not None and len(c.skips | failing_leases(c)) <= most
+
+
+def failing_leases(c: CoordinatorState) -> frozenset[int]:
+    """Return the leases with a batch that has ended two processes or more."""
+    ended: dict[m.DealtBatch, set[MemberId]] = {}
+    for dead in c.script_failures:
+        if dead.batch is not None and ruled(c.config.failure_rules, dead.exit_code) is None:
+            ended.setdefault(dead.batch, set()).add(dead.member)
+    return frozenset(batch.lease for batch, members in ended.items() if len(members) > 1)
+
+
+def to_skip(c: CoordinatorState, given_up: Collection[int]) -> tuple[int, ...] | None:
+    """Return the leases that the next generation gives up, beside those that its log has given up
+    already; None if that makes more than the job allows."""
+    if not c.config.max_skipped_batches:
+        return ()
+    more = failing_leases(c).difference(given_up)
+    if len(more) + len(given_up) > c.config.max_skipped_batches:
+        return None if more else ()
+    return tuple(sorted(more))
+
+
+def skipped(c: CoordinatorState, lease: int) -> str:
+    """Return what is given up with a lease, and why, in one line."""
+    failures = [x for x in c.script_failures if x.batch is not None and x.batch.lease == lease]
+    plan = _plan(c)
+    samples = "" if plan is None else f"{samples_of(plan, lease)} samples are "
+    return (
+        f"{samples}dropped, since the script failed twice with their batch: {told(c, failures)} "
+        f"({len(c.skips)} of at most {c.config.max_skipped_batches} batches, "
+        "spec.failurePolicy.maxSkippedBatches)"
+    )
 
 
 def cause_of_loss(c: CoordinatorState) -> str:
@@ -106,8 +156,7 @@ def _same_batch(one: m.RankDead, other: m.RankDead) -> bool:
 
 def _samples(c: CoordinatorState, dead: m.RankDead) -> str:
     """The sample numbers of its batch, as far as this coordinator knows the order of the data."""
-    plans = (s.register.plan for s in c.roster.ranks.values() if s.register is not None)
-    plan = next((plan for plan in plans if plan is not None and plan.samples), None)
+    plan = _plan(c)
     if dead.batch is None or plan is None or not 0 <= dead.batch.lease < total_leases(plan):
         return ""
     parts = batches_of(plan, dead.batch.lease)
@@ -116,6 +165,11 @@ def _samples(c: CoordinatorState, dead: m.RankDead) -> str:
     numbers = parts[dead.batch.part]
     more = f" and {len(numbers) - SAMPLES_MAX} more" if len(numbers) > SAMPLES_MAX else ""
     return f"samples {', '.join(map(str, numbers[:SAMPLES_MAX]))}{more}"
+
+
+def _plan(c: CoordinatorState) -> DataPlan | None:
+    plans = (s.register.plan for s in c.roster.ranks.values() if s.register is not None)
+    return next((plan for plan in plans if plan is not None and plan.samples), None)
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -97,6 +97,8 @@ class CoordinatorState:
     """The last ends that scripts have caused (R55)."""
     scripts_failed: int = 0
     """All of them."""
+    skips: frozenset[int] = frozenset()
+    """Leases that the job has given up, as far as this coordinator knows (R56)."""
     version: int = 0
     unsaved: str = ""
     """Why the last checkpoint was not written; empty if it was."""

@@ -111,6 +111,8 @@ class Log:
     round_us: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
     offsets_us: deque[int] = field(default_factory=lambda: deque(maxlen=4 * WINDOW))
     shadow: ShadowReport = ShadowReport()  # noqa: RUF009 - frozen
+    skips: frozenset[int] = frozenset()
+    """Leases that the job has given up: whoever is dealt one drops it, untouched (R56)."""
     recent: list[Record] = field(default_factory=list)
     """The last GO, the GENs after it, and those between it and the GO before (R7)."""
     tail: list[tuple[int, str]] = field(default_factory=lambda: [(0, "")])
@@ -355,6 +357,7 @@ class Log:
             self.ledger.contributions_before = self.ledger.contributions
         if gen.settings is not None:
             self.settings = gen.settings
+        self.skips = self.skips.union(gen.skips or ())
         self.gen = gen
         self.active, self.with_state = gen.active, gen.with_state
         members, active = frozenset(gen.members), frozenset(gen.active)
@@ -568,6 +571,7 @@ class Log:
             offsets_us=tuple(self.offsets_us),
             shadow=self.shadow,
             ledger=self.ledger.snapshot(),
+            skips=tuple(sorted(self.skips)),
         )
 
     @classmethod
@@ -608,6 +612,7 @@ class Log:
             progress=Fraction(*s.progress),
             steps=Fraction(*s.steps),
             shadow=s.shadow,
+            skips=frozenset(s.skips),
             tail=[(s.index, s.digest)],
         )
         log.deal.enlist(log.active)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from paceline_api.rounds import RoundSettings
 
 from paceline.core.protocol.ids import GenerationId, MemberId
@@ -74,6 +74,8 @@ class DropReason(StrEnum):
     """Shares a buffer with work whose lease was dealt again (R13)."""
     SKIPPED = "skipped"
     """The user's loop took the batch and made no step of it (D1)."""
+    FAILED = "failed"
+    """The script failed with the batch on two ranks, and `failurePolicy` skips it (R56)."""
 
 
 class Drop(Struct, frozen=True):
@@ -258,6 +260,9 @@ class Gen(Struct, frozen=True, tag="gen"):
     """Set by the first generation of a job, None afterwards."""
     settings: RoundSettings | None = None
     """Likewise."""
+    skips: tuple[int, ...] | UnsetType = UNSET
+    """Leases that no rank computes from now on: whoever is dealt one drops it (R56). Unset, as in
+    nearly every record, its bytes are those of a release that did not know of it."""
 
 
 Record = Go | Gen

@@ -92,6 +92,7 @@ class LogSnapshot(Struct, frozen=True):
     offsets_us: tuple[int, ...]
     shadow: ShadowReport
     ledger: LedgerSnapshot
+    skips: tuple[int, ...] = ()
 
 
 class Kept(Struct, frozen=True):

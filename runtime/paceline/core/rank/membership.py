@@ -137,6 +137,7 @@ def _report(rank: RankState) -> Prepared:
         request=rank.request_known,
         checkpoint=rank.found.checkpoint,
         checkpoint_problem=rank.found.problem,
+        skips=tuple(sorted(log.skips)),
     )
 
 

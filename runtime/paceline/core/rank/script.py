@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from paceline.core.protocol.pending import BufferName
 from paceline.core.protocol.progress import progress_of
 from paceline.core.protocol.records import Drop, DropReason, GivenUp
+from paceline.core.protocol.sampling import samples_of
 from paceline.core.rank import rounds, streaming
 from paceline.core.rank.events import (
     Begin,
@@ -117,11 +118,12 @@ def on_step(rank: RankState, step: Step) -> None:
         unit=step.unit,
         metrics=step.metrics,
     )
-    owned = all(rank.owns(x) for p in pending.grad.steps for x in p.leases)
+    owned = all(rank.may_apply(x) for p in pending.grad.steps for x in p.leases)
     if pending.void or rank.passive or not rank.is_active or not owned:
-        # Benched or left out meanwhile: the log deals these leases to others (R13, R8).
+        # Benched or left out meanwhile: the log deals these leases to others (R13, R8). Or the job
+        # has given one of them up while it was computed here (R56).
         streaming.give_up(rank, GivenUp.DROPPED)
-        rank.do(pending.drop(BufferName.GRAD, DropReason.REVOKED, rank.owns))
+        rank.do(pending.drop(BufferName.GRAD, DropReason.REVOKED, rank.may_apply))
         rank.waits_for, rank.hands_on = NOTHING, False
     elif step.foreign:
         streaming.give_up(rank, GivenUp.DROPPED)
@@ -141,6 +143,7 @@ def _unrest(rank: RankState) -> None:
 def wake(rank: RankState, *, between_rounds: bool) -> None:
     """Let the main thread go on if nothing speaks against it. `between_rounds`: this rank takes
     part, and no GO is under way."""
+    drop_given_up(rank)
     show_leases(rank)
     if rank.main not in (Main.PARKED, Main.WANT) or rank.passive or not rank.has_state:
         return
@@ -211,6 +214,18 @@ def _resume(rank: RankState, *, fresh: bool) -> None:
     under_way = waits_for_the_one_before(rank)
     progress = progress_of(rank.log)
     rank.emit(Resume(rank.log.version, fresh, rank.log.stopped, progress, under_way))
+
+
+def drop_given_up(rank: RankState) -> None:
+    """Drop each lease of this rank that the job has given up, before it is worked on (R56)."""
+    if not rank.log.skips:
+        return
+    for lease in rank.usable():
+        if lease in rank.log.skips:
+            _drop_coming(rank, lease=lease)
+            samples = samples_of(rank.log.plan, lease)
+            rank.pending.drops.append(Drop(DropReason.FAILED, samples, (lease,)))
+            rank.pending.produced += samples
 
 
 def show_leases(rank: RankState) -> None:

@@ -256,6 +256,11 @@ class RankState:
         """The group's log gives it to this rank; an own log of an earlier life does not count."""
         return not self.passive and self.is_active and self.holds(lease)
 
+    def may_apply(self, lease: int) -> bool:
+        """It owns the lease, and has not dropped it: a step of it counts."""
+        dropped = (x for drop in self.pending.drops for x in drop.leases)
+        return self.owns(lease) and lease not in dropped
+
     def usable(self) -> tuple[int, ...]:
         """Leases to work on: held and not worked off."""
         if self.passive or not self.has_state or not self.is_active:

@@ -83,7 +83,7 @@ def hopes(rank: RankState) -> bool:
         and rank.pending.empty
         and not rank.pending.void
         and not rank.draining
-        and all(rank.owns(x) for x in s.coming.leases)
+        and all(rank.may_apply(x) for x in s.coming.leases)
     )
 
 

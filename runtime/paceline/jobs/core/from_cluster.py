@@ -41,6 +41,7 @@ Object = Mapping[str, Any]
 Place = tuple[int, int, int]
 """Slot, process in it, attempt of the pod."""
 US_PER_S: Final = 1_000_000
+_ENDS: Final = (RankPhase.FINISHED, RankPhase.DEAD)
 
 _NO_NEWS: Final = (
     ConditionType.READY,
@@ -52,6 +53,10 @@ _NO_NEWS: Final = (
     ConditionType.FAILED,
 )
 """Conditions that hold of a job with which all is well, or that its state or another one tells."""
+_OF_ROUNDS: Final = (ConditionType.DEGRADED, ConditionType.RESIZING)
+"""Conditions of a job that runs."""
+_AT_REST: Final = (COMPLETE, FAILED, SUSPENDED)
+"""States of a job of which nothing runs."""
 
 
 def job_status(job: Object, pods: Iterable[Object] | None, now_s: float) -> JobStatus:
@@ -76,7 +81,7 @@ def job_status(job: Object, pods: Iterable[Object] | None, now_s: float) -> JobS
         left_s=None if left_s is None else float(left_s),
         age_s=max(0.0, now_s - time_s(meta.get("creationTimestamp"))),
         told_s=_told_s(status, word, now_s),
-        detail=None if pods is None else _detail(job, pods),
+        detail=None if pods is None else _detail(job, pods, word),
     )
 
 
@@ -173,7 +178,7 @@ def _message(status: Object, state: str) -> str:
     return ""
 
 
-def _detail(job: Object, pods: list[Object]) -> Status:
+def _detail(job: Object, pods: list[Object], state: str) -> Status:
     spec, status = job["spec"], job.get("status") or {}
     procs = members_per_pod(spec)
     collective = status.get("collective") or {}
@@ -185,6 +190,10 @@ def _detail(job: Object, pods: list[Object]) -> Status:
     moved = status.get("transport") or {}
     transport, _, carrier = str(moved.get("kind") or "").partition(" over ")
     told = _told(status)
+    rests = state in _AT_REST
+    ranks = _ranks(pods, status, procs, told)
+    if rests:
+        ranks = _ranks_at_rest(pods, status, procs, state)
     return Status(
         job=job["metadata"]["name"],
         coordinator="",
@@ -192,7 +201,7 @@ def _detail(job: Object, pods: list[Object]) -> Status:
         replicas=int(spec.get("replicas", 1)),
         procs=procs,
         settings=settings,
-        ranks=tuple(_ranks(pods, status, procs, told)),
+        ranks=tuple(ranks),
         version=int(status.get("round") or 0),
         transport=transport,
         transport_why=str(moved.get("message") or ""),
@@ -216,9 +225,9 @@ def _detail(job: Object, pods: list[Object]) -> Status:
                 since_wall_s=time_s(one.get("lastTransitionTime")),
             )
             for one in holding(job)
-            if one["type"] not in _NO_NEWS
+            if one["type"] not in _NO_NEWS and not (rests and one["type"] in _OF_ROUNDS)
         ),
-        stragglers=tuple(_stragglers(status, pods, procs, told)),
+        stragglers=() if rests else tuple(_stragglers(status, pods, procs, told)),
         restarts=int((status.get("restarts") or {}).get("ranks") or 0),
     )
 
@@ -283,6 +292,44 @@ def _ranks(
                 facts=_facts(row or {}),
                 why=_why(pod),
             )
+
+
+def _ranks_at_rest(
+    pods: list[Object], status: Object, procs: int, state: str
+) -> Iterator[RankStatus]:
+    """How the ranks of a job have ended of which nothing runs any more. The operator has noted it
+    of the last process at each place; of others their pods tell, as long as they are there."""
+    of_pods = {place(pod): pod for pod in latest(pods)}
+    found: dict[tuple[int, int], RankStatus] = {}
+    for (slot, attempt), pod in of_pods.items():
+        ended = pod_phase(pod)
+        if ended not in _ENDS:
+            ended = RankPhase.FINISHED if state == COMPLETE else RankPhase.DEAD
+        why = _why(pod) if ended is RankPhase.DEAD else ""
+        for local in range(procs):
+            member = MemberId(slot, local, attempt * ATTEMPT_STRIDE)
+            found[slot, local] = RankStatus(
+                member, ended, host=str(pod["spec"].get("nodeName") or ""), why=why
+            )
+    for row in status.get("ranks") or ():
+        member, noted = parse_member(row["member"]), _phase(row)
+        of_pod = found.get((member.slot, member.local))
+        if noted not in _ENDS and of_pod is not None:
+            continue  # an operator of an earlier release has left what the rank did last
+        if of_pod is not None and pod_of(member) < pod_of(of_pod.member):
+            continue
+        if noted not in _ENDS:
+            noted = RankPhase.FINISHED if state == COMPLETE else RankPhase.DEAD
+        known = of_pod if of_pod is not None and pod_of(member) == pod_of(of_pod.member) else None
+        found[member.slot, member.local] = RankStatus(
+            member=member,
+            state=noted,
+            host=known.host if known is not None else "",
+            version=int(row.get("round") or 0),
+            facts=_facts(row),
+            why=known.why if known is not None and noted is RankPhase.DEAD else "",
+        )
+    yield from (found[key] for key in sorted(found))
 
 
 def _phase(row: Object) -> RankPhase:

@@ -26,7 +26,7 @@ _WARNINGS = (
     Reason.WAITING_FOR_EVIDENCE,
 )
 """What somebody may want to act on."""
-_WARNINGS_HERE = ("CheckpointFailed", "RankDied", "ScriptCutShort")
+_WARNINGS_HERE = ("BatchSkipped", "CheckpointFailed", "RankDied", "ScriptCutShort")
 """Likewise, of happenings that no condition has for its reason."""
 
 

@@ -127,6 +127,24 @@ def test_tests_of_decisions_have_no_real_time() -> None:
     )
 
 
+def test_no_test_module_is_imported_from_another_folder() -> None:
+    def imported(node: ast.AST) -> Iterator[str]:
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+    none_of(
+        (
+            f"{name}:{getattr(node, 'lineno', 0)}: {module}"
+            for name, tree in sources().items()
+            for node in ast.walk(tree)
+            for module in imported(node)
+            if module.startswith("tests.") and ".test_" in module
+            if not module.startswith(name.rpartition("/")[0].replace("/", ".") + ".test_")
+        ),
+        "Move what several folders share into testing/:",
+    )
+
+
 def test_environment_names_have_one_home() -> None:
     none_of(
         (

@@ -10,7 +10,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from tests.client.test_notebook import ACCURACY, RUN_S, executed, result
+from testing.jobs.notebook import ACCURACY, RUN_S, executed, result
 from tests.nodes.jobs import NewJob, on_these_nodes
 from tests.nodes.platform import Platform
 from tests.nodes.test_verbs import kubeconfig_of

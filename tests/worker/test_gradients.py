@@ -14,6 +14,8 @@ from paceline.core.protocol.pending import BufferName, Zero
 from paceline.errors import UnsupportedError
 from paceline.worker.state.gradients import Gradients
 
+from testing.examples import examples
+
 SHAPES = [(3, 5), (), (0,), (7,), (2, 3, 4)]
 
 
@@ -71,7 +73,7 @@ operations = st.lists(
 
 
 @given(operations=operations)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_the_two_buffers_hold_what_separate_numbers_would(
     operations: list[tuple[str, float]],
 ) -> None:

@@ -32,9 +32,10 @@ from paceline.core.rank.machine import Rank
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode, Normalisation, Pacing
 
+from testing.examples import examples
 from testing.makers import GEN_1, PLAN, fresh, go, idle, make_log, member, members
 
-CI = settings(max_examples=80, derandomize=True, deadline=None, database=None)
+CI = settings(max_examples=examples(80), derandomize=True, deadline=None, database=None)
 
 
 # ---- leases, exactly once ------------------------------------------------------------------------

@@ -2,10 +2,9 @@
 
 The run gets a TMPDIR of its own, so whatever is in it at the end with a name of Paceline's or MPI's
 is its own; and a word in the environment, which each process below it inherits. What other jobs and
-other test runs of this user do at the same time is none of its business. The run owns its
-TMPDIR by a lock, as runs of Paceline own theirs (`paceline.scratch`): if it is killed, the next one
-removes it. Side by side
-(`pytest --numprocesses`) the controller looks, when its workers have ended.
+other test runs of this user do at the same time is none of its business. The run owns its TMPDIR by
+a lock, as runs of Paceline own theirs (`paceline.scratch`): if it is killed, the next one removes
+it. Side by side (`pytest --numprocesses`) the controller looks, when its workers have ended.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ NO_CELLS: Mapping[str, Any] = MappingProxyType({})
 
 def executed(folder: Path, after: Mapping[str, Any] = NO_CELLS, **env: str) -> dict[str, Any]:
     """The cells by name, after a run in `folder`. `after`: further cells, by the one before."""
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    notebook: Any = nbformat.read(NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]
     for name, cell in after.items():
         notebook.cells.insert([one["id"] for one in notebook.cells].index(name) + 1, cell)
     with warnings.catch_warnings():

@@ -33,7 +33,7 @@ def test_a_function_of_a_notebook_trains_as_well_as_the_example(
     template = on_these_nodes(plain)["spec"]["template"]
     cells = executed(
         job.folder,
-        {"place": nbformat.v4.new_code_cell(HERE)},
+        {"place": nbformat.v4.new_code_cell(HERE)},  # type: ignore[no-untyped-call]
         PLACE="cluster",
         KUBECONFIG=str(kubeconfig),
         TEMPLATE=json.dumps(template),

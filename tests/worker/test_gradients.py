@@ -170,6 +170,7 @@ def test_a_gradient_that_the_script_assigns_counts_once(
     gradients.attach()
     gradients.swap()
     assert torch.equal(late(gradients)[0], torch.full((2, 3), want))
+    assert weight.grad is not None
     assert torch.equal(weight.grad, torch.zeros(2, 3))
     weight.sum().backward()
     assert torch.equal(loaded(gradients, BufferName.GRAD)[0][:6], torch.ones(6))

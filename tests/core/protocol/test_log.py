@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -211,7 +212,7 @@ contributions = st.lists(
 @CI
 @given(contributions, st.sampled_from(Normalisation), st.randoms())
 def test_an_update_is_linear_and_does_not_depend_on_the_order(
-    parts: list[tuple[int, Fraction]], normalisation: Normalisation, dice: object
+    parts: list[tuple[int, Fraction]], normalisation: Normalisation, dice: Random
 ) -> None:
     """I11 and I12: sum over samples / divisor, whatever the units and the order are."""
     log = make_log(len(parts), RoundSettings(mode=Mode.SOLO, normalisation=normalisation))

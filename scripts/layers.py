@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from scripts.parsed import tree_of
+
 ROOT: Final = Path(__file__).resolve().parent.parent
 SLOW_MARKS: Final = frozenset({"processes", "cluster_programs"})
 EXHAUSTIVE: Final = "exhaustive"
@@ -61,7 +63,7 @@ def layer_of(test: str) -> Layer:
 @cache
 def _module(file: str) -> _Module | None:
     path = ROOT / file
-    return _Module(ast.parse(path.read_text())) if path.is_file() else None
+    return _Module(tree_of(path)) if path.is_file() else None
 
 
 class _Module:

@@ -284,7 +284,8 @@ when you take a test out.
 
 | command | runs | takes at most, on two cores |
 |---|---|---|
-| `make test-fast` | tests without the marks below | 90 seconds |
+| `make test-fast` | tests without the marks below, with a fifth of the examples of each property \
+| 90 seconds |
 | `make test` | the checks of `make check`, and tests without the mark `exhaustive` | 12 minutes; \
 20 the first time, when it builds a Kubernetes |
 | `make test-all` | the checks, and all tests | 45 minutes |

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +17,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import WSMsgType, web
 from msgspec.structs import replace
+from paceline import scratch
 from paceline.core import wire
 from paceline.core.messages import RankDead, RankStarted
 from paceline.core.protocol.ids import MemberId
@@ -166,8 +167,10 @@ async def pod(
     urls: str = "",
     env: tuple[tuple[str, str], ...] = (),
     working_dir: str = "",
+    program: Sequence[str] = ("-m", "paceline.agent"),
 ) -> AsyncIterator[tuple[AgentProcess, Coordinator]]:
-    """An agent with `procs` ranks. A command that is a text is a script of Python."""
+    """An agent with `procs` ranks. A command that is a text is a script of Python. `program`: what
+    Python runs as the agent."""
     if isinstance(command, str):
         script = folder / "script.py"
         script.write_text(command)
@@ -195,8 +198,7 @@ async def pod(
     }
     process = await asyncio.create_subprocess_exec(
         PYTHON,
-        "-m",
-        "paceline.agent",
+        *program,
         env=environment,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -212,6 +214,7 @@ async def pod(
     finally:
         await agent.kill()
         await coordinator.stop()
+        scratch.sweep(scratch.bases())  # as whoever starts an agent does after it was killed
 
 
 def member(local: int = 0, restarts: int = 0) -> MemberId:

@@ -1,23 +1,32 @@
 """Shared memory and temporary files that a program left behind, told from those of programs that
-run at the same time: tests run side by side, and beside whatever else the machine does.
+run at the same time, of this user too.
 
 MPI and torch put files into /dev/shm, and MPI's process manager into /tmp, under names that do not
-tell whose they are. But a file that is in use is mapped or open somewhere; one that was left is
-not.
+tell whose they are. What a process has mapped or open is its own; what a rank has noted before MPI
+makes it is its own as well. `OwnFiles` looks for both while the processes run. Afterwards a file
+that is still there, and in use by nobody, was left.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Self
 
 from paceline import scratch
 
 PATIENCE_S = 5.0
 """Between a file's making and its first use, and between the last use and its end."""
+PERIOD_S = 0.1
+"""From one look to the next. A rank holds the files of MPI for longer."""
+LOOKS_MAX = 50
+"""Looks at who holds a file before it counts as another job's."""
+PROCESS_MANAGER = ("mpiexec", "mpiexec.hydra", "hydra_pmi_proxy")
 
 
 def files() -> set[str]:
@@ -25,9 +34,85 @@ def files() -> set[str]:
     return {str(p) for p in (*Path("/dev/shm").iterdir(), *Path("/tmp").glob("hydra_*"))}
 
 
-def left_since(before: set[str], patience_s: float = PATIENCE_S) -> list[str]:
-    """Made since `before` was `files()`, still there, and in use by nobody for a while."""
-    return _unused(lambda: {name for name in files() - before if _is_ours(name)}, patience_s)
+class OwnFiles:
+    """Learns which files belong to some processes, as long as the `with` block lasts."""
+
+    def __init__(
+        self, pids: Callable[[], Iterable[int]], tmpdir: Path, *, period_s: float = PERIOD_S
+    ) -> None:
+        """Look at no file that is there already.
+
+        Args:
+            pids: Returns the processes as they are now.
+            tmpdir: Their TMPDIR, in which runs have their folders.
+            period_s: From one look to the next.
+        """
+        self.found: set[str] = set()
+        self._pids, self._tmpdir, self._period_s = pids, tmpdir, period_s
+        self._before = files()
+        self._looks: Counter[str] = Counter()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="own-files", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self.look()
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._period_s):
+            self.look()
+
+    def look(self) -> None:
+        """Add what belongs to the processes now."""
+        self.found |= noted(self._tmpdir) - self._before
+        new = files() - self._before - self.found
+        new = {name for name in new if self._looks[name] < LOOKS_MAX and _is_ours(name)}
+        if not new:
+            return
+        pids = set(self._pids())
+        self.found |= new & held_by(*pids)
+        fresh = {name for name in new if not self._looks[name] and name.startswith("/tmp/hydra_")}
+        if fresh and not _process_managers() - pids:
+            self.found |= fresh  # nobody has it open, and nobody else can have made it
+        self._looks.update(new)
+
+    def left(self, patience_s: float = PATIENCE_S) -> list[str]:
+        """Return those that are still there, and in use by nobody for a while."""
+        return left_of(self.found, patience_s)
+
+
+def noted(tmpdir: Path) -> set[str]:
+    """Return the files below /dev/shm that ranks of runs with this TMPDIR have noted."""
+    found = set()
+    for folder in _run_folders(tmpdir):
+        for note in scratch._notes(folder):
+            with contextlib.suppress(OSError):
+                found |= {f"/dev/shm/{name}" for name in note.read_text().splitlines()}
+    return found
+
+
+def _run_folders(tmpdir: Path) -> Iterator[Path]:
+    yield from scratch._candidates(tmpdir)
+    for folder in scratch._candidates(scratch.SHORT):
+        with contextlib.suppress(OSError):
+            if f"TMPDIR {tmpdir}\n" in (folder / scratch.LOCK).read_text():
+                yield folder
+
+
+def _process_managers() -> set[int]:
+    """Pids of all running programs of MPI that start ranks."""
+    found = set()
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            with contextlib.suppress(OSError):
+                if (process / "comm").read_text().strip() in PROCESS_MANAGER:
+                    found.add(int(process.name))
+    return found
 
 
 def _unused(candidates: Callable[[], set[str]], patience_s: float) -> list[str]:

@@ -2,15 +2,15 @@
 
 The run gets a TMPDIR of its own, so whatever is in it at the end with a name of Paceline's or MPI's
 is its own; and a word in the environment, which each process below it inherits. What other jobs and
-other test runs of this user do at the same time is none of its business. Side by side
-(`pytest --numprocesses`) the controller looks, when its workers have ended.
+other test runs of this user do at the same time is none of its business. The run owns its TMPDIR by
+a lock, as runs of Paceline own theirs (`paceline.scratch`): if it is killed, the next one removes
+it. Side by side (`pytest --numprocesses`) the controller looks, when its workers have ended.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Generator
@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from paceline import scratch
 
 from testing import left_files
 from testing.processes.forked_call import end_the_fork_server
 
 ENV_RUN: Final = "TEST_RUN_OF_PACELINE"
+PREFIX: Final = "plt-"
+"""Of the name of a run's TMPDIR: short, since paths of sockets begin with it."""
 OURS: Final = ("paceline-*", "hydra_*", "mpich_*")
 PATIENCE_S: Final = 10.0
 """Until what the last tests have ended is gone."""
@@ -36,13 +39,16 @@ class LeftOvers:
         self._outer = {name: os.environ.get(name) for name in ("TMPDIR", "PYTEST_DEBUG_TEMPROOT")}
         # Folders of single tests stay where pytest puts them, to be looked at.
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-        self._before = left_files.files()
-        self.folder = Path(tempfile.mkdtemp(prefix="plt-"))
+        sweep_killed_runs(Path(tempfile.gettempdir()))
+        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._lock = scratch._lock(self.folder)
         self.mark = f"{ENV_RUN}={self.folder.name}-{os.getpid()}"
         os.environ["TMPDIR"] = str(self.folder)
         os.environ[ENV_RUN] = self.mark.partition("=")[2]
         tempfile.tempdir = None
         self.found: list[str] = []
+        self._own = left_files.OwnFiles(lambda: pids_with(self.mark), self.folder)
+        self._own.__enter__()
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
@@ -67,13 +73,17 @@ class LeftOvers:
                 os.environ[name] = text
         os.environ.pop(ENV_RUN, None)
         tempfile.tempdir = None
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._own.__exit__()
+        scratch.remove([self.folder])
+        if self._lock is not None:
+            os.close(self._lock)
 
     def look(self) -> list[str]:
         until = time.monotonic() + self._patience_s
         while (found := self._left()) and time.monotonic() < until:
             time.sleep(0.2)
-        return found + [f"file {path}" for path in left_files.left_since(self._before)]
+        self._own.look()
+        return found + [f"file {path}" for path in self._own.left()]
 
     def _left(self) -> list[str]:
         processes = [f"process {text}" for text in processes_with(self.mark)]
@@ -81,18 +91,35 @@ class LeftOvers:
         return processes + [f"file {path}" for path in files]
 
 
-def processes_with(mark: str) -> list[str]:
-    """Pid and command line of all other processes that have NAME=VALUE in their environment."""
+def sweep_killed_runs(base: Path) -> None:
+    """Remove the TMPDIRs below `base` of runs that were killed, with what others have in them."""
+    for path in base.glob(f"{PREFIX}*"):
+        # One without the file has just been made.
+        if (path / scratch.LOCK).is_file() and path.stat().st_uid == os.getuid():
+            scratch._sweep_one(path)
+
+
+def pids_with(mark: str) -> list[int]:
+    """All other processes that have NAME=VALUE in their environment."""
     found = []
     for process in Path("/proc").iterdir():
         if not process.name.isdecimal() or int(process.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
             if mark.encode() in (process / "environ").read_bytes().split(b"\0"):
-                words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                # multiprocessing ends it together with this process.
-                if words and "multiprocessing.resource_tracker" not in words:
-                    found.append(f"{process.name} {words}")
+                found.append(int(process.name))
+    return found
+
+
+def processes_with(mark: str) -> list[str]:
+    """Pid and command line of each of them."""
+    found = []
+    for pid in pids_with(mark):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            # multiprocessing ends it together with this process.
+            if words and "multiprocessing.resource_tracker" not in words:
+                found.append(f"{pid} {words}")
     return sorted(found)
 
 

@@ -50,6 +50,8 @@ STAGES = (
     *("cluster", "operator/real", "nodes"),
 )
 KUBERNETES = ("cluster", "operator/real", "nodes")
+READ_ALL_SOURCES = ("test_tidy.py", "test_promises.py")
+"""Files whose tests parse the whole repository: one lane does so, once."""
 DURATIONS = HERE / "durations.json"
 """Seconds of each slow test, for the order alone; a test that is not in it counts as quick."""
 ENV_BUILD_LOCK = "PACELINE_TEST_BUILD_LOCK"
@@ -108,11 +110,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class Lanes(LoadScopeScheduling):
-    """Hands out what shares a cluster as one piece, and all other tests one by one."""
+    """Hands out as one piece what shares a cluster or the parsed repository, and all else test by
+    test."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = HERE.parent / nodeid.partition("::")[0]
-        return "kubernetes" if stage_of(path) in KUBERNETES else nodeid
+        if stage_of(path) in KUBERNETES:
+            return "kubernetes"
+        return "sources" if path.name in READ_ALL_SOURCES else nodeid
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes:

@@ -5,23 +5,27 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 import pytest
+from paceline import scratch
 from paceline.transport.shm.memory import SharedMemory
 
 from testing import left_files
 
 
 @pytest.fixture
-def before() -> set[str]:
-    return left_files.files()
+def own(tmp_path: Path) -> left_files.OwnFiles:
+    """Of this process; the test looks itself."""
+    return left_files.OwnFiles(lambda: [os.getpid()], tmp_path)
 
 
 @pytest.fixture
-def made(before: set[str]) -> Iterator[Path]:
+def made(own: left_files.OwnFiles) -> Iterator[Path]:
     with NamedTemporaryFile(dir="/dev/shm", prefix="paceline-test-", delete=False) as file:
         file.write(b"x")
     path = Path(file.name)
@@ -29,17 +33,50 @@ def made(before: set[str]) -> Iterator[Path]:
     path.unlink()
 
 
-def test_a_file_that_nobody_uses_was_left(before: set[str], made: Path) -> None:
-    assert str(made) in left_files.left_since(before, patience_s=0)
-
-
-def test_an_open_or_mapped_one_was_not(before: set[str], made: Path) -> None:
+def test_a_file_that_was_open_or_mapped_and_is_still_there_was_left(
+    own: left_files.OwnFiles, made: Path
+) -> None:
     with made.open("r+b") as file:
-        assert str(made) not in left_files.left_since(before, patience_s=0)
+        own.look()
+        assert str(made) in own.found
+        assert own.left(patience_s=0) == []
         mapping = mmap.mmap(file.fileno(), 0)
-    assert str(made) not in left_files.left_since(before, patience_s=0)
+    assert own.left(patience_s=0) == [], "it is mapped"
     mapping.close()
-    assert str(made) in left_files.left_since(before, patience_s=0)
+    assert own.left(patience_s=0) == [str(made)]
+
+
+def test_files_are_found_while_a_block_lasts(own: left_files.OwnFiles, made: Path) -> None:
+    with made.open("r+b"), own:
+        until_s = time.monotonic() + 60
+        while str(made) not in own.found:
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+    assert own.left(patience_s=0) == [str(made)]
+
+
+def test_what_another_job_leaves_does_not_count(own: left_files.OwnFiles, made: Path) -> None:
+    """It has the file open for a while, and is killed."""
+    own.look()
+    with made.open("r+b") as file:
+        other = subprocess.Popen(["sleep", "60"], pass_fds=[file.fileno()])
+    own.look()
+    other.kill()
+    other.wait()
+    own.look()
+    assert own.left(patience_s=0) == []
+
+
+def test_what_a_rank_has_noted_counts_if_nobody_saw_it_open(
+    own: left_files.OwnFiles, made: Path, tmp_path: Path
+) -> None:
+    rank = tmp_path / f"{scratch.PREFIX}a" / f"{scratch.PREFIX}b" / "rank"
+    rank.mkdir(parents=True)
+    own.look()
+    assert own.left(patience_s=0) == []
+    scratch.note_shared_memory(rank, made.name)
+    own.look()
+    assert own.left(patience_s=0) == [str(made)]
 
 
 def test_only_what_a_process_held_is_its_own(made: Path) -> None:
@@ -57,8 +94,11 @@ def test_only_what_a_process_held_is_its_own(made: Path) -> None:
     assert left_files.left_of(set(), patience_s=0) == []
 
 
-def test_one_that_was_there_before_does_not_count(made: Path) -> None:
-    assert str(made) not in left_files.left_since(left_files.files(), patience_s=0)
+def test_one_that_was_there_before_does_not_count(made: Path, tmp_path: Path) -> None:
+    later = left_files.OwnFiles(lambda: [os.getpid()], tmp_path)
+    with made.open("r+b"):
+        later.look()
+    assert later.left(patience_s=0) == []
 
 
 def test_memory_without_a_name_is_found_where_it_is_open_or_mapped() -> None:

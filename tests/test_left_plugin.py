@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from testing.left_plugin import ENV_RUN, LeftOvers
+from testing.left_plugin import ENV_RUN, PREFIX, LeftOvers, sweep_killed_runs
 
 ROOT = Path(__file__).parent.parent
 
@@ -49,22 +49,55 @@ def test_a_process_is_left_wherever_its_parents_are(look: LeftOvers, command: st
     assert look.look() == []
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("workers", ["0", "1"])
-def test_what_is_left_fails_the_run(tmp_path: Path, workers: str) -> None:
-    test = "import tempfile\ndef test_it():\n    tempfile.mkdtemp(prefix='paceline-run-')\n"
-    (tmp_path / "test_it.py").write_text(test)
-    words = ["-p", "testing.left_plugin", "-q", "--numprocesses", workers, "test_it.py"]
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(tmp_path), *words],
-        cwd=tmp_path,
-        env={n: v for n, v in os.environ.items() if n != ENV_RUN} | {"PYTHONPATH": str(ROOT)},
+@pytest.mark.processes
+def test_the_next_run_removes_the_folder_of_one_that_was_killed(tmp_path: Path) -> None:
+    """Also what a run of Paceline had in it."""
+    base, test = tmp_path / "tmp", tmp_path / "test_it.py"
+    base.mkdir()
+    test.write_text(
+        "import os, signal, tempfile\n"
+        "def test_it():\n"
+        "    tempfile.mkdtemp(prefix='paceline-run-')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert run_pytest(tmp_path, TMPDIR=str(base)).returncode == -signal.SIGKILL
+    (folder,) = base.iterdir()
+    assert folder.name.startswith(PREFIX)
+    assert list(folder.glob("paceline-run-*"))
+    test.write_text("def test_it(): pass\n")
+    done = run_pytest(tmp_path, TMPDIR=str(base))
+    assert done.returncode == 0, done.stdout
+    assert list(base.iterdir()) == []
+
+
+@pytest.mark.processes
+def test_the_folder_of_a_run_that_goes_on_is_not_removed(look: LeftOvers) -> None:
+    sweep_killed_runs(look.folder.parent)
+    assert look.folder.is_dir()
+
+
+def run_pytest(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """A run of its own, which looks for what it leaves."""
+    outer = {n: v for n, v in os.environ.items() if n not in (ENV_RUN, "PYTEST_DEBUG_TEMPROOT")}
+    words = ("-p", "testing.left_plugin", "-q", *words, "test_it.py")
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(folder), *words],
+        cwd=folder,
+        env=outer | {"PYTHONPATH": str(ROOT)} | env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
         timeout=120,
     )
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_what_is_left_fails_the_run(tmp_path: Path, workers: str) -> None:
+    test = "import tempfile\ndef test_it():\n    tempfile.mkdtemp(prefix='paceline-run-')\n"
+    (tmp_path / "test_it.py").write_text(test)
+    run = run_pytest(tmp_path, "--numprocesses", workers)
     assert "1 passed" in run.stdout, run.stdout
     assert run.returncode == 1, run.stdout
     assert "left behind by this test run" in run.stdout, run.stdout

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.parsed import tree_of
+
 ROOT = Path(__file__).parent.parent
 SKIPPED_FOLDERS = {"runs", "dist", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".json", ".cfg", ""}
@@ -71,7 +73,7 @@ def name_of(path: Path) -> str:
 @cache
 def sources() -> dict[str, ast.Module]:
     """Every Python file of the repository, by name."""
-    return {name_of(p): ast.parse(p.read_text()) for p in files() if p.suffix == ".py"}
+    return {name_of(p): tree_of(p) for p in files() if p.suffix == ".py"}
 
 
 def product() -> dict[str, ast.Module]:
@@ -124,6 +126,20 @@ def test_tests_of_decisions_have_no_real_time() -> None:
             if name.startswith(PURE_TESTS) and any(map(imports_time, ast.walk(tree)))
         ),
         "Pure code has no clock to wait for; give it the time as an argument:",
+    )
+
+
+def test_no_test_module_is_imported_from_another_folder() -> None:
+    imports = re.compile(r"^\s*from (tests\.(?:\w+\.)*)(test_\w+) import", re.M)
+    none_of(
+        (
+            f"{name}: {folder}{module}"
+            for path in files()
+            if (name := name_of(path)).startswith(("tests/", "testing/")) and path.suffix == ".py"
+            for folder, module in imports.findall(path.read_text())
+            if folder.replace(".", "/") != f"{name.rpartition('/')[0]}/"
+        ),
+        "Move what several folders share into testing/:",
     )
 
 

@@ -60,13 +60,16 @@ def until(check: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
     raise AssertionError(f"not within {seconds:g} s: {what}")
 
 
-def until_quiet(requests: Callable[[], int], span_s: float, seconds: float) -> None:
-    """Until nothing is written for so long; a figure of a status may still be."""
+def until_quiet(
+    requests: Callable[[], int], span_s: float, seconds: float, *, at_most: int = 1
+) -> None:
+    """Until no more than `at_most` requests are made in `span_s`. One may be a figure of a status
+    that is still written."""
 
     def quiet() -> bool:
         before = requests()
         time.sleep(span_s)
-        return requests() - before <= 1
+        return requests() - before <= at_most
 
     until(quiet, "the operator rests", seconds)
 

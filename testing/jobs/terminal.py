@@ -62,12 +62,6 @@ class Followed:
         with self.process.stdout as said:
             self.lines.extend(line.rstrip("\n") for line in said)
 
-    @property
-    def connected(self) -> bool:
-        """It has a socket."""
-        opened = Path(f"/proc/{self.process.pid}/fd").iterdir()
-        return any(str(fd.readlink()).startswith("socket:") for fd in opened)
-
     def of(self, rank: int) -> list[str]:
         return [line for line in list(self.lines) if f"rank {rank} |" in line]
 

@@ -168,13 +168,16 @@ class ForkServer:
     def run(self, history: History, folder: Path) -> dict[str, Any]:
         """What came of it. Whatever happens, no process of it lives afterwards."""
         folder.mkdir(parents=True)
-        before, listened = left_files.files(), self._listening()
+        listened = self._listening()
         slow_log = prepare_logs(folder, history)
         order: dict[str, Any] = {"job": history.job(), "steps": history.steps}
         order |= {"inject": history.inject, "at_the_end": history.at_the_end}
         order |= {"slow_log": slow_log, "small_disk": history.small_disk}
-        result: dict[str, Any] = self.call("testing.processes.history_run:history", order, folder)
-        result["files left"] = left_files.folders_of(folder) + left_files.left_since(before)
+        with left_files.OwnFiles(lambda: descendants(self.process.pid), folder) as own:
+            result: dict[str, Any] = self.call(
+                "testing.processes.history_run:history", order, folder
+            )
+        result["files left"] = left_files.folders_of(folder) + own.left()
         result["processes left"] = left_files.processes_of(folder)
         result["sockets left"] = sorted(self._listening() - listened)
         result["memory left"] = left_files.memory_of(self.process.pid)

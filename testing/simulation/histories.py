@@ -10,6 +10,7 @@ from paceline.core.protocol.tree import TREE_ABOVE
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode, Normalisation, Pacing
 
+from testing.examples import examples
 from testing.simulation.faults import BY_CHANCE, Fault, Kind, plant, plant_at_the_end
 from testing.simulation.simulation import Simulation
 from testing.simulation.world import MS, World
@@ -19,10 +20,10 @@ SOAK = int(os.environ.get("PACELINE_SOAK", "0"))
 run; a failure prints the history as `run(World(...), seed, [Fault(...)])`, which replays it."""
 
 
-def bounded(examples: int) -> settings:
+def bounded(count: int) -> settings:
     """The same examples in each run of `make test`, others in a soak."""
     return settings(
-        max_examples=SOAK or examples,
+        max_examples=SOAK or examples(count),
         derandomize=not SOAK,
         database=None,
         deadline=None,

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from paceline.cli.main import main
+from paceline.jobs.cluster import server as access_to_server
 
 from testing.jobs.scripted_server import JOBS, TOKEN, ScriptedServer
 from testing.processes.runs import PACELINE
@@ -51,6 +52,8 @@ def paceline(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    # Between two watches; these servers end each at once.
+    monkeypatch.setattr(access_to_server, "REST_S", 0.001)
 
     def call(*words: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["paceline", *words])
@@ -72,6 +75,7 @@ def told(said: str) -> tuple[str, str]:
     return error, hint
 
 
+@pytest.mark.processes
 def test_completion_offers_jobs_and_contexts(
     paceline: Call, server: ScriptedServer, tmp_path: Path
 ) -> None:

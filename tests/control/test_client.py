@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -273,15 +273,20 @@ def test_any_other_call_that_fails_costs_the_connection_only(
     assert "the connection to the coordinator was given up after RuntimeError" in caplog.text
 
 
+@contextmanager
+def closed_port() -> Iterator[str]:
+    """A URL where nobody listens, and nobody can begin to: the port is taken."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
 def test_addresses_are_tried_in_turn_and_complained_about_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as closed:
-            port = closed.getsockname()[1]
-        async with coordinator() as mine:
-            nobody = f"http://127.0.0.1:{port}"
-            async with speaking(Pod(), nobody, nobody, mine.url):
+        with closed_port() as nobody:
+            async with coordinator() as mine, speaking(Pod(), nobody, nobody, mine.url):
                 assert await mine.wait(BEAT) == 1
 
     with caplog.at_level(logging.WARNING):
@@ -335,13 +340,11 @@ def test_what_is_lost_with_a_connection_and_what_is_kept() -> None:
     """A rank's state machine repeats what still matters; evidence is the agent's own."""
 
     async def scenario() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as closed:
-            port = closed.getsockname()[1]
-        nobody = f"http://127.0.0.1:{port}"
-        async with coordinator() as mine, speaking(Pod(), nobody, mine.url) as voice:
-            voice.send(DEAD)
-            voice._client.pass_on(STOPPED)
-            assert [await mine.next() for _ in range(3)] == [HELLO, DEAD, BEAT]
+        with closed_port() as nobody:
+            async with coordinator() as mine, speaking(Pod(), nobody, mine.url) as voice:
+                voice.send(DEAD)
+                voice._client.pass_on(STOPPED)
+                assert [await mine.next() for _ in range(3)] == [HELLO, DEAD, BEAT]
 
     asyncio.run(scenario())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from paceline.coordinator.config import config_of
 
-from tests.api.test_fields_act import SAMPLES, resolved
+from testing.field_samples import SAMPLES, resolved
 
 MEMBERSHIP = (
     *("replicas", "minReplicas", "procsPerReplica", "backoffLimit", "collective.mode"),

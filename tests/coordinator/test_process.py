@@ -27,6 +27,8 @@ from paceline_api.rounds import RoundSettings
 from paceline_api.settings import ResolvedJob
 from paceline_api.types.enums import MaxAgePolicy, Mode, Pacing
 
+from testing import left_files
+
 pytestmark = pytest.mark.processes
 
 START_S = 60.0
@@ -114,14 +116,28 @@ def test_a_handed_down_socket_outlives_a_killed_coordinator(tmp_path: Path) -> N
             assert second.wait(START_S) == 0
 
 
+def port_of(process: subprocess.Popen[str]) -> int:
+    """Wait until a process listens, and return its only port."""
+    end = time.monotonic() + START_S
+    while not (found := left_files.listening(process.pid)):
+        assert process.poll() is None, "it has ended"
+        assert time.monotonic() < end, "it does not listen"
+        time.sleep(0.02)
+    (port,) = found
+    return int(port.rpartition("TCP port ")[2])
+
+
 def test_the_same_port_again_at_once_after_kill(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    env = environment(tmp_path, PACELINE_LISTEN=f"127.0.0.1:{port}")
-    for _ in range(2):
-        with coordinator(env) as process:
-            ask(port, "/healthz")
-            process.send_signal(signal.SIGKILL)
+    """A connection to the one that was killed is still open, so the kernel gives the port to nobody
+    who asks for any port."""
+    with coordinator(environment(tmp_path)) as first:
+        port = port_of(first)
+        left = socket.create_connection(("127.0.0.1", port), timeout=START_S)
+        ask(port, "/healthz")
+        first.send_signal(signal.SIGKILL)
+        first.wait(START_S)
+    with left, coordinator(environment(tmp_path, PACELINE_LISTEN=f"127.0.0.1:{port}")):
+        assert ask(port, "/healthz")
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:

@@ -28,8 +28,10 @@ from paceline.core.protocol.records import (
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode, Normalisation, Pacing
 
+from testing.examples import examples
+
 CI = settings(
-    max_examples=40,
+    max_examples=examples(40),
     derandomize=True,
     deadline=None,
     database=None,

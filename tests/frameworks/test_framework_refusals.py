@@ -87,6 +87,7 @@ def test_lightning(named: str, net: Net, options: dict[str, Any], tmp_path: Any)
     assert refused.value.hint
 
 
+@pytest.mark.processes
 def test_lightning_does_not_ask_an_mpi_that_is_not_started() -> None:
     """It looks for its launcher; MPI then ended the rank, wherever Paceline had loaded it."""
     script = (

@@ -16,9 +16,9 @@ from paceline.cli.plan import Wanted, plan
 from paceline.jobs.errors import NoSamplesError
 from paceline_api.errors import PacelineError
 
+from testing.forecast_samples import pods as sampled
+from testing.forecast_samples import rank
 from testing.jobs.scripted_server import JOBS, ScriptedServer
-from tests.core.forecast.test_measured import pods as sampled
-from tests.core.forecast.test_measured import rank
 from tests.jobs.test_cluster_logs import PODS, listed
 from tests.jobs.test_cluster_samples import REFUSED, pod, steps_of
 

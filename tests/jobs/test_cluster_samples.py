@@ -17,8 +17,8 @@ from paceline.jobs.cluster import samples
 from paceline.jobs.cluster.jobs import ClusterJobs
 from paceline.jobs.errors import AwayError, NoSamplesError, NotAllowedError
 
+from testing.anatomy_samples import pods as sampled
 from testing.jobs.scripted_server import JOBS, ScriptedServer
-from tests.core.anatomy.test_job import pods as sampled
 from tests.jobs.test_cluster_logs import PODS, listed
 from tests.jobs.test_cluster_logs import pod as logged
 

@@ -58,6 +58,7 @@ print(repr([*HISTORIES, soak_history(17)]))
 """
 
 
+@pytest.mark.processes
 def test_a_seed_says_everything() -> None:
     """In another process too, where sets have another order: several processes share the tests."""
     other = subprocess.run(

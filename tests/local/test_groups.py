@@ -124,6 +124,10 @@ def test_full_equals_one_process(
 
 
 LONG = {"kind": "tensor", "epochs": 40}
+BENCH_AFTER = "3s"
+"""Of a job with a shard that freezes. The script of its group hangs in the forward pass, which
+counts as slow until the group is benched; only the round that the others then begin finds it stuck.
+The default, 60 s, would be most of the test."""
 IN_REDUCTION = {"a shard is killed in a reduction": "1.0#0/1", "a lead too": "0.0#0/0"}
 FAULTS: dict[str, tuple[list[list[Any]], dict[str, str]]] = {
     **{fault: ([], {}) for fault in IN_REDUCTION},
@@ -174,6 +178,8 @@ def goes_on(
     collective: dict[str, Any] = {"mode": mode, "maxAge": 0}
     if mode == "Quorum":
         collective |= {"quorum": 1}
+    if "stop" in config.get("at", {}).values():
+        collective |= {"benchAfter": BENCH_AFTER}
     result = run(fork_server, folder, config, collective, steps, **spec)
     assert not result["undone"], result
     weights_of(result)

@@ -10,7 +10,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from tests.client.test_notebook import ACCURACY, RUN_S, executed, result
+from testing.jobs.notebook import ACCURACY, RUN_S, executed, result
 from tests.nodes.jobs import NewJob, on_these_nodes
 from tests.nodes.platform import Platform
 from tests.nodes.test_verbs import kubeconfig_of
@@ -33,7 +33,7 @@ def test_a_function_of_a_notebook_trains_as_well_as_the_example(
     template = on_these_nodes(plain)["spec"]["template"]
     cells = executed(
         job.folder,
-        {"place": nbformat.v4.new_code_cell(HERE)},
+        {"place": nbformat.v4.new_code_cell(HERE)},  # type: ignore[no-untyped-call]
         PLACE="cluster",
         KUBECONFIG=str(kubeconfig),
         TEMPLATE=json.dumps(template),

@@ -16,8 +16,6 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout
 OUTAGE_S, OUTAGE_ROUNDS = 35.0, 40
 """Longer than a Lease of the operator (10 s) and than the time after which the controller manager
 gives up a node (20 s), and so many rounds at least."""
-SETTLE_S = 2.0
-"""From a connection to the first answer."""
 
 
 def test_the_operator_is_killed(platform: Platform, new_job: NewJob) -> None:
@@ -52,6 +50,16 @@ def test_a_job_finishes_while_the_operator_is_down(platform: Platform, new_job: 
     assert [pod["status"]["phase"] for pod in job.pods()] == ["Succeeded"] * 2
 
 
+def watches_of_jobs(platform: Platform) -> int:
+    """Return how many watches of TrainingJobs the API server is serving."""
+    found = 0.0
+    for line in platform.kubectl("get", "--raw", "/metrics").splitlines():
+        served = line.startswith("apiserver_longrunning_requests{")
+        if served and 'resource="trainingjobs"' in line and 'verb="WATCH"' in line:
+            found += float(line.rpartition(" ")[2])
+    return int(found)
+
+
 def test_the_api_server_is_away_for_a_while(
     platform: Platform, new_job: NewJob, request: pytest.FixtureRequest
 ) -> None:
@@ -60,13 +68,15 @@ def test_the_api_server_is_away_for_a_while(
     job.apply(2, long=True)
     job.wait_trains(2)
     say = terminal_of(kubeconfig_of(platform, job, "dev", "edit"))
+    others = watches_of_jobs(platform)
     request.addfinalizer(say.close)
-    waited = say.start("wait", "job")
-    watched = say.start("status", "job", "--watch")
-    followed = say.start("logs", "job", "-f")
     # A server that is away from the start is a mistake, and told as one.
-    until(lambda: watched.lines and followed.lines and waited.connected, "all three have begun")
-    time.sleep(SETTLE_S)
+    waited = say.start("wait", "job")
+    until(lambda: watches_of_jobs(platform) > others, "the server serves the watch of `wait`")
+    watched = say.start("status", "job", "--watch")
+    until(lambda: watches_of_jobs(platform) > others + 1, "and that of `status`")
+    followed = say.start("logs", "job", "-f")
+    until(lambda: watched.lines and followed.lines, "both show something")
     before, server = containers(job.workers()), platform.cluster.control_plane.programs[API_SERVER]
     server.stop()
     try:

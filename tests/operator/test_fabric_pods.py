@@ -138,7 +138,7 @@ def test_what_the_template_says_stays() -> None:
 
 
 def test_parts_of_the_template_with_the_same_name_stay() -> None:
-    own: dict[str, list[dict[str, Any]]] = {
+    own: dict[str, Any] = {
         "volumes": [{"name": "gib", "emptyDir": {}}],
         "initContainers": [{"name": "daemon", "image": "mine"}],
         "resourceClaims": [{"name": "nic", "resourceClaimName": "mine"}],

@@ -22,6 +22,7 @@ from paceline_api.crdgen import PLURAL
 from paceline_operator.cluster.api import ApiError
 from paceline_operator.core.decide.resize import ASK_S
 
+from testing.examples import examples
 from testing.fake_cluster.inside import Answer, Inside
 from testing.fake_cluster.parts import NAMESPACE, job_body, place_of
 
@@ -398,7 +399,7 @@ def _versions(bodies: list[dict[str, Any]]) -> dict[str, int]:
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(
-    max_examples=int(os.environ.get("HISTORIES", "40")),
+    max_examples=int(os.environ.get("HISTORIES", examples(40))),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),

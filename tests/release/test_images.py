@@ -73,7 +73,7 @@ class Archive:
         assert blobs == {each["digest"].removeprefix("sha256:") for each in named}
 
     def blob(self, described: dict[str, Any]) -> Path:
-        path = self.folder / "blobs" / described["digest"].replace(":", "/")
+        path: Path = self.folder / "blobs" / described["digest"].replace(":", "/")
         assert path.stat().st_size == described["size"]
         assert release.sha256(path) == described["digest"].removeprefix("sha256:")
         return path

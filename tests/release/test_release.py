@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import tarfile
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     key.write_bytes(KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     release.release(folder / "dist", key, images=())
     return folder / "dist"
+
+
+def test_the_wheel_holds_what_ships_and_no_tests(made: Path) -> None:
+    with zipfile.ZipFile(made / f"paceline-{VERSION}-py3-none-any.whl") as wheel:
+        inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    ships = set[str]()
+    for package in ("crds/paceline_api", "runtime/paceline", "operator/paceline_operator"):
+        folder = release.ROOT / package
+        files = (path for path in folder.rglob("*") if path.is_file())
+        named = {path.relative_to(folder.parent).as_posix() for path in files}
+        ships |= {name for name in named if "__pycache__" not in name}
+    assert sorted(inside - ships) == []
+    assert sorted(ships - inside) == []
 
 
 @pytest.mark.parametrize("package", [f"paceline-{VERSION}-py3-none-any.whl", "sdist"])

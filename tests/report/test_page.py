@@ -10,7 +10,7 @@ from paceline.core.anatomy.samples import SilentPod
 from paceline.report.page import page
 from paceline.report.trace import trace
 
-from tests.core.anatomy.test_job import ROUNDS, asked_later, pods
+from testing.anatomy_samples import ROUNDS, asked_later, pods
 
 KNOWN = range(ROUNDS)
 

@@ -99,7 +99,7 @@ def test_troubled_jobs_hold_every_promise_and_some_rounds_are_void() -> None:
 
 
 def test_after_each_void_round_all_are_quiet_for_longer() -> None:
-    rank = RankState(me=None, pid=0, host="", endpoints=None)
+    rank = RankState(me=None, pid=0, host="", endpoints=None)  # type: ignore[arg-type]
     waits = []
     for own in [None, GivenUp.LATE] * 4:
         streaming.voided(rank, own)

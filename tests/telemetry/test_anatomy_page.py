@@ -83,7 +83,7 @@ def test_of_many_that_were_waited_for_a_few_are_shown(pod: PodRecords) -> None:
 def test_a_bucket_names_the_last_round_in_it(pod: PodRecords) -> None:
     work(pod, 3).close()
     text = pod.page(exemplars=True).decode()
-    families = {f.name: f for f in text_string_to_metric_families(text)}
+    families = {f.name: f for f in text_string_to_metric_families(text)}  # type: ignore[no-untyped-call]
     buckets = families["paceline_round_wait_seconds"].samples
     found = [(s.labels["le"], s.exemplar) for s in buckets if s.exemplar]
     assert [(le, e.labels, e.value) for le, e in found] == [

@@ -104,7 +104,7 @@ class OneRank:
 
     def __init__(self) -> None:
         self.record = SpyRecord()
-        self.metrics = RoundMetrics(self.record, A)
+        self.metrics = RoundMetrics(self.record, A)  # type: ignore[arg-type]
         self.rank = RankState(A, 1, "here", Endpoints("", ""))
         self.now_ns = 1000 * MS
 
@@ -312,7 +312,7 @@ def test_bench(one: OneRank) -> None:
 
 def test_the_time_of_the_loop_adds_up() -> None:
     record = SpyRecord()
-    loop = LoopMetrics(record)
+    loop = LoopMetrics(record)  # type: ignore[arg-type]
     loop.began(100 * MS)
     loop.waited(110 * MS, 150 * MS)
     loop.stepped(170 * MS, 190 * MS, fresh=True, version=1, samples=32)
@@ -455,7 +455,7 @@ def test_progress_is_told_by_the_rank_that_tells_of_the_job(one: OneRank) -> Non
 
 def test_checkpoints_are_counted_by_what_became_of_them(one: OneRank) -> None:
     saving = Saving(every=2, written=3, skipped=1, failed=2, published=6)
-    CheckpointMetrics(one.record).follow(saving, exposed_s=0.5, hidden_s=4.0)
+    CheckpointMetrics(one.record).follow(saving, exposed_s=0.5, hidden_s=4.0)  # type: ignore[arg-type]
     record = one.record
     results = {name: record["checkpoints_total", name] for name in ("written", "failed", "skipped")}
     assert results == {"written": [3], "failed": [2], "skipped": [1]}
@@ -486,11 +486,11 @@ def test_every_metric_of_a_rank_is_written(one: OneRank) -> None:
     one.generation(A, B, D, left=(LeftOut(C, "silent"),))
     held = one.rank.log.held(A)
     one.round(one.share(B, 0), took_ms=0, trigger="bench", benched=(Benched(A, held),))
-    loop = LoopMetrics(one.record)
+    loop = LoopMetrics(one.record)  # type: ignore[arg-type]
     loop.began(0)
     loop.waited(0, 1)
     loop.stepped(1, 2, fresh=True, version=1, samples=32)
-    facts = CheckpointMetrics(one.record).follow(
+    facts = CheckpointMetrics(one.record).follow(  # type: ignore[arg-type]
         Saving(every=2, written=3, skipped=1, failed=2, published=6), exposed_s=0.5, hidden_s=4.0
     )
     assert (facts[Fact.SAVED], facts[Fact.SAVED_VERSION]) == (3, 6)

@@ -215,11 +215,11 @@ def test_without_a_loader_the_job_counts_the_steps() -> None:
     seen = []
     for step in pl.ddp(model, optimizer, steps=3):
         seen.append(step)
-        assert not optimizer.stopped
+        assert not optimizer.stopped  # type: ignore[attr-defined]
         loss_of(model, *data()[:4]).backward()
         optimizer.step()
     assert seen == [0, 1, 2]
-    assert optimizer.stopped
+    assert optimizer.stopped  # type: ignore[attr-defined]
     assert session.plan == DataPlan(steps=3)
     assert session.released
 
@@ -238,7 +238,7 @@ def test_the_script_ends_its_job_itself() -> None:
             if len(seen) == 3:
                 pl.stop()
     assert seen == [0, 0, 0]
-    assert optimizer.stopped
+    assert optimizer.stopped  # type: ignore[attr-defined]
     assert session.released
 
 

@@ -57,8 +57,8 @@ def test_an_error_that_passed_through(end: Any) -> None:
     class Batch:
         first, lease = True, 7
 
-    builder = ContributionBuilder(Session(), None, mean=True)
-    code, shown, told = end(lambda: builder.accepts(Batch()))
+    builder = ContributionBuilder(Session(), None, mean=True)  # type: ignore[arg-type]
+    code, shown, told = end(lambda: builder.accepts(Batch()))  # type: ignore[arg-type]
     assert code == 1
     assert shown.startswith("Traceback")
     assert "in holds" in shown

@@ -35,7 +35,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def wrap(model: nn.Module | None = None, **options: object) -> pl.DistributedOptimizer:
+def wrap(model: nn.Module | None = None, **options: Any) -> pl.DistributedOptimizer:
     model = net() if model is None else model
     return pl.DistributedOptimizer(sgd(model), model, **options)
 
@@ -89,12 +89,12 @@ AT_THE_START: dict[str, tuple[Callable[[], object], type[UsageError], str]] = {
         "0 makes sparse gradients",
     ),
     "no optimizer": (
-        lambda: pl.DistributedOptimizer(net(), net()),
+        lambda: pl.DistributedOptimizer(net(), net()),  # type: ignore[arg-type]
         UsageError,
         "got a Sequential, not a torch optimizer",
     ),
     "no model": (
-        lambda: pl.DistributedOptimizer(sgd(net()), 3),
+        lambda: pl.DistributedOptimizer(sgd(net()), 3),  # type: ignore[arg-type]
         UsageError,
         "got a int, not a model",
     ),
@@ -267,7 +267,8 @@ class Growing(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.later is None:
             self.later = nn.Linear(2, 1)
-        return self.later(self.first(x))
+        found: torch.Tensor = self.later(self.first(x))
+        return found
 
 
 def test_a_parameter_that_is_made_in_forward_is_named_at_the_first_step() -> None:
@@ -296,7 +297,8 @@ def test_a_step_of_another_optimizer_on_the_model_is_refused(
     if second == "of a frozen part":
         plain[1].requires_grad_(False)
     other = sgd(plain) if second == "of all" else halves(plain)[1]
-    optimizer = torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], lr=0.1)
+    trained = [p for p in plain.parameters() if p.requires_grad]
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(trained, lr=0.1)
     if wrapped:
         model = nn.parallel.DistributedDataParallel(plain)
         pl.ddp(model, optimizer)
@@ -460,7 +462,7 @@ def tensor_parallel() -> None:
 def one_part_sharded() -> None:
     current("a test").session.shards = 2  # type: ignore[misc]
     model = net()
-    weight = distribute_tensor(model[1].weight.detach(), init_device_mesh("cpu", (1,)), [Shard(0)])
+    weight = distribute_tensor(model[1].weight.detach(), init_device_mesh("cpu", (1,)), [Shard(0)])  # type: ignore[operator]
     model[1].weight = nn.Parameter(weight)
     wrap(model)
 

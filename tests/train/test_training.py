@@ -210,17 +210,17 @@ def test_one_weight_with_a_changed_gradient_steps_as_in_plain_torch(
     steps = 0
     if fed == "by itself":
         for _ in range(3):
-            train(model.weight, optimizer)
+            train(model.weight, optimizer)  # type: ignore[arg-type]
             steps += 1
     else:
         loader = pl.DataLoader(make_data(), 20)
         for _ in loader.epochs(1):
             for _ in loader:
-                train(model.weight, optimizer)
+                train(model.weight, optimizer)  # type: ignore[arg-type]
                 steps += 1
     for _ in range(steps):
         reference.zero_grad()
-        train(plain.weight, reference)
+        train(plain.weight, reference)  # type: ignore[arg-type]
     assert torch.equal(model.weight, plain.weight)
 
 
@@ -247,8 +247,8 @@ def test_a_changed_gradient_leaves_what_earlier_batches_added(
                 loss_of(each, x, y).backward()
             if not step_each and index % accumulate != accumulate - 1:
                 continue
-            change(model[0].weight)
-            change(other[0].weight)
+            change(model[0].weight)  # type: ignore[arg-type]
+            change(other[0].weight)  # type: ignore[arg-type]
             optimizer.step()
             for total, parameter in zip(sums, other.parameters(), strict=True):
                 total += 0 if parameter.grad is None else parameter.grad

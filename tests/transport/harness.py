@@ -30,7 +30,7 @@ from paceline.transport.selected import SelectedTransport
 from paceline.transport.sim import Hub, SimTransport
 
 from testing import left_files
-from tests.transport.rank_body import ROUNDED, Outcome, RankBody
+from tests.transport.rank_body import ROUNDED, Entered, Outcome, RankBody
 
 FAILED = pytest.StashKey[bool]()
 """On a test item: it has failed."""
@@ -49,7 +49,21 @@ class Rank(ABC):
         """Send a command; `result` waits for it."""
 
     @abstractmethod
-    def result(self, timeout_s: float = ANSWER_S) -> Outcome: ...
+    def _hear(self, timeout_s: float) -> Outcome | Entered:
+        """Return what the rank says next. Raises AssertionError if it says nothing in time."""
+
+    def result(self, timeout_s: float = ANSWER_S) -> Outcome:
+        """Wait until the command is over."""
+        while isinstance(heard := self._hear(timeout_s), Entered):
+            pass
+        return heard
+
+    def wait_entered(self, number: int = 1, timeout_s: float = ANSWER_S) -> None:
+        """Wait until a command that `tells` is about to call its transport so many times."""
+        heard: Outcome | Entered = Entered(0)
+        while isinstance(heard, Entered) and heard.number < number:
+            heard = self._hear(timeout_s)
+        assert isinstance(heard, Entered), f"{self.name} never entered call {number}: {heard}"
 
     @abstractmethod
     def raise_abort(self) -> None: ...
@@ -100,17 +114,17 @@ class ProcessRank(Rank):
         assert self.connection is not None
         self.connection.send((command, *arguments))
 
-    def result(self, timeout_s: float = ANSWER_S) -> Outcome:
+    def _hear(self, timeout_s: float) -> Outcome | Entered:
         assert self.connection is not None
         if not self.connection.poll(timeout_s):
             raise AssertionError(f"{self.name} gave no answer in {timeout_s} s")
         try:
-            outcome = self.connection.recv()
+            heard = self.connection.recv()
         except EOFError as error:
             said = Path(self._log.name).read_text()[-2000:]
             raise RankEndedError(f"{self.name} has ended; it said:\n{said}") from error
-        assert isinstance(outcome, Outcome)
-        return outcome
+        assert isinstance(heard, Outcome | Entered)
+        return heard
 
     def has_answered(self, within_s: float) -> bool:
         assert self.connection is not None
@@ -257,21 +271,24 @@ class ThreadRank(Rank):
     def __init__(self, hubs: Hubs, name: str) -> None:
         self.name = name
         self._hubs = hubs
-        self._body = RankBody(lambda kind: in_memory(kind, hubs, name))
         self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[Outcome | Entered] = queue.SimpleQueue()
+        self._body = RankBody(lambda kind: in_memory(kind, hubs, name), tell=self._said.put)
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def _work(self) -> None:
         while (command := self._commands.get()) is not None:
-            self._results.put(self._body.run(*command))
+            self._said.put(self._body.run(*command))
 
     def start(self, command: str, *arguments: Any) -> None:
         self._commands.put((command, *arguments))
 
-    def result(self, timeout_s: float = ANSWER_S) -> Outcome:
-        return self._results.get(timeout=timeout_s)
+    def _hear(self, timeout_s: float) -> Outcome | Entered:
+        try:
+            return self._said.get(timeout=timeout_s)
+        except queue.Empty:
+            raise AssertionError(f"{self.name} gave no answer in {timeout_s} s") from None
 
     def raise_abort(self) -> None:
         self._body.raise_abort()
@@ -314,15 +331,17 @@ class Crew:
         members: Sequence[Rank],
         only: Sequence[Rank] | None = None,
         timeout_s: float | None = None,
+        tells: bool = False,
     ) -> None:
-        """Begin a new generation of `members`; `only` those come, the others stay away."""
+        """Begin a new generation of `members`; `only` those come, the others stay away. `tells`:
+        for `Rank.wait_entered`."""
         peers = self.peers(members)
         self._number += 1
         key = f"{self.kind}-{id(self)}-{self._number}"
         for index, rank in enumerate(members):
             if only is None or rank in only:
                 limit_s = self.open_s if timeout_s is None else timeout_s
-                rank.start("open", self.kind, key, self._number, peers, index, limit_s)
+                rank.start("open", self.kind, key, self._number, peers, index, limit_s, tells)
 
     def open(self, members: Sequence[Rank], timeout_s: float | None = None) -> list[Outcome]:
         self.start_open(members, timeout_s=timeout_s)

@@ -39,6 +39,8 @@ class Payload:
     """The same, but the transport is told of all of them and may begin one early."""
     in_place: bool = False
     """Buffers lie where the transport wants them, as those of gradients do."""
+    tells: bool = False
+    """The rank tells when it enters each reduction, for `Rank.wait_entered`."""
 
     def parts(self, rank: int, call: int = 0) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(self.seed * 1009 + rank * 31 + call)
@@ -73,6 +75,17 @@ class Outcome:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Entered:
+    """A rank is about to call its transport, for the `number`th time in this command."""
+
+    number: int
+
+
+def tell_nobody(_: Entered) -> None:
+    """Stand in for the line to a test."""
+
+
 ROUNDED = "-bfloat16"
 """A kind that ends so before its algorithm sends float32 as bfloat16."""
 LARGEST_BYTES = 1 << 20
@@ -88,6 +101,8 @@ class RankBody:
     transports: dict[str, Transport] = field(default_factory=dict)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Where its buffers lie."""
+    tell: Callable[[Entered], None] = tell_nobody
+    """Sends a word to the test while a command is under way."""
 
     def run(self, command: str, *arguments: Any) -> Outcome:
         start = time.monotonic()
@@ -130,8 +145,11 @@ class RankBody:
         peers: list[tuple[str, str]],
         rank: int,
         timeout_s: float = OPEN_TIMEOUT_S,
+        tells: bool = False,
     ) -> None:
         group = Group(key, number, tuple(Peer(*peer) for peer in peers), rank)
+        if tells:
+            self.tell(Entered(1))
         self._of(kind).open(group, self.abort, timeout_s)
 
     def do_break(self, kind: str, name: str) -> None:
@@ -152,13 +170,16 @@ class RankBody:
 
     def do_allreduce(self, kind: str, rank: int, payload: Payload) -> list[str]:
         """The digests of the sums, one per call."""
-        digests = []
+        digests, entered = [], 0
         for call in range(payload.calls):
             buffers = [part.to(self.device) for part in payload.parts(rank, call)]
             if payload.in_place:
                 buffers = [self._placed(kind, buffer) for buffer in buffers]
             method = Method.of(kind)
             for together in [[x] for x in buffers] if payload.one_by_one else [buffers]:
+                entered += 1
+                if payload.tells:
+                    self.tell(Entered(entered))
                 if method.transport.endswith(ROUNDED) and together[0].dtype is torch.float32:
                     self._reduce_rounded(kind, together)
                 elif payload.in_turn:

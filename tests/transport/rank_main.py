@@ -61,7 +61,7 @@ def make(kind: str) -> Transport:
 def main() -> None:
     connection = Client(sys.argv[1], "AF_UNIX")
     connection.send((sys.argv[2], os.getpid()))
-    body = RankBody(make)
+    body = RankBody(make, tell=connection.send)
     commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def read() -> None:

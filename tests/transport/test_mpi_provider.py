@@ -6,6 +6,8 @@ import asyncio
 import os
 import subprocess
 import sys
+import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from paceline.transport.mpi.provider import ProviderError, check_provider
 
 from testing import left_files
 from testing.agent_harness import pod
+from testing.processes.history import descendants
 
 pytestmark = pytest.mark.processes
 
@@ -34,10 +37,12 @@ def environment(provider: str) -> dict[str, str]:
 
 
 def test_a_provider_that_works_is_left_alone() -> None:
-    before = left_files.files()
-    check_provider(environment("tcp"))
-    check_provider(environment("tcp;ofi_rxm"))
-    assert left_files.left_since(before) == []
+    tmpdir = Path(tempfile.gettempdir())
+    below = partial(descendants, os.getpid())
+    with left_files.OwnFiles(below, tmpdir, period_s=0.01) as own:
+        check_provider(environment("tcp"))
+        check_provider(environment("tcp;ofi_rxm"))
+    assert own.left() == []
 
 
 def test_one_that_does_not_is_named_with_mpi_s_own_words_and_a_way_out() -> None:

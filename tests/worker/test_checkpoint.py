@@ -207,7 +207,7 @@ def test_complex_numbers_are_stored_and_restored(tmp_path: Path, dtype: torch.dt
 
     def make(seed: int) -> Rank:
         rank = Rank(seed)
-        rank.model[0].weight = nn.Parameter(rank.model[0].weight.to(dtype))
+        rank.model[0].weight = nn.Parameter(rank.model[0].weight.to(dtype))  # type: ignore[arg-type]
         rank.model.register_buffer("phase", torch.randn(3, dtype=dtype))
         named = [(n, p) for n, p in rank.model.named_parameters() if p.requires_grad]
         rank.gradients = Gradients(named)
@@ -232,8 +232,8 @@ def test_complex_numbers_are_stored_and_restored(tmp_path: Path, dtype: torch.dt
     ):
         assert torch.equal(mine, theirs)
     stored = load_file(tmp_path / "saved" / "v3" / "model.safetensors")["phase"]
-    want = one.model.phase if dtype is torch.complex64 else torch.view_as_real(one.model.phase)
-    assert torch.equal(stored, want)
+    want = one.model.phase if dtype is torch.complex64 else torch.view_as_real(one.model.phase)  # type: ignore[arg-type]
+    assert torch.equal(stored, want)  # type: ignore[arg-type]
 
 
 def test_nothing_is_seen_before_it_is_published(saver: Saver, tmp_path: Path) -> None:

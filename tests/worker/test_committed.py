@@ -290,7 +290,8 @@ class Spectral(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         made = torch.einsum("bi,io->bo", x.to(self.filter.dtype), self.filter) * self.phase
-        return self.linear((made.abs() + made.real).float())
+        found: torch.Tensor = self.linear((made.abs() + made.real).float())
+        return found
 
 
 COMPLEX = [torch.complex64, torch.complex128]
@@ -300,7 +301,7 @@ class SpectralRank(Rank):
     def __init__(
         self, make: Callable[[Params], Optimizer], dtype: torch.dtype, **more: Any
     ) -> None:
-        self.model = Spectral(dtype, more.pop("seed", 0))
+        self.model = Spectral(dtype, more.pop("seed", 0))  # type: ignore[assignment]
         trained = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
         self.optimizer = make(iter([p for _, p in trained]))
         self.gradients = Gradients(trained)
@@ -354,7 +355,7 @@ def test_a_complex_state_makes_an_equal_member(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("part", [complex(float("nan"), 0), complex(0, float("inf"))])
 def test_a_complex_gradient_that_is_not_finite_is_found(part: complex) -> None:
     rank = SpectralRank(OPTIMIZERS["sgd"], torch.complex64)
-    rank.model.filter.grad[1, 2] = part  # type: ignore[index]
+    rank.model.filter.grad[1, 2] = part  # type: ignore[assignment, index, operator]
     assert not rank.gradients.finite(BufferName.GRAD)
 
 
@@ -373,17 +374,17 @@ def test_complex_gradients_are_clipped_by_their_norm() -> None:
 
 def test_complex_buffers_are_averaged_with_the_others() -> None:
     rank = SpectralRank(OPTIMIZERS["sgd"], torch.complex64)
-    mean = rank.model.mean.clone()
+    mean = rank.model.mean.clone()  # type: ignore[operator]
     flat = rank.committed.float_buffers_flat()
     assert flat.numel() == 2 * mean.numel()
     rank.committed.load_float_buffers(flat * 2)
-    assert torch.equal(rank.model.mean, mean * 2)
+    assert torch.equal(rank.model.mean, mean * 2)  # type: ignore[arg-type]
 
 
 def test_the_hash_covers_what_is_not_trained_and_no_buffer() -> None:
     ranks = [SpectralRank(OPTIMIZERS["sgd"], torch.complex64) for _ in range(2)]
     one, other = (rank.committed for rank in ranks)
-    ranks[0].model.mean.fill_(7)
+    ranks[0].model.mean.fill_(7)  # type: ignore[operator]
     assert one.hash() == other.hash()
     with torch.no_grad():
         frozen: Any = ranks[0].model.frozen

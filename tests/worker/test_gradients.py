@@ -14,6 +14,8 @@ from paceline.core.protocol.pending import BufferName, Zero
 from paceline.errors import UnsupportedError
 from paceline.worker.state.gradients import Gradients
 
+from testing.examples import examples
+
 SHAPES = [(3, 5), (), (0,), (7,), (2, 3, 4)]
 
 
@@ -71,7 +73,7 @@ operations = st.lists(
 
 
 @given(operations=operations)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_the_two_buffers_hold_what_separate_numbers_would(
     operations: list[tuple[str, float]],
 ) -> None:
@@ -168,6 +170,7 @@ def test_a_gradient_that_the_script_assigns_counts_once(
     gradients.attach()
     gradients.swap()
     assert torch.equal(late(gradients)[0], torch.full((2, 3), want))
+    assert weight.grad is not None
     assert torch.equal(weight.grad, torch.zeros(2, 3))
     weight.sum().backward()
     assert torch.equal(loaded(gradients, BufferName.GRAD)[0][:6], torch.ones(6))

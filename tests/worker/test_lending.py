@@ -16,6 +16,7 @@ from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
 from torch import nn
 
+from testing.examples import examples
 from tests.worker.test_committed import Rank, same
 
 ACTS = ("update", "park", "lend", "copy", "own", "load", "point elsewhere", "write while parted")
@@ -29,7 +30,7 @@ def lent(rank: Rank) -> bool:
 
 
 @given(st.lists(st.sampled_from(ACTS), max_size=14))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_lending_changes_no_bit(acts: list[str]) -> None:
     lends, copies, other = Rank(), Rank(), Rank(seed=3)
     parked = True

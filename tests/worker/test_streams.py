@@ -130,7 +130,7 @@ class Watch(TorchDispatchMode):
     """Notes each operation of this thread on tensors."""
 
     def __init__(self, record: Record) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.record = record
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -156,7 +156,7 @@ class Rank:
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
         self.gradients = Gradients(model.named_parameters())
-        self.gradients.streams = Streams([CPU], RecordedQueues(record))
+        self.gradients.streams = Streams([CPU], RecordedQueues(record))  # type: ignore[arg-type]
         optimizer = torch.optim.Adam(model.parameters())
         self.committed = Committed(model, optimizer, self.gradients)
         told = SimpleNamespace(resumed=lambda _: record.note("go on"), exited=lambda _: None)

@@ -10,61 +10,10 @@ from paceline.core.anatomy.dissect import Part
 from paceline.core.anatomy.job import analyse, arrivals, known_rounds, latest_rounds
 from paceline.core.anatomy.samples import (
     PodSamples,
-    RankSamples,
-    RoundSample,
     SilentPod,
-    StepSample,
 )
 
-from tests.core.anatomy.test_dissect import MS, segment
-
-LATE_MS = 40
-ROUNDS = 5
-
-
-def rank(slot: int, late_ms: int = 0, shift_ms: int = 0) -> RankSamples:
-    """Steps of 100 ms: 30 ms of backward, the late rank more; a sum of 10 ms from 80 ms on."""
-    steps, rounds = [], []
-    for number in range(ROUNDS):
-        at = 1000 + 100 * number + shift_ms
-        came = at + 30 + late_ms
-        steps.append(
-            StepSample(
-                at * MS,
-                came * MS,
-                (at + 100) * MS,
-                0,
-                0,
-                (30 + late_ms) * MS,
-                0,
-                version=number + 1,
-                fresh=True,
-                samples=32,
-            )
-        )
-        rounds.append(
-            RoundSample(
-                round=number,
-                streamed=False,
-                fresh=True,
-                arrived_ns=came * MS,
-                last="" if late_ms else "2.0",
-                last_ns=0 if late_ms else (at + 30 + LATE_MS) * MS,
-                go_ns=(at + 75) * MS,
-                update_begun_ns=(at + 90) * MS,
-                update_ended_ns=(at + 95) * MS,
-                copy_begun_ns=0,
-                copy_ended_ns=0,
-                segments=(segment(at + 80, at + 90),),
-            )
-        )
-    return RankSamples(f"{slot}.0#0", True, tuple(steps), tuple(rounds))
-
-
-def pods(shift_ms: int = 0) -> list[PodSamples]:
-    """The late one is on a host of its own, whose clock differs."""
-    late = PodSamples("job", 2, "other", (rank(2, LATE_MS, shift_ms),))
-    return [*(PodSamples("job", slot, "here", (rank(slot),)) for slot in (0, 1)), late]
+from testing.anatomy_samples import ROUNDS, asked_later, pods, rank
 
 
 def test_the_late_rank_is_blamed() -> None:
@@ -110,13 +59,6 @@ def test_a_pod_that_does_not_answer_costs_only_what_takes_all() -> None:
     assert not job.savings
     assert "would have saved" not in job.advice[0].change
     assert job.silent == tuple(silent)
-
-
-def asked_later(pod: PodSamples, rounds: int) -> PodSamples:
-    """When so many rounds more were made than the others know; as many old ones are forgotten."""
-    (own,) = pod.ranks
-    later = tuple(replace(one, round=one.round + rounds) for one in own.rounds)
-    return replace(pod, ranks=(replace(own, rounds=later),))
 
 
 def test_the_time_line_shows_rounds_that_most_ranks_know() -> None:

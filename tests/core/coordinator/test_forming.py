@@ -17,11 +17,12 @@ from paceline.core.protocol.rows import rows_of
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Pacing
 
+from testing.examples import examples
 from testing.makers import GEN_1, PLAN, members
 from tests.core.coordinator.test_coordinator import SETS
 
 NEW = GenerationId(2, "b", 1)
-CI = settings(max_examples=300, derandomize=True, deadline=None, database=None)
+CI = settings(max_examples=examples(300), derandomize=True, deadline=None, database=None)
 A, B, C, D = members(0, 1, 2, 3)
 
 

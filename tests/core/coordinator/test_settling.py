@@ -21,6 +21,7 @@ from paceline.core.protocol.rows import rows_of
 from paceline_api.settings import StragglerSettings
 from paceline_api.types.enums import StragglerResponse
 
+from testing.examples import examples
 from testing.makers import member, pod_beat
 from tests.core.coordinator.test_coordinator import prepared, register
 
@@ -185,7 +186,7 @@ EVENTS = (
 STEP = st.tuples(st.sampled_from(EVENTS), st.integers(0, RANKS - 1), st.integers(0, 8))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.sampled_from((0, 2, 3, 3, 4)), st.lists(STEP, min_size=20, max_size=60))
 def test_decisions_are_those_of_a_coordinator_that_looks_at_each_event(
     first: int, story: list[tuple[str, int, int]]

@@ -85,7 +85,7 @@ class Job:
             self.say(report)
         for each in who:
             self.say(m.Started(state.proposal, each, True))
-        assert state.phase is Phase.RUNNING, state.phase
+        assert Phase(state.phase) is Phase.RUNNING, state.phase
         self.gens += 1
 
     def train(self, seconds: int, **steps_s: float) -> Status:

@@ -4,13 +4,6 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from paceline.core.anatomy.samples import (
-    PodSamples,
-    RankSamples,
-    RoundSample,
-    SegmentSample,
-    StepSample,
-)
 from paceline.core.forecast.link import Sum
 from paceline.core.forecast.measured import earlier, noise_scale_told, row
 from paceline.core.forecast.model import Setting
@@ -19,52 +12,7 @@ from paceline.core.status import Change, Fact, RankPhase, RankStatus, Status
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 
-MS = 10**6
-STEP_MS = 100
-
-
-def rank(slot: int, computing_ms: int, rounds: int, *, since: int = 0) -> RankSamples:
-    """Each step `computing_ms`; sums of 10 ms, of which rank 0 sees 15; 5 ms: update and copy."""
-    steps, samples = [], []
-    for number in range(since, since + rounds):
-        began, go = number * STEP_MS * MS, (number * STEP_MS + 60) * MS
-        announced = began + (computing_ms if number >= 2 else 59) * MS
-        steps.append(
-            StepSample(
-                began_ns=began,
-                announced_ns=announced,
-                resumed_ns=began + STEP_MS * MS,
-                loading_ns=0,
-                forward_ns=0,
-                backward_ns=0,
-                lease_ns=0,
-                version=number + 1,
-                fresh=True,
-                samples=32 if number % 10 != 9 else 5,
-            )
-        )
-        begun = go + (5 if slot else 0) * MS
-        samples.append(
-            RoundSample(
-                round=number,
-                streamed=False,
-                fresh=True,
-                arrived_ns=announced,
-                last="1.0",
-                last_ns=go,
-                go_ns=go,
-                update_begun_ns=go + 15 * MS,
-                update_ended_ns=go + 18 * MS,
-                copy_begun_ns=go + 18 * MS,
-                copy_ended_ns=go + 20 * MS,
-                segments=(SegmentSample(4096, 0, 0, begun, go + 15 * MS, 10 * MS),),
-            )
-        )
-    return RankSamples(f"{slot}.0#0", False, tuple(steps), tuple(samples))
-
-
-def pods(*ranks: RankSamples) -> list[PodSamples]:
-    return [PodSamples("job", slot, "here", (each,)) for slot, each in enumerate(ranks)]
+from testing.forecast_samples import pods, rank
 
 
 def change(number: int, members: int, version: int, at_s: float) -> Change:

@@ -16,10 +16,11 @@ from paceline.core.protocol.trigger import decide
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode
 
+from testing.examples import examples
 from testing.makers import fresh, go, idle, make_log, member
 from tests.core.protocol import plain_trigger
 
-CI = settings(max_examples=300, derandomize=True, deadline=None, database=None)
+CI = settings(max_examples=examples(300), derandomize=True, deadline=None, database=None)
 PENDING, ARRIVE, IDLE, READY = (
     AnnounceKind.PENDING,
     AnnounceKind.ARRIVE,

@@ -33,9 +33,10 @@ from paceline.core.protocol.sampling import total_leases
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode, Pacing
 
+from testing.examples import examples
 from testing.makers import fresh, go, idle, make_log, member, members
 
-CI = settings(max_examples=120, derandomize=True, deadline=None, database=None)
+CI = settings(max_examples=examples(120), derandomize=True, deadline=None, database=None)
 PLANS = [
     DataPlan(samples=102, batch=4, epochs=2, seed=1),
     DataPlan(samples=102, batch=4, epochs=2, seed=1, drop_last=True),

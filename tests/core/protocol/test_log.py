@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -33,9 +34,10 @@ from paceline.core.rank.machine import Rank
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode, Normalisation, Pacing
 
+from testing.examples import examples
 from testing.makers import GEN_1, PLAN, fresh, go, idle, make_log, member, members
 
-CI = settings(max_examples=80, derandomize=True, deadline=None, database=None)
+CI = settings(max_examples=examples(80), derandomize=True, deadline=None, database=None)
 
 
 # ---- leases, exactly once ------------------------------------------------------------------------
@@ -211,7 +213,7 @@ contributions = st.lists(
 @CI
 @given(contributions, st.sampled_from(Normalisation), st.randoms())
 def test_an_update_is_linear_and_does_not_depend_on_the_order(
-    parts: list[tuple[int, Fraction]], normalisation: Normalisation, dice: object
+    parts: list[tuple[int, Fraction]], normalisation: Normalisation, dice: Random
 ) -> None:
     """I11 and I12: sum over samples / divisor, whatever the units and the order are."""
     log = make_log(len(parts), RoundSettings(mode=Mode.SOLO, normalisation=normalisation))

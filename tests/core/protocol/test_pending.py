@@ -12,6 +12,7 @@ from paceline.core.protocol.records import DropReason
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy
 
+from testing.examples import examples
 from testing.makers import member
 
 ME = member(0)
@@ -103,7 +104,7 @@ moves = st.lists(
 )
 
 
-@settings(max_examples=300, derandomize=True, deadline=None, database=None)
+@settings(max_examples=examples(300), derandomize=True, deadline=None, database=None)
 @given(moves)
 def test_every_batch_is_applied_once_with_its_samples(what: list[tuple[str, int, bool]]) -> None:
     run = Run()
@@ -122,7 +123,7 @@ def test_every_batch_is_applied_once_with_its_samples(what: list[tuple[str, int,
     assert run.memory.grad == run.memory.late == 0
 
 
-@settings(max_examples=300, derandomize=True, deadline=None, database=None)
+@settings(max_examples=examples(300), derandomize=True, deadline=None, database=None)
 @given(moves, st.sampled_from([MaxAgePolicy.DROP, MaxAgePolicy.DECAY]), st.integers(1, 3))
 def test_what_is_too_old_is_dropped_or_weighed_and_counted(
     what: list[tuple[str, int, bool]], late: MaxAgePolicy, max_age: int

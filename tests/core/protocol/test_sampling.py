@@ -20,6 +20,8 @@ from paceline.core.protocol.sampling import (
     total_leases,
 )
 
+from testing.examples import examples
+
 GOLDEN_10 = [0, 4, 8, 6, 9, 2, 7, 3, 1, 5]
 GOLDEN_LARGE = [857573, 620687, 113991, 488120, 428538, 121847]
 
@@ -41,14 +43,14 @@ def test_the_permutation_never_changes() -> None:
 
 
 @given(samples=st.integers(1, 2000), seed=st.integers(0, 2**64), epoch=st.integers(0, 2**31))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_each_sample_has_one_position(samples: int, seed: int, epoch: int) -> None:
     order = Permutation(samples, seed, epoch).range(0, samples)
     assert sorted(order) == list(range(samples))
 
 
 @given(samples=st.integers(2, 10**9), start=st.integers(0, 10**9), seed=st.integers(0, 99))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_a_part_of_the_order_needs_no_other_part(samples: int, start: int, seed: int) -> None:
     start %= samples
     part = Permutation(samples, seed, 3).range(start, min(start + 5, samples))
@@ -76,7 +78,7 @@ def test_neighbours_are_torn_apart() -> None:
 
 
 @given(plan=plans)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_the_leases_of_an_epoch_hold_each_sample_once(plan: DataPlan) -> None:
     per_epoch = leases_per_epoch(plan)
     assert total_leases(plan) == per_epoch * plan.epochs

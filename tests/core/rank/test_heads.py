@@ -25,6 +25,7 @@ from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import MaxAgePolicy, Mode
 
 from benchmarks.protocol import Player, announcement
+from testing.examples import examples
 from testing.makers import fresh, go, make_log
 
 RANKS, MS = 100, 10**6
@@ -178,7 +179,7 @@ def test_a_rank_that_the_round_waits_for_by_name_goes_on_at_once(why: str) -> No
     who=st.permutations(range(12)),
     told=st.sets(st.integers(0, 11)),
 )
-@hypothesis_settings(max_examples=200, derandomize=True, deadline=None, database=None)
+@hypothesis_settings(max_examples=examples(200), derandomize=True, deadline=None, database=None)
 def test_what_a_head_adds_to_the_latency_has_a_bound(
     median_us: int, offsets_us: list[int], who: list[int], told: set[int]
 ) -> None:

@@ -72,6 +72,7 @@ def test_beyond_a_bound_a_joiner_asks_for_a_newer_state() -> None:
     assert "DropQueue" in kinds(effects)
     asked = [e.message for e in effects if isinstance(e, ev.ToPeer)]
     assert [type(message).__name__ for message in asked] == ["AskState"]
+    assert isinstance(asked[0], m.AskState)
     assert (asked[0].member, asked[0].at_least) == (state.me, state.round)
     assert not state.queue
     machine.handle(MS, donor)

@@ -30,7 +30,10 @@ def counted() -> dict[int, tuple[Counter[str], Job]]:
         def count(who: str, work: Callable[[], object], spent: Counter[str] = spent) -> None:
             spent[who] = count_steps(work)
 
-        job.round(lambda _, work: work())  # the first round fills caches
+        def only(_: str, work: Callable[[], object]) -> None:
+            work()
+
+        job.round(only)  # the first round fills caches
         job.round(count)
         found[ranks] = spent, job
     return found

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,11 @@ from testing.fake_cluster.beside import (
     change,
     holder,
     living,
+    own_requests,
     pods,
     submit,
     until,
+    until_quiet,
 )
 from testing.fake_cluster.stub import Fleet
 
@@ -98,7 +101,8 @@ def test_a_stopped_leader_is_followed_and_does_nothing_when_it_wakes(
         until(lambda: len(living(plane, namespace)) == 2, "2 workers")
         until(lambda: "RingFormed" in pair["one"].log.read_text(), "the ring")
         # At rest: a request that has passed the check of the Lease cannot be called back.
-        time.sleep(1.0)
+        asked_by_one = partial(own_requests, plane, namespace, user="operator-one")
+        until_quiet(lambda: asked_by_one().total(), 0.5, 60.0, at_most=0)
         pair["one"].send(signal.SIGSTOP)
         # It wakes with these in its buffers, and with a view in which 2 are wanted.
         change(plane, namespace, replicas=5)

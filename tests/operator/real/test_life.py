@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from testing.fake_cluster.beside import (
     pods,
     submit,
     until,
+    until_quiet,
 )
 from testing.fake_cluster.stub import Fleet
 
@@ -101,10 +101,9 @@ def test_a_bad_template_is_told_in_the_words_of_the_api_server(
     condition = until(lambda: holds(job(plane, namespace), "Degraded"), "Degraded")
     assert condition["reason"] == "TemplateInvalid"
     assert "resourcess" in condition["message"]
-    quiet = own_requests(plane, namespace)
-    assert quiet["create", "pods"] <= 2, quiet
-    time.sleep(2)
-    assert own_requests(plane, namespace) == quiet, "it tries again and again"
+    until_quiet(lambda: own_requests(plane, namespace).total(), 2.0, 60.0, at_most=0)
+    asked = own_requests(plane, namespace)
+    assert asked["create", "pods"] <= 2, asked
     assert pods(plane, namespace) == []
     assert pods(plane, namespace, "coordinator") == []
     assert running.process is not None

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 from testing import left_files
 from testing.processes.faulty import TRAINS, Expected, Plan, expected, options_of, script_of
+from testing.processes.history import descendants
 from testing.processes.runs import ForkedRun, Run, forked_paceline, processes_with
 
 GONE_S = 60.0
@@ -37,13 +38,14 @@ class Ended:
 def carry_out(folder: Path, plan: Plan) -> Ended:
     """Run the job of a plan in an empty folder, and look at what it has said and left."""
     (folder / "train.py").write_text(script_of(plan))
-    before = left_files.files()
     # The workers of a loader listen on sockets in it, so its path must be short.
     with TemporaryDirectory(prefix="f-", dir="/tmp") as temporary:
-        code, said = _outcome(folder, plan, os.environ | {"TMPDIR": temporary})
+        own = left_files.OwnFiles(lambda: descendants(os.getpid()), Path(temporary))
+        with own:
+            code, said = _outcome(folder, plan, os.environ | {"TMPDIR": temporary})
         _, explained = forked_paceline(folder, "explain", str(next((folder / "runs").iterdir())))
         wrong = list(_differences(expected(plan), code, said, explained))
-        wrong += [f"left: {each}" for each in _left_behind(folder, Path(temporary), before)]
+        wrong += [f"left: {each}" for each in _left_behind(folder, Path(temporary), own)]
     return Ended(code, said, explained, tuple(wrong))
 
 
@@ -98,8 +100,8 @@ def _differences(wanted: Expected, code: int | None, said: str, explained: str) 
         yield f"none of {wanted.warns} in the output"
 
 
-def _left_behind(folder: Path, temporary: Path, before: set[str]) -> list[str]:
+def _left_behind(folder: Path, temporary: Path, own: left_files.OwnFiles) -> list[str]:
     until = time.monotonic() + left_files.PATIENCE_S
     while (left := left_files.processes_of(folder)) and time.monotonic() < until:
         time.sleep(0.1)
-    return [*left, *left_files.folders_of(temporary), *left_files.left_since(before)]
+    return [*left, *left_files.folders_of(temporary), *own.left()]

@@ -427,12 +427,12 @@ def test_the_first_buffer_that_differs_is_named(
 
 def test_buffers_that_are_not_persistent_stay_out() -> None:
     donor, joiner = with_buffers(own=(4,), seen=(2,)), with_buffers(own=(3,), seen=(2,))
-    joiner.model.own.fill_(7)
+    own = joiner.model.get_buffer("own").fill_(7)
     assert len(donor.committed.float_buffers_flat()) == len(joiner.committed.float_buffers_flat())
     header, buffers = donor.committed.snapshot()
     joiner.committed.load(json.loads(json.dumps(header)), [bytes(b) for b in buffers])
     joiner.committed.copy_to_model()
-    assert torch.equal(joiner.model.own, torch.full((3,), 7.0))
+    assert torch.equal(own, torch.full((3,), 7.0))
     assert set(donor.committed.copy().model) == set(donor.model.state_dict())
 
 

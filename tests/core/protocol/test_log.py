@@ -360,7 +360,7 @@ def test_a_synchronous_round_is_the_mean_of_its_samples(rules: RoundSettings) ->
         shares = [replace(fresh(log, s), samples=n, unit=n) for s, n in enumerate(sizes)]
         record = go(log, *shares)
         assert log.weigh(record).step
-        mean = sum(sums.values()) / sum(sizes)
+        mean = sum(sums.values(), Fraction(0)) / sum(sizes)
         assert abs(update(log, record, sums) - mean) < Fraction(1, 10**12)
         by_ddp = ddp_mean(sums, dict(enumerate(sizes)))
         assert (mean == by_ddp) is (len(set(sizes)) == 1)

@@ -382,10 +382,10 @@ def test_a_foreign_checkpoint_is_named(saver: Saver, tmp_path: Path) -> None:
     foreign = {
         "of job job, not of other": disk.Identity("other", mine.layout, mine.plan),
         "other parameters": Rank(width=8).identity,
-        f"samples: {PLAN.samples} -> 41, seed: {PLAN.seed} -> 9$": disk.Identity(
+        f"samples: {PLAN.samples} -> 41, seed: {PLAN.seed} -> 9\n": disk.Identity(
             "job", mine.layout, replace(PLAN, samples=41, seed=9)
         ),
-        f"epochs: {PLAN.epochs} -> {PLAN.epochs - 1}$": disk.Identity(
+        f"epochs: {PLAN.epochs} -> {PLAN.epochs - 1}\n": disk.Identity(
             "job", mine.layout, replace(PLAN, epochs=PLAN.epochs - 1)
         ),
     }

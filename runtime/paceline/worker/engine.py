@@ -32,7 +32,7 @@ from paceline.core.rank.machine import Rank
 from paceline.core.rank.within import Welcome
 from paceline.core.status import place_of
 from paceline.environment import RankSettings
-from paceline.errors import DismissedError, PacelineError, RuntimeBrokenError
+from paceline.errors import DismissedError, PacelineError, RuntimeBrokenError, UsageError
 from paceline.telemetry.records import RankRecord, RecordError
 from paceline.transport.base import Transport, TransportError
 from paceline.transport.device_queues import until
@@ -384,6 +384,12 @@ class Engine:
                 self._watch()
                 self._lock.wait(WATCH_S)
         if not self._end.finished:
+            if self._settings is None:
+                raise UsageError(
+                    "pl.finish() while samples of the job are left, and there is no other rank to "
+                    "take them",
+                    hint="let the loop run to its end, or call pl.stop() to end the job here",
+                )
             raise DismissedError(0)
         assert self._committed is not None
         assert self._gradients is not None

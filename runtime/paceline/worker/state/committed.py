@@ -314,6 +314,8 @@ class Committed:
     def hashes_of_copies(self) -> tuple[tuple[str, int], ...]:
         """Names and hashes of the parameters that all ranks of a group hold alike; empty where
         none is a shard."""
+        if not self._apart:
+            return ()
         with self._gradients.streams.settled():
             return tuple(
                 (self._layout.slots[index].name, hash_of([self._views[index]]))

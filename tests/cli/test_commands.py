@@ -35,6 +35,7 @@ def paceline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> object:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
 
     def call(*words: str, job: str = JOB) -> Said:
         (tmp_path / "job.yaml").write_text(job)

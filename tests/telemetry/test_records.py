@@ -17,6 +17,7 @@ from paceline.telemetry.catalog import CATALOG, FIGURES_MAX, Kind
 from paceline.telemetry.collector import PodRecords
 from paceline.telemetry.records import (
     BYTES,
+    HEADER_SLOTS,
     LAYOUT,
     NAME_SLOTS,
     RankRecord,
@@ -60,7 +61,7 @@ def test_slots_do_not_overlap() -> None:
         slots = set(range(at, at + width(metric)))
         assert not slots & taken, name
         taken |= slots
-    assert taken == set(range(3, LAYOUT.names))
+    assert taken == set(range(HEADER_SLOTS, LAYOUT.names))
     assert LAYOUT.slots - LAYOUT.names == FIGURES_MAX * NAME_SLOTS
 
 

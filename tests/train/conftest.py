@@ -7,15 +7,19 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 from paceline.train import context
+from paceline.train.ddp import REDUCING
 from torch._C._distributed_c10d import HashStore
 
 
 @pytest.fixture(autouse=True)
 def _no_job() -> Iterator[None]:
     context.install(None)
+    reductions = {name: getattr(dist, name) for name in REDUCING if hasattr(dist, name)}
     yield
     if context._context is not None:
         context._context.changes.close()
+    for name, function in reductions.items():  # a job refuses them for good
+        setattr(dist, name, function)
     context.install(None)
     if dist.is_initialized():  # by pl.group()
         dist.destroy_process_group()

@@ -699,7 +699,12 @@ def test_a_transfer_that_no_abort_ends_breaks_the_rank(
         rank.channel.begun()
         rank.channel.end()
     rank.channel.begun()
-    stops = ThreadPoolExecutor(1).submit(rank.reducer.stop)
+
+    def stop_and_ask() -> None:
+        rank.reducer.stop()
+        rank.reducer.outcome()  # where the thread that sums has lost its patience first
+
+    stops = ThreadPoolExecutor(1).submit(stop_and_ask)
     try:
         with pytest.raises(RuntimeBrokenError, match="has not ended within"):
             stops.result(PATIENCE_S / 2)

@@ -74,7 +74,7 @@ def prepare(
     )
     context = current(CALLED)
     if context.session.size > 1:
-        context.changes.callback(refuse_reductions())
+        refuse_reductions()
     return prepared, stepped, DeviceLoader(dealt, accelerator.device)
 
 

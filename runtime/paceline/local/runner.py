@@ -413,10 +413,15 @@ class Runner:
         return outcome
 
     async def _last_look(self, cluster: Cluster, client: Client) -> None:
-        """The final figures came with the last heartbeats. Then the coordinator may end."""
+        """The final figures came with the last heartbeats. Then the coordinator may end.
+
+        One that still waits for scripts, when they are ended at once, has nothing to acknowledge:
+        it ends with the cluster."""
         try:
-            self._take(await client.status(), cluster)
-            await client.post("/v1/acknowledge")
+            status = await client.status()
+            self._take(status, cluster)
+            if status.outcome is not None:
+                await client.post("/v1/acknowledge")
         except CoordinatorAwayError as error:
             self._say(f"the coordinator did not answer at the end: {error}")
 

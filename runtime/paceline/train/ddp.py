@@ -156,7 +156,7 @@ def ddp(
     )
     put_to_sleep(model)
     if context.session.size > 1:
-        context.changes.callback(refuse_reductions())
+        refuse_reductions()
         if loader is None and context.session.place == 0:
             log.warning(
                 "pl.ddp() without a loader: each rank feeds itself. A DistributedSampler sees one "
@@ -331,18 +331,13 @@ class _HandedOver:
 # ---- torch.distributed ---------------------------------------------------------------------------
 
 
-def refuse_reductions() -> Callable[[], None]:
+def refuse_reductions() -> None:
     """A reduction over the group of one rank would give that rank's value and no error (D11).
-    Returns what ends the refusal."""
-    before = {name: getattr(dist, name) for name in REDUCING if hasattr(dist, name)}
-    for name in before:
-        setattr(dist, name, _refuse(name))
 
-    def end() -> None:
-        for name, function in before.items():
-            setattr(dist, name, function)
-
-    return end
+    It would so after the job as well, so nothing takes the refusal back."""
+    for name in REDUCING:
+        if hasattr(dist, name):
+            setattr(dist, name, _refuse(name))
 
 
 def _refuse(name: str) -> Callable[..., Any]:

@@ -162,7 +162,8 @@ def choose_reproducible(candidates: Sequence[str], topology: Sequence[int]) -> t
     for index, payload in enumerate(CLASS_BYTES):
         order = _algorithms(index, len(between))
         method = min(own, key=lambda m: order.index(m.algorithm) if m.algorithm in order else 0)
-        why = f"{method.candidate} at {payload} B: not measured, so that each run has the same bits"
+        only, fixed = "the only candidate", "not measured, so that each run has the same bits"
+        why = f"{method.candidate} at {payload} B: {only if len(candidates) == 1 else fixed}"
         choices.append(Choice(method.candidate, why))
     return tuple(choices)
 

@@ -313,7 +313,7 @@ def test_one_kind_of_fault_over_and_over(kind: Kind) -> None:
         sim = run(world, seed, what)
         harmless = kind not in (
             *(Kind.LOSE, Kind.KILL, Kind.ORPHAN, Kind.WIPE),
-            *(Kind.DRAIN, Kind.FREEZE, Kind.STUCK, Kind.RAISE),
+            *(Kind.DRAIN, Kind.FREEZE, Kind.STUCK, Kind.RAISE, Kind.BAD),
         )
         assert sim.finished or not harmless or world.replicas == 1, sim.story()
 

@@ -84,7 +84,7 @@ def test_the_process_is_as_before_when_the_job_is_over(end: str) -> None:
                 pl.stop()
                 break
         changed = {name for name in before if before[name] != during[name]}
-        assert {"interpreter lock", "hooks for errors", "clipping"} <= changed
+        assert {"interpreter lock", "hooks for errors"} <= changed
         assert {"hooks of optimizers", "hooks of the model", "hooks of parameters"} <= changed
         after = state_of_process(model)
         for name in before.keys() - {"hooks of parameters"}:

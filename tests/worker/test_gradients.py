@@ -188,6 +188,8 @@ def test_a_gradient_of_none_counts_as_zero_and_leaves_earlier_batches() -> None:
     assert [float(view[0]) for view in made] == [1.0, 4.0]
 
 
+# torch warns of it once in each process, after the backward pass.
+@pytest.mark.filterwarnings("ignore:Using backward")
 @pytest.mark.parametrize("listens", [True, False])
 def test_a_graph_of_the_gradients_themselves_is_refused_by_name(listens: bool) -> None:
     """It would count twice what an earlier backward pass of the lease has left."""

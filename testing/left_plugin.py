@@ -95,7 +95,14 @@ def sweep_killed_runs(base: Path) -> None:
     """Remove the TMPDIRs below `base` of runs that were killed, with what others have in them."""
     for path in base.glob(f"{PREFIX}*"):
         # One without the file has just been made.
-        if (path / scratch.LOCK).is_file() and path.stat().st_uid == os.getuid():
+        if not (path / scratch.LOCK).is_file() or path.stat().st_uid != os.getuid():
+            continue
+        try:
+            lock = scratch._lock(path)
+        except OSError:
+            continue  # of a run that lives, whose folders are its own to look at
+        if lock is not None:
+            os.close(lock)
             scratch._sweep_one(path)
 
 

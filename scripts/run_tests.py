@@ -98,6 +98,8 @@ def main() -> int:
     parser.add_argument("rest", nargs="*", help="arguments for pytest")
     options = parser.parse_args()
     started = time.monotonic()
+    # Asked to end, this process ends what it has started and removes its folder.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="paceline-tests-") as folder:
         lock = Path(folder) / "build.lock"
         lock.touch()

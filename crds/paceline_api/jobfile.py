@@ -16,8 +16,9 @@ from msgspec import Raw, Struct
 
 from paceline_api.errors import JobFileError
 from paceline_api.names import ENV_SPEC
+from paceline_api.rounds import RoundSettings
 from paceline_api.settings import FailureRuleSettings, ResolvedJob
-from paceline_api.types.enums import Mode, Wire
+from paceline_api.types.enums import Wire
 
 JOB_FILE: Final = "job.json"
 _HINT: Final = f"{ENV_SPEC} names it; start jobs with `paceline run job.yaml`, which writes it"
@@ -106,7 +107,7 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
             model=job.model,
             record=record,
             measures=measures,
-            reproducible=job.collective.mode in (Mode.FULL, Mode.SHADOW),
+            reproducible=RoundSettings.of(job.collective).is_synchronous,
             checkpoint=CheckpointSpec(c.path, c.every_rounds, c.keep) if c else None,
             gpu_direct=gpu_direct,
             job=Raw(msgspec.json.encode(job)),

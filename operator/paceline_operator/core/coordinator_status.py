@@ -30,10 +30,11 @@ TEXT_MAX: Final = 8192
 KINDS_MAX: Final = 64
 """Conditions, triggers of rounds."""
 HAPPENINGS_MAX: Final = 256
+"""The latest; an honest coordinator remembers no more."""
 PASSED_ON: Final = {
     str(reason): reason for reason in (Reason.RESUMED_FROM_CHECKPOINT, Reason.BATCH_SKIPPED)
 }
-"""The latest; an honest coordinator remembers no more."""
+"""Happenings that become Events of the job."""
 
 ACTIVE: Final = "active"
 BENCHED: Final = "benched"

@@ -100,7 +100,9 @@ class _Console(Console):
 
 @contextmanager
 def _as_long_as_read(stream: TextIO) -> Iterator[None]:
-    """Write to it. The job goes on when its reader has gone, as in `paceline run job.yaml | head`,
+    """Allow the block to write to a stream that nobody may be able to read any more.
+
+    The job goes on when the reader of the stream has gone, as in `paceline run job.yaml | head`,
     when its terminal has closed, and when it is a file on a disk that is full."""
     try:
         yield

@@ -276,6 +276,10 @@ class ScriptFailure(Struct, frozen=True):
     samples: str = ""
     """Of the batch in its hand; empty where that is not known."""
 
+    def __str__(self) -> str:
+        samples = f", {self.samples}" if self.samples else ""
+        return f"{self.what} on rank {self.member}{samples}"
+
 
 class Outcome(Struct, frozen=True):
     """How the job ended. It never changes again."""

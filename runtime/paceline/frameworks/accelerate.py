@@ -72,8 +72,7 @@ def prepare(
         clip_norm=clip_norm,
         clip_value=clip_value,
     )
-    context = current(CALLED)
-    if context.session.size > 1:
+    if current(CALLED).session.size > 1:
         refuse_reductions()
     return prepared, stepped, DeviceLoader(dealt, accelerator.device)
 

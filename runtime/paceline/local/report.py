@@ -13,7 +13,6 @@ from paceline.core.status import (
     Fact,
     LogStatus,
     Outcome,
-    ScriptFailure,
     ShadowStatus,
     Status,
     StragglerStatus,
@@ -40,7 +39,7 @@ def summary(status: Status | None, timeline: Timeline) -> list[str]:
         ("WARNING", _skipped(log.samples_dropped)),
         ("WARNING", _failed(log.samples_dropped)),
         ("samples dealt again", f"{log.samples_redealt:,}"),
-        *(("SCRIPT FAILED", _failure(failed)) for failed in status.script_failures),
+        *(("SCRIPT FAILED", str(failed)) for failed in status.script_failures),
         ("epochs", _epochs(log)),
         ("waiting avoided", f"{log.avoided_s:.1f} s, summed over ranks"),
         ("share of rounds", _shares(status)),
@@ -159,11 +158,6 @@ def verdict(job: str, outcome: Outcome, *, interrupted: bool) -> str:
     if outcome.complete:
         return f"job {job}: stopped by the user" if interrupted else f"job {job}: Complete"
     return f"job {job}: Failed ({outcome.reason})"
-
-
-def _failure(failed: ScriptFailure) -> str:
-    samples = f", {failed.samples}" if failed.samples else ""
-    return f"{failed.what} on rank {failed.member}{samples}"
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -88,20 +88,20 @@ class Timeline:
 
     @property
     def version_before(self) -> int:
-        """With which the run began: 0, or that of the checkpoint from which it goes on."""
+        """Return the version with which the run began: 0, or that of its checkpoint."""
         first = self.changes[min(self.changes)] if self.changes else None
         return first.version if first is not None and first.reason == "First" else 0
 
     @property
     def rounds_per_s(self) -> float:
-        """Of this run alone, as all rates."""
+        """Return the rounds per second of this run alone; all rates are of this run."""
         if self.first is None or self.last is None:
             return 0.0
         return self._per_s(self.last.version - max(self.version_before, self.first.version))
 
     @property
     def gradients_per_s(self) -> float:
-        """Of the gradients that were applied in this run."""
+        """Return how many gradients per second were applied in this run."""
         if self.first is None or self.last is None:
             return 0.0
         before = max(self.gradients_before or 0, self.first.gradients)

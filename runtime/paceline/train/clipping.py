@@ -33,7 +33,7 @@ _of_the_job: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueD
 
 
 def refuse_for(parameters: Iterable[torch.nn.Parameter]) -> Callable[[], None]:
-    """From now on clipping the gradients of these is an error; returns what ends it."""
+    """Make clipping the gradients of these an error; return what ends that."""
     replaced = []
     _of_the_job.update((id(parameter), parameter) for parameter in parameters)
     for name, argument in CLIPPING.items():

@@ -34,7 +34,7 @@ Tell = Callable[[str, ScriptError | None], None]
 
 
 def explain_errors(tell: Tell) -> Callable[[], None]:
-    """From now on the process explains the error that ends it. `tell` passes the reason on.
+    """Have this process explain the error that ends it; `tell` passes the reason on.
 
     An error that is none of Paceline's is shown by the script's own `sys.excepthook`, if it has
     set one.

@@ -144,7 +144,7 @@ class ReplaySession:
         raise ReplayError(f"the script skips a batch of lease {lease}; in the run it did not")
 
     def works_on(self, batch: DealtBatch | None) -> None:
-        """Nobody asks what a replay was at when it failed: its terminal shows it."""
+        """Do nothing: a replay that fails shows on its terminal what it was at."""
 
     def failed(self, why: str, error: ScriptError | None) -> None:
         """The script ends with an error; nobody but its terminal wants to know."""

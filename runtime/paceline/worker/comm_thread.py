@@ -234,18 +234,18 @@ class CommThread:
         self._interrupts.arrived()
 
     def registration(self) -> Register:
-        """For the link thread: who this rank is, as of one event."""
+        """Return, for the link thread, who this rank is, as of one event."""
         with self._state_lock:
             return self.machine.state.registration()
 
     def heartbeat(self) -> Heartbeat:
-        """For the link thread, as of one event."""
+        """Return the next heartbeat for the link thread, as of one event."""
         doing = self.doing()
         with self._state_lock:
             return self._metrics.facts.heartbeat(self.machine.state, doing, self.away())
 
     def figures(self) -> Figures:
-        """For the link thread: the last ones that were worked out."""
+        """Return, for the link thread, the last figures that were worked out."""
         with self._state_lock:
             return self._metrics.facts.figures(self.machine.state)
 

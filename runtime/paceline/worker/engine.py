@@ -155,8 +155,8 @@ class Engine:
         )
         if isinstance(self._comm, LeadThread | FollowerThread):
             self._comm.join_group(rendezvous)
-        if self._script is not None:
-            self._comm.away = lambda: self._script.away if self._script is not None else None
+        if (script := self._script) is not None:
+            self._comm.away = lambda: script.away
         if self.shard:
             self._follow_agent()
             self._comm.start()

@@ -209,9 +209,7 @@ class LeadThread(CommThread):
         try:
             agreed = self._agreement.said(shard, event)
         except GroupDisagreesError as error:
-            state = self.machine.state
-            state.fatal = state.fatal or Fatal(state.me, "GroupDisagrees", str(error))
-            self._say(state.fatal)
+            self._disagrees(error)
             return
         if agreed is not None:
             if not isinstance(agreed, ev.Step):
@@ -237,8 +235,14 @@ class LeadThread(CommThread):
             try:
                 agreed.append(outcome_of(of_all))
             except GroupDisagreesError as error:
-                self._say(Fatal(self.machine.state.me, "GroupDisagrees", str(error)))
+                self._disagrees(error)
         return agreed
+
+    def _disagrees(self, error: GroupDisagreesError) -> None:
+        """As `RankState.fail`: its agent may have no connection now, so each new one repeats it."""
+        state = self.machine.state
+        state.fatal = state.fatal or Fatal(state.me, "GroupDisagrees", str(error))
+        self._say(state.fatal)
 
     def _answer(self, index: int, kind: type[T]) -> T:
         return _next(self._answers[index], kind, f"rank {index + 1}")

@@ -162,7 +162,8 @@ def figures(seen: Observed) -> dict[str, Any]:
 
 
 def ranks_at_rest(job: Job, seen: Observed, *, complete: bool) -> list[dict[str, Any]]:
-    """How the last process at each place has ended, of a job of which nothing runs any more.
+    """Return how the last process at each place has ended, once nothing of a job runs any more.
+
     `complete`: all of them have made the last round, whoever has not heard of it."""
     if seen.coordinator is None:
         return [

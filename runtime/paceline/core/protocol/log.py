@@ -278,7 +278,8 @@ class Log:
         # A synchronous round is a step, also where the last one of an epoch is short of samples.
         synchronous = self.is_synchronous
         by_samples = self.settings.pacing is Pacing.SAMPLES and not synchronous
-        # Else as soon as a step now is nearer to the nominal samples than one with the next round.
+        # Paced by samples it steps as soon as what has come is nearer to the nominal samples than
+        # what will have come with another round like this one.
         due = not by_samples or 2 * accumulated + samples >= 2 * nominal
         step = accumulated > 0 and (due or self.stops_with(go))
         # Sums that are kept over several rounds have to be in one unit; a round that steps at

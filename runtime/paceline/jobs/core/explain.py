@@ -14,6 +14,7 @@ from paceline_api.reasons import Reason
 from paceline_api.types.enums import Mode
 
 from paceline.core.messages import pod_of
+from paceline.core.protocol.waits import quorum_of
 from paceline.core.status import RankPhase, RankStatus, Status, StragglerStatus, place_of
 from paceline.jobs.interface import (
     COMPLETE,
@@ -62,7 +63,8 @@ class _Job:
         match status.state:
             case x if x == COMPLETE:
                 verdict = f"It is complete, after {status.round} rounds."
-                failed = ["the script failed on the way: " + one for one in self._scripts()]
+                scripts = self._detail.script_failures[-WORDS_MAX:]
+                failed = [f"the script failed on the way: {one}" for one in scripts]
                 return verdict, failed, [logs, events, self._command("delete")]
             case x if x == FAILED:
                 first, *more = status.message.splitlines() or ["nobody has said why"]
@@ -77,11 +79,6 @@ class _Job:
             case x if x == TRAINING:
                 return self._training()
         return self._starting()
-
-    def _scripts(self) -> Iterator[str]:
-        for failed in self._detail.script_failures[-WORDS_MAX:]:
-            samples = f", {failed.samples}" if failed.samples else ""
-            yield f"{failed.what} on rank {failed.member}{samples}"
 
     def _starting(self) -> tuple[str, list[str], list[str]]:
         """Or training with less than was asked for."""
@@ -122,12 +119,11 @@ class _Job:
 
     def _waits_for_all(self) -> bool:
         """Return True if a round of the job's mode can wait for its slowest rank."""
-        settings, ranks = self._detail.settings, self._detail.ranks
-        if settings.mode in (Mode.FULL, Mode.SHADOW, Mode.DEADLINE):
+        settings = self._detail.settings
+        if settings.is_synchronous or settings.mode is Mode.DEADLINE:
             return True
-        active = sum(rank.state == RankPhase.ACTIVE for rank in ranks)
-        quorum = settings.quorum or -(-settings.quorum_percent * active // 100)
-        return settings.mode is Mode.QUORUM and quorum >= active
+        active = sum(rank.state == RankPhase.ACTIVE for rank in self._detail.ranks)
+        return settings.mode is Mode.QUORUM and quorum_of(Mode.QUORUM, settings, active) >= active
 
     def _slow(self, slow: StragglerStatus) -> str:
         rank = place_of(slow.member, self._detail.procs)

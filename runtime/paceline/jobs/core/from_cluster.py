@@ -297,8 +297,10 @@ def _ranks(
 def _ranks_at_rest(
     pods: list[Object], status: Object, procs: int, state: str
 ) -> Iterator[RankStatus]:
-    """How the ranks of a job have ended of which nothing runs any more. The operator has noted it
-    of the last process at each place; of others their pods tell, as long as they are there."""
+    """Return how the ranks of a job have ended of which nothing runs any more.
+
+    The operator has noted it of the last process at each place; of others their pods tell, as long
+    as they are there."""
     of_pods = {place(pod): pod for pod in latest(pods)}
     found: dict[tuple[int, int], RankStatus] = {}
     for (slot, attempt), pod in of_pods.items():

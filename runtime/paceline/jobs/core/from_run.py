@@ -11,6 +11,7 @@ STARTING = "Starting"
 _NO_STATE = (Reason.RANK_SLOW, Reason.RANK_BENCHED)
 """It trains, and more is not needed to know in one word."""
 _WARNINGS = (
+    Reason.BATCH_SKIPPED,
     Reason.BELOW_MIN_REPLICAS,
     Reason.CHECKPOINT_FAILED,
     Reason.DATA_CHANNEL_FAILED,
@@ -26,8 +27,8 @@ _WARNINGS = (
     Reason.WAITING_FOR_EVIDENCE,
 )
 """What somebody may want to act on."""
-_WARNINGS_HERE = ("BatchSkipped", "CheckpointFailed", "RankDied", "ScriptCutShort")
-"""Likewise, of happenings that no condition has for its reason."""
+_WARNINGS_HERE = ("RankDied", "ScriptCutShort")
+"""Likewise; happenings that are the reason of nothing else."""
 
 
 def running(

@@ -11,6 +11,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from paceline.agent.launch import LaunchPlan
@@ -62,8 +63,9 @@ class GroupProcess:
             for shard, group in enumerate(groups)
         ]
         self._up: set[int] = set()
-        self._said: dict[int, RankOutcome | None] = {}
-        self._ends: list[supervise.Exited | supervise.NeverStarted] = []
+        self._told: dict[int, supervise.ReportedOutcome] = {}
+        self._ends: list[tuple[int, supervise.Exited | supervise.NeverStarted]] = []
+        """With the shard, the first that was reaped first."""
 
     @property
     def log_names(self) -> list[str]:
@@ -114,19 +116,27 @@ class GroupProcess:
                 if len(self._up) == len(self._ranks):
                     self._post(self, supervise.Up(self.pid or pid))
             case supervise.ReportedOutcome(outcome=outcome):
-                self._said[rank.shard] = outcome
+                self._told[rank.shard] = event
                 if rank.shard == 0 or outcome not in (*IN_ORDER, RankOutcome.PRESENT):
-                    self._post(self, event)
+                    # An exception may be the echo of another one's death: it counts with the end.
+                    self._post(self, replace(event, error=None))
             case supervise.Exited() | supervise.NeverStarted():
                 self._ended(rank, event)
             case _:
                 self._post(self, event)
 
     def _ended(self, rank: RankProcess, event: supervise.Exited | supervise.NeverStarted) -> None:
-        self._ends.append(event)
+        self._ends.append((rank.shard, event))
         if len(self._ends) == len(self._ranks):
-            self._post(self, next((end for end in self._ends if not _is_good(end)), self._ends[0]))
-        elif not _is_good(event) or self._said.get(rank.shard) not in IN_ORDER:
+            bad = (end for end in self._ends if not _is_good(end[1]))
+            shard, end = next(bad, self._ends[0])
+            told = self._told.get(shard)
+            if told is not None and told.error is not None:
+                self._post(self, told)
+            self._post(self, end)
+            return
+        told = self._told.get(rank.shard)
+        if not _is_good(event) or told is None or told.outcome not in IN_ORDER:
             for other in self._ranks:
                 other.kill()
 

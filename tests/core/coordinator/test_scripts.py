@@ -10,6 +10,7 @@ from paceline.core.coordinator import ending, scripts
 from paceline.core.coordinator.report import status
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.sampling import batches_of
+from paceline_api.errors import EXIT_BAD_INPUT
 from paceline_api.settings import FailureRuleSettings
 from paceline_api.types.enums import FailureAction
 
@@ -129,6 +130,13 @@ def test_after_the_last_round_a_failure_takes_nothing_away() -> None:
     dies(desk, A)
     dies(desk, B)
     assert desk.state.outcome is None
+
+
+def test_a_mistake_of_the_user_ends_the_job_before_the_others_are_done() -> None:
+    """Its agent says so, too, but a small job may be complete by then."""
+    desk = trained()
+    dies(desk, A, None, None, EXIT_BAD_INPUT, restarts=False)
+    assert end(desk) == ("RankFailed", f"rank {A}: exit code 2")
 
 
 def test_lost_weights_are_told_as_what_has_lost_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline_api.errors import EXIT_BAD_INPUT
 from paceline_api.failures import ruled
 from paceline_api.types.enums import FailureAction
 
@@ -158,6 +159,12 @@ def _count_failure(c: CoordinatorState, message: m.RankDead, *, fails: bool) -> 
         known = "hint: " in message.why
         hint = "" if known else "it failed before the first round, so it is not started again"
         ending.fail(c, "ScriptFailed", f"rank {message.member}: {message.why}", hint)
+        return
+    mistake = message.exit_code == EXIT_BAD_INPUT and not message.restarts and not seen.leaving
+    if mistake and action is None and not ending.some_stopped(c):
+        # Only the user can mend it. Its agent ends for it, but says so later than it says this: by
+        # then the others may have worked off the data.
+        ending.fail(c, "RankFailed", f"rank {message.member}: {message.why}")
         return
     # What the user has ruled to be mended by a new process is not held against the script (R55).
     script = scripts.repeated(c, message) if fails and action is None else ""

@@ -1,0 +1,83 @@
+"""What the end of a group of ranks is told as: the end of the one that ended first (R50)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from signal import SIGKILL
+from typing import Any
+
+import pytest
+from paceline.agent.group import GroupProcess
+from paceline.agent.system import Reaper
+from paceline.core.agent import supervise
+from paceline.core.agent.exits import RankOutcome
+from paceline.core.messages import ScriptError
+from paceline.core.protocol.ids import MemberId
+
+LOST = ScriptError("RuntimeError", "Connection closed by peer", "train.py", 12)
+MISTAKE = ScriptError("KeyError", "'label'", "train.py", 7)
+
+
+class Heard:
+    """A group of two ranks that were never launched, and what it has told of them."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.events: list[supervise.Event] = []
+        unused: Any = None
+        self.group = GroupProcess(
+            MemberId(0, 0, 0),
+            2,
+            loop=self.loop,
+            reaper=Reaper(),
+            output=unused,
+            lines=unused,
+            record_fd=-1,
+            post=lambda _, event: self.events.append(event),
+        )
+
+    def failed(self, shard: int, error: ScriptError) -> None:
+        self._of(shard, supervise.ReportedOutcome(RankOutcome.FAILED, str(error), None, error))
+
+    def exited(self, shard: int, code: int) -> None:
+        self._of(shard, supervise.Exited(code, ""))
+
+    def _of(self, shard: int, event: supervise.Event) -> None:
+        self.group._heard(self.group._ranks[shard], event)
+
+    @property
+    def errors(self) -> list[ScriptError]:
+        told = (e.error for e in self.events if isinstance(e, supervise.ReportedOutcome))
+        return [error for error in told if error is not None]
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    one = Heard()
+    yield one
+    for rank in one.group._ranks:
+        for line in rank._group:
+            line.close()
+    one.group.close()
+    one.loop.close()
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_the_echo_of_a_killed_rank_is_no_mistake_of_the_script(heard: Heard, killed: int) -> None:
+    """Its peers lose it at the same line in each group: that ended jobs as ScriptFailed."""
+    heard.failed(1 - killed, LOST)
+    heard.exited(killed, -SIGKILL)
+    heard.exited(1 - killed, 1)
+    assert heard.errors == []
+    assert heard.events[-1] == supervise.Exited(-SIGKILL, "")
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_an_exception_counts_with_the_end_of_its_own_process(heard: Heard, shard: int) -> None:
+    heard.failed(shard, MISTAKE)
+    heard.failed(1 - shard, LOST)
+    heard.exited(shard, 1)
+    heard.exited(1 - shard, -SIGKILL)
+    assert heard.errors == [MISTAKE]
+    assert heard.events[-1] == supervise.Exited(1, "")

@@ -286,14 +286,14 @@ when you take a test out.
 |---|---|---|
 | `make test-fast` | tests without the marks below, with a fifth of the examples of each property \
 | 90 seconds |
-| `make test` | the checks of `make check`, and tests without the mark `exhaustive` | 12 minutes; \
-20 the first time, when it builds a Kubernetes |
+| `make test` | the checks of `make check`, and tests without the mark `exhaustive`, with two \
+fifths of the examples | 12 minutes; 20 the first time, when it builds a Kubernetes |
 | `make test-all` | the checks, and all tests | 45 minutes |
 
 The layer of a test follows from its marks. `processes` is for whatever starts a process: a rank, an
 agent, an operator, a Kubernetes; `cluster_programs` is for what `make cluster-programs` builds.
-`exhaustive` is for a test or a case that takes more than 10 seconds and widens what another test
-shows: more channels, sizes, modes or nodes.
+`exhaustive` is for a test or a case that widens what another test shows: more channels, sizes,
+modes or nodes, or a whole life of a job whose parts other tests show.
 
 Run `make test-fast` after each change of a decision, `make test` before you send a change, and
 `make test-all` before a release. [CONTRIBUTING.md](../CONTRIBUTING.md#tests) says how tests are

@@ -24,11 +24,15 @@ import time
 from pathlib import Path
 from typing import IO
 
+from testing.examples import ENV_SHARE
+
 ROOT = Path(__file__).resolve().parent.parent
 PYTEST = Path(sys.executable).parent / "pytest"
 ENV_BUILD_LOCK = "PACELINE_TEST_BUILD_LOCK"
 """Path of a file that the builder holds a lock on until it ends. tests/conftest.py waits for it."""
 ENV_WRITE_DURATIONS = "PACELINE_TEST_WRITE_DURATIONS"
+EXAMPLES_PERCENT = "40"
+"""Of the examples of each property, in `make test`; `make test-all` draws all of them."""
 BUILD_TIMEOUT_S = 3600
 BUILD_NICE = -10
 CHECK_TIMEOUT_S = 900
@@ -111,6 +115,8 @@ def main() -> int:
         check = Aside("check", [sys.executable, "scripts/check.py"])
         try:
             own = {ENV_WRITE_DURATIONS: "1"} if options.durations else {}
+            if not options.all:
+                own[ENV_SHARE] = EXAMPLES_PERCENT
             chosen = [] if options.all else ["-m", "not exhaustive"]
             tests = subprocess.run(
                 [PYTEST, "--numprocesses", str(options.lanes), *chosen, *options.rest],

@@ -138,6 +138,7 @@ def test_shared_memory_that_is_too_small_for_the_loader_is_named(job: Path) -> N
     assert "shared memory" in error or "/dev/shm" in error, said
 
 
+@pytest.mark.exhaustive
 def test_two_jobs_at_once_among_leftovers_of_others(job: Path) -> None:
     """With one name, in one folder, over MPI and gloo; the port of their metrics is in use. The
     environment holds what torchrun, mpiexec and a job of Paceline left there; no PATH, no HOME."""

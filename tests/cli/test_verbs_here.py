@@ -70,15 +70,19 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
     made.close()
 
 
+LONG = (conformance.the_whole_script, conformance.a_job_ends_by_itself)
+
+
 @pytest.mark.parametrize(
     "check",
-    exhaustive_unless(lambda check: check is not conformance.the_whole_script, conformance.CHECKS),
+    exhaustive_unless(lambda check: check not in LONG, conformance.CHECKS),
     ids=lambda check: check.__name__,
 )
 def test_what_the_verbs_promise(place: Here, check: Callable[[conformance.Place], None]) -> None:
     check(place)
 
 
+@pytest.mark.exhaustive
 def test_a_run_goes_on_from_its_checkpoint(place: Here) -> None:
     say = place.terminal
     place.write(checkpoint={"path": "saved", "everyRounds": 100_000})

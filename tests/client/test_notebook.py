@@ -12,6 +12,7 @@ from testing.jobs.notebook import ACCURACY, NOTEBOOK, RUN_S, executed, result
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(RUN_S)
 def test_a_job_from_a_notebook_trains_as_well_as_the_example(tmp_path: Path) -> None:
     cells = executed(tmp_path)

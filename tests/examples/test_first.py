@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from testing.processes.runs import paceline
+from testing.processes.runs import forked_paceline
 
 pytestmark = pytest.mark.processes
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 def test_the_first_job_of_the_documentation(tmp_path: Path) -> None:
     job, folder = str(ROOT / "examples/first/job.yaml"), str(tmp_path / "run")
     words = ["run", job, "--run-dir", folder, "--quiet", "--inject", "slow:rank=2,ms=20"]
-    code, said = paceline(tmp_path, *words, EPOCHS="4", XDG_RUNTIME_DIR=str(tmp_path))
+    code, said = forked_paceline(tmp_path, *words, EPOCHS="4", XDG_RUNTIME_DIR=str(tmp_path))
     assert code == 0, said
     assert said.count("after 4 epochs") == 1, f"one rank prints the accuracy:\n{said}"
     accuracy = float(said.partition("] accuracy ")[2].split()[0])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from testing.processes.runs import paceline
+from testing.processes.runs import forked_paceline
 
 pytestmark = pytest.mark.processes
 
@@ -18,7 +18,7 @@ EPOCHS = "3"
 def test_an_example_of_groups_trains(tmp_path: Path, example: str) -> None:
     job, folder = str(EXAMPLES / example / "job.yaml"), str(tmp_path / "run")
     words = ["run", job, "--run-dir", folder, "--quiet"]
-    code, said = paceline(tmp_path, *words, EPOCHS=EPOCHS, XDG_RUNTIME_DIR=str(tmp_path))
+    code, said = forked_paceline(tmp_path, *words, EPOCHS=EPOCHS, XDG_RUNTIME_DIR=str(tmp_path))
     assert code == 0, said
     assert said.count(f"{EPOCHS} epochs\n") == 1, f"one rank of one group says so:\n{said}"
     if "mode Full" in said:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from testing.processes.runs import joined, paceline
+from testing.processes.runs import forked_paceline, joined
 
 pytestmark = pytest.mark.processes
 
@@ -155,7 +155,7 @@ def test_a_kill_and_a_join(tmp_path: Path, name: str) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     (tmp_path / "script.py").write_text(script)
     faults = ("--inject", "kill:rank=1,at=round:50", "--inject", "join:at=round:50")
-    code, said = paceline(tmp_path, "run", "job.yaml", *faults, HF_HUB_OFFLINE="1")
+    code, said = forked_paceline(tmp_path, "run", "job.yaml", *faults, HF_HUB_OFFLINE="1")
     assert code == 0, said
     hashes = re.findall(r"WEIGHTS (\w+)", said)
     assert len(hashes) == 4, said

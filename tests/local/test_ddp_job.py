@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from testing.processes.runs import forked_paceline, joined
+from tests.layers import exhaustive_except
 
 pytestmark = pytest.mark.processes
 
@@ -141,7 +142,7 @@ def test_a_pipeline_gives_the_bits_of_a_script_with_a_plain_model(tmp_path: Path
     assert len(set(hashes)) == 1
 
 
-@pytest.mark.parametrize("pipeline", [0, 1])
+@pytest.mark.parametrize("pipeline", exhaustive_except([1], [0, 1]))
 def test_a_kill_and_a_join(tmp_path: Path, pipeline: int) -> None:
     code, said = run(
         tmp_path,

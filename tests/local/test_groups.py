@@ -143,13 +143,8 @@ FAULTS: dict[str, tuple[list[list[Any]], dict[str, str]]] = {
 
 
 IN_MAKE_TEST = (
-    *(
-        "a shard is killed in a reduction",
-        "a lead is killed",
-        "a shard is killed, and a group joins",
-    ),
-    *("a lead is frozen", "a shard's script fails", "a group joins and a pod drains"),
-    "the coordinator dies",
+    *("a shard is killed in a reduction", "a lead is frozen", "a shard's script fails"),
+    "a group joins and a pod drains",
 )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from testing.processes.runs import ForkedRun, joined
+from tests.layers import exhaustive
 
 pytestmark = pytest.mark.processes
 
@@ -52,8 +53,10 @@ def run(
     return code, said, status
 
 
-@pytest.mark.parametrize("pipeline", [0, 1])
-@pytest.mark.parametrize("mode", ["Full", "Solo"])
+@pytest.mark.parametrize(
+    ("mode", "pipeline"),
+    [("Full", 1), ("Solo", 0), exhaustive("Full", 0), exhaustive("Solo", 1)],
+)
 def test_whoever_dies_and_comes_the_job_makes_so_many_steps(
     tmp_path: Path, mode: str, pipeline: int
 ) -> None:

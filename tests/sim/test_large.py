@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline.core.protocol.tree import TREE_ABOVE
@@ -16,6 +17,7 @@ from testing.simulation.large import STATE_MS, large, measure
 from testing.simulation.world import World
 
 
+@pytest.mark.exhaustive
 def test_256_ranks_lose_nothing_with_heads_that_die_and_freeze() -> None:
     """One dies with announcements in its hands, one freezes for ever with a GO, one with
     announcements."""

@@ -19,6 +19,7 @@ from paceline.core.collectives.select import HIERARCHICAL
 from paceline.transport.shm.hier import ADDRESSES
 from paceline.transport.shm.rendezvous import place_of
 
+from tests.layers import exhaustive_except, exhaustive_unless
 from tests.transport.harness import FAILED, Crew, Hubs, ProcessPool, ProcessRank, Rank, ThreadRank
 from tests.transport.rank_body import ROUNDED, Outcome, Payload, digest
 
@@ -41,6 +42,11 @@ IN_MEMORY = [
 """The last two: of two transports one is left out, since one rank cannot wire it."""
 ON_GPUS = ["nccl"]
 KINDS = [*IN_MEMORY, *REAL, *ON_GPUS]
+IN_MAKE_TEST = [
+    *(*IN_MEMORY, *ON_GPUS, "gloo", "shm", "auto"),
+    *("mpi:ring", f"mpi{ROUNDED}:recursive_doubling", "hier:mpi:halving_doubling"),
+]
+"""Each transport, each algorithm and both precisions once."""
 RANKS = 5
 INTO_IT_S = 0.05
 """How far into a call that a rank has entered a fault strikes, so that data are under way. Any
@@ -50,7 +56,7 @@ SMALL = (0, 1, 7, 70_001)
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=exhaustive_except(IN_MAKE_TEST, KINDS))
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -314,7 +320,9 @@ def test_nothing_spins_while_idle(crew: Crew) -> None:
     assert all(outcome.value < 0.02 for outcome in outcomes), outcomes
 
 
-@pytest.mark.parametrize("kind", REAL, indirect=True)
+@pytest.mark.parametrize(
+    "kind", exhaustive_unless(lambda kind: kind in IN_MAKE_TEST, REAL), indirect=True
+)
 def test_ports_are_local_and_given_back(crew: Crew) -> None:
     a, b = crew.ranks[:2]
     crew.open([a, b])

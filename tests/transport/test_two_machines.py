@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import network
+from tests.layers import exhaustive
 from tests.transport.harness import Crew, ProcessPool, ProcessRank
 from tests.transport.rank_body import Payload
 from tests.transport.test_conformance import check_sum
@@ -17,7 +18,7 @@ FRAMES = 1.1
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize("kind", ["hier:mpi:ring", "hier:gloo"])
+@pytest.mark.parametrize("kind", ["hier:mpi:ring", exhaustive("hier:gloo")])
 def test_each_byte_crosses_the_network_once_per_machine(pool: ProcessPool, kind: str) -> None:
     if lacking := network.missing():
         pytest.skip(f"needs {lacking}")

@@ -23,6 +23,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 from collections import Counter, defaultdict
 from collections.abc import Generator
 from pathlib import Path
@@ -86,6 +87,13 @@ def stage_of(path: Path) -> str:
 def _seconds_before() -> dict[str, float]:
     durations: dict[str, float] = json.loads(DURATIONS.read_text()) if DURATIONS.is_file() else {}
     return durations
+
+
+def pytest_configure() -> None:
+    """A shell that starts the tests in the background has SIGINT ignored in all that they start,
+    and then no test can interrupt anything."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -70,7 +70,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
     made.close()
 
 
-LONG = (conformance.the_whole_script, conformance.a_job_ends_by_itself)
+LONG = (
+    conformance.the_whole_script,
+    conformance.a_job_ends_by_itself,
+    conformance.a_job_that_fails_says_why,
+)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from testing.processes.runs import forked_paceline, joined
+from tests.layers import exhaustive_except
 
 pytestmark = pytest.mark.processes
 
@@ -148,7 +149,7 @@ tell(net)
 SCRIPTS = {"accelerate": ACCELERATE, "transformers": TRANSFORMERS, "lightning": LIGHTNING}
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", exhaustive_except(["accelerate", "transformers"], SCRIPTS))
 def test_a_kill_and_a_join(tmp_path: Path, name: str) -> None:
     script = SCRIPTS[name]
     assert 1 <= script.count("# job") <= 5

@@ -128,6 +128,7 @@ def test_full_mode_gives_the_bits_of_a_script_with_a_plain_model(tmp_path: Path)
     assert {*hashes, *re.findall(r"WEIGHTS (\w+)", plain)} == {hashes[0]}
 
 
+@pytest.mark.exhaustive
 def test_a_pipeline_gives_the_bits_of_a_script_with_a_plain_model(tmp_path: Path) -> None:
     words = ("--set=spec.collective.segmentBytes=65536", "--set=spec.collective.pipeline=1")
     code, said = run(tmp_path, DDP, *words, "--run-dir=run", HIDDEN="9000")

@@ -13,7 +13,7 @@ from tests.layers import exhaustive_except
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize("channel", exhaustive_except(["shm", "hier:mpi"], CHANNELS))
+@pytest.mark.parametrize("channel", exhaustive_except(["shm"], CHANNELS))
 @pytest.mark.parametrize("pacing", exhaustive_except(["Samples"], ["Round", "Samples"]))
 def test_two_kills_a_join_and_a_straggler(
     fork_server: ForkServer, channel: str, pacing: str, tmp_path: Path

@@ -4,10 +4,12 @@ Several clusters may run at once (two checkouts, a cluster kept by hand beside a
 takes the lowest free number by a lock on a file; folder, address range, bridge and control groups
 follow from the number. The lock falls with the process that holds it, so whoever takes a number
 next knows that anything still there under its names is left of a killed run, and removes it.
+Releasing a number removes its lock file, and the last one to do so removes the folder of all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -85,7 +87,10 @@ class Instance:
     def release(self, *, keep_logs: bool) -> None:
         """Give the number back; every program of it must have ended."""
         leftovers.remove(self.name, self.folder, keep_logs=keep_logs)
+        Path(self._lock.name).unlink()
         self._lock.close()
+        with contextlib.suppress(OSError):  # not empty: another cluster runs, or logs are kept
+            base_folder().rmdir()
 
 
 def base_folder() -> Path:
@@ -104,14 +109,30 @@ def acquire() -> Instance:
 def take(index: int) -> Instance | None:
     """This number with an empty folder, unless somebody holds it."""
     base = base_folder()
-    base.mkdir(mode=0o700, exist_ok=True)
-    lock = (base / f"{index}.lock").open("a+")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
+    lock = _locked(base / f"{index}.lock")
+    if lock is None:
         return None
     room = Instance(index, base / str(index), lock)
     leftovers.remove(room.name, room.folder, keep_logs=False)
     room.folder.mkdir()
     return room
+
+
+def _locked(path: Path) -> IO[str] | None:
+    """Create the file and lock it; return None if another process holds the lock."""
+    while True:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        try:
+            lock = path.open("a+")
+        except FileNotFoundError:  # the last cluster that ended has just removed the folder
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            return None
+        # Whoever held the lock may have removed the file before it released it. A lock on a removed
+        # file holds nobody off.
+        if os.fstat(lock.fileno()).st_nlink:
+            return lock
+        lock.close()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import shutil
 import tarfile
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import pytest
 
@@ -14,6 +16,7 @@ from testing.cluster import (
     host_python,
     instance,
     kubeconfigs,
+    leftovers,
     other_release,
     prerequisites,
     programs,
@@ -135,6 +138,51 @@ def test_clusters_beside_each_other_share_nothing() -> None:
         first.release(keep_logs=False)
         second.release(keep_logs=False)
     assert not first.folder.exists()
+
+
+@pytest.fixture
+def clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Numbers of their own, whose control groups and devices may be those of a cluster that runs:
+    only folders are removed."""
+
+    def remove(name: str, folder: Path, *, keep_logs: bool) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+    monkeypatch.setattr(leftovers, "remove", remove)
+    monkeypatch.setattr(instance, "base_folder", lambda: tmp_path / "clusters")
+    return tmp_path / "clusters"
+
+
+def test_the_last_cluster_removes_its_lock_and_the_folder_of_all(
+    clusters: Path,
+) -> None:
+    first, second = instance.acquire(), instance.acquire()
+    first.release(keep_logs=False)
+    assert sorted(path.name for path in clusters.iterdir()) == ["1", "1.lock"]
+    assert instance.take(1) is None
+    second.release(keep_logs=False)
+    assert not clusters.exists()
+
+
+def test_a_lock_file_that_is_removed_before_it_is_locked_is_made_again(
+    clusters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[Path] = []
+    real = fcntl.flock
+
+    def flock(file: IO[str], operation: int) -> None:
+        if not removed:
+            removed.append(Path(file.name))
+            removed[0].unlink()
+        real(file, operation)
+
+    monkeypatch.setattr(instance.fcntl, "flock", flock)  # type: ignore[attr-defined]
+    room = instance.take(0)
+    assert room is not None
+    assert removed[0].exists()
+    assert instance.take(0) is None
+    room.release(keep_logs=False)
+    assert not clusters.exists()
 
 
 def test_logs_stay_when_they_are_wanted() -> None:

@@ -32,7 +32,7 @@ ENV_BUILD_LOCK = "PACELINE_TEST_BUILD_LOCK"
 """Path of a file that the builder holds a lock on until it ends. tests/conftest.py waits for it."""
 ENV_WRITE_DURATIONS = "PACELINE_TEST_WRITE_DURATIONS"
 EXAMPLES_PERCENT = "40"
-"""Of the examples of each property, in `make test`; `make test-all` draws all of them."""
+"""Share of the examples of each property that `make test` draws. `make test-all` draws all."""
 BUILD_TIMEOUT_S = 3600
 BUILD_NICE = -10
 CHECK_TIMEOUT_S = 900
@@ -115,9 +115,10 @@ def main() -> int:
         check = Aside("check", [sys.executable, "scripts/check.py"])
         try:
             own = {ENV_WRITE_DURATIONS: "1"} if options.durations else {}
+            chosen = []
             if not options.all:
                 own[ENV_SHARE] = EXAMPLES_PERCENT
-            chosen = [] if options.all else ["-m", "not exhaustive"]
+                chosen = ["-m", "not exhaustive"]
             tests = subprocess.run(
                 [PYTEST, "--numprocesses", str(options.lanes), *chosen, *options.rest],
                 cwd=ROOT,

@@ -6,12 +6,12 @@ import os
 from typing import Final
 
 ENV_SHARE: Final = "PACELINE_TEST_EXAMPLES_PERCENT"
-"""`make test-fast` and `make test` set it. `make test-all` shows all examples."""
+"""Set by `make test-fast` and `make test`. `make test-all` draws all examples."""
 LEAST: Final = 10
 
 
 def examples(count: int) -> int:
-    """Return how many examples to draw of a property that `make test-all` shows `count` of.
+    """Return how many examples to draw of a property that has `count` of them in `make test-all`.
 
     The first ones are the same: they are drawn in one order.
     """

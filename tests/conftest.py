@@ -90,8 +90,10 @@ def _seconds_before() -> dict[str, float]:
 
 
 def pytest_configure() -> None:
-    """A shell that starts the tests in the background has SIGINT ignored in all that they start,
-    and then no test can interrupt anything."""
+    """Stop ignoring SIGINT, as a shell makes a background job do.
+
+    All processes of the tests would inherit that, and no test could interrupt them.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

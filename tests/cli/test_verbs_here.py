@@ -75,6 +75,7 @@ LONG = (
     conformance.a_job_ends_by_itself,
     conformance.a_job_that_fails_says_why,
 )
+"""Each of these takes more than 10 seconds, and other tests of `make test` show its parts."""
 
 
 @pytest.mark.parametrize(

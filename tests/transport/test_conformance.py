@@ -46,7 +46,8 @@ IN_MAKE_TEST = [
     *(*IN_MEMORY, *ON_GPUS, "gloo", "shm", "auto"),
     *("mpi:ring", f"mpi{ROUNDED}:recursive_doubling", "hier:mpi:halving_doubling"),
 ]
-"""Each transport, each algorithm and both precisions once."""
+"""Each transport, each algorithm and both precisions once. Ranks without a compiler (`mixed`), and
+gloo between machines, are exhaustive."""
 RANKS = 5
 INTO_IT_S = 0.05
 """How far into a call that a rank has entered a fault strikes, so that data are under way. Any

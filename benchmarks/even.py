@@ -21,6 +21,8 @@ import torch
 from torch import nn
 
 CONFIG: dict[str, Any] = json.loads(os.environ["BENCHMARK"])
+DEVICE: Final = torch.device(CONFIG.get("device", "cpu"))
+"""Of the transformer."""
 BATCHES: Final = 8
 """Different ones, made before the first step."""
 VOCABULARY: Final = 512
@@ -139,14 +141,14 @@ class Transformer(nn.Module):
 
 def _transformer(_: int, dice: torch.Generator) -> tuple[nn.Module, Loss]:
     shape = BATCHES, CONFIG["sentences"], CONFIG["words"] + 1
-    tokens = torch.randint(0, VOCABULARY, shape, generator=dice)
+    tokens = torch.randint(0, VOCABULARY, shape, generator=dice).to(DEVICE)
 
     def loss(model: nn.Module, step: int) -> torch.Tensor:
         text = tokens[step % BATCHES]
         guesses = model(text[:, :-1])
         return nn.functional.cross_entropy(guesses.flatten(0, 1), text[:, 1:].flatten())
 
-    return Transformer(), loss
+    return Transformer().to(DEVICE), loss
 
 
 def _tiny(_: int, dice: torch.Generator) -> tuple[nn.Module, Loss]:

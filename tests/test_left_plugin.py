@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +43,8 @@ def test_a_process_is_left_wherever_its_parents_are(look: LeftOvers, command: st
     child = subprocess.Popen(["sh", "-c", command])
     if "&" in command:
         child.wait()
+    else:  # a process that is just being replaced by exec shows no environment
+        until_it_is(child.pid, "sleep")
     [line] = look.look()
     assert "sleep 7" in line
     os.kill(int(line.split()[1]), signal.SIGKILL)
@@ -74,6 +77,13 @@ def test_the_next_run_removes_the_folder_of_one_that_was_killed(tmp_path: Path) 
 def test_the_folder_of_a_run_that_goes_on_is_not_removed(look: LeftOvers) -> None:
     sweep_killed_runs(look.folder.parent)
     assert look.folder.is_dir()
+
+
+def until_it_is(pid: int, program: str) -> None:
+    until = time.monotonic() + 30
+    while Path(f"/proc/{pid}/comm").read_text().strip() != program:
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def run_pytest(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:

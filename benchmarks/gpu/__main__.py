@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from benchmarks.gpu import device, ranks
+from benchmarks.gpu import device, ranks, training
 from benchmarks.report import Report
 
 NO_GPU: Final = 3
@@ -53,6 +53,9 @@ def reports(places: list[torch.device], *, smoke: bool) -> Iterator[Report]:
     yield device.crossover(first, smoke=smoke)
     yield device.costs(first, smoke=smoke)
     yield device.step(first, smoke=smoke)
+    yield device.compiled(first)
+    yield training.through_a_fault(places, smoke=smoke)
+    yield training.beside_ddp(places, smoke=smoke)
     with ranks.crew(places) as crew:
         yield ranks.wiring(crew, smoke=smoke)
         if crew.size > 1:

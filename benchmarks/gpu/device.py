@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from paceline.transport.staging import Staging, cut
 from paceline.worker.state.flags import Flags
 from paceline.worker.state.streams import Streams
 
+from benchmarks.gpu.compiled import HOW
 from benchmarks.report import Bar, Report, middle
 
 MIB: Final = 1 << 20
@@ -25,6 +27,8 @@ LIMIT_S: Final = 600
 STAGED: Final = 0.8
 """Of the slowest of its three stages."""
 US: Final = 1e6
+APART: Final = 1e-3
+"""Kernels that a compiler has fused round in another order."""
 
 
 def settle(device: torch.device) -> None:
@@ -230,4 +234,21 @@ def step(device: torch.device, *, smoke: bool) -> Report:
     counts: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     report.rows = [(call, count / steps) for call, count in counts.items()]
     report.bars = [Bar("waits per step", sum(counts.values()) / steps, 0.0, at_least=False)]
+    return report
+
+
+def compiled(device: torch.device) -> Report:
+    """Each way to compile a model, in a process of its own, beside plain torch."""
+    columns = ("how", "weights apart, of what they moved")
+    report = Report("gpu_compiled", "A compiled model beside plain torch", columns)
+    for how in HOW:
+        words = [sys.executable, "-m", "benchmarks.gpu.compiled", str(device), how]
+        done = subprocess.run(
+            words, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        apart = float(json.loads(done.stdout.splitlines()[-1])) if not done.returncode else math.inf
+        report.checks[f"{how}: the weights of plain torch"] = apart <= APART
+        report.rows.append((how, apart))
+        if done.returncode:
+            report.notes.append(f"{how}: {done.stderr[-500:]}")
     return report

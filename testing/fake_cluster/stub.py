@@ -36,11 +36,13 @@ from testing.fake_cluster.ring import Place, Ring, State
 
 POLL_S = 10.0
 CLOSED_S = 10.0
+HANDSHAKE_S = 5.0
+"""Shorter than `CLOSED_S`: a peer that was stopped in one keeps its connection open."""
 RETRY_S = 0.2
 LOOK_S = 0.01
 
 
-@dataclass
+@dataclass(eq=False)
 class Coordinator:
     """One coordinator pod that serves."""
 
@@ -49,6 +51,7 @@ class Coordinator:
     job_uid: str
     news: asyncio.Event = field(default_factory=asyncio.Event)
     runner: web.AppRunner | None = None
+    server: asyncio.Server | None = None
     refused: int = 0
 
 
@@ -151,7 +154,7 @@ class Fleet:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._sends: set[asyncio.Task[None]] = set()
-        self._runners: set[web.AppRunner] = set()
+        self._serving: set[Coordinator] = set()
         self._wholes: set[asyncio.Task[None]] = set()
         """Never cancelled, or their sockets would stay open."""
         async with session(self._config) as http:
@@ -164,7 +167,7 @@ class Fleet:
                 task.cancel()
             results = await asyncio.gather(watching, *self._sends, return_exceptions=True)
             await asyncio.gather(*self._wholes)
-            await asyncio.gather(*map(_serve_no_more, self._runners))
+            await asyncio.gather(*map(_serve_no_more, self._serving))
         await self._closed()
         for result in results:
             if isinstance(result, Exception):
@@ -346,22 +349,15 @@ class Fleet:
             ]
         )
         coordinator.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
-        self._runners.add(coordinator.runner)
-        await coordinator.runner.setup()
-        site = web.TCPSite(
-            coordinator.runner,
-            pod["status"]["podIP"],
-            COORDINATOR_PORT,
-            ssl_context=server_context(keys),
-        )
-        await asyncio.shield(self._whole(site.start()))
+        self._serving.add(coordinator)
+        await asyncio.shield(self._whole(_listen(coordinator, pod["status"]["podIP"])))
         self._coordinators[metadata["uid"]] = coordinator
 
     async def _close(self, uid: str) -> None:
         coordinator = self._coordinators.pop(uid, None)
-        if coordinator is not None and coordinator.runner is not None:
-            self._runners.discard(coordinator.runner)
-            self._whole(_serve_no_more(coordinator.runner))
+        if coordinator is not None:
+            self._serving.discard(coordinator)
+            self._whole(_serve_no_more(coordinator))
 
     def _whole(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -412,8 +408,25 @@ class Fleet:
         coordinator.ring.wrong.clear()
 
 
-async def _serve_no_more(runner: web.AppRunner) -> None:
+async def _listen(coordinator: Coordinator, host: str) -> None:
+    assert coordinator.runner is not None
+    await coordinator.runner.setup()
+    # Not by aiohttp's TCPSite, which waits a minute for the handshake of a peer.
+    coordinator.server = await asyncio.get_running_loop().create_server(
+        coordinator.runner.server,  # type: ignore[arg-type]
+        host,
+        COORDINATOR_PORT,
+        ssl=server_context(coordinator.keys),
+        ssl_handshake_timeout=HANDSHAKE_S,
+    )
+
+
+async def _serve_no_more(coordinator: Coordinator) -> None:
     """Without waiting for what a peer says to the end of TLS: it may be stopped."""
+    runner = coordinator.runner
+    assert runner is not None
+    if coordinator.server is not None:
+        coordinator.server.close()
     open_now = [each.transport for each in runner.server.connections] if runner.server else []
     await runner.cleanup()
     for transport in open_now:

@@ -40,6 +40,7 @@ import paceline as pl
 import torch
 
 torch.set_num_threads(1)
+print("begins", flush=True)
 pl.init()
 model = torch.nn.Linear(2, 1)
 optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)

@@ -43,6 +43,7 @@ def test_each_part_runs_on_the_host() -> None:
         *("Order of queues", "Gradients through host memory", "Who adds what a peer has sent"),
         *("What asking a device costs", "Calls in a step that wait", "A group made anew"),
         *("One reduction", "Segments of 4 MiB", "A rank dies"),
+        *("A compiled model", "A rank on a GPU is killed", "A step of a transformer"),
     ):
         assert f"## {title}" in done.stdout
     assert "BROKEN" not in done.stdout

@@ -1,0 +1,198 @@
+"""Jobs whose ranks train on GPUs: beside torch's DDP, through a fault, and compiled."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import yaml
+
+from benchmarks.network import free_port
+from benchmarks.report import Bar, Report, middle
+
+ROOT: Final = Path(__file__).parent.parent.parent
+SCRIPT: Final = ROOT / "benchmarks" / "scripts" / "gpu_steps.py"
+LIMIT_S: Final = 300
+BESIDE_DDP: Final = 1.02
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Ranks and what they reduce over, on both sides."""
+
+    ranks: int
+    ddp: str
+    """Backend of torch.distributed."""
+    paceline: str
+    """spec.collective.backend."""
+    layers: int
+    steps: int
+    runs: int
+
+
+def beside_ddp(places: Sequence[torch.device], *, smoke: bool) -> Report:
+    """A step of a transformer, DDP and Paceline in turn, DDP with the quickest of its settings."""
+    columns = ("ranks", "DDP over", "its ms", "Paceline over", "its ms", "over DDP", "from", "to")
+    report = Report("gpu_training", "A step of a transformer beside DDP", columns)
+    for setup in setups(places):
+        runs = [_pair(setup, places[0], smoke=smoke) for _ in range(1 if smoke else setup.runs)]
+        ratios = [own / other for other, own, _ in runs]
+        report.rows.append(
+            (
+                *(setup.ranks, setup.ddp, middle(other for other, _, _ in runs) * 1e3),
+                *(setup.paceline, middle(own for _, own, _ in runs) * 1e3),
+                *(middle(ratios), min(ratios), max(ratios)),
+            )
+        )
+        where = f"{setup.ranks} ranks, {setup.paceline}"
+        report.checks[f"{where}: equal weights on all ranks"] = all(same for *_, same in runs)
+        report.bars.append(
+            Bar(f"{where}: step over DDP's", middle(ratios), BESIDE_DDP, at_least=False)
+        )
+    return report
+
+
+def setups(places: Sequence[torch.device]) -> list[Setup]:
+    """Two ranks at least; those that share a GPU go through the host's memory on both sides."""
+    if places[0].type == "cpu":
+        return [Setup(2, "gloo", "auto", 2, 5, 1)]
+    shared = Setup(2, "gloo", "auto", 4, 20, 2)
+    own = Setup(len(places), "nccl", "nccl", 8, 100, 3)
+    return [own] if len(places) > 1 else [own, shared]
+
+
+def _pair(setup: Setup, place: torch.device, *, smoke: bool) -> tuple[float, float, bool]:
+    """Seconds of a step with DDP and with Paceline, and whether all ranks hold the same weights."""
+    config = {
+        "model": "transformer",
+        "device": place.type,
+        "layers": 2 if smoke else setup.layers,
+        "width": 32 if smoke else 1024,
+        "sentences": 2 if smoke else 16,
+        "words": 16 if smoke else 256,
+        "steps": 5 if smoke else setup.steps,
+    }
+    ddp = run_ddp(setup, config)
+    own = run_job(setup.ranks, {"backend": setup.paceline, "mode": "Full"}, config)
+    slowest = [max(rank["step_s"] for rank in ranks) for ranks in (ddp, own)]
+    return slowest[0], slowest[1], len({rank["hash"] for rank in own}) == 1
+
+
+def run_ddp(setup: Setup, config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What each rank of a plain script has written."""
+    with tempfile.TemporaryDirectory() as results:
+        order = {**config, "backend": setup.ddp, "results": results}
+        common = {
+            **os.environ,
+            "BENCHMARK": json.dumps(order),
+            "PYTHONPATH": _path(),
+            "WORLD_SIZE": str(setup.ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+        }
+        own = [
+            {"RANK": str(rank), "CUDA_VISIBLE_DEVICES": _of(setup, rank)}
+            for rank in range(setup.ranks)
+        ]
+        processes = [
+            subprocess.Popen([sys.executable, str(SCRIPT)], env={**common, **each}) for each in own
+        ]
+        try:
+            codes = [process.wait(LIMIT_S) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        if any(codes):
+            raise RuntimeError(f"ranks of DDP ended with {codes}")
+        return _read(results)
+
+
+def _of(setup: Setup, rank: int) -> str:
+    """The GPU of a rank of DDP: its own with NCCL, the first for all of them with gloo."""
+    return str(rank if setup.ddp == "nccl" else 0)
+
+
+def run_job(
+    ranks: int, collective: Mapping[str, Any], config: Mapping[str, Any], *words: str
+) -> list[dict[str, Any]]:
+    """What each rank of `paceline run` has written. Raises RuntimeError with its output."""
+    with tempfile.TemporaryDirectory() as results:
+        order = {**config, "results": results}
+        container = {
+            "name": "trainer",
+            "image": "none",
+            "command": [sys.executable, str(SCRIPT)],
+            "env": [
+                {"name": "BENCHMARK", "value": json.dumps(order)},
+                {"name": "PYTHONPATH", "value": _path()},
+            ],
+        }
+        job = {
+            "apiVersion": "paceline.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": "on-gpus"},
+            "spec": {
+                "replicas": ranks,
+                "procsPerReplica": 1,
+                "collective": dict(collective),
+                "template": {"spec": {"containers": [container]}},
+            },
+        }
+        path = Path(results, "job.yaml")
+        path.write_text(yaml.safe_dump(job))
+        program = Path(sys.executable).parent / "paceline"
+        done = subprocess.run(
+            [program, "run", path, "--quiet", "--run-dir", Path(results, "run"), *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        if done.returncode:
+            said = (done.stdout + done.stderr)[-4000:]
+            raise RuntimeError(f"the job ended with {done.returncode}\n{said}")
+        return _read(results)
+
+
+def through_a_fault(places: Sequence[torch.device], *, smoke: bool) -> Report:
+    """Four ranks, shared GPUs if need be: one is killed, started again, and catches up."""
+    report = Report("gpu_fault", "A rank on a GPU is killed", ("check",))
+    config = {
+        "model": "transformer",
+        "device": places[0].type,
+        "layers": 2,
+        "width": 32 if smoke else 256,
+        "sentences": 2,
+        "words": 16,
+        "steps": 60 if smoke else 800,
+        "pause_ms": 0 if smoke else 30,
+    }
+    collective = {"backend": "auto", "mode": "Quorum", "quorum": "75%"}
+    what = "the job is complete, and all ranks hold the same weights"
+    try:
+        ranks = run_job(4, collective, config, "--inject", "kill:rank=1,at=round:30")
+        report.checks[what] = len({rank["hash"] for rank in ranks}) == 1
+        report.notes.append(f"{len(ranks)} of 4 ranks were there at the end")
+    except RuntimeError as error:
+        report.checks[what] = False
+        report.notes.append(str(error))
+    report.rows = [(what,) for what in report.checks]
+    return report
+
+
+def _read(folder: str) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
+
+
+def _path() -> str:
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))

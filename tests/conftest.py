@@ -9,7 +9,8 @@ The others follow, the longest first, so that no long test is left alone at the 
 (tests/durations.json, written by `make durations`).
 
 Side by side (`pytest --numprocesses`) all tests on a Kubernetes are one lane, which shares its
-clusters and mostly waits; the other lanes take the rest, test by test. While the programs of the
+clusters and mostly waits; the other lanes take the rest, test by test, or file by file where the
+tests of a file share what it makes once. While the programs of the
 test cluster are still being built (scripts/run_tests.py), tests with the mark `cluster_programs`
 wait.
 
@@ -26,6 +27,7 @@ import os
 import signal
 from collections import Counter, defaultdict
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,8 @@ STAGES = (
 KUBERNETES = ("cluster", "operator/real", "nodes")
 READ_ALL_SOURCES = ("test_tidy.py", "test_promises.py")
 """Files whose tests parse the whole repository: one lane does so, once."""
+SHARED_BY_A_FILE = 'scope="module"'
+"""What the source of a fixture says that is made once for all tests of its file."""
 DURATIONS = HERE / "durations.json"
 """Seconds of each slow test, for the order alone; a test that is not in it counts as quick."""
 ENV_BUILD_LOCK = "PACELINE_TEST_BUILD_LOCK"
@@ -119,15 +123,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: stage_of(item.path) not in KUBERNETES)
 
 
+@cache
+def shares_a_fixture(path: Path) -> bool:
+    return SHARED_BY_A_FILE in path.read_text()
+
+
 class Lanes(LoadScopeScheduling):
-    """Hands out as one piece what shares a cluster or the parsed repository, and all else test by
-    test."""
+    """Hands out as one piece what shares a cluster, the parsed repository or a fixture of its file,
+    and all else test by test."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = HERE.parent / nodeid.partition("::")[0]
         if stage_of(path) in KUBERNETES:
             return "kubernetes"
-        return "sources" if path.name in READ_ALL_SOURCES else nodeid
+        if path.name in READ_ALL_SOURCES:
+            return "sources"
+        return str(path) if shares_a_fixture(path) else nodeid
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes:

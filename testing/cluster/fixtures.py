@@ -48,7 +48,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def image_builder() -> Iterator[ImageBuilder]:
-    """Builds images from Dockerfiles; what it keeps goes at the end of the run."""
+    """Builds images from Dockerfiles; their archives go at the end of the run."""
     with or_skip(), running.image_builder() as builder:
         yield builder
 

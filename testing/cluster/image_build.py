@@ -1,20 +1,23 @@
 """Builds images from a Dockerfile where no registry can be reached: buildah over a Debian base.
 
-The base comes from Debian's packages (debootstrap) and is kept in the cache beside the programs.
+The base comes from Debian's packages (debootstrap) and is kept in the cache beside the programs. So
+is the disk with the layers of the last builds: only what has changed is built again.
 What this machine uses to reach package indexes, its certificates, pip settings and resolver, is
 mounted while building and is not in the image.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-from testing.cluster import programs
+from testing.cluster import disks, programs
 from testing.cluster.prerequisites import IMAGE_PACKAGES, MissingPrerequisiteError, missing_packages
 
 BASE = "paceline.test/python-base:bookworm"
@@ -22,6 +25,8 @@ _SUITE = "bookworm"
 _INCLUDE = "python3,python3-venv,ca-certificates"
 BASE_TIMEOUT_S = 900.0
 BUILD_TIMEOUT_S = 1800.0
+LAYERS_BYTES_MAX = 6 << 30
+"""A disk with more layers than that is not used again."""
 # Where the host's own settings lie -> where the same program looks for them in the build. Of
 # those for the same place the last that exists is taken.
 _HOST_SETTINGS = (
@@ -61,8 +66,33 @@ def make_base() -> Path:
     return target
 
 
+@contextmanager
+def storage_disk(folder: Path) -> Iterator[Path]:
+    """The disk that keeps the layers from one builder to the next; one in `folder` while another
+    builder has it.
+
+    The disk has no journal, so it is made anew unless its last builder has ended well.
+    """
+    kept = base_archive().parent
+    kept.mkdir(parents=True, exist_ok=True)
+    disk, ended_well = kept / "layers.img", kept / "layers.ended-well"
+    with (kept / "layers.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield folder / "disk.img"
+            return
+        if disk.exists():
+            disks.wait_released(disk)
+            if not ended_well.exists() or disk.stat().st_blocks * 512 > LAYERS_BYTES_MAX:
+                disk.unlink()
+        ended_well.unlink(missing_ok=True)
+        yield disk
+        ended_well.touch()
+
+
 class ImageBuilder:
-    """Builds into a storage of its own below `folder`, which is there and empty."""
+    """Builds into the storage below `folder`, which no other builder uses at the same time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -127,7 +157,7 @@ class ImageBuilder:
         return _bytes_of(str(images[0]["size"]))
 
     def _bud(self, options: list[str]) -> None:
-        how = ["--isolation=chroot", "--network=host", "--pull-never", "--format=docker"]
+        how = ["--isolation=chroot", "--network=host", "--pull-never", "--format=docker", "--layers"]
         self._buildah("bud", *how, *options)
 
     def _buildah(self, *words: str) -> str:

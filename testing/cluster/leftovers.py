@@ -28,7 +28,7 @@ def remove(name: str, folder: Path, *, keep_logs: bool) -> None:
         _end_control_groups(name)
         for device in links(name):
             remove_link(device)
-        _unmount_below(folder)
+        unmount_below(folder)
     if not folder.is_dir():
         return
     for path in folder.iterdir():
@@ -106,6 +106,6 @@ def _remove_group(path: Path, deadline: float) -> None:
             return
 
 
-def _unmount_below(folder: Path) -> None:
+def unmount_below(folder: Path) -> None:
     for point in sorted(mounts_below(folder), key=len, reverse=True):
         subprocess.run(["umount", "--lazy", point], check=True, timeout=KILL_TIMEOUT_S)

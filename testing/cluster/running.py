@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from testing.cluster import disks, image_build, instance, prerequisites, programs
+from testing.cluster import disks, image_build, instance, leftovers, prerequisites, programs
 from testing.cluster.control_plane import RAISED, ControlPlane, Limits
 from testing.cluster.image_build import ImageBuilder
 from testing.cluster.nodes import Cluster
@@ -49,14 +49,20 @@ def control_plane(
 
 @contextmanager
 def image_builder() -> Iterator[ImageBuilder]:
-    """Builds images; all but the archives that were copied elsewhere goes at the end."""
+    """Builds images; archives that are wanted later are copied elsewhere before the end."""
     image_build.require_builder()
     room = instance.acquire()
     try:
-        disk = room.folder / "disk.img"
-        disks.make(disk)
-        disks.mount(disk, room.folder / "images")
-        yield ImageBuilder(room.folder / "images")
+        with image_build.storage_disk(room.folder) as disk:
+            try:
+                disks.make(disk)
+                disks.mount(disk, room.folder / "images")
+                yield ImageBuilder(room.folder / "images")
+                for archive in (room.folder / "images").glob("*.tar"):
+                    archive.unlink()
+            finally:
+                leftovers.unmount_below(room.folder)
+                disks.wait_released(disk)
     finally:
         room.release(keep_logs=False)
 

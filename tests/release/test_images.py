@@ -113,6 +113,7 @@ def run_in(root: Path, config: dict[str, Any], *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.exhaustive
 def test_the_operator_is_valid_and_runs(operator: Path, tmp_path: Path) -> None:
     archive = Archive(operator, tmp_path / "archive")
     config = archive.config
@@ -152,6 +153,7 @@ def test_the_operator_is_valid_and_runs(operator: Path, tmp_path: Path) -> None:
     assert mine.stdout == ""
 
 
+@pytest.mark.exhaustive
 def test_the_worker_runs_with_pip_and_mpi_and_native_loops(
     base: release_images.Base, tmp_path: Path
 ) -> None:

@@ -82,6 +82,7 @@ def test_links_survive_the_generations(pool: ProcessPool) -> None:
     pool.give_back(ranks)
 
 
+@pytest.mark.exhaustive
 def test_the_dead_cost_no_memory(pool: ProcessPool) -> None:
     """What was on its way to a dead rank never arrives; it is not kept for each of them."""
     try:
@@ -117,6 +118,7 @@ def outlive_many(pool: ProcessPool) -> None:
     pool.give_back([survivor])
 
 
+@pytest.mark.exhaustive
 def test_a_caller_that_never_connects_and_a_port_of_a_dead_process(
     pool: ProcessPool, stranger: Rendezvous
 ) -> None:

@@ -102,6 +102,8 @@ def main() -> int:
     parser.add_argument("rest", nargs="*", help="arguments for pytest")
     options = parser.parse_args()
     started = time.monotonic()
+    # Thousands of processes would compile the same sources again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # Asked to end, this process ends what it has started and removes its folder.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="paceline-tests-") as folder:

@@ -157,7 +157,13 @@ class ImageBuilder:
         return _bytes_of(str(images[0]["size"]))
 
     def _bud(self, options: list[str]) -> None:
-        how = ["--isolation=chroot", "--network=host", "--pull-never", "--format=docker", "--layers"]
+        how = [
+            "--isolation=chroot",
+            "--network=host",
+            "--pull-never",
+            "--format=docker",
+            "--layers",
+        ]
         self._buildah("bud", *how, *options)
 
     def _buildah(self, *words: str) -> str:

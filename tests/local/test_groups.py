@@ -197,6 +197,7 @@ def test_two_faults_at_groups(
     goes_on(fork_server, tmp_path, {**LONG, **config, **other}, mode, [*some, *more], replicas=3)
 
 
+@pytest.mark.exhaustive
 def test_all_groups_die_and_go_on_from_a_checkpoint(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:

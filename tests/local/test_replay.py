@@ -165,6 +165,7 @@ def test_streamed_rounds_and_void_ones_replay_to_the_same_state(tmp_path: Path) 
     assert "same: the state of version" in said
 
 
+@pytest.mark.exhaustive
 def test_rounds_beside_the_next_batch_replay_to_the_same_state(tmp_path: Path) -> None:
     """R36; with a rank that is late now and then, and a kill and a join."""
     record(

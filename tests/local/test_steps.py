@@ -55,7 +55,7 @@ def run(
 
 @pytest.mark.parametrize(
     ("mode", "pipeline"),
-    [("Full", 1), ("Solo", 0), exhaustive("Full", 0), exhaustive("Solo", 1)],
+    [exhaustive("Full", 1), ("Solo", 0), exhaustive("Full", 0), exhaustive("Solo", 1)],
 )
 def test_whoever_dies_and_comes_the_job_makes_so_many_steps(
     tmp_path: Path, mode: str, pipeline: int

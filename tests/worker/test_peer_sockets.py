@@ -25,6 +25,7 @@ def test_what_the_lanes_to_all_peers_take_is_what_is_counted(tmp_path: Path) -> 
     """Here the connections out and in are of the same process, so both are seen."""
     # What the library opens once for a process that sends without a copy is none of a peer's.
     exchange([PeerSockets(directory=tmp_path, name=n, host="", token="") for n in "yz"])
+    gc.collect()  # files of earlier tests that would be closed meanwhile
     wait_closed()
     ranks = [PeerSockets(directory=tmp_path, name=n, host="", token="") for n in "abcd"]
     before = open_files()

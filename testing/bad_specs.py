@@ -337,6 +337,10 @@ BAD: dict[str, Bad] = {
         "[python, train.py]", "[torchrun, --nproc-per-node=2, train.py]", f"{TRAINER}.command",
         '"torchrun" starts ranks itself', "name the script itself",
     ),
+    "path of a command that starts ranks": Bad(
+        "[python, train.py]", "[/opt/venv/bin/mpirun, python, train.py]", f"{TRAINER}.command",
+        '"mpirun" starts ranks itself', "name the script itself",
+    ),
     "two trainers": Bad(
         "        - name: trainer\n",
         "        - {name: trainer, command: [a]}\n        - name: trainer\n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from paceline.local import room
 from paceline.local.room import check_loopback
 from paceline.local.script import check_script, missing_script
 from paceline_api.errors import EXIT_BAD_INPUT, SpecError
-from paceline_api.rules.template import launcher_in
+from paceline_api.rules.launchers import launcher_in
+from paceline_api.rules.template import TEMPLATE_RULES
 
 from testing.processes.runs import JOB
 
@@ -64,11 +66,77 @@ def test_a_script_that_is_not_there(tmp_path: Path, command: list[str], missing:
         (["accelerate", "env"], ""),
         (["sh", "-c", "python train.py"], ""),
         (["sh", "-c"], ""),
+        (["nohup", "torchrun", "train.py"], "torchrun"),
+        (["command", "-v", "torchrun"], ""),
+        (["env", "-u", "HOME", "A=b", "timeout", "-k", "5", "1h", "srun", "python"], "srun"),
+        (["bash", "-o", "pipefail", "-ec", "torchrun train.py"], "torchrun"),
+        (["sh", "-c", 'exec "$@"', "sh", "torchrun", "train.py"], "torchrun"),
+        (["python", "train.py", "-m", "torch.distributed.run"], ""),
+        (["python", "-W", "error", "-um", "torch.distributed.run"], "-m torch.distributed.run"),
+        (["python", "-Wonce", "-m", "torch.distributed.run"], "-m torch.distributed.run"),
+        (["bash", "-euxo", "pipefail", "-c", "torchrun train.py"], "torchrun"),
+        (["sh", "start.sh", "-c", "torchrun train.py"], ""),
+        (["env", "LAUNCHER=srun", "python", "train.py"], ""),
         ([], ""),
     ],
 )
 def test_a_command_that_starts_ranks_itself(command: list[str], launcher: str) -> None:
     assert launcher_in(command) == launcher
+
+
+@pytest.mark.parametrize(
+    ("line", "launcher"),
+    [
+        ("VAR=x OTHER='y z' torchrun train.py", "torchrun"),
+        ("cd /app && exec env A=b nohup torchrun train.py", "torchrun"),
+        ("cat hosts | mpirun -n 2 python train.py", "mpirun"),
+        ("python prepare.py\ntorchrun train.py", "torchrun"),
+        ("time -p srun python train.py > log 2>&1", "srun"),
+        (">log 2>&1 /usr/bin/torchrun train.py", "torchrun"),
+        ("if test -f x; then torchrun train.py; else python train.py; fi", "torchrun"),
+        ("(cd /app; torchrun train.py)", "torchrun"),
+        ("sh -c 'sh -c \"torchrun train.py\"'", "torchrun"),
+        ("python -m deepspeed train.py", "-m deepspeed"),
+        ("accelerate \\\n  launch train.py", "accelerate launch"),
+        ('"torchrun" train.py', "torchrun"),
+        ("# it's fine\ntorchrun train.py", "torchrun"),
+        ("echo $(date); torchrun train.py", "torchrun"),
+        ("export HOST=`hostname`;torchrun train.py", "torchrun"),
+        ("python train.py --launcher srun", ""),
+        ("echo srun; python train.py", ""),
+        ("LAUNCHER=srun python train.py", ""),
+        ("python train.py > torchrun", ""),
+        ("echo ';' srun '&&' mpirun \\; torchrun; python train.py", ""),
+        ("# torchrun train.py\npython train.py # ; srun", ""),
+        ("which torchrun || command -v mpirun; python train.py", ""),
+        ("V=$(torchrun --version; echo x) python train.py", ""),
+        ("V=`which torchrun; echo x` python train.py", ""),
+        ("cat <<END\ntorchrun train.py\nEND", ""),
+        ("for x in torchrun srun; do echo $x; done", ""),
+        ("python train.py --note 'cd x; torchrun'", ""),
+        ("torchrun 'train.py", ""),
+        ("", ""),
+    ],
+)
+def test_a_launcher_counts_in_command_position_of_a_line(line: str, launcher: str) -> None:
+    assert launcher_in(["bash", "-c", line]) == launcher
+
+
+@pytest.mark.parametrize("line", ['"$@"', '"$@"; ' * 1_000, '"$@" "$@"; exec "$@"'])
+def test_shells_within_shells_have_an_end(line: str) -> None:
+    """The time of one that is told to run its arguments a thousand times was exponential."""
+    assert launcher_in(["sh", "-c", line, "sh"] * 4_000 + ["torchrun"]) == ""
+    assert launcher_in(["sh", "-c", line, "sh"] * 4 + ["torchrun"]) == "torchrun"
+
+
+@pytest.mark.parametrize("word", ["torchrun", "/opt/venv/bin/torchrun", "mytorchrun", "python"])
+def test_the_cluster_and_the_command_line_agree_on_the_first_word(word: str) -> None:
+    """The API server sees no more of a command than that."""
+    [rule] = [rule for rule in TEMPLATE_RULES if "starts ranks itself" in rule.problem]
+    assert rule.cel is not None
+    equal = re.findall(r"c\.command\[0\] == '(.*?)'", rule.cel)
+    ends = re.findall(r"endsWith\('(.*?)'\)", rule.cel)
+    assert (word in equal or word.endswith(tuple(ends))) == bool(launcher_in([word]))
 
 
 def test_a_loopback_that_is_down_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from pathlib import PurePath
+from collections.abc import Iterator
 from typing import Final
 
 from paceline_api.names import PREFIX, RESERVED_ENV, RESERVED_ENV_PREFIXES, is_reserved_env
+from paceline_api.rules.launchers import LAUNCHERS, launcher_in
 from paceline_api.rules.rule import Rule, Violation
 from paceline_api.types.job import TrainingJob
 from paceline_api.types.template import TRAINER
@@ -42,27 +41,11 @@ def _trainer_command(job: TrainingJob) -> Iterator[Violation]:
             )
 
 
-LAUNCHERS: Final = ("deepspeed", "horovodrun", "mpiexec", "mpirun", "srun", "torchrun")
-"""Programs that start ranks of their own, which know nothing of each other's rounds."""
-_LAUNCHING_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch", "deepspeed")
-_LAUNCHERS_CEL: Final = ", ".join(f"'{name}'" for name in LAUNCHERS)
-
-
-def launcher_in(command: Sequence[str]) -> str:
-    """The program or module in a command that starts ranks itself; empty if there is none."""
-    words = list(command)
-    if len(words) > 2 and PurePath(words[0]).name in ("sh", "bash") and words[1].startswith("-"):
-        words = " ".join(words[2:]).replace(";", " ").split()  # of a shell's line, any word
-        named = (PurePath(word).name for word in words)
-        if name := next((name for name in named if name in LAUNCHERS), ""):
-            return name
-    name = PurePath(words[0]).name if words else ""
-    if name in LAUNCHERS:
-        return name
-    modules = (m for option, m in pairwise(words) if option == "-m" and m in _LAUNCHING_MODULES)
-    if module := next(modules, ""):
-        return f"-m {module}"
-    return "accelerate launch" if name == "accelerate" and words[1:2] == ["launch"] else ""
+_LAUNCHED_CEL: Final = " || ".join(
+    f"c.command[0] == '{name}' || c.command[0].endsWith('/{name}')" for name in LAUNCHERS
+)
+"""The API server sees a launcher that is the first word, which is most of them. It has no way to
+read a shell's line; `launcher_in` does, which runs wherever a job is validated or submitted."""
 
 
 def _starts_no_ranks(job: TrainingJob) -> Iterator[Violation]:
@@ -143,7 +126,7 @@ TEMPLATE_RULES: Final = (
         "each rank, procsPerReplica times in each worker",
         check=_starts_no_ranks,
         cel=f"self.template.spec.containers.all(c, c.name != '{TRAINER}' || !has(c.command) || "
-        f"size(c.command) == 0 || !(c.command[0] in [{_LAUNCHERS_CEL}]))",
+        f"size(c.command) == 0 || !({_LAUNCHED_CEL}))",
     ),
     Rule(
         path=_CONTAINERS,

@@ -7,10 +7,9 @@ from pathlib import Path, PurePath
 from typing import Final
 
 from paceline_api.errors import SpecError
+from paceline_api.rules.launchers import python_runs
 
 FIELD: Final = "spec.template.spec.containers[trainer].command"
-WITH_VALUE: Final = ("-X", "-W", "--check-hash-based-pycs")
-"""Options of Python that take the next word."""
 
 
 def missing_script(command: Sequence[str], folder: Path) -> str:
@@ -21,16 +20,9 @@ def missing_script(command: Sequence[str], folder: Path) -> str:
     """
     if not command or not PurePath(command[0]).name.startswith("python"):
         return ""
-    words = iter(command[1:])
-    for word in words:
-        if word in WITH_VALUE:
-            next(words, "")
-        elif not word.startswith("-"):
-            is_told = word.endswith(".py") and "$(" not in word
-            return word if is_told and not (folder / word).is_file() else ""
-        elif not word.startswith("--") and ("c" in word or "m" in word):
-            return ""
-    return ""
+    option, script = python_runs(command)
+    is_told = not option and script.endswith(".py") and "$(" not in script
+    return script if is_told and not (folder / script).is_file() else ""
 
 
 def check_script(command: Sequence[str], folder: Path) -> None:

@@ -1,0 +1,190 @@
+"""Which program a command runs: launchers such as torchrun are found where they would be started.
+
+A command is a list of words, or a line for a shell. Only a word in command position counts: the
+first one, after assignments, after programs that run another one (`exec`, `env`, `nohup`), and
+after each `;`, `&&`, `|` or line break of a shell's line. `train.py --launcher srun` starts no
+launcher. What only the shell itself could tell, such as the value of a variable, counts as no
+launcher, so a command that is refused does start ranks.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+from typing import Final
+
+LAUNCHERS: Final = ("deepspeed", "horovodrun", "mpiexec", "mpirun", "srun", "torchrun")
+"""Programs that start ranks of their own, which know nothing of each other's rounds."""
+DEPTH_MAX: Final = 8
+"""Shells within shells that are looked into."""
+
+_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch", "deepspeed")
+_SHELLS: Final = ("ash", "bash", "dash", "ksh", "sh", "zsh")
+_SHELL_WITH_VALUE: Final = ("--rcfile", "--init-file")
+_PYTHON_WITH_VALUE: Final = ("-X", "-W", "--check-hash-based-pycs")
+_RESERVED: Final = ("!", "{", "do", "elif", "else", "if", "then", "until", "while")
+"""Words of a shell after which a command begins."""
+_WRAPPERS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
+    "command": ((), 0),
+    "env": (("-u", "--unset", "-C", "--chdir"), 0),
+    "exec": (("-a",), 0),
+    "ionice": (("-c", "--class", "-n", "--classdata"), 0),
+    "nice": (("-n", "--adjustment"), 0),
+    "nohup": ((), 0),
+    "numactl": (("-C", "-N", "-m", "-i", "-p"), 0),
+    "setsid": ((), 0),
+    "stdbuf": (("-i", "-o", "-e"), 0),
+    "sudo": (("-u", "-g"), 0),
+    "taskset": ((), 1),
+    "time": (("-f", "--format", "-o", "--output"), 0),
+    "timeout": (("-k", "--kill-after", "-s", "--signal"), 1),
+}
+"""Programs that run another one: their options that take the next word, and how many words of their
+own come before the other program."""
+_ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*\+?=")
+_OPERATORS: Final = ";&|()<>\n"
+_OPERATOR: Final = re.compile(r"[();\n]|[^();\n]+")
+_LITERAL: Final = re.compile(
+    r"(?P<gone>\\\n|(?<![^\s;&|()])#[^\n]*)|(?P<output>`(?:\\.|[^`\\])*`)"
+    r"|'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.",
+    re.S,
+)
+_ARGUMENTS: Final = "$@"
+_PRIVATE: Final = 0xE000
+_HIDE: Final = {ord(c): chr(_PRIVATE + ord(c)) for c in _OPERATORS}
+_SHOW: Final = {_PRIVATE + ord(c): c for c in _OPERATORS}
+
+
+def launcher_in(command: Sequence[str], depth: int = DEPTH_MAX) -> str:
+    """Return the program or module in a command that starts ranks itself; empty if there is none.
+
+    Args:
+        command: The words of one command, as a container has them.
+        depth: How many shells within it are looked into.
+    """
+    words = _unwrapped(command)
+    name = PurePath(words[0]).name if words else ""
+    if name in LAUNCHERS:
+        return name
+    if name in _SHELLS and depth:
+        found = (launcher_in(each, depth - 1) for each in _commands_of_shell(words))
+        return next(filter(None, found), "")
+    if name.startswith("python"):
+        option, module = python_runs(words)
+        return f"-m {module}" if option == "-m" and module in _MODULES else ""
+    return "accelerate launch" if name == "accelerate" and words[1:2] == ["launch"] else ""
+
+
+def _unwrapped(command: Sequence[str]) -> list[str]:
+    """Return the program that is run in the end, with its arguments."""
+    at = 0
+    while at < len(command):
+        name = PurePath(command[at]).name
+        if name not in _WRAPPERS:
+            break
+        with_value, own = _WRAPPERS[name]
+        at += 1
+        if name == "command" and at < len(command) and command[at] in ("-v", "-V"):
+            return []  # it only tells where a program is
+        while at < len(command) and command[at].startswith("-"):
+            at += 2 if command[at] in with_value else 1
+        at += own
+        while name in ("env", "sudo") and at < len(command) and _ASSIGNMENT.match(command[at]):
+            at += 1
+    return list(command[at:])
+
+
+def python_runs(command: Sequence[str]) -> tuple[str, str]:
+    """Return what Python runs, after the option that names it: `("-m", module)`, `("-c", code)`, or
+    `("", script)`. The script is empty if Python is given none."""
+    rest = iter(command[1:])
+    for word in rest:
+        if word in _PYTHON_WITH_VALUE:
+            next(rest, "")
+        elif not word.startswith("-"):
+            return "", word
+        elif word[:2] not in ("--", "-W", "-X") and (found := re.search("[cm]", word)):
+            return f"-{found[0]}", word[found.end() :] or next(rest, "")
+    return "", ""
+
+
+def _commands_of_shell(words: Sequence[str]) -> Iterator[list[str]]:
+    """Yield each command of the line that a shell is given by `-c`.
+
+    The arguments of the line are looked at once, where it first runs them: `exec "$@"`. Once more
+    could only find the same, and would cost exponential time with shells within shells."""
+    at, has_line = 1, False
+    while at < len(words) and words[at][:1] in ("-", "+"):
+        option = words[at]
+        is_short = not option.startswith("--")
+        has_line = has_line or (is_short and option[0] == "-" and "c" in option)
+        has_value = "o" in option.lower() if is_short else option in _SHELL_WITH_VALUE
+        at += 2 if has_value else 1
+    if not has_line or at >= len(words):
+        return
+    arguments = list(words[at + 2 :])
+    for command in commands_in(words[at]):
+        if _unwrapped(command)[:1] == [_ARGUMENTS]:
+            yield arguments
+            arguments = []
+        else:
+            yield command
+
+
+def commands_in(line: str) -> Iterator[list[str]]:
+    """Yield the words of each command of a shell's line, in order, without assignments,
+    redirections and command substitutions. Nothing follows where it cannot be read: at a
+    here-document, and for a quote that is not closed."""
+    try:
+        tokens = _tokens(line)
+    except ValueError:
+        return
+    words: list[str] = []
+    depth, is_target, previous = 0, False, ""  # depth: parentheses of a substitution that are open
+    for token, is_operator in tokens:
+        begins = is_operator and token == "(" and previous.endswith("$")
+        previous = "" if is_operator else token
+        if depth or begins:
+            depth += {"(": 1, ")": -1}.get(token, 0) if is_operator else 0
+        elif is_target and not is_operator:
+            is_target = False
+        elif is_operator and ("<" in token or ">" in token):
+            if "<<" in token and "<<<" not in token:
+                break
+            if words and words[-1].isdigit():
+                words.pop()
+            is_target = True
+        elif is_operator:
+            if words:
+                yield words
+            words, is_target = [], False
+        elif words or not (token in _RESERVED or _ASSIGNMENT.match(token)):
+            words.append(token)
+    if words:
+        yield words
+
+
+def _tokens(line: str) -> list[tuple[str, bool]]:
+    """Split a shell's line into words and operators; each with True if it is an operator. What a
+    command in backquotes would print is the word `_`.
+
+    Raises:
+        ValueError: A quote is not closed.
+    """
+
+    def hidden(found: re.Match[str]) -> str:
+        if found["gone"] is not None:
+            return ""
+        return found[0].translate(_HIDE) if found["output"] is None else "_"
+
+    lexer = shlex.shlex(_LITERAL.sub(hidden, line), posix=True, punctuation_chars=_OPERATORS)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    tokens: list[tuple[str, bool]] = []
+    for word in lexer:
+        if word[:1] in tuple(_OPERATORS):  # a run of them, such as ");"
+            tokens += [(operator, True) for operator in _OPERATOR.findall(word)]
+        else:
+            tokens.append((word.translate(_SHOW), False))
+    return tokens

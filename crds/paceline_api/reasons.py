@@ -70,7 +70,7 @@ class Reason(_Told):
     )
     SCRIPT_TAKES_NO_PART = (
         "ScriptTakesNoPart",
-        "The script has run for a minute without pl.init(); it may be doing its work alone.",
+        "A rank that the message names has run for a minute without pl.init(); it may work alone.",
     )
     CHECKPOINT_FAILED = (
         "CheckpointFailed",

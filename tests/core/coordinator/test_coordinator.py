@@ -242,14 +242,79 @@ def test_a_script_that_has_not_called_init_for_a_minute_is_named() -> None:
     desk.now = due_ns
     desk.post(coord.Tick())
     [line, condition] = no_part(desk)
-    assert "ranks 0.0#0, 1.0#0" in line
+    assert "ranks 0.0#0 (pid 4711, since 00:00:00 UTC), 1.0#0 (pid 4711" in line
     assert "pl.init()" in line
     desk.post(coord.Tick(), 60_000)
     desk.say(register(A))
     [line, condition] = no_part(desk)
-    assert "rank 1.0#0 has" in condition, "once in the log; the condition is of those that are left"
+    assert "rank 1.0#0 (pid 4711, since 00:00:00 UTC) has" in condition, (
+        "once in the log; the condition is of those that are left"
+    )
     desk.say(register(B))
     assert no_part(desk) == [line]
+
+
+def start(desk: Desk, *who: MemberId) -> None:
+    """Let the agents of these ranks report that their processes have started."""
+    desk.pods(*(each.slot for each in who))
+    for each in who:
+        desk.post(coord.FromAgent(m.AgentHello(each.slot, 0, f"node-{each.slot}", "", (), ())))
+        desk.post(coord.FromAgent(m.RankStarted(each, 4711 + each.slot)))
+
+
+def pass_time(desk: Desk, tenths: int, *beating: MemberId) -> None:
+    """Let tenths of a second pass, in each of which some ranks beat."""
+    for _ in range(tenths):
+        desk.post(coord.Tick(), 100)
+        for each in beating:
+            desk.say(beat(each, NO_GENERATION, 0))
+
+
+def test_one_of_two_that_hangs_before_init_is_what_the_job_waits_for() -> None:
+    """Half of the ranks may not begin (R26). The condition said that rank 1.0#0 was silent and not
+    known dead, and hid the one that names the script."""
+    desk = Desk()
+    start(desk, A, B)
+    desk.say(register(A))
+    pass_time(desk, 100, A)
+    assert desk.state.gen is None
+    [waits] = [x for x in status(desk.state).conditions if x.type == "Degraded"]
+    assert "rank 1.0#0 runs and has not registered yet, as pl.init() does" in waits.message
+    pass_time(desk, 600, A)
+    told = status(desk.state)
+    last = [x for x in told.conditions if x.type == "Degraded"][-1]
+    assert last.reason == NO_PART, "a status with room for one shows the last"
+    assert (
+        "rank 1.0#0 (pid 4712 on node-1, since 00:00:00 UTC) has run for a minute" in last.message
+    )
+    assert "the job waits for it" in last.message
+    assert "py-spy dump --pid 4712" in last.message
+    assert "spec.activeDeadlineSeconds" in last.message
+    [row] = [row for row in told.ranks if row.member == B]
+    assert row.host == "node-1"
+    assert row.why == "has not called pl.init() since 00:00:00 UTC"
+    assert desk.state.outcome is None, "it may be reading its data"
+    pass_time(desk, 3_000, A)
+    assert len([h for h in status(desk.state).happenings if h.reason == NO_PART]) == 1
+    desk.say(register(B))
+    assert desk.state.phase is Phase.PREPARING
+    assert not [x for x in status(desk.state).conditions if x.reason == NO_PART]
+
+
+def test_two_of_three_begin_while_the_third_hangs_before_init() -> None:
+    desk = Desk(replicas=3)
+    start(desk, A, B, C)
+    for each in (A, B):
+        desk.say(register(each))
+    pass_time(desk, 3, A, B)
+    for each in (A, B):
+        desk.say(prepared(each, desk.state.proposal))
+    assert desk.state.gen is not None
+    assert desk.state.gen.members == (A, B)
+    desk.post(coord.Tick(), 60_000)
+    [_, condition] = no_part(desk)
+    assert "rank 2.0#0 (pid 4713 on node-2" in condition
+    assert "the job waits" not in condition
 
 
 def test_a_process_lives_since_its_agent_first_spoke_of_it() -> None:

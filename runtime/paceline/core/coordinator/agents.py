@@ -62,7 +62,7 @@ def from_agent(c: CoordinatorState, message: m.AgentMessage) -> bool:
 
 
 def _hello(c: CoordinatorState, pod: KnownPod, hello: m.AgentHello) -> None:
-    pod.connected = True
+    pod.connected, pod.host = True, hello.host
     pod.awake_ns = pod.heard_ns = c.now_ns
     pod.living = set(hello.living)
     here = {register.member for register in hello.registers}

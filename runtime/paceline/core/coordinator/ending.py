@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Final
 
 from paceline.core import messages as m
@@ -10,13 +9,13 @@ from paceline.core.coordinator import scripts
 from paceline.core.coordinator.events import NS_PER_S, JobEnded, ToAgent
 from paceline.core.coordinator.roster import KnownPod, KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
+from paceline.core.coordinator.wording import format_clock, named
 from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.snapshot import Kept
 from paceline.core.status import Outcome
 
 OVERTIME_NS: Final = 10 * NS_PER_S
 """A script that runs for longer after the release is named."""
-NAMED_MAX: Final = 4
 STATE_LOST: Final = "StateLost"
 
 
@@ -134,18 +133,12 @@ def running_scripts(c: CoordinatorState) -> str:
     ]
     if not running:
         return ""
-    listed = ", ".join(running[:NAMED_MAX])
-    more = f" and {len(running) - NAMED_MAX} others" if len(running) > NAMED_MAX else ""
     since = format_clock(c.wall_offset_s + c.released_ns / NS_PER_S)
     bound = c.config.finish_deadline_ns // NS_PER_S
     return (
-        f"all ranks were released at {since}, and the script of {listed}{more} has not returned; "
+        f"all ranks were released at {since}, and the script of {named(running)} has not returned; "
         f"it is killed {bound} s after the release (spec.finishDeadlineSeconds)"
     )
-
-
-def format_clock(wall_s: float) -> str:
-    return f"{datetime.fromtimestamp(wall_s, UTC):%H:%M:%S} UTC"
 
 
 def was_finished(c: CoordinatorState, kept: Kept) -> None:

@@ -6,7 +6,7 @@ from paceline.core.agent.network import worst
 from paceline.core.coordinator import ending, joining, scripts, silence
 from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState
-from paceline.core.messages import ATTEMPT_STRIDE, Network
+from paceline.core.messages import ATTEMPT_STRIDE, Network, pod_of
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import DropReason
 from paceline.core.status import Condition, Fact, RankPhase, RankStatus, Status, log_status
@@ -86,14 +86,21 @@ def _rank(c: CoordinatorState, member: MemberId, surplus: set[MemberId]) -> Rank
         state=RankPhase.STANDBY if member in surplus else _state(c, member, seen),
         rank=c.index.get(member),
         pid=seen.pid,
-        host=seen.register.host if seen.register else "",
+        host=_host(c, seen),
         version=seen.version,
         silent_ms=(c.now_ns - seen.heard_ns) // 1_000_000 if seen.heard_ns else 0,
         facts=_own(seen),
         carrier=seen.carrier,
-        why=seen.dead or seen.suspect,
+        why=seen.dead or seen.suspect or silence.unheard_since(c, seen),
         finished=seen.finished or seen.stopped is not None,
     )
+
+
+def _host(c: CoordinatorState, seen: KnownRank) -> str:
+    if seen.register is not None:
+        return seen.register.host
+    pod = c.roster.pods.get(pod_of(seen.member))
+    return pod.host if pod is not None else ""
 
 
 def _own(seen: KnownRank) -> dict[str, float]:
@@ -131,8 +138,10 @@ def _conditions(c: CoordinatorState) -> tuple[Condition, ...]:
     if c.gen is not None and not c.unstarted and c.outcome is None and c.due_ns is None:
         text = f"{len(c.gen.members)} ranks in generation {c.gen.id}"
         found.append(Condition("RingReady", "GenerationStarted", text, now))
+    unheard = []
     if c.outcome is None and (text := silence.never_heard(c)):
-        found.append(Condition("Degraded", "ScriptTakesNoPart", text, now))
+        unheard = [Condition("Degraded", "ScriptTakesNoPart", text, now)]
+    found += unheard if c.gen is not None else []
     if c.outcome is None and (text := silence.stuck_scripts(c)):
         found.append(Condition("Degraded", "ScriptStuck", text, now))
     if text := ending.running_scripts(c):
@@ -144,6 +153,8 @@ def _conditions(c: CoordinatorState) -> tuple[Condition, ...]:
         found.append(Condition("Degraded", "SamplesSkipped", text, now))
     if c.waits:
         found.append(Condition("Degraded", "WaitingForEvidence", c.waits, now))
+    if c.gen is None:
+        found += unheard  # the last of a type is the one that is shown where there is room for one
     if c.unsaved:
         found.append(Condition("Degraded", "CheckpointFailed", c.unsaved, now))
     k = c.settings.quorum

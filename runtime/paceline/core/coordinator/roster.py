@@ -87,6 +87,7 @@ class KnownPod:
 
     slot: int
     attempt: int
+    host: str = ""
     connected: bool = False
     awake_ns: int = 0
     """Since when it is heard without a long pause: before that it may have slept through what its
@@ -171,7 +172,12 @@ class Roster:
             if not (member in asked or seen.dismissed or seen.newborn or self.is_dead(member))
         )
         first = min(silent, default=None)
-        return "" if first is None else f"rank {first} is silent and not known dead"
+        if first is None:
+            return ""
+        seen = self.ranks[first]
+        if seen.register is None and seen.alive_ns is not None:
+            return f"rank {first} runs and has not registered yet, as pl.init() does"
+        return f"rank {first} is silent and not known dead"
 
     def of_pod(self, slot: int, attempt: int) -> list[KnownRank]:
         return [seen for member, seen in self.ranks.items() if pod_of(member) == (slot, attempt)]

@@ -19,6 +19,7 @@ from paceline.core.coordinator import ending
 from paceline.core.coordinator.events import NS_PER_MS, NS_PER_S, ToAgent, WakeAt
 from paceline.core.coordinator.roster import KnownPod, KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
+from paceline.core.coordinator.wording import format_clock, named
 from paceline.core.protocol.ids import NO_GENERATION
 
 RESTORE_NS: Final = 600 * NS_PER_S
@@ -104,8 +105,10 @@ def _kill_due_ns(c: CoordinatorState, seen: KnownRank, agent: KnownPod) -> int:
 
 
 def name_those_never_heard(c: CoordinatorState) -> None:
-    """A script that never calls `pl.init()` may work on its own for days. Nothing is done about it:
-    it may be reading its data before."""
+    """Report each rank once that has run for a minute and has not called `pl.init()`.
+
+    Its script may never call it and work on its own for days, or hang before it and hold up the
+    job. The rank is not ended: it may be reading its data, which can take an hour."""
     if c.phase is Phase.RELEASED:
         return
     new = [s for s in _never_heard(c) if not s.unheard and _init_due_ns(s) <= c.now_ns]
@@ -145,17 +148,42 @@ def _init_due_ns(seen: KnownRank) -> int:
 
 
 def never_heard(c: CoordinatorState) -> str:
-    """Who has worked for long without a word to the job; empty if nobody has."""
-    late = [s for s in _never_heard(c) if s.unheard]
+    """Return which ranks have run for a minute without `pl.init()`, where they run and what to do;
+    empty if there are none."""
+    late = sorted((s for s in _never_heard(c) if s.unheard), key=lambda s: s.member)
     if not late:
         return ""
-    names = ", ".join(str(member) for member in sorted(s.member for s in late))
-    who = f"rank {names} has" if len(late) == 1 else f"ranks {names} have"
+    one = len(late) == 1
+    names = named([f"{seen.member} ({_process(c, seen)})" for seen in late])
+    who = f"rank {names} has" if one else f"ranks {names} have"
+    held_up = f"; the job waits for {'it' if one else 'them'}" if c.gen is None and c.waits else ""
+    pid = late[0].pid or "PID"
     return (
-        f"{who} run for a minute without pl.init() or pl.ddp(): if the script does not call one of "
-        "them, each rank does its work alone (docs/porting.md shows the lines to add); if it still "
-        "reads its data, call pl.init() before that"
+        f"{who} run for a minute without pl.init() or pl.ddp(){held_up}. If the script hangs, "
+        f"`py-spy dump --pid {pid}` on its host or in its pod shows where, and `paceline logs` "
+        "shows what it wrote last; if it still reads its data, call pl.init() before that; if it "
+        "calls neither, each rank does its work alone (docs/porting.md shows the lines to add). "
+        "Only spec.activeDeadlineSeconds ends it"
     )
+
+
+def unheard_since(c: CoordinatorState, seen: KnownRank) -> str:
+    """Return since when a rank is known to run without `pl.init()`; empty within the first minute,
+    and once it has called it."""
+    if not seen.unheard or seen.register is not None or seen.alive_ns is None:
+        return ""
+    since = format_clock(c.wall_offset_s + seen.alive_ns / NS_PER_S)
+    return f"has not called pl.init() since {since}"
+
+
+def _process(c: CoordinatorState, seen: KnownRank) -> str:
+    """Return where a process can be found. Its pid is not known if its agent has reported it to an
+    earlier coordinator alone."""
+    agent = c.roster.pods.get(m.pod_of(seen.member))
+    pid = f"pid {seen.pid}" if seen.pid else "pid not known"
+    host = f" on {agent.host}" if agent is not None and agent.host else ""
+    assert seen.alive_ns is not None
+    return f"{pid}{host}, since {format_clock(c.wall_offset_s + seen.alive_ns / NS_PER_S)}"
 
 
 def name_a_stuck_script(c: CoordinatorState, seen: KnownRank) -> None:
@@ -169,9 +197,7 @@ def name_a_stuck_script(c: CoordinatorState, seen: KnownRank) -> None:
 def stuck_scripts(c: CoordinatorState) -> str:
     """Whose scripts have not come back to step(), with where they are; empty if there are none."""
     stuck = [(seen, seen.away) for seen in c.roster.present() if seen.away is not None]
-    told = [_stuck_script(c, seen, away) for seen, away in stuck[: ending.NAMED_MAX]]
-    more = len(stuck) - len(told)
-    return "; ".join(told) + (f"; and {more} others" if more > 0 else "")
+    return named([_stuck_script(c, seen, away) for seen, away in stuck], "; ")
 
 
 def _stuck_script(c: CoordinatorState, seen: KnownRank, away: m.Away) -> str:
@@ -179,7 +205,7 @@ def _stuck_script(c: CoordinatorState, seen: KnownRank, away: m.Away) -> str:
     where = f" ({away.file}, line {away.line})" if away.file else ""
     return (
         f"the script of rank {seen.member}{host} has not come back to step() since "
-        f"{ending.format_clock(away.since_s)}{where}; it is ended after "
+        f"{format_clock(away.since_s)}{where}; it is ended after "
         f"{c.config.step_deadline_ns // NS_PER_S} s (spec.stepDeadlineSeconds)"
     )
 

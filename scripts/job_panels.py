@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from paceline.core.protocol.records import DROP_MEANINGS
+
 from scripts.grafana import (
     COUNT,
     JOB,
@@ -618,9 +620,8 @@ FRESH: Final = Row(
         Panel(
             "Which samples were dropped?",
             COUNT,
-            "Samples never applied, so far, of the workers that run now. stale: older than maxAge. "
-            "nonfinite: NaN or Inf. skipped: the script made no step of the batch. revoked: a sum "
-            "with work that others had got.",
+            "Never applied so far, of the workers that run now. "
+            + " ".join(f"{reason}: {meaning}." for reason, meaning in DROP_MEANINGS.items()),
             (
                 Query(
                     or_zero(f"sum by (reason) (paceline_samples_dropped_total{J})", J, "reason"),

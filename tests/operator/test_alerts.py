@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from paceline.core.protocol.records import DROP_MEANINGS, DropReason
 
 from testing.telemetry import known
 
 ROOT = Path(__file__).parent.parent.parent
 RULES = ROOT / "charts/paceline/rules/paceline.yaml"
+MONITORING = (ROOT / "docs/monitoring.md").read_text()
 STEP_S, STEPS = 30, 140
 GROUPS = yaml.safe_load(RULES.read_text())["groups"]
 ALERTS = {rule["alert"]: rule for group in GROUPS for rule in group["rules"] if "alert" in rule}
@@ -76,7 +79,7 @@ TROUBLE: dict[str, dict[str, str]] = {
     # Three others wait for it, each for 9 seconds of 30.
     "PacelineStraggler": {'paceline_blamed_seconds_total{worker="1.0"}': "0+27"},
     "PacelineSamplesDropped": {
-        'paceline_samples_dropped_total{worker="1.0",reason="stale"}': "0+200"
+        'paceline_samples_dropped_total{worker="1.0",reason="failed"}': "0+200"
     },
     "PacelineGradientsNotFinite": {
         'paceline_samples_dropped_total{worker="1.0",reason="nonfinite"}': f"{LATE}32+0"
@@ -130,6 +133,18 @@ def test_rules_name_what_is_exported() -> None:
 
 def test_nothing_fires_while_all_is_well() -> None:
     assert told(QUIET)["firing"] == []
+
+
+@pytest.mark.parametrize("reason", sorted(set(DropReason) - {DropReason.NONFINITE}))
+def test_each_reason_to_drop_samples_counts_and_is_explained(reason: str) -> None:
+    """`failed` did not. A gradient that is not finite has an alert of its own."""
+    rule = ALERTS["PacelineSamplesDropped"]
+    assert 'reason!="nonfinite"' in rule["expr"]
+    runbook = rule["annotations"]["runbook"]
+    assert re.search(rf"\b{reason}\b[^.]*: ", runbook), runbook
+    [row] = [line for line in MONITORING.splitlines() if "`PacelineSamplesDropped`" in line]
+    assert f"*{reason}*" in row
+    assert set(DROP_MEANINGS) == set(DropReason)
 
 
 @pytest.mark.parametrize("alert", TROUBLE)

@@ -25,7 +25,7 @@ from paceline.core.collectives.conduct import Bits
 from paceline.core.collectives.schedules import ALGORITHMS
 from paceline.core.collectives.select import CLASS_NAMES, NATIVE
 from paceline.core.messages import Network
-from paceline.core.protocol.records import DropReason, GivenUp, Trigger
+from paceline.core.protocol.records import DROP_MEANINGS, DropReason, GivenUp, Trigger
 
 
 class Kind(StrEnum):
@@ -328,9 +328,9 @@ CATALOG: Final[tuple[Metric, ...]] = (
     _counter(
         "paceline_samples_dropped_total",
         _COMM,
-        "Samples of this rank that are never applied. reason: stale (older than maxAge), nonfinite "
-        "(NaN or Inf), skipped (the loop made no step of the batch), revoked (one sum with work "
-        "that others had got), failed (the script failed twice with the batch).",
+        "Samples of this rank that are never applied. reason: "
+        + ", ".join(f"{reason} ({meaning})" for reason, meaning in DROP_MEANINGS.items())
+        + ".",
         "reason",
     ),
     _counter(

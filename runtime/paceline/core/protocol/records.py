@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -76,6 +77,17 @@ class DropReason(StrEnum):
     """The user's loop took the batch and made no step of it (D1)."""
     FAILED = "failed"
     """The script failed with the batch on two ranks, and `failurePolicy` skips it (R56)."""
+
+
+DROP_MEANINGS: Final[dict[DropReason, str]] = {
+    DropReason.STALE: "older than maxAge",
+    DropReason.NONFINITE: "NaN or Inf",
+    DropReason.FOREIGN: "computed on weights that are not the job's",
+    DropReason.REVOKED: "one sum with work that others had got",
+    DropReason.SKIPPED: "the loop made no step of the batch",
+    DropReason.FAILED: "the script failed twice with the batch",
+}
+"""What each reason means, for users: in the help of metrics and in dashboards."""
 
 
 class Drop(Struct, frozen=True):

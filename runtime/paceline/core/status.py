@@ -336,6 +336,8 @@ class Status(Struct, frozen=True):
     """Processes that an agent has started in the place of another one, in the pods known here."""
     script_failures: tuple[ScriptFailure, ...] = ()
     """Latest last; the last ones of many."""
+    unsaved: str = ""
+    """Which rank could not write the last checkpoint, and why; empty if it was written."""
     stopping: bool = False
     """A rank has committed the stop round: a pod that ends from now on is not replaced."""
     released: bool = False

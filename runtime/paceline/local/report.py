@@ -146,11 +146,9 @@ def _checkpoints(status: Status) -> str:
 
 def _unsaved(status: Status) -> str:
     """That the weights of the end are on no disk; empty if they are, or if nobody asked for it."""
-    why = [x.message for x in status.conditions if x.reason == "CheckpointFailed"]
-    if not why:
+    if not status.unsaved:
         return ""
-    what, _, _ = why[0].partition("; training goes on")
-    return f"{what}; set spec.checkpoint.required: true to make this an error"
+    return f"{status.unsaved}; set spec.checkpoint.required: true to make this an error"
 
 
 def verdict(job: str, outcome: Outcome, *, interrupted: bool) -> str:

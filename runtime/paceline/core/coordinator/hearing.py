@@ -13,6 +13,7 @@ from paceline.core.coordinator import changing, ending, silence
 from paceline.core.coordinator.events import NS_PER_S, Retire
 from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState, Phase
+from paceline.core.coordinator.wording import GOES_ON
 from paceline.core.protocol.ids import NO_GENERATION, GenerationId, MemberId
 from paceline.core.protocol.records import Request
 from paceline.core.protocol.rows import members_of
@@ -261,10 +262,10 @@ def _saved(c: CoordinatorState, message: m.Saved) -> None:
     elif message.problem:
         c.unsaved = (
             f"rank {message.member} could not write the checkpoint of version "
-            f"{message.version}: {message.problem}; training goes on, the one before stays"
+            f"{message.version}: {message.problem}"
         )
         if not before:
-            c.happened("CheckpointFailed", c.unsaved)
+            c.happened("CheckpointFailed", f"{c.unsaved}; {GOES_ON}")
     elif before:
         c.happened("CheckpointWritten", f"checkpoints are written again, version {message.version}")
 

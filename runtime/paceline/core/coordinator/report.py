@@ -6,6 +6,7 @@ from paceline.core.agent.network import worst
 from paceline.core.coordinator import ending, joining, scripts, silence
 from paceline.core.coordinator.roster import KnownRank
 from paceline.core.coordinator.state import CoordinatorState
+from paceline.core.coordinator.wording import GOES_ON
 from paceline.core.messages import ATTEMPT_STRIDE, Network, pod_of
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.records import DropReason
@@ -49,6 +50,7 @@ def status(c: CoordinatorState) -> Status:
         conditions=_conditions(c),
         restarts=_restarts(c),
         script_failures=scripts.status(c),
+        unsaved=c.unsaved,
         stopping=any(s.stopped for s in c.roster.ranks.values()) or c.released is not None,
         released=c.proven,
         outcome=c.outcome,
@@ -156,7 +158,7 @@ def _conditions(c: CoordinatorState) -> tuple[Condition, ...]:
     if c.gen is None:
         found += unheard  # the last of a type is the one that is shown where there is room for one
     if c.unsaved:
-        found.append(Condition("Degraded", "CheckpointFailed", c.unsaved, now))
+        found.append(Condition("Degraded", "CheckpointFailed", f"{c.unsaved}; {GOES_ON}", now))
     k = c.settings.quorum
     active = len(c.gen.active) if c.gen else 0
     if c.gen is not None and k > active:

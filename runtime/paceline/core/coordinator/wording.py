@@ -8,6 +8,8 @@ from typing import Final
 
 NAMED_MAX: Final = 4
 """How many ranks one message names at most."""
+GOES_ON: Final = "training goes on, the one before stays"
+"""What follows a checkpoint that could not be written."""
 
 
 def format_clock(wall_s: float) -> str:

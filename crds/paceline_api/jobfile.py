@@ -17,7 +17,12 @@ from msgspec import Raw, Struct
 from paceline_api.errors import JobFileError
 from paceline_api.names import ENV_SPEC
 from paceline_api.rounds import RoundSettings
-from paceline_api.settings import FailureRuleSettings, ResolvedJob
+from paceline_api.settings import (
+    FINISH_DEADLINE_S,
+    STEP_DEADLINE_S,
+    FailureRuleSettings,
+    ResolvedJob,
+)
 from paceline_api.types.enums import Wire
 
 JOB_FILE: Final = "job.json"
@@ -52,9 +57,9 @@ class JobFile(Struct, frozen=True, kw_only=True, rename="camel"):
     wire: Wire
     """spec.collective.wire."""
     backoff_limit: int
-    finish_deadline_ns: int = 600 * 10**9
+    finish_deadline_ns: int = FINISH_DEADLINE_S * 10**9
     """spec.finishDeadlineSeconds."""
-    step_deadline_ns: int = 1800 * 10**9
+    step_deadline_ns: int = STEP_DEADLINE_S * 10**9
     """spec.stepDeadlineSeconds."""
     failure_rules: tuple[FailureRuleSettings, ...]
     """Of spec.failurePolicy: which deaths of ranks do not count, or end the job."""

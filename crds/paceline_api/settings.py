@@ -7,6 +7,7 @@ dataclasses, enums, numbers and text: a rank reads it without loading what valid
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from paceline_api.types.enums import (
     Backend,
@@ -19,6 +20,10 @@ from paceline_api.types.enums import (
     StragglerResponse,
     Wire,
 )
+
+FINISH_DEADLINE_S: Final = 600
+STEP_DEADLINE_S: Final = 1800
+"""Defaults of spec.finishDeadlineSeconds and spec.stepDeadlineSeconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from paceline_api.names import DEFAULT_MANAGER
+from paceline_api.settings import FINISH_DEADLINE_S, STEP_DEADLINE_S
 from paceline_api.types.collective import Collective
 from paceline_api.types.enums import CleanPodPolicy
 from paceline_api.types.model import (
@@ -110,11 +111,11 @@ class TrainingJobSpec(Model):
     active_deadline_seconds: Positive | None = behaviour()
     """Seconds after its start at which a job that still runs fails. Default: no limit."""
 
-    finish_deadline_seconds: Positive | None = behaviour(600)
+    finish_deadline_seconds: Positive | None = behaviour(FINISH_DEADLINE_S)
     """Seconds that the script of a rank may still take after all ranks have the final weights, to
     evaluate and to save. Then its processes are killed; the job is Complete all the same."""
 
-    step_deadline_seconds: Positive | None = behaviour(1800)
+    step_deadline_seconds: Positive | None = behaviour(STEP_DEADLINE_S)
     """Seconds that the script of a rank may take between two calls of step(), to load and compute a
     batch and for whatever else it does outside of pl.evaluating(). Then the rank is ended, which
     counts as a failure of its script."""

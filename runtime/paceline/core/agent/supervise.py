@@ -19,7 +19,7 @@ from typing import Final
 
 from paceline_api.errors import EXIT_FAILURE
 from paceline_api.failures import ruled
-from paceline_api.settings import FailureRuleSettings
+from paceline_api.settings import FINISH_DEADLINE_S, FailureRuleSettings
 from paceline_api.types.enums import FailureAction
 
 from paceline.core.agent.exits import (
@@ -225,7 +225,7 @@ class Limits:
     drain_ns: int
     rules: tuple[FailureRuleSettings, ...] = ()
     """Of `failurePolicy`: which failures do not count."""
-    finish_ns: int = 600 * NS_PER_S
+    finish_ns: int = FINISH_DEADLINE_S * NS_PER_S
     """How long a script may run after its rank was released."""
 
 

@@ -7,7 +7,12 @@ from typing import Final
 
 from msgspec import Struct
 from paceline_api.rounds import RoundSettings
-from paceline_api.settings import FailureRuleSettings, StragglerSettings
+from paceline_api.settings import (
+    FINISH_DEADLINE_S,
+    STEP_DEADLINE_S,
+    FailureRuleSettings,
+    StragglerSettings,
+)
 
 from paceline.core import messages as m
 from paceline.core.coordinator.pace import Pace
@@ -39,9 +44,9 @@ class Config:
     """Silence after which a rank is suspect; also the bound of every answer it owes (R6)."""
     connect_timeout_ns: int = CONNECT_NS
     """Bound of the members' own waiting for each other after COMMIT."""
-    finish_deadline_ns: int = 600 * NS_PER_S
+    finish_deadline_ns: int = FINISH_DEADLINE_S * NS_PER_S
     """How long scripts may run after the release; their agents see to it."""
-    step_deadline_ns: int = 1800 * NS_PER_S
+    step_deadline_ns: int = STEP_DEADLINE_S * NS_PER_S
     """How long a script may take between two calls of step(); its rank sees to it."""
     checkpoint_required: bool = False
     """A checkpoint that cannot be written fails the job."""

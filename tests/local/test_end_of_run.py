@@ -11,31 +11,13 @@ import pytest
 
 from testing.processes.history import ForkServer, History, check
 from testing.processes.runs import ForkedRun
+from tests.local.stuck_script import LOOP, READ, stuck_script
 
 pytestmark = pytest.mark.processes
 
-SCRIPT = """
-import os, time
-if os.environ["PACELINE_MEMBER"].startswith("2."):
-    print("still importing", flush=True)
-    time.sleep(600)
-import torch
-import paceline as pl
-
-pl.init()
-model = torch.nn.Linear(4, 1)
-data = torch.utils.data.TensorDataset(torch.ones(64, 4), torch.ones(64, 1))
-optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
-loader = pl.DataLoader(data, batch_size=8, seed=0)
-for epoch in loader.epochs(1):
-    for x, y in loader:
-        torch.nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
-"""
-
 
 def test_a_rank_that_is_still_importing_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "train.py").write_text(stuck_script(before="RANK == 2"))
     options = ["--replicas", "3", "--set", "spec.elasticity.settleSeconds=1"]
     run = ForkedRun(tmp_path, "[python, train.py]", *options, "--run-dir", "run")
     code, said = run.wait()
@@ -50,17 +32,9 @@ def test_a_rank_that_is_still_importing_does_not_hold_up_the_end(tmp_path: Path)
     assert not [h for h in status["happenings"] if h["reason"] == "RankDied"]
 
 
-STUCK = (
-    SCRIPT.replace('"2."', '"9."')
-    + """
-if os.environ["PACELINE_MEMBER"].startswith("1."):
-    print("stuck behind the loop", flush=True)
-    {how}
-"""
-)
 FOREVER = {
-    "loop": "while True: pass",
-    "read": "os.read(os.pipe()[0], 1)",
+    "loop": LOOP,
+    "read": READ,
     "deaf": "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)",
 }
 
@@ -70,7 +44,7 @@ def test_a_script_that_does_not_return_is_named_and_ended_and_the_job_is_complet
     tmp_path: Path, how: str
 ) -> None:
     """The run waited for it for ever, and said nothing after "Released"."""
-    (tmp_path / "train.py").write_text(STUCK.format(how=FOREVER[how]))
+    (tmp_path / "train.py").write_text(stuck_script(FOREVER[how], behind="RANK == 1"))
     options = ["--set", "spec.finishDeadlineSeconds=4", "--run-dir", "run"]
     code, said = ForkedRun(tmp_path, "[python, train.py]", *options).wait()
     assert code == 0, said
@@ -84,7 +58,7 @@ def test_a_script_that_does_not_return_is_named_and_ended_and_the_job_is_complet
 
 def test_the_bound_of_a_script_holds_when_the_run_is_killed(tmp_path: Path) -> None:
     """Agent, launcher and rank stayed for good, one of them using a core."""
-    (tmp_path / "train.py").write_text(STUCK.format(how=FOREVER["loop"]))
+    (tmp_path / "train.py").write_text(stuck_script(LOOP, behind="RANK == 1"))
     run = ForkedRun(tmp_path, "[python, train.py]", "--set", "spec.finishDeadlineSeconds=6")
     try:
         run.until("stuck behind the loop")

@@ -7,33 +7,15 @@ from pathlib import Path
 import pytest
 
 from testing.processes.runs import ForkedRun, forked_paceline
+from tests.local.stuck_script import LINE_INSIDE, LOOP, READ, stuck_script
 
 pytestmark = pytest.mark.processes
 
-SCRIPT = """\
-import os, time, torch
-import paceline as pl
-
-pl.init()
-RANK, ATTEMPT = map(int, os.environ["PACELINE_MEMBER"].replace("#", ".").split(".")[::2])
-model = torch.nn.Linear(4, 1)
-data = torch.utils.data.TensorDataset(torch.ones(64, 4), torch.ones(64, 1))
-optimizer = pl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
-loader = pl.DataLoader(data, batch_size=4, seed=0)
-for epoch in loader.epochs(2):
-    for x, y in loader:
-        torch.nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
-        if WHERE:
-            HOW
-"""
-LOOP, READ = "while True: pass", "os.read(os.pipe()[0], 1)"
-LINE = SCRIPT[: SCRIPT.index("HOW")].count("\n") + 1
 DEADLINE = "--set=spec.stepDeadlineSeconds=4"
 
 
 def run(folder: Path, where: str, how: str, *words: str) -> tuple[int, str]:
-    (folder / "train.py").write_text(SCRIPT.replace("WHERE", where).replace("HOW", how))
+    (folder / "train.py").write_text(stuck_script(how, inside=where))
     call = ForkedRun(folder, "[python, train.py]", DEADLINE, "--run-dir", "run", *words)
     return call.wait()
 
@@ -53,9 +35,11 @@ def test_a_rank_that_is_stuck_in_a_batch_is_named_and_ended_and_its_batch_is_mad
     assert "job job: Complete" in said
     [named] = [line for line in said.splitlines() if "ScriptStuck: the script of" in line]
     assert "the script of rank 1.0#0 on " in named
-    assert f"train.py, line {LINE}); it is ended after 4 s (spec.stepDeadlineSeconds)" in named
+    assert (
+        f"train.py, line {LINE_INSIDE}); it is ended after 4 s (spec.stepDeadlineSeconds)" in named
+    )
     bound = "step() was not called for 4 s, spec.stepDeadlineSeconds"
-    stuck = f"ScriptStuck: {bound} (train.py, line {LINE})"
+    stuck = f"ScriptStuck: {bound} (train.py, line {LINE_INSIDE})"
     [died] = [line for line in said.splitlines() if "RankDied: " in line]
     assert f"rank 1.0#0: {stuck}" in died
     assert "SCRIPT FAILED" in said
@@ -70,4 +54,4 @@ def test_a_script_that_is_stuck_on_all_ranks_ends_the_job_with_its_line(tmp_path
     assert "Failed (ScriptFailed)" in said
     last = next(line for line in reversed(said.splitlines()) if line.startswith("error: "))
     assert "ScriptStuck: step() was not called for 4 s" in last
-    assert f"train.py, line {LINE}) on ranks " in last
+    assert f"train.py, line {LINE_INSIDE}) on ranks " in last

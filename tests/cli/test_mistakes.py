@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
+from signal import SIGINT
 
 import pytest
 
@@ -352,13 +354,18 @@ for epoch in loader.epochs({epochs}):
 """
 
 
-def fail(folder: Path, *words: str, **parts: str) -> tuple[int, str, str]:
-    """Exit code, output and what `paceline explain` says first. `words`: more of the command."""
+def failing_script(**parts: str) -> str:
+    """Return `FAILING` with these parts, and the usual ones for the others."""
     script = FAILING
     for name in ("before", "item", "workers", "epochs", "body", "after"):
         usual = {"before": "", "workers": "0", "epochs": "6"}.get(name, "pass")
         script = script.replace(f"{{{name}}}", parts.get(name, usual))
-    (folder / "train.py").write_text(script)
+    return script
+
+
+def fail(folder: Path, *words: str, **parts: str) -> tuple[int, str, str]:
+    """Exit code, output and what `paceline explain` says first. `words`: more of the command."""
+    (folder / "train.py").write_text(failing_script(**parts))
     words = words or ("--set=spec.replicas=3",)
     code, said = ForkedRun(folder, "[python, train.py]", "--quiet", *words).wait()
     _, explained = forked_paceline(folder, "explain", str(next((folder / "runs").iterdir())))
@@ -430,3 +437,50 @@ def test_a_batch_with_which_the_script_fails_can_be_given_up(tmp_path: Path) -> 
         for part in ("OSError: [Errno 5] bad sector", "line 11)", " 77"):
             assert part in text
     assert "4 samples were given up: the script failed twice with their batch" in said
+
+
+def newest_checkpoint(folder: Path) -> int:
+    names = [path.name[1:] for path in (folder / "saved").glob("v*")]
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+@pytest.mark.exhaustive
+def test_a_batch_that_was_given_up_stays_so_after_a_resume(tmp_path: Path) -> None:
+    """The checkpoint keeps that it was given up (R56): it is not dealt again, and counts once."""
+    bad = tmp_path / "bad"
+    bad.touch()
+    checkpoint = json.dumps({"path": "saved", "everyRounds": 1})
+    words = (
+        *("--set=spec.replicas=3", "--set=spec.failurePolicy.maxSkippedBatches=1"),
+        *("--quiet", f"--set=spec.checkpoint={checkpoint}"),
+    )
+    exists = f"os.path.exists({str(bad)!r})"
+    script = failing_script(
+        item=f"if i == 77 and {exists}: raise OSError(5, 'bad sector')",
+        body=f"time.sleep(0.5 if {exists} else 0)",
+        epochs="2",
+    )
+    (tmp_path / "train.py").write_text(script)
+    first = ForkedRun(tmp_path, "[python, train.py]", "--run-dir=runs/first", *words)
+    try:
+        first.until("BatchSkipped")
+        enough = newest_checkpoint(tmp_path) + 4
+        end = time.monotonic() + LIMIT_S
+        while newest_checkpoint(tmp_path) < enough:  # by then the rank that got it has dropped it
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        first.process.send_signal(SIGINT)
+        code, said = first.wait()
+    finally:
+        first.process.close()
+    assert code == 130, said
+    before = json.loads((tmp_path / "runs/first/status.json").read_text())["log"]
+    assert before["samples_dropped"]["failed"] == 4
+    assert before["samples_applied"] < 236, "the epoch with the batch was not over"
+    bad.unlink()  # if the batch were dealt again, the script would not fail with it
+    code, said = ForkedRun(tmp_path, "[python, train.py]", "--run-dir=runs/second", *words).wait()
+    assert code == 0, said
+    after = json.loads((tmp_path / "runs/second/status.json").read_text())["log"]
+    assert {name: n for name, n in after["samples_dropped"].items() if n} == {"failed": 4}
+    assert after["samples_applied"] == 2 * 240 - 4
+    assert (after["epochs_exact"], after["epochs_short"]) == (1, 1)

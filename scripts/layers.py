@@ -1,7 +1,8 @@
 """In which layer a test runs, read from the marks in its source without importing it.
 
-The layers are `make test-fast`, `make test` and `make test-all`. A test that needs processes is not
-in the fast one; one that is exhaustive, or of which every case is, runs in `make test-all` only.
+The layers are `make test-fast`, `make test` and `make test-all`. A test that needs processes or
+takes long is not in the fast one; one that is exhaustive, or of which every case is, runs in
+`make test-all` only.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final
 from scripts.parsed import tree_of
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-SLOW_MARKS: Final = frozenset({"processes", "cluster_programs"})
+SLOW_MARKS: Final = frozenset({"processes", "cluster_programs", "long"})
 EXHAUSTIVE: Final = "exhaustive"
 OUTSIDE: Final = ("tests/benchmarks/",)
 """Folders that none of the three collects; see `collect_ignore` in tests/conftest.py."""

@@ -291,7 +291,8 @@ fifths of the examples | 12 minutes; 20 the first time, when it builds a Kuberne
 | `make test-all` | the checks, and all tests | 45 minutes |
 
 The layer of a test follows from its marks. `processes` is for whatever starts a process: a rank, an
-agent, an operator, a Kubernetes; `cluster_programs` is for what `make cluster-programs` builds.
+agent, an operator, a Kubernetes; `cluster_programs` is for what `make cluster-programs` builds;
+`long` is for other tests of more than a second and a half.
 `exhaustive` is for a test or a case that widens what another test shows: more channels, sizes,
 modes or nodes, or a whole life of a job whose parts other tests show.
 

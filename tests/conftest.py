@@ -1,8 +1,8 @@
 """What holds for the whole test run: its layers, the order of the tests, and what a skip means.
 
 A stage is a folder of tests/. The layers are marks: `make test-fast` runs what has no mark
-`processes`, `make test` everything without the mark `exhaustive`, `make test-all` everything
-(docs/testing.md).
+`processes` or `long`, `make test` everything without the mark `exhaustive`, `make test-all`
+everything (docs/testing.md).
 
 Tests without processes run first, so that a broken decision is not first seen as a hanging process.
 The others follow, the longest first, so that no long test is left alone at the end

@@ -96,6 +96,7 @@ def none_of(wrong: Iterable[str], remedy: str) -> None:
     assert not found, f"{remedy}\n  {found}"
 
 
+@pytest.mark.long
 def test_every_module_says_what_it_is_for() -> None:
     none_of(
         (name for name, tree in sources().items() if tree.body and not ast.get_docstring(tree)),

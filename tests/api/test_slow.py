@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline_api.settings import StragglerSettings
@@ -54,6 +55,7 @@ def test_the_slowest_first_and_the_faster_of_two_is_the_norm() -> None:
 
 
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.floats(0.001, 10.0), min_size=1))
+@pytest.mark.long
 def test_never_more_than_half_are_slow(steps: dict[str, float]) -> None:
     found = look(1e6, dict.fromkeys(steps, 0.0), **steps)
     assert len(found.slow) <= len(steps) // 2

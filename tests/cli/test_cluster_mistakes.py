@@ -129,6 +129,7 @@ def test_waiting_follows_a_watch_to_its_end(
 
 
 @pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.long
 def test_who_watches_asks_for_figures(
     paceline: Call, server: ScriptedServer, allowed: bool
 ) -> None:

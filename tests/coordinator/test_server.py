@@ -418,6 +418,7 @@ def test_told_to_go_it_goes_at_once_where_nobody_is_left() -> None:
     run(go())
 
 
+@pytest.mark.long
 def test_told_to_go_it_sees_off_those_who_leave_too() -> None:
     """C5: the whole job goes, and nobody waits for a coordinator that is there no more."""
 

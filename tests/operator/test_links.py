@@ -97,6 +97,7 @@ async def coordinator(
         await runner.cleanup()
 
 
+@pytest.mark.long
 def test_a_connection_costs_little_memory() -> None:
     async def scenario() -> float:
         heard = Heard()

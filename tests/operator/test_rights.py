@@ -69,6 +69,7 @@ def test_the_words_of_a_proxy_are_shown_as_they_are() -> None:
     assert words_of(b'{"reason": "Forbidden", "message": "no"}') == ("Forbidden", "no")
 
 
+@pytest.mark.long
 def test_without_a_right_on_jobs_the_operator_ends_with_what_to_do(world: Inside) -> None:
     take_right(world, PLURAL)
     world.settle(DENIED_S / 2)

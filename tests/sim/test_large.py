@@ -38,6 +38,7 @@ def test_256_ranks_lose_nothing_with_heads_that_die_and_freeze() -> None:
     assert log.id.counter >= 4, "three changes at least"
 
 
+@pytest.mark.long
 def test_a_start_and_a_change_take_as_long_as_the_hops_and_states_in_them() -> None:
     """Limits of a job of 1,024 ranks (docs/scale.md); states go in a tree, so that the eighth part
     of the ranks takes three steps of it less."""

@@ -115,6 +115,7 @@ def test_a_main_thread_that_hangs_for_ever_blocks_nobody() -> None:
         assert sim.finished[0].state.log.ledger.total().applied == CLEAN.plan.samples
 
 
+@pytest.mark.long
 def test_troubled_jobs_hold_every_promise() -> None:
     for seed in range(4 * SEEDS):
         world, faults = troubled(seed)
@@ -123,6 +124,7 @@ def test_troubled_jobs_hold_every_promise() -> None:
 
 
 @pytest.mark.parametrize("rules", [FULL, QUORUM], ids=["Full", "Quorum"])
+@pytest.mark.long
 def test_a_death_at_every_step_of_a_round(rules: RoundSettings) -> None:
     world = World(replicas=3, settings=rules, leases=12)
     times = event_times(world, 11, [], 165, 195)
@@ -178,6 +180,7 @@ def test_r36_what_was_named_is_not_added_to(monkeypatch: pytest.MonkeyPatch) -> 
     assert breaks(SLOW)
 
 
+@pytest.mark.long
 def test_r37_the_next_step_waits_for_the_gradient_before(monkeypatch: pytest.MonkeyPatch) -> None:
     world = dataclasses.replace(CLEAN, slow={0: 4.0})
     assert not breaks(world)
@@ -198,6 +201,7 @@ def most_ahead(world: World) -> int:
     return max(counts)
 
 
+@pytest.mark.long
 def test_r37_arrive_names_what_is_under_way_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

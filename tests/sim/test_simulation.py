@@ -56,6 +56,7 @@ def test_a_job_without_faults_completes_on_all_ranks(world: World, seed: int) ->
 
 @bounded(500)
 @given(worlds(), seeds, faults())
+@pytest.mark.long
 def test_whatever_happens_the_promises_hold(world: World, seed: int, what: list[Fault]) -> None:
     sim = run(world, seed, what)
     assert sim.finished or sim.outcomes & TRUE_VERDICTS
@@ -65,6 +66,7 @@ def test_whatever_happens_the_promises_hold(world: World, seed: int, what: list[
 
 @bounded(150)
 @given(worlds(), seeds, faults(most=2), faults_at_the_end())
+@pytest.mark.long
 def test_what_is_complete_stays_complete(
     world: World, seed: int, what: list[Fault], at_the_end: list[Fault]
 ) -> None:
@@ -115,6 +117,7 @@ def test_a_mistake_of_the_script_ends_the_job_on_the_second_rank_that_meets_it(
         *(Kind.JOIN, Kind.WIPE, Kind.DRAIN, Kind.HANG),
     ),
 )
+@pytest.mark.long
 def test_a_batch_with_which_scripts_fail_is_given_up_and_counted(
     world: World, seed: int, most: int, what: list[Fault]
 ) -> None:
@@ -345,6 +348,7 @@ def test_only_allowed_sizes_train(world: World, seed: int, what: list[Fault]) ->
 
 @bounded(150)
 @given(worlds(), seeds, faults(Kind.WIPE, Kind.CRASH, Kind.LOSE, Kind.JOIN, most=5))
+@pytest.mark.long
 def test_all_ranks_die_and_a_checkpoint_brings_the_job_to_its_end(
     world: World, seed: int, what: list[Fault]
 ) -> None:
@@ -402,6 +406,7 @@ def test_a_death_at_every_step_of_a_round(mode: Mode) -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.JOIN, Kind.DRAIN, Kind.CRASH])
+@pytest.mark.long
 def test_a_death_at_every_step_of_a_generation_change(kind: Kind) -> None:
     settings = RoundSettings(mode=Mode.QUORUM, quorum=2, bench_after_ns=300 * MS)
     world = World(replicas=3, settings=settings, leases=30)

@@ -86,6 +86,7 @@ def test_the_same_job_streamed_and_not_applies_the_same() -> None:
     assert ends[0] == ends[1]
 
 
+@pytest.mark.long
 def test_troubled_jobs_hold_every_promise_and_some_rounds_are_void() -> None:
     void = streamed = 0
     for seed in range(SEEDS):
@@ -121,6 +122,7 @@ def voids(history: list[Go]) -> int:
     return sum(go.void for go in history)
 
 
+@pytest.mark.long
 def test_where_somebody_is_late_in_each_round_few_are_void() -> None:
     history = rounds_with_somebody_late()
     assert 2 <= voids(history[:50]) <= 10, "all learn it soon"
@@ -253,6 +255,7 @@ def test_r33_patience_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert breaks(world, *hang)
 
 
+@pytest.mark.long
 def test_r33_whoever_gave_it_up_all_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
     def only_its_own(rank: RankState, own: GivenUp | None) -> None:
         s = rank.stream
@@ -266,6 +269,7 @@ def test_r33_whoever_gave_it_up_all_back_off(monkeypatch: pytest.MonkeyPatch) ->
     assert voids(history[50:]) > len(history[50:]) / 20
 
 
+@pytest.mark.long
 def test_r33_patience_is_not_learnt_from_waiting_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

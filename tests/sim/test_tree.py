@@ -101,6 +101,7 @@ def test_a_head_must_pass_on_what_completes_its_group(monkeypatch: pytest.Monkey
         run(SMALL, 1, [])
 
 
+@pytest.mark.long
 def test_a_head_tells_the_starter_in_few_messages() -> None:
     """Where everybody is needed: one with the whole group, and those of slow ranks in between."""
     ranks = TREE_ABOVE + 17

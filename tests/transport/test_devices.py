@@ -149,6 +149,7 @@ def test_why_nccl_is_not_taken_is_told(crews: list[Crew]) -> None:
     assert "rank 0 cannot use nccl" in mixed.ranks[1].describe()["left out.nccl"]
 
 
+@pytest.mark.long
 def test_where_one_rank_cannot_wire_nccl_all_go_through_host_memory(crews: list[Crew]) -> None:
     crew = Crew((GPU, "a"), (OTHER, "b"), (GPU, "c"))
     crews.append(crew)

@@ -236,6 +236,7 @@ def test_a_machine_without_room_for_the_addresses_is_named_and_auto_goes_on(
     assert open_files() == before
 
 
+@pytest.mark.long
 def test_a_rank_that_cannot_map_the_others_holds_nobody_and_keeps_nothing(
     made: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +271,7 @@ def test_a_rank_that_cannot_map_the_others_holds_nobody_and_keeps_nothing(
     assert open_files() == before
 
 
+@pytest.mark.long
 def test_a_rank_at_its_limit_of_open_files_takes_no_half_of_the_descriptors() -> None:
     here, there = socket.socketpair()
     there.setblocking(False)
@@ -383,6 +385,7 @@ def open_files() -> list[str]:
     return sorted(name for name in found if "memfd:paceline" in name or "eventfd" in name)
 
 
+@pytest.mark.long
 def test_nothing_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
     before, mapped = open_files(), Path("/proc/self/maps").read_text().count("memfd:paceline")

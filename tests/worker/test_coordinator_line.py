@@ -162,6 +162,7 @@ def test_a_word_of_any_size_arrives() -> None:
             assert agent.wait(word) == Said(1, word)
 
 
+@pytest.mark.long
 def test_figures_come_as_often_as_is_wanted() -> None:
     with lined(Rank()) as (_, agent):
         agent.tell(Introduce(1), BeatEvery(ms=3_600_000, figures=1))

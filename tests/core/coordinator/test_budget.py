@@ -43,6 +43,7 @@ def test_a_beat_of_a_pod_costs_the_same_for_any_number_of_pods(crowds: dict[int,
     assert max(counts.values()) < 100 * PROCS, f"all alike but for chance: {counts}"
 
 
+@pytest.mark.long
 def test_a_second_of_beats_is_bounded(crowds: dict[int, Crowd]) -> None:
     """The looks at all ranks that time alone asks for are in it: in this span everybody would be
     silent for too long."""
@@ -94,6 +95,7 @@ def test_a_change_of_the_membership_costs_a_bounded_amount_per_rank(
     assert cost[2] < LINEAR * cost[1], counts
 
 
+@pytest.mark.long
 def test_a_start_costs_a_bounded_amount_per_rank() -> None:
     """All register within a second: a fixed number of looks at all of them (R42), each linear."""
     counts = {ranks: count_steps(Crowd(ranks).start) for ranks in SIZES}

@@ -465,6 +465,7 @@ def test_a_generation_never_ends_a_job_that_feeds_itself() -> None:
 # ---- I18 -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_counters_run_past_two_to_the_sixteen() -> None:
     """One rank on the fast path: machine, log, ledger and scheduler for 66,000 rounds."""
     rank = Rank(member(0), pid=1, host="h", endpoints=Endpoints("t", "d"))

@@ -14,6 +14,7 @@ import os
 import runpy
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,7 @@ from testing.processes.fork_server_shim import ENV_FORK_SERVER
 
 SHIM = Path(__file__).with_name("fork_server_shim.py")
 STATUS_FD = 3
+CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 
 
 class Forked:
@@ -137,7 +139,7 @@ def agent(runner: int) -> int:
 
 
 def become_rank(name: str, key: str, agent_pid: int) -> int:
-    """What `agent.shim` does in a rank, up to its exec."""
+    """What `agent.shim` does in a rank; only what is no script of Python is executed."""
     shim._die_with_parent(agent_pid)
     line = shim._connect(name, key, "rank")
     line.settimeout(shim.ANSWER_S)
@@ -150,11 +152,16 @@ def become_rank(name: str, key: str, agent_pid: int) -> int:
         wanted = json.load(file)
     shim._take_over(stdout, stderr, record, talk, line)
     shim._join_group(group)
-    line.detach()
     os.environ.update(wanted["env"])
-    if wanted["dir"]:
-        os.chdir(wanted["dir"])
+    shim._enter(line, wanted["dir"])
+    if not _is_script(wanted["argv"]):
+        shim._execute(line, wanted["argv"])
+    line.detach()
     return script(wanted["argv"])
+
+
+def _is_script(argv: Sequence[str]) -> bool:
+    return Path(argv[0]).name.startswith("python") and not argv[1].startswith("-")
 
 
 def script(argv: Sequence[str]) -> int:
@@ -208,6 +215,20 @@ def call(*words: str) -> int:
     sys.argv = ["paceline", *words]
     command_line()
     return 0
+
+
+def call_inside(commands: str, *words: str) -> int:
+    """The command line, where `commands` of a shell have been run; what they mount only its own
+    processes see."""
+    user, group = os.geteuid(), os.getegid()
+    if ctypes.CDLL(None).unshare(CLONE_NEWNS | (CLONE_NEWUSER if user else 0)) != 0:
+        raise PermissionError("no right to mount")
+    if user:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+    subprocess.run(["sh", "-ec", f"mount --make-rprivate /; {commands}"], check=True)
+    return call(*words)
 
 
 def _run_by(below: str) -> Callable[..., Forked]:

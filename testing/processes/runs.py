@@ -84,17 +84,14 @@ class Run:
         folder: Path,
         command: str,
         *words: str,
-        name: str = "job",
-        before: str = "",
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """`before`: commands of a shell that may mount what only this run sees. `env`: all of it,
-        instead of that of the tests."""
+        """`env`: all of it, instead of that of the tests."""
         self.folder = folder
-        self.mark = f"paceline-test-{os.getpid()}-{folder.name}-{name}"
-        (folder / f"{name}.yaml").write_text(JOB.format(name=name, command=command, mark=self.mark))
+        self.mark = f"paceline-test-{os.getpid()}-{folder.name}"
+        (folder / "job.yaml").write_text(JOB.format(name="job", command=command, mark=self.mark))
         self.process = subprocess.Popen(
-            [*(inside(before) if before else ()), PACELINE, "run", f"{name}.yaml", *words],
+            [PACELINE, "run", "job.yaml", *words],
             cwd=folder,
             env={**(os.environ if env is None else env), "MARK": self.mark},
             stdout=subprocess.PIPE,
@@ -125,32 +122,51 @@ class Run:
 
 
 class ForkedRun:
-    """One `paceline run` of a script; its processes are forked."""
+    """One `paceline run`; its processes are forked, but for ranks that are no script of Python."""
 
     def __init__(
         self,
         folder: Path,
         command: str,
         *words: str,
+        name: str = "job",
+        before: str = "",
         env: Mapping[str, str] | None = None,
     ) -> None:
-        (folder / "job.yaml").write_text(JOB.format(name="job", command=command, mark=""))
+        """`before`: commands of a shell that may mount what only this run sees. `env`: all of it,
+        instead of that of the tests."""
+        (folder / f"{name}.yaml").write_text(JOB.format(name=name, command=command, mark=""))
         env = os.environ if env is None else env
-        self.process = ForkedCall(("run", "job.yaml", *words), folder, env)
-        self._logs = folder
+        words = ("run", f"{name}.yaml", *words)
+        if before:
+            self.process = ForkedCall((before, *words), folder, env, "call_inside")
+        else:
+            self.process = ForkedCall(words, folder, env)
+        self._folder = folder
 
     def wait(self) -> tuple[int, str]:
         return end_of(self.process)
 
-    def until(self, text: str) -> None:
-        until_logged(self._logs, text)
+    def until(self, text: str, run: str = "*") -> None:
+        """Until a log of the run folder of that name holds the text."""
+        until_logged(self._folder, text, run)
+
+    def until_gone(self) -> None:
+        """Wait for the end of what a killed run has left."""
+        try:
+            self.process.communicate(timeout=LIMIT_S)
+            end = time.monotonic() + GONE_S
+            while left := self.process.left_over():
+                assert time.monotonic() < end, left
+        finally:
+            self.process.close()
 
 
-def until_logged(folder: Path, text: str) -> None:
+def until_logged(folder: Path, text: str, run: str = "*") -> None:
     """Wait until a log of a run below `folder` holds `text`."""
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
-        logs = folder.glob("runs/*/**/*.log")
+        logs = folder.glob(f"runs/{run}/**/*.log")
         if any(text in log.read_text() for log in logs):
             return
         time.sleep(0.05)
@@ -162,14 +178,11 @@ def may_mount() -> bool:
     """Whether this user may mount a file system that only own processes see."""
     if shutil.which("unshare") is None:
         return False
-    tried = subprocess.run([*inside("mount -t tmpfs none /mnt"), "true"], capture_output=True)
-    return tried.returncode == 0
-
-
-def inside(commands: str) -> list[str]:
-    """Words before those of a program: run it where `commands` of a shell have been run."""
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    return ["unshare", *user, "--mount", "sh", "-ec", f'{commands}; exec "$@"', "sh"]
+    mount = ["mount", "-t", "tmpfs", "none", "/mnt"]
+    return (
+        subprocess.run(["unshare", *user, "--mount", *mount], capture_output=True).returncode == 0
+    )
 
 
 def processes_with(mark: str) -> list[str]:

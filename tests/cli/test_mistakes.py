@@ -15,7 +15,8 @@ from signal import SIGINT
 
 import pytest
 
-from testing.processes.runs import LIMIT_S, PACELINE, ForkedRun, Run, forked_paceline
+from testing.processes.runs import LIMIT_S, PACELINE, ForkedRun, forked_paceline
+from tests.layers import exhaustive, exhaustive_except
 
 pytestmark = pytest.mark.processes
 
@@ -100,7 +101,7 @@ def test_a_libfabric_provider_that_does_not_exist(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(HEAD + LOOP)
     env = {**os.environ, "FI_PROVIDER": "no_such_provider"}
     words = ("--quiet", "--set", "spec.collective.backend=mpi")
-    code, said = Run(tmp_path, "[python, train.py]", *words, env=env).wait()
+    code, said = ForkedRun(tmp_path, "[python, train.py]", *words, env=env).wait()
     assert code == 1
     error = final_error(said)
     for part in ("FI_PROVIDER=no_such_provider", "hint: ", "spec.fabric.profile"):
@@ -111,7 +112,7 @@ def test_a_libfabric_provider_that_does_not_exist(tmp_path: Path) -> None:
 
 
 def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
-    code, said = Run(tmp_path, "[no-such-program, '1']", "--quiet").wait()
+    code, said = ForkedRun(tmp_path, "[no-such-program, '1']", "--quiet").wait()
     assert code == 1
     error = final_error(said)
     assert 'command not found: there is no "no-such-program"' in error
@@ -123,7 +124,7 @@ def test_a_folder_that_must_not_be_written(tmp_path: Path) -> None:
     for words, folder in ((["--run-dir", "/proc/here"], "/proc/here"), ([], "runs")):
         if not words:
             (tmp_path / "runs").write_text("a file, since root may write into every folder")
-        code, said = Run(tmp_path, "[sleep, '100']", *words).wait()
+        code, said = ForkedRun(tmp_path, "[sleep, '100']", *words).wait()
         assert code == 2
         assert f"run folder {folder}" in said
         assert "hint: " in said
@@ -136,16 +137,9 @@ def test_another_folder_and_two_jobs_at_once(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     (tmp_path / "here").mkdir()
     (tmp_path / "job" / "early.py").write_text("print('found', flush=True)\n")
-    job = Run(tmp_path / "job", "[python, early.py]", "--quiet")
-    other = subprocess.run(
-        [PACELINE, "run", "../job/job.yaml", "--quiet"],
-        cwd=tmp_path / "here",
-        env=os.environ | {"MARK": job.mark},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    for code, said in (job.wait(), (other.returncode, other.stdout + other.stderr)):
+    job = ForkedRun(tmp_path / "job", "[python, early.py]", "--quiet")
+    other = forked_paceline(tmp_path / "here", "run", "../job/job.yaml", "--quiet")
+    for code, said in (job.wait(), other):
         assert code == 1
         assert "] found" in said
         assert "pl.init()" in final_error(said)
@@ -155,16 +149,15 @@ def test_another_folder_and_two_jobs_at_once(tmp_path: Path) -> None:
 def test_two_runs_with_one_folder_for_checkpoints(tmp_path: Path) -> None:
     words = ("--set", "spec.checkpoint.path=saved", "--quiet")
     (tmp_path / "wait.py").write_text("print('up', flush=True)\nimport time\ntime.sleep(100)\n")
-    first = Run(tmp_path, "[python, wait.py]", *words)
+    first = ForkedRun(tmp_path, "[python, wait.py]", *words)
     first.until("up")
-    code, said = Run(tmp_path, "[python, wait.py]", *words, name="other").wait()
+    code, said = ForkedRun(tmp_path, "[python, wait.py]", *words, name="other").wait()
     assert code == 2
     assert f"another run keeps its checkpoints in {tmp_path / 'saved'}" in said
     assert "hint: " in said
     first.process.kill()
-    first.process.communicate()
     first.until_gone()
-    again = Run(tmp_path, "[python, -c, 'print(1)']", *words)
+    again = ForkedRun(tmp_path, "[python, -c, 'print(1)']", *words)
     assert again.wait()[0] == 1, "a killed run leaves no lock behind"
 
 
@@ -376,13 +369,14 @@ def fail(folder: Path, *words: str, **parts: str) -> tuple[int, str, str]:
     ("parts", "told"),
     [
         ({"item": "if i == 77: raise OSError(5, 'bad sector')"}, ["OSError: ", "line 11)", " 77"]),
-        (
+        # In `make test`, test_explain_scripts has these.
+        exhaustive(
             {"item": "if i == 77: raise KeyError('label')", "workers": "1"},
             ["KeyError: 'label'", "line 11)"],
         ),
         ({"body": "if epoch == 3 and WHO > 0: {}['key']"}, ["KeyError: 'key'", "line 18)"]),
-        ({"item": "if i == 77: os.kill(os.getpid(), 11)"}, ["SIGSEGV", " 77"]),
-        ({"body": "if epoch == 2: os._exit(3)"}, ["exit code 3"]),
+        exhaustive({"item": "if i == 77: os.kill(os.getpid(), 11)"}, ["SIGSEGV", " 77"]),
+        exhaustive({"body": "if epoch == 2: os._exit(3)"}, ["exit code 3"]),
     ],
     ids=["item", "worker", "two ranks later", "crash", "exit code"],
 )
@@ -398,7 +392,7 @@ def test_a_mistake_that_meets_one_rank_after_another_is_named(
         assert part in explained.splitlines()[0]
 
 
-@pytest.mark.parametrize("how", ["sys.exit(0)", "os._exit(0)"])
+@pytest.mark.parametrize("how", exhaustive_except(["sys.exit(0)"], ["sys.exit(0)", "os._exit(0)"]))
 def test_a_script_that_ends_early_on_one_rank_is_named(tmp_path: Path, how: str) -> None:
     code, said, explained = fail(tmp_path, body=f"if epoch == 2 and WHO == 1: {how}")
     assert code == 1

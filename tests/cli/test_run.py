@@ -1,4 +1,4 @@
-"""`paceline run` as a user starts it, with scripts that go wrong before any training.
+"""`paceline run` with scripts that go wrong before any training.
 
 After each of them the exit code says so, the error names rank and reason, and no process is left.
 """
@@ -6,19 +6,20 @@ After each of them the exit code says so, the error names rank and reason, and n
 from __future__ import annotations
 
 import os
+import re
 import signal
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from testing.processes.runs import LIMIT_S, Run
+from testing.processes.runs import LIMIT_S, ForkedRun, Run
 
 pytestmark = pytest.mark.processes
 
 
 def test_a_script_that_raises(tmp_path: Path) -> None:
-    code, said = Run(tmp_path, "[python, -c, 'raise ValueError(12345)']").wait()
+    code, said = ForkedRun(tmp_path, "[python, -c, 'raise ValueError(12345)']").wait()
     assert code == 1
     assert "error: rank " in said
     assert "ValueError: 12345" in said
@@ -26,7 +27,7 @@ def test_a_script_that_raises(tmp_path: Path) -> None:
 
 
 def test_a_script_that_knows_nothing_of_paceline(tmp_path: Path) -> None:
-    code, said = Run(tmp_path, "[python, -c, 'print(4711)']").wait()
+    code, said = ForkedRun(tmp_path, "[python, -c, 'print(4711)']").wait()
     assert code == 1
     assert "] 4711" in said, "what a rank prints is shown"
     assert "ScriptTookNoPart" in said
@@ -41,14 +42,15 @@ def test_a_script_that_knows_nothing_of_paceline(tmp_path: Path) -> None:
 
 
 def test_a_script_that_ends_early(tmp_path: Path) -> None:
-    code, said = Run(tmp_path, "[python, -c, 'import paceline; paceline.init()']").wait()
+    (tmp_path / "train.py").write_text("import paceline\npaceline.init()\n")
+    code, said = ForkedRun(tmp_path, "[python, train.py]").wait()
     assert code == 1
     assert "ScriptEndedEarly" in said
     assert "Traceback" not in said
 
 
 def test_ctrl_c_while_the_ranks_are_starting(tmp_path: Path) -> None:
-    run = Run(tmp_path, "[sleep, '1000']")
+    run = ForkedRun(tmp_path, "[sleep, '1000']")
     run.until("with pid")
     run.process.send_signal(signal.SIGINT)
     code, said = run.wait()
@@ -58,11 +60,11 @@ def test_ctrl_c_while_the_ranks_are_starting(tmp_path: Path) -> None:
 
 
 def test_a_run_ends_when_its_time_is_over(tmp_path: Path) -> None:
-    run = Run(tmp_path, "[sleep, '1000']", "--set", "spec.activeDeadlineSeconds=2")
+    run = ForkedRun(tmp_path, "[sleep, '1000']", "--set", "spec.activeDeadlineSeconds=1")
     code, said = run.wait()
     assert code == 1
     assert "DeadlineExceeded" in said
-    assert "the job ran for 2s" in said
+    assert "the job ran for 1s" in said
     assert "spec.activeDeadlineSeconds" in said
 
 
@@ -82,7 +84,7 @@ def test_no_process_of_a_run_under_nohup_handles_what_is_ignored(tmp_path: Path)
         run.process.send_signal(number)
     handled = {
         pid: [number for number in IGNORABLE if not _ignores(pid, number)]
-        for pid in (run.process.pid, *_with_module(run, "coordinator"), *_agents_of(run))
+        for pid in (run.process.pid, *_with_module(run, "coordinator"), *_with_module(run, "agent"))
     }
     assert len(handled) == 4
     assert not any(handled.values()), handled
@@ -97,9 +99,9 @@ def _ignores(pid: int, number: signal.Signals) -> bool:
 
 
 def test_two_runs_at_once(tmp_path: Path) -> None:
-    runs = [Run(tmp_path, "[sleep, '1000']", name=name) for name in ("one", "two")]
-    for run in runs:
-        run.until("with pid")
+    runs = [ForkedRun(tmp_path, "[sleep, '1000']", name=name) for name in ("one", "two")]
+    for run, folder in zip(runs, ("one-1", "two-1"), strict=True):
+        run.until("with pid", folder)
     folders = {path.name for path in (tmp_path / "runs").iterdir()}
     assert folders == {"one-1", "two-1"}
     for run in runs:
@@ -108,9 +110,9 @@ def test_two_runs_at_once(tmp_path: Path) -> None:
 
 
 def test_two_runs_in_one_folder(tmp_path: Path) -> None:
-    first = Run(tmp_path, "[sleep, '1000']", "--run-dir", "runs/mine")
+    first = ForkedRun(tmp_path, "[sleep, '1000']", "--run-dir", "runs/mine")
     first.until("with pid")
-    second = Run(tmp_path, "[sleep, '1000']", "--run-dir", "runs/mine", name="other")
+    second = ForkedRun(tmp_path, "[sleep, '1000']", "--run-dir", "runs/mine", name="other")
     code, said = second.wait()
     assert code == 2
     assert "belongs to another run" in said
@@ -119,20 +121,18 @@ def test_two_runs_in_one_folder(tmp_path: Path) -> None:
 
 
 def test_a_killed_runner_takes_its_coordinator_along_and_its_agents_drain(tmp_path: Path) -> None:
-    run = Run(tmp_path, "[sleep, '1000']", "--set", "spec.elasticity.drainGraceSeconds=1")
+    run = ForkedRun(tmp_path, "[sleep, '1000']", "--set", "spec.elasticity.drainGraceSeconds=1")
     run.until("with pid")
     run.process.kill()
-    run.process.communicate(timeout=LIMIT_S)
     run.until_gone()
 
 
 def test_what_a_killed_runner_leaves_its_last_agent_removes(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="t-") as tmpdir:
-        run = Run(tmp_path, "[sleep, '1000']", env={**os.environ, "TMPDIR": tmpdir})
+        run = ForkedRun(tmp_path, "[sleep, '1000']", env={**os.environ, "TMPDIR": tmpdir})
         run.until("with pid")
         assert list(Path(tmpdir).glob("*/control"))
         run.process.kill()
-        run.process.communicate(timeout=LIMIT_S)
         run.until_gone()
         assert list(Path(tmpdir).iterdir()) == []
 
@@ -141,20 +141,23 @@ def test_what_a_killed_run_leaves_the_next_one_removes(tmp_path: Path) -> None:
     """Runner and agents are killed, and nobody is left who could."""
     with tempfile.TemporaryDirectory(prefix="t-") as tmpdir:
         env = {**os.environ, "TMPDIR": tmpdir}
-        living, killed = (Run(tmp_path, "[sleep, '1000']", name=n, env=env) for n in ("a", "b"))
-        for run in (living, killed):
-            run.until("with pid")
+        living, killed = (
+            ForkedRun(tmp_path, "[sleep, '1000']", name=n, env=env) for n in ("a", "b")
+        )
+        for run, folder in ((living, "a-1"), (killed, "b-1")):
+            run.until("with pid", folder)
         [before] = [path for path in Path(tmpdir).glob("*/control") if _is_of(path, killed)]
         folders = set(Path(tmpdir).iterdir())
-        for agent in _agents_of(killed):
+        agents = _agents_of(tmp_path / "runs/b-1")
+        for agent in agents:
             os.kill(agent, signal.SIGSTOP)  # it shall not end in order
         killed.process.kill()
-        killed.process.communicate(timeout=LIMIT_S)
-        for agent in _agents_of(killed):
+        killed.process.wait(LIMIT_S)
+        for agent in agents:
             os.kill(agent, signal.SIGKILL)
         killed.until_gone()
         assert before.exists()
-        code, _ = Run(tmp_path, "[python, -c, 'raise ValueError']", name="c", env=env).wait()
+        code, _ = ForkedRun(tmp_path, "[python, -c, 'raise ValueError']", name="c", env=env).wait()
         assert code == 1
         assert set(Path(tmpdir).iterdir()) == folders - {before.parent}
         living.process.send_signal(signal.SIGINT)
@@ -162,12 +165,16 @@ def test_what_a_killed_run_leaves_the_next_one_removes(tmp_path: Path) -> None:
         assert list(Path(tmpdir).iterdir()) == []
 
 
-def _is_of(control: Path, run: Run) -> bool:
+def _is_of(control: Path, run: ForkedRun) -> bool:
     return f"pid {run.process.pid}," in control.with_name("owner").read_text()
 
 
-def _agents_of(run: Run) -> list[int]:
-    return _with_module(run, "agent")
+def _agents_of(folder: Path) -> list[int]:
+    """The parents of the ranks that started."""
+    logs = "".join(log.read_text() for log in folder.glob("agent-*.log"))
+    ranks = re.findall(r"started with pid (\d+)", logs)
+    status = "".join(Path(f"/proc/{pid}/status").read_text() for pid in ranks)
+    return [int(pid) for pid in re.findall(r"^PPid:\s+(\d+)$", status, re.MULTILINE)]
 
 
 def _with_module(run: Run, name: str) -> list[int]:

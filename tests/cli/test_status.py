@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from testing.processes.forked_call import ForkedCall
-from testing.processes.runs import PACELINE
+from testing.processes.runs import PACELINE, forked_paceline
 
 pytestmark = pytest.mark.processes
 
@@ -46,7 +46,7 @@ data = torch.utils.data.TensorDataset(torch.randn(4096, 2))
 loader = pl.DataLoader(data, batch_size=4)
 for _ in loader.epochs(1000):
     for (x,) in loader:
-        time.sleep(0.05)
+        time.sleep(0.1)
         model(x).square().mean().backward()
         optimizer.step()
 """
@@ -59,34 +59,23 @@ class Terminal:
         self.folder = folder
         # Nothing of what else runs on the machine is seen.
         own = {"XDG_RUNTIME_DIR": str(folder / "user"), "XDG_STATE_HOME": "", "HOME": str(folder)}
-        self.env = os.environ | own | env
+        self.env = own | env
         (folder / "user").mkdir(exist_ok=True)
         (folder / "job.yaml").write_text(JOB)
         (folder / "train.py").write_text(SCRIPT)
         self.runner: ForkedCall | None = None
 
     def run_job(self) -> None:
-        self.runner = ForkedCall(["run", "job.yaml"], self.folder, self.env)
+        self.runner = ForkedCall(["run", "job.yaml"], self.folder, os.environ | self.env)
 
-    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [PACELINE, *words],
-            cwd=self.folder,
-            env=self.env,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr
-        return done
+    def call(self, *words: str) -> tuple[int, str]:
+        code, said = forked_paceline(self.folder, *words, **self.env)
+        assert "Traceback" not in said
+        return code, said
 
     def status(self, *words: str) -> Any:
-        """Asked often, so it is forked."""
-        call = ForkedCall(["status", *words, "-o", "json"], self.folder, self.env)
-        said, _ = call.communicate(timeout=LIMIT_S)
-        call.close()
-        return json.loads(said)["detail"] if call.wait() == 0 else None
+        code, said = self.call("status", *words, "-o", "json")
+        return json.loads(said)["detail"] if code == 0 else None
 
     def until(self, name: str, want: Callable[[Any], bool]) -> Any:
         end = time.monotonic() + LIMIT_S
@@ -95,15 +84,15 @@ class Terminal:
             if status is not None and want(status):
                 return status
             assert time.monotonic() < end, status
-            time.sleep(0.2)
+            time.sleep(0.5)
 
     def shown(self, *words: str) -> str:
         """What people see; asked again where the machine is too busy for an answer in time."""
         end = time.monotonic() + LIMIT_S
-        while (done := self.call("status", *words)).returncode != 0:
-            assert "does not answer" in done.stderr, done
+        while (done := self.call("status", *words))[0] != 0:
+            assert "does not answer" in done[1], done
             assert time.monotonic() < end, done
-        return done.stdout
+        return done[1]
 
     def end(self) -> tuple[int, str]:
         assert self.runner is not None
@@ -128,13 +117,17 @@ def active(count: int) -> Callable[[Any], bool]:
     return holds
 
 
+def _carriers(status: dict[str, Any]) -> list[str]:
+    return [rank["carrier"] for rank in status["ranks"] if rank["state"] == "active"]
+
+
 def test_scale_2_4_2_from_another_terminal(terminal: Terminal) -> None:
     terminal.run_job()
     terminal.until("elastic", active(2))
 
     grown = terminal.call("scale", "elastic", "--replicas", "4")
     here = f"this machine in {terminal.folder / 'runs/elastic-1'}"
-    assert grown.stdout == f"job elastic of {here}: 2 -> 4 replicas\n", grown
+    assert grown == (0, f"job elastic of {here}: 2 -> 4 replicas\n")
     status = terminal.until("elastic", active(4))
     assert status["replicas"] == 4
     pids = {rank["pid"] for rank in status["ranks"]}
@@ -146,7 +139,7 @@ def test_scale_2_4_2_from_another_terminal(terminal: Terminal) -> None:
     assert all(str(pid) in shown for pid in pids)
 
     back = terminal.call("scale", "runs/elastic-1", "--replicas", "2")
-    assert back.stdout == f"job runs/elastic-1 of {here}: 4 -> 2 replicas\n", back
+    assert back == (0, f"job runs/elastic-1 of {here}: 4 -> 2 replicas\n")
 
     def two_have_left(status: Any) -> bool:
         gone = [rank for rank in status["ranks"] if rank["state"] == "dead"]
@@ -157,21 +150,21 @@ def test_scale_2_4_2_from_another_terminal(terminal: Terminal) -> None:
     assert not any(status["log"]["samples_dropped"].values())
 
     for replicas, text in (("1", "spec.minReplicas = 2"), ("6", "spec.maxReplicas = 5")):
-        refused = terminal.call("scale", "elastic", "--replicas", replicas)
-        assert refused.returncode == 2
-        assert text in refused.stderr
-        assert "hint: use" in refused.stderr
+        code, said = terminal.call("scale", "elastic", "--replicas", replicas)
+        assert code == 2
+        assert text in said
+        assert "hint: use" in said
 
     code, said = terminal.end()
     assert code == 130, said
     assert list((terminal.folder / "user" / "paceline").iterdir()) == []
     assert not (terminal.folder / "runs/elastic-1/control.json").exists()
-    over = terminal.call("status", "runs/elastic-1")
-    assert over.returncode == 0
-    assert over.stdout.startswith("job elastic: ")
-    late = terminal.call("scale", "runs/elastic-1", "--replicas", "3")
-    assert late.returncode == 2
-    assert "has ended" in late.stderr
+    code, said = terminal.call("status", "runs/elastic-1")
+    assert code == 0
+    assert said.startswith("job elastic: ")
+    code, said = terminal.call("scale", "runs/elastic-1", "--replicas", "3")
+    assert code == 2
+    assert "has ended" in said
 
 
 def test_a_killed_runner_is_found_out(terminal: Terminal) -> None:
@@ -185,30 +178,39 @@ def test_a_killed_runner_is_found_out(terminal: Terminal) -> None:
     assert terminal.runner is not None
     terminal.runner.kill()
     terminal.runner.communicate(timeout=LIMIT_S)
-    none = terminal.call("status")
-    assert none.returncode == 1
-    assert "no job is running" in none.stderr
+    code, said = terminal.call("status")
+    assert code == 1
+    assert "no job is running" in said
     assert not note.exists()
-    gone = terminal.call("scale", "elastic", "--replicas", "3")
-    assert gone.returncode == 2
-    assert "has ended" in gone.stderr
-    lost = terminal.call("status", "elastic")
-    assert "was killed" in lost.stdout
+    code, said = terminal.call("scale", "elastic", "--replicas", "3")
+    assert code == 2
+    assert "has ended" in said
+    assert "was killed" in terminal.call("status", "elastic")[1]
 
 
-def test_a_stopped_runner_is_named_and_watching_ends_with_the_job(terminal: Terminal) -> None:
+def test_what_is_told_of_a_running_job(terminal: Terminal) -> None:
+    """That its runner is stopped; what carries the gradients, found out by the agents of real
+    processes, where loopback is no RDMA on any machine; and, by watching, that it has ended."""
+    script = SCRIPT.replace("Linear(2, 1)", "Linear(2, 60_000)")
+    (terminal.folder / "train.py").write_text(script)
     terminal.run_job()
     terminal.until("elastic", active(2))
     assert terminal.runner is not None
     terminal.runner.send_signal(signal.SIGSTOP)
-    silent = terminal.call("status", "elastic")
+    code, said = terminal.call("status", "elastic")
     terminal.runner.send_signal(signal.SIGCONT)
-    assert silent.returncode == 1
-    assert f"process {terminal.runner.pid}, does not answer within 5 s" in silent.stderr
+    assert code == 1
+    assert f"process {terminal.runner.pid}, does not answer within 5 s" in said
+    # Nothing is said in the first rounds of a membership, and each agent finds out by itself.
+    status = terminal.until("elastic", lambda s: active(2)(s) and all(_carriers(s)))
+    assert _carriers(status) == ["TCP", "TCP"]
+    assert status["carrier"] == "TCP"
+    assert "gloo over TCP" in terminal.shown("elastic")
+    assert "the only candidate" in terminal.shown("elastic", "-o", "wide")
     watch = subprocess.Popen(
         [PACELINE, "status", "--watch"],
         cwd=terminal.folder,
-        env=terminal.env,
+        env=os.environ | terminal.env,
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -229,27 +231,9 @@ def test_without_a_folder_of_the_user_the_run_folder_will_do(tmp_path: Path) -> 
     terminal.run_job()
     try:
         terminal.until("runs/elastic-1", active(2))
-        assert terminal.call("status").returncode == 1, "no note tells of it"
-        assert terminal.call("status", "elastic").returncode == 0, "it is the latest in runs/"
+        assert terminal.call("status")[0] == 1, "no note tells of it"
+        assert terminal.call("status", "elastic")[0] == 0, "it is the latest in runs/"
     finally:
         code, said = terminal.end()
     assert code == 130
     assert "`paceline status` needs the folder" in said
-
-
-def _carriers(status: dict[str, Any]) -> list[str]:
-    return [rank["carrier"] for rank in status["ranks"] if rank["state"] == "active"]
-
-
-def test_it_says_what_carries_the_gradients_from_replica_to_replica(terminal: Terminal) -> None:
-    """Found out by the agents of real processes; loopback is no RDMA on any machine."""
-    script = SCRIPT.replace("Linear(2, 1)", "Linear(2, 200_000)")
-    (terminal.folder / "train.py").write_text(script)
-    terminal.run_job()
-    # Nothing is said in the first rounds of a membership, and each agent finds out by itself.
-    status = terminal.until("elastic", lambda s: active(2)(s) and all(_carriers(s)))
-    assert _carriers(status) == ["TCP", "TCP"]
-    assert status["carrier"] == "TCP"
-    assert "gloo over TCP" in terminal.shown("elastic")
-    assert "the only candidate" in terminal.shown("elastic", "-o", "wide")
-    terminal.end()

@@ -7,7 +7,6 @@ nothing had been there.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -20,7 +19,8 @@ from paceline_api.reading.load import parse_job
 from paceline_api.resolve import resolve
 
 from testing.agent_harness import JOB
-from testing.processes.runs import LIMIT_S, ForkedRun, Run, may_mount
+from testing.processes.forked_call import ForkedCall
+from testing.processes.runs import LIMIT_S, ForkedRun, Run, end_of, may_mount
 
 pytestmark = pytest.mark.processes
 needs_mount = pytest.mark.skipif(not may_mount(), reason="no right to mount a small disk")
@@ -53,7 +53,7 @@ def job(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def completes(run: Run) -> str:
+def completes(run: Run | ForkedRun) -> str:
     code, said = run.wait()
     assert code == 0, said
     assert said.count("] done") == 2, said
@@ -61,7 +61,7 @@ def completes(run: Run) -> str:
     return said
 
 
-def refused(run: Run, *parts: str) -> None:
+def refused(run: ForkedRun, *parts: str) -> None:
     code, said = run.wait()
     assert code == 2, said
     assert said.startswith("error: run folder ")
@@ -76,14 +76,14 @@ def refused(run: Run, *parts: str) -> None:
 def test_a_full_disk_is_named_before_anything_starts(job: Path, folder: str) -> None:
     words = ["--run-dir", folder] if folder != "default" else []
     before = f"{DISK}; ln -s small runs; {FILL}"
-    run = Run(job, COMMAND, "--quiet", *words, before=before)
+    run = ForkedRun(job, COMMAND, "--quiet", *words, before=before)
     refused(run, "no space left on device", "free some space", "--run-dir")
 
 
 @needs_mount
 def test_a_read_only_disk_is_named(job: Path) -> None:
     before = f"{DISK}; mount -o remount,ro small"
-    run = Run(job, COMMAND, "--quiet", "--run-dir", "small/mine", before=before)
+    run = ForkedRun(job, COMMAND, "--quiet", "--run-dir", "small/mine", before=before)
     refused(run, "read-only file system", "--run-dir")
 
 
@@ -91,7 +91,7 @@ def test_a_read_only_disk_is_named(job: Path) -> None:
 def test_a_disk_that_fills_up_costs_the_logs_and_not_the_training(job: Path) -> None:
     """Nor does it cost the job that its rounds cannot be recorded any more."""
     words = ["--quiet", "--run-dir", "small/mine", "--record"]
-    said = completes(Run(job, "[python, train.py, chatty]", *words, before=DISK))
+    said = completes(ForkedRun(job, "[python, train.py, chatty]", *words, before=DISK))
     assert "no space left on device" in said.lower()
 
 
@@ -114,7 +114,7 @@ SMALL_SHM = "mount -t tmpfs -o size=1m none /dev/shm"
 def test_shared_memory_that_is_too_small_for_mpi_is_named_before_anything_starts(job: Path) -> None:
     """Seven ranks died of SIGBUS one after the other."""
     words = ("--quiet", "--set=spec.collective.backend=mpi")
-    code, said = Run(job, COMMAND, *words, before=SMALL_SHM).wait()
+    code, said = ForkedRun(job, COMMAND, *words, before=SMALL_SHM).wait()
     assert code == 2, said
     assert said.startswith(
         "error: MPI takes 2.0 MiB of shared memory for 2 ranks, and /dev/shm has"
@@ -132,7 +132,7 @@ LARGE_BATCHES = TRAIN.replace("batch_size=4", "batch_size=4, num_workers=1").rep
 def test_shared_memory_that_is_too_small_for_the_loader_is_named(job: Path) -> None:
     """What workers of a loader need depends on the data."""
     (job / "train.py").write_text(LARGE_BATCHES.replace("model(x)", "model(x[:, :4])"))
-    code, said = Run(job, COMMAND, "--quiet", before=SMALL_SHM).wait()
+    code, said = ForkedRun(job, COMMAND, "--quiet", before=SMALL_SHM).wait()
     assert code == 1, said
     error = next(line for line in reversed(said.splitlines()) if line.startswith("error: "))
     assert "shared memory" in error or "/dev/shm" in error, said
@@ -208,22 +208,21 @@ def test_a_rank_says_which_variable_is_wrong(
         "PACELINE_LOCAL": "1",
         name: value,
     }
-    argv = [sys.executable, "-c", "import paceline; paceline.init()"]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode != 0
+    (tmp_path / "train.py").write_text("import paceline\npaceline.init()\n")
+    code, said = end_of(ForkedCall(["train.py"], tmp_path, env, "python"))
+    assert code != 0
     for part in (*parts, "hint: "):
-        assert part in done.stderr, done.stderr
-    assert "runtime/paceline/" not in done.stderr
+        assert part in said, said
+    assert "runtime/paceline/" not in said
 
 
 def test_a_folder_that_a_killed_run_has_left(job: Path) -> None:
     """It is kept as it is, for whoever wants to know what happened; the next run is a new one."""
-    first = Run(job, "[sleep, '1000']", "--set", "spec.elasticity.drainGraceSeconds=1")
+    first = ForkedRun(job, "[sleep, '1000']", "--set", "spec.elasticity.drainGraceSeconds=1")
     first.until("with pid")
-    first.process.send_signal(signal.SIGKILL)
-    first.process.communicate(timeout=LIMIT_S)
+    first.process.kill()
     first.until_gone()
-    refused(Run(job, COMMAND, "--run-dir", "runs/job-1"), "job-1", "can be removed")
-    code, said = Run(job, "['false']", "--quiet").wait()
+    refused(ForkedRun(job, COMMAND, "--run-dir", "runs/job-1"), "job-1", "can be removed")
+    code, said = ForkedRun(job, "['false']", "--quiet").wait()
     assert code == 1
     assert str(job / "runs" / "job-2") in said

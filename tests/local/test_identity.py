@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testing.processes.runs import Run
+from testing.processes.runs import ForkedRun
 
 pytestmark = pytest.mark.processes
 
@@ -33,7 +33,7 @@ def test_one_rank_publishes_from_the_start(tmp_path: Path) -> None:
     folder = tmp_path / "my project"
     folder.mkdir()
     (folder / "train.py").write_text(SCRIPT)
-    code, said = Run(folder, "[python, train.py]").wait()
+    code, said = ForkedRun(folder, "[python, train.py]").wait()
     assert code == 0, said
     before = re.findall(r"BEFORE (\d) 2 (\w+) 0", said)
     assert sorted(before) == [("0", "True"), ("1", "False")]

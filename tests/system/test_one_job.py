@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from testing.processes.runs import Run
+from testing.processes.runs import ForkedRun
 
 pytestmark = pytest.mark.processes
 
@@ -32,12 +32,11 @@ def my_agents_port():
             return int(local.split(":")[1], 16)
 
 def kill_the_coordinator():
-    mine = os.environ["PACELINE_RUN_DIR"].encode()
-    for entry in Path("/proc").iterdir():
+    log = os.path.join(os.environ["PACELINE_RUN_DIR"], "coordinator.log")
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if b"paceline.coordinator" in (entry / "cmdline").read_bytes():
-                if mine in (entry / "environ").read_bytes():
-                    os.kill(int(entry.name), signal.SIGKILL)
+            if os.path.samefile(entry / "fd/1", log):
+                os.kill(int(entry.name), signal.SIGKILL)
         except OSError:
             pass
 
@@ -91,7 +90,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
     folder = tmp_path_factory.mktemp("job")
     (folder / "train.py").write_text(SCRIPT)
     words = ("--quiet", "--set", "spec.collective.mode=Quorum", "--set", "spec.collective.quorum=1")
-    return folder, *Run(folder, "[python, train.py]", *words).wait()
+    return folder, *ForkedRun(folder, "[python, train.py]", *words).wait()
 
 
 @pytest.fixture(scope="module")

@@ -62,15 +62,8 @@ def main() -> None:
     _take_over(stdout, stderr, record, talk, line)
     _join_group(group)
     os.environ.update(wanted["env"])
-    try:
-        if wanted["dir"]:
-            os.chdir(wanted["dir"])
-    except OSError as error:
-        _fail(line, f"the working folder {wanted['dir']} cannot be used: {error.strerror}")
-    try:
-        os.execvp(wanted["argv"][0], wanted["argv"])
-    except OSError as error:
-        _fail(line, _why_not(wanted["argv"][0], error))
+    _enter(line, wanted["dir"])
+    _execute(line, wanted["argv"])
 
 
 def _become_rank_or_guard(name: str, key: str) -> None:
@@ -146,6 +139,21 @@ def _take_over(stdout: int, stderr: int, record: int, talk: int, line: socket.so
     os.environ["PACELINE_AGENT_FD"] = str(line.fileno())
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, and that survives exec
         signal.signal(number, signal.SIG_DFL)
+
+
+def _enter(line: socket.socket, folder: str) -> None:
+    try:
+        if folder:
+            os.chdir(folder)
+    except OSError as error:
+        _fail(line, f"the working folder {folder} cannot be used: {error.strerror}")
+
+
+def _execute(line: socket.socket, argv: list[str]) -> None:
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        _fail(line, _why_not(argv[0], error))
 
 
 def _join_group(lines: list[int]) -> None:

@@ -108,6 +108,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if stage_of(item.path) in KUBERNETES:
             item.add_marker(pytest.mark.cluster_programs)
+    longest: defaultdict[Path, float] = defaultdict(float)
+    for item in items:
+        longest[item.path] = max(longest[item.path], durations.get(item.nodeid, 0.0))
 
     def place(item: pytest.Item) -> tuple[bool, bool, float, int]:
         stage = stage_of(item.path)
@@ -116,7 +119,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if stage in KUBERNETES:  # in one lane, where tests of a file share what the file starts
             return True, True, 0.0, STAGES.index(stage)
         order = STAGES.index(stage) if stage in STAGES else len(STAGES)
-        return waits, processes, -durations.get(item.nodeid, 0.0) if processes else 0.0, order
+        seconds = durations.get(item.nodeid, 0.0)
+        if shares_a_fixture(item.path):
+            seconds = longest[item.path]
+        return waits, processes, -seconds if processes else 0.0, order
 
     items.sort(key=place)
     if hasattr(config, "workerinput"):

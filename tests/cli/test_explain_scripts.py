@@ -26,7 +26,7 @@ KINDS = {
     "calls `sys.exit(0)` in its loop, on one rank": Plan(
         2, "Full", False, When.IN_BATCH, How.SYS_EXIT_0
     ),
-    "loops for ever in a batch, on all ranks": Plan(2, "Full", True, When.IN_BATCH, How.LOOPS),
+    "hangs in a batch, on all ranks": Plan(2, "Full", True, When.IN_BATCH, How.READS),
     "raises after its loop, on one rank": Plan(2, "Full", False, When.AFTER_LOOP, How.KEY_ERROR),
 }
 

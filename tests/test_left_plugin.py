@@ -43,9 +43,7 @@ def test_a_process_is_left_wherever_its_parents_are(look: LeftOvers, command: st
     child = subprocess.Popen(["sh", "-c", command])
     if "&" in command:
         child.wait()
-    else:  # a process that is just being replaced by exec shows no environment
-        until_it_is(child.pid, "sleep")
-    [line] = look.look()
+    [line] = until_found(look)
     assert "sleep 7" in line
     os.kill(int(line.split()[1]), signal.SIGKILL)
     child.wait()
@@ -79,11 +77,13 @@ def test_the_folder_of_a_run_that_goes_on_is_not_removed(look: LeftOvers) -> Non
     assert look.folder.is_dir()
 
 
-def until_it_is(pid: int, program: str) -> None:
+def until_found(look: LeftOvers) -> list[str]:
+    """A process that is just being replaced by exec shows no environment."""
     until = time.monotonic() + 30
-    while Path(f"/proc/{pid}/comm").read_text().strip() != program:
+    while not (found := look.look()):
         assert time.monotonic() < until
         time.sleep(0.01)
+    return found
 
 
 def run_pytest(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:

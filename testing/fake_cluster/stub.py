@@ -155,6 +155,8 @@ class Fleet:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._sends: set[asyncio.Task[None]] = set()
         self._serving: set[Coordinator] = set()
+        self._servers: list[web.Server] = []
+        """Of all coordinators, also of those that are gone."""
         self._wholes: set[asyncio.Task[None]] = set()
         """Never cancelled, or their sockets would stay open."""
         async with session(self._config) as http:
@@ -174,11 +176,14 @@ class Fleet:
                 raise result
 
     async def _closed(self) -> None:
-        """Wait until the loop has no connection left: closing one with TLS takes several turns."""
+        """Wait until the loop has no connection left: closing one with TLS takes several turns, and
+        one whose handshake was under way when its server closed comes only now."""
         assert self._loop is not None
         until_s = self._loop.time() + CLOSED_S
         selector: Any = self._loop._selector  # type: ignore[attr-defined]
-        while len(selector.get_map()) > 1 and self._loop.time() < until_s:  # noqa: ASYNC110
+        while len(selector.get_map()) > 1 and self._loop.time() < until_s:
+            for server in self._servers:
+                _abort(server)
             await asyncio.sleep(0.01)  # the loop has no event for it
 
     async def _watch(self) -> None:
@@ -350,6 +355,9 @@ class Fleet:
         )
         coordinator.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
         self._serving.add(coordinator)
+        await coordinator.runner.setup()
+        assert coordinator.runner.server is not None
+        self._servers.append(coordinator.runner.server)
         await asyncio.shield(self._whole(_listen(coordinator, pod["status"]["podIP"])))
         self._coordinators[metadata["uid"]] = coordinator
 
@@ -410,7 +418,6 @@ class Fleet:
 
 async def _listen(coordinator: Coordinator, host: str) -> None:
     assert coordinator.runner is not None
-    await coordinator.runner.setup()
     # Not by aiohttp's TCPSite, which waits a minute for the handshake of a peer.
     coordinator.server = await asyncio.get_running_loop().create_server(
         coordinator.runner.server,  # type: ignore[arg-type]
@@ -427,11 +434,18 @@ async def _serve_no_more(coordinator: Coordinator) -> None:
     assert runner is not None
     if coordinator.server is not None:
         coordinator.server.close()
-    open_now = [each.transport for each in runner.server.connections] if runner.server else []
-    await runner.cleanup()
-    for transport in open_now:
-        if transport is not None:
-            transport.abort()
+    if (server := runner.server) is not None:
+        open_now = [each.transport for each in server.connections]
+        await runner.cleanup()
+        for transport in open_now:
+            if transport is not None:
+                transport.abort()
+
+
+def _abort(server: web.Server) -> None:
+    for each in server.connections:
+        if each.transport is not None:
+            each.transport.abort()
 
 
 def _trusted(coordinator: Coordinator, request: web.Request) -> bool:

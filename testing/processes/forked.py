@@ -157,6 +157,8 @@ def become_rank(name: str, key: str, agent_pid: int) -> int:
     if not _is_script(wanted["argv"]):
         shim._execute(line, wanted["argv"])
     line.detach()
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as any Python does at its start
+        signal.signal(number, signal.SIG_IGN)
     return script(wanted["argv"])
 
 

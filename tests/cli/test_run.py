@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -148,7 +149,7 @@ def test_what_a_killed_run_leaves_the_next_one_removes(tmp_path: Path) -> None:
             run.until("with pid", folder)
         [before] = [path for path in Path(tmpdir).glob("*/control") if _is_of(path, killed)]
         folders = set(Path(tmpdir).iterdir())
-        agents = _agents_of(tmp_path / "runs/b-1")
+        agents = _agents_of(tmp_path / "runs/b-1", replicas=2)
         for agent in agents:
             os.kill(agent, signal.SIGSTOP)  # it shall not end in order
         killed.process.kill()
@@ -169,10 +170,16 @@ def _is_of(control: Path, run: ForkedRun) -> bool:
     return f"pid {run.process.pid}," in control.with_name("owner").read_text()
 
 
-def _agents_of(folder: Path) -> list[int]:
-    """The parents of the ranks that started."""
-    logs = "".join(log.read_text() for log in folder.glob("agent-*.log"))
-    ranks = re.findall(r"started with pid (\d+)", logs)
+def _agents_of(folder: Path, *, replicas: int) -> list[int]:
+    """The parents of the ranks, when all have started."""
+    end = time.monotonic() + LIMIT_S
+    while True:
+        logs = "".join(log.read_text() for log in folder.glob("agent-*.log"))
+        ranks = re.findall(r"started with pid (\d+)", logs)
+        if len(ranks) == replicas:
+            break
+        assert time.monotonic() < end, logs
+        time.sleep(0.05)
     status = "".join(Path(f"/proc/{pid}/status").read_text() for pid in ranks)
     return [int(pid) for pid in re.findall(r"^PPid:\s+(\d+)$", status, re.MULTILINE)]
 

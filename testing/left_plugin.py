@@ -21,7 +21,7 @@ import pytest
 from paceline import scratch
 
 from testing import left_files
-from testing.processes.forked_call import end_the_fork_server
+from testing.processes import forked_call
 
 ENV_RUN: Final = "TEST_RUN_OF_PACELINE"
 PREFIX: Final = "plt-"
@@ -54,7 +54,7 @@ class LeftOvers:
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
         """Runs after the fixtures and workers have ended, before the summary."""
         yield
-        end_the_fork_server()
+        forked_call.end_the_fork_server()
         self.found = self.look()
         if self.found and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -128,6 +128,21 @@ def processes_with(mark: str) -> list[str]:
             if words and "multiprocessing.resource_tracker" not in words:
                 found.append(f"{pid} {words}")
     return sorted(found)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, None, None]:
+    """End the calls that a test has begun and not ended when it fails.
+
+    A test that passes and leaves some is left alone, so that the run finds them.
+    """
+    before = set(forked_call.OPEN)
+    try:
+        yield
+    except BaseException:
+        for call in forked_call.OPEN - before:
+            call.close()
+        raise
 
 
 def pytest_configure(config: pytest.Config) -> None:

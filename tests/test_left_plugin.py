@@ -72,6 +72,26 @@ def test_the_next_run_removes_the_folder_of_one_that_was_killed(tmp_path: Path) 
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(("ends", "closed"), [("assert False", "begun"), ("pass", "")])
+def test_what_a_failed_test_has_begun_is_ended(tmp_path: Path, ends: str, closed: str) -> None:
+    """What a test that passes has left is the plugin's to find, and what was there before is not
+    the test's."""
+    (tmp_path / "test_it.py").write_text(
+        "import pathlib, pytest\n"
+        "from testing.processes import forked_call\n"
+        "class Call:\n"
+        "    def __init__(self, name): self.name = name; forked_call.OPEN.add(self)\n"
+        "    def close(self): pathlib.Path('closed').open('a').write(self.name)\n"
+        "@pytest.fixture\n"
+        "def before(): Call('before')\n"
+        f"def test_it(before): Call('begun'); {ends}\n"
+    )
+    run_pytest(tmp_path)
+    told = tmp_path / "closed"
+    assert (told.read_text() if told.exists() else "") == closed
+
+
+@pytest.mark.processes
 def test_the_folder_of_a_run_that_goes_on_is_not_removed(look: LeftOvers) -> None:
     sweep_killed_runs(look.folder.parent)
     assert look.folder.is_dir()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 from testing.processes import fork_server
 from testing.processes.history import START_S, ForkServer, command_of, descendants
@@ -32,6 +33,10 @@ def end_the_fork_server() -> None:
     if the_fork_server.cache_info().currsize:
         the_fork_server().__exit__()
         the_fork_server.cache_clear()
+
+
+OPEN: Final[set[ForkedCall]] = set()
+"""Those of this process that nobody has closed; a test that fails may leave some."""
 
 
 class ForkedCall:
@@ -59,6 +64,7 @@ class ForkedCall:
         self._said = b""
         self.pid = int(self._told.readline())
         self.returncode: int | None = None
+        OPEN.add(self)
 
     def poll(self) -> int | None:
         return self._wait(0.0)
@@ -98,6 +104,7 @@ class ForkedCall:
 
     def close(self) -> None:
         """Nothing of it lives afterwards."""
+        OPEN.discard(self)
         while self._is_kept(0.02):
             for pid in self.living():
                 try:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Self
 
 from testing.processes.forked_call import ForkedCall
 
@@ -143,6 +144,12 @@ class ForkedRun:
         else:
             self.process = ForkedCall(words, folder, env)
         self._folder = folder
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.close()
 
     def wait(self) -> tuple[int, str]:
         return end_of(self.process)

@@ -130,39 +130,43 @@ def test_a_killed_runner_takes_its_coordinator_along_and_its_agents_drain(tmp_pa
 
 def test_what_a_killed_runner_leaves_its_last_agent_removes(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="t-") as tmpdir:
-        run = ForkedRun(tmp_path, "[sleep, '1000']", env={**os.environ, "TMPDIR": tmpdir})
-        run.until("with pid")
-        assert list(Path(tmpdir).glob("*/control"))
-        run.process.kill()
-        run.until_gone()
+        env = {**os.environ, "TMPDIR": tmpdir}
+        with ForkedRun(tmp_path, "[sleep, '1000']", env=env) as run:
+            run.until("with pid")
+            assert list(Path(tmpdir).glob("*/control"))
+            run.process.kill()
+            run.until_gone()
         assert list(Path(tmpdir).iterdir()) == []
 
 
 def test_what_a_killed_run_leaves_the_next_one_removes(tmp_path: Path) -> None:
     """Runner and agents are killed, and nobody is left who could."""
+    sleep = "[sleep, '1000']"
     with tempfile.TemporaryDirectory(prefix="t-") as tmpdir:
         env = {**os.environ, "TMPDIR": tmpdir}
-        living, killed = (
-            ForkedRun(tmp_path, "[sleep, '1000']", name=n, env=env) for n in ("a", "b")
-        )
-        for run, folder in ((living, "a-1"), (killed, "b-1")):
-            run.until("with pid", folder)
-        [before] = [path for path in Path(tmpdir).glob("*/control") if _is_of(path, killed)]
-        folders = set(Path(tmpdir).iterdir())
-        agents = _agents_of(tmp_path / "runs/b-1", replicas=2)
-        for agent in agents:
-            os.kill(agent, signal.SIGSTOP)  # it shall not end in order
-        killed.process.kill()
-        killed.process.wait(LIMIT_S)
-        for agent in agents:
-            os.kill(agent, signal.SIGKILL)
-        killed.until_gone()
-        assert before.exists()
-        code, _ = ForkedRun(tmp_path, "[python, -c, 'raise ValueError']", name="c", env=env).wait()
-        assert code == 1
-        assert set(Path(tmpdir).iterdir()) == folders - {before.parent}
-        living.process.send_signal(signal.SIGINT)
-        assert living.wait()[0] == 130
+        with (
+            ForkedRun(tmp_path, sleep, name="a", env=env) as living,
+            ForkedRun(tmp_path, sleep, name="b", env=env) as killed,
+        ):
+            for run, folder in ((living, "a-1"), (killed, "b-1")):
+                run.until("with pid", folder)
+            [before] = [path for path in Path(tmpdir).glob("*/control") if _is_of(path, killed)]
+            folders = set(Path(tmpdir).iterdir())
+            agents = _agents_of(tmp_path / "runs/b-1", replicas=2)
+            for agent in agents:
+                os.kill(agent, signal.SIGSTOP)  # it shall not end in order
+            killed.process.kill()
+            killed.process.wait(LIMIT_S)
+            for agent in agents:
+                os.kill(agent, signal.SIGKILL)
+            killed.until_gone()
+            assert before.exists()
+            failing = "[python, -c, 'raise ValueError']"
+            code, _ = ForkedRun(tmp_path, failing, name="c", env=env).wait()
+            assert code == 1
+            assert set(Path(tmpdir).iterdir()) == folders - {before.parent}
+            living.process.send_signal(signal.SIGINT)
+            assert living.wait()[0] == 130
         assert list(Path(tmpdir).iterdir()) == []
 
 

@@ -9,10 +9,9 @@ The others follow, the longest first, so that no long test is left alone at the 
 (tests/durations.json, written by `make durations`).
 
 Side by side (`pytest --numprocesses`) all tests on a Kubernetes are one lane, which shares its
-clusters and mostly waits; the other lanes take the rest, test by test, or file by file where the
-tests of a file share what it makes once. While the programs of the
-test cluster are still being built (scripts/run_tests.py), tests with the mark `cluster_programs`
-wait.
+clusters and mostly waits; the other lanes take the rest, test by test, or file by file where a file
+has a fixture of scope "module". While the programs of the test cluster are still being built
+(scripts/run_tests.py), tests with the mark `cluster_programs` wait.
 
 Under CI=true a skip is a failure, since it would mean that CI has lost a prerequisite without
 anybody noticing. Exempt is only what a CI machine need not have: a GPU, a user other than root, the
@@ -56,7 +55,7 @@ KUBERNETES = ("cluster", "operator/real", "nodes")
 READ_ALL_SOURCES = ("test_tidy.py", "test_promises.py")
 """Files whose tests parse the whole repository: one lane does so, once."""
 SHARED_BY_A_FILE = 'scope="module"'
-"""What the source of a fixture says that is made once for all tests of its file."""
+"""Stands in the source of a file with a fixture that is made once for all its tests."""
 DURATIONS = HERE / "durations.json"
 """Seconds of each slow test, for the order alone; a test that is not in it counts as quick."""
 ENV_BUILD_LOCK = "PACELINE_TEST_BUILD_LOCK"
@@ -105,11 +104,10 @@ def pytest_configure() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     durations = _seconds_before()
+    longest: defaultdict[Path, float] = defaultdict(float)
     for item in items:
         if stage_of(item.path) in KUBERNETES:
             item.add_marker(pytest.mark.cluster_programs)
-    longest: defaultdict[Path, float] = defaultdict(float)
-    for item in items:
         longest[item.path] = max(longest[item.path], durations.get(item.nodeid, 0.0))
 
     def place(item: pytest.Item) -> tuple[bool, bool, float, int]:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 from urllib.parse import quote
 
@@ -182,8 +183,8 @@ class Fleet:
         until_s = self._loop.time() + CLOSED_S
         selector: Any = self._loop._selector  # type: ignore[attr-defined]
         while len(selector.get_map()) > 1 and self._loop.time() < until_s:
-            for server in self._servers:
-                _abort(server)
+            for transport in chain.from_iterable(map(_open_now, self._servers)):
+                transport.abort()
             await asyncio.sleep(0.01)  # the loop has no event for it
 
     async def _watch(self) -> None:
@@ -434,18 +435,16 @@ async def _serve_no_more(coordinator: Coordinator) -> None:
     assert runner is not None
     if coordinator.server is not None:
         coordinator.server.close()
-    if (server := runner.server) is not None:
-        open_now = [each.transport for each in server.connections]
-        await runner.cleanup()
-        for transport in open_now:
-            if transport is not None:
-                transport.abort()
+    open_now = _open_now(runner.server) if runner.server else []
+    await runner.cleanup()
+    for transport in open_now:
+        transport.abort()
 
 
-def _abort(server: web.Server) -> None:
-    for each in server.connections:
-        if each.transport is not None:
-            each.transport.abort()
+def _open_now(server: web.Server) -> list[asyncio.Transport]:
+    """Return the connections of a server. After its clean-up these are the ones whose handshake was
+    under way."""
+    return [each.transport for each in server.connections if each.transport is not None]
 
 
 def _trusted(coordinator: Coordinator, request: web.Request) -> bool:

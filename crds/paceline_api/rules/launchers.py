@@ -9,40 +9,76 @@ launcher, so a command that is refused does start ranks.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import Final
 
-LAUNCHERS: Final = ("deepspeed", "horovodrun", "mpiexec", "mpirun", "srun", "torchrun")
+LAUNCHERS: Final = (
+    *("composer", "deepspeed", "horovodrun", "mpiexec", "mpiexec.hydra", "mpirun", "orterun"),
+    *("prterun", "srun", "torchrun"),
+)
 """Programs that start ranks of their own, which know nothing of each other's rounds."""
 DEPTH_MAX: Final = 8
 """Shells within shells that are looked into."""
 
-_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch", "deepspeed")
+_MODULES: Final = (
+    *("accelerate.commands.launch", "composer.cli.launcher", "deepspeed"),
+    *("deepspeed.launcher.runner", "horovod.runner.launch"),
+    *("torch.distributed.launch", "torch.distributed.run"),
+)
+_LAUNCHING_VERBS: Final = {"accelerate": "launch", "colossalai": "run", "fabric": "run"}
+"""Programs of many verbs, with the verb that starts ranks."""
 _SHELLS: Final = ("ash", "bash", "dash", "ksh", "sh", "zsh")
 _SHELL_WITH_VALUE: Final = ("--rcfile", "--init-file")
 _PYTHON_WITH_VALUE: Final = ("-X", "-W", "--check-hash-based-pycs")
 _RESERVED: Final = ("!", "{", "do", "elif", "else", "if", "then", "until", "while")
 """Words of a shell after which a command begins."""
 _WRAPPERS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
+    "catchsegv": ((), 0),
     "command": ((), 0),
+    "dumb-init": (("-r", "--rewrite"), 0),
     "env": (("-u", "--unset", "-C", "--chdir"), 0),
     "exec": (("-a",), 0),
+    "gosu": ((), 1),
     "ionice": (("-c", "--class", "-n", "--classdata"), 0),
     "nice": (("-n", "--adjustment"), 0),
     "nohup": ((), 0),
     "numactl": (("-C", "-N", "-m", "-i", "-p"), 0),
     "setsid": ((), 0),
+    "su-exec": ((), 1),
     "stdbuf": (("-i", "-o", "-e"), 0),
     "sudo": (("-u", "-g"), 0),
     "taskset": ((), 1),
     "time": (("-f", "--format", "-o", "--output"), 0),
     "timeout": (("-k", "--kill-after", "-s", "--signal"), 1),
+    "tini": (("-p", "-e"), 0),
 }
 """Programs that run another one: their options that take the next word, and how many words of their
 own come before the other program."""
+_CONDA: Final = ("-n", "--name", "-p", "--prefix", "--cwd")
+_UV: Final = (
+    *("-p", "--python", "-w", "--with", "--with-editable", "--with-requirements", "--extra"),
+    *("--group", "--only-group", "--no-group", "--no-extra", "--package", "--project", "-i"),
+    *("--env-file", "--index", "--default-index", "--index-url", "--extra-index-url", "-f"),
+    *("--find-links", "--directory", "--cache-dir", "--config-file", "--python-platform"),
+)
+_RUNNERS: Final[dict[str, tuple[str, ...]]] = {
+    "conda": _CONDA,
+    "hatch": ("-e", "--env", "-p", "--project"),
+    "mamba": _CONDA,
+    "micromamba": (*_CONDA, "-e", "--env", "-r", "--root-prefix"),
+    "pdm": ("-p", "--project"),
+    "pipenv": (),
+    "pixi": ("-e", "--environment", "--manifest-path"),
+    "poetry": ("-C", "--directory", "-P", "--project"),
+    "rye": (),
+    "uv": _UV,
+}
+"""Managers of environments whose verb `run` runs another program: their options that take the next
+word, which may come before the verb, too."""
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*\+?=")
 _OPERATORS: Final = ";&|()<>\n"
 _OPERATOR: Final = re.compile(r"[();\n]|[^();\n]+")
@@ -74,26 +110,57 @@ def launcher_in(command: Sequence[str], depth: int = DEPTH_MAX) -> str:
     if name.startswith("python"):
         option, module = python_runs(words)
         return f"-m {module}" if option == "-m" and module in _MODULES else ""
-    return "accelerate launch" if name == "accelerate" and words[1:2] == ["launch"] else ""
+    verb = _LAUNCHING_VERBS.get(name)
+    return f"{name} {verb}" if verb is not None and words[1:2] == [verb] else ""
 
 
 def _unwrapped(command: Sequence[str]) -> list[str]:
     """Return the program that is run in the end, with its arguments."""
-    at = 0
-    while at < len(command):
-        name = PurePath(command[at]).name
+    words = list(command)
+    while words:
+        name = PurePath(words[0]).name
+        if name in _RUNNERS:
+            after = _after_options(words, 1, _RUNNERS[name])
+            if words[after : after + 1] != ["run"]:
+                break
+            words = words[_after_options(words, after + 1, _RUNNERS[name]) :]
+            continue
         if name not in _WRAPPERS:
             break
         with_value, own = _WRAPPERS[name]
-        at += 1
-        if name == "command" and at < len(command) and command[at] in ("-v", "-V"):
+        if name == "command" and words[1:2] in (["-v"], ["-V"]):
             return []  # it only tells where a program is
-        while at < len(command) and command[at].startswith("-"):
-            at += 2 if command[at] in with_value else 1
-        at += own
-        while name in ("env", "sudo") and at < len(command) and _ASSIGNMENT.match(command[at]):
+        if name == "env":
+            words = _split_string(words)
+        at = _after_options(words, 1, with_value) + own
+        while name in ("env", "sudo") and at < len(words) and _ASSIGNMENT.match(words[at]):
             at += 1
-    return list(command[at:])
+        words = words[at:]
+    return words
+
+
+def _after_options(words: Sequence[str], at: int, with_value: Sequence[str]) -> int:
+    """Return the index of the first word from `at` on that is no option and no option's value."""
+    while at < len(words) and words[at].startswith("-"):
+        if words[at] == "--":
+            return at + 1
+        at += 2 if words[at] in with_value else 1
+    return at
+
+
+def _split_string(words: list[str]) -> list[str]:
+    """Return the words of `env` with what its option -S holds split into words."""
+    for at, word in enumerate(words[1:], 1):
+        if not (word.startswith("-") or _ASSIGNMENT.match(word)):
+            break
+        for option in ("--split-string=", "-S", "-vS"):
+            if word.startswith(option):
+                value, rest = word[len(option) :], words[at + 1 :]
+                if not value:
+                    value, rest = " ".join(rest[:1]), rest[1:]
+                with contextlib.suppress(ValueError):  # a quote that is not closed
+                    return [*words[:at], *shlex.split(value), *rest]
+    return words
 
 
 def python_runs(command: Sequence[str]) -> tuple[str, str]:

@@ -19,10 +19,11 @@ def read_on(log: Path, offset: int) -> Iterator[tuple[int, dict[str, Any]]]:
     with log.open("rb") as lines:
         lines.seek(offset)
         for line in lines:
-            # The server may be in the middle of writing the last one.
-            if line.endswith(b"\n"):
-                offset += len(line)
-                yield offset, json.loads(line)
+            # The server is in the middle of writing this one: what follows would be its rest.
+            if not line.endswith(b"\n"):
+                return
+            offset += len(line)
+            yield offset, json.loads(line)
 
 
 def requests_of(log: Path, *, user: str, offset: int = 0) -> Counter[tuple[str, str]]:

@@ -91,6 +91,11 @@ def test_a_script_that_is_not_there(tmp_path: Path, command: list[str], missing:
         (["env", "--split-string=python train.py", "torchrun"], ""),
         (["env", "-S", "torchrun 'train.py"], ""),
         (["env", "-S"], ""),
+        (["env", "-u", "HOME", "-S", "A=b torchrun train.py"], "torchrun"),
+        (["uv", "run", "-m", "torch.distributed.run", "t.py"], "-m torch.distributed.run"),
+        (["uv", "run", "-m", "train", "torchrun"], ""),
+        (["timeout"], ""),
+        (["fabric", "run", "train.py"], "fabric run"),
         (["python", "-m", "accelerate.commands.launch", "t.py"], "-m accelerate.commands.launch"),
         (["colossalai", "run", "train.py"], "colossalai run"),
         (["mpiexec.hydra", "-n", "2", "python", "train.py"], "mpiexec.hydra"),
@@ -99,6 +104,11 @@ def test_a_script_that_is_not_there(tmp_path: Path, command: list[str], missing:
 )
 def test_a_command_that_starts_ranks_itself(command: list[str], launcher: str) -> None:
     assert launcher_in(command) == launcher
+
+
+def test_a_long_command_takes_linear_time() -> None:
+    """A copy of the words for each wrapper would move 80 GB here."""
+    assert launcher_in(["nohup"] * 100_000 + ["torchrun"]) == "torchrun"
 
 
 @pytest.mark.parametrize(

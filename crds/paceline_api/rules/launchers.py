@@ -48,8 +48,8 @@ _WRAPPERS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
     "nohup": ((), 0),
     "numactl": (("-C", "-N", "-m", "-i", "-p"), 0),
     "setsid": ((), 0),
-    "su-exec": ((), 1),
     "stdbuf": (("-i", "-o", "-e"), 0),
+    "su-exec": ((), 1),
     "sudo": (("-u", "-g"), 0),
     "taskset": ((), 1),
     "time": (("-f", "--format", "-o", "--output"), 0),
@@ -79,6 +79,9 @@ _RUNNERS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Managers of environments whose verb `run` runs another program: their options that take the next
 word, which may come before the verb, too."""
+_RUNS_MODULE: Final = {"uv": ("-m", "--module")}
+"""Of these the last option, if the program is a module of Python."""
+_SPLIT: Final = ("--split-string=", "--split-string", "-S", "-vS")
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*\+?=")
 _OPERATORS: Final = ";&|()<>\n"
 _OPERATOR: Final = re.compile(r"[();\n]|[^();\n]+")
@@ -115,52 +118,59 @@ def launcher_in(command: Sequence[str], depth: int = DEPTH_MAX) -> str:
 
 
 def _unwrapped(command: Sequence[str]) -> list[str]:
-    """Return the program that is run in the end, with its arguments."""
-    words = list(command)
-    while words:
-        name = PurePath(words[0]).name
+    """Return the program that is run in the end, with its arguments; empty if none is known.
+
+    Each word is looked at once, so that a command of any length takes linear time.
+    """
+    rest = list(reversed(command))
+    while rest:
+        name = PurePath(rest[-1]).name
         if name in _RUNNERS:
-            after = _after_options(words, 1, _RUNNERS[name])
-            if words[after : after + 1] != ["run"]:
-                break
-            words = words[_after_options(words, after + 1, _RUNNERS[name]) :]
-            continue
-        if name not in _WRAPPERS:
+            rest.pop()
+            _drop_options(rest, _RUNNERS[name])
+            if not rest or rest.pop() != "run":
+                return []
+            if _drop_options(rest, _RUNNERS[name]) in _RUNS_MODULE.get(name, ()):
+                rest += ("-m", "python")
+        elif name in _WRAPPERS:
+            rest.pop()
+            if name == "command" and rest[-1:] in (["-v"], ["-V"]):
+                return []  # it only tells where a program is
+            with_value, own = _WRAPPERS[name]
+            _drop_options(rest, with_value, _SPLIT if name == "env" else ())
+            del rest[len(rest) - own :]
+            while name in ("env", "sudo") and rest and _ASSIGNMENT.match(rest[-1]):
+                rest.pop()
+        else:
             break
-        with_value, own = _WRAPPERS[name]
-        if name == "command" and words[1:2] in (["-v"], ["-V"]):
-            return []  # it only tells where a program is
-        if name == "env":
-            words = _split_string(words)
-        at = _after_options(words, 1, with_value) + own
-        while name in ("env", "sudo") and at < len(words) and _ASSIGNMENT.match(words[at]):
-            at += 1
-        words = words[at:]
-    return words
+    return rest[::-1]
 
 
-def _after_options(words: Sequence[str], at: int, with_value: Sequence[str]) -> int:
-    """Return the index of the first word from `at` on that is no option and no option's value."""
-    while at < len(words) and words[at].startswith("-"):
-        if words[at] == "--":
-            return at + 1
-        at += 2 if words[at] in with_value else 1
-    return at
+def _drop_options(rest: list[str], with_value: Sequence[str], split: Sequence[str] = ()) -> str:
+    """Take options and their values from a reversed list of words.
 
+    Args:
+        rest: The words, the next one last.
+        with_value: Options whose value is the next word.
+        split: Beginnings of options whose value, attached or next, is a list of further words.
 
-def _split_string(words: list[str]) -> list[str]:
-    """Return the words of `env` with what its option -S holds split into words."""
-    for at, word in enumerate(words[1:], 1):
-        if not (word.startswith("-") or _ASSIGNMENT.match(word)):
+    Returns:
+        The last option.
+    """
+    option = ""
+    while rest and rest[-1].startswith("-"):
+        word = rest.pop()
+        if word == "--":
             break
-        for option in ("--split-string=", "-S", "-vS"):
-            if word.startswith(option):
-                value, rest = word[len(option) :], words[at + 1 :]
-                if not value:
-                    value, rest = " ".join(rest[:1]), rest[1:]
-                with contextlib.suppress(ValueError):  # a quote that is not closed
-                    return [*words[:at], *shlex.split(value), *rest]
-    return words
+        option = word
+        begins = next((each for each in split if option.startswith(each)), None)
+        if begins is not None:
+            line = option.removeprefix(begins) or (rest.pop() if rest else "")
+            with contextlib.suppress(ValueError):  # a quote that is not closed
+                rest += reversed(shlex.split(line))
+        elif option in with_value and rest:
+            rest.pop()
+    return option
 
 
 def python_runs(command: Sequence[str]) -> tuple[str, str]:

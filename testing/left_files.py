@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 from collections import Counter
@@ -26,6 +27,8 @@ PERIOD_S = 0.1
 """From one look to the next. A rank holds the files of MPI for longer."""
 LOOKS_MAX = 50
 """Looks at who holds a file before it counts as another job's."""
+PIDS_PERIOD_S = 1.0
+"""From one list of the processes to the next while they make no file."""
 PROCESS_MANAGER = ("mpiexec", "mpiexec.hydra", "hydra_pmi_proxy")
 
 
@@ -51,6 +54,8 @@ class OwnFiles:
         self._pids, self._tmpdir, self._period_s = pids, tmpdir, period_s
         self._before = files()
         self._looks: Counter[str] = Counter()
+        self._were: set[int] = set()
+        self._listed_s = -PIDS_PERIOD_S
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="own-files", daemon=True)
 
@@ -68,13 +73,19 @@ class OwnFiles:
             self.look()
 
     def look(self) -> None:
-        """Add what belongs to the processes now."""
+        """Add what belongs to the processes now, and names of torch whose maker was one of them."""
         self.found |= noted(self._tmpdir) - self._before
+        if time.monotonic() - self._listed_s >= PIDS_PERIOD_S:
+            self._listed_s = time.monotonic()
+            self._were |= set(self._pids())
         new = files() - self._before - self.found
+        self.found |= {name for name in new if _maker(name) in self._were}
+        new -= self.found
         new = {name for name in new if self._looks[name] < LOOKS_MAX and _is_ours(name)}
         if not new:
             return
         pids = set(self._pids())
+        self._were |= pids
         self.found |= new & held_by(*pids)
         fresh = {name for name in new if not self._looks[name] and name.startswith("/tmp/hydra_")}
         if fresh and not _process_managers() - pids:
@@ -203,6 +214,13 @@ def memory_of(*pids: int) -> list[str]:
     for pid in pids:
         found |= {f"{pid}: {name}" for name in _used_by(Path(f"/proc/{pid}")) if _is_memory(name)}
     return sorted(found)
+
+
+def _maker(name: str) -> int | None:
+    """Return the pid in a name that torch has made below /dev/shm: it may be left while nobody has
+    it open, by a process that was killed between making and removing it."""
+    of_torch = re.fullmatch(r"/dev/shm/torch_(\d+)_\d+_\d+", name)
+    return int(of_torch[1]) if of_torch else None
 
 
 def _is_memory(name: str) -> bool:

@@ -67,6 +67,23 @@ def test_what_another_job_leaves_does_not_count(own: left_files.OwnFiles, made: 
     assert own.left(patience_s=0) == []
 
 
+def test_a_name_of_torch_counts_if_its_maker_was_one_of_the_processes(tmp_path: Path) -> None:
+    maker, stranger = subprocess.Popen(["sleep", "60"]), subprocess.Popen(["sleep", "60"])
+    own = left_files.OwnFiles(lambda: [maker.pid], tmp_path)
+    own.look()
+    names = [Path(f"/dev/shm/torch_{process.pid}_1_0") for process in (maker, stranger)]
+    try:
+        for process, name in zip((maker, stranger), names, strict=True):
+            name.touch()
+            process.kill()
+            process.wait()
+        own.look()
+        assert own.left(patience_s=0) == [str(names[0])]
+    finally:
+        for name in names:
+            name.unlink()
+
+
 def test_what_a_rank_has_noted_counts_if_nobody_saw_it_open(
     own: left_files.OwnFiles, made: Path, tmp_path: Path
 ) -> None:

@@ -179,6 +179,26 @@ def test_shared_memory_goes_with_the_folder_that_names_it(base: Path) -> None:
     assert list(base.iterdir()) == []
 
 
+def test_names_that_torch_left_empty_go_with_the_process_that_made_them() -> None:
+    ended = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    left, used, other = (
+        scratch.SHM / f"torch_{ended.pid}_1_0",
+        scratch.SHM / f"torch_{ended.pid}_2_0",
+        scratch.SHM / f"torch_{ended.pid}0_1_0",
+    )
+    try:
+        for path in (left, other):
+            path.touch()
+        used.write_text("x")
+        scratch.remove_torch_memory(ended.pid)
+        assert [path.exists() for path in (left, used, other)] == [False, True, True]
+    finally:
+        ended.wait()
+        for path in (left, used, other):
+            path.unlink(missing_ok=True)
+
+
 def test_no_room_says_what_to_do(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(base / "gone"))
     with pytest.raises(Exception, match=r"gone.*no such file") as error:

@@ -36,6 +36,7 @@ SHARED_MEMORY: Final = "shared-memory"
 TMPDIR: Final = "tmp"
 """Folder in a rank's folder."""
 SHORT: Final = Path("/tmp")
+SHM: Final = Path("/dev/shm")
 SUN_PATH_MAX: Final = 100
 """Bytes of a socket's path; a few less than any kernel takes."""
 BELOW_MAX: Final = len("/paceline-run-12345678") * 2 + len("/9999.99-9999999-99/r.f")
@@ -164,6 +165,23 @@ def note_shared_memory(folder: Path, name: str) -> None:
         file.write(f"{name}\n")
 
 
+def remove_torch_memory(pid: int) -> None:
+    """Remove the empty shared memory that a process has left between two calls of torch.
+
+    torch makes a name in /dev/shm and takes it away at once; what it shares lives on without a
+    name. A process that is killed in between leaves a name that nobody else knows. Call it while
+    the dead process has not been reaped: until then nobody else can have its number. A file with
+    content stays: it may belong to a process of another container that shares /dev/shm.
+    """
+    with contextlib.suppress(OSError):
+        for name in os.listdir(SHM):  # noqa: PTH208  # a generator breaks when an entry vanishes
+            if name.startswith(f"torch_{pid}_"):
+                with contextlib.suppress(OSError):
+                    about = (SHM / name).lstat()
+                    if about.st_uid == os.getuid() and about.st_blocks == 0:
+                        (SHM / name).unlink()
+
+
 def _base(spare: Path | None) -> Path:
     try:
         return Path(tempfile.gettempdir())
@@ -230,4 +248,4 @@ def _unlink_shared_memory(note: Path) -> None:
         for name in note.read_text().splitlines():
             if _MPICH.fullmatch(name):
                 # Of another user, it stays: /dev/shm is sticky.
-                Path("/dev/shm", name).unlink(missing_ok=True)
+                (SHM / name).unlink(missing_ok=True)

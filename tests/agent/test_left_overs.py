@@ -28,6 +28,19 @@ pathlib.Path("/dev/shm", name).write_text("x")
 print("left", tempfile.gettempdir(), name, flush=True)
 time.sleep(60)
 """
+LEAVES_NAMES_OF_TORCH = """
+import os, pathlib, time
+
+def leave_and_wait():
+    pathlib.Path("/dev/shm", f"torch_{os.getpid()}_1_0").touch()
+    print("left", os.getpid(), flush=True)
+    time.sleep(60)
+
+if os.fork() == 0:
+    os.setsid()  # a worker of a loader that outlives the rank's process group
+    leave_and_wait()
+leave_and_wait()
+"""
 ASKS_HYDRA = """
 import os, time
 
@@ -94,6 +107,28 @@ def test_a_killed_rank_is_swept_by_its_agent(tmp_path: Path, tmpdir: Path, backe
             agent.signal(signal.SIGTERM)
             await agent.ended()
         assert below(tmpdir) == []
+
+    asyncio.run(scenario())
+
+
+def test_names_that_torch_left_go_with_the_rank_and_its_workers(
+    tmp_path: Path, tmpdir: Path
+) -> None:
+    async def scenario() -> None:
+        async with pod(tmp_path, LEAVES_NAMES_OF_TORCH) as (agent, coordinator):
+            rank = await started(coordinator)
+            await until(lambda: agent.out.count(b"left ") == 2, "both processes")
+            pids = [int(pid) for pid in re.findall(rb"left (\d+)", agent.out)]
+            left = [Path("/dev/shm", f"torch_{pid}_1_0") for pid in pids]
+            assert all(map(exists, left))
+            os.kill(rank.pid, signal.SIGKILL)
+            await dead(coordinator)
+            assert not exists(Path("/dev/shm", f"torch_{rank.pid}_1_0"))
+            agent.signal(signal.SIGTERM)
+            await agent.ended()
+        for pid in pids:
+            await gone(pid)
+        assert not any(map(exists, left))
 
     asyncio.run(scenario())
 

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from paceline import scratch
+
 PR_SET_CHILD_SUBREAPER: Final = 36
 
 OnEnd = Callable[[int], None]
@@ -64,6 +66,7 @@ class Reaper:
             on_end = self._watched.pop(found.si_pid, None)
             if on_end is not None:
                 _kill_group(found.si_pid)
+            scratch.remove_torch_memory(found.si_pid)
             _, status = os.waitpid(found.si_pid, 0)
             if on_end is not None:
                 self._sweeping[found.si_pid] = (os.waitstatus_to_exitcode(status), on_end)

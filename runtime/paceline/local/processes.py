@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from paceline import scratch
+
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 READ_BYTES: Final = 64 * 1024
@@ -209,6 +211,7 @@ async def _reaped(pid: int) -> bool:
 
 
 def _collect(pid: int) -> bool:
+    scratch.remove_torch_memory(pid)
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:

@@ -15,6 +15,14 @@ SIZE_BYTES = 64 << 30
 TIMEOUT_S = 30.0
 
 
+FORGET_OTHERS = """
+sed -n "s#^[^ ]* [^ ]* [^ ]* [^ ]* \\($1/[^ ]*\\) .*#\\1#p" /proc/self/mountinfo |
+    while read -r point; do umount --lazy "$point"; done
+"""
+"""Shell commands for a new mount namespace: let go of all disks below the folder $1. The namespace
+begins as a copy of the host's, and would hold a disk that is mounted there until the node ends."""
+
+
 class DiskBusyError(Exception):
     """The kernel has not let go of a disk whose node is off."""
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from testing.cluster import control_groups, disks, network, node_config, programs
+from testing.cluster import control_groups, disks, instance, network, node_config, programs
 from testing.cluster.control_plane import ControlPlane
 from testing.cluster.daemons import Daemon, DaemonError
 
@@ -30,15 +30,16 @@ IMPORT_TIMEOUT_S = 300.0
 _NAMESPACES = ("--mount", "--net", "--uts", "--ipc", "--pid")
 
 # The first process: it sets the namespaces up, then does what an init does: collects the dead.
-_INIT = """
+_INIT = f"""
 set -eu
-hostname "$1"
+{disks.FORGET_OTHERS}
+hostname "$2"
 mount --make-rshared /
-mount -o loop,noatime "$2/disk.img" "$2/disk"
-mount --bind "$2/run" /run
-mount --bind "$2/log" /var/log
+mount -o loop,noatime "$3/disk.img" "$3/disk"
+mount --bind "$3/run" /run
+mount --bind "$3/log" /var/log
 echo 1 > /proc/sys/net/ipv4/ip_forward
-touch "$2/up"
+touch "$3/up"
 trap 'exit 0' TERM
 while :; do sleep 3600 & wait $!; done
 """
@@ -69,7 +70,8 @@ class Node:
         (self._folder / "up").unlink(missing_ok=True)
         control_groups.make(f"{room.name}/{self.name}")
         unshare = ["unshare", *_NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
-        script = ["bash", "-c", _INIT, "init", self.name, str(self._folder)]
+        others = instance.base_folder()
+        script = ["bash", "-c", _INIT, "init", str(others), self.name, str(self._folder)]
         self._init = self._daemon("init", *unshare, *script)
         self._init.start()
         self._init.wait_until((self._folder / "up").exists, "up", START_TIMEOUT_S)

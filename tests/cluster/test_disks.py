@@ -1,0 +1,40 @@
+"""Disks are let go of by whoever does not use them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from testing.cluster import disks, leftovers
+
+pytestmark = pytest.mark.processes
+
+HOLDS = "{forget} echo up; exec sleep 60"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it mounts")
+@pytest.mark.parametrize("forgets", [True, False])
+def test_a_node_that_boots_meanwhile_does_not_hold_the_disk_of_an_image_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgets: bool
+) -> None:
+    disk = tmp_path / "layers.img"
+    disks.make(disk)
+    disks.mount(disk, tmp_path / "images")
+    script = HOLDS.format(forget=disks.FORGET_OTHERS if forgets else "")
+    command = ["unshare", "--mount", "bash", "-ec", script, "node", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as node:
+        try:
+            assert node.stdout is not None
+            assert node.stdout.readline() == b"up\n"
+            leftovers.unmount_below(tmp_path)
+            monkeypatch.setattr(disks, "TIMEOUT_S", 60.0 if forgets else 0.5)
+            with nullcontext() if forgets else pytest.raises(disks.DiskBusyError):
+                disks.wait_released(disk)
+        finally:
+            node.kill()
+            leftovers.unmount_below(tmp_path)
+    disks.wait_released(disk)

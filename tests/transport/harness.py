@@ -145,6 +145,7 @@ class ProcessRank(Rank):
             self._held |= left_files.held_by(self.pid, self._launcher.pid)
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
+            self.pid = 0
         if self.connection is not None:
             self.connection.close()
             self.connection = None
@@ -169,7 +170,8 @@ class ProcessPool:
         inner: Any = self._listener._listener  # type: ignore[attr-defined]
         inner._socket.settimeout(START_S)
         self._idle: list[ProcessRank] = []
-        self._count = 0
+        self._all: list[ProcessRank] = []
+        """A test that fails gives none back; then they are ended with the pool."""
 
     def take(self, count: int) -> list[ProcessRank]:
         """`count` ranks that are in no group; starts those that are missing, at the same time."""
@@ -190,11 +192,11 @@ class ProcessPool:
         self._idle += ranks
 
     def _launch(self) -> ProcessRank:
-        self._count += 1
-        return ProcessRank(self, f"w{self._count}")
+        self._all.append(ProcessRank(self, f"w{len(self._all) + 1}"))
+        return self._all[-1]
 
     def end(self) -> None:
-        for rank in self._idle:
+        for rank in self._all:
             rank.kill()
         self._listener.close()
         for path in self.folder.iterdir():

@@ -49,6 +49,8 @@ def test_a_joiner_gets_the_table_that_the_others_measured(pool: ProcessPool) -> 
     ranks = pool.take(4)
     crew = Crew("auto", list(ranks))
     a, b, c, d = crew.ranks
+    crew.peers(crew.ranks)
+    crew.all(crew.ranks, "forget", crew.kind)  # what they have measured for other tests
     crew.open([a, b, c])
     three = choices(crew, [a, b, c])
     assert three[0] == three[1] == three[2]

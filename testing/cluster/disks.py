@@ -16,11 +16,12 @@ TIMEOUT_S = 30.0
 
 
 FORGET_OTHERS = """
-sed -n "s#^[^ ]* [^ ]* [^ ]* [^ ]* \\($1/[^ ]*\\) .*#\\1#p" /proc/self/mountinfo |
+findmnt --list --noheadings --output TARGET | grep "^$1/" | sort --reverse |
     while read -r point; do umount --lazy "$point"; done
 """
-"""Shell commands for a new mount namespace: let go of all disks below the folder $1. The namespace
-begins as a copy of the host's, and would hold a disk that is mounted there until the node ends."""
+"""Shell commands for a new mount namespace: unmount all that lies below the folder $1, the innermost
+first. The namespace begins as a copy of the host's, and a disk that is mounted there would stay
+mounted here until the node ends."""
 
 
 class DiskBusyError(Exception):

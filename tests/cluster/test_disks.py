@@ -1,4 +1,4 @@
-"""Disks are let go of by whoever does not use them."""
+"""A node does not hold the disk of an image build."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ def test_a_node_that_boots_meanwhile_does_not_hold_the_disk_of_an_image_build(
     disk = tmp_path / "layers.img"
     disks.make(disk)
     disks.mount(disk, tmp_path / "images")
+    # As buildah mounts a container while it builds.
+    disks.make(tmp_path / "inner.img")
+    disks.mount(tmp_path / "inner.img", tmp_path / "images" / "container")
     script = HOLDS.format(forget=disks.FORGET_OTHERS if forgets else "")
     command = ["unshare", "--mount", "bash", "-ec", script, "node", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as node:

@@ -122,7 +122,7 @@ class Agent:
         watch = asyncio.create_task(self._network.run())
         try:
             ended = await self._supervisor.run()
-            self._reaper.kill_the_rest()
+            await self._reaper.end_the_rest()
             done = AgentDone(
                 self._settings.slot,
                 self._settings.attempt,

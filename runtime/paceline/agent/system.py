@@ -21,6 +21,8 @@ from typing import Final
 from paceline import scratch
 
 PR_SET_CHILD_SUBREAPER: Final = 36
+REST_S: Final = 1.0
+"""Until processes that were sent SIGKILL are gone; the kernel may hold one for longer."""
 
 OnEnd = Callable[[int], None]
 """Gets the exit code, negative for a signal."""
@@ -39,6 +41,8 @@ class Reaper:
         self._watched: dict[int, OnEnd] = {}
         self._sweeping: dict[int, tuple[int, OnEnd]] = {}
         """Dead leaders, by pid = group, of which members are still ending."""
+        self._collected = asyncio.Event()
+        """Something has been reaped."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.add_signal_handler(signal.SIGCHLD, self.collect)
@@ -56,6 +60,7 @@ class Reaper:
 
     def collect(self) -> None:
         ended: list[tuple[OnEnd, int]] = []
+        self._collected.set()
         while True:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -76,12 +81,25 @@ class Reaper:
         for on_end, code in ended:
             on_end(code)
 
-    def kill_the_rest(self) -> None:
-        """SIGKILL to all children: processes that ranks had detached from themselves."""
-        for task in Path("/proc/self/task").iterdir():
-            with contextlib.suppress(OSError):
-                for pid in (task / "children").read_text().split():
-                    os.kill(int(pid), signal.SIGKILL)
+    async def end_the_rest(self) -> None:
+        """SIGKILL to all children, processes that ranks had detached from themselves, and to the
+        children that they leave; wait until they are reaped, REST_S at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REST_S):
+                while _kill_children():
+                    self._collected.clear()
+                    await self._collected.wait()
+
+
+def _kill_children() -> bool:
+    """Return whether there were any."""
+    found = False
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            for pid in (task / "children").read_text().split():
+                found = True
+                os.kill(int(pid), signal.SIGKILL)
+    return found
 
 
 def _kill_group(leader: int) -> None:

@@ -282,13 +282,13 @@ when you take a test out.
     make test         everything but the exhaustive tests; what CI runs
     make test-all     everything: before a release, and before an issue is closed
 
-| command | runs | takes at most, on two cores |
+| command | runs | took, on two cores |
 |---|---|---|
 | `make test-fast` | tests without the marks below, with a fifth of the examples of each property \
-| 90 seconds |
+| 2 minutes |
 | `make test` | the checks of `make check`, and tests without the mark `exhaustive`, with two \
-fifths of the examples | 12 minutes; 20 the first time, when it builds a Kubernetes |
-| `make test-all` | the checks, and all tests | 45 minutes |
+fifths of the examples | 13 to 16 minutes; 23 the first time, when it builds a Kubernetes |
+| `make test-all` | the checks, and all tests | 43 minutes |
 
 The layer of a test follows from its marks. `processes` is for whatever starts a process: a rank, an
 agent, an operator, a Kubernetes; `cluster_programs` is for what `make cluster-programs` builds;

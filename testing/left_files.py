@@ -55,6 +55,7 @@ class OwnFiles:
         self._before = files()
         self._looks: Counter[str] = Counter()
         self._were: set[int] = set()
+        """All pids so far: a process may be gone when its file is seen."""
         self._listed_s = -PIDS_PERIOD_S
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="own-files", daemon=True)
@@ -75,17 +76,16 @@ class OwnFiles:
     def look(self) -> None:
         """Add what belongs to the processes now, and names of torch whose maker was one of them."""
         self.found |= noted(self._tmpdir) - self._before
-        if time.monotonic() - self._listed_s >= PIDS_PERIOD_S:
-            self._listed_s = time.monotonic()
-            self._were |= set(self._pids())
         new = files() - self._before - self.found
-        self.found |= {name for name in new if _maker(name) in self._were}
-        new -= self.found
         new = {name for name in new if self._looks[name] < LOOKS_MAX and _is_ours(name)}
-        if not new:
+        now_s = time.monotonic()
+        if not new and now_s - self._listed_s < PIDS_PERIOD_S:
             return
         pids = set(self._pids())
-        self._were |= pids
+        self._were, self._listed_s = self._were | pids, now_s
+        if not new:
+            return
+        self.found |= {name for name in new if _maker(name) in self._were}
         self.found |= new & held_by(*pids)
         fresh = {name for name in new if not self._looks[name] and name.startswith("/tmp/hydra_")}
         if fresh and not _process_managers() - pids:

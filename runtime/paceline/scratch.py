@@ -166,12 +166,12 @@ def note_shared_memory(folder: Path, name: str) -> None:
 
 
 def remove_torch_memory(pid: int) -> None:
-    """Remove the empty shared memory that a process has left between two calls of torch.
+    """Remove the empty files of torch in /dev/shm that a dead process has left.
 
-    torch makes a name in /dev/shm and takes it away at once; what it shares lives on without a
-    name. A process that is killed in between leaves a name that nobody else knows. Call it while
-    the dead process has not been reaped: until then nobody else can have its number. A file with
-    content stays: it may belong to a process of another container that shares /dev/shm.
+    torch makes a file there and unlinks it at once; a process that is killed in between leaves it,
+    and only the pid in its name tells whose it was. Call it before the process is reaped: until
+    then nobody else can have its pid. A file with content stays: it may belong to a process of
+    another container that shares /dev/shm.
     """
     with contextlib.suppress(OSError):
         for name in os.listdir(SHM):  # noqa: PTH208  # a generator breaks when an entry vanishes

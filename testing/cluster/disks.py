@@ -19,9 +19,9 @@ FORGET_OTHERS = """
 findmnt --list --noheadings --output TARGET | grep "^$1/" | sort --reverse |
     while read -r point; do umount --lazy "$point"; done
 """
-"""Shell commands for a new mount namespace: unmount all that lies below the folder $1, the innermost
-first. The namespace begins as a copy of the host's, and a disk that is mounted there would stay
-mounted here until the node ends."""
+"""Shell commands for a new mount namespace: unmount all that lies below the folder $1, the
+innermost first. The namespace begins as a copy of the host's, and a disk that is mounted there
+would stay mounted here until the node ends."""
 
 
 class DiskBusyError(Exception):

@@ -171,7 +171,7 @@ class ProcessPool:
         inner._socket.settimeout(START_S)
         self._idle: list[ProcessRank] = []
         self._all: list[ProcessRank] = []
-        """A test that fails gives none back; then they are ended with the pool."""
+        """All that were started. A test that fails gives none back."""
 
     def take(self, count: int) -> list[ProcessRank]:
         """`count` ranks that are in no group; starts those that are missing, at the same time."""

@@ -5,7 +5,6 @@ Ranks are threads here, each with memory, sockets and descriptors of its own, as
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import gc
 import os
@@ -14,7 +13,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -275,16 +274,16 @@ def test_a_rank_that_cannot_map_the_others_holds_nobody_and_keeps_nothing(
 
 @contextmanager
 def one_descriptor_left() -> Iterator[None]:
-    """Open files up to a limit, and close the last; what other tests left is collected before."""
+    """Leave this process room for one more open file, whatever other tests have left open."""
     gc.collect()
-    gc.disable()
+    gc.disable()  # what is closed meanwhile would make more room
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = [os.open(os.devnull, os.O_RDONLY)]
-    # With some room above the highest, wherever the next free ones are.
+    # A limit above every open file. Below it all numbers are taken, free ones in between as well.
     highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, before[1]))
     try:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             while True:
                 taken.append(os.dup(taken[0]))
         os.close(taken.pop())
@@ -302,10 +301,12 @@ def test_a_rank_at_its_limit_of_open_files_takes_no_half_of_the_descriptors() ->
     there.setblocking(False)
     connection = PeerConnection(there)
     socket.send_fds(here, [b"."], [here.fileno(), here.fileno()])
+    files = open_files()
     with one_descriptor_left():
         with pytest.raises(TransportError, match=r"no room for the descriptors.*ulimit -n"):
             _take(connection, Deadline(Abort(), 5.0), "taking", 1)
         os.close(os.dup(here.fileno()))  # OSError if the one that fitted was kept
+    assert open_files() == files
     connection.close()
     here.close()
 

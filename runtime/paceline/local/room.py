@@ -29,11 +29,11 @@ from paceline.limits import (
     figures_bytes,
     own_bytes,
 )
+from paceline.scratch import SHM
 
 TRANSPORTS: Final = ("mpi", "gloo", "shm")
 """What backend auto may use on one machine; nccl takes fewer files than gloo."""
 
-SHM: Final = Path("/dev/shm")
 MPI_SHM_BYTES: Final = 1_064_960
 """What MPI_Init of MPICH takes of it for each rank. Measured with `statvfs` in three ranks."""
 

@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from testing.loop_end import close_connections, close_server
+
 
 class Proxy:
     """Listens on a free port of loopback; runs in a thread of its own."""
@@ -77,11 +79,11 @@ class Proxy:
         server = await asyncio.start_server(self._accept, sock=self._socket)
         self._up.set()
         await self._stop.wait()
-        server.close()
-        self._cut()
+        await close_server(server)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await close_connections()
 
     def _end(self) -> None:
         self._stop.set()

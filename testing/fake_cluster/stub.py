@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from typing import Any
 from urllib.parse import quote
 
@@ -34,11 +33,11 @@ from testing.fake_cluster.beside import JOBS, Plane, own_key, server_context
 from testing.fake_cluster.parts import place_of
 from testing.fake_cluster.pods_seen import owner_of, runs, trains
 from testing.fake_cluster.ring import Place, Ring, State
+from testing.loop_end import close_connections, close_server
 
 POLL_S = 10.0
-CLOSED_S = 10.0
 HANDSHAKE_S = 5.0
-"""Shorter than `CLOSED_S`: a peer that was stopped in one keeps its connection open."""
+"""Shorter than `loop_end.TIMEOUT_S`: a peer that was stopped in one keeps its connection open."""
 RETRY_S = 0.2
 LOOK_S = 0.01
 
@@ -156,8 +155,6 @@ class Fleet:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._sends: set[asyncio.Task[None]] = set()
         self._serving: set[Coordinator] = set()
-        self._servers: list[web.Server] = []
-        """Of all coordinators, also of those that are gone."""
         self._wholes: set[asyncio.Task[None]] = set()
         """Never cancelled, or their sockets would stay open."""
         async with session(self._config) as http:
@@ -171,21 +168,10 @@ class Fleet:
             results = await asyncio.gather(watching, *self._sends, return_exceptions=True)
             await asyncio.gather(*self._wholes)
             await asyncio.gather(*map(_serve_no_more, self._serving))
-        await self._closed()
+        await close_connections()
         for result in results:
             if isinstance(result, Exception):
                 raise result
-
-    async def _closed(self) -> None:
-        """Wait until the loop has no connection left: closing one with TLS takes several turns, and
-        one whose handshake was under way when its server closed comes only now."""
-        assert self._loop is not None
-        until_s = self._loop.time() + CLOSED_S
-        selector: Any = self._loop._selector  # type: ignore[attr-defined]
-        while len(selector.get_map()) > 1 and self._loop.time() < until_s:
-            for transport in chain.from_iterable(map(_open_now, self._servers)):
-                transport.abort()
-            await asyncio.sleep(0.01)  # the loop has no event for it
 
     async def _watch(self) -> None:
         while True:
@@ -358,7 +344,6 @@ class Fleet:
         self._serving.add(coordinator)
         await coordinator.runner.setup()
         assert coordinator.runner.server is not None
-        self._servers.append(coordinator.runner.server)
         await asyncio.shield(self._whole(_listen(coordinator, pod["status"]["podIP"])))
         self._coordinators[metadata["uid"]] = coordinator
 
@@ -434,7 +419,7 @@ async def _serve_no_more(coordinator: Coordinator) -> None:
     runner = coordinator.runner
     assert runner is not None
     if coordinator.server is not None:
-        coordinator.server.close()
+        await close_server(coordinator.server)
     open_now = _open_now(runner.server) if runner.server else []
     await runner.cleanup()
     for transport in open_now:

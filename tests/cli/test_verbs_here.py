@@ -6,12 +6,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import yaml
+from paceline.jobs.interface import Until
 from paceline.jobs.local import LocalJobs
 from paceline_api.reading.load import parse_job
 
@@ -22,6 +24,10 @@ from testing.processes.runs import processes_with
 from tests.layers import exhaustive_unless
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+
+def _parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 class Here(conformance.Place):
@@ -55,7 +61,19 @@ class Here(conformance.Place):
     def left(self) -> object:
         return processes_with(self.mark)
 
+    def agents(self) -> dict[int, int]:
+        """Return the pid of the agent of each active rank, by the rank's pid."""
+        ranks = self.terminal.status(NAME)["detail"]["ranks"]
+        pids = [rank["pid"] for rank in ranks if rank["state"] == "active"]
+        return {pid: _parent_of(pid) for pid in pids}
+
+    def show_logs(self) -> None:
+        """Print what the processes of the runs said, which pytest shows if the test has failed."""
+        for log in sorted(self.folder.glob("runs/*/*.log")):
+            sys.stdout.write(f"--- {log.name}\n{log.read_text()[-4000:]}\n")
+
     def close(self) -> None:
+        self.show_logs()
         self.terminal.close()
         for note in self.folder.glob("runs/*/control.json"):
             os.kill(json.loads(note.read_text())["pid"], signal.SIGKILL)
@@ -126,6 +144,18 @@ def test_what_has_ended_is_told_from_its_folder(place: Here) -> None:
     assert "has ended" in say.call("suspend", NAME, code=2)
     say.call("delete", "runs/verbs-1")
     assert not (place.folder / "runs/verbs-1").exists()
+
+
+def test_a_job_trains_again_after_its_agent_was_killed(place: Here) -> None:
+    place.submit()
+    place.jobs.wait(NAME, Until.TRAINING, timeout_s=LIMIT_S)
+    until(lambda: len(place.agents()) == 2, "two active ranks")
+    killed = max(place.agents().values())
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: "its pod is gone" in place.terminal.call("events", NAME), "RankDied")
+    until(lambda: len(place.agents()) == 2, "two active ranks again")
+    assert killed not in place.agents().values()
+    assert place.jobs.wait(NAME, Until.TRAINING, timeout_s=LIMIT_S).ready == 2
 
 
 def test_paths_of_a_submitted_job_begin_at_a_folder(place: Here) -> None:

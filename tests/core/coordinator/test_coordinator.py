@@ -1145,6 +1145,39 @@ def test_an_inventory_that_is_older_than_a_pod_does_not_bury_it() -> None:
     assert desk.state.roster.is_dead(C)
 
 
+def resizing_of(desk: Desk) -> list[str]:
+    return [c.message for c in status(desk.state).conditions if c.type == "Resizing"]
+
+
+def test_a_killed_pod_is_no_replica_that_runs() -> None:
+    """It never says that it has ended; only the inventory tells."""
+    desk, _ = running()
+    desk.post(coord.SetTargets(m.Targets(replicas=2)))
+    assert resizing_of(desk) == []
+    desk.post(coord.AgentGone(1, 0))
+    desk.pods(0)
+    assert resizing_of(desk) == ["1 replicas run, 2 are wanted"]
+    desk.post(coord.SetInventory(m.Inventory(3, ((0, 0), (1, 1)))))
+    assert resizing_of(desk) == []
+
+
+def test_a_pod_that_no_inventory_lists_yet_runs_when_its_agent_has_reported() -> None:
+    desk, _ = running()
+    desk.post(coord.SetTargets(m.Targets(replicas=3)))
+    desk.agent(C)
+    assert resizing_of(desk) == []
+
+
+def test_pods_that_are_gone_are_forgotten_in_the_end() -> None:
+    desk, _ = running()
+    roster = desk.state.roster
+    many = tuple((1, attempt) for attempt in range(1, 30))
+    for number, pod in enumerate(many):
+        desk.post(coord.SetInventory(m.Inventory(number + 2, ((0, 0), pod))))
+    roster.forget_dead({A}, limit=4)
+    assert set(roster.pods) == {(0, 0), (1, 0), *many[-5:]}
+
+
 def at_work(who: MemberId, at: GenerationId, for_ms: int, **facts: int) -> m.Heartbeat:
     doing = m.Doing(for_ms, round=7, **facts)
     return m.Heartbeat(who, at, at, 0, doing=doing)

@@ -164,8 +164,8 @@ def _conditions(c: CoordinatorState) -> tuple[Condition, ...]:
     if c.gen is not None and k > active:
         text = f"quorum {k} is asked for, {active} ranks are active"
         found.append(Condition("Degraded", "QuorumReduced", text, now))
-    living = sum(1 for p in c.roster.pods.values() if not p.done and not p.draining)
-    if c.told and living != c.replicas:
-        text = f"{living} replicas run, {c.replicas} are wanted"
+    running = sum(1 for pod in c.roster.running_pods() if not pod.draining)
+    if c.told and running != c.replicas:
+        text = f"{running} replicas run, {c.replicas} are wanted"
         found.append(Condition("Resizing", "ReplicasDiffer", text, now))
     return tuple(found)

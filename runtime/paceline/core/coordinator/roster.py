@@ -132,6 +132,19 @@ class Roster:
             self.pods[key] = KnownPod(slot, attempt, since_ns=now_ns)
         return self.pods[key]
 
+    def running_pods(self) -> list[KnownPod]:
+        """Return the pods that have not ended.
+
+        A pod that was killed never says so: it is gone when the newest inventory does not list it.
+        """
+        return [pod for key, pod in self.pods.items() if self._runs(key, pod)]
+
+    def _runs(self, key: tuple[int, int], pod: KnownPod) -> bool:
+        if pod.done:
+            return False
+        newer_than_inventory = pod.connected and not pod.listed
+        return self.inventory is None or key in self.listed or newer_than_inventory
+
     def present(self) -> list[KnownRank]:
         return [r for _, r in sorted(self.ranks.items()) if r.present]
 
@@ -188,7 +201,14 @@ class Roster:
         return pod if pod is not None and pod.connected else None
 
     def forget_dead(self, keep: set[MemberId], limit: int) -> None:
-        """Bound the memory: the oldest dead that no generation needs go first."""
+        """Bound the memory: the oldest dead that no generation needs go first, and with the last
+        rank of a pod that is gone, the pod."""
         dead = [m for m in self.ranks if m not in keep and self.is_dead(m)]
         for member in dead[: max(0, len(dead) - limit)]:
             del self.ranks[member]
+        if self.inventory is None:
+            return
+        named = {pod_of(member) for member in self.ranks} | self.listed
+        gone = [key for key, pod in self.pods.items() if key not in named and not pod.connected]
+        for key in gone[: max(0, len(gone) - limit)]:
+            del self.pods[key]

@@ -37,8 +37,7 @@ def judge_now_and_then(c: CoordinatorState) -> None:
         return
     steps = {
         _key(pod.slot, local, pod.attempt): 0.0
-        for pod in c.roster.pods.values()
-        if not pod.done
+        for pod in c.roster.running_pods()
         for local in range(c.config.procs)
     }
     ranks = {}

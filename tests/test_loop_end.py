@@ -1,0 +1,19 @@
+"""A test's server in a thread closes every connection before its loop ends."""
+
+from __future__ import annotations
+
+import gc
+import socket
+
+from testing.fake_cluster.proxy import Proxy
+
+
+def test_a_proxy_closes_connections_that_come_as_it_ends() -> None:
+    """A socket that is left open is an error here: `filterwarnings = error`."""
+    for _ in range(20):
+        with Proxy("http://127.0.0.1:1") as proxy:
+            address = ("127.0.0.1", proxy.port)
+            callers = [socket.create_connection(address) for _ in range(4)]
+        for caller in callers:
+            caller.close()
+    gc.collect()

@@ -67,7 +67,7 @@ bench-smoke: install ## the benchmarks at their smallest sizes, which only shows
 	@PACELINE_BENCHMARKS=1 $(PYTEST) tests/benchmarks
 
 test-fast: install ## the tests that start no processes, with a fifth of the examples of each property
-	@PACELINE_TEST_EXAMPLES_PERCENT=20 $(PYTEST) -m "not processes and not cluster_programs and not long and not exhaustive" \
+	@PACELINE_TEST_EXAMPLES_PERCENT=20 $(PYTEST) --ignore tests/frameworks -m "not processes and not cluster_programs and not long and not exhaustive" \
 		--numprocesses $(shell nproc)
 
 check: install ## read-only: format, lint, types, imports, generated files, citations

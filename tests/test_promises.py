@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -195,3 +196,14 @@ def layer_of_marks(marks: list[str]) -> Layer:
     if layers.EXHAUSTIVE in marks:
         return Layer.ALL
     return Layer.TEST if layers.SLOW_MARKS.intersection(marks) else Layer.FAST
+
+
+def test_make_test_fast_ignores_no_test_of_its_own_layer() -> None:
+    """It does not import these folders, since the frameworks take seconds to import."""
+    ignored = re.findall(r"--ignore (\S+)", (ROOT / "Makefile").read_text())
+    assert ignored == ["tests/frameworks"]
+    for file in (ROOT / ignored[0]).glob("test_*.py"):
+        names = re.findall(r"^def (test_\w+)", file.read_text(), re.M)
+        layers = {layer_of(f"{file.relative_to(ROOT)}::{name}") for name in names}
+        assert layers, file
+        assert Layer.FAST not in layers, file

@@ -14,6 +14,9 @@ import pytest
 
 from scripts.parsed import tree_of
 
+# Parsing all sources takes seconds.
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parent.parent
 SKIPPED_FOLDERS = {"runs", "dist", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".json", ".cfg", ""}
@@ -96,7 +99,6 @@ def none_of(wrong: Iterable[str], remedy: str) -> None:
     assert not found, f"{remedy}\n  {found}"
 
 
-@pytest.mark.long
 def test_every_module_says_what_it_is_for() -> None:
     none_of(
         (name for name, tree in sources().items() if tree.body and not ast.get_docstring(tree)),

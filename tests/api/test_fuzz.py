@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,6 +57,7 @@ JUNK = st.recursive(
 )
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(st.sampled_from(places(FULL)), JUNK), min_size=1, max_size=3))
 def test_junk_anywhere_gives_a_job_or_errors_that_help(
     edits: list[tuple[tuple[Any, ...], Any]],

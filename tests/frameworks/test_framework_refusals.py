@@ -21,6 +21,9 @@ from transformers import TrainingArguments
 
 from testing.lone_session import LoneSession
 
+# The frameworks take seconds to import.
+pytestmark = pytest.mark.long
+
 DATA = TensorDataset(torch.randn(16, 2), torch.randn(16, 1))
 
 

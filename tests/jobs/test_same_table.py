@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline.cli.table import line, table
@@ -77,6 +78,7 @@ def text(shown: Any) -> str:
     return caught.get()
 
 
+@pytest.mark.long
 @given(ranks, st.integers(0, 100), st.integers(1, 10**6), st.integers(0, 9999), st.integers(0, 1))
 def test_the_table_is_that_of_the_laptop(
     told: tuple[RankStatus, ...], percent: int, round_us: int, left_s: int, pipeline: int

@@ -15,6 +15,7 @@ from collections import Counter
 from enum import StrEnum
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -397,7 +398,7 @@ def _versions(bodies: list[dict[str, Any]]) -> dict[str, int]:
     return {body["metadata"]["uid"]: int(body["metadata"]["resourceVersion"]) for body in bodies}
 
 
-TestHistories = Histories.TestCase
+TestHistories = pytest.mark.long(Histories.TestCase)
 TestHistories.settings = settings(
     max_examples=int(os.environ.get("HISTORIES", examples(40))),
     stateful_step_count=30,

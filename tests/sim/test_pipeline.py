@@ -136,6 +136,7 @@ def test_a_death_at_every_step_of_a_round(rules: RoundSettings) -> None:
             assert total.applied + total.dropped == world.plan.samples
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [Kind.JOIN, Kind.DRAIN, Kind.CRASH])
 def test_a_change_at_every_step_of_a_round_loses_nothing(kind: Kind) -> None:
     for at_ns in event_times(CLEAN, 11, [], 165, 195):

@@ -141,6 +141,7 @@ def test_a_batch_with_which_scripts_fail_is_given_up_and_counted(
 GIVES_UP = World(replicas=4, leases=40, max_skipped=2, until_ms=20_000)
 
 
+@pytest.mark.long
 def test_a_bad_batch_costs_its_samples_and_not_the_job() -> None:
     """Whichever lease it is, the last one too, and also over a new coordinator, or from a
     checkpoint of before or after."""
@@ -308,6 +309,7 @@ def test_back_from_resting_a_rank_has_nothing_fresh(monkeypatch: pytest.MonkeyPa
         histories()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", Kind)
 def test_one_kind_of_fault_over_and_over(kind: Kind) -> None:
     @bounded(25)
@@ -395,6 +397,7 @@ def kill_at(world: World, seed: int, what: list[Fault], at_ns: int, slot: int) -
     return sim
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [Mode.FULL, Mode.SOLO])
 def test_a_death_at_every_step_of_a_round(mode: Mode) -> None:
     world = World(replicas=3, settings=RoundSettings(mode=mode, bench_after_ns=300 * MS), leases=12)

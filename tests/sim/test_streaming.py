@@ -216,6 +216,7 @@ def test_r32_a_void_round_makes_nobody_late(monkeypatch: pytest.MonkeyPatch) -> 
     assert late() > 0
 
 
+@pytest.mark.long
 def test_r32_nobody_says_coming_in_the_round_after_a_void_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

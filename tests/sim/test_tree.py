@@ -55,6 +55,7 @@ def test_a_head_that_never_passes_go_on_costs_a_generation_and_no_gradient(
     assert sim.finished[0].state.log.ledger.total().applied == world.plan.samples
 
 
+@pytest.mark.long
 def test_jobs_above_the_threshold_use_heads_and_survive_deaths() -> None:
     ranks = TREE_ABOVE + 8
     settings = RoundSettings(mode=Mode.QUORUM, quorum_percent=75, bench_after_ns=300 * MS)

@@ -217,6 +217,7 @@ def test_refused_memory_is_named_and_auto_goes_on(monkeypatch: pytest.MonkeyPatc
     transport.shutdown()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("refused", ["fcntl.fcntl", "mmap.mmap"])
 def test_a_machine_without_room_for_the_addresses_is_named_and_auto_goes_on(
     monkeypatch: pytest.MonkeyPatch, refused: str
@@ -350,6 +351,7 @@ def pages(memory: SharedMemory) -> int:
     return os.fstat(memory.fd).st_blocks
 
 
+@pytest.mark.long
 def test_memory_goes_back_with_its_last_tensor() -> None:
     memory = SharedMemory()
     whole = memory.zeros(1 << 20, torch.float32)

@@ -207,6 +207,7 @@ class State(bytearray):
     """That can be watched."""
 
 
+@pytest.mark.long
 def test_a_state_that_is_under_way_gives_way_to_a_newer_one(pair: tuple[PeerSockets, ...]) -> None:
     """A joiner that takes nothing asks again and again: each state stayed in memory."""
     donor, joiner = pair

@@ -155,6 +155,10 @@ class Reason(_Told):
         "CoordinatorAway",
         "The coordinator does not answer the operator; the message says why, and what to do.",
     )
+    ANSWER_REFUSED = (
+        "AnswerRefused",
+        "The operator does not take what the coordinator answers; the message says why.",
+    )
     SUSPENDING = "Suspending", "The job stops at an agreed round before its pods are removed."
     PROGRESS_LOST = "ProgressLost", "The job was suspended without a checkpoint and starts anew."
 

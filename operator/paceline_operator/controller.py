@@ -32,9 +32,11 @@ LAPSED_S: Final = 0.5
 class Coordinators(Protocol):
     """The connections to all coordinators. Nothing here waits for one of them."""
 
-    def follow(self, key: Key, job: Job, address: str, *, key_id: str, hurry: bool) -> None:
+    def follow(
+        self, key: Key, job: Job, address: str, *, key_id: str, pods: int, hurry: bool
+    ) -> None:
         """Listen to the coordinator of a job at this URL. `key_id`: of the operator's key with
-        which its secrets were made."""
+        which its secrets were made. `pods`: its worker pods that exist."""
         ...
 
     def send(self, key: Key, message: Message) -> None: ...
@@ -156,19 +158,17 @@ class Controller:
 
     def _follow(self, key: Key, job: Job, changes: Changes) -> None:
         """Listen to the newest coordinator that has an address."""
-        pods = [
-            pod
-            for pod in self._store.pods(key)
-            if pod.is_coordinator and pod.owner == job.uid and pod.active and pod.ip
-        ]
-        if job.finished or not pods:
+        own = [pod for pod in self._store.pods(key) if pod.owner == job.uid]
+        found = [pod for pod in own if pod.is_coordinator and pod.active and pod.ip]
+        if job.finished or not found:
             self._coordinators.leave(key)
             return
-        newest = max(pods, key=lambda pod: pod.attempt)
+        newest = max(found, key=lambda pod: pod.attempt)
         host = f"[{newest.ip}]" if ":" in newest.ip else newest.ip
         url = f"https://{host}:{COORDINATOR_PORT}"
         key_id = newest.notes.get(NOTE_KEY, "")
-        self._coordinators.follow(key, job, url, key_id=key_id, hurry=changes.hurry)
+        pods = sum(pod.is_worker for pod in own)
+        self._coordinators.follow(key, job, url, key_id=key_id, pods=pods, hurry=changes.hurry)
 
     def _retry_s(self, job: Job, memory: Memory, error: ApiError) -> float:
         memory.errors += 1

@@ -85,6 +85,7 @@ class Operator:
             arrived=self._arrived,
             clock=time.monotonic,
             leads=self._leads,
+            metrics=self.metrics,
         )
         self._services = Services(
             self._kube, time.monotonic, self._store.namespaces_in_use, options.scope

@@ -65,6 +65,12 @@ class Metrics:
         self.coordinators = Gauge(
             "paceline_operator_coordinators_connected", "Coordinators that answer.", registry=r
         )
+        self.answers_refused = Counter(
+            "paceline_operator_answers_refused",
+            "Answers of coordinators that were not taken: form, length, count or share.",
+            ["reason"],
+            registry=r,
+        )
         self.watch_age = Gauge(
             "paceline_operator_watch_age_seconds",
             "Since the last sign of life of a watch; it must stay below its silence limit.",

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 from paceline_api.times import timestamp
-from paceline_operator.core.coordinator_status import CoordinatorStatus, Rank
+from paceline_operator.core.coordinator_status import (
+    CoordinatorStatus,
+    Limits,
+    Rank,
+    read_coordinator_status,
+)
 from paceline_operator.core.job import Job, read_job
 from paceline_operator.core.observed import Observed, Pod, Sent
 
@@ -14,6 +20,7 @@ from testing.fake_cluster.parts import START_S, job_body
 
 NOW = START_S + 1000
 UID = "job-uid"
+MANY: Final = Limits(ranks=10_000)
 
 
 def job_of(status: dict[str, Any] | None = None, **spec: Any) -> Job:
@@ -52,6 +59,11 @@ COORDINATOR = Pod(
     "node-9",
     "Running",
 )
+
+
+def read(answer: Any) -> CoordinatorStatus:
+    """What the operator keeps of an answer, which is encoded as a coordinator does it."""
+    return read_coordinator_status(msgspec.json.encode(answer), MANY)
 
 
 def coordinator_status(pods: list[Pod], **fields: Any) -> CoordinatorStatus:

@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from testing.fake_cluster.cluster import Cluster
+from testing.fake_cluster.observations import read
 from testing.fake_cluster.parts import KEY, NAMESPACE, START_S, job_body, place_of
 from testing.fake_cluster.server import CrashError
 
@@ -21,7 +22,6 @@ from paceline_operator.cluster.store import Key, Store
 from paceline_operator.cluster.wire import pod_from
 from paceline_operator.controller import Controller
 from paceline_operator.core.changes import Message
-from paceline_operator.core.coordinator_status import read_coordinator_status
 from paceline_operator.core.job import Job
 from paceline_operator.core.pods.service import service
 
@@ -164,14 +164,16 @@ class World(Cluster):
         memory = self.controller.memories.get(key)
         if memory is None or memory.uid != body["metadata"]["uid"]:
             return
-        memory.coordinator = read_coordinator_status(self.status_of(key, body))
+        memory.coordinator = read(self.status_of(key, body))
         memory.coordinator_heard_s = self.now_s
         self.dirty.setdefault(key, self.now_s)
 
     # ---- the operator's side of the connection (Coordinators) -----------------------------------
 
-    def follow(self, key: Key, job: Job, address: str, *, key_id: str, hurry: bool) -> None:
-        del key, job, address, key_id, hurry
+    def follow(
+        self, key: Key, job: Job, address: str, *, key_id: str, pods: int, hurry: bool
+    ) -> None:
+        del key, job, address, key_id, pods, hurry
 
     def leave(self, key: Key) -> None:
         del key

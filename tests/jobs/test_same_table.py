@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,11 +24,10 @@ from paceline.core.status import (
 from paceline.jobs.core.from_cluster import job_status
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
-from paceline_operator.core.coordinator_status import read_coordinator_status
 from paceline_operator.core.reconcile import reconcile
 from rich.console import Console
 
-from testing.fake_cluster.observations import NOW, RUNNING, job_of, training
+from testing.fake_cluster.observations import NOW, RUNNING, job_of, read, training
 
 PROCS = 2
 SLOTS = 3
@@ -101,8 +99,7 @@ def test_the_table_is_that_of_the_laptop(
         transport="mpi",
         carrier=Network.TCP,
     )
-    raw = msgspec.json.decode(msgspec.json.encode(here))
-    seen = replace(training(SLOTS), coordinator=read_coordinator_status(raw))
+    seen = replace(training(SLOTS), coordinator=read(here))
     collective = {"mode": "Quorum", "pipeline": pipeline}
     job = job_of(RUNNING, replicas=SLOTS, procsPerReplica=PROCS, collective=collective)
     written = reconcile(job, seen, NOW).status

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +13,10 @@ from paceline_api.access.access import Access
 from paceline_api.access.login import Login
 from paceline_operator.cluster.lease import MARGIN, NAME, Election, Terms
 
-from testing.fake_cluster.http_api import VirtualApi
+from testing.fake_cluster.http_api import HttpApi, VirtualApi
 from testing.fake_cluster.server import Server
 from testing.fake_cluster.virtual import VirtualLoop
+from testing.loop_end import close_server
 
 HOST = "10.255.0.1"
 NAMESPACE = "paceline"
@@ -245,3 +249,46 @@ def test_a_token_that_is_away_for_a_moment_is_a_request_that_failed(
     assert one.told == [True, False]
     token.write_text("abc")
     house.until_leads(one, RENEW_S)
+
+
+@pytest.mark.long
+def test_the_lease_is_renewed_while_the_operators_loop_is_blocked() -> None:
+    """The election has a thread and a loop of its own: what the operator does costs it no lead."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        api = HttpApi(loop, Server(time.monotonic), lambda: None)
+        site = await loop.create_server(api.web, "127.0.0.1", 0)
+        try:
+            await asyncio.to_thread(stand_still, site.sockets[0].getsockname()[1])
+        finally:
+            await close_server(site)
+            await api.web.shutdown()
+
+    def stand_still(port: int) -> None:
+        """For longer than the Lease lasts, in the thread that began the election."""
+        told, began = list[bool](), threading.Event()
+
+        def changed(leads: bool) -> None:
+            told.append(leads)
+            began.set()
+
+        access = Access(lambda: Login(f"http://127.0.0.1:{port}"))
+        terms = Terms(NAMESPACE, "one", duration_s=3.0, renew_s=0.5)
+        election = Election(access, terms, changed=changed)
+
+        async def operator() -> None:
+            election.start()
+            assert began.wait(30)
+            renewed_s = election._renewed_s
+            time.sleep(4.0)  # noqa: ASYNC251
+            assert election.leads()
+            assert election._renewed_s > renewed_s + terms.renew_s
+            assert told == [True]
+
+        try:
+            asyncio.run(operator())
+        finally:
+            election.stop()
+
+    asyncio.run(scenario())

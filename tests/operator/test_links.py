@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import gzip
+import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,7 +16,6 @@ from dataclasses import dataclass, field
 
 import pytest
 from aiohttp import web
-from paceline_api.reasons import Reason
 from paceline_operator.cluster import coordinator as cluster_coordinator
 from paceline_operator.cluster.coordinator import Links
 from paceline_operator.cluster.store import Key
@@ -23,13 +23,16 @@ from paceline_operator.cluster.tls import pair_of, pinned
 from paceline_operator.core.coordinator_status import (
     CoordinatorStatus,
     Happening,
+    Limits,
     read_coordinator_status,
 )
 from paceline_operator.core.job import Job, read_job
 from paceline_operator.core.keys import job_keys
 from paceline_operator.core.observed import Sent
 from paceline_operator.core.reconcile import reconcile
+from paceline_operator.core.shares import Rate
 from paceline_operator.core.unheard import Cause, Unheard
+from paceline_operator.metrics import Metrics
 
 from testing.fake_cluster.beside import server_context
 from testing.fake_cluster.observations import (
@@ -69,16 +72,30 @@ class Heard:
 
 
 @asynccontextmanager
-async def links(heard: Heard) -> AsyncIterator[Links]:
+async def links(
+    heard: Callable[[Key, CoordinatorStatus], None],
+    *,
+    metrics: Metrics | None = None,
+    missed: Callable[[Key, Unheard, bool], None] = lambda *_: None,
+) -> AsyncIterator[Links]:
     async with Links(
         secrets_of=lambda *_: (KEYS.operator_token, pinned(pair_of(KEYS).certificate)),
         heard=heard,
-        missed=lambda *_: None,
+        missed=missed,
         arrived=lambda *_: None,
         clock=asyncio.get_running_loop().time,
         leads=lambda: True,
+        metrics=metrics or Metrics(),
     ) as made:
         yield made
+
+
+async def until(check: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            if check():
+                return
+            await asyncio.sleep(0.02)
 
 
 @asynccontextmanager
@@ -111,7 +128,9 @@ def test_a_connection_costs_little_memory() -> None:
             gc.collect()
             tracemalloc.start()
             for number in range(MANY):
-                made.follow(("default", f"j{number}"), job(), url, key_id=KEYS.key_id, hurry=True)
+                made.follow(
+                    ("default", f"j{number}"), job(), url, key_id=KEYS.key_id, pods=2, hurry=True
+                )
             async with asyncio.timeout(20):
                 while len(heard.statuses) < MANY:
                     heard.news.clear()
@@ -138,7 +157,7 @@ async def heard_after(hostile: Callable[[web.Request], Awaitable[web.StreamRespo
         return await hostile(request) if asked == 1 else web.json_response({"seq": HONEST})
 
     async with coordinator(answer) as url, links(heard) as made:
-        made.follow(("default", "digits"), job(), url, key_id=KEYS.key_id, hurry=True)
+        made.follow(("default", "digits"), job(), url, key_id=KEYS.key_id, pods=2, hurry=True)
         async with asyncio.timeout(10):
             await heard.news.wait()
     return heard
@@ -149,6 +168,15 @@ def said(body: bytes, **headers: str) -> Callable[[web.Request], Awaitable[web.S
         return web.Response(body=body, headers={"Content-Type": "application/json", **headers})
 
     return answer
+
+
+async def chunked(request: web.Request) -> web.StreamResponse:
+    """Nobody knows how long it will be, and each byte may come in a chunk with a long extension."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    await response.write(b'{"seq":1}')
+    await response.write_eof()
+    return response
 
 
 async def endless(request: web.Request) -> web.StreamResponse:
@@ -167,6 +195,8 @@ async def endless(request: web.Request) -> web.StreamResponse:
     [
         pytest.param(said(b'{"seq":1,"why":"' + b"x" * 2**20 + b'"}'), id="large"),
         pytest.param(endless, id="endless"),
+        pytest.param(chunked, id="without a length"),
+        pytest.param(said(b'{"seq":1,"ranks":[' + b"[]," * 60_000 + b"[]]}"), id="many values"),
         pytest.param(
             said(gzip.compress(b'{"seq":1,"why":"' + b"x" * 2**24 + b'"}'), **{GZIP: "gzip"}),
             id="compressed",
@@ -183,12 +213,179 @@ def test_what_no_coordinator_says_is_not_believed_and_stops_nothing(
     assert [status.seq for status in heard.statuses] == [HONEST]
 
 
+RANK = {"member": [0, 0, 1000]}
+
+
+@pytest.mark.parametrize(("pods", "taken"), [(1, False), (300, True)])
+def test_how_much_is_read_depends_on_pods_that_exist_and_not_on_the_spec(
+    pods: int, *, taken: bool
+) -> None:
+    """A spec may ask for 10,000 replicas of 256 processes, and costs its namespace nothing."""
+    body = job_body(replicas=1, maxReplicas=10_000, procsPerReplica=1)
+    body["metadata"] |= {"uid": "a", "namespace": "default", "generation": 1}
+    asked = read_job(body)
+    assert asked.settings is not None
+
+    async def scenario() -> tuple[list[int], Metrics]:
+        heard, metrics, refused = Heard(), Metrics(), asyncio.Event()
+
+        async def answer(_: web.Request) -> web.Response:
+            return web.json_response({"seq": HONEST, "ranks": [RANK] * 300})
+
+        def missed(*_: object) -> None:
+            refused.set()
+
+        async with coordinator(answer) as url, links(heard, metrics=metrics, missed=missed) as made:
+            key = ("default", "digits")
+            made.follow(key, asked, url, key_id=KEYS.key_id, pods=pods, hurry=True)
+            async with asyncio.timeout(30):
+                await (heard.news if taken else refused).wait()
+        return [status.seq for status in heard.statuses], metrics
+
+    heard, metrics = asyncio.run(scenario())
+    assert heard == ([HONEST] if taken else [])
+    assert refusals(metrics) == ({} if taken else {"count": 1.0})
+
+
+def refusals(metrics: Metrics) -> dict[str, float]:
+    name = "paceline_operator_answers_refused_total"
+    found = (sample for family in metrics.registry.collect() for sample in family.samples)
+    return {each.labels["reason"]: each.value for each in found if each.name == name}
+
+
+def test_refused_answers_are_counted_by_reason_and_told_in_one_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it answers in turn, and however many jobs of the namespace do it."""
+    monkeypatch.setattr(cluster_coordinator, "REFUSED_MAX_S", 0.1)
+    answers = (b"no JSON", b"{}" + b" " * 2**22, b'{"ranks":[' + b"[]," * 99_000 + b"[]]}")
+    wanted = {"form", "length", "count"}
+
+    async def scenario() -> dict[str, float]:
+        heard, metrics, asked = Heard(), Metrics(), 0
+
+        async def answer(_: web.Request) -> web.Response:
+            nonlocal asked
+            asked += 1
+            return web.Response(body=answers[asked % len(answers)])
+
+        async with coordinator(answer) as url, links(heard, metrics=metrics) as made:
+            for name in ("one", "two", "three"):
+                key = ("default", name)
+                made.follow(key, job(name), url, key_id=KEYS.key_id, pods=2, hurry=True)
+            await until(lambda: asked >= 30 and set(refusals(metrics)) == wanted)
+        assert not heard.statuses
+        return refusals(metrics)
+
+    counted = asyncio.run(scenario())
+    assert set(counted) == wanted
+    assert sum(counted.values()) >= 20
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(lines) == 1, lines
+    assert "in namespace default" in lines[0]
+
+
+def test_what_a_peer_says_of_its_failure_is_one_short_line_without_control_characters() -> None:
+    """As the reason of a status line: it goes to the log, to a condition, and so to terminals."""
+
+    async def scenario() -> str:
+        told, news = list[Unheard](), asyncio.Event()
+
+        async def answer(_: web.Request) -> web.Response:
+            return web.Response(status=500, reason="\x1b]52;c;aGk=\x07" + "x" * 5000)
+
+        def missed(_: Key, unheard: Unheard, __: bool) -> None:
+            told.append(unheard)
+            news.set()
+
+        async with coordinator(answer) as url, links(Heard(), missed=missed) as made:
+            key = ("default", "digits")
+            made.follow(key, job(), url, key_id=KEYS.key_id, pods=2, hurry=True)
+            async with asyncio.timeout(30):
+                await news.wait()
+        return told[0].why
+
+    why = asyncio.run(scenario())
+    assert why.isprintable()
+    assert len(why) < 500
+
+
+def test_a_job_whose_namespace_has_used_up_its_share_is_asked_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each answer is below all bounds; a job of another namespace is heard at once."""
+    text = b'{"seq":1,"transport_why":"' + b"x" * 200_000 + b'"}'
+    monkeypatch.setattr(cluster_coordinator, "NAMESPACE_BYTES", Rate(1.0, 3.0 * len(text)))
+
+    async def scenario() -> tuple[dict[Key, int], set[Key], dict[str, float]]:
+        metrics, heard, late = Metrics(), dict[Key, int](), set[Key]()
+
+        async def answer(_: web.Request) -> web.Response:
+            return web.Response(body=text)
+
+        def hear(key: Key, _: CoordinatorStatus) -> None:
+            heard[key] = heard.get(key, 0) + 1
+
+        def missed(key: Key, unheard: Unheard, _: bool) -> None:
+            assert unheard.cause is Cause.SHARE, unheard
+            late.add(key)
+
+        async with coordinator(answer) as url, links(hear, metrics=metrics, missed=missed) as made:
+            for number in range(10):
+                key = ("greedy", f"j{number}")
+                made.follow(key, job(), url, key_id=KEYS.key_id, pods=2, hurry=False)
+            await until(lambda: len(late) >= 7)
+            key = ("other", "digits")
+            made.follow(key, job(), url, key_id=KEYS.key_id, pods=2, hurry=False)
+            await until(lambda: key in heard)
+        return heard, late, refusals(metrics)
+
+    heard, late, counted = asyncio.run(scenario())
+    assert sum(count for key, count in heard.items() if key[0] == "greedy") == 3
+    assert heard["other", "digits"] >= 1
+    assert {key[0] for key in late} == {"greedy"}
+    assert set(counted) == {"share"}
+
+
+def test_answers_are_decoded_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one of them takes for ever, the loop goes on."""
+    begun, go_on, threads = threading.Event(), threading.Event(), list[int]()
+
+    def slow(raw: bytearray, limits: Limits) -> CoordinatorStatus:
+        threads.append(threading.get_ident())
+        begun.set()
+        assert go_on.wait(30)
+        return read_coordinator_status(raw, limits)
+
+    monkeypatch.setattr(cluster_coordinator, "read_coordinator_status", slow)
+
+    async def scenario() -> Heard:
+        heard = Heard()
+
+        async def answer(_: web.Request) -> web.Response:
+            return web.json_response({"seq": HONEST})
+
+        async with coordinator(answer) as url, links(heard) as made:
+            key = ("default", "digits")
+            made.follow(key, job(), url, key_id=KEYS.key_id, pods=2, hurry=True)
+            await until(begun.is_set)
+            go_on.set()
+            await until(lambda: heard.statuses)
+        return heard
+
+    try:
+        assert asyncio.run(scenario()).statuses[0].seq == HONEST
+    finally:
+        go_on.set()
+    assert threading.get_ident() not in threads
+
+
 def test_an_answer_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_coordinator, "REPLY_S", 0.3)
     monkeypatch.setattr(cluster_coordinator, "POLL_S", 0)
 
     async def trickle(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
+        response = web.StreamResponse(headers={"Content-Length": "100000"})
         await response.prepare(request)
         try:
             while True:
@@ -238,6 +435,7 @@ def test_no_cookie_is_kept() -> None:
                 job(),
                 url.replace("127.0.0.1", "localhost"),
                 key_id=KEYS.key_id,
+                pods=2,
                 hurry=True,
             )
             async with asyncio.timeout(10):
@@ -265,52 +463,13 @@ def test_a_large_job_may_say_more() -> None:
 
         async with coordinator(answer) as url, links(heard) as made:
             made.follow(
-                ("default", "digits"), job(replicas=1000), url, key_id=KEYS.key_id, hurry=True
+                ("default", "digits"), job(), url, key_id=KEYS.key_id, pods=1000, hurry=True
             )
             async with asyncio.timeout(20):
                 await heard.news.wait()
         return heard
 
     assert len(asyncio.run(scenario()).statuses[0].ranks) == 1000
-
-
-@pytest.mark.parametrize(
-    "number",
-    [10**400, -(10**400), 1e308, float("inf"), float("nan")],
-    ids=["whole", "negative", "large", "infinite", "none"],
-)
-def test_no_number_is_too_large(number: float) -> None:
-    status = read_coordinator_status(
-        {
-            "seq": number,
-            "version": number,
-            "coordinator": number,
-            "log": {"progress": number, "round_s": number, "rounds": {"full": number}},
-            "ranks": [{"member": [number, 0, number], "rank": number, "state": number}],
-        }
-    )
-    assert abs(status.version) <= 2**53
-    assert abs(status.ranks[0].attempt) <= 2**53
-
-
-def test_history_and_texts_are_cut() -> None:
-    reason = "ResumedFromCheckpoint"
-    happened = [{"seq": n, "reason": reason, "message": "m" * 10**5} for n in range(1000)]
-    conditions = [{"type": f"t{n}", "message": "m" * 10**5} for n in range(1000)]
-    status = read_coordinator_status({"happenings": happened, "conditions": conditions})
-    assert [h.seq for h in status.happenings] == list(range(1000 - 256, 1000)), "the latest"
-    assert len(status.conditions) == 64
-    texts = [h.message for h in status.happenings]
-    texts += [reason + message for reason, message in status.conditions.values()]
-    assert max(map(len, texts)) < 10_000
-
-
-def test_only_what_users_are_told_of_is_kept_of_a_history() -> None:
-    """Of a job that goes on for long it would be more than all the rest that the operator has."""
-    reasons = ["Draining", "ResumedFromCheckpoint", "RankDied", "BatchSkipped"]
-    happened = [{"seq": n, "reason": each, "message": "m"} for n, each in enumerate(reasons)]
-    status = read_coordinator_status({"happenings": happened})
-    assert status.happenings == (Happening(1, "m"), Happening(3, "m", Reason.BATCH_SKIPPED))
 
 
 def test_a_coordinator_has_a_bounded_number_of_events() -> None:
@@ -337,9 +496,12 @@ def test_a_job_whose_key_is_lost_is_named_once(caplog: pytest.LogCaptureFixture)
             arrived=lambda *_: None,
             clock=asyncio.get_running_loop().time,
             leads=lambda: True,
+            metrics=Metrics(),
         ) as made:
             for _ in range(3):
-                made.follow(("a", "digits"), job(), "https://x", key_id="0ld0ld00", hurry=True)
+                made.follow(
+                    ("a", "digits"), job(), "https://x", key_id="0ld0ld00", pods=2, hurry=True
+                )
             assert made.connected == 0
 
     asyncio.run(scenario())

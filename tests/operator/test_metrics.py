@@ -77,6 +77,9 @@ def test_every_metric_of_the_operator_says_what_happened() -> None:
         assert "paceline_operator_watch_restarts_total{cause=silence,kind=pods}" not in now
         assert now["paceline_operator_watch_age_seconds{kind=pods}"] < SILENCE_S
 
+        world.misbehave("digits", Answer.OTHER)
+        world.settle(30)
+        assert figures(world)["paceline_operator_answers_refused_total{reason=form}"] >= 1
         world.misbehave("digits", Answer.REFUSED)
         world.loop.network.cut(world.api.host)
         world.settle(80)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,22 +14,26 @@ from paceline.core.protocol.ids import MemberId
 from paceline.core.status import Fact, LogStatus, RankPhase, RankStatus, Status
 from paceline_api.times import timestamp
 from paceline_api.types.status import TrainingJobStatus
-from paceline_operator.core.coordinator_status import Outcome, Rank, read_coordinator_status
+from paceline_operator.core.coordinator_status import (
+    AnswerError,
+    Outcome,
+    Rank,
+    read_coordinator_status,
+)
 from paceline_operator.core.observed import Observed
 from paceline_operator.core.reconcile import reconcile
 from paceline_operator.core.report import status
 
-from testing.fake_cluster.observations import NOW, RUNNING, job_of, training
+from testing.fake_cluster.observations import MANY, NOW, RUNNING, job_of, read, training
 
 WHY = "mpi:ring 300 us at 1048576 B; next: gloo 610 us"
 
 
 def status_of(before: dict[str, Any], answer: Status, **spec: Any) -> TrainingJobStatus:
     """What the operator writes when it has heard this."""
-    raw = msgspec.json.decode(msgspec.json.encode(answer))
     seen = training(2)
     assert seen.coordinator is not None
-    told = replace(read_coordinator_status(raw), ranks=seen.coordinator.ranks)
+    told = replace(read(answer), ranks=seen.coordinator.ranks)
     changes = reconcile(job_of(before, **spec), replace(seen, coordinator=told), NOW)
     assert changes.status is not None
     return TrainingJobStatus.model_validate(dict(changes.status), by_alias=True)
@@ -104,8 +109,13 @@ def test_no_coordinator_makes_a_status_that_the_api_server_refuses(
     rows: list[dict[str, Any]], figure: Any
 ) -> None:
     facts = {"step_seconds": figure, "lag_seconds": figure}
-    ranks = [{"member": [n, figure, n], "facts": facts, **one} for n, one in enumerate(rows)]
-    told = read_coordinator_status({"ranks": ranks, "log": {"round_s": figure, "shares": figure}})
+    ranks = [{"member": [n, 0, n], "facts": facts, **one} for n, one in enumerate(rows)]
+    body = {"ranks": ranks, "log": {"round_s": figure, "left_s": figure}}
+    told = None
+    with suppress(AnswerError):
+        told = read_coordinator_status(json.dumps(body).encode(), MANY)
+    if told is None:
+        return
     seen = replace(training(2), coordinator=told)
     found = status.figures(seen)
     text = {"ranks": found["ranks"], "figuresTime": found["figuresTime"]}
@@ -116,7 +126,7 @@ def test_no_coordinator_makes_a_status_that_the_api_server_refuses(
 
 def ranks_of(*ranks: RankStatus, shares: dict[str, float] | None = None) -> list[dict[str, Any]]:
     raw = answer(ranks=ranks, log=LogStatus(shares=shares or {}))
-    told = read_coordinator_status(msgspec.json.decode(msgspec.json.encode(raw)))
+    told = read(raw)
     found: list[dict[str, Any]] = status.figures(replace(training(2), coordinator=told))["ranks"]
     return found
 

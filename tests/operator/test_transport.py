@@ -10,7 +10,6 @@ import pytest
 from paceline_api.times import timestamp
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.clocks import CarrierUnknown, Clocks
-from paceline_operator.core.coordinator_status import read_coordinator_status
 from paceline_operator.core.decide import transport
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Observed
@@ -23,6 +22,7 @@ from testing.fake_cluster.observations import (
     RUNNING,
     coordinator_status,
     job_of,
+    read,
     training,
     worker,
 )
@@ -78,10 +78,10 @@ def failed(changes: Changes) -> str:
 
 def test_what_is_told_of_carriers() -> None:
     rank = {"member": [1, 0, 2000], "state": "active", "rank": 1, "carrier": "RDMA"}
-    found = read_coordinator_status({"transport": "mpi", "carrier": "RDMA", "ranks": [rank]})
+    found = read({"transport": "mpi", "carrier": "RDMA", "ranks": [rank]})
     assert (found.carrier, found.ranks[0].carrier) == ("RDMA", "RDMA")
-    assert read_coordinator_status({"carrier": ""}).carrier == ""
-    older = read_coordinator_status({"ranks": [{"member": [1, 0, 2000], "state": "active"}]})
+    assert read({"carrier": ""}).carrier == ""
+    older = read({"ranks": [{"member": [1, 0, 2000], "state": "active"}]})
     assert (older.carrier, older.ranks[0].carrier) == (None, "")
 
 

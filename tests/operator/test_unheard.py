@@ -21,6 +21,7 @@ from paceline_operator.core.keys import job_keys
 from paceline_operator.core.observed import End, Observed, Sent
 from paceline_operator.core.reconcile import reconcile
 from paceline_operator.core.unheard import TOLD_S, Cause, Unheard
+from paceline_operator.metrics import Metrics
 
 from testing.fake_cluster.beside import server_context
 from testing.fake_cluster.observations import COORDINATOR, NOW, RUNNING, job_of, worker
@@ -131,6 +132,31 @@ def test_after_a_while_the_user_is_told_why_nothing_is_heard(
     assert event.message == degraded["message"]
 
 
+@pytest.mark.parametrize(
+    ("cause", "words"), [(Cause.ANSWER, "kubectl logs"), (Cause.SHARE, "jobs")]
+)
+@pytest.mark.parametrize("status", [{}, RUNNING], ids=["new", "running"])
+def test_a_job_whose_answers_are_refused_says_so_and_why(
+    status: dict[str, Any], cause: Cause, words: str
+) -> None:
+    """At once: the coordinator is there, and time alone mends nothing."""
+    refused = Unheard(cause, "10.0.0.7:7070", "its answer has 31457280 bytes")
+    changes = reconcile(job_of(status), unheard(None, None, unheard=refused), NOW)
+    degraded = condition(changes, "Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "AnswerRefused")
+    for part in ("refuses", "10.0.0.7:7070", "its answer has 31457280 bytes", words):
+        assert part in degraded["message"]
+    (event,) = (e for e in changes.events if e.reason == "AnswerRefused")
+    assert event.message == degraded["message"]
+
+
+def test_one_answer_that_is_refused_is_no_trouble_while_the_last_one_counts() -> None:
+    refused = Unheard(Cause.ANSWER, "10.0.0.7:7070", "its answer has 31457280 bytes")
+    seen = new_coordinator(unheard(None, None, unheard=refused))
+    changes = reconcile(job_of(RUNNING), seen, NOW)
+    assert not any(event.reason == "AnswerRefused" for event in changes.events)
+
+
 def test_it_is_told_once_and_again_for_another_cause() -> None:
     clocks = Clocks(coordinator_away_s=NOW - 60)
     seen = unheard(None, None, unheard=UNHEARD, clocks=clocks)
@@ -190,10 +216,16 @@ async def missed_at(
         arrived=lambda *_: None,
         clock=clock,
         leads=lambda: True,
+        metrics=Metrics(),
     )
     async with links:
         links.follow(
-            ("default", "digits"), job_of(), f"https://127.0.0.1:{port}", key_id="", hurry=True
+            ("default", "digits"),
+            job_of(),
+            f"https://127.0.0.1:{port}",
+            key_id="",
+            pods=2,
+            hurry=True,
         )
         return [await asyncio.wait_for(found.get(), 20) for _ in range(times)]
 
@@ -203,7 +235,7 @@ async def missed_at(
     [
         (_401, "job-uid", Cause.TOKEN),
         (_401, "another-job", Cause.TLS),
-        (_nonsense, "job-uid", Cause.OTHER),
+        (_nonsense, "job-uid", Cause.ANSWER),
     ],
 )
 def test_an_answer_that_is_none(answer: Answer, tls: str, cause: Cause) -> None:

@@ -4,8 +4,11 @@ One task per job. It asks for anything newer than what it has and waits for the 
 thousand quiet jobs cost next to nothing. A job in training has news with every round; then the
 task rests between two answers, unless somebody is in a hurry.
 
-A coordinator runs in a pod of a user, and may be any program that has the job's key. So its answers
-are bounded in size, depth and time, they may not be compressed, and nobody is followed elsewhere.
+A coordinator runs in a pod of a user, and may be any program that has the job's key. So it has to
+say how long its answer is before anything is read, and the answer is bounded in size and time, is
+not compressed, and leads nowhere else. What is read and decoded is taken from the shares of the job
+and of its namespace (core.shares), and decoding happens in one thread beside the event loop, one
+answer at a time: each job has at most one in that queue.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import TracebackType
@@ -26,11 +31,19 @@ from paceline_operator.cluster.kube import pause
 from paceline_operator.cluster.store import Key
 from paceline_operator.cluster.tls import spare_buffers
 from paceline_operator.core.changes import Message
-from paceline_operator.core.coordinator_status import CoordinatorStatus, read_coordinator_status
+from paceline_operator.core.coordinator_status import (
+    AnswerError,
+    CoordinatorStatus,
+    Limits,
+    Refused,
+    read_coordinator_status,
+)
 from paceline_operator.core.decide.evidence import POLL_S, REPLY_S
 from paceline_operator.core.job import Job
 from paceline_operator.core.observed import Inventory
+from paceline_operator.core.shares import Rate, Shares
 from paceline_operator.core.unheard import TOLD_S, Cause, Unheard
+from paceline_operator.metrics import Metrics
 
 log = logging.getLogger("paceline.operator")
 
@@ -45,14 +58,27 @@ RETRY_S: Final = 0.1
 RETRY_MAX_S: Final = 5.0
 AWAY_S: Final = 10.0
 """A coordinator that has not answered for so long is reported as away."""
-ANSWER_BYTES: Final = 256 * 1024
-"""Bound of a status without its ranks; an honest one's history takes a third of it."""
-RANK_BYTES: Final = 4 * 1024
-"""Of each rank; honest ones take 1.5 KiB, and some are told of after their death."""
+REFUSED_MAX_S: Final = 60.0
+"""Between two questions to a coordinator whose answers are refused."""
+SAID_S: Final = 60.0
+"""A namespace has one line in the log about refused answers in so long, and a job one about silence
+for each of its causes."""
+REPLY_BYTES: Final = 64 * 1024
+"""Bound of the answer to a post, which is not looked at."""
+DETAIL_MAX: Final = 300
+"""Of an error in words: parts of them come from the coordinator."""
+READ_BYTES: Final = 64 * 1024
+"""At once."""
 
-
-class AnswerError(Exception):
-    """No coordinator answers like this."""
+NAMESPACE_BYTES: Final = Rate(per_s=16 * 1024 * 1024, burst=64 * 1024 * 1024)
+"""Of answers. A thousand honest jobs of one namespace, of which each answers 80 KiB every 5 s, take
+it all."""
+JOB_ANSWERS: Final = Rate(per_s=0.4, burst=8.0)
+"""Of the longest answers that a job's pods allow. Shorter ones may be more: an honest job has some
+in a row while it settles."""
+NAMESPACE_DECODE_S: Final = Rate(per_s=0.25, burst=1.0)
+"""Seconds of the thread that decodes, per second."""
+JOB_DECODE_S: Final = Rate(per_s=0.05, burst=0.5)
 
 
 FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, AnswerError)
@@ -66,7 +92,7 @@ class Link:
     url: str
     token: str
     tls: ssl.SSLContext
-    bytes_max: int = ANSWER_BYTES
+    limits: Limits = field(default_factory=Limits)
     """Of an answer."""
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
     seq: int | None = None
@@ -76,8 +102,8 @@ class Link:
     away: bool = True
     unheard: Unheard | None = None
     """Why the last question was not answered."""
-    warned: Cause | None = None
-    """Of the last line in the log about it."""
+    warned_s: dict[Cause, float] = field(default_factory=dict)
+    """When the log had the last line about it."""
     inventory: Inventory | None = None
     """To be sent; only the newest counts."""
     targets: dict[str, Any] = field(default_factory=dict)
@@ -99,10 +125,18 @@ class Links:
         arrived: Callable[[Key, Inventory], None],
         clock: Callable[[], float],
         leads: Callable[[], bool],
+        metrics: Metrics,
     ) -> None:
         self._secrets_of, self._arrived = secrets_of, arrived
         self._heard, self._missed = heard, missed
         self._clock, self._leads = clock, leads
+        self._metrics = metrics
+        self._bytes, self._seconds = Shares(NAMESPACE_BYTES), Shares(NAMESPACE_DECODE_S)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers")
+        self._turn = asyncio.Lock()
+        """Whoever has it may use the thread."""
+        self._refused: dict[str, Refusals] = {}
+        """By namespace."""
         self._links: dict[Key, Link] = {}
         self._told_lost: dict[Key, str] = {}
         """Uids of jobs whose key is lost, so that each is said once."""
@@ -131,6 +165,7 @@ class Links:
         await asyncio.gather(*tasks, return_exceptions=True)
         assert self._session is not None
         await self._session.close()
+        self._thread.shutdown(cancel_futures=True)
 
     @property
     def connected(self) -> int:
@@ -138,7 +173,10 @@ class Links:
 
     # ---- Coordinators -----------------------------------------------------------------------
 
-    def follow(self, key: Key, job: Job, address: str, *, key_id: str, hurry: bool) -> None:
+    def follow(
+        self, key: Key, job: Job, address: str, *, key_id: str, pods: int, hurry: bool
+    ) -> None:
+        """`pods`: worker pods that exist."""
         link = self._links.get(key)
         if link is not None and (link.url, link.job) != (address, job.uid):
             self.leave(key)
@@ -155,7 +193,7 @@ class Links:
                 asyncio.create_task(self._listen(link)),
                 asyncio.create_task(self._speak(link)),
             ]
-        link.bytes_max = ANSWER_BYTES + RANK_BYTES * _ranks_of(job)
+        link.limits = Limits.of(pods, job.settings.procs_per_replica if job.settings else 1)
         if hurry:
             link.hurry.set()
         else:
@@ -193,15 +231,18 @@ class Links:
                 status = await self._ask(link)
             except FAILURES as error:
                 self._unanswered(link, error)
-                await pause(delay_s)
-                delay_s = min(2 * delay_s, RETRY_MAX_S)
+                retry_s, most_s = 0.0, RETRY_MAX_S
+                if isinstance(error, AnswerError):
+                    retry_s, most_s = error.retry_s, REFUSED_MAX_S
+                await pause(max(delay_s, retry_s))
+                delay_s = min(2 * delay_s, most_s)
                 continue
             delay_s = RETRY_S
             if link.away:
                 log.info("connected to the coordinator at %s", link.url, extra=_of(link))
             link.away, link.answered_s, link.seq = False, self._clock(), status.seq
             link.replicas = status.replicas
-            link.unheard = link.warned = None
+            link.unheard = None
             self._heard(link.key, status)
             await self._rest(link)
 
@@ -218,7 +259,19 @@ class Links:
         query = {"timeout": f"{POLL_S}s"}
         if link.seq is not None:
             query["after"] = str(link.seq)
-        return read_coordinator_status(await self._call(link, "GET", "/v1/status", query=query))
+        limits = link.limits
+        raw = await self._call(link, "GET", "/v1/status", limits.bytes, query=query)
+        async with self._turn:
+            # Nothing is asked for: whoever is in debt waits until it is paid.
+            now_s = self._clock()
+            if wait_s := self._seconds.take(link.key, JOB_DECODE_S, 0.0, now_s):
+                raise _out_of_share("time to decode its answers", wait_s)
+            loop = asyncio.get_running_loop()
+            found, spent_s = await loop.run_in_executor(self._thread, _timed, raw, limits)
+            self._seconds.spend(link.key, JOB_DECODE_S, spent_s, self._clock())
+        if isinstance(found, AnswerError):
+            raise found
+        return found
 
     async def _speak(self, link: Link) -> None:
         delay_s = RETRY_S
@@ -237,7 +290,7 @@ class Links:
                 if grows:
                     await self._aim(link, targets)
                 if inventory is not None:
-                    await self._call(link, "POST", "/v1/inventory", body=inventory.body())
+                    await self._post(link, "/v1/inventory", inventory.body())
                     if link.inventory is inventory:
                         link.inventory = None
                     self._arrived(link.key, inventory)
@@ -251,34 +304,64 @@ class Links:
                 delay_s = min(2 * delay_s, RETRY_MAX_S)
 
     async def _aim(self, link: Link, targets: dict[str, Any]) -> None:
-        await self._call(link, "POST", "/v1/targets", body=targets)
+        await self._post(link, "/v1/targets", targets)
         if link.targets == targets:
             link.targets = {}
 
+    async def _post(self, link: Link, path: str, body: dict[str, Any]) -> None:
+        await self._call(link, "POST", path, REPLY_BYTES, body=body)
+
     def _unanswered(self, link: Link, error: Exception) -> None:
         unheard = Unheard(_cause(error), _host(link.url), _why(error))
-        silent_s = self._clock() - link.answered_s
+        now_s = self._clock()
+        silent_s = now_s - link.answered_s
         lost = not link.away and silent_s >= AWAY_S
         link.away = link.away or lost
         changed = link.unheard is None or link.unheard.cause is not unheard.cause
         link.unheard = unheard
-        # The image of one that has never answered may still be on the way.
-        patience_s = TOLD_S if link.seq is None else AWAY_S
-        if silent_s >= patience_s and link.warned is not unheard.cause:
-            link.warned = unheard.cause
-            log.warning("the coordinator does not answer: %s", unheard.why, extra=_of(link))
+        if isinstance(error, AnswerError):
+            self._count_refused(link, error, now_s)
+        else:
+            self._warn(link, unheard, now_s, silent_s)
         if lost or changed:
             self._missed(link.key, unheard, link.away)
+
+    def _warn(self, link: Link, unheard: Unheard, now_s: float, silent_s: float) -> None:
+        # The image of one that has never answered may still be on the way.
+        patience_s = TOLD_S if link.seq is None else AWAY_S
+        warned_s = link.warned_s.get(unheard.cause, float("-inf"))
+        if silent_s >= patience_s and now_s - warned_s >= SAID_S:
+            link.warned_s[unheard.cause] = now_s
+            log.warning("the coordinator does not answer: %s", unheard.why, extra=_of(link))
+
+    def _count_refused(self, link: Link, error: AnswerError, now_s: float) -> None:
+        self._metrics.answers_refused.labels(error.refused).inc()
+        seen = self._refused.setdefault(link.key[0], Refusals())
+        seen.unsaid += 1
+        if now_s - seen.said_s >= SAID_S:
+            log.warning(
+                "an answer of the coordinator at %s was refused (%s): %s; %d such answers in "
+                "namespace %s since the last line like this",
+                _host(link.url),
+                error.refused,
+                _why(error),
+                seen.unsaid,
+                link.key[0],
+                extra=_of(link),
+            )
+            self._refused[link.key[0]] = Refusals(said_s=now_s)
 
     async def _call(
         self,
         link: Link,
         method: str,
         path: str,
+        most: int,
         *,
         query: dict[str, str] | None = None,
         body: dict[str, Any] | None = None,
-    ) -> Any:
+    ) -> bytearray:
+        """Return the answer's body, of at most `most` bytes."""
         assert self._session is not None
         headers = {"Authorization": f"Bearer {link.token}"}
         if body is not None:
@@ -297,34 +380,62 @@ class Links:
             allow_redirects=False,
         ) as response:
             response.raise_for_status()
-            raw = await _read(response, link.bytes_max)
-        try:
-            return msgspec.json.decode(raw)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise AnswerError(
-                f"it answers {path} with what is no JSON of its kind: {error}"
-            ) from None
+            length = _announced(response, most)
+            longest = link.limits.bytes
+            rate = Rate(JOB_ANSWERS.per_s * longest, JOB_ANSWERS.burst * longest)
+            if wait_s := self._bytes.take(link.key, rate, length, self._clock()):
+                raise _out_of_share("bytes of answers", wait_s)
+            async with asyncio.timeout(REPLY_S):
+                return await _read(response, length)
 
 
-async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:
+@dataclass(slots=True)
+class Refusals:
+    """Refused answers of one namespace."""
+
+    said_s: float = float("-inf")
+    """When the log told of one."""
+    unsaid: int = 0
+    """Since then."""
+
+
+def _announced(response: aiohttp.ClientResponse, most: int) -> int:
+    """Return the length of the body, if it may be read."""
     if response.status != HTTPStatus.OK:
-        raise AnswerError(f"it answers with status {response.status}")
+        raise AnswerError(Refused.FORM, f"it answers with status {response.status}")
     if "Content-Encoding" in response.headers:
-        raise AnswerError("it answers compressed, which nobody has asked for")
+        raise AnswerError(Refused.FORM, "it answers compressed, which nobody has asked for")
+    length = response.content_length
+    if length is None:
+        raise AnswerError(Refused.FORM, "it does not say how long its answer is (Content-Length)")
+    if length > most:
+        text = f"its answer has {length} bytes, {most} are allowed for the job's pods"
+        raise AnswerError(Refused.LENGTH, text)
+    return length
+
+
+async def _read(response: aiohttp.ClientResponse, length: int) -> bytearray:
+    """HTTP ends the body at its length, whatever follows."""
     raw = bytearray()
-    async for chunk in response.content.iter_any():
+    async for chunk in response.content.iter_chunked(min(READ_BYTES, max(1, length))):
         raw += chunk
-        if len(raw) > most:
-            raise AnswerError(f"its answer is longer than {most} bytes")
-    return bytes(raw)
+    return raw
 
 
-def _ranks_of(job: Job) -> int:
-    if job.settings is None:
-        return 0
-    return max(job.settings.replicas, job.settings.max_replicas or 0) * (
-        job.settings.procs_per_replica
-    )
+def _timed(raw: bytearray, limits: Limits) -> tuple[CoordinatorStatus | AnswerError, float]:
+    """In the thread: the status, or why it is refused, and seconds of this thread's processor."""
+    began_s = time.thread_time()
+    found: CoordinatorStatus | AnswerError
+    try:
+        found = read_coordinator_status(raw, limits)
+    except AnswerError as error:
+        found = error
+    return found, time.thread_time() - began_s
+
+
+def _out_of_share(what: str, wait_s: float) -> AnswerError:
+    text = f"this job, or all jobs of its namespace, have used up their share of {what}"
+    return AnswerError(Refused.SHARE, text, retry_s=wait_s)
 
 
 def _of(link: Link) -> dict[str, str]:
@@ -336,6 +447,8 @@ def _host(url: str) -> str:
 
 
 def _cause(error: Exception) -> Cause:
+    if isinstance(error, AnswerError):
+        return Cause.SHARE if error.refused is Refused.SHARE else Cause.ANSWER
     if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError):
         return Cause.TLS
     if isinstance(error, TimeoutError):
@@ -347,4 +460,6 @@ def _cause(error: Exception) -> Cause:
 
 
 def _why(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    """Without line ends and control characters: what a peer sent goes to a terminal at last."""
+    text = str(error) if isinstance(error, AnswerError) else f"{type(error).__name__}: {error}"
+    return "".join(c if c.isprintable() else "\ufffd" for c in text[:DETAIL_MAX])

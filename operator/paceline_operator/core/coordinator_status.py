@@ -1,19 +1,37 @@
 """What a coordinator tells in GET /v1/status, as far as the operator reads it.
 
-The sender may be of another release (C14): what is missing gets a default, what is unknown
-is ignored, and nothing here raises for a field that has another shape than expected. It runs in a
-pod of a user, who can make it say anything: texts, numbers and histories are cut to what an honest
-one sends.
+The sender may be of another release (C14): a field that is missing gets a default, and one that is
+unknown is skipped without being built. The coordinator runs in a pod of a user, who can make it say
+anything. So its bytes are counted before anything is made of them, decoded into the types below and
+into nothing else, and what is kept of texts, numbers and histories is cut to what an honest one
+sends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import islice
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
+from msgspec import Meta, Struct
 from paceline_api.reasons import Reason
+
+ANSWER_BYTES: Final = 256 * 1024
+"""Bound of an answer without its ranks; an honest history takes a third of it."""
+RANK_BYTES: Final = 4 * 1024
+"""More for each rank; honest ones take 0.8 to 1.5 KiB."""
+ANSWER_BYTES_MAX: Final = 6 * 1024 * 1024
+"""Bound of any answer, 0.8 KiB for each of 7,000 ranks. Decoding holds the interpreter's lock, and
+so the event loop, for 2 ms per MiB."""
+ANSWER_VALUES: Final = 32 * 1024
+"""JSON values in an answer without its ranks: a comma in a text counts as one."""
+BYTES_PER_VALUE: Final = 16
+"""At most one JSON value in so many bytes, in the part of the ranks; honest ones have one in 22."""
+DEAD_RANKS: Final = 128
+"""A coordinator tells of 64 ranks that are dead, and of all whose pods went moments ago."""
 
 ATTEMPT_STRIDE: Final = 1000
 """Attempt of a rank = attempt of its pod x this + restarts inside the pod."""
@@ -25,12 +43,18 @@ SILENT_BEATS: Final = 3
 WHOLE_MAX: Final = 2**53
 """What any JSON reader takes for a whole number."""
 NAME_MAX: Final = 256
-TEXT_MAX: Final = 8192
-"""A message for people; an outcome's has the last lines of the script."""
+TEXT_MAX: Final = 2048
+"""A message for people; a condition of the API server is not longer."""
+OUTCOME_MAX: Final = 8192
+"""Of an outcome, whose message has the last lines of the script."""
+WHY_MAX: Final = 512
+"""Of one rank."""
 KINDS_MAX: Final = 64
-"""Conditions, triggers of rounds."""
+"""Triggers of rounds, settings."""
+CONDITIONS_MAX: Final = 16
 HAPPENINGS_MAX: Final = 256
 """The latest; an honest coordinator remembers no more."""
+CHANGES_MAX: Final = 256
 PASSED_ON: Final = {
     str(reason): reason for reason in (Reason.RESUMED_FROM_CHECKPOINT, Reason.BATCH_SKIPPED)
 }
@@ -170,121 +194,247 @@ class CoordinatorStatus:
         return found
 
 
-def read_coordinator_status(data: Any) -> CoordinatorStatus:
-    """From the JSON of /v1/status. Never raises."""
-    body = _mapping(data)
-    log = _mapping(body.get("log"))
-    progress, left_s = log.get("progress"), log.get("left_s")
-    silent_most_ms = max(SILENT_MS, SILENT_BEATS * _whole(body.get("beat_ms")))
+# ---- what is accepted ---------------------------------------------------------------------------
+
+
+class Refused(StrEnum):
+    """Why the operator refuses an answer: label `reason` of its metric."""
+
+    FORM = "form"
+    """Neither JSON nor of the types below, or a reply that no coordinator makes."""
+    LENGTH = "length"
+    """Longer than the job's pods allow."""
+    COUNT = "count"
+    """More ranks or values than the job's pods allow."""
+    SHARE = "share"
+    """The job, or its namespace, has used up its share of the operator's time or reading."""
+
+
+class AnswerError(Exception):
+    """An answer that the operator does not take. `retry_s`: no sooner is it asked again."""
+
+    def __init__(self, refused: Refused, message: str, *, retry_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.refused = refused
+        self.retry_s = retry_s
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a coordinator may answer. It grows with the pods that exist, never with what a spec
+    asks for: a pod costs its namespace quota, a number in a spec costs nothing."""
+
+    ranks: int = DEAD_RANKS
+
+    @classmethod
+    def of(cls, pods: int, procs: int) -> Limits:
+        """Return the limits of a job with so many worker pods of `procs` ranks each."""
+        return cls(pods * procs + DEAD_RANKS)
+
+    @property
+    def bytes(self) -> int:
+        return min(ANSWER_BYTES + RANK_BYTES * self.ranks, ANSWER_BYTES_MAX)
+
+    @property
+    def values(self) -> int:
+        return ANSWER_VALUES + (self.bytes - ANSWER_BYTES) // BYTES_PER_VALUE
+
+
+Name = Annotated[str, Meta(max_length=NAME_MAX)]
+Figure = float | None
+"""JSON has no word for a figure that is not finite: the runtime writes null for one."""
+
+
+class FactsBody(Struct, frozen=True, gc=False):
+    step_seconds: Figure = None
+    lag_seconds: Figure = None
+
+
+class RankBody(Struct, frozen=True, gc=False):
+    member: tuple[int, int, int]
+    """Required, so that a list of empty objects ends at its first one."""
+    state: Name = ""
+    rank: int | None = None
+    silent_ms: int = 0
+    facts: FactsBody = FactsBody()
+    version: int = 0
+    pid: int = 0
+    why: str = ""
+    carrier: Name = ""
+    finished: bool = False
+
+
+class ConditionBody(Struct, frozen=True, gc=False):
+    type: Name = ""
+    reason: Name = ""
+    message: str = ""
+
+
+class HappeningBody(Struct, frozen=True, gc=False):
+    seq: int = 0
+    reason: Name = ""
+    message: str = ""
+
+
+class OutcomeBody(Struct, frozen=True, gc=False):
+    complete: bool = False
+    reason: Name = ""
+    message: str = ""
+    hint: str = ""
+
+
+class ChangeBody(Struct, frozen=True, gc=False):
+    """Nothing of it is read: the operator asks whether there was one."""
+
+
+class LogBody(Struct, frozen=True):
+    rounds: dict[Name, int] = {}
+    shares: dict[Name, Figure] = {}
+    progress: Figure = None
+    left_s: Figure = None
+    round_s: Figure = None
+    avoided_s: Figure = None
+
+
+class StatusBody(Struct, frozen=True):
+    coordinator: Name = ""
+    seq: int = 0
+    generation: tuple[int, Name, int] = (0, "", 0)
+    replicas: int = 0
+    told: bool = True
+    beat_ms: int = 0
+    inventory: int = 0
+    settings: dict[Name, Name | int | float | bool | None] = {}
+    ranks: tuple[RankBody, ...] = ()
+    version: int = 0
+    transport: Name = ""
+    transport_why: str = ""
+    carrier: Name | None = None
+    """None: this release does not look into it."""
+    log: LogBody = LogBody()
+    changes: Annotated[tuple[ChangeBody, ...], Meta(max_length=CHANGES_MAX)] = ()
+    happenings: tuple[HappeningBody, ...] = ()
+    conditions: tuple[ConditionBody, ...] = ()
+    restarts: int = 0
+    stopping: bool = False
+    outcome: OutcomeBody | None = None
+
+
+_DECODER: Final = msgspec.json.Decoder(StatusBody)
+
+
+def read_coordinator_status(raw: bytes | bytearray, limits: Limits) -> CoordinatorStatus:
+    """Read the JSON of /v1/status.
+
+    Args:
+        raw: The body, which is of at most `limits.bytes`.
+        limits: How much this job may say.
+
+    Returns:
+        What the operator keeps of it.
+
+    Raises:
+        AnswerError: It is not of this form, or says more than it may.
+    """
+    values = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+    if values > limits.values:
+        text = f"its answer has {values} values, {limits.values} are allowed for the job's pods"
+        raise AnswerError(Refused.COUNT, text)
+    try:
+        body = _DECODER.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise AnswerError(Refused.FORM, f"its answer is no status: {error}") from None
+    most = limits.ranks
+    if len(body.ranks) > most or len(body.log.shares) > most:
+        count = max(len(body.ranks), len(body.log.shares))
+        text = f"its answer tells of {count} ranks, the job's pods have at most {most}"
+        raise AnswerError(Refused.COUNT, text)
+    return _kept(body)
+
+
+def _kept(body: StatusBody) -> CoordinatorStatus:
+    log = body.log
+    silent_most_ms = max(SILENT_MS, SILENT_BEATS * _whole(body.beat_ms))
     return CoordinatorStatus(
-        pod_uid=_name(body.get("coordinator")),
-        seq=_whole(body.get("seq")),
+        pod_uid=body.coordinator,
+        seq=_whole(body.seq),
         generation=_generation(body),
-        replicas=_whole(body.get("replicas")),
-        has_targets=bool(body.get("told", True)),
-        inventory=_whole(body.get("inventory")),
-        settings=_mapping(body.get("settings")),
-        ranks=tuple(_ranks(_items(body.get("ranks")), silent_most_ms, _mapping(log.get("shares")))),
-        version=_whole(body.get("version")),
-        transport=_name(body.get("transport")),
-        transport_why=_text(body.get("transport_why")),
-        carrier=_name(body["carrier"]) if "carrier" in body else None,
-        rounds={_name(k): _whole(v) for k, v in _few(log.get("rounds"))},
-        progress=_number(progress) if isinstance(progress, int | float) else None,
-        left_s=_number(left_s) if isinstance(left_s, int | float) else None,
-        round_s=_number(log.get("round_s")),
-        avoided_s=_number(log.get("avoided_s")),
+        replicas=_whole(body.replicas),
+        has_targets=body.told,
+        inventory=_whole(body.inventory),
+        settings=dict(islice(body.settings.items(), KINDS_MAX)),
+        ranks=tuple(_ranks(body.ranks, silent_most_ms, log.shares)),
+        version=_whole(body.version),
+        transport=body.transport,
+        transport_why=body.transport_why[:TEXT_MAX],
+        carrier=body.carrier,
+        rounds={name: _whole(count) for name, count in islice(log.rounds.items(), KINDS_MAX)},
+        progress=_figure(log.progress),
+        left_s=_figure(log.left_s),
+        round_s=_figure(log.round_s) or 0.0,
+        avoided_s=_figure(log.avoided_s) or 0.0,
         conditions={
-            _name(c.get("type")): (_name(c.get("reason")), _text(c.get("message")))
-            for c in map(_mapping, _items(body.get("conditions"))[:KINDS_MAX])
+            c.type: (c.reason, c.message[:TEXT_MAX]) for c in body.conditions[:CONDITIONS_MAX]
         },
         happenings=tuple(
-            Happening(_whole(h.get("seq")), _text(h.get("message")), reason)
-            for h in map(_mapping, _items(body.get("happenings"))[-HAPPENINGS_MAX:])
-            if (reason := PASSED_ON.get(_name(h.get("reason")))) is not None
+            Happening(_whole(h.seq), h.message[:TEXT_MAX], reason)
+            for h in body.happenings[-HAPPENINGS_MAX:]
+            if (reason := PASSED_ON.get(h.reason)) is not None
         ),
-        restarts=_whole(body.get("restarts")),
-        stopping=bool(body.get("stopping", False)),
-        outcome=_outcome(body.get("outcome")),
+        restarts=_whole(body.restarts),
+        stopping=body.stopping,
+        outcome=_outcome(body.outcome),
     )
 
 
-def _generation(body: Mapping[str, Any]) -> str:
+def _generation(body: StatusBody) -> str:
     """The server sends a mere proposal until the first membership has been committed."""
-    parts = _items(body.get("generation"))
-    if len(parts) != 3 or not _items(body.get("changes")):
+    if not body.changes:
         return ""
-    return f"{_whole(parts[0])}.{_whole(parts[2])}"
+    incarnation, _, counter = body.generation
+    return f"{_whole(incarnation)}.{_whole(counter)}"
 
 
-def _ranks(items: Iterable[Any], silent_most_ms: int, shares: Mapping[str, Any]) -> Iterable[Rank]:
-    for item in map(_mapping, items):
-        member = _items(item.get("member"))
-        if len(member) != 3:
-            continue
-        slot, local, start = map(_whole, member)
+def _ranks(
+    items: Iterable[RankBody], silent_most_ms: int, shares: Mapping[str, Figure]
+) -> Iterable[Rank]:
+    for item in items:
+        slot, local, start = map(_whole, item.member)
         attempt, restarts = divmod(start, ATTEMPT_STRIDE)
-        place, facts = item.get("rank"), _mapping(item.get("facts"))
-        share, lag_s = shares.get(f"{slot}.{local}#{start}"), facts.get("lag_seconds")
         yield Rank(
             slot=slot,
             local=local,
             attempt=attempt,
-            state=_name(item.get("state")),
-            rank=_whole(place) if isinstance(place, int) else None,
-            silent_ms=_whole(item.get("silent_ms")),
+            state=item.state,
+            rank=_whole(item.rank) if item.rank is not None else None,
+            silent_ms=_whole(item.silent_ms),
             silent_most_ms=silent_most_ms,
-            step_s=_number(facts.get("step_seconds")),
-            lag_s=_number(lag_s) if isinstance(lag_s, int | float) else None,
-            share=_number(share) if isinstance(share, int | float) else None,
-            version=_whole(item.get("version")),
+            step_s=_figure(item.facts.step_seconds) or 0.0,
+            lag_s=_figure(item.facts.lag_seconds),
+            share=_figure(shares.get(f"{slot}.{local}#{start}")),
+            version=_whole(item.version),
             restarts=restarts,
-            pid=_whole(item.get("pid")),
-            why=_text(item.get("why")),
-            carrier=_name(item.get("carrier")),
-            finished=bool(item.get("finished", False)),
+            pid=_whole(item.pid),
+            why=item.why[:WHY_MAX],
+            carrier=item.carrier,
+            finished=item.finished,
         )
 
 
-def _outcome(data: Any) -> Outcome | None:
-    body = _mapping(data)
-    if not body:
+def _outcome(body: OutcomeBody | None) -> Outcome | None:
+    if body is None:
         return None
     return Outcome(
-        complete=bool(body.get("complete", False)),
-        reason=_name(body.get("reason")),
-        message=_text(body.get("message")),
-        hint=_text(body.get("hint")),
+        complete=body.complete,
+        reason=body.reason,
+        message=body.message[:OUTCOME_MAX],
+        hint=body.hint[:TEXT_MAX],
     )
 
 
-def _mapping(data: Any) -> Mapping[str, Any]:
-    return data if isinstance(data, Mapping) else {}
+def _whole(value: int) -> int:
+    return max(-WHOLE_MAX, min(value, WHOLE_MAX))
 
 
-def _items(data: Any) -> list[Any]:
-    return list(data) if isinstance(data, list | tuple) else []
-
-
-def _few(data: Any) -> Iterable[tuple[Any, Any]]:
-    return islice(_mapping(data).items(), KINDS_MAX)
-
-
-def _name(value: Any) -> str:
-    return value[:NAME_MAX] if isinstance(value, str) else ""
-
-
-def _text(value: Any) -> str:
-    return value[:TEXT_MAX] if isinstance(value, str) else ""
-
-
-def _whole(value: Any) -> int:
-    if not isinstance(value, int | float) or value != value:
-        return 0
-    return int(max(-WHOLE_MAX, min(value, WHOLE_MAX)))
-
-
-def _number(value: Any) -> float:
-    if not isinstance(value, int | float) or value != value:
-        return 0.0
-    return float(max(-WHOLE_MAX, min(value, WHOLE_MAX)))
+def _figure(value: Figure) -> float | None:
+    return None if value is None else float(max(-WHOLE_MAX, min(value, WHOLE_MAX)))

@@ -20,6 +20,8 @@ class Cause(StrEnum):
     TLS = "TLS"
     TOKEN = "Token"
     KEY = "Key"
+    ANSWER = "Answer"
+    SHARE = "Share"
     OTHER = "Other"
 
 
@@ -31,6 +33,14 @@ _KEY: Final = (
     "either something answers in its place, such as a mesh, or the Secret paceline-operator-key "
     "was made anew after the job: restore it, or make the job anew"
 )
+_ANSWER: Final = (
+    "look at `kubectl logs` of its pod: `python3 -m paceline.coordinator` in the job's image has "
+    "to be that of Paceline"
+)
+_SHARE: Final = (
+    "look which jobs of the namespace answer so much; with more than a thousand large jobs, spread "
+    "them over several namespaces"
+)
 _WORDS: Final = {
     Cause.REFUSED: ("the connection is refused", "look at `kubectl logs` of its pod"),
     Cause.TIMEOUT: (
@@ -40,6 +50,8 @@ _WORDS: Final = {
     Cause.TLS: ("its certificate is not the job's", _KEY),
     Cause.TOKEN: ("it does not accept the operator's token (401)", _KEY),
     Cause.KEY: ("its pods trust a key of the operator that is lost", _LOST),
+    Cause.ANSWER: ("", _ANSWER),
+    Cause.SHARE: ("", _SHARE),
     Cause.OTHER: ("", "look at `kubectl logs` of its pod"),
 }
 
@@ -57,8 +69,14 @@ class Unheard:
     @property
     def why(self) -> str:
         text = _WORDS[self.cause][0]
-        detail = self.detail if self.cause in (Cause.TLS, Cause.KEY, Cause.OTHER) else ""
+        silent = (Cause.REFUSED, Cause.TIMEOUT, Cause.TOKEN)
+        detail = self.detail if self.cause not in silent else ""
         return f"{self.address}: {': '.join(filter(None, [text, detail]))}"
+
+    @property
+    def was_refused(self) -> bool:
+        """The coordinator has answered, and the operator does not take it."""
+        return self.cause in (Cause.ANSWER, Cause.SHARE)
 
     @property
     def remedy(self) -> str:

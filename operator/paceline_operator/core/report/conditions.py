@@ -145,6 +145,8 @@ def _worst(
     if coordinator is not None and "Degraded" in coordinator.conditions:
         reason, message = coordinator.conditions["Degraded"]
         return reason, message
+    if coordinator is None and seen.unheard is not None and seen.unheard.was_refused:
+        return Reason.ANSWER_REFUSED, _not_heard(job, seen)
     if coordinator is None and _is_away(plan, now_s):
         return Reason.COORDINATOR_AWAY, _not_heard(job, seen)
     if job.has_started and len(plan.living) < job.settings.min_replicas:
@@ -176,6 +178,8 @@ def _not_heard(job: Job, seen: Observed) -> str:
     if seen.unheard is None:
         return f"the coordinator does not answer; {meanwhile}"
     text = f"the coordinator does not answer the operator at {seen.unheard.why}; {meanwhile}"
+    if seen.unheard.was_refused:
+        text = f"the operator refuses the coordinator's answers, {seen.unheard.why}; {meanwhile}"
     return f"{text}; {seen.unheard.remedy}"
 
 

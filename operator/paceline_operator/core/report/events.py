@@ -19,6 +19,7 @@ from paceline_operator.core.report.refused import as_events
 
 RESUMED: Final = "resumed:"
 SKIPPED: Final = "skipped:"
+OF_SILENCE: Final = (Reason.COORDINATOR_AWAY, Reason.ANSWER_REFUSED)
 RESUMED_MAX: Final = 100
 """Events that one job may have by its coordinator's mere word."""
 
@@ -80,11 +81,12 @@ def events_of(
 def _of_silence(job: Job, seen: Observed, plan: Plan, status: Mapping[str, Any]) -> list[Event]:
     """Nothing is heard of the coordinator, or for another cause than before."""
     now, before = _degraded(status), _degraded(job.status)
-    if now.get("reason") != Reason.COORDINATOR_AWAY or now == before:
+    reason = next((r for r in OF_SILENCE if r == now.get("reason")), None)
+    if reason is None or now == before:
         return []
     cause = seen.unheard.cause if seen.unheard else ""
     key = f"unheard:{plan.clocks.coordinator_away_s}:{cause}"
-    return [Event(key, Reason.COORDINATOR_AWAY, now["message"], warning=True)]
+    return [Event(key, reason, now["message"], warning=True)]
 
 
 def _degraded(status: Mapping[str, Any]) -> dict[str, str]:

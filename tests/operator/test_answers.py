@@ -1,0 +1,222 @@
+"""What the operator makes of a coordinator's answer: bytes of a program that a tenant chooses."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paceline.core.messages import Network
+from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.status import (
+    HAPPENINGS_MAX,
+    Change,
+    Fact,
+    LogStatus,
+    Outcome,
+    RankPhase,
+    RankStatus,
+    Status,
+)
+from paceline.core.status import Happening as Told
+from paceline_api.reasons import Reason
+from paceline_operator.core.coordinator_status import (
+    ANSWER_BYTES_MAX,
+    DEAD_RANKS,
+    AnswerError,
+    Happening,
+    Limits,
+    Refused,
+    read_coordinator_status,
+)
+
+from testing.fake_cluster.observations import read
+
+ONE_POD = Limits.of(1, 1)
+DEPTH = 50_000
+
+
+def filled(start: bytes, item: bytes, end: bytes, limits: Limits) -> bytes:
+    """As many of `item`, with commas between, as the bytes allow."""
+    count = (limits.bytes - len(start) - len(end)) // (len(item) + 1)
+    return start + b",".join([item] * count) + end
+
+
+def nested(start: bytes) -> bytes:
+    return b'{"seq":1,' + start + b"[" * DEPTH + b"]" * DEPTH + b"}"
+
+
+RANKS = b'{"seq":1,"ranks":['
+HOSTILE: dict[str, tuple[bytes, Refused]] = {
+    "empty lists as ranks": (filled(RANKS, b"[]", b"]}", ONE_POD), Refused.COUNT),
+    "empty objects as ranks": (filled(RANKS, b"{}", b"]}", ONE_POD), Refused.COUNT),
+    "a few empty objects as ranks": (RANKS + b"{},{}]}", Refused.FORM),
+    "smallest ranks": (filled(RANKS, b'{"member":[0,0,0]}', b"]}", ONE_POD), Refused.COUNT),
+    "one rank too many": (
+        msgspec.json.encode({"ranks": [{"member": [n, 0, 1]} for n in range(ONE_POD.ranks + 1)]}),
+        Refused.COUNT,
+    ),
+    "one share too many": (
+        msgspec.json.encode({"log": {"shares": {f"{n}": 1 for n in range(ONE_POD.ranks + 1)}}}),
+        Refused.COUNT,
+    ),
+    "happenings": (filled(b'{"happenings":[', b"{}", b"]}", ONE_POD), Refused.COUNT),
+    "conditions": (filled(b'{"conditions":[', b"{}", b"]}", ONE_POD), Refused.COUNT),
+    "a field that nobody knows": (filled(b'{"x":[', b"0", b"]}", ONE_POD), Refused.COUNT),
+    "deep ranks": (nested(b'"ranks":'), Refused.FORM),
+    "deep settings": (b'{"settings":{"a":' + b"[" * 9000 + b"]" * 9000 + b"}}", Refused.FORM),
+    "deep in a field that nobody knows": (
+        b'{"x":' + b"[" * 9000 + b"]" * 9000 + b"}",
+        Refused.FORM,
+    ),
+    "a tree in settings": (b'{"settings":{"a":{"b":1}}}', Refused.FORM),
+    "a long name": (msgspec.json.encode({"coordinator": "x" * 10_000}), Refused.FORM),
+    "a text for a number": (b'{"seq":"1"}', Refused.FORM),
+    "a number for a text": (b'{"transport":1}', Refused.FORM),
+    "null for a list": (b'{"ranks":null}', Refused.FORM),
+    "a number with too many digits": (b'{"seq":' + b"9" * 10_000 + b"}", Refused.FORM),
+    "a float out of range": (b'{"log":{"round_s":1e400}}', Refused.FORM),
+    "NaN": (b'{"log":{"round_s":NaN}}', Refused.FORM),
+    "half of it": (b'{"seq":1,"ranks":[', Refused.FORM),
+    "no text": (b'{"transport":"\xff\xfe"}', Refused.FORM),
+    "half a character": (b'{"transport":"\\ud800"}', Refused.FORM),
+    "nothing": (b"", Refused.FORM),
+    "another value": (b"[]", Refused.FORM),
+    "two values": (b"{}{}", Refused.FORM),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_answer_is_refused_with_little_memory(name: str) -> None:
+    raw, refused = HOSTILE[name]
+    assert len(raw) <= ONE_POD.bytes, "the driver would not have read it"
+    tracemalloc.start()
+    try:
+        with pytest.raises(AnswerError) as found:
+            read_coordinator_status(raw, ONE_POD)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.value.refused is refused, found.value
+    assert most < 8 * len(raw) + 2**20
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists))
+def test_whatever_stands_in_a_field_is_read_or_refused(value: Any) -> None:
+    for field in ("seq", "ranks", "log", "settings", "happenings", "outcome", "generation", "new"):
+        with suppress(AnswerError):
+            read_coordinator_status(json.dumps({field: value}).encode(), ONE_POD)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
+    with suppress(AnswerError):
+        read_coordinator_status(raw, ONE_POD)
+
+
+@pytest.mark.parametrize("pods", [0, 1, 3, 10_000])
+@pytest.mark.parametrize("procs", [1, 8, 256])
+def test_an_answer_may_grow_with_the_pods_that_exist_and_up_to_a_few_mib(
+    pods: int, procs: int
+) -> None:
+    limits = Limits.of(pods, procs)
+    assert limits.ranks == pods * procs + DEAD_RANKS
+    assert limits.bytes <= ANSWER_BYTES_MAX <= 8 * 2**20
+    assert limits.values <= limits.bytes // 8
+
+
+def honest(ranks: int) -> Status:
+    """With all that it may have: a full history, long texts, figures of each rank."""
+    facts = {str(Fact.STEP_S): 0.012345, str(Fact.LAG_S): 0.00012345}
+    facts |= {f"a_figure_of_a_rank.{n}": 1234.56789 for n in range(16)}
+    members = [MemberId(slot, 0, 1000) for slot in range(ranks)]
+    generation = GenerationId(3, "0b1a33ca-63c6-4d1c-9b3a-2c5b3a0d9f11", 12)
+    message = "rank 1.0#1000 has left the generation 1.2, its pod was drained; 63 ranks go on" * 2
+    return Status(
+        "digits",
+        "0b1a33ca-63c6-4d1c-9b3a-2c5b3a0d9f11",
+        seq=7,
+        generation=generation,
+        changes=tuple(Change(generation, "Joined", message, 9, 9, 1.5, 0.1) for _ in range(64)),
+        happenings=tuple(Told(n, 1e9 + n, "Joined", message) for n in range(HAPPENINGS_MAX)),
+        ranks=tuple(
+            RankStatus(
+                member,
+                RankPhase.ACTIVE,
+                rank=index,
+                pid=4_000_000,
+                host="a-node-with-a-long-name-0123456789.example.com",
+                version=123_456,
+                facts=facts,
+                carrier=Network.TCP,
+                why="silent since 3.2 s, its agent says that the process runs",
+            )
+            for index, member in enumerate(members)
+        ),
+        log=LogStatus(shares={str(member): 0.98765 for member in members}, round_s=float("inf")),
+        outcome=Outcome(False, "ScriptFailed", "Traceback: [1, 2, {'a': 3}]\n" * 300, "look"),
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 8, 1024, 4096])
+def test_an_honest_answer_with_everything_in_it_is_taken(ranks: int) -> None:
+    limits = Limits.of(ranks, 1)
+    raw = msgspec.json.encode(honest(ranks))
+    assert len(raw) <= limits.bytes
+    found = read_coordinator_status(raw, limits)
+    assert len(found.ranks) == ranks
+    assert found.generation == "3.12"
+    assert found.ranks[-1].share == 0.98765
+    assert found.outcome is not None
+    assert found.outcome.message.startswith("Traceback")
+    assert found.round_s == 0.0, "infinite"
+
+
+def test_no_number_is_too_large() -> None:
+    found = read(
+        {
+            "seq": 2**63,
+            "version": -(2**63),
+            "log": {"progress": 1e308, "left_s": -1e308, "rounds": {"full": 2**63}},
+            "ranks": [{"member": [2**63, 0, -(2**63)], "rank": 2**63, "pid": 2**63}],
+        }
+    )
+    (rank,) = found.ranks
+    numbers = [found.seq, found.version, found.progress, found.left_s, *found.rounds.values()]
+    numbers += [rank.slot, rank.attempt, rank.rank, rank.pid]
+    assert all(number is not None and abs(number) <= 2**53 for number in numbers)
+
+
+def test_history_and_texts_are_cut() -> None:
+    reason = "ResumedFromCheckpoint"
+    happened = [{"seq": n, "reason": reason, "message": "m" * 10**5} for n in range(1000)]
+    conditions = [{"type": f"t{n}", "message": "m" * 10**5} for n in range(1000)]
+    ranks = [{"member": [0, 0, 1000], "why": "w" * 10**5}]
+    found = read({"happenings": happened, "conditions": conditions, "ranks": ranks})
+    assert [h.seq for h in found.happenings] == list(range(1000 - 256, 1000)), "the latest"
+    assert len(found.conditions) == 16
+    texts = [h.message for h in found.happenings] + [rank.why for rank in found.ranks]
+    texts += [reason + message for reason, message in found.conditions.values()]
+    assert max(map(len, texts)) < 4_000
+
+
+def test_only_what_users_are_told_of_is_kept_of_a_history() -> None:
+    """Of a job that goes on for long it would be more than all the rest that the operator has."""
+    reasons = ["Draining", "ResumedFromCheckpoint", "RankDied", "BatchSkipped"]
+    happened = [{"seq": n, "reason": each, "message": "m"} for n, each in enumerate(reasons)]
+    found = read({"happenings": happened})
+    assert found.happenings == (Happening(1, "m"), Happening(3, "m", Reason.BATCH_SKIPPED))
+
+
+def test_what_an_older_release_leaves_out_and_a_newer_one_adds_is_no_mistake() -> None:
+    assert read({}).has_targets
+    assert read({}).carrier is None
+    found = read(
+        {"seq": 4, "new": {"deep": [[1], {"a": [2]}]}, "ranks": [{"member": [1, 0, 2000]}]}
+    )
+    assert (found.seq, found.ranks[0].attempt) == (4, 2)

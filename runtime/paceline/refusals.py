@@ -1,0 +1,99 @@
+"""What the entry points of a process refused, counted, and one log line in a while about it.
+
+An entry point is a place where bytes of somebody else are read: a socket, a pipe, an HTTP server.
+Whoever can reach it can also send garbage, so a refusal must cost little: the counts have a fixed
+number of keys, and a flood makes one line per minute and entry point, however long it lasts. The
+counts are exported as paceline_refused_total.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+from paceline.clock import NS_PER_S
+
+LINE_EVERY_NS: Final = 60 * NS_PER_S
+"""Between two lines about the same entry point."""
+CALLER_CHARACTERS_MAX: Final = 120
+
+
+class Entry(StrEnum):
+    """Where bytes of somebody else enter a process."""
+
+    RENDEZVOUS = "rendezvous"
+    """Sockets where two ranks meet before they wire a data channel."""
+    PEERS = "peers"
+    """The zmq sockets on which a rank receives announcements, GO and states of other ranks."""
+    RANK_PIPE = "rank_pipe"
+    """The pipe on which an agent receives reports of the ranks that it started."""
+    COORDINATOR = "coordinator"
+    """The HTTP server of a job's coordinator."""
+    AGENT_HTTP = "agent_http"
+    """The HTTP server of an agent: metrics and steps."""
+
+
+class Reason(StrEnum):
+    """Why a message or a connection was refused."""
+
+    OTHER_USER = "other_user"
+    """The kernel says that another user is at the other end. Nothing was read."""
+    UNAUTHENTICATED = "unauthenticated"
+    """The proof that the caller knows the job's token is missing or wrong."""
+    STALE = "stale"
+    """The proof is right and was made for another meeting: an older message that was recorded."""
+    UNKNOWN_PEER = "unknown_peer"
+    """The caller names a member that is not in the group."""
+    TOO_LARGE = "too_large"
+    """The message is longer than any that this entry point expects. It was not read."""
+    MALFORMED = "malformed"
+    """The bytes are no message of the kind that this entry point expects."""
+    TOO_SLOW = "too_slow"
+    """The message was not complete in time."""
+    TOO_MANY = "too_many"
+    """More callers than the share of strangers; the one that waited longest was closed."""
+
+
+class Refusals:
+    """Counts refusals, and decides which of them are worth a line. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[tuple[Entry, Reason]] = Counter()
+        self._since_line: Counter[Entry] = Counter()
+        self._next_line_ns: dict[Entry, int] = {}
+
+    def refuse(self, entry: Entry, reason: Reason, caller: str, now_ns: int) -> str | None:
+        """Count one refusal and return the line to log, or None if it is too early for a line.
+
+        The first refusal at an entry point has a line at once. After that there is at most one in
+        LINE_EVERY_NS, which tells how many were refused since the line before it.
+
+        Args:
+            entry: Where it was refused.
+            reason: Why it was refused.
+            caller: Who it was, from the kernel and not from the refused bytes: an address, or a
+                user and a process. Control characters are escaped and a long text is cut.
+            now_ns: Monotonic time.
+
+        Returns:
+            One line without control characters, or None.
+        """
+        with self._lock:
+            self._counts[entry, reason] += 1
+            self._since_line[entry] += 1
+            if now_ns < self._next_line_ns.get(entry, now_ns):
+                return None
+            self._next_line_ns[entry] = now_ns + LINE_EVERY_NS
+            refused = self._since_line.pop(entry)
+        who = caller[:CALLER_CHARACTERS_MAX].encode("unicode_escape").decode("ascii")
+        others = f"; {refused} refused since the last such line" if refused > 1 else ""
+        return f"{entry}: refused a message of {who}: {reason}{others}"
+
+    def counts(self) -> Mapping[tuple[Entry, Reason], int]:
+        """Return how many were refused so far, by entry point and reason. Absent means none."""
+        with self._lock:
+            return dict(self._counts)

@@ -1,0 +1,50 @@
+"""Refusals are counted, and a flood of them makes one line per minute and entry point."""
+
+from __future__ import annotations
+
+from paceline.clock import NS_PER_S
+from paceline.refusals import (
+    CALLER_CHARACTERS_MAX,
+    LINE_EVERY_NS,
+    Entry,
+    Reason,
+    Refusals,
+)
+
+START_NS = 5 * NS_PER_S
+
+
+def test_the_first_refusal_of_an_entry_point_has_a_line_at_once() -> None:
+    line = Refusals().refuse(Entry.RENDEZVOUS, Reason.OTHER_USER, "uid 7, pid 9", START_NS)
+    assert line == "rendezvous: refused a message of uid 7, pid 9: other_user"
+
+
+def test_a_flood_makes_one_line_per_minute_that_tells_how_many_there_were() -> None:
+    refusals = Refusals()
+    lines = [
+        line
+        for at in range(100_000)
+        if (line := refusals.refuse(Entry.PEERS, Reason.MALFORMED, "x", START_NS + at * 1_200_000))
+    ]
+    assert len(lines) == 2  # 120 s of a flood: at once, and after the first minute
+    assert f"{50_000} refused since" in lines[1]
+    assert refusals.counts() == {(Entry.PEERS, Reason.MALFORMED): 100_000}
+
+
+def test_entry_points_have_lines_of_their_own_and_reasons_share_one() -> None:
+    refusals = Refusals()
+    assert refusals.refuse(Entry.PEERS, Reason.MALFORMED, "x", START_NS)
+    assert not refusals.refuse(Entry.PEERS, Reason.TOO_LARGE, "x", START_NS)
+    assert refusals.refuse(Entry.COORDINATOR, Reason.TOO_LARGE, "x", START_NS)
+    later = refusals.refuse(Entry.PEERS, Reason.MALFORMED, "x", START_NS + LINE_EVERY_NS)
+    assert later is not None
+    assert "2 refused" in later
+
+
+def test_a_caller_cannot_write_control_characters_or_long_texts_into_the_log() -> None:
+    caller = "\x1b]52;c;AAAA\x07\n\u202e" + "a" * 10_000
+    line = Refusals().refuse(Entry.COORDINATOR, Reason.MALFORMED, caller, START_NS)
+    assert line is not None
+    assert line.isprintable()
+    assert line.isascii()
+    assert len(line) < 10 * CALLER_CHARACTERS_MAX

@@ -8,13 +8,16 @@ counts are exported as paceline_refused_total.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-from paceline.clock import NS_PER_S
+from paceline.clock import NS_PER_S, now_ns
+
+log = logging.getLogger("paceline.refusals")
 
 LINE_EVERY_NS: Final = 60 * NS_PER_S
 """Between two lines about the same entry point."""
@@ -43,8 +46,6 @@ class Reason(StrEnum):
     """The kernel says that another user is at the other end. Nothing was read."""
     UNAUTHENTICATED = "unauthenticated"
     """The proof that the caller knows the job's token is missing or wrong."""
-    STALE = "stale"
-    """The proof is right and was made for another meeting: an older message that was recorded."""
     UNKNOWN_PEER = "unknown_peer"
     """The caller names a member that is not in the group."""
     TOO_LARGE = "too_large"
@@ -97,3 +98,14 @@ class Refusals:
         """Return how many were refused so far, by entry point and reason. Absent means none."""
         with self._lock:
             return dict(self._counts)
+
+
+PROCESS: Final = Refusals()
+"""Those of this process, for its metrics."""
+
+
+def refuse(entry: Entry, reason: Reason, caller: str) -> None:
+    """Count a refusal of this process, and log it if it is time for a line (`Refusals.refuse`)."""
+    line = PROCESS.refuse(entry, reason, caller, now_ns())
+    if line is not None:
+        log.warning("%s", line)

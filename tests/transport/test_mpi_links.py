@@ -10,7 +10,7 @@ from paceline.core.collectives.schedules import ALGORITHMS, bounds, fold, schedu
 from paceline.transport.base import Abort, Group, Peer
 from paceline.transport.mpi.abandoned import EMPTIED_MAX
 from paceline.transport.mpi.lanes import PIECE_BYTES
-from paceline.transport.mpi.links import mpi_environment
+from paceline.transport.mpi.links import Agreed, Offer, mpi_environment
 from paceline.transport.rendezvous import Deadline, Rendezvous
 
 from tests.transport.harness import Crew, ProcessPool, RankEndedError
@@ -134,7 +134,7 @@ def test_a_caller_that_never_connects_and_a_port_of_a_dead_process(
     peers = (Peer(*own), Peer(acceptor.name, address))
     acceptor.start("open", kind, "never-connects", 100, [own, (acceptor.name, address)], 1, 1.5)
     answer, connection = stranger.dial(
-        Group("never-connects", 100, peers, 0), 1, {"serial": ""}, deadline
+        Group("never-connects", 100, peers, 0), 1, Offer(""), Agreed, deadline
     )
     outcome = acceptor.result()
     connection.close()
@@ -145,7 +145,7 @@ def test_a_caller_that_never_connects_and_a_port_of_a_dead_process(
     ((_, address),) = crew.peers([dialer])
     peers = (Peer(dialer.name, address), Peer(*own))
     dialer.start("open", kind, "dead-port", 101, [(dialer.name, address), own], 0, 1.0)
-    _, connection = stranger.answer(Group("dead-port", 101, peers, 1), 0, deadline)
+    _, connection = stranger.answer(Group("dead-port", 101, peers, 1), 0, Offer, deadline)
     connection.send(answer)
     outcome = dialer.result()
     connection.close()

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from paceline.transport.base import Abort, Group, Peer, TransportError
 from paceline.transport.rendezvous import FRAME_BYTES_MAX, Deadline, Rendezvous
-from paceline.transport.torch.gloo import _Exchange
+from paceline.transport.torch.gloo import Nothing, _Exchange
 
 HOST = "127.0.0.1"
 
@@ -94,5 +94,5 @@ def test_too_few_files_for_a_caller_is_an_error_with_a_way_out(
     listener = answerer._listener
     monkeypatch.setattr(answerer, "_listener", Full())
     with pytest.raises(TransportError, match="Too many open files; hint: raise the limit"):
-        answerer.answer(Group("g", 1, peers, 1), 0, Deadline(Abort(), 10.0))
+        answerer.answer(Group("g", 1, peers, 1), 0, Nothing, Deadline(Abort(), 10.0))
     monkeypatch.setattr(answerer, "_listener", listener)

@@ -300,7 +300,7 @@ def one_descriptor_left() -> Iterator[None]:
 def test_a_rank_at_its_limit_of_open_files_takes_no_half_of_the_descriptors() -> None:
     here, there = socket.socketpair()
     there.setblocking(False)
-    connection = PeerConnection(there)
+    connection = PeerConnection(there, "a peer")
     socket.send_fds(here, [b"."], [here.fileno(), here.fileno()])
     files = open_files()
     with one_descriptor_left():

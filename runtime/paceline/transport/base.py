@@ -22,7 +22,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 import torch
@@ -119,6 +119,9 @@ class Group:
     peers: tuple[Peer, ...]
     rank: int
     """Index of this process in `peers`."""
+    secret: bytes = field(default=b"", repr=False)
+    """What only processes of this job know (`rendezvous.secret_of`): peers prove with it that they
+    belong to the job. Empty only for ranks that no token was made for, as in tests."""
 
     @property
     def size(self) -> int:

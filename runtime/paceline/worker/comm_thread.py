@@ -146,6 +146,7 @@ class CommThread:
         interrupts: Interrupts,
         metrics: RoundMetrics,
         shard: int = 0,
+        token: str = "",
     ) -> None:
         self.machine, self._shard = machine, shard
         self.tensors: Tensors | None = None
@@ -156,7 +157,7 @@ class CommThread:
         self.squares: GradientSquares | None = None
         """In a run that `paceline plan` measures."""
         self._peers = peers
-        self._channel = DataChannel(transport, interrupts.abort, metrics, shard)
+        self._channel = DataChannel(transport, interrupts.abort, metrics, shard, token)
         self._main, self._interrupts, self._metrics = main, interrupts, metrics
         self._posted: deque[ev.Event | Within] = deque()
         self._wake_ns: int | None = None

@@ -20,6 +20,7 @@ from paceline.core.messages import Commit
 from paceline.core.protocol.ids import MemberId
 from paceline.core.rank import events as ev
 from paceline.transport.base import Abort, Group, Peer, Transport, TransportAborted, TransportError
+from paceline.transport.rendezvous import secret_of
 from paceline.worker.metrics.rounds import RoundMetrics
 
 log = logging.getLogger("paceline.rank")
@@ -27,10 +28,16 @@ log = logging.getLogger("paceline.rank")
 
 class DataChannel:
     def __init__(
-        self, transport: Transport, abort: Abort, metrics: RoundMetrics, shard: int = 0
+        self,
+        transport: Transport,
+        abort: Abort,
+        metrics: RoundMetrics,
+        shard: int = 0,
+        token: str = "",
     ) -> None:
-        """`shard`: of the model; it is summed with the same one of the other groups (R53)."""
-        self._shard = shard
+        """`shard`: of the model; it is summed with the same one of the other groups (R53).
+        `token`: of the job; peers prove with it that they belong to the job."""
+        self._shard, self._secret = shard, secret_of(token)
         self._transport, self._abort, self._metrics = transport, abort, metrics
         self._members: tuple[MemberId, ...] = ()
         self._methods: tuple[Method, ...] = ()
@@ -45,6 +52,7 @@ class DataChannel:
             number=(commit.gen.id.incarnation << 20) + commit.gen.id.counter,
             peers=tuple(Peer(str(m), endpoints[m].of(self._shard).data) for m in members),
             rank=members.index(me),
+            secret=self._secret,
         )
         try:
             self._transport.open(group, self._abort, CONNECT_NS / NS_PER_S)

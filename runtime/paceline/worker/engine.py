@@ -151,7 +151,14 @@ class Engine:
         if rendezvous.lines:
             kind = FollowerThread if self.shard else LeadThread
         self._comm = kind(
-            machine, peers, transport, self, self._interrupts, self._metrics, self.shard
+            machine,
+            peers,
+            transport,
+            self,
+            self._interrupts,
+            self._metrics,
+            self.shard,
+            settings.token if settings else "",
         )
         if isinstance(self._comm, LeadThread | FollowerThread):
             self._comm.join_group(rendezvous)

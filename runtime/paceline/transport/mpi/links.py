@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from paceline.clock import NS_PER_S, now_ns, pause
@@ -140,6 +141,24 @@ class Link:
         return self.generations % GENERATIONS_PER_LINK * LANES + lane + 1
 
 
+class Offer(msgspec.Struct, frozen=True):
+    """What the lower rank says at a rendezvous."""
+
+    serial: str
+    """Of the link that it has to the other one; empty if it has none."""
+
+
+class Agreed(msgspec.Struct, frozen=True):
+    """What the higher rank answers."""
+
+    serial: str
+    """Of the link that both will use."""
+    generations: int
+    """How many groups have used that link, this one included."""
+    port: str = ""
+    """Of MPI, where a new link is made; empty if both have this one already."""
+
+
 class _Call(threading.Thread):
     """A library call that cannot be interrupted; the caller may stop waiting for it."""
 
@@ -193,21 +212,20 @@ class LinkTable:
         name = group.peers[rank].name
         while True:
             known = self._links.get(name)
-            offer = {"serial": known.serial if known else ""}
-            answer, connection = self.rendezvous.dial(group, rank, offer, deadline)
+            offer = Offer(known.serial if known else "")
+            agreed, connection = self.rendezvous.dial(group, rank, offer, Agreed, deadline)
             try:
-                serial, tag = str(answer["serial"]), int(answer["generations"])
-                if known is not None and known.serial == serial:
-                    known.generations = tag
+                if known is not None and known.serial == agreed.serial:
+                    known.generations = agreed.generations
                     return known, connection
-                port = str(answer["port"])
+                port, serial = agreed.port, agreed.serial
                 connect = lambda port=port: self.mpi.COMM_SELF.Connect(port, self._bound)  # noqa: E731
                 link = self._wire(name, serial, connect, deadline)
             except BaseException:
                 connection.close()
                 raise
             if link is not None:
-                link.generations = tag
+                link.generations = agreed.generations
                 return link, connection
             connection.close()
 
@@ -215,9 +233,9 @@ class LinkTable:
         """The higher rank's side of a rendezvous: agrees to the link both have, else accepts."""
         name = group.peers[rank].name
         while True:
-            hello, connection = self.rendezvous.answer(group, rank, deadline)
+            offer, connection = self.rendezvous.answer(group, rank, Offer, deadline)
             try:
-                link = self._answer(name, hello, connection, deadline)
+                link = self._answer(name, offer, connection, deadline)
             except BaseException:
                 connection.close()
                 raise
@@ -226,24 +244,22 @@ class LinkTable:
             connection.close()
 
     def _answer(
-        self, name: str, hello: dict[str, Any], connection: PeerConnection, deadline: Deadline
+        self, name: str, offer: Offer, connection: PeerConnection, deadline: Deadline
     ) -> Link | None:
         known = self._links.get(name)
-        if known is not None and known.serial == hello.get("serial"):
-            agreed = {"serial": known.serial, "generations": known.generations + 1}
-            port = None
+        if known is not None and known.serial == offer.serial:
+            agreed = Agreed(known.serial, known.generations + 1)
         else:
-            port = self.mpi.Open_port()
-            agreed = {"serial": uuid.uuid4().hex, "generations": 1, "port": port}
+            agreed = Agreed(uuid.uuid4().hex, 1, self.mpi.Open_port())
         try:
             connection.send(agreed)
         except PeerClosedError:
             return None
-        if port is None:
+        port, serial = agreed.port, agreed.serial
+        if not port:
             assert known is not None
             known.generations += 1
             return known
-        serial = str(agreed["serial"])
         accept = lambda: self.mpi.COMM_SELF.Accept(port, self._bound)  # noqa: E731
         link = self._wire(name, serial, accept, deadline)
         if link is not None:

@@ -3,7 +3,7 @@
 Who is on the same machine is found out from what the ranks publish: the boot of the kernel and the
 network namespace that they run in, in which the name of an abstract socket is good. Pods have a
 namespace each, so it is the ranks of a pod that meet here, and all of `paceline run`. The name
-holds 128 random bits, and callers of another user are turned away.
+holds 128 random bits, but stands in /proc/net/unix, so callers of another user are closed unread.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ import socket
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from paceline.limits import LISTEN_BACKLOG
+from paceline.refusals import Reason
 from paceline.transport.base import Group, TransportError
 from paceline.transport.rendezvous import (
     BOOT_ID,
@@ -24,13 +27,30 @@ from paceline.transport.rendezvous import (
     Deadline,
     PeerClosedError,
     PeerConnection,
+    PeerRefusedError,
     Rendezvous,
     readable,
 )
 
 NETWORK: Final = Path("/proc/self/ns/net")
+CREDENTIALS: Final = struct.Struct("3i")
+"""Process, user and group at the other end, as the kernel knows them."""
 DESCRIPTORS: Final = 2
 """Memory and eventfd."""
+
+
+Place = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What the ranks of a machine tell each other, beside the descriptors."""
+
+    memory: Place
+    """Bytes of all of its memory."""
+    block: Place
+    """Where its block lies in there."""
+    mark: Place
+    """Of the block, in this generation."""
 
 
 def machine_place() -> str:
@@ -63,6 +83,14 @@ class LocalRendezvous(Rendezvous):
     def _target(self, address: str) -> tuple[socket.socket, Any]:
         return socket.socket(socket.AF_UNIX), "\0" + address.rpartition("/")[2]
 
+    def _admit(self, sock: socket.socket) -> str:
+        told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        pid, uid, _ = CREDENTIALS.unpack(told)
+        who = f"user {uid}, process {pid}"
+        if uid != os.geteuid():
+            raise PeerRefusedError(Reason.OTHER_USER, who)
+        return who
+
     @property
     def address(self) -> str:
         return f"{self._place}/{self._name}"
@@ -71,22 +99,21 @@ class LocalRendezvous(Rendezvous):
         self,
         group: Group,
         rank: int,
-        facts: dict[str, Any],
+        facts: Facts,
         own: Sequence[int],
         deadline: Deadline,
-    ) -> tuple[dict[str, Any], list[int], PeerConnection]:
+    ) -> tuple[Facts, list[int], PeerConnection]:
         """Meet `rank`: what it says, its descriptors, and the connection, over which nothing is
         said from then on."""
         what = f"taking the memory of rank {rank} ({group.peers[rank].name})"
         while True:
             dials = rank > group.rank
             found, connection = (
-                self.dial(group, rank, facts, deadline)
+                self.dial(group, rank, facts, Facts, deadline)
                 if dials
-                else self.answer(group, rank, deadline)
+                else self.answer(group, rank, Facts, deadline)
             )
             try:
-                self._ensure_same_user(connection)
                 # One after the other: plain bytes in front of them would swallow descriptors.
                 if dials:
                     _give(connection, own)
@@ -102,12 +129,6 @@ class LocalRendezvous(Rendezvous):
                 raise
             else:
                 return found, taken, connection
-
-    @staticmethod
-    def _ensure_same_user(connection: PeerConnection) -> None:
-        told = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        if struct.unpack("3i", told)[1] != os.geteuid():
-            raise PeerClosedError("a process of another user")
 
 
 def _give(connection: PeerConnection, descriptors: Sequence[int]) -> None:

@@ -22,7 +22,7 @@ from paceline.core.demand import ROOMS_LEFT_MAX
 from paceline.transport.base import Group, TransportError
 from paceline.transport.rendezvous import Deadline, PeerConnections
 from paceline.transport.shm.memory import SharedMemory, map_others
-from paceline.transport.shm.rendezvous import LocalRendezvous
+from paceline.transport.shm.rendezvous import Facts, LocalRendezvous
 
 # Words of a block. Mirrored in `transport/native/shared.c`.
 MARK: Final = 0
@@ -82,7 +82,7 @@ class Room:
 
     def wire(self, rendezvous: LocalRendezvous, group: Group, deadline: Deadline) -> None:
         """Meet the others. Raises TransportError; `leave` it then."""
-        facts = {"memory": self.memory.nbytes, "block": self.place, "mark": self._mark}
+        facts = Facts(self.memory.nbytes, self.place, self._mark)
         descriptors = self.memory.fd, self.eventfd
         found = {group.rank: self._own_member()}
         above = [rank for rank in self.ranks if rank > group.rank]
@@ -94,7 +94,9 @@ class Room:
             )
             self.connections.add(rank, connection)
             try:
-                others = map_others(fd, int(told["memory"]))
+                if told.block + BLOCK_BYTES > told.memory:
+                    raise TransportError("the block of a rank lies outside of its memory")
+                others = map_others(fd, told.memory)
             except TransportError:
                 os.close(eventfd)
                 raise
@@ -103,8 +105,8 @@ class Room:
             found[rank] = Member(
                 rank,
                 others,
-                int(told["block"]),
-                int(told["mark"]),
+                told.block,
+                told.mark,
                 eventfd,
                 connection.fileno(),
             )

@@ -12,6 +12,7 @@ The device is known when training begins, from the parameters: a script may choo
 
 from __future__ import annotations
 
+import hmac
 import os
 import socket
 import threading
@@ -98,7 +99,7 @@ class NcclTransport(TorchDistTransport):
             if group.rank == 0
             else TCPStore(host, int(port), timeout=limit, wait_for_workers=False)
         )
-        store = PrefixStore(f"paceline/{group.key}", client)
+        store = PrefixStore(_prefix(group), client)
         store.set_timeout(limit)
         options = dist.ProcessGroupNCCL.Options()
         options.is_high_priority_stream = True
@@ -197,6 +198,12 @@ def _look() -> NoGpu:
     except (RuntimeError, AssertionError) as error:
         told = str(error).partition("\n")[0]
     return NoGpu(os.environ.get("CUDA_VISIBLE_DEVICES"), DRIVER.exists(), told)
+
+
+def _prefix(group: Group) -> str:
+    """What the keys of a generation begin with in its store. A store of torch asks nobody who he
+    is, so a stranger must not be able to guess the key under which ranks look for NCCL's id."""
+    return f"paceline/{hmac.new(group.secret, group.key.encode(), 'sha256').hexdigest()}"
 
 
 def _serve_store(host: str) -> TCPStore:

@@ -15,7 +15,9 @@ from paceline.cli.report import report
 from paceline.jobs import places
 from paceline.jobs.cluster import samples
 from paceline.jobs.cluster.jobs import ClusterJobs
+from paceline.jobs.core.sampled import procs
 from paceline.jobs.errors import AwayError, NoSamplesError, NotAllowedError
+from paceline_api.errors import PacelineError
 
 from testing.anatomy_samples import pods as sampled
 from testing.jobs.scripted_server import JOBS, ScriptedServer
@@ -92,11 +94,47 @@ def test_who_does_not_answer_is_named(
 def test_an_answer_without_end(
     server: ScriptedServer, jobs: ClusterJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samples, "BYTES_MAX", 1000)
+    monkeypatch.setattr(samples, "bytes_max", lambda _: 1000)
     server.answers["GET", PODS] = listed(pod(0))
     with pytest.raises(AwayError, match=r"none of the 1 workers .* larger than 1,000 bytes") as no:
         jobs.samples("job")
     assert "spec.metrics.port" in no.value.hint
+
+
+def test_a_pod_tells_of_its_own_ranks_only(server: ScriptedServer, jobs: ClusterJobs) -> None:
+    """And of no more than its processes can have: the others are named, and the report goes on."""
+    first, second, third = sampled()
+    claimed = replace(third, slot=1, ranks=(replace(third.ranks[0], member="1.0#0"),))
+    hostile = replace(second, ranks=(replace(second.ranks[0], member="<img src=x onerror=y>"),))
+    server.answers["GET", steps_of(1)] = 200, msgspec.json.encode(hostile).decode()
+    server.answers["GET", steps_of(2)] = 200, msgspec.json.encode(claimed).decode()
+    found = jobs.samples("job")
+    assert found.pods == (first,)
+    said = {one.pod: one.why for one in found.silent}
+    assert "member" in said["job-1-0"]
+    assert "slot 1, and it is slot 2" in said["job-2-0"]
+
+
+@pytest.mark.parametrize(("told", "bound"), [("4", 4), ("", 1), ("x", 1), ("9" * 5000, 1)])
+def test_the_share_of_a_pod_follows_from_its_processes(told: str, bound: int) -> None:
+    found = pod(0)
+    found["spec"]["containers"][1]["env"].append({"name": "PACELINE_PROCS", "value": told})
+    assert procs(found) == bound
+
+
+def test_rounds_that_a_pod_makes_up_cost_no_memory(
+    server: ScriptedServer, jobs: ClusterJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (own,) = sampled()[0].ranks
+    last = replace(own.rounds[-1], round=2**62)
+    liar = replace(sampled()[0], ranks=(replace(own, rounds=(*own.rounds, last)),))
+    server.answers["GET", steps_of(0)] = 200, msgspec.json.encode(liar).decode()
+    where = Where("team", None, server.kubeconfig(tmp_path))
+    report("job", where, "2:3", None)
+    assert "Rounds 2 to 3" in (tmp_path / "job-report/report.html").read_text()
+    with pytest.raises(PacelineError, match="known are 0 to"):
+        report("job", where, "-5:-1", None)
 
 
 def test_who_has_no_right_to_ask_pods(server: ScriptedServer, jobs: ClusterJobs) -> None:

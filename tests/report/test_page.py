@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
+from dataclasses import replace as changed
+from hashlib import sha256
+from html import unescape
+from html.parser import HTMLParser
 
-from paceline.core.anatomy.job import analyse
+import pytest
+from msgspec.structs import replace
+from paceline.core.anatomy.job import JobAnatomy, analyse
 from paceline.core.anatomy.samples import SilentPod
 from paceline.report.page import page
 from paceline.report.trace import trace
@@ -43,5 +50,93 @@ def test_missing_pods_are_named() -> None:
 def test_a_rank_whose_clock_is_not_known_is_named_and_not_drawn() -> None:
     first, second, third = pods(shift_ms=500)
     text = page(analyse([first, second, asked_later(third, ROUNDS)]), KNOWN)
-    assert "no round is known of them that another host knows too: 2.0#0." in text
+    assert "no round is known of them that another host knows too:\n2.0#0." in text
     assert len(re.findall(r'<text x="0"', text)) == 2
+
+
+HOSTILE = [
+    "<img src=x onerror=alert(1)>",
+    "<script>alert(1)</script>",
+    "</title></text></svg><svg onload=alert(1)>",
+    "\"'><iframe srcdoc=x>",
+    "{{ 7 * 7 }}{% raw %}",
+    "&lt;b&gt;",
+    "javascript:alert(1)",
+    "\x1b]52;c;aGk=\x07\u202egnp\x9b31m\ud800",
+]
+"""Text that a browser, a template or a terminal would take for something else than text."""
+
+
+class Tags(HTMLParser):
+    """The elements of a page with their attributes, and what its style is."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.style = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if self.elements and self.elements[-1][0] == "style" and not self.style:
+            self.style = data
+
+    @property
+    def shape(self) -> list[tuple[str, tuple[str, ...]]]:
+        return [(tag, tuple(attrs)) for tag, attrs in self.elements]
+
+
+def told_as(text: str, place: str) -> JobAnatomy:
+    """A job of which every text is `text`, though decoding would have refused it."""
+    found = []
+    for pod in pods(shift_ms=500):
+        (own,) = pod.ranks
+        rounds = tuple(replace(one, last=place if one.last else "") for one in own.rounds)
+        member = f"{place}#0" if pod.slot == 2 else f"{pod.slot}{text}"
+        found.append(replace(pod, job=text, ranks=(replace(own, member=member, rounds=rounds),)))
+    return analyse(found, [SilentPod(text, text)])
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_text_of_a_pod_stays_text_wherever_it_stands(hostile: str) -> None:
+    harmless = Tags(page(told_as("text", "text"), KNOWN)).shape
+    text = page(told_as(hostile, hostile), KNOWN)
+    assert Tags(text).shape == harmless, "no element and no attribute more"
+    assert text.encode(), "nothing in it that cannot be written down"
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+    if hostile.isprintable():
+        assert hostile in unescape(text), "it is shown all the same"
+
+
+def test_advice_and_modes_are_escaped() -> None:
+    job = analyse(pods())
+    assert job.advice
+    assert job.savings
+    bad = "<b onclick=x>"
+    advice = tuple(changed(each, what=bad, change=bad) for each in job.advice)
+    savings = tuple(changed(each, mode=bad) for each in job.savings)
+    text = page(changed(job, advice=advice, savings=savings), KNOWN)
+    assert "<b " not in text
+    assert text.count("&lt;b onclick=x&gt;") == 2 * len(advice) + len(savings)
+
+
+def test_a_browser_may_run_and_fetch_nothing() -> None:
+    tags = Tags(page(analyse(pods(shift_ms=500)), KNOWN))
+    (policy,) = [
+        attrs["content"] or ""
+        for tag, attrs in tags.elements
+        if tag == "meta" and attrs.get("http-equiv") == "Content-Security-Policy"
+    ]
+    digest = b64encode(sha256(tags.style.encode()).digest()).decode()
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules == {
+        "default-src": "'none'",
+        "style-src": f"'sha256-{digest}'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    before = [tag for tag, _ in tags.elements[: tags.elements.index(("style", {}))]]
+    assert before == ["html", "head", "meta", "meta", "title"], "the policy comes before the style"
+    assert not any("style" in attrs for _, attrs in tags.elements), "which the policy forbids"

@@ -27,8 +27,8 @@ def report(name: str, where: Where, rounds: str | None, out: Path | None) -> Non
     folder = out or Path(found.folder or f"{name}-report")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / PAGE).write_text(page(job, chosen))
-        (folder / TRACE).write_text(trace(job, known))
+        (folder / PAGE).write_text(page(job, chosen), encoding="utf-8")
+        (folder / TRACE).write_text(trace(job, known), encoding="utf-8")
     except OSError as error:
         raise PacelineError(
             f"{folder}: {(error.strerror or str(error)).lower()}",
@@ -48,7 +48,8 @@ def _chosen(text: str, known: range) -> range:
         chosen = range(int(first), int(last or first) + 1)
     except ValueError:
         chosen = range(0)
-    if not set(chosen) & set(known):
+    # A pod says which rounds it knows: nothing may be made for each of them.
+    if max(chosen.start, known.start) >= min(chosen.stop, known.stop):
         raise PacelineError(
             f"--rounds {text}: known are {known.start} to {known.stop - 1}",
             hint=f"say for example --rounds {known.start}:{known.stop - 1}",

@@ -9,23 +9,44 @@ from __future__ import annotations
 import http.client
 import json
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 from urllib.error import URLError
 from urllib.request import urlopen
 
-import msgspec
-
 from paceline.agent.targets import FOLDER as TARGETS
 from paceline.agent.targets import STEPS
-from paceline.core.anatomy.samples import STEPS_PATH, PodSamples, SilentPod
+from paceline.core.anatomy.samples import (
+    STEPS_PATH,
+    PodSamples,
+    SamplesError,
+    SilentPod,
+    bytes_max,
+    read_samples,
+)
+
+
+class Readable(Protocol):
+    """A file or an answer."""
+
+    def read(self, size: int, /) -> bytes: ...
+
 
 TIMEOUT_S: Final = 10.0
+BYTES_MAX: Final = bytes_max(64)
+"""Of one pod. Its port may have gone to somebody else since it was written down."""
 
 
 def of_run(run_dir: Path) -> tuple[list[PodSamples], list[SilentPod]]:
     """What its pods have left or tell now, and those that neither have left nor tell anything."""
-    found = {pod.slot: pod for pod in map(_read, sorted((run_dir / STEPS).glob("*.json")))}
-    silent = []
+    found: dict[int, PodSamples] = {}
+    silent: list[SilentPod] = []
+    for left in sorted((run_dir / STEPS).glob("*.json")):
+        try:
+            pod = _read(left)
+        except OSError as error:
+            silent.append(SilentPod(left.name, str(error)))
+            continue
+        found[pod.slot] = pod
     for target in sorted((run_dir / TARGETS).glob("*.json")):
         (told,) = json.loads(target.read_text())
         try:
@@ -43,12 +64,24 @@ def of_agent(url: str) -> PodSamples:
     """What one agent serves at `url`. OSError if it does not answer, or with something else."""
     try:
         with urlopen(url, timeout=TIMEOUT_S) as answer:
-            return msgspec.json.decode(answer.read(), type=PodSamples)
+            return _samples(answer)
     except URLError as error:
         raise OSError(f"{url}: {error.reason}") from error
-    except (http.client.HTTPException, msgspec.DecodeError) as error:
+    except (http.client.HTTPException, SamplesError) as error:
         raise OSError(f"{url}: {error}") from error
 
 
 def _read(path: Path) -> PodSamples:
-    return msgspec.json.decode(path.read_bytes(), type=PodSamples)
+    """Raises OSError, also if the file holds something else."""
+    with path.open("rb") as file:
+        try:
+            return _samples(file)
+        except SamplesError as error:
+            raise OSError(f"{path}: {error}") from error
+
+
+def _samples(file: Readable) -> PodSamples:
+    found = file.read(BYTES_MAX + 1)
+    if len(found) > BYTES_MAX:
+        raise SamplesError(f"it is larger than {BYTES_MAX:,} bytes")
+    return read_samples(found)

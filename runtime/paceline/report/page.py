@@ -1,10 +1,19 @@
-"""The page: what to change first, a step's anatomy, who cost the others what, the time line."""
+"""The page: what to change first, a step's anatomy, who cost the others what, the time line.
+
+What stands on it comes from pods. So this module makes plain data, and `page.html.j2` the HTML,
+where whatever is put in is escaped. Should some of it still be taken for code one day, the page's
+own policy keeps a browser from running it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from html import escape
+from base64 import b64encode
+from dataclasses import dataclass
+from hashlib import sha256
 from typing import Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from paceline_api.errors import printable
 
 from paceline.core.anatomy.dissect import Part
 from paceline.core.anatomy.job import JobAnatomy, Rank
@@ -33,206 +42,233 @@ h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
 table { border-collapse: collapse } td, th { padding: .25rem .8rem .25rem 0; text-align: left }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
 tr + tr { border-top: 1px solid #ddd } .key { display: inline-block; margin-right: 1rem }
-.key i { display: inline-block; width: .8rem; height: .8rem; margin-right: .3rem }
+.key svg { margin-right: .3rem } .wide { overflow-x: auto }
 .note { color: #666 } svg text { font: 12px system-ui, sans-serif; fill: #222 }
 """
 
 
+TEMPLATE: Final = "page.html.j2"
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle of a drawing, in pixels; `title` is what the pointer over it shows."""
+
+    x: str
+    y: str
+    width: str
+    height: str
+    color: str
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A drawing in a cell of a table."""
+
+    width: int
+    height: int
+    boxes: tuple[Box, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells are text, or drawings; the columns in `left` stand on the left."""
+
+    id: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str | Bar, ...], ...]
+    left: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A word in the time line."""
+
+    x: str
+    y: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A line in the time line, from who waited to the rank that came last."""
+
+    x: str
+    y: int
+    to: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLine:
+    """The loops and sums of the ranks of which a clock is known."""
+
+    width: int
+    height: int
+    drawn: int
+    """Ranks."""
+    alike: int
+    """Ranks that could be drawn."""
+    texts: tuple[Label, ...]
+    boxes: tuple[Box, ...]
+    lines: tuple[Wait, ...]
+
+
 def page(job: JobAnatomy, rounds: range) -> str:
-    """`rounds`: those that the time line shows."""
-    title = f"Paceline: {job.job}"
+    """Return the page of a job as HTML.
+
+    Args:
+        job: What its pods have told; none of their text reaches the page unescaped.
+        rounds: Those that the time line shows.
+    """
     steps = sum(rank.anatomy.steps for rank in job.ranks)
-    summary = (
-        f"{len(job.ranks)} ranks, {steps} steps, {_ms(job.step_s)} a step in the mean. "
-        f"If nobody were late: {_ms(job.if_nobody_were_late_s)}. "
-        f"If the network were free: {_ms(job.if_the_network_were_free_s)}."
-    )
-    body = [
-        f"<h1>{escape(title)}</h1>",
-        f"<p>{summary}</p>",
-        *_silent(job),
-        *_advice(job),
-        *_anatomy(job),
-        *_blame(job),
-        *_modes(job),
-        *_time_line(job, rounds),
-    ]
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>\n"
-        + "\n".join(body)
-        + "\n</body></html>\n"
+    return _template().render(
+        policy=_policy(),
+        style=STYLE,
+        title=f"Paceline: {job.job}",
+        summary=(
+            f"{len(job.ranks)} ranks, {steps} steps, {_ms(job.step_s)} a step in the mean. "
+            f"If nobody were late: {_ms(job.if_nobody_were_late_s)}. "
+            f"If the network were free: {_ms(job.if_the_network_were_free_s)}."
+        ),
+        silent=silent_lines(job),
+        advice=advice_lines(job),
+        colors=[(str(part), color) for part, color in COLOURS.items()],
+        anatomy=_anatomy(job),
+        blame=_blame(job),
+        modes=_modes(job),
+        why_no_modes=(
+            "it takes the arrivals of all ranks, and pods are missing"
+            if job.silent
+            else "in no sampled round did all ranks arrive in time"
+        ),
+        rounds_known=job.rounds,
+        rounds=rounds,
+        hosts=job.hosts,
+        clocks_off=_ms(job.clocks_off_s),
+        apart=[rank.samples.member for rank in job.ranks if rank.clock is None],
+        timeline=_time_line(job, rounds),
     )
 
 
 def advice_lines(job: JobAnatomy) -> list[str]:
     """What to change first, for a terminal too."""
-    return [f"{_ms(a.seconds)} ({a.share:.0%}) {a.what}. {a.change}" for a in job.advice]
+    return [printable(f"{_ms(a.seconds)} ({a.share:.0%}) {a.what}. {a.change}") for a in job.advice]
 
 
 def silent_lines(job: JobAnatomy) -> list[str]:
     """The pods that are missing, for a terminal too."""
-    return [f"without {one.pod}: {one.why}" for one in job.silent]
+    return [printable(f"without {one.pod}: {one.why}") for one in job.silent]
 
 
-def _silent(job: JobAnatomy) -> Iterable[str]:
-    if job.silent:
-        yield "<p>Pods that run and have not answered are missing below:</p>"
-        yield '<ul id="silent">'
-        yield from (f"<li>{escape(line)}</li>" for line in silent_lines(job))
-        yield "</ul>"
+def _template() -> Template:
+    made = Environment(
+        loader=PackageLoader("paceline", "report"),
+        autoescape=True,
+        finalize=_visible,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return made.get_template(TEMPLATE)
 
 
-def _advice(job: JobAnatomy) -> Iterable[str]:
-    yield "<h2>What to change first</h2>"
-    if not job.advice:
-        yield '<p id="advice">Nothing: no part beside forward and backward takes 5 % of a step.</p>'
-        return
-    yield '<ol id="advice">'
-    yield from (f"<li>{escape(line)}</li>" for line in advice_lines(job))
-    yield "</ol>"
+def _visible(value: object) -> object:
+    """Text without control characters; what the template itself has made is none of a pod."""
+    return printable(value) if type(value) is str else value
 
 
-def _anatomy(job: JobAnatomy) -> Iterable[str]:
-    yield "<h2>What a step is made of</h2><p>"
-    for part, colour in COLOURS.items():
-        yield f'<span class="key"><i style="background:{colour}"></i>{part}</span>'
-    yield "</p>"
-    rows = []
+def _policy() -> str:
+    """Nothing is fetched, sent or run; the one style of the page has its hash here."""
+    digest = b64encode(sha256(STYLE.encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+
+
+def _anatomy(job: JobAnatomy) -> Table:
+    rows: list[tuple[str | Bar, ...]] = []
     for rank in job.ranks:
         died = "" if rank.samples.alive else " (ended)"
         parts = rank.anatomy.parts
         hidden_s = sum(rank.anatomy.hidden.values())
         shown_s = [*(parts[part] for part in COLOURS), hidden_s, rank.anatomy.gap_s]
         cells = [f"{1e3 * seconds:.1f}" for seconds in (rank.anatomy.step_s, *shown_s)]
-        rows.append([rank.samples.member + died, cells[0], _bar(rank, job), *cells[1:]])
-    head = ["worker", "step", "", *map(str, COLOURS), "hidden", "gap"]
-    yield from _table("anatomy", head, rows, left=(0, 2))
-    yield (
-        '<p class="note">Milliseconds. Loading to lease: the loop\'s own time; blocked to '
-        "protocol: held in step(). The parts add up to the step. Hidden: reduction that ran beside "
-        "them; gap: from the end of one update to the beginning of the next.</p>"
-    )
+        rows.append((rank.samples.member + died, cells[0], _bar(rank, job), *cells[1:]))
+    head = ("worker", "step", "", *map(str, COLOURS), "hidden", "gap")
+    return Table("anatomy", head, tuple(rows), left=(0, 2))
 
 
-def _bar(rank: Rank, job: JobAnatomy) -> str:
+def _bar(rank: Rank, job: JobAnatomy) -> Bar:
     longest_s = max(rank.anatomy.step_s for rank in job.ranks) or 1.0
     at, boxes = 0.0, []
-    for part, colour in COLOURS.items():
+    for part, color in COLOURS.items():
         wide = BAR * rank.anatomy.parts[part] / longest_s
-        boxes.append(f'<rect x="{at:.1f}" width="{wide:.1f}" height="14" fill="{colour}"/>')
+        boxes.append(Box(f"{at:.1f}", "0", f"{wide:.1f}", "14", color))
         at += wide
-    return f'<svg width="{BAR}" height="14">{"".join(boxes)}</svg>'
+    return Bar(BAR, 14, tuple(boxes))
 
 
-def _blame(job: JobAnatomy) -> Iterable[str]:
-    yield "<h2>For whom the others waited</h2>"
-    if not job.blame:
-        yield '<p id="blame">Nobody waited for anybody.</p>'
-        return
-    rows = [
-        [b.worker, f"{b.blocked_s:.3f} s", str(b.last), _ms(b.per_step_s)] for b in job.blame[:20]
-    ]
-    head = ["worker", "held the others, in all", "rounds it was last in", "each other rank, a step"]
-    yield from _table("blame", head, rows, left=(0,))
-
-
-def _modes(job: JobAnatomy) -> Iterable[str]:
-    yield "<h2>What another mode would have saved</h2>"
-    if not job.savings:
-        why = "in no sampled round did all ranks arrive in time"
-        if job.silent:
-            why = "it takes the arrivals of all ranks, and pods are missing"
-        yield f'<p id="modes">Not known: {why}.</p>'
-        return
-    rows = [[s.mode, _ms(s.saved_s), f"{s.late:.1%}"] for s in job.savings]
-    yield from _table("modes", ["mode", "of each step", "gradients late"], rows, left=(0,))
-    yield (
-        f'<p class="note">From the arrivals in {job.rounds} rounds, against waiting for all; '
-        "without grace. It cannot know when a rank that nobody waits for would arrive next.</p>"
+def _blame(job: JobAnatomy) -> Table:
+    rows = (
+        (b.worker, f"{b.blocked_s:.3f} s", str(b.last), _ms(b.per_step_s)) for b in job.blame[:20]
     )
+    head = ("worker", "held the others, in all", "rounds it was last in", "each other rank, a step")
+    return Table("blame", head, tuple(rows))
 
 
-def _time_line(job: JobAnatomy, rounds: range) -> Iterable[str]:
+def _modes(job: JobAnatomy) -> Table:
+    rows = ((s.mode, _ms(s.saved_s), f"{s.late:.1%}") for s in job.savings)
+    return Table("modes", ("mode", "of each step", "gradients late"), tuple(rows))
+
+
+def _time_line(job: JobAnatomy, rounds: range) -> TimeLine | None:
     alike = [rank for rank in job.ranks if rank.clock is not None]
     ranks = alike[:RANKS_DRAWN]
-    lines = [list(drawn(rank, rounds)) for rank in ranks]
-    yield f"<h2>Rounds {rounds.start} to {rounds.stop - 1}</h2>"
-    spans = [span for line in lines for span in line]
+    loops = [list(drawn(rank, rounds)) for rank in ranks]
+    spans = [span for loop in loops for span in loop]
     if not spans:
-        yield '<p id="timeline">No step of these rounds is known.</p>'
-        return
-    if len(ranks) < len(alike):
-        yield f'<p class="note">The first {RANKS_DRAWN} of {len(alike)} ranks.</p>'
-    yield from _clocks(job)
-    yield (
-        '<p class="note">Above: the loop of a rank; below: its sums. A line leads from whoever '
-        "waited to the rank that came last. Hold the pointer over a box for its length.</p>"
-    )
+        return None
     begin_ns, end_ns = min(s.begin_ns for s in spans), max(s.end_ns for s in spans)
     scale = (WIDTH - LEFT) / max(1, end_ns - begin_ns)
     height = LINE * len(ranks) + 24
-    yield f'<svg id="timeline" width="{WIDTH}" height="{height}" role="img">'
     rows = {rank.worker: number for number, rank in enumerate(ranks)}
-    for number, (rank, line) in enumerate(zip(ranks, lines, strict=True)):
-        top = number * LINE
-        yield f'<text x="0" y="{top + 14}">{escape(rank.samples.member)}</text>'
-        yield from (_box(span, top, begin_ns, scale) for span in line)
-    for number, line in enumerate(lines):
-        for span in line:
-            if span.waits_for in rows and rows[span.waits_for] != number:
-                x = LEFT + (span.end_ns - begin_ns) * scale
-                y, to = number * LINE + 8, rows[span.waits_for] * LINE + 8
-                yield (
-                    f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{to}" stroke="#e15759" '
-                    'stroke-dasharray="2 2"/>'
-                )
+    texts = [
+        Label("0", str(number * LINE + 14), rank.samples.member)
+        for number, rank in enumerate(ranks)
+    ]
     for tick in range(5):
         x = LEFT + (WIDTH - LEFT - 80) * tick / 4
         at_ms = (x - LEFT) / scale / 1e6
-        yield f'<text x="{x:.0f}" y="{height - 4}">{at_ms:.1f} ms</text>'
-    yield "</svg>"
-
-
-def _clocks(job: JobAnatomy) -> Iterable[str]:
-    if job.hosts == 1:
-        return
-    yield (
-        f'<p class="note" id="clocks">{job.hosts} hosts with a clock each, brought to one by the '
-        f"sums that they made together: a moment is off by at most {_ms(job.clocks_off_s)}.</p>"
+        texts.append(Label(f"{x:.0f}", str(height - 4), f"{at_ms:.1f} ms"))
+    return TimeLine(
+        WIDTH,
+        height,
+        len(ranks),
+        len(alike),
+        tuple(texts),
+        tuple(
+            _box(span, number * LINE, begin_ns, scale)
+            for number, loop in enumerate(loops)
+            for span in loop
+        ),
+        tuple(
+            Wait(
+                f"{LEFT + (span.end_ns - begin_ns) * scale:.1f}",
+                number * LINE + 8,
+                rows[span.waits_for] * LINE + 8,
+            )
+            for number, loop in enumerate(loops)
+            for span in loop
+            if rows.get(span.waits_for, number) != number
+        ),
     )
-    if apart := [rank.samples.member for rank in job.ranks if rank.clock is None]:
-        yield (
-            f'<p class="note" id="apart">Not drawn, since no round is known of them that another '
-            f"host knows too: {escape(', '.join(apart))}.</p>"
-        )
 
 
-def _box(span: Drawn, top: int, begin_ns: int, scale: float) -> str:
+def _box(span: Drawn, top: int, begin_ns: int, scale: float) -> Box:
     x, wide = LEFT + (span.begin_ns - begin_ns) * scale, (span.end_ns - span.begin_ns) * scale
     y, high = (top + 18, 7) if span.in_transport else (top, 16)
-    return (
-        f'<rect x="{x:.2f}" y="{y}" width="{max(wide, 0.3):.2f}" height="{high}" '
-        f'fill="{COLOURS[span.part]}"><title>{escape(span.said)}</title></rect>'
+    return Box(
+        f"{x:.2f}", str(y), f"{max(wide, 0.3):.2f}", str(high), COLOURS[span.part], span.said
     )
-
-
-def _table(
-    name: str, head: Sequence[str], rows: Iterable[Sequence[str]], left: tuple[int, ...]
-) -> Iterable[str]:
-    """Cells are HTML already."""
-
-    def line(cells: Sequence[str], tag: str) -> str:
-        shown = (
-            f"<{tag}>{cell}</{tag}>" if place in left else f'<{tag} class="n">{cell}</{tag}>'
-            for place, cell in enumerate(cells)
-        )
-        return f"<tr>{''.join(shown)}</tr>"
-
-    yield f'<div style="overflow-x:auto"><table id="{name}">'
-    yield line(head, "th")
-    yield from (line(row, "td") for row in rows)
-    yield "</table></div>"
 
 
 def _ms(seconds: float) -> str:

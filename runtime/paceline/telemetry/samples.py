@@ -20,15 +20,15 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from paceline.core.anatomy.samples import (
+    ROUNDS,
     SEGMENTS_MAX,
+    STEPS,
     RoundSample,
     SegmentSample,
     StepSample,
 )
 from paceline.core.protocol.ids import MemberId
 
-STEPS: Final = 64
-ROUNDS: Final = 64
 WORD_BYTES: Final = 8
 STEP_WORDS: Final = 11
 ROUND_HEAD: Final = 13

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+from typing import Final, NamedTuple
 
 
 class MemberId(NamedTuple):
@@ -24,9 +25,14 @@ class MemberId(NamedTuple):
 
 def parse_member(text: str) -> MemberId:
     """Inverse of `str(member)`. Raises ValueError for anything else."""
-    place, _, attempt = text.partition("#")
-    slot, _, local = place.partition(".")
-    return MemberId(int(slot), int(local), int(attempt))
+    found = _MEMBER.fullmatch(text)
+    if found is None:
+        raise ValueError(f"not a member: {text[:40]!r}")
+    slot, local, attempt = map(int, found.groups())
+    return MemberId(slot, local, attempt)
+
+
+_MEMBER: Final = re.compile(r"([0-9]{1,9})\.([0-9]{1,5})#([0-9]{1,15})")
 
 
 class GenerationId(NamedTuple):

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-import msgspec
-
-from paceline.core.anatomy.samples import PodSamples, SilentPod
+from paceline.core.anatomy.samples import (
+    PodSamples,
+    SamplesError,
+    SilentPod,
+    bytes_max,
+    read_samples,
+)
 from paceline.jobs.cluster.server import Server, SlowError
 from paceline.jobs.core import sampled
 from paceline.jobs.core.from_cluster import Object
@@ -18,7 +22,8 @@ AT_ONCE: Final = 32
 """A rank keeps 64 rounds: of fast ones pods that are asked one after the other share none."""
 LIMIT_S: Final = 10.0
 """Until an answer begins, and again until it is there."""
-BYTES_MAX: Final = 64 * 1024 * 1024
+WHY_CHARS_MAX: Final = 300
+"""Of what a pod that refuses says: it stands on the page."""
 
 
 def ask(
@@ -40,8 +45,8 @@ def ask(
             silent.append(SilentPod(name, answer))
             continue
         try:
-            known.append(msgspec.json.decode(answer, type=PodSamples))
-        except msgspec.DecodeError as error:
+            known.append(sampled.checked(pod, read_samples(answer)))
+        except SamplesError as error:
             silent.append(SilentPod(name, f"it answers with something else: {error}"))
     return known, silent
 
@@ -50,10 +55,10 @@ def _answer(server: Server, pods_path: str, pod: Object) -> bytes | str:
     """Or why there is none."""
     path = f"{pods_path}/{sampled.path(pod)}"
     try:
-        return server.body(path, limit_s=LIMIT_S, size_max=BYTES_MAX)
+        return server.body(path, limit_s=LIMIT_S, size_max=bytes_max(sampled.procs(pod)))
     except NotAllowedError:
         raise
     except SlowError:
         return f"no answer within {LIMIT_S:g} s"
     except JobsError as error:
-        return error.message.rpartition("error trying to reach service: ")[2]
+        return error.message.rpartition("error trying to reach service: ")[2][:WHY_CHARS_MAX]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
-from paceline_api.names import ENV_METRICS_PORT
+from paceline_api.names import ENV_METRICS_PORT, ENV_PROCS
 from paceline_api.types.template import TRAINER
 
-from paceline.core.anatomy.samples import STEPS_PATH
+from paceline.core.anatomy.samples import STEPS_PATH, PodSamples, SamplesError
 from paceline.core.status import RankPhase
-from paceline.jobs.core.from_cluster import Object, latest, pod_phase
+from paceline.jobs.core.from_cluster import Object, latest, place, pod_phase
 from paceline.jobs.errors import NoSamplesError
 from paceline.jobs.interface import SUSPENDED, JobStatus
+
+DIGITS_MAX: Final = 6
 
 
 def asked(pods: Iterable[Object]) -> list[Object]:
@@ -21,9 +24,26 @@ def asked(pods: Iterable[Object]) -> list[Object]:
 
 def path(pod: Object) -> str:
     """Below that of the namespace's pods, through the API server."""
+    return f"{pod['metadata']['name']}:{_env(pod)[ENV_METRICS_PORT]}/proxy{STEPS_PATH}"
+
+
+def procs(pod: Object) -> int:
+    """Return how many processes the pod was told to start; what it may tell depends on it."""
+    told = _env(pod).get(ENV_PROCS, "")
+    return int(told) if told.isascii() and told.isdigit() and len(told) < DIGITS_MAX else 1
+
+
+def checked(pod: Object, samples: PodSamples) -> PodSamples:
+    """Return the samples, or raise SamplesError if they are said to be those of another pod."""
+    slot = place(pod)[0]
+    if samples.slot != slot:
+        raise SamplesError(f"slot {samples.slot}, and it is slot {slot}")
+    return samples
+
+
+def _env(pod: Object) -> dict[str, str]:
     containers = {one["name"]: one for one in pod["spec"]["containers"]}
-    ports = [e["value"] for e in containers[TRAINER]["env"] if e["name"] == ENV_METRICS_PORT]
-    return f"{pod['metadata']['name']}:{ports[0]}/proxy{STEPS_PATH}"
+    return {e["name"]: e.get("value", "") for e in containers[TRAINER]["env"]}
 
 
 def nobody(status: JobStatus, *, flags: str) -> NoSamplesError:

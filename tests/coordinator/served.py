@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -9,18 +10,21 @@ from typing import Any
 
 import aiohttp
 import msgspec
-from aiohttp import web
 from paceline.clock import now_ns, wall_s
+from paceline.control.front import Front
 from paceline.coordinator.server import Server
+from paceline.core.admission import Bounds
 from paceline.core.coordinator.events import Config
 from paceline.core.coordinator.machine import Coordinator
 from paceline.core.coordinator.pace import Pace
 from paceline.core.messages import AgentHello, Endpoints, Register, pod_of
 from paceline.core.protocol.ids import NO_GENERATION, MemberId
 from paceline.core.status import Status
+from paceline.refusals import Entry, Refusals
 
 TOKEN = "the-token-of-the-ranks"
 OPERATOR_TOKEN = "the-token-of-the-operator"
+BOUNDS = Bounds(connections=1000, of_one_address=500)
 
 
 @dataclass
@@ -29,6 +33,7 @@ class Served:
     http: aiohttp.ClientSession
     url: str
     ends: AsyncExitStack
+    refusals: Refusals
 
     async def status(self, **params: str) -> Status:
         async with self.http.get("/v1/status", params=params) as response:
@@ -80,15 +85,27 @@ def greeting(*members: MemberId) -> AgentHello:
 
 @asynccontextmanager
 async def served(
-    *, replicas: int = 2, procs: int = 1, linger_s: float = 5.0, pace: Pace | None = None
+    *,
+    replicas: int = 2,
+    procs: int = 1,
+    linger_s: float = 5.0,
+    pace: Pace | None = None,
+    bounds: Bounds = BOUNDS,
 ) -> AsyncIterator[Served]:
     config = Config(job="job", replicas=replicas, procs=procs, pace=pace or Pace())
     coordinator = Coordinator(config, uid="uid", now_ns=now_ns(), wall_s=wall_s())
-    server = Server(coordinator, token=TOKEN, operator_token=OPERATOR_TOKEN, linger_s=linger_s)
-    runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0]
+    refusals = Refusals()
+    server = Server(
+        coordinator,
+        token=TOKEN,
+        operator_token=OPERATOR_TOKEN,
+        linger_s=linger_s,
+        refusals=refusals,
+    )
+    front = Front(server.app(), Entry.COORDINATOR, bounds, refusals, shutdown_s=0.1)
+    listener = socket.create_server(("127.0.0.1", 0))
+    host, port = listener.getsockname()
+    await front.start(listener)
     url = f"http://{host}:{port}"
     headers = {"Authorization": f"Bearer {OPERATOR_TOKEN}"}
     timeout = aiohttp.ClientTimeout(total=10)
@@ -97,6 +114,6 @@ async def served(
             aiohttp.ClientSession(url, headers=headers, timeout=timeout) as http,
             AsyncExitStack() as ends,
         ):
-            yield Served(server, http, url, ends)
+            yield Served(server, http, url, ends, refusals)
     finally:
-        await runner.cleanup()
+        await front.stop()

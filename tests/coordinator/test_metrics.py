@@ -5,11 +5,13 @@ from __future__ import annotations
 from paceline.coordinator.metrics import Exporter
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.status import Condition, RankPhase, RankStatus, Status
+from paceline.refusals import Entry, Reason, Refusals
 from prometheus_client.parser import text_string_to_metric_families
 
 
-def page(status: Status) -> dict[str, float]:
-    families = text_string_to_metric_families(Exporter(lambda: status).text().decode())
+def page(status: Status, refusals: Refusals | None = None) -> dict[str, float]:
+    exporter = Exporter(lambda: status, refusals or Refusals())
+    families = text_string_to_metric_families(exporter.text().decode())
     return {
         " ".join((sample.name, *sample.labels.values())): sample.value
         for family in families
@@ -46,3 +48,11 @@ def test_a_job_that_is_not_degraded_says_so() -> None:
     ready = (Condition("RingReady", "AllActive", "", 0.0),)
     shown = page(Status(job="job", coordinator="a", conditions=ready))
     assert shown["paceline_job_degraded"] == 0
+
+
+def test_refusals_are_counted_by_entry_and_reason() -> None:
+    refusals = Refusals()
+    for _ in range(3):
+        refusals.refuse(Entry.COORDINATOR, Reason.MALFORMED, "10.0.0.9", now_ns=0)
+    shown = page(Status(job="job", coordinator="a"), refusals)
+    assert shown["paceline_refused_total coordinator malformed"] == 3

@@ -40,7 +40,7 @@ apiVersion: paceline.dev/v1alpha1
 kind: TrainingJob
 metadata: {name: job}
 spec:
-  replicas: 4
+  replicas: 100
   collective: {COLLECTIVE}
   template:
     spec:

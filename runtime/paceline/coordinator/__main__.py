@@ -15,15 +15,16 @@ import ssl
 import sys
 from typing import Final
 
-from aiohttp import web
 from paceline_api.errors import PacelineError
 from paceline_api.jobfile import read_resolved_job
 from paceline_api.settings import ResolvedJob
 
 from paceline.clock import now_ns, wall_s
+from paceline.control.front import Front
 from paceline.control.tls import CONNECTION_BYTES, spare_buffers
 from paceline.coordinator.config import config_of
 from paceline.coordinator.server import BrokenError, Server
+from paceline.core.admission import Bounds
 from paceline.core.coordinator.machine import Coordinator
 from paceline.core.demand import coordinator_files
 from paceline.environment import (
@@ -34,11 +35,14 @@ from paceline.environment import (
     SettingsError,
 )
 from paceline.limits import LISTEN_BACKLOG, ensure_callers, ensure_files, ensure_memory
+from paceline.refusals import Entry, Refusals
 from paceline.signals import on_request_to_end
 
 EXIT_RETIRED: Final = 3
 EXIT_ADDRESS: Final = 4
 EXIT_BROKEN: Final = 70
+OTHER_CONNECTIONS: Final = 64
+"""Beside those of the agents: operator or runner, probes, a user with curl, and strangers."""
 
 log = logging.getLogger("paceline.coordinator")
 
@@ -53,7 +57,7 @@ def main() -> int:
         _make_room(job, encrypted=settings.tls is not None)
         config = config_of(job)
         coordinator = Coordinator(config, uid=settings.uid, now_ns=now_ns(), wall_s=wall_s())
-        return asyncio.run(_serve(settings, coordinator))
+        return asyncio.run(_serve(settings, coordinator, _bounds(job)))
     except PacelineError as error:
         sys.stderr.write(f"{error.render()}\n")
         return error.exit_code
@@ -61,7 +65,7 @@ def main() -> int:
 
 def _make_room(job: ResolvedJob, *, encrypted: bool) -> None:
     """For the connections of the largest size that the job may have. Raises LimitError."""
-    replicas = max(job.replicas, job.max_replicas or 0)
+    replicas = _most_replicas(job)
     connections = coordinator_files(replicas)
     ensure_files("the coordinator", connections, all_that_is_allowed=True)
     ensure_callers("the coordinator", replicas)
@@ -73,27 +77,38 @@ def _make_room(job: ResolvedJob, *, encrypted: bool) -> None:
         )
 
 
-async def _serve(settings: CoordinatorSettings, coordinator: Coordinator) -> int:
+def _bounds(job: ResolvedJob) -> Bounds:
+    """Return how many connections the coordinator of this job keeps.
+
+    Agents may share an address: those of a laptop all do, those with hostNetwork do by node.
+    """
+    connections = coordinator_files(_most_replicas(job)) + OTHER_CONNECTIONS
+    return Bounds(connections, of_one_address=connections // 2)
+
+
+def _most_replicas(job: ResolvedJob) -> int:
+    return max(job.replicas, job.max_replicas or 0)
+
+
+async def _serve(settings: CoordinatorSettings, coordinator: Coordinator, bounds: Bounds) -> int:
+    refusals = Refusals()
     server = Server(
         coordinator,
         token=settings.token,
         operator_token=settings.operator_token,
         linger_s=settings.linger_s,
+        refusals=refusals,
     )
     on_request_to_end(asyncio.get_running_loop(), lambda _: server.leave())
-    runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
+    front = Front(server.app(), Entry.COORDINATOR, bounds, refusals)
     try:
-        site = web.SockSite(
-            runner, _listen(settings), ssl_context=_tls(settings), backlog=LISTEN_BACKLOG
-        )
-        await site.start()
+        await front.start(_listen(settings), _tls(settings))
         log.info("coordinator %s of job %s listens", settings.uid, settings.job)
         return EXIT_RETIRED if await server.wait() else 0
     except BrokenError:
         return EXIT_BROKEN
     finally:
-        await runner.cleanup()
+        await front.stop()
 
 
 def _listen(settings: CoordinatorSettings) -> socket.socket:

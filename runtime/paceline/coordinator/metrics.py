@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from paceline.core.status import RankPhase, Status
+from paceline.refusals import Entry, Reason, Refusals
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -23,17 +24,17 @@ CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 class Exporter:
     """`text` gives the page for one scrape."""
 
-    def __init__(self, status: Callable[[], Status]) -> None:
+    def __init__(self, status: Callable[[], Status], refusals: Refusals) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Families(status))
+        self._registry.register(_Families(status, refusals))
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
 
 
 class _Families(Collector):
-    def __init__(self, status: Callable[[], Status]) -> None:
-        self._status = status
+    def __init__(self, status: Callable[[], Status], refusals: Refusals) -> None:
+        self._status, self._refusals = status, refusals
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -72,3 +73,12 @@ class _Families(Collector):
             "1 while the condition Degraded holds.",
             any(condition.type == "Degraded" for condition in status.conditions),
         )
+        refused = CounterMetricFamily(
+            "paceline_refused_total",
+            "Messages and connections refused. "
+            f"entry: {', '.join(Entry)}; reason: {', '.join(Reason)}.",
+            labels=("entry", "reason"),
+        )
+        for labels, count in self._refusals.counts().items():
+            refused.add_metric(labels, count)
+        yield refused

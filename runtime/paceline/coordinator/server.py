@@ -30,6 +30,7 @@ from aiohttp import web
 from paceline_api.types.durations import parse_duration
 
 from paceline.clock import NS_PER_S, now_ns
+from paceline.control.front import BODY_S, caller_of
 from paceline.coordinator.connection import Connection
 from paceline.coordinator.metrics import CONTENT_TYPE, Exporter
 from paceline.core import wire
@@ -48,6 +49,7 @@ from paceline.core.messages import (
     pod_of,
 )
 from paceline.core.status import Outcome, RankPhase, Status
+from paceline.refusals import Reason, Refusals
 
 log = logging.getLogger("paceline.coordinator")
 
@@ -90,10 +92,17 @@ class BrokenError(Exception):
 
 
 class Server:
-    """`app` is what is served, `wait` says when this process has nothing more to do."""
+    """`app` is what is served behind a `Front`, `wait` says when this process has nothing more to
+    do."""
 
     def __init__(
-        self, coordinator: Coordinator, *, token: str, operator_token: str, linger_s: float
+        self,
+        coordinator: Coordinator,
+        *,
+        token: str,
+        operator_token: str,
+        linger_s: float,
+        refusals: Refusals,
     ) -> None:
         self._coordinator = coordinator
         self._of_pods = f"Bearer {token}".encode()
@@ -115,7 +124,7 @@ class Server:
         self._broken: Exception | None = None
         self._over = asyncio.Event()
         self._leaving: asyncio.Task[None] | None = None
-        self._exporter = Exporter(self.status)
+        self._exporter = Exporter(self.status, refusals)
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard])
@@ -288,7 +297,7 @@ class Server:
 
     async def _serve_agent(self, request: web.Request) -> web.StreamResponse:
         """One connection from its first message to its end. The newest of a pod counts."""
-        connection = Connection(request)
+        connection, caller = Connection(request), caller_of(request)
         pod: _Pod | None = None
         try:
             await connection.open()
@@ -299,6 +308,7 @@ class Server:
                     if not isinstance(message, AgentHello):
                         raise wire.WireError(f"first message is {type(message).__name__}")
                     pod = message.slot, message.attempt
+                    caller.know()
                     if older := self._agents.get(pod):
                         older.abort()
                     self._agents[pod] = connection
@@ -308,9 +318,9 @@ class Server:
                     raise wire.WireError(f"a message in the name of {named - {pod}}")
                 self.post(core.heard(message))
         except wire.WireError as error:
-            log.warning("agent %s: %s", pod or request.remote, error)
+            caller.refuse(Reason.MALFORMED, f"agent {pod}: {error}" if pod else str(error))
         except TimeoutError:
-            log.warning("agent %s: silent for %g s", request.remote, HELLO_S)
+            caller.refuse(Reason.TOO_SLOW, f"no first message within {HELLO_S:g} s")
         except ConnectionError as error:
             log.info("agent %s has gone before it was answered: %s", request.remote, error)
         finally:
@@ -334,13 +344,16 @@ class Server:
         """A token, compared in constant time, on everything but the health check."""
         if request.path == HEALTH:
             return await handler(request)
-        given = request.headers.get("Authorization", "").encode()
+        # aiohttp keeps bytes that are no UTF-8 as surrogates; these are the bytes that were sent.
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         of_a_pod = hmac.compare_digest(given, self._of_pods)
         of_the_operator = hmac.compare_digest(given, self._of_the_operator)
         if not of_a_pod and not of_the_operator:
             return _refuse(401, "the job's token is missing or wrong")
         if of_a_pod is not (request.path == AGENTS):
             return _refuse(403, f"this token is not for {request.path}")
+        if of_the_operator:
+            caller_of(request).know()
         return await handler(request)
 
     async def _get_status(self, request: web.Request) -> web.Response:
@@ -370,9 +383,12 @@ class Server:
         self, request: web.Request, kind: type[_Body], event: Callable[[_Body], core.Event]
     ) -> web.Response:
         try:
-            body = wire.body(kind, await request.read())
+            async with asyncio.timeout(BODY_S):
+                body = wire.body(kind, await request.read())
         except wire.WireError as error:
             return _refuse(400, str(error))
+        except TimeoutError:
+            return _refuse(408, f"the body of the request has not come within {BODY_S:g} s")
         self.post(event(body))
         return web.json_response({})
 

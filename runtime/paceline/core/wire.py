@@ -79,12 +79,12 @@ def body(kind: type[T], text: str | bytes) -> T:
     """An HTTP body of the slow path."""
     try:
         return msgspec.json.decode(text, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise WireError(str(error)) from None
 
 
 def _decode(decoder: msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T], data: object) -> T:
     try:
         return decoder.decode(data)  # type: ignore[arg-type]
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise WireError(str(error)) from None

@@ -1,0 +1,390 @@
+"""The front of an HTTP server of Paceline: who may connect, for how long, and what is refused.
+
+aiohttp parses requests and has no bound on connections, on the time for a TLS handshake or for the
+first header, and it logs a traceback for each malformed request. This front accepts the sockets
+itself, so all of that is bounded before a byte is parsed. Each refusal is counted, and a flood of
+them makes one line in a minute (`paceline.refusals`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import itertools
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
+from aiohttp.http_exceptions import LineTooLong
+
+from paceline.clock import NS_PER_S, now_ns
+from paceline.core.admission import Admission, Bounds
+from paceline.limits import LISTEN_BACKLOG
+from paceline.refusals import Entry, Reason, Refusals
+
+log = logging.getLogger("paceline.http")
+
+HANDSHAKE_S: Final = 30.0
+"""For a TLS handshake. A whole job may call at once, and one thread answers all of it."""
+HEADER_S: Final = 20.0
+"""Until a request is complete, from the start of the connection or from the answer before it.
+Longer than the operator leaves a connection idle, which is 15 s."""
+UNREAD_S: Final = 30.0
+"""A stranger that reads nothing of its answer for so long is cut off."""
+BODY_S: Final = 10.0
+"""For the body of a request, once its header was accepted."""
+LINE_BYTES_MAX: Final = 4 * 1024
+"""Of the request line and of one header. A token of a service account takes 1.5 KiB."""
+HEADERS_MAX: Final = 48
+"""Headers of one request. A request by way of the API server has about 12."""
+ACCEPTED_AT_ONCE: Final = 64
+"""Connections taken from the backlog before other work of the event loop has its turn."""
+ACCEPT_RETRY_S: Final = 1.0
+"""Pause of accepting after this process has run out of files or memory."""
+TRACEBACK_EVERY_NS: Final = 60 * NS_PER_S
+"""Between two tracebacks of a handler that failed."""
+REASON_OF_STATUS: Final = {
+    400: Reason.MALFORMED,
+    401: Reason.UNAUTHENTICATED,
+    403: Reason.UNAUTHENTICATED,
+    408: Reason.TOO_SLOW,
+    413: Reason.TOO_LARGE,
+}
+_EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Front:
+    """Accepts connections for one application. Lives on the event loop that calls `start`."""
+
+    def __init__(
+        self,
+        app: web.Application,
+        entry: Entry,
+        bounds: Bounds,
+        refusals: Refusals,
+        *,
+        shutdown_s: float = 1.0,
+    ) -> None:
+        """Put this front before `app`, which must not have been started.
+
+        Args:
+            app: Handlers and middlewares. `caller_of` gives them the caller of a request.
+            entry: What the server is called in counts and log lines.
+            bounds: How many connections it keeps.
+            refusals: Where its refusals are counted.
+            shutdown_s: How long `stop` waits for requests that are being answered.
+        """
+        app.middlewares.insert(0, self._watch)
+        self.entry, self._refusals = entry, refusals
+        self._admission = Admission(bounds)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            logger=_RequestLog(self),
+            shutdown_timeout=shutdown_s,
+            keepalive_timeout=2 * HEADER_S,  # `Caller` is faster; aiohttp's own timer stays behind
+            lingering_time=1.0,
+            max_line_size=LINE_BYTES_MAX,
+            max_field_size=LINE_BYTES_MAX,
+            max_headers=HEADERS_MAX,
+            auto_decompress=False,  # nobody sends compressed bodies but who wants to fill memory
+        )
+        self._listener: socket.socket | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._numbers = itertools.count()
+        self._callers: dict[int, Caller] = {}
+        self._by_protocol: dict[object, Caller] = {}
+        self._opening: set[asyncio.Task[None]] = set()
+        self._resume: asyncio.TimerHandle | None = None
+
+    async def start(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Serve the connections of a listening socket, which this front owns from now on."""
+        await self._runner.setup()
+        listener.setblocking(False)
+        listener.listen(LISTEN_BACKLOG)
+        self._listener, self._tls = listener, tls
+        asyncio.get_running_loop().add_reader(listener.fileno(), self._take)
+
+    async def stop(self) -> None:
+        """Close the listening socket, let requests end, then close all connections."""
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+        if self._resume is not None:
+            self._resume.cancel()
+        for task in self._opening:
+            task.cancel()
+        await asyncio.gather(*self._opening, return_exceptions=True)
+        await self._runner.cleanup()
+
+    def refuse(self, reason: Reason, address: str, detail: str = "") -> None:
+        """Count a refusal, and log it if it is time for a line.
+
+        Args:
+            reason: Why it was refused.
+            address: Of the caller.
+            detail: What was wrong. It may hold bytes of the caller; they are escaped.
+        """
+        line = self._refusals.refuse(self.entry, reason, address, now_ns())
+        if line is not None:
+            told = detail[:200].encode("unicode_escape").decode("ascii")
+            log.warning("%s%s", line, f" ({told})" if told else "")
+
+    # ---- connections ----------------------------------------------------------------------
+
+    def _take(self) -> None:
+        """Accept what waits, a bounded number at a time."""
+        if self._listener is None:
+            return
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                connection, told = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                if error.errno not in _EXHAUSTED:
+                    raise
+                self._pause(error)
+                return
+            connection.setblocking(False)
+            self._admit(connection, _address(told))
+
+    def _pause(self, error: OSError) -> None:
+        assert self._listener is not None
+        loop, number = asyncio.get_running_loop(), self._listener.fileno()
+        self.refuse(Reason.TOO_MANY, "anybody", error.strerror or str(error))
+        loop.remove_reader(number)
+        self._resume = loop.call_later(ACCEPT_RETRY_S, loop.add_reader, number, self._take)
+
+    def _admit(self, connection: socket.socket, address: str) -> None:
+        number = next(self._numbers)
+        verdict = self._admission.admit(number, address)
+        if verdict.displaced is not None:
+            displaced = self._callers[verdict.displaced]
+            self.refuse(Reason.TOO_MANY, displaced.address)
+            displaced.cut_off()
+        if not verdict.admitted:
+            self.refuse(Reason.TOO_MANY, address)
+            connection.close()
+            return
+        assert self._runner.server is not None
+        caller = Caller(self, number, address, self._runner.server())
+        self._callers[number] = caller
+        self._by_protocol[caller.protocol] = caller
+        caller.opening = asyncio.get_running_loop().create_task(self._open(connection, caller))
+        self._opening.add(caller.opening)
+        caller.opening.add_done_callback(self._opening.discard)
+
+    async def _open(self, connection: socket.socket, caller: Caller) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: caller,
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_S if self._tls is not None else None,
+            )
+        except ssl.SSLError as error:
+            self.refuse(_reason_of(error), caller.address, str(error))
+        except ConnectionAbortedError as error:  # asyncio's word for a handshake without end
+            self.refuse(Reason.TOO_SLOW, caller.address, str(error))
+        except OSError:
+            pass  # it has gone
+        finally:
+            if not caller.connected:
+                connection.close()
+                self.release(caller)
+
+    def know(self, caller: Caller) -> None:
+        """Called when a caller has shown who it is."""
+        self._admission.know(caller.number)
+
+    def release(self, caller: Caller) -> None:
+        """Called when a connection has ended."""
+        self._admission.release(caller.number)
+        self._callers.pop(caller.number, None)
+        self._by_protocol.pop(caller.protocol, None)
+
+    # ---- requests -------------------------------------------------------------------------
+
+    @web.middleware
+    async def _watch(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Tell the caller's timers about the request, and count refused ones."""
+        caller = self._by_protocol.get(request.protocol)
+        if caller is None:  # it has ended meanwhile, and nobody reads the answer
+            return web.Response(status=408)
+        request[_CALLER] = caller
+        caller.request_began()
+        try:
+            response = await handler(request)
+        except web.HTTPException as error:
+            self._count(error.status, caller)
+            raise
+        finally:
+            caller.request_ended()
+        self._count(response.status, caller)
+        return response
+
+    def _count(self, status: int, caller: Caller) -> None:
+        if status in REASON_OF_STATUS:
+            self.refuse(REASON_OF_STATUS[status], caller.address)
+
+
+class Caller(asyncio.Protocol):
+    """One connection: passes its events to aiohttp's protocol, and ends it when it is too slow."""
+
+    def __init__(self, front: Front, number: int, address: str, protocol: asyncio.Protocol) -> None:
+        self._front, self.number, self.address = front, number, address
+        self.protocol = protocol
+        self.opening: asyncio.Task[None] | None = None
+        self.connected = False
+        self._transport: asyncio.Transport | None = None
+        self._known = False
+        self._requests = 0
+        """Being answered. aiohttp answers them one after the other."""
+        self._began = True
+        """A request has begun: bytes have come since the last one, or there was none yet."""
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
+
+    def know(self) -> None:
+        """Note that this caller has shown who it is: it is no stranger any more."""
+        if not self._known:
+            self._known = True
+            self._front.know(self)
+            _cancel(self._unread_timer)
+
+    def refuse(self, reason: Reason, detail: str = "") -> None:
+        """Count a refusal of something that this caller has sent."""
+        self._front.refuse(reason, self.address, detail)
+
+    def cut_off(self) -> None:
+        """End the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+        elif self.opening is not None:
+            self.opening.cancel()
+
+    def request_began(self) -> None:
+        """Stop the timer of the header: a whole one is there."""
+        self._requests += 1
+        self._began = False
+        _cancel(self._header_timer)
+
+    def request_ended(self) -> None:
+        """Start the timer for the next request."""
+        self._requests -= 1
+        self._await_header()
+
+    def _await_header(self) -> None:
+        _cancel(self._header_timer)
+        if self.connected:
+            loop = asyncio.get_running_loop()
+            self._header_timer = loop.call_later(HEADER_S, self._header_is_late)
+
+    def _header_is_late(self) -> None:
+        if self._began:  # else it is only idle
+            self.refuse(Reason.TOO_SLOW)
+        self.cut_off()
+
+    def _answer_is_unread(self) -> None:
+        self.refuse(Reason.TOO_SLOW)
+        self.cut_off()
+
+    # ---- events of the transport ----------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport, self.connected = transport, True
+        self._await_header()
+        self.protocol.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._began = self._began or not self._requests
+        self.protocol.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self.protocol.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.connected = False
+        _cancel(self._header_timer)
+        _cancel(self._unread_timer)
+        self._front.release(self)
+        self.protocol.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        if not self._known:
+            loop = asyncio.get_running_loop()
+            self._unread_timer = loop.call_later(UNREAD_S, self._answer_is_unread)
+        self.protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        _cancel(self._unread_timer)
+        self.protocol.resume_writing()
+
+
+_CALLER: Final = web.RequestKey("caller", Caller)
+
+
+def caller_of(request: web.Request) -> Caller:
+    """Return the connection on which a request has come, for handlers behind a `Front`."""
+    return request[_CALLER]
+
+
+class _RequestLog(logging.Logger):
+    """aiohttp's log of one server: malformed requests are counted instead of logged one by one."""
+
+    def __init__(self, front: Front) -> None:
+        super().__init__("paceline.http.requests", logging.DEBUG)
+        self.parent = log
+        self._front = front
+        self._next_traceback_ns = 0
+
+    def handle(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            args: Any = record.args
+            large = isinstance(error, LineTooLong)
+            self._front.refuse(
+                Reason.TOO_LARGE if large else Reason.MALFORMED, str(args[0]) if args else "?"
+            )
+        elif error is None:
+            if record.levelno > logging.DEBUG:
+                super().handle(record)
+        elif (now := now_ns()) >= self._next_traceback_ns:
+            self._next_traceback_ns = now + TRACEBACK_EVERY_NS
+            super().handle(record)
+
+
+def _address(told: Any) -> str:
+    """Return who counts as one caller: an address, or the network that one IPv6 host is given."""
+    if not isinstance(told, tuple):
+        return "unix"
+    found = ipaddress.ip_address(told[0].partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is not None:
+            return str(found.ipv4_mapped)
+        return str(ipaddress.ip_network((found, 64), strict=False))
+    return str(found)
+
+
+def _reason_of(error: ssl.SSLError) -> Reason:
+    unknown = isinstance(error, ssl.SSLCertVerificationError) or "CERTIFICATE" in (
+        error.reason or ""
+    )
+    return Reason.UNAUTHENTICATED if unknown else Reason.MALFORMED
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()

@@ -23,6 +23,7 @@ from paceline.coordinator.metrics import Exporter
 from paceline.core.faults import EXAMPLES, FaultKind
 from paceline.core.protocol.ids import MemberId
 from paceline.core.status import RankPhase, RankStatus, Status
+from paceline.refusals import Refusals
 from paceline.telemetry.catalog import CATALOG
 from paceline_api.types.fabric import FabricProfile
 from paceline_api.types.job import TrainingJob
@@ -122,7 +123,7 @@ def _of_workers() -> dict[str, str]:
 
 def _of_coordinator() -> dict[str, str]:
     rank = RankStatus(MemberId(0, 0, 0), RankPhase.ACTIVE)
-    page = Exporter(lambda: Status("", "", ranks=(rank,))).text().decode()
+    page = Exporter(lambda: Status("", "", ranks=(rank,)), Refusals()).text().decode()
     return {
         f"{family.name}_total" if family.type == "counter" else family.name: _sentence(
             family.documentation

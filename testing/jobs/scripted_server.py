@@ -23,15 +23,19 @@ class ScriptedServer:
         self.answers: Answers = {}
         self.bodies: dict[tuple[str, str], list[Any]] = {}
         """What was sent, by method and path."""
+        self.headers: dict[tuple[str, str], list[dict[str, str]]] = {}
+        """Of each request, by method and path."""
         self.hangs: set[str] = set()
         """Paths that are never answered."""
         self._closing = threading.Event()
         answers, bodies, hangs, closing = self.answers, self.bodies, self.hangs, self._closing
+        headers = self.headers
 
         class Handler(BaseHTTPRequestHandler):
             def _answer(self) -> None:
                 sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 path, _, query = self.path.partition("?")
+                headers.setdefault((self.command, path), []).append(dict(self.headers))
                 if path in hangs:
                     closing.wait()
                     return

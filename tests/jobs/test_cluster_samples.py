@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 from paceline.cli.choice import Where
 from paceline.cli.report import report
+from paceline.core.anatomy.steps_token import STEPS_HEADER, WRONG_TOKEN, steps_token
 from paceline.jobs import places
 from paceline.jobs.cluster import samples
 from paceline.jobs.cluster.jobs import ClusterJobs
@@ -25,6 +27,11 @@ from tests.jobs.test_cluster_logs import PODS, listed
 from tests.jobs.test_cluster_logs import pod as logged
 
 PORT = 9999
+TOKEN_FROM = {
+    "name": "PACELINE_TOKEN",
+    "valueFrom": {"secretKeyRef": {"name": "job-u-1-key", "key": "token"}},
+}
+SECRET = "/api/v1/namespaces/team/secrets/job-u-1-key"
 REFUSED = "error trying to reach service: dial tcp 10.1.2.3:9999: connect: connection refused"
 
 
@@ -36,7 +43,7 @@ def job(state: str) -> dict[str, Any]:
 
 def pod(slot: int, phase: str = "Running") -> dict[str, Any]:
     found = logged(slot, phase, "running")
-    env = [{"name": "PACELINE_METRICS_PORT", "value": str(PORT)}]
+    env = [{"name": "PACELINE_METRICS_PORT", "value": str(PORT)}, TOKEN_FROM]
     found["spec"]["containers"] = [{"name": "sidecar"}, {"name": "trainer", "env": env}]
     return found
 
@@ -51,6 +58,8 @@ def server() -> Iterator[ScriptedServer]:
     made = ScriptedServer()
     made.answers["GET", f"{JOBS}/job"] = 200, job("Training")
     made.answers["GET", PODS] = listed(*map(pod, range(3)))
+    token = base64.b64encode(b"token-of-the-ranks").decode()
+    made.answers["GET", SECRET] = 200, {"data": {"token": token}}
     for own in sampled():
         made.answers["GET", steps_of(own.slot)] = 200, msgspec.json.encode(own).decode()
     yield made
@@ -143,6 +152,47 @@ def test_who_has_no_right_to_ask_pods(server: ScriptedServer, jobs: ClusterJobs)
     with pytest.raises(NotAllowedError, match="pods/proxy") as no:
         jobs.samples("job")
     assert "role `edit` in the namespace team" in no.value.hint
+
+
+def test_each_agent_is_shown_the_token_that_follows_from_the_one_in_the_secret(
+    server: ScriptedServer, jobs: ClusterJobs
+) -> None:
+    """And never that one itself: it would open the coordinator to whoever overhears plain HTTP."""
+    jobs.samples("job")
+    for slot in range(3):
+        (headers,) = server.headers["GET", steps_of(slot)]
+        assert headers[STEPS_HEADER] == steps_token("token-of-the-ranks")
+        assert "token-of-the-ranks" not in str(headers)
+
+
+def test_who_may_not_read_secrets_is_told_which_role_does(
+    server: ScriptedServer, jobs: ClusterJobs
+) -> None:
+    server.refuses("GET", SECRET, 403, "Forbidden", 'secrets "job-u-1-key" is forbidden')
+    with pytest.raises(NotAllowedError, match="secrets") as no:
+        jobs.samples("job")
+    assert "role `edit` in the namespace team" in no.value.hint
+
+
+def test_an_agent_that_refuses_the_token_is_named_and_the_others_are_read(
+    server: ScriptedServer, jobs: ClusterJobs
+) -> None:
+    refusal = {"message": f"the header {STEPS_HEADER} is missing or wrong", "reason": WRONG_TOKEN}
+    server.answers["GET", steps_of(1)] = 403, refusal
+    found = jobs.samples("job")
+    assert [own.slot for own in found.pods] == [0, 2]
+    assert [(one.pod, one.why) for one in found.silent] == [("job-1-0", refusal["message"])]
+
+
+@pytest.mark.parametrize("data", [{}, {"token": "%%%"}, {"token": "//79"}, None])
+def test_a_secret_without_a_token_is_no_fault_of_the_command(
+    server: ScriptedServer, jobs: ClusterJobs, data: object
+) -> None:
+    """The agents decide whether to answer; old ones ask for none."""
+    server.answers["GET", SECRET] = 200, {"data": data} if data is not None else {}
+    assert [own.slot for own in jobs.samples("job").pods] == [0, 1, 2]
+    (headers,) = server.headers["GET", steps_of(0)]
+    assert headers.get(STEPS_HEADER, "") == ""
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ from paceline.core.messages import AgentDone, AgentHello, Register, Shutdown, To
 from paceline.core.protocol.ids import MemberId
 from paceline.environment import AgentSettings
 from paceline.limits import ensure_files
+from paceline.refusals import Refusals
 from paceline.signals import on_request_to_end
 from paceline.telemetry.collector import PodRecords
 
@@ -68,6 +69,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         self._output = Output(loop, sys.stdout.fileno(), settings.run_dir / "logs")
         self._reaper = Reaper()
+        self._refusals = Refusals()
         self._records = PodRecords(settings.slot, settings.procs)
         self._voice = PodVoice(
             settings.coordinators,
@@ -113,6 +115,8 @@ class Agent:
             lambda exemplars: self._records.page(exemplars=exemplars),
             self._health,
             lambda: msgspec.json.encode(self._steps()),
+            token=self._settings.token,
+            refusals=self._refusals,
         )
         host = "127.0.0.1" if self._settings.local else "0.0.0.0"
         port = await http.start(host, self._settings.metrics_port, search=self._settings.local)
@@ -150,6 +154,7 @@ class Agent:
         """Nobody has to scrape a laptop, so a full disk ends no training."""
         settings = self._settings
         try:
+            targets.leave_token(settings.run_dir, settings.token)
             return targets.publish(
                 settings.run_dir,
                 job=settings.job,

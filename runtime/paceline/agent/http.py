@@ -1,20 +1,33 @@
-"""What an agent serves: /metrics and /steps of all ranks of the pod, and /healthz."""
+"""What an agent serves: /metrics and /steps of all ranks of the pod, and /healthz.
+
+/steps asks for the token that follows from the job's own (`core.anatomy.steps_token`). /metrics
+asks for none, as is the custom for what Prometheus scrapes: a NetworkPolicy says who reaches it.
+"""
 
 from __future__ import annotations
 
 import errno
+import hmac
 import os
+import socket
 from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 
+from paceline.control.front import Front
+from paceline.core.admission import Bounds
 from paceline.core.anatomy.samples import STEPS_PATH
+from paceline.core.anatomy.steps_token import STEPS_HEADER, WRONG_TOKEN, steps_token
+from paceline.limits import LISTEN_BACKLOG
+from paceline.refusals import Entry, Refusals
 from paceline.telemetry.collector import CONTENT_TYPE, OPENMETRICS_TYPE
 
 PORTS_TRIED: Final = 256
 """On a laptop, where the agents of several replicas share one machine."""
+BOUNDS: Final = Bounds(connections=64, of_one_address=32)
+"""A Prometheus, the kubelet and an API server have one connection each, or a few."""
 
 
 class HttpServer:
@@ -23,9 +36,13 @@ class HttpServer:
         metrics: Callable[[bool], bytes],
         health: Callable[[], dict[str, object]],
         steps: Callable[[], bytes],
+        *,
+        token: str,
+        refusals: Refusals,
     ) -> None:
-        """`metrics` is told whether exemplars are understood."""
+        """`metrics` is told whether exemplars are understood. `token`: of the job's ranks."""
         self._metrics, self._health, self._steps = metrics, health, steps
+        self._steps_token = steps_token(token).encode()
         app = web.Application()
         app.add_routes(
             [
@@ -34,38 +51,46 @@ class HttpServer:
                 web.get(STEPS_PATH, self._get_steps),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None)
+        self._front = Front(app, Entry.AGENT_HTTP, BOUNDS, refusals)
 
     async def start(self, host: str, port: int, *, search: bool) -> int:
         """Listens; returns the port. `search`: take the next free port if this one is in use."""
-        await self._runner.setup()
-        last = min(port + PORTS_TRIED, 65535) if search and port else port
-        for candidate in range(port, last + 1):
-            site = web.TCPSite(self._runner, host, candidate)
-            try:
-                await site.start()
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE and candidate < last:
-                    continue
-                told = os.strerror(error.errno or 0).lower()
-                raise PacelineError(
-                    f"spec.metrics.port: {candidate} cannot be used: {told}",
-                    hint="choose another port; 0 takes any free one",
-                    exit_code=EXIT_BAD_INPUT,
-                ) from error
-            return int(self._runner.addresses[-1][1])
-        raise AssertionError("unreachable: the loop returns or raises")
+        listener = _listen(host, port, search=search)
+        found = int(listener.getsockname()[1])
+        await self._front.start(listener)
+        return found
 
     async def stop(self) -> None:
-        await self._runner.cleanup()
+        await self._front.stop()
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         exemplars = OPENMETRICS_TYPE.partition(";")[0] in request.headers.get("Accept", "")
         kind = OPENMETRICS_TYPE if exemplars else CONTENT_TYPE
         return web.Response(body=self._metrics(exemplars), headers={"Content-Type": kind})
 
-    async def _get_steps(self, _request: web.Request) -> web.Response:
+    async def _get_steps(self, request: web.Request) -> web.Response:
+        given = request.headers.get(STEPS_HEADER, "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, self._steps_token):
+            message = f"the header {STEPS_HEADER} is missing or wrong"
+            return web.json_response({"message": message, "reason": WRONG_TOKEN}, status=403)
         return web.Response(body=self._steps(), content_type="application/json")
 
     async def _get_health(self, _request: web.Request) -> web.Response:
         return web.json_response(self._health())
+
+
+def _listen(host: str, port: int, *, search: bool) -> socket.socket:
+    last = min(port + PORTS_TRIED, 65535) if search and port else port
+    for candidate in range(port, last + 1):
+        try:
+            return socket.create_server((host, candidate), backlog=LISTEN_BACKLOG)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and candidate < last:
+                continue
+            told = os.strerror(error.errno or 0).lower()
+            raise PacelineError(
+                f"spec.metrics.port: {candidate} cannot be used: {told}",
+                hint="choose another port; 0 takes any free one",
+                exit_code=EXIT_BAD_INPUT,
+            ) from error
+    raise AssertionError("unreachable: the loop returns or raises")

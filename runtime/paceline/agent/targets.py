@@ -1,7 +1,8 @@
 """Where a pod of a local run can be scraped, in a file for Prometheus's file_sd; its last steps.
 
 On a cluster the Prometheus operator finds the pods. On one machine each agent takes a free port, so
-it says itself which one, with the labels that a scrape on a cluster would bring.
+it says itself which one, with the labels that a scrape on a cluster would bring, and leaves the
+token with which the commands of its user ask for steps.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from typing import Final
 import msgspec
 
 from paceline.core.anatomy.samples import PodSamples
+from paceline.core.anatomy.steps_token import steps_token
 
 FOLDER: Final = "targets"
 """In the run folder."""
 STEPS: Final = "steps"
 """In the run folder: what the agents that have ended leave of their ranks' last steps."""
+TOKEN_FILE: Final = "steps-token"
+"""In the run folder: with it the agents that live are asked for steps. Nobody else may read it."""
 NAMESPACE: Final = "local"
 
 
@@ -37,6 +41,21 @@ def publish(run_dir: Path, *, job: str, slot: int, attempt: int, address: str) -
     draft.write_text(json.dumps([{"targets": [address], "labels": labels}]))
     draft.replace(path)
     return path
+
+
+def leave_token(run_dir: Path, token: str) -> None:
+    """Leave the token for /steps to commands of this user. All agents of a run leave the same one.
+
+    Args:
+        run_dir: Run folder.
+        token: Of the run's ranks; the one for /steps follows from it.
+    """
+    draft = run_dir / f"{TOKEN_FILE}.{os.getpid()}.tmp"
+    draft.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with open(os.open(draft, flags, 0o600), "w") as file:  # noqa: PTH123
+        file.write(steps_token(token))
+    draft.replace(run_dir / TOKEN_FILE)
 
 
 def leave_steps(run_dir: Path, pod: PodSamples) -> None:

@@ -11,10 +11,10 @@ import json
 from pathlib import Path
 from typing import Final, Protocol
 from urllib.error import URLError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 from paceline.agent.targets import FOLDER as TARGETS
-from paceline.agent.targets import STEPS
+from paceline.agent.targets import STEPS, TOKEN_FILE
 from paceline.core.anatomy.samples import (
     STEPS_PATH,
     PodSamples,
@@ -23,6 +23,7 @@ from paceline.core.anatomy.samples import (
     bytes_max,
     read_samples,
 )
+from paceline.core.anatomy.steps_token import STEPS_HEADER
 
 
 class Readable(Protocol):
@@ -40,6 +41,7 @@ def of_run(run_dir: Path) -> tuple[list[PodSamples], list[SilentPod]]:
     """What its pods have left or tell now, and those that neither have left nor tell anything."""
     found: dict[int, PodSamples] = {}
     silent: list[SilentPod] = []
+    token = _token(run_dir)
     for left in sorted((run_dir / STEPS).glob("*.json")):
         try:
             pod = _read(left)
@@ -50,7 +52,7 @@ def of_run(run_dir: Path) -> tuple[list[PodSamples], list[SilentPod]]:
     for target in sorted((run_dir / TARGETS).glob("*.json")):
         (told,) = json.loads(target.read_text())
         try:
-            pod = of_agent(f"http://{told['targets'][0]}{STEPS_PATH}")
+            pod = of_agent(f"http://{told['targets'][0]}{STEPS_PATH}", token)
         except OSError as error:
             # It ends just now, or was killed and left its target.
             if int(target.stem) not in found:
@@ -60,10 +62,11 @@ def of_run(run_dir: Path) -> tuple[list[PodSamples], list[SilentPod]]:
     return list(found.values()), silent
 
 
-def of_agent(url: str) -> PodSamples:
+def of_agent(url: str, token: str) -> PodSamples:
     """What one agent serves at `url`. OSError if it does not answer, or with something else."""
+    asked = Request(url, headers={STEPS_HEADER: token})
     try:
-        with urlopen(url, timeout=TIMEOUT_S) as answer:
+        with urlopen(asked, timeout=TIMEOUT_S) as answer:
             return _samples(answer)
     except URLError as error:
         raise OSError(f"{url}: {error.reason}") from error
@@ -85,3 +88,11 @@ def _samples(file: Readable) -> PodSamples:
     if len(found) > BYTES_MAX:
         raise SamplesError(f"it is larger than {BYTES_MAX:,} bytes")
     return read_samples(found)
+
+
+def _token(run_dir: Path) -> str:
+    """Return the run's token for /steps, or nothing where no agent has left one."""
+    try:
+        return (run_dir / TOKEN_FILE).read_text()
+    except FileNotFoundError:
+        return ""

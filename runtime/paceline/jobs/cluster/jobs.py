@@ -72,7 +72,8 @@ class ClusterJobs:
         self._say = say
         self.namespace = namespace or self._server.namespace
         self._path = f"/apis/{GROUP}/{VERSION}/namespaces/{self.namespace}/trainingjobs"
-        self._pods_path = f"/api/v1/namespaces/{self.namespace}/pods"
+        self._core_path = f"/api/v1/namespaces/{self.namespace}"
+        self._pods_path = f"{self._core_path}/pods"
 
     @property
     def where(self) -> str:
@@ -122,7 +123,7 @@ class ClusterJobs:
     def _carry(self, config_map: Mapping[str, Any], job: Mapping[str, Any]) -> None:
         """Its pods wait for it until it is there. A job that will never get it does not stay."""
         try:
-            self._server.create(f"/api/v1/namespaces/{self.namespace}/configmaps", config_map)
+            self._server.create(f"{self._core_path}/configmaps", config_map)
         except PacelineError:
             which = {"preconditions": {"uid": job["metadata"]["uid"]}}
             self._server.delete(f"{self._path}/{job['metadata']['name']}", which)
@@ -231,7 +232,7 @@ class ClusterJobs:
         status, flags = self._told(job, None), f" -n {self.namespace}"
         if not (pods := sampled.asked(self._pods(job))):
             raise sampled.nobody(status, flags=flags)
-        told, silent = samples.ask(self._server, self._pods_path, pods)
+        told, silent = samples.ask(self._server, self._core_path, pods)
         if not told:
             raise AwayError(
                 f"none of the {len(pods)} workers of job {name} answers: "

@@ -17,6 +17,7 @@ from kubernetes.client.exceptions import ApiException
 from paceline_api.access.access import Access
 
 from paceline.clock import NS_PER_S, now_ns, pause
+from paceline.core.anatomy.steps_token import WRONG_TOKEN
 from paceline.jobs.errors import (
     AwayError,
     JobsError,
@@ -30,6 +31,7 @@ READ_S: Final = 30.0
 REST_S: Final = 1.0
 CHUNK: Final = 64 * 1024
 MERGE: Final = "application/merge-patch+json"
+NO_HEADERS: Final[Mapping[str, str]] = {}
 Query = Mapping[str, str | int | bool]
 _AWAY: Final = (urllib3.exceptions.HTTPError, OSError)
 
@@ -56,10 +58,13 @@ class Server:
         found: dict[str, Any] = self._json("GET", path, query)
         return found
 
-    def body(self, path: str, *, limit_s: float, size_max: int) -> bytes:
+    def body(
+        self, path: str, *, limit_s: float, size_max: int, headers: Mapping[str, str]
+    ) -> bytes:
         """The answer as it is. SlowError if it does not begin within `limit_s`, or has not come
-        `limit_s` later; RejectedError if it is larger than `size_max` bytes."""
-        answer = self._ask("GET", path, None, None, "", limit_s)
+        `limit_s` later; RejectedError if it is larger than `size_max` bytes. `headers`: further
+        ones, for whoever answers behind the API server."""
+        answer = self._ask("GET", path, None, None, "", limit_s, headers)
         end_ns = now_ns() + round(limit_s * NS_PER_S)
         found = bytearray()
         try:
@@ -147,10 +152,12 @@ class Server:
         body: Mapping[str, Any] | None,
         kind: str,
         silence_s: float,
+        more: Mapping[str, str] = NO_HEADERS,
     ) -> Any:
         words = {k: str(v).lower() if isinstance(v, bool) else v for k, v in (query or {}).items()}
         asked = f"{self.url}{path}" + (f"?{urlencode(words)}" if words else "")
         headers = {"Accept": "application/json"} | ({"Content-Type": kind} if kind else {})
+        headers |= more
         try:
             found = self._client.call_api(
                 method, asked, headers, body, _request_timeout=(CONNECT_S, silence_s)
@@ -184,6 +191,8 @@ class Server:
             message, reason = " ".join(said.split())[:200], ""
         if code == 401:
             return self._access.refused()
+        if code == 403 and reason == WRONG_TOKEN:  # of one pod's agent, behind the API server
+            return RejectedError(message, hint="the job's Secret was replaced; ask again")
         if code == 403 and reason != "Forbidden":
             return NotAllowedError(f"{message}", hint="ask whoever runs the cluster")
         if code == 403 and "exceeded quota" not in message and "admission" not in message:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
-from paceline_api.names import ENV_METRICS_PORT, ENV_PROCS
+from paceline_api.names import ENV_METRICS_PORT, ENV_PROCS, ENV_TOKEN
 from paceline_api.types.template import TRAINER
 
 from paceline.core.anatomy.samples import STEPS_PATH, PodSamples, SamplesError
@@ -24,12 +24,12 @@ def asked(pods: Iterable[Object]) -> list[Object]:
 
 def path(pod: Object) -> str:
     """Below that of the namespace's pods, through the API server."""
-    return f"{pod['metadata']['name']}:{_env(pod)[ENV_METRICS_PORT]}/proxy{STEPS_PATH}"
+    return f"{pod['metadata']['name']}:{_values(pod)[ENV_METRICS_PORT]}/proxy{STEPS_PATH}"
 
 
 def procs(pod: Object) -> int:
     """Return how many processes the pod was told to start; what it may tell depends on it."""
-    told = _env(pod).get(ENV_PROCS, "")
+    told = _values(pod).get(ENV_PROCS, "")
     return int(told) if told.isascii() and told.isdigit() and len(told) < DIGITS_MAX else 1
 
 
@@ -41,9 +41,21 @@ def checked(pod: Object, samples: PodSamples) -> PodSamples:
     return samples
 
 
-def _env(pod: Object) -> dict[str, str]:
+def _values(pod: Object) -> dict[str, str]:
+    return {entry["name"]: entry.get("value", "") for entry in _environment(pod)}
+
+
+def token_reference(pod: Object) -> tuple[str, str]:
+    """Return the Secret and its field from which a worker's pod has the token of its job."""
+    (entry,) = (e for e in _environment(pod) if e["name"] == ENV_TOKEN)
+    reference = entry["valueFrom"]["secretKeyRef"]
+    return reference["name"], reference["key"]
+
+
+def _environment(pod: Object) -> list[Any]:
     containers = {one["name"]: one for one in pod["spec"]["containers"]}
-    return {e["name"]: e.get("value", "") for e in containers[TRAINER]["env"]}
+    found: list[Any] = containers[TRAINER]["env"]
+    return found
 
 
 def nobody(status: JobStatus, *, flags: str) -> NoSamplesError:

@@ -85,8 +85,10 @@ class Side:
     def _secret(self, job: Job, key_id: str) -> Mapping[str, Any]:
         return {"metadata": {"name": f"{job.name}-{job.uid}-{key_id}"}}
 
-    def follow(self, key: Key, job: Job, address: str, *, key_id: str, hurry: bool) -> None:
-        del key, job, address, key_id, hurry
+    def follow(
+        self, key: Key, job: Job, address: str, *, key_id: str, pods: int, hurry: bool
+    ) -> None:
+        del key, job, address, key_id, pods, hurry
 
     def send(self, key: Key, message: Message) -> None:
         del key, message

@@ -7,10 +7,9 @@ import subprocess
 import sys
 from array import array
 
-from paceline.core.anatomy.samples import SEGMENTS_MAX, StepSample
+from paceline.core.anatomy.samples import ROUNDS, SEGMENTS_MAX, STEPS, StepSample
 from paceline.core.protocol.ids import MemberId
 from paceline.telemetry.records import RankRecord, RecordReader, allocate_record
-from paceline.telemetry.samples import ROUNDS, STEPS
 
 PEER = MemberId(3, 1, 2)
 

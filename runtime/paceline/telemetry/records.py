@@ -36,7 +36,7 @@ from math import isnan, nan
 from typing import Final
 
 from paceline.clock import NS_PER_S, now_ns, pause
-from paceline.core.anatomy.samples import RoundSample, StepSample
+from paceline.core.anatomy.samples import ROUNDS, STEPS, RoundSample, StepSample
 from paceline.core.messages import DealtBatch
 from paceline.telemetry import samples
 from paceline.telemetry.catalog import (
@@ -90,7 +90,7 @@ def _make_layout() -> RecordLayout:
                 first[metric.name, child] = at
                 text.append(f"{at} {metric.name} {child} {metric.buckets}")
                 at += width(metric)
-    text.append(f"{samples.STEPS} {samples.STEP_WORDS} {samples.ROUNDS} {samples.ROUND_WORDS}")
+    text.append(f"{STEPS} {samples.STEP_WORDS} {ROUNDS} {samples.ROUND_WORDS}")
     digest = int.from_bytes(sha256("\n".join(text).encode()).digest()[:8], "little")
     return RecordLayout(at + FIGURES_MAX * NAME_SLOTS, seq, first, at, digest)
 

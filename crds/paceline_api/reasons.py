@@ -136,6 +136,10 @@ class Reason(_Told):
         "BudgetRefused",
         "The API server refuses the PodDisruptionBudget; the message is its own, it is retried.",
     )
+    NAME_TAKEN = (
+        "NameTaken",
+        "An object that the job needs has the name of one of somebody else, which is left alone.",
+    )
     QUEUED = "Queued", "The job waits in its queue for Kueue to admit it."
     SIZE_NOT_FIXED = (
         "SizeNotFixed",

@@ -56,9 +56,10 @@ CONDITIONS: Final[dict[ConditionType, tuple[Reason, ...]]] = {
     ),
     T.DEGRADED: (
         *(Reason.SPEC_INVALID, Reason.TEMPLATE_INVALID, Reason.QUOTA_EXCEEDED),
-        *(Reason.FABRIC_UNAVAILABLE, Reason.SCHEDULER_UNAVAILABLE),
+        *(Reason.FABRIC_UNAVAILABLE, Reason.SCHEDULER_UNAVAILABLE, Reason.NAME_TAKEN),
         *(Reason.POD_NOT_STARTING, Reason.SIZE_NOT_FIXED, Reason.WAITING_FOR_EVIDENCE),
         *(Reason.QUORUM_REDUCED, Reason.COORDINATOR_AWAY, Reason.BELOW_MIN_REPLICAS),
+        Reason.ANSWER_REFUSED,
         *(Reason.RANK_BENCHED, Reason.RANK_SLOW, Reason.SCRIPT_STARTS_OVER),
         *(Reason.SCRIPT_TAKES_NO_PART, Reason.SAMPLES_SKIPPED, Reason.SCRIPT_STILL_RUNS),
         *(Reason.SCRIPT_STUCK, Reason.CHECKPOINT_FAILED),
@@ -87,6 +88,8 @@ EVENTS: Final[dict[Reason, str]] = {
     Reason.RANK_REPLACED: "Normal, Warning after a failure",
     Reason.RANK_SLOW: "Warning",
     Reason.COORDINATOR_AWAY: "Warning",
+    Reason.ANSWER_REFUSED: "Warning",
+    Reason.NAME_TAKEN: "Warning",
     Reason.MODE_CHANGED: "Normal",
     Reason.SCALING: "Normal",
     Reason.SUSPENDING: "Normal",
@@ -137,21 +140,22 @@ RIGHTS: Final = (
     Right(
         JOBS,
         ("services",),
-        ("create", "patch", "list", "delete"),
-        "by server-side apply; found and removed in namespaces without jobs",
+        ("get", "create", "patch", "list", "delete"),
+        "by server-side apply, unless somebody else has made it; found and removed in namespaces "
+        "without jobs",
         "paceline-jobs",
     ),
     Right(JOBS, ("events",), ("create",), "what kubectl describe shows"),
     Right(
         JOBS,
         ("podgroups",),
-        ("create", "patch"),
+        ("get", "create", "patch"),
         "gangs of spec.scheduling, by server-side apply; unless `rbac.gangs` is false",
     ),
     Right(
         JOBS,
         ("poddisruptionbudgets",),
-        ("create", "patch", "delete"),
+        ("get", "create", "patch", "delete"),
         "spec.elasticity.disruptionBudget; delete is for when it is turned off",
     ),
     Right(

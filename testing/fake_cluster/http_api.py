@@ -155,8 +155,8 @@ class HttpApi:
             case "PUT":
                 return await server.replace(kind, namespace, body)
             case "PATCH":
-                assert request.query.get("force") == "true"
-                return await server.apply(kind, namespace, body, subresource=part)
+                force = request.query.get("force") == "true"
+                return await server.apply(kind, namespace, body, force=force, subresource=part)
             case "DELETE":
                 uid = body.get("preconditions", {}).get("uid", "")
                 return await server.delete(kind, namespace, name, uid=uid)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline_api.times import timestamp
-from paceline_operator.cluster.api import ApiError
+from paceline_operator.cluster.api import MANAGER, ApiError
 
 Name = tuple[str, str, str]
 """(kind, namespace, name)"""
@@ -80,10 +80,16 @@ class Server:
         )
 
     async def apply(
-        self, kind: str, namespace: str, manifest: Mapping[str, Any], *, subresource: str = ""
+        self,
+        kind: str,
+        namespace: str,
+        manifest: Mapping[str, Any],
+        *,
+        force: bool,
+        subresource: str = "",
     ) -> Mapping[str, Any]:
         name = manifest["metadata"]["name"]
-        call = lambda: self.patch(kind, namespace, manifest, subresource)  # noqa: E731
+        call = lambda: self.patch(kind, namespace, manifest, subresource, force=force)  # noqa: E731
         return await self._request("PATCH", f"{kind}/{subresource}".rstrip("/"), name, call)
 
     async def replace(
@@ -158,12 +164,22 @@ class Server:
         return found
 
     def patch(
-        self, kind: str, namespace: str, manifest: Mapping[str, Any], subresource: str
+        self,
+        kind: str,
+        namespace: str,
+        manifest: Mapping[str, Any],
+        subresource: str,
+        *,
+        force: bool,
     ) -> dict[str, Any]:
         name = manifest["metadata"]["name"]
         if not subresource and (kind, namespace, name) not in self.objects:
-            return self.insert(kind, namespace, manifest)
+            body = self.insert(kind, namespace, manifest)
+            body["metadata"]["managedFields"] = [{"manager": MANAGER, "operation": "Apply"}]
+            return body
         body = self.find(kind, namespace, name)
+        if not force:
+            raise ApiError(409, "Conflict", "somebody else has set a field of it")
         uid = manifest["metadata"].get("uid")
         if uid and uid != body["metadata"]["uid"]:
             raise ApiError(409, "Conflict", "the uid differs")

@@ -18,6 +18,7 @@ from testing.fake_cluster.server import CrashError
 __all__ = ["NAMESPACE", "START_S", "World", "job_body", "place_of"]
 from paceline_api.crdgen import PLURAL
 from paceline_operator.cluster.apply import Applier
+from paceline_operator.cluster.ownership import apply_own
 from paceline_operator.cluster.store import Key, Store
 from paceline_operator.cluster.wire import pod_from
 from paceline_operator.controller import Controller
@@ -70,7 +71,7 @@ class World(Cluster):
 
     async def _service(self, namespace: str) -> None:
         if namespace not in self.services:
-            await self.server.apply("services", namespace, service(namespace))
+            await apply_own(self.server, "services", namespace, service(namespace))
             self.services.add(namespace)
 
     def relist(self) -> None:

@@ -79,11 +79,11 @@ def test_a_conflict_of_one_write_forgets_no_job(world: World) -> None:
     patch = world.server.patch
     refused: list[Any] = []
 
-    def conflict(kind: str, *what: Any) -> Any:
+    def conflict(kind: str, *what: Any, force: bool) -> Any:
         if kind == PLURAL and not refused:
             refused.append(kind)
             raise ApiError(409, "Conflict", "the object has been modified")
-        return patch(kind, *what)
+        return patch(kind, *what, force=force)
 
     setattr(world.server, "patch", conflict)  # noqa: B010
     world.settle(5)

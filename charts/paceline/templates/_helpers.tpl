@@ -49,18 +49,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [""]
   resources: [services]
   resourceNames: [paceline-jobs]
-  # patch with create is what server-side apply needs; list and delete are for namespaces without
-  # jobs.
-  verbs: [create, patch, list, delete]
+  # patch with create is what server-side apply needs, get tells whose it is; list and delete are
+  # for namespaces without jobs.
+  verbs: [get, create, patch, list, delete]
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: [create, patch, delete]
+  verbs: [get, create, patch, delete]
 {{- if .Values.rbac.gangs }}
 - apiGroups: [scheduling.k8s.io, scheduling.volcano.sh, scheduling.x-k8s.io, scheduling.run.ai]
   resources: [podgroups]
-  verbs: [create, patch]
+  verbs: [get, create, patch]
 {{- end }}
 {{- end -}}

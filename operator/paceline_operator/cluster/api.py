@@ -81,7 +81,14 @@ class Api(Protocol):
         ...
 
     async def apply(
-        self, kind: str, namespace: str, manifest: Mapping[str, Any], *, subresource: str = ""
+        self,
+        kind: str,
+        namespace: str,
+        manifest: Mapping[str, Any],
+        *,
+        force: bool,
+        subresource: str = "",
     ) -> Mapping[str, Any]:
-        """Server-side apply, by force: nobody else owns these fields."""
+        """Server-side apply. `force`: fields that somebody else has set become the operator's; for
+        what it has made itself (cluster.ownership) and for its own status."""
         ...

@@ -20,6 +20,7 @@ from paceline_api.types.job import API_VERSION, KIND
 
 from paceline_operator.cluster.api import Api, ApiError
 from paceline_operator.cluster.memory import Memory
+from paceline_operator.cluster.ownership import TakenError, apply_own, delete_own
 from paceline_operator.cluster.store import Store
 from paceline_operator.cluster.wire import pod_from
 from paceline_operator.core.changes import Apply, Changes, Companions, Create, Delete, Event
@@ -78,9 +79,8 @@ class Applier:
             return False
         if changes.needs_secret is not None:
             await self._create_secret(job, changes.needs_secret, memory)
-        if changes.needs_service:
-            self._fence()
-            await self._ensure_service(job.namespace)
+        if changes.needs_service and not await self._service(job, memory):
+            return False
         complete = await self._create_pods(job, changes, memory)
         complete = complete and await self._budget(job, beside, memory)
         if changes.status is not None and complete:
@@ -125,7 +125,9 @@ class Applier:
             "status": status,
         }
         try:
-            body = await self._api.apply(PLURAL, job.namespace, manifest, subresource="status")
+            body = await self._api.apply(
+                PLURAL, job.namespace, manifest, force=True, subresource="status"
+            )
         except ApiError as error:
             if error.code == 409:
                 # Another job of this name, or somebody wrote at the same time: only one is the end.
@@ -157,11 +159,23 @@ class Applier:
                     raise
         memory.note(secret=True)
 
+    async def _service(self, job: Job, memory: Memory) -> bool:
+        self._fence()
+        try:
+            await self._ensure_service(job.namespace)
+        except TakenError as error:
+            self._refused(job, error, memory, RefusalKind.TAKEN)
+            return False
+        return True
+
     async def _group(self, job: Job, group: Apply, memory: Memory) -> bool:
         """Before the first pod: a gang scheduler does not look at a pod without it."""
         self._fence()
         try:
-            await self._api.apply(group.kind, job.namespace, group.manifest)
+            await apply_own(self._api, group.kind, job.namespace, group.manifest, owner=job.uid)
+        except TakenError as error:
+            self._refused(job, error, memory, RefusalKind.TAKEN_GROUP)
+            return False
         except ApiError as error:
             if error.transient:
                 raise
@@ -179,13 +193,14 @@ class Applier:
         name = group_name(job.name, job.uid)
         try:
             if beside.budget is None:
-                await self._ignore_gone(self._api.delete(BUDGETS, job.namespace, name))
+                await delete_own(self._api, BUDGETS, job.namespace, name, owner=job.uid)
             else:
-                await self._api.apply(BUDGETS, job.namespace, beside.budget.manifest)
+                manifest = beside.budget.manifest
+                await apply_own(self._api, BUDGETS, job.namespace, manifest, owner=job.uid)
         except ApiError as error:
-            memory.budget_refusal = self._counted(
-                job, error, memory.budget_refusal, RefusalKind.BUDGET
-            )
+            taken = isinstance(error, TakenError)
+            kind = RefusalKind.TAKEN if taken else RefusalKind.BUDGET
+            memory.budget_refusal = self._counted(job, error, memory.budget_refusal, kind)
             log.warning("the disruption budget was refused: %s", error, extra=_of(job))
             return False
         memory.budget_refusal = None

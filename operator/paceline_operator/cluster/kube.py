@@ -79,10 +79,16 @@ class Kube:
         return await self.request("DELETE", path(kind, namespace, name), body=options)
 
     async def apply(
-        self, kind: str, namespace: str, manifest: Mapping[str, Any], *, subresource: str = ""
+        self,
+        kind: str,
+        namespace: str,
+        manifest: Mapping[str, Any],
+        *,
+        force: bool,
+        subresource: str = "",
     ) -> Mapping[str, Any]:
         target = path(kind, namespace, manifest["metadata"]["name"], subresource)
-        query = {"fieldManager": MANAGER, "force": "true"}
+        query = {"fieldManager": MANAGER, "force": "true" if force else "false"}
         return await self.request("PATCH", target, query=query, body=manifest, content=APPLY)
 
     async def replace(

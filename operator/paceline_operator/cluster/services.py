@@ -15,6 +15,7 @@ from paceline_api.names import COORDINATOR_SERVICE
 
 from paceline_operator.cluster.api import Api, ApiError
 from paceline_operator.cluster.kube import pause
+from paceline_operator.cluster.ownership import apply_own, delete_own
 from paceline_operator.core.pods.service import KEEP_S, REFRESH_S, service
 
 log = logging.getLogger("paceline.operator")
@@ -42,10 +43,11 @@ class Services:
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def ensure(self, namespace: str) -> None:
-        """Once for all jobs that ask at the same time. Raises ApiError."""
+        """Once for all jobs that ask at the same time. Raises ApiError, and TakenError where
+        somebody else has made a Service of this name."""
         async with self._lock(namespace):
             if namespace not in self._applied_s:
-                await self._api.apply("services", namespace, service(namespace))
+                await apply_own(self._api, "services", namespace, service(namespace))
                 self._applied_s[namespace] = self._clock()
             self._idle_since_s.pop(namespace, None)
 
@@ -93,11 +95,7 @@ class Services:
         async with self._lock(namespace):
             if namespace in self._in_use():
                 return
-            try:
-                await self._api.delete("services", namespace, COORDINATOR_SERVICE)
-            except ApiError as error:
-                if error.code != 404:
-                    raise
+            await delete_own(self._api, "services", namespace, COORDINATOR_SERVICE)
             del self._applied_s[namespace]
             del self._idle_since_s[namespace]
 

@@ -36,11 +36,15 @@ class RefusalKind(StrEnum):
     GANG_REFUSED = "gang-refused"
     BUDGET = "budget"
     """The disruption budget, for whatever reason."""
+    TAKEN = "taken"
+    """Somebody else's object has the name of one that the job needs."""
+    TAKEN_GROUP = "taken-group"
+    """The same, of its gang's group."""
 
 
 OF_GANG: Final = (
     *(RefusalKind.NO_GANG_API, RefusalKind.GANG_FORBIDDEN),
-    RefusalKind.GANG_REFUSED,
+    *(RefusalKind.GANG_REFUSED, RefusalKind.TAKEN_GROUP),
 )
 
 
@@ -92,6 +96,11 @@ def _gang(problem: str, hint: str) -> Rule:
     return Rule(None, False, Reason.SCHEDULER_UNAVAILABLE, text, text, "gang:{kind}")
 
 
+def _taken() -> Rule:
+    text = "{message}; it is tried again"
+    return Rule(None, False, Reason.NAME_TAKEN, text, text, "taken:{kind}")
+
+
 RULES: Final[Mapping[RefusalKind, Rule]] = {
     # What refused it may be an admission webhook that is mended meanwhile.
     RefusalKind.TEMPLATE: _template(LONG_PAUSE_S, until_changed=True),
@@ -121,6 +130,8 @@ RULES: Final[Mapping[RefusalKind, Rule]] = {
         event=_BUDGET,
         event_key="budget",
     ),
+    RefusalKind.TAKEN: _taken(),
+    RefusalKind.TAKEN_GROUP: _taken(),
 }
 
 

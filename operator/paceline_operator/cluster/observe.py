@@ -46,6 +46,7 @@ RETRY_S: Final = 0.2
 RETRY_MAX_S: Final = 15.0
 
 Item = TypeVar("Item", PodObject, NodeObject, FabricObject)
+T = TypeVar("T")
 
 
 class Listed(Struct, Generic[Item]):
@@ -66,6 +67,9 @@ class Failed(Struct, frozen=True):
 class Trouble(Struct, frozen=True):
     type: str
     object: Failed = Failed()
+
+
+_TROUBLE: Final = msgspec.json.Decoder(Trouble)
 
 
 @dataclass(slots=True)
@@ -159,7 +163,7 @@ class Watch(Generic[Item]):
         while True:
             asked = query | ({"continue": token} if token else {})
             async with self._kube.stream(self.source.path, asked, silence_s=30.0) as stream:
-                page = self.source.page.decode(await stream.read())
+                page = self.read_page(await stream.read())
             items += page.items
             token = str(page.metadata.get("continue") or "")
             if not token:
@@ -186,13 +190,23 @@ class Watch(Generic[Item]):
             self.source.heard_s, self.source.denied = self._clock(), ""
             async for line in _lines(stream):
                 self.source.heard_s = self._clock()
-                self._take(line)
+                self.take(line)
 
-    def _take(self, line: bytes) -> None:
+    def read_page(self, raw: bytes) -> Listed[Item]:
+        """Return a page of a list. Raises msgspec.MsgspecError."""
+        return _decoded(self.source.page, raw)
+
+    def take(self, line: bytes) -> None:
+        """Put what a line of the watch says into the store.
+
+        Raises:
+            ApiError: The line is an error of the API server.
+            msgspec.MsgspecError: The line is no event of this kind of object.
+        """
         if line.startswith(b'{"type":"ERROR"'):
-            failed = msgspec.json.decode(line, type=Trouble).object
+            failed = _decoded(_TROUBLE, line).object
             raise ApiError(failed.code or 500, "WatchError", failed.message)
-        event = self.source.event.decode(line)
+        event = _decoded(self.source.event, line)
         self.source.version = event.object.metadata.resource_version or self.source.version
         if event.type == "BOOKMARK":
             return
@@ -201,6 +215,14 @@ class Watch(Generic[Item]):
             self.source.drop(event.object)
         else:
             self.source.put(event.object)
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], raw: bytes) -> T:
+    """A pod's author may nest what nobody looks at as deep as the API server allows."""
+    try:
+        return decoder.decode(raw)
+    except RecursionError as error:
+        raise msgspec.DecodeError(f"it is nested too deeply: {error}") from None
 
 
 async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:

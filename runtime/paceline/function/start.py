@@ -42,6 +42,19 @@ def main(env: Mapping[str, str]) -> None:
 def command(run_dir: Path) -> tuple[str, list[str]]:
     """The interpreter, and how it is called. Raises FunctionError."""
     folder = run_dir / FOLDER
+    description = read(folder)
+    python = sys.executable
+    if description.packages:
+        python = str(install(run_dir, description.packages))
+    return python, [python, str(folder / PROGRAM)]
+
+
+def read(folder: Path) -> Description:
+    """Return what is said of the function in this folder, whose program this Python can read.
+
+    Raises:
+        FunctionError: It is none, or another Python's.
+    """
     try:
         description = msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=Description)
         program = (folder / PROGRAM).read_text()
@@ -51,10 +64,7 @@ def command(run_dir: Path) -> tuple[str, list[str]]:
             hint="this is started by jobs of paceline.client; let `train` make the job",
         ) from None
     check_python(description, program)
-    python = sys.executable
-    if description.packages:
-        python = str(install(run_dir, description.packages))
-    return python, [python, str(folder / PROGRAM)]
+    return description
 
 
 def check_python(

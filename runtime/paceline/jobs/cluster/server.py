@@ -169,7 +169,7 @@ class Server:
             raise self._away(error.reason) from None
         except _AWAY as error:
             raise self._away(error) from None
-        raise self._refused(found.status, said, path)
+        raise self.refused(found.status, said, path)
 
     def _away(self, error: object) -> AwayError:
         why = getattr(error, "reason", None) or error
@@ -183,7 +183,8 @@ class Server:
             "with --context",
         )
 
-    def _refused(self, code: int, said: str, path: str) -> Exception:
+    def refused(self, code: int, said: str, path: str) -> Exception:
+        """Return the error that an answer with this status and these words is for a user."""
         try:
             body = json.loads(said)
             message, reason = str(body["message"]), str(body.get("reason") or "")

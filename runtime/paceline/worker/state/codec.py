@@ -7,6 +7,7 @@ hexadecimal, so that a learning rate has the same bits on every rank.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -77,6 +78,12 @@ class Encoder(Generic[T]):
             "shape": list(tensor.shape),
             "host": tensor.device.type == "cpu",
         }
+
+
+def read_header(data: bytes) -> dict[str, Json]:
+    """Return the header of a state, as `json.dumps` wrote it."""
+    header: dict[str, Json] = json.loads(data)
+    return header
 
 
 class Decoder:

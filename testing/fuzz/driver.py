@@ -1,0 +1,210 @@
+"""Runs a target over many inputs and keeps what it should not have done.
+
+An input is a finding if the parser raises an error that is not its own, takes more CPU time than it
+may, or more memory. A machine that is busy makes no finding: CPU time of the reading thread counts,
+and a slow input is read again before it is called slow.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from testing.fuzz.mutation import inputs
+from testing.fuzz.target import Reader, Target
+
+CORPUS: Final = Path(__file__).parent / "corpus"
+"""A folder for each target, with inputs that were findings once."""
+MEMORY_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Above what the process held before the inputs."""
+BATCH: Final = 32
+"""Inputs between two looks at the memory."""
+SLOW_TRIES: Final = 3
+FINDINGS_MAX: Final = 20
+"""Of one target, each in another place or of another kind."""
+NS_PER_MS: Final = 1_000_000
+SHORTER_TRIES_MAX: Final = 400
+SLOW: Final = "slow"
+HUNGRY: Final = "hungry"
+_STATUS: Final = Path("/proc/self/status")
+_CLEAR: Final = Path("/proc/self/clear_refs")
+_CLEAR_PEAK: Final = "5"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one input did."""
+
+    key: str
+    """Kind and place: two inputs with one key are the same mistake."""
+    told: str
+    data: bytes
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of a target."""
+
+    target: str
+    inputs: int = 0
+    accepted: int = 0
+    slowest_ms: float = 0.0
+    findings: dict[str, Finding] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        counts = f"{self.inputs:,} inputs, {self.accepted:,} accepted"
+        slowest = f"the slowest took {self.slowest_ms:.1f} ms"
+        lines = [f"{self.target}: {counts}, {slowest}, {len(self.findings)} findings"]
+        for found in self.findings.values():
+            lines += [found.told, f"    input of {len(found.data)} bytes: {found.data[:300]!r}"]
+        return "\n".join(lines)
+
+
+def known_inputs(target: Target) -> list[bytes]:
+    """Return the inputs that were findings once, in the order of their names."""
+    return [path.read_bytes() for path in sorted((CORPUS / target.name).glob("*"))]
+
+
+def run(target: Target, count: int, *, seed: int = 0) -> Report:
+    """Read the first `count` inputs of a target.
+
+    Args:
+        target: The parser, and what it may do.
+        count: Number of inputs.
+        seed: Another one gives other inputs behind the known ones.
+
+    Returns:
+        What was found, with the shortest input that shows it.
+    """
+    report = Report(target.name)
+    with ExitStack() as stack:
+        # A parser logs what it refuses, which is neither what is looked at nor anybody's to read.
+        before = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)
+        stack.callback(logging.disable, before)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-fuzz-")))
+        reader = target.start(stack, folder)
+        source = islice(inputs(target, known_inputs(target), seed), count)
+        while batch := list(islice(source, BATCH)):
+            for found in _read_all(target, reader, batch, report):
+                if found.key not in report.findings:
+                    report.findings[found.key] = _shortest(target, reader, found)
+            if len(report.findings) >= FINDINGS_MAX:
+                break
+    return report
+
+
+def _read_all(
+    target: Target, reader: Reader, batch: Sequence[bytes], report: Report
+) -> list[Finding]:
+    findings: list[Finding] = []
+
+    def read_batch() -> None:
+        for data in batch:
+            found, accepted, cpu_ms = _read(target, reader, data, report.findings)
+            report.inputs += 1
+            report.accepted += accepted
+            report.slowest_ms = max(report.slowest_ms, cpu_ms)
+            if found is not None:
+                findings.append(found)
+
+    if _peak_bytes(read_batch) > MEMORY_BYTES_MAX and HUNGRY not in report.findings:
+        findings += [each for data in batch if (each := _hungry(target, reader, data)) is not None]
+    return findings
+
+
+def _read(
+    target: Target, reader: Reader, data: bytes, known: Collection[str] = ()
+) -> tuple[Finding | None, bool, float]:
+    """Return what was wrong, whether the input was accepted, and the CPU time in milliseconds.
+
+    `known`: keys of findings. Of those that cost time to make sure of none is looked for again.
+    """
+    accepted, begun_ns = False, time.thread_time_ns()
+    try:
+        reader(data)
+        accepted = True
+    except target.errors:
+        pass
+    except Exception as error:
+        return _uncaught(error, data), False, 0.0
+    cpu_ms = (time.thread_time_ns() - begun_ns) / NS_PER_MS
+    if cpu_ms > target.cpu_ms and SLOW not in known:
+        # Once may be the garbage collector's turn, or the first use of something.
+        cpu_ms = min(cpu_ms, *(_cpu_ms(target, reader, data) for _ in range(SLOW_TRIES)))
+        if cpu_ms > target.cpu_ms:
+            told = f"slow: {cpu_ms:.0f} ms of CPU time, and {target.cpu_ms:g} ms are allowed"
+            return Finding(SLOW, told, data), accepted, cpu_ms
+    return None, accepted, cpu_ms
+
+
+def _cpu_ms(target: Target, reader: Reader, data: bytes) -> float:
+    begun_ns = time.thread_time_ns()
+    try:
+        reader(data)
+    except target.errors:
+        pass
+    return (time.thread_time_ns() - begun_ns) / NS_PER_MS
+
+
+def _uncaught(error: Exception, data: bytes) -> Finding:
+    frames = traceback.extract_tb(error.__traceback__)
+    at = frames[-1]
+    # A recursion ends at a random one of the lines that it goes through.
+    where = "" if isinstance(error, RecursionError) else f" {Path(at.filename).name}:{at.lineno}"
+    shown = [f"    {Path(f.filename).name}:{f.lineno} in {f.name}" for f in frames[-6:]]
+    told = "\n".join([f"raises {type(error).__name__}: {str(error)[:200]}", *shown])
+    return Finding(f"raises {type(error).__name__}{where}", told, data)
+
+
+def _hungry(target: Target, reader: Reader, data: bytes) -> Finding | None:
+    def read() -> None:
+        try:
+            reader(data)
+        except Exception:
+            return  # found already, if it is not one of the target's own
+
+    peak_bytes = _peak_bytes(read)
+    if peak_bytes <= MEMORY_BYTES_MAX:
+        return None
+    told = f"hungry: {peak_bytes >> 20} MiB more than before"
+    return Finding(HUNGRY, told, data)
+
+
+def _peak_bytes(read: Callable[[], None]) -> int:
+    """Return by how much the memory of this process grew at most while `read` ran."""
+    _CLEAR.write_text(_CLEAR_PEAK)
+    before = _status_bytes("VmRSS")
+    read()
+    return _status_bytes("VmHWM") - before
+
+
+def _status_bytes(key: str) -> int:
+    _, _, rest = _STATUS.read_text().partition(f"{key}:")
+    return int(rest.split(None, 1)[0]) * 1024
+
+
+def _shortest(target: Target, reader: Reader, found: Finding) -> Finding:
+    """Return the finding with parts of its input left out that do not matter to it."""
+    if not found.key.startswith("raises"):
+        return found
+    tries, size = 0, max(1, len(found.data) // 2)
+    while size and tries < SHORTER_TRIES_MAX:
+        at = 0
+        while at < len(found.data) and tries < SHORTER_TRIES_MAX:
+            tries += 1
+            shorter, _, _ = _read(target, reader, found.data[:at] + found.data[at + size :])
+            if shorter is not None and shorter.key == found.key:
+                found = shorter
+            else:
+                at += size
+        size //= 2
+    return found

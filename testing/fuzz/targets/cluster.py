@@ -1,0 +1,192 @@
+"""What comes from a cluster: objects, answers of coordinators and agents, and of the API server."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+import yaml
+from paceline.core.anatomy.samples import PodSamples
+from paceline.core.status import Status
+from paceline.jobs.cluster import samples
+from paceline.jobs.cluster.server import Server
+from paceline.jobs.errors import JobsError
+from paceline_api.errors import InvalidJobError
+from paceline_api.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_ROLE, LABEL_SLOT
+from paceline_api.reading.load import job_from_mapping
+from paceline_operator.cluster import observe
+from paceline_operator.cluster.api import ApiError
+from paceline_operator.cluster.rights import words_of
+from paceline_operator.cluster.store import Store
+from paceline_operator.cluster.wire import FabricObject, NodeObject, PodObject
+from paceline_operator.core.coordinator_status import read_coordinator_status
+from paceline_operator.metrics import Metrics
+
+from testing.bad_specs import GOOD
+from testing.fuzz.samples import json_samples
+from testing.fuzz.target import Form, Reader, Target, pure
+
+NOW_S: Final = 1_800_000_000.0
+
+# ---- the operator's watches ----------------------------------------------------------------------
+
+
+def _watch(source: Any) -> Reader:
+    """The line of a watch, and the page of a list: both end in the store."""
+    watch: observe.Watch[Any] = observe.Watch(cast("Any", None), source, lambda: NOW_S, Metrics())
+
+    def reader(data: bytes) -> object:
+        if data.startswith(b'{"items"'):
+            page = watch.read_page(data)
+            source.listed(page.items)
+            return page
+        return watch.take(data)
+
+    return reader
+
+
+def _pods(_stack: ExitStack, _folder: Path) -> Reader:
+    return _watch(observe.pod_source(_store(), lambda: NOW_S, ""))
+
+
+def _nodes(_stack: ExitStack, _folder: Path) -> Reader:
+    return _watch(observe.node_source(_store(), lambda: NOW_S))
+
+
+def _fabrics(_stack: ExitStack, _folder: Path) -> Reader:
+    return _watch(observe.fabric_source(_store()))
+
+
+def _store() -> Store:
+    return Store(lambda _key: None)
+
+
+def _events(kind: Any, **fields: object) -> tuple[bytes, ...]:
+    """A watch's line, a page with one object, and a refusal."""
+    found = msgspec.json.decode(json_samples(kind)[0])
+    found["metadata"] = {**found["metadata"], **fields}
+    event = msgspec.json.encode({"type": "MODIFIED", "object": found})
+    page = msgspec.json.encode({"items": [found], "metadata": {"resourceVersion": "7"}})
+    return event, page
+
+
+_LABELS: Final = {LABEL_JOB: "digits", LABEL_ROLE: "worker", LABEL_SLOT: "1", LABEL_ATTEMPT: "2"}
+_TIMES: Final = {"creationTimestamp": "2026-11-27T10:00:00Z", "resourceVersion": "7"}
+
+# ---- answers -------------------------------------------------------------------------------------
+
+
+def _coordinator(data: bytes) -> object:
+    return read_coordinator_status(msgspec.json.decode(data))
+
+
+class _OneAnswer:
+    """A server whose only answer is the input."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def body(self, path: str, *, limit_s: float, size_max: int) -> bytes:  # noqa: ARG002
+        return self._data
+
+
+def _steps(data: bytes) -> object:
+    pod = {"metadata": {"name": "digits-0-0", "labels": {}, "annotations": {}}}
+    return samples.ask(cast("Server", _OneAnswer(data)), "/api/v1/pods", [pod])
+
+
+class _Lines(Server):
+    """A server that says the lines of the input."""
+
+    def __init__(self, data: bytes) -> None:
+        self.url = "https://here"
+        self._said = data
+
+    def lines(self, path: str, query: Any = None, *, silence_s: float) -> Any:  # noqa: ARG002
+        yield from self._said.decode(errors="replace").split("\n")
+
+
+def _laptops_watch(data: bytes) -> object:
+    # An ERROR ends it without a rest.
+    return list(_Lines(data + b'\n{"type":"ERROR","object":{}}').watch("/jobs", {}, timeout_s=1))
+
+
+def _refusal(data: bytes) -> object:
+    return _Lines(data).refused(409, data.decode(errors="replace"), "/api/v1/namespaces/a/pods")
+
+
+def _job_of_the_api_server(data: bytes) -> object:
+    found = msgspec.json.decode(data)
+    return job_from_mapping(found if isinstance(found, dict) else {})
+
+
+TARGETS: Final = (
+    Target(
+        name="operator-pod",
+        start=_pods,
+        errors=(msgspec.MsgspecError, ApiError),
+        seeds=_events(PodObject, labels=_LABELS, **_TIMES),
+        form=Form.JSON,
+        words=(b"0001-01-01T00:00:00Z", b"9" * 5000, b'{"type":"ERROR","object":{}}'),
+    ),
+    Target(
+        name="operator-node",
+        start=_nodes,
+        errors=(msgspec.MsgspecError, ApiError),
+        seeds=tuple(
+            one.replace(b'"allocatable":{"1":"1"}', b'"allocatable":{"nvidia.com/gpu":"8"}')
+            for one in _events(NodeObject, **_TIMES)
+        ),
+        form=Form.JSON,
+        words=(b"9" * 5000, b"8k", b'"nvidia.com/gpu":"\xd9\xa3"'),
+    ),
+    Target(
+        name="operator-fabric",
+        start=_fabrics,
+        errors=(msgspec.MsgspecError, ApiError),
+        seeds=_events(FabricObject, **_TIMES),
+        form=Form.JSON,
+    ),
+    Target(
+        name="operator-refusal",
+        start=pure(words_of),
+        errors=(),
+        seeds=(b'{"kind":"Status","reason":"Forbidden","message":"no"}', b"<html>no</html>"),
+    ),
+    Target(
+        name="operator-job",
+        start=pure(_job_of_the_api_server),
+        errors=(InvalidJobError, msgspec.MsgspecError, RecursionError),
+        seeds=(msgspec.json.encode(yaml.safe_load(GOOD)),),
+        form=Form.JSON,
+    ),
+    Target(
+        name="coordinator-answer",
+        start=pure(_coordinator),
+        errors=(msgspec.MsgspecError, RecursionError),
+        seeds=json_samples(Status),
+        form=Form.JSON,
+    ),
+    Target(
+        name="steps-answer",
+        start=pure(_steps),
+        errors=(),
+        seeds=json_samples(PodSamples),
+        form=Form.JSON,
+    ),
+    Target(
+        name="laptops-watch",
+        start=pure(_laptops_watch),
+        errors=(JobsError,),
+        seeds=(b'{"type":"ADDED","object":{"metadata":{}}}',),
+        form=Form.JSON,
+    ),
+    Target(
+        name="laptops-refusal",
+        start=pure(_refusal),
+        errors=(),
+        seeds=(b'{"message":"no","reason":"AlreadyExists"}', b"<html>no</html>"),
+    ),
+)

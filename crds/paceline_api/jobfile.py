@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
+from paceline_api.decoding import UNDECODABLE
 from paceline_api.errors import JobFileError
 from paceline_api.names import ENV_SPEC
 from paceline_api.rounds import RoundSettings
@@ -129,7 +130,7 @@ def read_job_file(path: Path) -> JobFile:
     except OSError as error:
         told = (error.strerror or str(error)).lower()
         raise JobFileError(f"{path} cannot be read: {told}", hint=_HINT) from None
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise JobFileError(f"{path} is no job that was frozen: {error}", hint=_HINT) from None
     if not file.command:
         raise JobFileError(f"{path} has no command for the ranks", hint=_HINT)
@@ -140,5 +141,5 @@ def read_resolved_job(path: Path) -> ResolvedJob:
     """Raises JobFileError."""
     try:
         return msgspec.json.decode(read_job_file(path).job, type=ResolvedJob)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise JobFileError(f"{path} is no resolved job: {error}", hint=_HINT) from None

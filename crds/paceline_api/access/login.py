@@ -27,12 +27,15 @@ from kubernetes.config.kube_config import ConfigNode, KubeConfigLoader, KubeConf
 from paceline_api.access import plugin
 from paceline_api.access.errors import CertificateError, ContextError, KubeconfigError
 
+FILE_BYTES_MAX: Final = 4_000_000
+"""Of a kubeconfig: what is larger is something else, and would be read for minutes."""
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _UNUSABLE: Final = (
     AttributeError,
     ConfigException,
-    KeyError,
+    LookupError,
     OSError,
+    RecursionError,
     TypeError,
     ValueError,
     yaml.YAMLError,
@@ -119,8 +122,9 @@ def _from_files(files: list[str], context: str | None) -> Login:
     text = ", ".join(files)
     hint = "correct it; `kubectl config view` shows what is in it"
     for file in files:
-        with _told(file, hint):
-            Path(file).expanduser().read_bytes()
+        with _told(file, hint), Path(file).expanduser().open("rb") as stream:
+            if len(stream.read(FILE_BYTES_MAX + 1)) > FILE_BYTES_MAX:
+                raise ValueError(f"it is larger than {FILE_BYTES_MAX:,} bytes")
     with _told(text, hint):
         merged = KubeConfigMerger(os.pathsep.join(files))
         known = [item["name"] for item in merged.config["contexts"].value]
@@ -130,7 +134,7 @@ def _from_files(files: list[str], context: str | None) -> Login:
     if name not in known:
         raise ContextError(
             f"{text}: there is no context {name!r}" if name else f"{text}: no context is current",
-            hint=f"use one of: {', '.join(known)}" if known else "add a context to it",
+            hint=f"use one of: {', '.join(map(str, known))}" if known else "add a context to it",
         )
     with _told(text, hint):
         chosen = merged.config["contexts"].get_with_name(name)["context"]

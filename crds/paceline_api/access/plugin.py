@@ -133,7 +133,7 @@ def _read(told: str, name: str, api: str) -> Answer:
             raise ValueError("neither a token nor a certificate is in it")
     except json.JSONDecodeError:
         why = "it is no JSON"
-    except (AttributeError, KeyError, TypeError):
+    except (AttributeError, KeyError, RecursionError, TypeError):
         why = "it is no ExecCredential with a status"
     except ValueError as error:
         why = str(error)

@@ -20,10 +20,34 @@ Path = tuple[str | int, ...]
 _MERGE_TAG: Final = "tag:yaml.org,2002:merge"
 _DEPTH_MAX: Final = 64
 _NODES_MAX: Final = 100_000
+_NODES_MIN: Final = 1_000
+"""Of any text; a longer one may have two values for each character."""
+
+
+class _TooLargeError(yaml.YAMLError):
+    """More levels or more values than a job has."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Resolves plain scalars as kubectl does."""
+    """Resolves plain scalars as kubectl does, and follows no more levels than a job has."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self._depth > _DEPTH_MAX:
+            raise _TooLargeError
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def fetch_flow_collection_start(self, token_class: Any) -> None:
+        """Stop here as well: the scanner reads ahead, and takes long for each open bracket."""
+        if self.flow_level >= _DEPTH_MAX:
+            raise _TooLargeError
+        super().fetch_flow_collection_start(token_class)
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -66,7 +90,9 @@ def read_document(text: str, *, source: str) -> Document:
     """The one mapping in `text`. Raises JobFileError, or SpecError for a key that appears twice."""
     try:
         nodes = [node for node in yaml.compose_all(text, Loader=_Loader) if not _is_empty(node)]
-    except (yaml.YAMLError, RecursionError) as error:
+    except _TooLargeError:
+        raise _too_large(source) from None
+    except yaml.YAMLError as error:
         raise JobFileError(
             f"{source}: is not YAML: {_told(error)}", hint=_yaml_hint(error)
         ) from None
@@ -85,7 +111,7 @@ def read_document(text: str, *, source: str) -> Document:
             f"{source}: is not a mapping but {_kind_of(nodes[0])}",
             hint="start with apiVersion, kind, metadata and spec, each on a line of its own",
         )
-    reader = _Reader(source)
+    reader = _Reader(source, len(text))
     return Document(reader.mapping(nodes[0], ()), reader.lines)
 
 
@@ -93,28 +119,37 @@ def read_value(text: str) -> Any:
     """A single value as it would be read from a file. ValueError if it is no YAML."""
     try:
         node = yaml.compose(text, Loader=_Loader)
-        return None if node is None else _Reader("").value(node, ())
-    except (yaml.YAMLError, RecursionError, JobFileError, SpecError) as error:
+        return None if node is None else _Reader("", len(text)).value(node, ())
+    except _TooLargeError:
+        raise ValueError("it is nested too deeply") from None
+    except (yaml.YAMLError, JobFileError, SpecError) as error:
         raise ValueError(str(error)) from None
 
 
 class _Reader:
     """Builds data from nodes, remembering lines."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, chars: int) -> None:
+        """`chars`: of the text, which bounds how many values may be made of it."""
         self.source = source
         self.lines: dict[Path, int] = {}
-        self.nodes = 0
+        # Anchors can repeat each other, so that a few lines stand for billions of values.
+        self._nodes_left = min(_NODES_MAX, _NODES_MIN + 2 * chars)
+        self._depth = 0
         self._loader = _Loader("")
 
     def value(self, node: yaml.Node, path: Path) -> Any:
-        self.nodes += 1
-        # Anchors can repeat each other, so that a few lines stand for billions of values.
-        if len(path) > _DEPTH_MAX or self.nodes > _NODES_MAX:
-            raise JobFileError(
-                f"{self.source}: is nested too deeply or too large",
-                hint=f"a job has at most {_DEPTH_MAX} levels and {_NODES_MAX:,} values",
-            )
+        self._nodes_left -= 1
+        # Not the path: an anchor that is merged into itself is nested without one.
+        self._depth += 1
+        if self._depth > _DEPTH_MAX or self._nodes_left < 0:
+            raise _too_large(self.source)
+        try:
+            return self._built(node, path)
+        finally:
+            self._depth -= 1
+
+    def _built(self, node: yaml.Node, path: Path) -> Any:
         if isinstance(node, yaml.MappingNode):
             return self.mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
@@ -168,8 +203,23 @@ class _Reader:
     def _scalar(self, node: yaml.Node) -> Any:
         try:
             return self._loader.construct_object(node)
-        except ValueError:
-            return str(node.value)  # a tag such as !!int on something else: let the field say so
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+            yaml.YAMLError,
+        ):
+            # A tag such as !!int or !!timestamp on something else: let the field say so.
+            return str(node.value)
+
+
+def _too_large(source: str) -> JobFileError:
+    return JobFileError(
+        f"{source}: is nested too deeply or too large",
+        hint=f"a job has at most {_DEPTH_MAX} levels and {_NODES_MAX:,} values",
+    )
 
 
 def show_path(path: Path) -> str:

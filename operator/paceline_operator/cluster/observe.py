@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 import aiohttp
 import msgspec
 from msgspec import Struct
+from paceline_api.decoding import UNDECODABLE
 from paceline_api.names import LABEL_MANAGER, manager_label
 from paceline_api.types.fabric import FABRIC_PLURAL
 from paceline_api.types.job import API_VERSION
@@ -218,11 +219,11 @@ class Watch(Generic[Item]):
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], raw: bytes) -> T:
-    """A pod's author may nest what nobody looks at as deep as the API server allows."""
+    """What a pod's author may write without being asked is nested as deep as it may be."""
     try:
         return decoder.decode(raw)
-    except RecursionError as error:
-        raise msgspec.DecodeError(f"it is nested too deeply: {error}") from None
+    except UNDECODABLE as error:
+        raise msgspec.DecodeError(str(error)) from None
 
 
 async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:

@@ -10,6 +10,7 @@ import re
 from typing import Final
 
 import msgspec
+from paceline_api.decoding import UNDECODABLE
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 
 from paceline_operator.cluster.api import ApiError
@@ -48,7 +49,7 @@ def words_of(raw: bytes) -> tuple[str, str]:
     """Reason and message of a refusal. A proxy's page is shown as it is."""
     try:
         status = msgspec.json.decode(raw)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         status = None
     found = status if isinstance(status, dict) else {}
     message = str(found.get("message") or raw[:TEXT_MAX].decode(errors="replace"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final, TypeVar
 
 import msgspec
+from paceline_api.decoding import UNDECODABLE
 
 from paceline.core import messages
 
@@ -79,12 +80,12 @@ def body(kind: type[T], text: str | bytes) -> T:
     """An HTTP body of the slow path."""
     try:
         return msgspec.json.decode(text, type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise WireError(str(error)) from None
 
 
 def _decode(decoder: msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T], data: object) -> T:
     try:
         return decoder.decode(data)  # type: ignore[arg-type]
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise WireError(str(error)) from None

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from paceline_api.decoding import UNDECODABLE
 from paceline_api.names import ENV_RUN_DIR
 
 from paceline.function.errors import FunctionError
@@ -58,7 +59,7 @@ def read(folder: Path) -> Description:
     try:
         description = msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=Description)
         program = (folder / PROGRAM).read_text()
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNDECODABLE) as error:
         raise FunctionError(
             f"{folder} holds no function: {error}",
             hint="this is started by jobs of paceline.client; let `train` make the job",
@@ -79,6 +80,12 @@ def check_python(
             f"function {description.name} was written for Python {wrote}, and the Python {runs} of "
             f"this rank does not read its line {error.lineno}: {(error.text or '').strip()}",
             hint=f"use an image with Python {wrote}, or write it for {runs}",
+        ) from None
+    except (MemoryError, RecursionError, ValueError) as error:
+        raise FunctionError(
+            f"function {description.name} is nothing that Python compiles: "
+            f"{str(error) or 'it is nested too deeply'}",
+            hint="write it with fewer brackets inside each other, and without zero bytes",
         ) from None
 
 

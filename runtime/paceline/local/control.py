@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 import msgspec
+from paceline_api.decoding import UNDECODABLE
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 from paceline_api.settings import ResolvedJob
 
@@ -236,7 +237,7 @@ class Control:
     async def _answer(self, line: bytes) -> Answer:
         try:
             request = msgspec.json.decode(line, type=Request)
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             return Refusal(f"not understood: {error}", "use the same version of paceline")
         runner = self._runner
         match request:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from paceline_api.decoding import UNDECODABLE
 
 NOTE: Final = "control.json"
 """In the run folder."""
@@ -102,7 +103,7 @@ def listens(entry: Entry) -> bool:
 def _read(note: Path) -> Entry | None:
     try:
         return msgspec.json.decode(note.read_bytes(), type=Entry)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNDECODABLE):
         return None
 
 

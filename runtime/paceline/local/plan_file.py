@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from paceline_api.decoding import UNDECODABLE
 from paceline_api.errors import EXIT_BAD_INPUT, JobFileError, PacelineError
 from paceline_api.jobfile import JOB_FILE, read_resolved_job
 from paceline_api.settings import ResolvedJob
@@ -63,7 +64,7 @@ def read(path: Path) -> Book:
         return Book()
     except OSError as error:
         raise PlanFileError(path, _told(error), hint="it must be readable") from None
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise PlanFileError(
             path, f"holds no measurements: {error}", hint="remove it and measure again"
         ) from None
@@ -122,7 +123,7 @@ def _status(folder: Path) -> Status | None:
             return None
     try:
         return msgspec.json.decode((folder / STATUS).read_bytes(), type=Status)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNDECODABLE):
         return None
 
 

@@ -59,6 +59,8 @@ COST_BOUNDS: Final = 10
 SINGLES_PER_OBSERVATION: Final = 2
 """Counters and gauges written per observation, in a usual step."""
 NAME_SLOTS: Final = FIGURE_NAME_BYTES // SLOT_BYTES
+WHOLE_MAX: Final = 2.0**53
+"""A rank may write whatever it likes here; a double counts no further than this."""
 READ_TRIES: Final = 20
 READ_PAUSE_S: Final = 0.0005
 """Between tries: a writer that the machine has put aside needs a moment to go on."""
@@ -331,7 +333,9 @@ class RecordReader:
     def batch(self) -> DealtBatch | None:
         """Return what the main thread loads or computes, or did when the rank died."""
         lease, part = self._memory.slots[LEASE_SLOT], self._memory.slots[PART_SLOT]
-        return None if isnan(lease) or isnan(part) else DealtBatch(int(lease), int(part))
+        if not (0 <= lease < WHOLE_MAX and 0 <= part < WHOLE_MAX):  # NaN as well
+            return None
+        return DealtBatch(int(lease), int(part))
 
     def steps(self) -> tuple[StepSample, ...]:
         """The last ones, in their order."""
@@ -344,7 +348,7 @@ class RecordReader:
     def _figures(self) -> tuple[str, ...]:
         raw = self._memory.words[LAYOUT.names : LAYOUT.slots].tobytes()
         parts = (raw[n : n + FIGURE_NAME_BYTES] for n in range(0, len(raw), FIGURE_NAME_BYTES))
-        return tuple(part.rstrip(b"\0").decode() for part in parts)
+        return tuple(part.rstrip(b"\0").decode(errors="replace") for part in parts)
 
     def close(self) -> None:
         self._memory.close()

@@ -220,7 +220,8 @@ def _step(entry: list[int]) -> StepSample:
 
 
 def _round(entry: list[int]) -> RoundSample:
-    count, together, streamed = entry[11], entry[12], bool(entry[2] & STREAMED)
+    count, together = min(entry[11], SEGMENTS_MAX), entry[12]
+    streamed = bool(entry[2] & STREAMED)
     columns = (entry[at : at + count] for at in range(ROUND_HEAD, ROUND_WORDS, SEGMENTS_MAX))
     segments = [
         SegmentSample(

@@ -57,6 +57,7 @@ from paceline.worker.peer_sockets import PeerSockets, ReceivedMessage
 from paceline.worker.recorder import Recorder
 from paceline.worker.reduction import Reducer
 from paceline.worker.session import MainThread
+from paceline.worker.state.codec import read_header
 from paceline.worker.state.committed import Bytes, Committed
 from paceline.worker.state.gradients import Gradients
 
@@ -563,7 +564,7 @@ class CommThread:
         self._staged.clear()
         with self._gradients.streams.own():
             try:
-                self._committed.load(json.loads(bytes(header)), buffers)
+                self._committed.load(read_header(bytes(header)), buffers)
             except StateError as error:
                 hint = f"; hint: {error.hint}" if error.hint else ""
                 raise _CannotJoinError(f"{error.message}{hint}") from error

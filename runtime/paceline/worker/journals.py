@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-import msgspec
+from paceline_api.decoding import UNDECODABLE
 from paceline_api.types.enums import Wire
 
 from paceline.core.protocol.ids import MemberId
@@ -34,7 +34,7 @@ def read_journals(run_dir: Path) -> dict[MemberId, list[Entry]]:
     for path in sorted((run_dir / FOLDER).glob("*.journal")):
         try:
             entries = list(unpack(path.read_bytes()))
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, *UNDECODABLE) as error:
             raise ReplayError(f"{path} is no journal of this version: {error}") from None
         if entries and isinstance(entries[0], Opened):
             journals[entries[0].member] = entries[1:]

@@ -5,17 +5,20 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, cast
+from unittest import mock
 
 import msgspec
 import yaml
 from paceline.core.anatomy.samples import PodSamples
 from paceline.core.status import Status
-from paceline.jobs.cluster import samples
+from paceline.jobs.cluster import samples, server
 from paceline.jobs.cluster.server import Server
 from paceline.jobs.errors import JobsError
+from paceline_api.decoding import UNDECODABLE
 from paceline_api.errors import InvalidJobError
-from paceline_api.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_ROLE, LABEL_SLOT
+from paceline_api.names import ENV_METRICS_PORT, LABEL_ATTEMPT, LABEL_JOB, LABEL_ROLE, LABEL_SLOT
 from paceline_api.reading.load import job_from_mapping
+from paceline_api.types.template import TRAINER
 from paceline_operator.cluster import observe
 from paceline_operator.cluster.api import ApiError
 from paceline_operator.cluster.rights import words_of
@@ -42,7 +45,8 @@ def _watch(source: Any) -> Reader:
             page = watch.read_page(data)
             source.listed(page.items)
             return page
-        return watch.take(data)
+        watch.take(data)
+        return None
 
     return reader
 
@@ -93,7 +97,11 @@ class _OneAnswer:
 
 
 def _steps(data: bytes) -> object:
-    pod = {"metadata": {"name": "digits-0-0", "labels": {}, "annotations": {}}}
+    port = {"name": ENV_METRICS_PORT, "value": "9000"}
+    pod: dict[str, Any] = {
+        "metadata": {"name": "digits-0-0"},
+        "spec": {"containers": [{"name": TRAINER, "env": [port]}]},
+    }
     return samples.ask(cast("Server", _OneAnswer(data)), "/api/v1/pods", [pod])
 
 
@@ -108,9 +116,9 @@ class _Lines(Server):
         yield from self._said.decode(errors="replace").split("\n")
 
 
-def _laptops_watch(data: bytes) -> object:
-    # An ERROR ends it without a rest.
-    return list(_Lines(data + b'\n{"type":"ERROR","object":{}}').watch("/jobs", {}, timeout_s=1))
+def _laptops_watch(stack: ExitStack, _folder: Path) -> Reader:
+    stack.enter_context(mock.patch.object(server, "pause"))
+    return lambda data: list(_Lines(data).watch("/jobs", {}, timeout_s=1))
 
 
 def _refusal(data: bytes) -> object:
@@ -158,14 +166,14 @@ TARGETS: Final = (
     Target(
         name="operator-job",
         start=pure(_job_of_the_api_server),
-        errors=(InvalidJobError, msgspec.MsgspecError, RecursionError),
+        errors=(InvalidJobError, *UNDECODABLE),
         seeds=(msgspec.json.encode(yaml.safe_load(GOOD)),),
         form=Form.JSON,
     ),
     Target(
         name="coordinator-answer",
         start=pure(_coordinator),
-        errors=(msgspec.MsgspecError, RecursionError),
+        errors=UNDECODABLE,
         seeds=json_samples(Status),
         form=Form.JSON,
     ),
@@ -178,7 +186,7 @@ TARGETS: Final = (
     ),
     Target(
         name="laptops-watch",
-        start=pure(_laptops_watch),
+        start=_laptops_watch,
         errors=(JobsError,),
         seeds=(b'{"type":"ADDED","object":{"metadata":{}}}',),
         form=Form.JSON,

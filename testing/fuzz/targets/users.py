@@ -9,8 +9,9 @@ from types import SimpleNamespace
 from typing import Final
 from unittest import mock
 
-from paceline.core.faults import FaultError, parse_faults
-from paceline.environment import AgentSettings
+import yaml
+from paceline.core.faults import EXAMPLES, FaultError, parse_faults
+from paceline.environment import AgentSettings, SettingsError
 from paceline.jobs.core.lines import parse_line
 from paceline_api.access import login, plugin
 from paceline_api.access.errors import AccessError, PluginError
@@ -25,6 +26,10 @@ from testing.fuzz.target import Form, Reader, Target, pure
 YAML_BYTES_MAX: Final = 4096
 YAML_CPU_MS: Final = 100.0
 """The reader of YAML is written in Python and takes 10 ms for 700 bytes of a job that is right."""
+KUBECONFIG_BYTES_MAX: Final = 1024
+KUBECONFIG_CPU_MS: Final = 1500.0
+"""Read by the package `kubernetes` with plain PyYAML, whose scanner takes half a second for 1,000
+open brackets. The file is the user's own."""
 
 _KUBECONFIG: Final = b"""\
 apiVersion: v1
@@ -50,6 +55,15 @@ _EXEC_KUBECONFIG: Final = _KUBECONFIG.replace(
     b"env: [{name: A, value: b}], provideClusterInfo: true},",
 )
 
+_AGENT: Final = b"\n".join(
+    b"PACELINE_" + line
+    for line in (
+        *(b"JOB=digits", b"SLOT=0", b"ATTEMPT=1", b"PROCS=2", b"COORDINATOR=http://here:1"),
+        *(b"TOKEN=t", b"RUN_DIR=/runs/digits-1", b"ENV=/runs/digits-1/job.json", b"LOCAL=1"),
+        *(b"DRAIN_GRACE_SECONDS=1.5", b"METRICS_PORT=9000", b"DRAINED_EXIT_CODE=3"),
+    )
+).replace(b"ENV=", b"SPEC=")
+
 
 def _text(data: bytes) -> str:
     """As the command line gets its arguments: any bytes, those that are no UTF-8 as surrogates."""
@@ -67,7 +81,7 @@ def _job_file(_stack: ExitStack, folder: Path) -> Reader:
 
 
 def _override(data: bytes) -> object:
-    return with_overrides({"spec": {"replicas": 2}}, [_text(data)])
+    return with_overrides(yaml.safe_load(GOOD), [_text(data)])
 
 
 def _words(data: bytes) -> object:
@@ -111,6 +125,14 @@ def _plugin(data: bytes) -> object:
 
 TARGETS: Final = (
     Target(
+        name="environment",
+        start=pure(_environment),
+        errors=(SettingsError,),
+        seeds=(_AGENT,),
+        words=(b"\n", b"=", b"9" * 5000, b"PACELINE_SLOT=", b"PACELINE_ATTEMPT=-", b"nan", b"\0"),
+        bytes_max=16 * 1024,
+    ),
+    Target(
         name="job-yaml",
         start=_job_file,
         errors=(InvalidJobError, JobFileError),
@@ -136,7 +158,7 @@ TARGETS: Final = (
         name="override",
         start=pure(_override),
         errors=(InvalidJobError,),
-        seeds=(b"spec.replicas=4", b"spec.template.spec.containers[0].env={a: [b]}"),
+        seeds=(b"spec.replicas=4", b"spec.template.spec.containers[0].env=[{name: a}]"),
         words=(b"spec.", b"[0]", b"[9999]", b"=", b"&a [*a]", b"{<<: ", b"!!timestamp 2001-99-99"),
         bytes_max=YAML_BYTES_MAX,
         cpu_ms=YAML_CPU_MS,
@@ -152,8 +174,8 @@ TARGETS: Final = (
         name="faults",
         start=pure(lambda data: parse_faults(_text(data))),
         errors=(FaultError,),
-        seeds=(b"kill rank 1 at round 3", b"slow rank 0 by 3"),
-        words=(b" rank ", b" at round ", b"9" * 5000, b",", b";", "\u0663".encode()),
+        seeds=tuple(text.encode() for text in EXAMPLES.values()),
+        words=(b"rank=", b",at=round:", b"9" * 5000, b",", b";", "\u0663".encode()),
         bytes_max=16 * 1024,
     ),
     Target(
@@ -163,8 +185,8 @@ TARGETS: Final = (
         seeds=(_KUBECONFIG, _EXEC_KUBECONFIG),
         form=Form.YAML,
         words=(b"&a ", b"*a", b"<<: ", b"!!int ", b"- ", b": ", b"https://", b"\0", b"{", b"["),
-        bytes_max=YAML_BYTES_MAX,
-        cpu_ms=YAML_CPU_MS,
+        bytes_max=KUBECONFIG_BYTES_MAX,
+        cpu_ms=KUBECONFIG_CPU_MS,
     ),
     Target(
         name="exec-plugin",

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 from msgspec import Struct
+from paceline_api.decoding import UNDECODABLE
 
 from paceline.core.protocol.ids import GenerationId
 from paceline.core.rank.agreement import ScriptEvent
@@ -97,5 +98,5 @@ def unpack(data: bytes) -> Message:
     """Raises WireError."""
     try:
         return _any.decode(data)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise WireError(str(error)) from None

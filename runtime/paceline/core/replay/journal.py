@@ -116,7 +116,7 @@ def pack(entry: Entry) -> bytes:
 def unpack(data: bytes) -> Iterator[Entry]:
     """All whole entries; one that was cut off by the death of its writer is left out.
 
-    Raises msgspec.MsgspecError for bytes that are no journal."""
+    Raises one of `paceline_api.decoding.UNDECODABLE` for bytes that are no journal."""
     at = 0
     while at + _LENGTH.size <= len(data):
         (length,) = _LENGTH.unpack_from(data, at)

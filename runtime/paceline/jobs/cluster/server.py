@@ -55,8 +55,7 @@ class Server:
         """The one of the kubeconfig's context."""
 
     def get(self, path: str, query: Query | None = None) -> dict[str, Any]:
-        found: dict[str, Any] = self._json("GET", path, query)
-        return found
+        return self._json("GET", path, query)
 
     def body(
         self, path: str, *, limit_s: float, size_max: int, headers: Mapping[str, str]
@@ -118,9 +117,12 @@ class Server:
         asked = {**query, "watch": True, "timeoutSeconds": timeout_s}
         begun_ns = now_ns()
         for line in self.lines(path, asked, silence_s=timeout_s + READ_S):
-            event = json.loads(line)
-            yield event["type"], event["object"]
-            if event["type"] == "ERROR":
+            event = self._parsed(line, path)
+            kind, found = event.get("type"), event.get("object")
+            if not isinstance(kind, str) or not isinstance(found, dict):
+                raise self._nonsense(path)
+            yield kind, found
+            if kind == "ERROR":
                 break
         if now_ns() - begun_ns < REST_S * NS_PER_S:
             pause(REST_S)
@@ -132,17 +134,29 @@ class Server:
         query: Query | None,
         body: Mapping[str, Any] | None = None,
         kind: str = "application/json",
-    ) -> Any:
+    ) -> dict[str, Any]:
         answer = self._ask(method, path, query, body, kind, READ_S)
         try:
-            return json.loads(answer.data)
+            said = answer.data
         except _AWAY as error:
             raise self._away(error) from None
-        except ValueError:
-            raise JobsError(
-                f"the answer of {self.url} to {path} is no JSON",
-                hint="see that the kubeconfig's server is the API server of a Kubernetes cluster",
-            ) from None
+        return self._parsed(said, path)
+
+    def _parsed(self, said: bytes | str, path: str) -> dict[str, Any]:
+        """Return an object that the API server has sent. Raises JobsError for anything else."""
+        try:
+            found = json.loads(said)
+        except (ValueError, RecursionError):
+            raise self._nonsense(path) from None
+        if not isinstance(found, dict):
+            raise self._nonsense(path)
+        return found
+
+    def _nonsense(self, path: str) -> JobsError:
+        return JobsError(
+            f"the answer of {self.url} to {path} is no object in JSON",
+            hint="see that the kubeconfig's server is the API server of a Kubernetes cluster",
+        )
 
     def _ask(
         self,
@@ -188,7 +202,7 @@ class Server:
         try:
             body = json.loads(said)
             message, reason = str(body["message"]), str(body.get("reason") or "")
-        except (KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
             message, reason = " ".join(said.split())[:200], ""
         if code == 401:
             return self._access.refused()

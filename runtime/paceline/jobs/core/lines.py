@@ -20,7 +20,7 @@ from paceline.jobs.interface import LogLine
 _STAMPED: Final = re.compile(
     r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?(.*)", re.S
 )
-_OF_A_RANK: Final = re.compile(r"\[rank (\d+\.\d+)(?:\.\d+)?(#\d+)\] ?(.*)", re.S)
+_OF_A_RANK: Final = re.compile(r"\[rank (\d{1,9}\.\d{1,9})(?:\.\d{1,9})?(#\d{1,9})\] ?(.*)", re.S)
 """Of the ranks of a group all but the first one add which of them they are (R50)."""
 NS_PER_S: Final = 1_000_000_000
 
@@ -31,8 +31,11 @@ def parse_line(raw: str, *, source: str, procs: int) -> LogLine | None:
     if (found := _STAMPED.fullmatch(raw)) is None:
         return None
     second, fraction, zone, text = found.groups()
-    at = datetime.fromisoformat(f"{second}{zone.replace('Z', '+00:00')}")
-    wall_ns = round(at.timestamp()) * NS_PER_S + int((fraction or "").ljust(9, "0"))
+    try:
+        at = datetime.fromisoformat(f"{second}{zone.replace('Z', '+00:00')}")
+        wall_ns = round(at.timestamp()) * NS_PER_S + int((fraction or "").ljust(9, "0"))
+    except (ValueError, OverflowError):  # the 99th of a month
+        return None
     if (said := _OF_A_RANK.fullmatch(text)) is None:
         return LogLine(wall_ns, source, "", None, text)
     place, attempt, text = said.groups()

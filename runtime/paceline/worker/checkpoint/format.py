@@ -17,7 +17,6 @@ from zero.
 
 from __future__ import annotations
 
-import json
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +24,15 @@ from typing import Any, Final
 
 import msgspec
 import torch
+from paceline_api.decoding import UNDECODABLE
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from paceline.core.protocol.ids import GenerationId
 from paceline.core.protocol.records import DataPlan
 from paceline.core.protocol.snapshot import Kept, LogSnapshot
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, StateError
+from paceline.worker.state.codec import read_header
 
 FORMAT: Final = 3
 MANIFEST: Final = "manifest.json"
@@ -191,7 +192,7 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
     except OSError as error:
         raise _damaged(folder, f"{MANIFEST} cannot be read: {_words(error)}") from None
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise _damaged(folder, f"{MANIFEST} is no manifest: {error}") from None
     if manifest.format != FORMAT:
         raise CheckpointError(
@@ -218,12 +219,14 @@ def load(path: Path, kept: Kept, wanted: Identity) -> Loaded:
             raise _damaged(folder, f"the bytes of {file.name} have changed")
     try:
         log = msgspec.msgpack.decode((folder / LOG).read_bytes(), type=LogSnapshot)
-        header = json.loads((folder / HEADER).read_bytes())
+        header = read_header((folder / HEADER).read_bytes())
         model, state = _tensors(folder / MODEL), _tensors(folder / STATE)
         buffers = [state[str(number)] for number in range(len(state))]
     except KeyError as error:
         raise _damaged(folder, f"{STATE} lacks tensor {error}") from None
-    except (OSError, ValueError, msgspec.MsgspecError) as error:
+    except StateError as error:
+        raise _damaged(folder, f"it cannot be loaded: {error.message}") from None
+    except (OSError, ValueError, *UNDECODABLE) as error:
         raise _damaged(folder, f"it cannot be loaded: {error}") from None
     return Loaded(log=log, header=header, model=model, buffers=buffers)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from math import prod
+from typing import Any, Final, Generic, TypeVar
 
 import torch
 
@@ -22,6 +23,8 @@ Json = Any
 
 
 T = TypeVar("T")
+_TORN: Final = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What reading a state raises that somebody has changed; nesting without an end is one of them."""
 
 
 def as_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -81,8 +84,17 @@ class Encoder(Generic[T]):
 
 
 def read_header(data: bytes) -> dict[str, Json]:
-    """Return the header of a state, as `json.dumps` wrote it."""
-    header: dict[str, Json] = json.loads(data)
+    """Return the header of a state, which `json.dumps` wrote in another process.
+
+    Raises:
+        StateError: It is no mapping in JSON.
+    """
+    try:
+        header = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"a torn state: its header is no JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise StateError("a torn state: its header is no mapping")
     return header
 
 
@@ -93,30 +105,38 @@ class Decoder:
         self._buffers = buffers
 
     def decode(self, data: Json, device: torch.device) -> Any:
+        """Return the value. StateError for what no `Encoder` makes, whatever it is."""
+        try:
+            return self._value(data, device)
+        except _TORN as error:
+            raise StateError(f"a torn state: {type(error).__name__}: {error}") from None
+
+    def _value(self, data: Json, device: torch.device) -> Any:
         if not isinstance(data, dict):
             return data
         if "tensor" in data:
             return self._tensor(data, device)
-        match next(iter(data.items())):
+        match next(iter(data.items()), None):
             case ["float", text]:
                 return float.fromhex(text)
             case ["list", items]:
-                return [self.decode(item, device) for item in items]
+                return [self._value(item, device) for item in items]
             case ["tuple", items]:
-                return tuple(self.decode(item, device) for item in items)
+                return tuple(self._value(item, device) for item in items)
             case ["dict", pairs]:
-                return {self.decode(k, device): self.decode(v, device) for k, v in pairs}
+                return {self._value(k, device): self._value(v, device) for k, v in pairs}
             case ["counter", pairs]:
-                return Counter({self.decode(k, device): self.decode(v, device) for k, v in pairs})
+                return Counter({self._value(k, device): self._value(v, device) for k, v in pairs})
         raise StateError(f"unknown kind of value in a state: {sorted(data)}")
 
     def _tensor(self, data: dict[str, Any], device: torch.device) -> torch.Tensor:
         dtype = getattr(torch, data["dtype"], None)
         if not isinstance(dtype, torch.dtype):
             raise StateError(f"unknown data type in a state: {data['dtype']}")
-        tensor = torch.empty(data["shape"], dtype=dtype)
-        try:
-            fill_from_bytes(tensor, self._buffers[data["tensor"]])
-        except (IndexError, ValueError) as error:
-            raise StateError(f"a torn state: {error}") from error
+        shape, buffer = data["shape"], memoryview(self._buffers[data["tensor"]]).cast("B")
+        # Before there is a tensor: a shape in a few bytes may ask for more than the machine has.
+        if prod(shape) * dtype.itemsize != len(buffer):
+            raise StateError(f"a torn state: {len(buffer)} bytes for a tensor of shape {shape}")
+        tensor = torch.empty(shape, dtype=dtype)
+        fill_from_bytes(tensor, buffer)
         return tensor if data["host"] else tensor.to(device)

@@ -1,0 +1,109 @@
+"""The driver finds what it is there to find, and the same in each run."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from itertools import islice
+
+import msgspec
+import pytest
+
+from testing.fuzz import driver
+from testing.fuzz.driver import HUNGRY, SLOW, run
+from testing.fuzz.mutation import inputs
+from testing.fuzz.samples import json_samples
+from testing.fuzz.target import Form, Reader, Target, pure
+
+SEEDS = (b'{"kind":"drain","count":3}',)
+
+
+def target(read: Reader, *errors: type[Exception]) -> Target:
+    return Target("small", pure(read), errors, SEEDS, Form.JSON)
+
+
+def test_an_error_of_another_kind_is_a_finding_with_its_shortest_input() -> None:
+    def read(data: bytes) -> object:
+        return dict(json.loads(data))
+
+    report = run(target(read, ValueError, RecursionError), 200)
+    [found] = report.findings.values()
+    assert found.told.startswith("raises TypeError")
+    assert len(found.data) == 1
+
+
+def test_an_error_that_ends_the_recursion_is_a_finding() -> None:
+    report = run(target(json.loads, ValueError), 200)
+    assert list(report.findings) == ["raises RecursionError"]
+
+
+def test_a_parser_without_mistakes_has_no_findings() -> None:
+    report = run(
+        target(msgspec.json.decode, msgspec.MsgspecError, RecursionError, UnicodeError), 300
+    )
+    assert not report.findings
+    assert report.inputs == 300
+    assert report.accepted
+
+
+def test_memory_beyond_the_share_is_a_finding() -> None:
+    def read(data: bytes) -> object:
+        return bytearray(driver.MEMORY_BYTES_MAX * 2) if data == SEEDS[0] else None
+
+    report = run(replace(target(read), cpu_ms=1e9), 64)
+    assert list(report.findings) == [HUNGRY]
+    assert report.findings[HUNGRY].data == SEEDS[0]
+
+
+def test_time_beyond_the_share_is_a_finding_when_it_is_taken_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock_ns = 0
+
+    def thread_time_ns() -> int:
+        return clock_ns
+
+    def read(data: bytes) -> object:
+        nonlocal clock_ns
+        clock_ns += 11_000_000 if data == SEEDS[0] else 0
+        return None
+
+    monkeypatch.setattr(time, "thread_time_ns", thread_time_ns)
+    report = run(target(read), 64)
+    assert list(report.findings) == [SLOW]
+
+
+def test_time_that_is_taken_once_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    times_ns = iter([0, 50_000_000])
+    last_ns = 50_000_000
+
+    def thread_time_ns() -> int:
+        return next(times_ns, last_ns)
+
+    monkeypatch.setattr(time, "thread_time_ns", thread_time_ns)
+    assert not run(target(lambda _: None), 64).findings
+
+
+def test_the_same_seed_gives_the_same_inputs_and_another_one_does_not() -> None:
+    small = target(lambda _: None)
+    first, again, other = (list(islice(inputs(small, [], n), 300)) for n in (0, 0, 1))
+    assert first == again
+    assert first != other
+    assert first[0] == SEEDS[0]
+
+
+def test_known_inputs_come_before_mutations() -> None:
+    assert b"once" in list(islice(inputs(target(lambda _: None), [b"once"], 0), 2))
+
+
+class Small(msgspec.Struct, tag="small"):
+    count: int
+    names: tuple[str, ...] = ()
+    inner: dict[str, float] | None = None
+
+
+def test_a_sample_of_a_type_is_decoded_as_that_type() -> None:
+    full, least = (msgspec.json.decode(one, type=Small) for one in json_samples(Small))
+    assert full == Small(1, ("1",), {"1": 1.5})
+    assert least == Small(1)

@@ -175,7 +175,9 @@ def _with_one_change(tree: Tree, dice: random.Random, form: Form) -> Tree:
         case 0 if isinstance(tree, str):
             return _text(tree, dice)
         case 1 if isinstance(tree, int):
-            return tree + dice.choice((-1, 1, -(2**31), 2**31, 2**62))
+            return max(
+                -(2**63), min(tree + dice.choice((-1, 1, -(2**31), 2**31, 2**62)), 2**64 - 1)
+            )
         case 2:
             return [tree]
         case 3:

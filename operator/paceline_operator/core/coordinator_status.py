@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Struct
+from paceline_api.decoding import UNDECODABLE
 from paceline_api.reasons import Reason
 
 ANSWER_BYTES: Final = 256 * 1024
@@ -342,7 +343,7 @@ def read_coordinator_status(raw: bytes | bytearray, limits: Limits) -> Coordinat
         raise AnswerError(Refused.COUNT, text)
     try:
         body = _DECODER.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise AnswerError(Refused.FORM, f"its answer is no status: {error}") from None
     most = limits.ranks
     if len(body.ranks) > most or len(body.log.shares) > most:

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
+from paceline_api.decoding import UNDECODABLE
 
 from paceline.clock import NS_PER_MS, NS_PER_S, now_ns
 from paceline.limits import LISTEN_BACKLOG, MORE_FILES
@@ -237,7 +238,7 @@ class PeerConnection:
         """Return a message, or a part of one, as its kind. Raises PeerClosedError."""
         try:
             return msgspec.msgpack.decode(body, type=kind)
-        except (msgspec.MsgspecError, RecursionError):
+        except UNDECODABLE:
             raise PeerRefusedError(Reason.MALFORMED, self.who) from None
 
     def receive(self, kind: type[T], deadline: Deadline, what: str, rank: int) -> T:

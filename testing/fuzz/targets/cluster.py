@@ -16,7 +16,15 @@ from paceline.jobs.cluster.server import Server
 from paceline.jobs.errors import JobsError
 from paceline_api.decoding import UNDECODABLE
 from paceline_api.errors import InvalidJobError
-from paceline_api.names import ENV_METRICS_PORT, LABEL_ATTEMPT, LABEL_JOB, LABEL_ROLE, LABEL_SLOT
+from paceline_api.names import (
+    ENV_METRICS_PORT,
+    ENV_PROCS,
+    ENV_TOKEN,
+    LABEL_ATTEMPT,
+    LABEL_JOB,
+    LABEL_ROLE,
+    LABEL_SLOT,
+)
 from paceline_api.reading.load import job_from_mapping
 from paceline_api.types.template import TRAINER
 from paceline_operator.cluster import observe
@@ -24,7 +32,7 @@ from paceline_operator.cluster.api import ApiError
 from paceline_operator.cluster.rights import words_of
 from paceline_operator.cluster.store import Store
 from paceline_operator.cluster.wire import FabricObject, NodeObject, PodObject
-from paceline_operator.core.coordinator_status import read_coordinator_status
+from paceline_operator.core.coordinator_status import AnswerError, Limits, read_coordinator_status
 from paceline_operator.metrics import Metrics
 
 from testing.bad_specs import GOOD
@@ -83,7 +91,7 @@ _TIMES: Final = {"creationTimestamp": "2026-11-27T10:00:00Z", "resourceVersion":
 
 
 def _coordinator(data: bytes) -> object:
-    return read_coordinator_status(msgspec.json.decode(data))
+    return read_coordinator_status(data, Limits.of(pods=4, procs=2))
 
 
 class _OneAnswer:
@@ -92,17 +100,26 @@ class _OneAnswer:
     def __init__(self, data: bytes) -> None:
         self._data = data
 
-    def body(self, path: str, *, limit_s: float, size_max: int) -> bytes:  # noqa: ARG002
+    def get(self, _path: str) -> dict[str, Any]:
+        """The Secret of the job."""
+        return {"data": {"token": "dG9rZW4="}}
+
+    def body(self, _path: str, **_: object) -> bytes:
         return self._data
 
 
 def _steps(data: bytes) -> object:
-    port = {"name": ENV_METRICS_PORT, "value": "9000"}
+    secret = {"secretKeyRef": {"name": "digits-1-a", "key": "token"}}
+    environment = [
+        {"name": ENV_METRICS_PORT, "value": "9000"},
+        {"name": ENV_PROCS, "value": "2"},
+        {"name": ENV_TOKEN, "valueFrom": secret},
+    ]
     pod: dict[str, Any] = {
-        "metadata": {"name": "digits-0-0"},
-        "spec": {"containers": [{"name": TRAINER, "env": [port]}]},
+        "metadata": {"name": "digits-0-0", "labels": _LABELS},
+        "spec": {"containers": [{"name": TRAINER, "env": environment}]},
     }
-    return samples.ask(cast("Server", _OneAnswer(data)), "/api/v1/pods", [pod])
+    return samples.ask(cast("Server", _OneAnswer(data)), "/api/v1/namespaces/team", [pod])
 
 
 class _Lines(Server):
@@ -173,7 +190,7 @@ TARGETS: Final = (
     Target(
         name="coordinator-answer",
         start=pure(_coordinator),
-        errors=UNDECODABLE,
+        errors=(AnswerError,),
         seeds=json_samples(Status),
         form=Form.JSON,
     ),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import hmac
 import os
 import socket
 import struct
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -18,6 +18,7 @@ from paceline.agent.rank_pipe import RankPipe
 from paceline.control import packets
 from paceline.core.protocol.ids import MemberId
 from paceline.local import control
+from paceline.transport import rendezvous
 from paceline.transport.base import Abort, Group, Peer, TransportError
 from paceline.transport.rendezvous import Deadline, PeerClosedError, PeerConnection
 from paceline.transport.shm.rendezvous import LocalRendezvous, machine_place
@@ -30,6 +31,9 @@ from testing.fuzz.target import Form, Reader, Target
 PACKET_BYTES_MAX: Final = 32 * 1024
 _MEMORY: Final = b"@"
 _HEADER: Final = struct.Struct("!I")
+SEALED: Final = b"="
+"""What follows is sent as a peer that knows the token would send it; other inputs as they are."""
+SECRET: Final = rendezvous.secret_of("token")
 
 
 def _pair(stack: ExitStack, kind: socket.SocketKind) -> tuple[socket.socket, socket.socket]:
@@ -107,50 +111,90 @@ def _rank_pipe(stack: ExitStack, _folder: Path) -> Reader:
 # ---- two ranks -----------------------------------------------------------------------------------
 
 
-def _frame(body: bytes) -> bytes:
-    return _HEADER.pack(len(body)) + body
+class _Offer(msgspec.Struct):
+    port: str
+
+
+class _Caller:
+    """The calling end of a connection. It knows the job's token, so it can sign what it sends."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._key = b""
+        self._count = 0
+
+    def answer(self, greeting: bytes) -> bytes:
+        """Return the nonce, with which the listener makes the key."""
+        nonce = bytes(rendezvous.NONCE_BYTES)
+        self._key = rendezvous._session_key(SECRET, greeting[len(rendezvous.GREETING) :], nonce)
+        return nonce
+
+    def sealed(self, body: bytes) -> bytes:
+        """Return a frame whose body gets as far as the parser."""
+        counted = rendezvous._COUNTED.pack(rendezvous._CALLER, self._count)
+        self._count += 1
+        mac = hmac.digest(self._key, counted + body, "sha256")
+        return rendezvous._HEADER.pack(len(body), mac) + body
 
 
 def _peer_connection(stack: ExitStack, _folder: Path) -> Reader:
-    """Frames of a peer, until there is no more."""
+    """A message of a peer that has proved who it is, or any other bytes."""
 
     def reader(data: bytes) -> object:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             theirs.setblocking(False)
-            connection = PeerConnection(ours)
-            found = []
-            theirs.send(data[:PACKET_BYTES_MAX] or b"\0")
-            while (message := connection.poll()) is not None:
-                found.append(message)
-            return found
+            connection, caller = PeerConnection(ours, "a peer"), _Caller(theirs)
+            nonce = caller.answer(rendezvous.GREETING + connection._nonce)
+            connection._key = rendezvous._session_key(SECRET, connection._nonce, nonce)
+            data = data[:PACKET_BYTES_MAX]
+            signed = data.startswith(SEALED)
+            theirs.send(caller.sealed(data[len(SEALED) :]) if signed else data or b"\0")
+            return connection.poll(_Offer)
 
     return reader
 
 
 def _rendezvous(stack: ExitStack, _folder: Path) -> Reader:
-    """A caller that nobody knows, at the socket where ranks of one machine meet."""
+    """A caller at the socket where ranks of one machine meet: a stranger, or one with the token."""
     meeting = LocalRendezvous(machine_place())
     stack.callback(meeting.close)
     name = meeting.address.rpartition("/")[2]
     peers = (Peer("0.0#1", meeting.address), Peer("1.0#1", ""))
-    group = Group(key="1.1@a", number=(1 << 20) + 1, peers=peers, rank=0)
+    number = (1 << 20) + 1
+    group = Group(key="1.1@a", number=number, peers=peers, rank=0, secret=SECRET)
     abort = Abort()
 
+    def offered() -> _Offer:
+        offer, connection = meeting.answer(group, 1, _Offer, Deadline(abort, 0.0))
+        connection.close()
+        return offer
+
     def reader(data: bytes) -> object:
-        with socket.socket(socket.AF_UNIX) as caller:
-            caller.setblocking(False)
-            caller.connect(f"\0{name}")
-            caller.send(data[:PACKET_BYTES_MAX] or b"\0")
-            caller.shutdown(socket.SHUT_WR)
-            hello, connection = meeting.answer(group, 1, Deadline(abort, 0.0))
-            connection.close()
-            return hello
+        data = data[:PACKET_BYTES_MAX]
+        with socket.socket(socket.AF_UNIX) as line:
+            line.setblocking(False)
+            line.connect(f"\0{name}")
+            with suppress(TransportError):
+                offered()  # it is accepted and greeted
+            if data.startswith(SEALED):
+                caller = _Caller(line)
+                nonce = caller.answer(line.recv(len(rendezvous.GREETING) + rendezvous.NONCE_BYTES))
+                data = nonce + caller.sealed(data[len(SEALED) :])
+            line.send(data or b"\0")
+            line.shutdown(socket.SHUT_WR)
+            return offered()
 
     return reader
 
 
-_HELLO: Final = {"key": "1.1@a", "number": (1 << 20) + 1, "from": "1.0#1"}
+_HELLO: Final = rendezvous.Hello(
+    generation="1.1@a",
+    number=(1 << 20) + 1,
+    sender="1.0#1",
+    to="0.0#1",
+    offer=msgspec.Raw(msgspec.msgpack.encode(_Offer("x"))),
+)
 
 # ---- two terminals -------------------------------------------------------------------------------
 
@@ -228,24 +272,20 @@ TARGETS: Final = (
         name="peer-connection",
         start=_peer_connection,
         errors=(PeerClosedError,),
-        seeds=(_frame(b'{"port":"x"}') + _frame(b'{"ready":true}'),),
-        words=(
-            *(_frame(b"[" * 20_000), _frame(b"5"), _frame(b'{"a":' * 4_000), _frame(b"")),
-            *(b"\0\x10\0\1", b"\xff\xff\xff\xff", _frame(b"9" * 5000), _frame(b'{"a":NaN}')),
-        ),
+        seeds=(SEALED + msgspec.msgpack.encode(_Offer("x")),),
+        form=Form.MSGPACK,
+        prefix=SEALED,
+        words=(b"\xff\xff\xff\xff", b"\0\x10\0\1", SEALED + b"\x91" * 20_000, SEALED),
         bytes_max=PACKET_BYTES_MAX,
     ),
     Target(
         name="rendezvous",
         start=_rendezvous,
         errors=(TransportError,),
-        seeds=(_frame(json.dumps(_HELLO).encode()),),
-        words=(
-            *(_frame(b"[" * 20_000), _frame(b"5"), _frame(b'{"a":' * 4_000), _frame(b"")),
-            *(b"\xff\xff\xff\xff", _frame(json.dumps({**_HELLO, "number": [1]}).encode())),
-            _frame(json.dumps({**_HELLO, "key": {}, "number": True}).encode()),
-            _frame(json.dumps({**_HELLO, "key": "2.2@b"}).encode()),
-        ),
+        seeds=(SEALED + msgspec.msgpack.encode(_HELLO),),
+        form=Form.MSGPACK,
+        prefix=SEALED,
+        words=(bytes(32) + b"\xff\xff\xff\xff", SEALED + b"\x91" * 4000, SEALED, bytes(4096)),
         bytes_max=PACKET_BYTES_MAX,
     ),
     Target(

@@ -17,6 +17,7 @@ from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
+from paceline_api.decoding import UNDECODABLE
 from paceline_api.types.model import PROCS_MAX
 
 SEGMENTS_MAX: Final = 32
@@ -159,7 +160,7 @@ def read_samples(answer: bytes) -> PodSamples:
     """
     try:
         pod = msgspec.json.decode(answer, type=PodSamples)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise SamplesError(str(error)) from None
     for rank in pod.ranks:
         if int(rank.member.partition(".")[0]) != pod.slot:

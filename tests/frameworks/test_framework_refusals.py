@@ -100,7 +100,7 @@ def test_lightning_does_not_ask_an_mpi_that_is_not_started() -> None:
         "print('MADE')"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=120
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=300
     )
     assert "MADE" in done.stdout, done.stderr
 

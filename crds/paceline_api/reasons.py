@@ -120,6 +120,10 @@ class Reason(_Told):
     PREFLIGHT_FAILED = "PreflightFailed", "The network is not what spec.fabric requires."
 
     TEMPLATE_INVALID = "TemplateInvalid", "The API server refuses the pod; the message is its own."
+    POD_SECURITY = (
+        "PodSecurity",
+        "A pod would break the namespace's level of pod security; the message names the fields.",
+    )
     QUOTA_EXCEEDED = (
         "QuotaExceeded",
         "The namespace's quota leaves no room for a pod; it is retried.",

@@ -29,6 +29,7 @@ from paceline_operator.cluster.apply import Applier
 from paceline_operator.cluster.coordinator import Links
 from paceline_operator.cluster.kube import Kube, pause
 from paceline_operator.cluster.lease import Election, Terms
+from paceline_operator.cluster.levels import Levels
 from paceline_operator.cluster.memory import Memory
 from paceline_operator.cluster.own_key import OwnKeys
 from paceline_operator.cluster.rights import denied
@@ -242,6 +243,7 @@ class Operator:
             self._store,
             make_secret=self._make_secret,
             ensure_service=self._services.ensure,
+            level_of=Levels(self._kube, time.monotonic).of,
             clock=time.time,
             leads=self._leads,
         )

@@ -45,7 +45,8 @@ CONDITIONS: Final[dict[ConditionType, tuple[Reason, ...]]] = {
     ),
     T.STALLED: (
         *(Reason.SPEC_INVALID, Reason.TEMPLATE_INVALID, Reason.FABRIC_UNAVAILABLE),
-        *(Reason.SCHEDULER_UNAVAILABLE, Reason.POD_NOT_STARTING, Reason.RESOLVED),
+        *(Reason.SCHEDULER_UNAVAILABLE, Reason.POD_NOT_STARTING, Reason.NAME_TAKEN),
+        *(Reason.POD_SECURITY, Reason.RESOLVED),
     ),
     T.SCHEDULED: (Reason.PODS_PLACED, Reason.STARTING, Reason.QUEUED, Reason.UNSCHEDULABLE),
     T.RING_READY: (
@@ -59,7 +60,7 @@ CONDITIONS: Final[dict[ConditionType, tuple[Reason, ...]]] = {
         *(Reason.FABRIC_UNAVAILABLE, Reason.SCHEDULER_UNAVAILABLE, Reason.NAME_TAKEN),
         *(Reason.POD_NOT_STARTING, Reason.SIZE_NOT_FIXED, Reason.WAITING_FOR_EVIDENCE),
         *(Reason.QUORUM_REDUCED, Reason.COORDINATOR_AWAY, Reason.BELOW_MIN_REPLICAS),
-        Reason.ANSWER_REFUSED,
+        *(Reason.ANSWER_REFUSED, Reason.POD_SECURITY),
         *(Reason.RANK_BENCHED, Reason.RANK_SLOW, Reason.SCRIPT_STARTS_OVER),
         *(Reason.SCRIPT_TAKES_NO_PART, Reason.SAMPLES_SKIPPED, Reason.SCRIPT_STILL_RUNS),
         *(Reason.SCRIPT_STUCK, Reason.CHECKPOINT_FAILED),
@@ -90,6 +91,7 @@ EVENTS: Final[dict[Reason, str]] = {
     Reason.COORDINATOR_AWAY: "Warning",
     Reason.ANSWER_REFUSED: "Warning",
     Reason.NAME_TAKEN: "Warning",
+    Reason.POD_SECURITY: "Warning",
     Reason.MODE_CHANGED: "Normal",
     Reason.SCALING: "Normal",
     Reason.SUSPENDING: "Normal",
@@ -145,6 +147,7 @@ RIGHTS: Final = (
         "without jobs",
         "paceline-jobs",
     ),
+    Right(JOBS, ("namespaces",), ("get",), "the label of pod security that a pod is held to"),
     Right(JOBS, ("events",), ("create",), "what kubectl describe shows"),
     Right(
         JOBS,

@@ -24,6 +24,7 @@ from paceline_operator.cluster.wire import pod_from
 from paceline_operator.controller import Controller
 from paceline_operator.core.changes import Message
 from paceline_operator.core.job import Job
+from paceline_operator.core.pods.security import Level
 from paceline_operator.core.pods.service import service
 
 
@@ -46,11 +47,13 @@ class World(Cluster):
         self.epoch = self.crashes + 1
         self.store = Store(lambda key: self.dirty.__setitem__(key, self.now_s))
         self.services: set[str] = set()
+        self.level = Level.PRIVILEGED
         applier = Applier(
             self.server,
             self.store,
             make_secret=self._secret,
             ensure_service=self._service,
+            level_of=self._level,
             clock=lambda: self.now_s,
             leads=lambda: True,
         )
@@ -68,6 +71,10 @@ class World(Cluster):
     def _secret(self, job: Job, key_id: str) -> Mapping[str, Any]:
         owner = [{"uid": job.uid, "controller": True}]
         return {"metadata": {"name": f"{job.name}-{job.uid}-{key_id}", "ownerReferences": owner}}
+
+    async def _level(self, namespace: str) -> Level:
+        del namespace
+        return self.level
 
     async def _service(self, namespace: str) -> None:
         if namespace not in self.services:

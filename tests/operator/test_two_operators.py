@@ -12,6 +12,7 @@ import pytest
 from paceline_api.crdgen import PLURAL
 from paceline_api.names import DEFAULT_MANAGER, LABEL_MANAGER, LABEL_VALUE, manager_label
 from paceline_operator.cluster.apply import Applier
+from paceline_operator.cluster.levels import Levels
 from paceline_operator.cluster.observe import pod_source
 from paceline_operator.cluster.services import Services
 from paceline_operator.cluster.store import Key, Store
@@ -69,6 +70,7 @@ class Side:
             self.store,
             make_secret=self._secret,
             ensure_service=self.services.ensure,
+            level_of=Levels(self.server, lambda: cluster.now_s).of,
             clock=lambda: cluster.now_s,
             leads=lambda: True,
         )

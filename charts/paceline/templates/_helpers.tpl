@@ -53,6 +53,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   # for namespaces without jobs.
   verbs: [get, create, patch, list, delete]
 - apiGroups: [""]
+  resources: [namespaces]
+  # The label pod-security.kubernetes.io/enforce, which the job's pods are held to.
+  verbs: [get]
+- apiGroups: [""]
   resources: [events]
   verbs: [create]
 - apiGroups: [policy]

@@ -18,6 +18,7 @@ from paceline_operator.core.providers.choice import GROUP_APIS
 MANAGER: Final = "paceline-operator"
 
 PATHS: Final = {
+    "namespaces": "/api/v1/namespaces",
     "pods": "/api/v1/namespaces/{namespace}/pods",
     "secrets": "/api/v1/namespaces/{namespace}/secrets",
     "services": "/api/v1/namespaces/{namespace}/services",

@@ -26,8 +26,10 @@ from paceline_operator.cluster.wire import pod_from
 from paceline_operator.core.changes import Apply, Changes, Companions, Create, Delete, Event
 from paceline_operator.core.job import Job
 from paceline_operator.core.pods.companions import BUDGETS
+from paceline_operator.core.pods.security import Level, violations
 from paceline_operator.core.refusals import (
     OF_GANG,
+    POD_SECURITY,
     Refusal,
     RefusalKind,
     refused_group,
@@ -41,9 +43,13 @@ BATCH_PROVEN: Final = 16
 """First creations at once, when the API server has already taken a pod of this job (C7)."""
 AT_ONCE: Final = 64
 COMPONENT: Final = "paceline-operator"
+NAMED_MAX: Final = 5
+"""Fields in a message about a template."""
 
 MakeSecret = Callable[[Job, str], Mapping[str, Any] | None]
 """Of a job, with the key of this id; None: the key is lost."""
+LevelOf = Callable[[str], Awaitable[Level]]
+"""Of a namespace. Raises ApiError."""
 EnsureService = Callable[[str], Awaitable[None]]
 
 
@@ -63,17 +69,21 @@ class Applier:
         *,
         make_secret: MakeSecret,
         ensure_service: EnsureService,
+        level_of: LevelOf,
         clock: Callable[[], float],
         leads: Callable[[], bool],
     ) -> None:
         self._api, self._store = api, store
         self._make_secret, self._ensure_service = make_secret, ensure_service
+        self._level_of = level_of
         self._clock, self._leads = clock, leads
 
     async def carry_out(self, job: Job, changes: Changes, memory: Memory) -> bool:
         """Whether all of it was done. Raises JobGoneError, DeposedError and ApiError."""
         if changes.verify_job:
             await self._verify(job)
+        if not await self._are_secure(job, changes, memory):
+            return False
         beside = changes.beside
         if beside.group is not None and not await self._group(job, beside.group, memory):
             return False
@@ -158,6 +168,20 @@ class Applier:
                     self._refused(job, error, memory)
                     raise
         memory.note(secret=True)
+
+    async def _are_secure(self, job: Job, changes: Changes, memory: Memory) -> bool:
+        """Whether the pods to make are as the label of their namespace asks."""
+        pods = [*changes.workers[:1], *filter(None, [changes.coordinator])]
+        level = await self._level_of(job.namespace) if pods else Level.PRIVILEGED
+        found = [each for pod in pods for each in violations(pod.manifest, level)]
+        if not found:
+            return True
+        more = f"; and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
+        text = "; ".join(f"spec.template.{each}" for each in found[:NAMED_MAX])
+        message = f'a pod {POD_SECURITY} "{level}" of namespace {job.namespace}: {text}{more}'
+        error = ApiError(403, "Forbidden", message)
+        self._refused(job, error, memory, RefusalKind.LEVEL)
+        return False
 
     async def _service(self, job: Job, memory: Memory) -> bool:
         self._fence()

@@ -36,6 +36,8 @@ class RefusalKind(StrEnum):
     GANG_REFUSED = "gang-refused"
     BUDGET = "budget"
     """The disruption budget, for whatever reason."""
+    LEVEL = "level"
+    """The pod is beyond the level of pod security that its namespace asks for."""
     TAKEN = "taken"
     """Somebody else's object has the name of one that the job needs."""
     TAKEN_GROUP = "taken-group"
@@ -77,6 +79,10 @@ class Rule:
 
 _POD: Final = "the API server refuses the pod: {message}"
 _BUDGET: Final = "the API server refuses the PodDisruptionBudget: {message}"
+_LEVEL: Final = (
+    "{message}; correct spec.template, or have an administrator change the label "
+    "pod-security.kubernetes.io/enforce of the namespace"
+)
 _UNTIL_THEN: Final = "; it is tried again, no pod is made before"
 
 
@@ -129,6 +135,14 @@ RULES: Final[Mapping[RefusalKind, Rule]] = {
         condition=_BUDGET + "; it is tried again",
         event=_BUDGET,
         event_key="budget",
+    ),
+    RefusalKind.LEVEL: Rule(
+        LONG_PAUSE_S,
+        True,
+        Reason.POD_SECURITY,
+        _LEVEL,
+        _LEVEL,
+        "level:{refused_generation}",
     ),
     RefusalKind.TAKEN: _taken(),
     RefusalKind.TAKEN_GROUP: _taken(),

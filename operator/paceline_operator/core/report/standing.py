@@ -17,6 +17,7 @@ from paceline_operator.core.report.conditions import Wanted
 NEEDS_SOMEBODY: Final = (
     *(Reason.SPEC_INVALID, Reason.TEMPLATE_INVALID, Reason.FABRIC_UNAVAILABLE),
     *(Reason.SCHEDULER_UNAVAILABLE, Reason.POD_NOT_STARTING, Reason.NAME_TAKEN),
+    Reason.POD_SECURITY,
 )
 """Reasons of Degraded that time alone does not cure; a full quota or cluster may have room soon."""
 NO_ROUNDS: Final = (Reason.WAITING_FOR_EVIDENCE, Reason.SPEC_INVALID)

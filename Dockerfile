@@ -2,18 +2,21 @@
 #
 #   docker build --target operator -t paceline/operator:0.2.0 .
 #   docker build --target worker -t paceline/worker:0.2.0 .                     CUDA, as uv.lock has it
-#   docker build --target worker --build-arg TORCH=cpu -t paceline/worker:0.2.0 .
+#   docker build --target worker --build-arg TORCH=cpu --build-arg TORCH_SHA256=DIGEST ...
 #
 # A job's own image is made from the worker, as examples/digits/Dockerfile shows.
 #
-# Any Debian with Python 3.11 to 3.14 and its venv will do as BASE. Packages come from the index that
-# pip is set to use; their versions and hashes come from uv.lock.
-ARG BASE=python:3.11-slim-bookworm
+# Any Debian with Python 3.11 to 3.14 and its venv will do as BASE, which is named by its digest so
+# that everybody builds on the same one; docs/release.md says how to take a newer one. Packages come
+# from the index that pip is set to use; versions and hashes come from uv.lock and scripts/uv.txt.
+ARG BASE=python:3.11-slim-bookworm@sha256:528257d48c1da0dcecc2e725d1ae34498d60c965f1241e39cd6a85a8859bdf84
 
 # ---- what builds, and is in no image ----------------------------------------------------------
 FROM ${BASE} AS tools
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
-RUN python3 -m venv /tools && /tools/bin/pip install --quiet uv==0.13.8 hatchling==1.27.0
+COPY scripts/uv.txt scripts/build.txt /tools/
+RUN python3 -m venv /tools && /tools/bin/pip install --quiet --require-hashes \
+        --requirement /tools/uv.txt --requirement /tools/build.txt
 # Without pip, which only the worker's image keeps, for those that build on it.
 RUN python3 -m venv --without-pip /opt/paceline
 WORKDIR /source
@@ -49,18 +52,20 @@ FROM tools AS worker-packages
 RUN apt-get update --quiet \
     && apt-get install --yes --quiet --no-install-recommends gcc libc6-dev
 RUN python3 -m venv /opt/paceline
-# cuda: the build that uv.lock lists. cpu: the same version from TORCH_INDEX, a tenth of the size.
+# cuda: the build that uv.lock lists. cpu: the same version from TORCH_INDEX, a tenth of the size, if
+# its wheel has the digest TORCH_SHA256.
 ARG TORCH=cuda
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG TORCH_SHA256=
+COPY scripts/torch-cpu scripts/torch-cpu
 RUN set -eu; \
-    pip() { /tools/bin/pip --python /opt/paceline/bin/python3 install --quiet "$@"; }; \
-    export_lock() { /tools/bin/uv export --quiet --frozen --no-dev --no-emit-project --extra runtime "$@"; }; \
-    export_lock --output-file /tools/all.txt; \
+    pip() { /tools/bin/pip --python /opt/paceline/bin/python3 install --quiet --no-deps --require-hashes "$@"; }; \
     case $TORCH in \
-        cuda) pip --no-deps --require-hashes --requirement /tools/all.txt ;; \
-        cpu) export_lock --prune torch --output-file /tools/rest.txt; \
-            pip --no-deps --require-hashes --requirement /tools/rest.txt; \
-            pip --index-url "$TORCH_INDEX" "$(sed -n 's/^\(torch==[^ ;]*\).*/\1/p' /tools/all.txt)" ;; \
+        cuda) /tools/bin/uv export --quiet --frozen --no-dev --no-emit-project --extra runtime \
+                --output-file /tools/all.txt; \
+            pip --requirement /tools/all.txt ;; \
+        cpu) scripts/torch-cpu /tools/bin/uv --no-dev --extra runtime > /tools/all.txt; \
+            pip --extra-index-url "$TORCH_INDEX" --requirement /tools/all.txt ;; \
         *) echo "TORCH is $TORCH: use cuda or cpu" >&2; exit 2 ;; \
     esac
 COPY --from=wheel /wheel /wheel

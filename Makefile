@@ -15,7 +15,7 @@ IMAGES ?= operator worker
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-install: $(INSTALLED) ## everything into .tools and .venv of this checkout (TORCH=cpu: without CUDA)
+install: $(INSTALLED) ## everything into .tools and .venv of this checkout (TORCH=cpu TORCH_SHA256=...: without CUDA)
 
 $(INSTALLED): pyproject.toml uv.lock scripts/bootstrap
 	@scripts/bootstrap

@@ -24,6 +24,7 @@ from scripts import (
     dashboards,
     field_reference,
     pictures,
+    pins,
     promises,
     python_reference,
     version,
@@ -71,6 +72,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "docs/reference/operator.md": lambda: reference.markdown(VALUES.read_text()),
     "docs/reference/trainingjob.md": field_reference.markdown,
     "docs/testing.md": promises.markdown,
+    "examples/digits/requirements.txt": pins.digits,
+    "scripts/build.txt": pins.build,
     **dashboards.dashboards(),
     **pictures.pictures(),
 }

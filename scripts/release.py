@@ -1,7 +1,8 @@
 """What a release consists of, made without a network: `make release`, `make release KEY=key.pem`.
 
 Wheel, sdist, both charts (as tgz and as OCI archives), both images, a list of what each is made of,
-and the checksums of all; signed, if there is a key. Nothing is released where a place says another
+a statement of where all come from (`scripts.provenance`), and the checksums of all; signed, if
+there is a key. Nothing is released where a place says another
 version than pyproject.toml. The same commit gives the same wheel, sdist and charts, and on the same
 base the same images.
 """
@@ -13,7 +14,9 @@ import base64
 import gzip
 import hashlib
 import io
+import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -21,6 +24,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,9 +35,10 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from packaging.requirements import Requirement
 
-from scripts import oci, release_images
+from scripts import oci, provenance, release_images
 from scripts import version as versions
 from scripts.release_images import ReleaseError
+from scripts.system_packages import components
 
 ROOT: Final = Path(__file__).parent.parent
 CHARTS: Final = ("paceline", "paceline-crds")
@@ -89,6 +94,9 @@ def release(out: Path, key: Path | None, images: Iterable[str] = IMAGES, base: P
             *("--format", "cyclonedx1.5", "--preview-features", "sbom-export"),
             *("--output-file", str(out / f"{image}-{version}.cdx.json")),
         )
+        if found is not None and image in images:
+            add_system_packages(out / f"{image}-{version}.cdx.json", found)
+    write_provenance(out, images, found, signer)
     (out / "NOTES.md").write_text(notes(version))
     sums = "".join(f"{sha256(path)}  {path.name}\n" for path in sorted(out.iterdir()))
     (out / SUMS).write_text(sums)
@@ -97,6 +105,40 @@ def release(out: Path, key: Path | None, images: Iterable[str] = IMAGES, base: P
         (out / f"{SUMS}.sig").write_text(base64.b64encode(signature).decode() + "\n")
     for path in sorted(out.iterdir()):
         print(f"{path.stat().st_size:>13,}  {path.name}")
+
+
+def add_system_packages(target: Path, base: release_images.Base) -> None:
+    """Put the packages of an image's Debian into the list of its Python packages."""
+    listed = json.loads(target.read_text())
+    listed["components"] += components(base.packages, base.distribution)
+    target.write_text(json.dumps(listed, indent=2) + "\n")
+
+
+def write_provenance(
+    out: Path,
+    images: Iterable[str],
+    base: release_images.Base | None,
+    signer: ec.EllipticCurvePrivateKey | None,
+) -> None:
+    """The statement about all that is in `out`; in an envelope as well, if there is a key."""
+    inputs = provenance.Inputs(
+        revision=of_commit("%H"),
+        modified=bool(git("status", "--porcelain")),
+        lock=ROOT / "uv.lock",
+        images=tuple(images),
+        base=None if base is None else base.path,
+        tools={
+            "hatchling": metadata.version("hatchling"),
+            "python": platform.python_version(),
+            "uv": uv("--version").split()[1],
+        },
+    )
+    payload = oci.as_json(provenance.statement(out, inputs))
+    name = f"paceline-{versions.current()}"
+    (out / f"{name}{provenance.SUFFIX}").write_bytes(payload)
+    if signer is not None:
+        sealed = provenance.envelope(payload, signer)
+        (out / f"{name}{provenance.SIGNED_SUFFIX}").write_bytes(sealed)
 
 
 def chart_of(name: str) -> dict[str, Any]:
@@ -134,9 +176,12 @@ def commit_time() -> int:
 
 
 def of_commit(what: str) -> str:
-    done = subprocess.run(
-        ["git", "log", "-1", f"--format={what}"], cwd=ROOT, capture_output=True, text=True
-    )
+    return git("log", "-1", f"--format={what}")
+
+
+def git(*words: str) -> str:
+    """What it prints about this clone."""
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise ReleaseError(f"git knows no commit here: {done.stderr.strip()}; release from a clone")
     return done.stdout.strip()

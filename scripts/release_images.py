@@ -36,6 +36,14 @@ from typing import Any, Final
 from paceline.transport import native
 
 from scripts import oci
+from scripts.system_packages import (
+    OS_RELEASE,
+    STATUS,
+    Distribution,
+    SystemPackage,
+    distribution,
+    installed,
+)
 
 PREFIX: Final = "opt/paceline"
 """Where the packages lie in an image; the environment that the Dockerfile makes."""
@@ -79,6 +87,9 @@ class Base:
     """amd64"""
     pip: bytes
     """The wheel that its venv would install."""
+    packages: tuple[SystemPackage, ...]
+    """Of its Debian."""
+    distribution: Distribution
 
 
 # ---- the Dockerfile ------------------------------------------------------------------------------
@@ -141,7 +152,7 @@ def read_base(path: Path) -> Base:
             f"no base for images at {path}; make it as root with `make cluster-programs`, name a "
             f"tar of a Debian with Python (BASE=FILE), or leave the images out (IMAGES=)"
         )
-    python, header, pip = None, b"", b""
+    python, header, pip, lists = None, b"", b"", dict[str, bytes]()
     with tarfile.open(path) as archive:
         for entry in archive:
             name = _name(entry.name)
@@ -153,6 +164,8 @@ def read_base(path: Path) -> Base:
                 python, header = found, content.read(20)
             elif _PIP.fullmatch(name):
                 pip = content.read()
+            elif name in (STATUS, OS_RELEASE):
+                lists[name] = content.read()
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     if python is None or not pip:
         raise ReleaseError(
@@ -166,8 +179,14 @@ def read_base(path: Path) -> Base:
     architecture, machine = kind
     if int.from_bytes(header[18:20], "little") != machine:
         raise ReleaseError(f"{path} is not of {architecture}; release it on a machine of its kind")
+    if lists.keys() != {STATUS, OS_RELEASE}:
+        raise ReleaseError(
+            f"{path} does not say which packages it is made of ({STATUS} and {OS_RELEASE}); take a "
+            "Debian whose dpkg has not been removed"
+        )
     folder = f"/{PurePosixPath(python[0]).parent}"
-    return Base(path, python[1], folder, architecture, pip)
+    packages, system = installed(lists[STATUS]), distribution(lists[OS_RELEASE])
+    return Base(path, python[1], folder, architecture, pip, packages, system)
 
 
 def _fill_from(base: Path, archive: tarfile.TarFile) -> None:

@@ -16,7 +16,7 @@ cluster: cluster-programs ## start a Kubernetes with two nodes, keep it, print i
 cluster-down: ## end the cluster that `make cluster` started
 	@$(CLUSTER) down
 
-images: install ## build Paceline's images for real, with docker or buildah (TORCH=cpu: without CUDA)
+images: install ## build Paceline's images for real, with docker or buildah (TORCH=cpu TORCH_SHA256=...: without CUDA)
 	@$(CLUSTER) images
 
 test-nodes: cluster-programs ## jobs in real pods on two nodes, with everything that may happen to them

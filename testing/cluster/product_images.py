@@ -1,7 +1,8 @@
 """Paceline's own images, built for real from the Dockerfile of this checkout (`make images`).
 
 With docker where its engine runs, as a user does it; else with buildah over a base of Debian's
-packages, for a machine that reaches no registry. TORCH=cpu takes torch's build without CUDA.
+packages, for a machine that reaches no registry. TORCH=cpu takes torch's build without CUDA, and
+TORCH_SHA256 says which file that is.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def tag_of(name: str) -> str:
 def build(say: Callable[[str], None]) -> None:
     """Build all, try what is in them, say how long it took and how large they are."""
     arguments = {"TORCH": os.environ.get("TORCH") or "cuda"}
+    if digest := os.environ.get("TORCH_SHA256"):
+        arguments["TORCH_SHA256"] = digest
     if _docker_works():
         for name, check in IMAGES.items():
             start = time.monotonic()

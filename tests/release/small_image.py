@@ -20,6 +20,27 @@ PYTHON = sysconfig.get_python_version()
 MACHINE = release_images.ARCHITECTURES["x86_64"][1]
 
 
+STATUS = b"""\
+Package: libc6
+Status: install ok installed
+Architecture: amd64
+Source: glibc (2.36-9)
+Version: 2.36-9+deb12u10
+Description: shared libraries
+ Package: not-a-field
+
+Package: removed
+Status: deinstall ok config-files
+Architecture: all
+Version: 1
+
+Package: libstdc++6
+Status: install ok installed
+Architecture: amd64
+Version: 1:12.2.0-14
+"""
+
+
 def base_tar(target: Path, *, python: str = PYTHON, machine: int | None = None) -> Path:
     """What is looked at in a Debian; of this machine's kind, unless another is given."""
     header = Path(sys.executable).read_bytes()[:20]
@@ -31,6 +52,8 @@ def base_tar(target: Path, *, python: str = PYTHON, machine: int | None = None) 
             "etc/hostname": b"mine",
             "etc/resolv.conf": b"nameserver 192.0.2.1",
             "etc/os-release": b"ID=small",
+            "usr/lib/os-release": b'ID=debian\nVERSION_ID="12"\n',
+            "var/lib/dpkg/status": STATUS,
             f"usr/bin/python{python}": header,
             wheel: small_wheel("pip"),
             "var/log/dpkg.log": b"today",

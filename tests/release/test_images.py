@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from scripts import oci, release, release_images, version
+from scripts import oci, provenance, release, release_images, version
 from scripts.release_images import ReleaseError
 from testing.cluster import image_build
 from testing.cluster.fixtures import or_skip
@@ -122,6 +122,12 @@ def test_the_operator_is_valid_and_runs(operator: Path, tmp_path: Path) -> None:
         "org.opencontainers.image.ref.name": VERSION,
     }
     assert archive.described["platform"] == {"architecture": config["architecture"], "os": "linux"}
+    told = provenance.check(operator.parent)
+    made_from = told["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert made_from[-1] == {"name": "base", "digest": {"sha256": release.sha256(base.path)}}
+    parts = json.loads((operator.parent / f"operator-{VERSION}.cdx.json").read_text())
+    listed = {part["name"] for part in parts["components"]}
+    assert {"kopf", "libc6", f"python{base.python}"} <= listed
     labels = config["config"].pop("Labels")
     assert labels["org.opencontainers.image.title"] == "Paceline operator"
     assert labels["org.opencontainers.image.version"] == VERSION

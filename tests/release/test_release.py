@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from scripts import release, version
+from scripts import provenance, release, version
 from scripts.release_images import ReleaseError
 
 pytestmark = pytest.mark.processes
@@ -148,6 +148,18 @@ def test_checksums_and_signature(made: Path, tmp_path: Path) -> None:
             capture_output=True,
         )
         assert checked.stdout == b"Verified OK\n", checked.stderr
+
+
+def test_where_it_comes_from_is_stated_and_signed(made: Path) -> None:
+    told = provenance.check(made, KEY.public_key())
+    assert told == provenance.check(made)
+    named = {each["name"] for each in told["subject"]}
+    installed = {path.name for path in made.iterdir() if path.name.endswith(provenance.SUBJECTS)}
+    charts = {f"{name}-{VERSION} (manifest)" for name in release.CHARTS}
+    assert named == installed | charts
+    assert f"paceline-{VERSION}-py3-none-any.whl" in named
+    made_from = told["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert made_from[0]["digest"] == {"gitCommit": release.of_commit("%H")}
 
 
 def test_the_same_commit_gives_the_same_files(made: Path, tmp_path: Path) -> None:

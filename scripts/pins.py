@@ -1,0 +1,65 @@
+"""Requirements with hashes for pip, out of uv.lock: for places that have no uv.
+
+`make generate` writes them. What uv itself is comes before any lock and stands in scripts/uv.txt.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+LOCK: Final = Path(__file__).parent.parent / "uv.lock"
+HEAD: Final = "# Generated from uv.lock by scripts/pins.py; do not edit: make generate.\n"
+BUILD: Final = ("hatchling",)
+"""What makes the wheel."""
+DIGITS: Final = ("scikit-learn",)
+"""What the example adds to the worker's image."""
+
+Package = Mapping[str, Any]
+
+
+def build() -> str:
+    """Return the requirements of scripts/build.txt."""
+    return requirements(BUILD)
+
+
+def digits() -> str:
+    """Return the requirements of examples/digits/requirements.txt."""
+    return requirements(DIGITS)
+
+
+def requirements(names: Iterable[str]) -> str:
+    """Return these packages and all that they need, each with the hashes of all of its files."""
+    locked = defaultdict[str, list[Package]](list)
+    for each in tomllib.loads(LOCK.read_text())["package"]:
+        locked[each["name"]].append(each)
+    wanted = sorted(_closure(names, locked))
+    return HEAD + "".join(_lines(each) for name in wanted for each in locked[name])
+
+
+def _closure(names: Iterable[str], locked: Mapping[str, Sequence[Package]]) -> set[str]:
+    found, waiting = set[str](), list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            versions = locked[name]
+            waiting += [need["name"] for one in versions for need in one.get("dependencies", ())]
+    return found
+
+
+def _lines(package: Package) -> str:
+    # Of some there are several versions, each for other Pythons.
+    marker = " or ".join(f"({each})" for each in package.get("resolution-markers", ()))
+    wanted = f"{package['name']}=={package['version']}" + (f" ; {marker}" if marker else "")
+    parts = [wanted, *_hashes(package)]
+    return " \\\n    ".join(parts) + "\n"
+
+
+def _hashes(package: Package) -> Iterator[str]:
+    files = [*package.get("wheels", ()), *([package["sdist"]] if "sdist" in package else ())]
+    for digest in sorted({each["hash"] for each in files}):
+        yield f"--hash={digest}"

@@ -1,0 +1,254 @@
+"""Where the files of a release come from: a statement, and whether files are those it speaks of.
+
+The statement is in-toto's (https://in-toto.io/Statement/v1) with SLSA's provenance
+(https://slsa.dev/provenance/v1): the digest of each file, of each image and chart as a registry
+knows it, and of what they were made from. With the release's key it is signed as well, as a DSSE
+envelope. `python -m scripts.provenance dist` checks a folder, with `--key key.pub` the signature.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import binascii
+import hashlib
+import json
+import sys
+import tarfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+STATEMENT: Final = "https://in-toto.io/Statement/v1"
+PREDICATE: Final = "https://slsa.dev/provenance/v1"
+BUILD_TYPE: Final = "https://paceline.dev/release/v1"
+"""`make release`: docs/release.md says what it does with its parameters."""
+BUILDER: Final = "https://paceline.dev/builders/make-release"
+"""The machine of whoever releases. Nobody else vouches for it: SLSA's level 1, 2 with a key."""
+PAYLOAD: Final = "application/vnd.in-toto+json"
+SUFFIX: Final = ".provenance.json"
+SIGNED_SUFFIX: Final = ".provenance.dsse.json"
+SUBJECTS: Final = (".whl", ".tar.gz", ".tgz", ".oci.tar", ".cdx.json")
+BYTES_MAX: Final = 1 << 20
+"""Of a statement."""
+
+
+class ProvenanceError(Exception):
+    """The statement is none, or the files are not those it speaks of."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a release was made from."""
+
+    revision: str
+    """The commit."""
+    modified: bool
+    """Files of the working tree were not as in the commit."""
+    lock: Path
+    images: tuple[str, ...]
+    base: Path | None
+    """The root file system below the images; None if there are none."""
+    tools: Mapping[str, str]
+    """Name -> version of what built it."""
+
+
+def statement(folder: Path, inputs: Inputs) -> dict[str, Any]:
+    """Return the statement about all files in `folder` that have a kind of `SUBJECTS`."""
+    source = {
+        "name": "source",
+        "digest": {"gitCommit": inputs.revision},
+        "annotations": {"modified": inputs.modified},
+    }
+    made_from = [source, {"name": "uv.lock", "digest": {"sha256": sha256(inputs.lock)}}]
+    if inputs.base is not None:
+        made_from.append({"name": "base", "digest": {"sha256": sha256(inputs.base)}})
+    return {
+        "_type": STATEMENT,
+        "subject": subjects(folder),
+        "predicateType": PREDICATE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": {"images": list(inputs.images)},
+                "internalParameters": {"tools": dict(inputs.tools)},
+                "resolvedDependencies": made_from,
+            },
+            "runDetails": {"builder": {"id": BUILDER}},
+        },
+    }
+
+
+def subjects(folder: Path) -> list[dict[str, Any]]:
+    """Return name and digest of each file, and of what each archive is in a registry."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.name.endswith(SUBJECTS):
+            found.append({"name": path.name, "digest": {"sha256": sha256(path)}})
+        if path.name.endswith(".oci.tar"):
+            name = f"{path.name.removesuffix('.oci.tar')} (manifest)"
+            found.append({"name": name, "digest": {"sha256": manifest_digest(path)}})
+    return found
+
+
+def sha256(path: Path) -> str:
+    """Return the digest of a file in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def manifest_digest(archive: Path) -> str:
+    """Return the digest by which a registry will know the one image or chart of an OCI archive.
+
+    Raises:
+        ProvenanceError: It is no such archive.
+    """
+    try:
+        with tarfile.open(archive) as layout:
+            index = layout.extractfile("index.json")
+            assert index is not None
+            [described] = json.loads(index.read(BYTES_MAX))["manifests"]
+            digest = str(described["digest"])
+    except (AssertionError, KeyError, OSError, TypeError, ValueError, tarfile.TarError) as error:
+        raise ProvenanceError(
+            f"{archive.name} is no OCI archive of one manifest: {error}"
+        ) from None
+    return digest.removeprefix("sha256:")
+
+
+# ---- the signature -------------------------------------------------------------------------------
+
+
+def envelope(payload: bytes, signer: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return the statement in a DSSE envelope with one signature."""
+    signature = signer.sign(_encoded(payload), ec.ECDSA(SHA256()))
+    sealed = {
+        "payloadType": PAYLOAD,
+        "payload": base64.b64encode(payload).decode(),
+        "signatures": [{"sig": base64.b64encode(signature).decode()}],
+    }
+    return json.dumps(sealed, indent=2).encode() + b"\n"
+
+
+def opened(sealed: bytes, key: ec.EllipticCurvePublicKey) -> bytes:
+    """Return the statement of an envelope that this key has signed.
+
+    Raises:
+        ProvenanceError: It is no envelope, or nobody with this key has signed it.
+    """
+    try:
+        body = json.loads(sealed)
+        payload = base64.b64decode(body["payload"], validate=True)
+        signatures = [base64.b64decode(each["sig"], validate=True) for each in body["signatures"]]
+        kind = body["payloadType"]
+    except (KeyError, RecursionError, TypeError, ValueError, binascii.Error) as error:
+        raise ProvenanceError(f"it is no DSSE envelope: {error!r}") from None
+    if kind != PAYLOAD:
+        raise ProvenanceError(f"the envelope holds {kind}, not {PAYLOAD}")
+    if not any(_is_signed(payload, signature, key) for signature in signatures):
+        raise ProvenanceError("no signature of this key is on the statement")
+    return payload
+
+
+def _encoded(payload: bytes) -> bytes:
+    """What is signed, by DSSE: the kind of the payload, too."""
+    return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD), PAYLOAD.encode(), len(payload), payload)
+
+
+def _is_signed(payload: bytes, signature: bytes, key: ec.EllipticCurvePublicKey) -> bool:
+    try:
+        key.verify(signature, _encoded(payload), ec.ECDSA(SHA256()))
+    except InvalidSignature:
+        return False
+    return True
+
+
+# ---- checking ------------------------------------------------------------------------------------
+
+
+def check(folder: Path, key: ec.EllipticCurvePublicKey | None = None) -> dict[str, Any]:
+    """Return the statement of a folder whose files are those that it speaks of, and no others.
+
+    Args:
+        folder: With the files of one release.
+        key: The release's public key; None: the signature is not looked at.
+
+    Raises:
+        ProvenanceError: A file differs, is missing or is not spoken of, or the statement is none.
+    """
+    payload = _payload(folder, key)
+    try:
+        told = json.loads(payload)
+        kinds = told["_type"], told["predicateType"]
+        stated = {each["name"]: each["digest"]["sha256"] for each in told["subject"]}
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        raise ProvenanceError(f"the statement cannot be read: {error!r}") from None
+    if kinds != (STATEMENT, PREDICATE):
+        raise ProvenanceError(f"it is {kinds[0]} with {kinds[1]}, not {STATEMENT} with {PREDICATE}")
+    found = {each["name"]: each["digest"]["sha256"] for each in subjects(folder)}
+    wrong = [
+        *(f"{name} is missing" for name in sorted(stated.keys() - found.keys())),
+        *(f"{name} is not spoken of" for name in sorted(found.keys() - stated.keys())),
+        *(
+            f"{name} has sha256 {found[name]} instead of {stated[name]}"
+            for name in sorted(stated.keys() & found.keys())
+            if found[name] != stated[name]
+        ),
+    ]
+    if wrong:
+        raise ProvenanceError("; ".join(wrong))
+    statement_: dict[str, Any] = told
+    return statement_
+
+
+def _payload(folder: Path, key: ec.EllipticCurvePublicKey | None) -> bytes:
+    suffix = SUFFIX if key is None else SIGNED_SUFFIX
+    files = sorted(folder.glob(f"*{suffix}"))
+    if len(files) != 1:
+        raise ProvenanceError(f"{folder} has {len(files)} files *{suffix}, and needs one")
+    with files[0].open("rb") as file:
+        data = file.read(BYTES_MAX + 1)
+    if len(data) > BYTES_MAX:
+        raise ProvenanceError(f"{files[0].name} is larger than {BYTES_MAX:,} bytes")
+    return data if key is None else opened(data, key)
+
+
+def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:
+    """Return the key in a PEM file. Raises ProvenanceError."""
+    try:
+        key = load_pem_public_key(path.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise ProvenanceError(f"{path} is no public key in PEM: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ProvenanceError(f"{path} is no key of an elliptic curve")
+    return key
+
+
+def main(arguments: list[str]) -> int:
+    """Check a folder; print what is stated of it."""
+    words = argparse.ArgumentParser(prog="python -m scripts.provenance")
+    words.add_argument("folder", type=Path, help="with the files of a release")
+    words.add_argument("--key", type=Path, help="PEM file of the release's public key")
+    given = words.parse_args(arguments)
+    try:
+        key = None if given.key is None else read_public_key(given.key)
+        told = check(given.folder, key)
+    except (OSError, ProvenanceError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(_lines(told["subject"])))
+    return 0
+
+
+def _lines(subject: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [f"{each['digest']['sha256']}  {each['name']}" for each in subject]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

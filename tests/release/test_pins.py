@@ -1,0 +1,125 @@
+"""Nothing is fetched that is not named by its digest: base images, build tools, packages."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from scripts import pins, release
+
+ROOT: Final = release.ROOT
+DIGEST: Final = "0123456789abcdef" * 4
+OURS: Final = "paceline/"
+"""Images that this project makes; a user names them by their version."""
+RECIPES: Final = ("scripts/bootstrap", "scripts/torch-cpu", "Makefile")
+PINNED: Final = ("--require-hashes", "--no-index", "--no-build-isolation")
+"""Of an installer: only what has one of the hashes, only what lies here already."""
+
+
+def tracked(name: str) -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", f"*{name}"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return [ROOT / line for line in listed.stdout.splitlines()]
+
+
+def commands(path: Path) -> Iterator[str]:
+    """Lines as a shell reads them, without comments."""
+    for line in path.read_text().replace("\\\n", " ").splitlines():
+        if line.strip() and not line.lstrip().startswith("#"):
+            yield line.strip()
+
+
+def dockerfiles() -> list[Path]:
+    found = tracked("Dockerfile")
+    assert ROOT / "Dockerfile" in found
+    return found
+
+
+@pytest.mark.parametrize("path", dockerfiles(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_each_image_that_is_built_upon_is_named_by_its_digest(path: Path) -> None:
+    given, stages = dict[str, str](), set[str]()
+    for line in commands(path):
+        if found := re.fullmatch(r"ARG (\w+)(?:=(\S+))?", line):
+            given[found[1]] = found[2] or ""
+        elif found := re.fullmatch(r"FROM (\S+)(?: AS (\S+))?", line):
+            image = re.sub(r"\$\{(\w+)\}", lambda name: given[name[1]], found[1])
+            named = re.search(r"@sha256:[0-9a-f]{64}$", image)
+            # Without a default whoever builds must say which.
+            assert not image or image in stages or image.startswith(OURS) or named, image
+            stages.add(found[2] or "")
+
+
+@pytest.mark.parametrize("path", [*(ROOT / name for name in RECIPES), *dockerfiles()], ids=str)
+def test_each_installer_takes_only_files_with_a_known_digest(path: Path) -> None:
+    installs = [
+        command
+        for line in commands(path)
+        for command in re.split(r"&&|;", re.sub(r'"[^"]*"', "", line))
+        if re.search(r"\bpip\b.*\b(install|sync)\b", command)
+    ]
+    assert installs or path.name not in ("bootstrap", "Dockerfile")
+    for command in installs:
+        assert any(word in command for word in PINNED), command
+
+
+@pytest.mark.parametrize(
+    "name", ["scripts/uv.txt", "scripts/build.txt", "examples/digits/requirements.txt"]
+)
+def test_each_requirement_is_one_version_with_its_hashes(name: str) -> None:
+    wanted = list(commands(ROOT / name))
+    assert wanted
+    for line in wanted:
+        assert re.match(r"[a-z0-9-]+==\S+ ", line), line
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}\b", line), line
+
+
+def test_requirements_are_what_uv_lock_lists() -> None:
+    assert (ROOT / "scripts/build.txt").read_text() == pins.build()
+    assert (ROOT / "examples/digits/requirements.txt").read_text() == pins.digits()
+    locked = tomllib.loads(pins.LOCK.read_text())["package"]
+    [hatchling] = [each for each in locked if each["name"] == "hatchling"]
+    assert f"hatchling=={hatchling['version']} " in pins.build()
+    assert hatchling["wheels"][0]["hash"] in pins.build()
+
+
+def torch_cpu(digest: str) -> subprocess.CompletedProcess[str]:
+    uv = ROOT / ".tools/bin/uv"
+    return subprocess.run(
+        ["scripts/torch-cpu", uv if uv.exists() else "uv", "--no-dev", "--extra", "runtime"],
+        cwd=ROOT,
+        env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TORCH_SHA256": digest},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("digest", ["", "abc", DIGEST[1:], DIGEST.upper(), f"{DIGEST[:-1]}g"])
+def test_the_build_of_torch_for_cpus_is_not_taken_without_its_digest(digest: str) -> None:
+    said = torch_cpu(digest)
+    assert said.returncode == 2
+    assert said.stdout == ""
+    assert said.stderr.startswith("error: TORCH=cpu needs TORCH_SHA256")
+    assert "\nhint: " in said.stderr
+
+
+@pytest.mark.processes
+def test_the_build_of_torch_for_cpus_comes_with_hashes_and_without_cuda(tmp_path: Path) -> None:
+    said = torch_cpu(DIGEST)
+    assert said.returncode == 0, said.stderr
+    listed = tmp_path / "listed"
+    listed.write_text(said.stdout)
+    lines = list(commands(listed))
+    assert all("--hash=sha256:" in line for line in lines)
+    names = {line.partition("==")[0] for line in lines}
+    assert {"torch", "numpy", "sympy", "safetensors"} <= names
+    assert not [name for name in names if name.startswith(("nvidia", "cuda", "triton"))]
+    [torch] = [line for line in lines if line.startswith("torch==")]
+    assert re.fullmatch(rf"torch==[0-9.]+\+cpu --hash=sha256:{DIGEST}", torch)

@@ -51,6 +51,7 @@ ENV_UID: Final = "PACELINE_UID"
 ENV_TLS_CERT: Final = "PACELINE_TLS_CERT"
 ENV_TLS_KEY: Final = "PACELINE_TLS_KEY"
 ENV_LINGER: Final = "PACELINE_LINGER_SECONDS"
+ENV_UMASK: Final = "PACELINE_UMASK"
 
 PREFIX: Final = "PACELINE_"
 METRICS_PORT: Final = 9464
@@ -103,6 +104,8 @@ class AgentSettings:
     drained_exit_code: int = 0
     """Of an agent that left in order because of a signal: a queue may take 0 for a pod that is done
     and admit nobody in its place."""
+    umask: int | None = None
+    """Of the ranks, whose files are the user's; None = this process's own."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> AgentSettings:
@@ -124,6 +127,7 @@ class AgentSettings:
             metrics_port=_take(env, ENV_METRICS_PORT, _count, METRICS_PORT),
             tls_cert=_take(env, ENV_TLS_CERT, Path, None),
             drained_exit_code=_take(env, ENV_DRAINED_EXIT, _count, 0),
+            umask=_take(env, ENV_UMASK, _mask, None),
         )
 
 
@@ -254,6 +258,13 @@ def _count(text: str) -> int:
     if number < 0:
         raise ValueError("must not be negative")
     return number
+
+
+def _mask(text: str) -> int:
+    mask = int(text, 8)
+    if not 0 <= mask <= 0o777:
+        raise ValueError("must be 000 to 777")
+    return mask
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -153,7 +153,7 @@ def become_rank(name: str, key: str, agent_pid: int) -> int:
     shim._take_over(stdout, stderr, record, talk, line)
     shim._join_group(group)
     os.environ.update(wanted["env"])
-    shim._enter(line, wanted["dir"])
+    shim._enter(line, wanted["dir"], wanted["umask"])
     if not _is_script(wanted["argv"]):
         shim._execute(line, wanted["argv"])
     line.detach()

@@ -42,6 +42,7 @@ from paceline.core.messages import AgentDone, AgentHello, Register, Shutdown, To
 from paceline.core.protocol.ids import MemberId
 from paceline.environment import AgentSettings
 from paceline.limits import ensure_files
+from paceline.private_files import UMASK
 from paceline.refusals import Refusals
 from paceline.signals import on_request_to_end
 from paceline.telemetry.collector import PodRecords
@@ -257,6 +258,8 @@ def main() -> int:
     )
     try:
         settings = AgentSettings.from_environment(os.environ)
+        if settings.umask is not None:
+            os.umask(UMASK)  # that one is for the scripts
         ended = asyncio.run(_run(settings, read_job_file(settings.spec_path)))
         if TERMINATION_LOG.exists():
             _leave_word(ended)

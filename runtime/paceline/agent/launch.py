@@ -42,6 +42,8 @@ class ShimOrder(msgspec.Struct, frozen=True):
     env: dict[str, str]
     """Added to the environment that the launcher leaves."""
     dir: str
+    umask: int | None = None
+    """Of the user, where the agent has one of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,9 @@ def plan_rank(
     if spec.gpu_direct:
         own.update(nccl_environment(settings.run_dir, member))
     own.update(told)
-    order = ShimOrder(tuple(expand(part, known) for part in spec.command), own, spec.working_dir)
+    order = ShimOrder(
+        tuple(expand(part, known) for part in spec.command), own, spec.working_dir, settings.umask
+    )
     env = {
         **inherited,
         # Where nothing is: then hwloc looks at the machine itself.

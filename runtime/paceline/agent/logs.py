@@ -9,13 +9,16 @@ failure.
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
+
+from paceline import private_files
 
 log = logging.getLogger("paceline.agent")
 
@@ -44,7 +47,7 @@ class Output:
         self._written = 0
         """Bytes that the loop has not been told of."""
         self._waiting: list[Callable[[], None]] = []
-        self._files: dict[str, BinaryIO] = {}
+        self._files: dict[str, io.FileIO] = {}
 
     @property
     def full(self) -> bool:
@@ -106,7 +109,9 @@ class Output:
                 if file is None:
                     self._folder.mkdir(parents=True, exist_ok=True)
                     path = self._folder / name
-                    file = self._files[name] = path.open("ab", buffering=0)
+                    # The umask says who may read it: in a pod a sidecar may have to.
+                    fd = private_files.append(path, 0o666)
+                    file = self._files[name] = io.FileIO(fd, "ab")
                 file.write(kept)
             except OSError as error:
                 told = f"logs are not kept in {self._folder} from now on: {error.strerror}"

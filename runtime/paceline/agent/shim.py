@@ -62,7 +62,7 @@ def main() -> None:
     _take_over(stdout, stderr, record, talk, line)
     _join_group(group)
     os.environ.update(wanted["env"])
-    _enter(line, wanted["dir"])
+    _enter(line, wanted["dir"], wanted["umask"])
     _execute(line, wanted["argv"])
 
 
@@ -141,7 +141,9 @@ def _take_over(stdout: int, stderr: int, record: int, talk: int, line: socket.so
         signal.signal(number, signal.SIG_DFL)
 
 
-def _enter(line: socket.socket, folder: str) -> None:
+def _enter(line: socket.socket, folder: str, umask: int | None) -> None:
+    if umask is not None:
+        os.umask(umask)
     try:
         if folder:
             os.chdir(folder)

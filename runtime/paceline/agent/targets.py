@@ -8,13 +8,13 @@ token with which the commands of its user ask for steps.
 from __future__ import annotations
 
 import json
-import os
 import socket
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from paceline import private_files
 from paceline.core.anatomy.samples import PodSamples
 from paceline.core.anatomy.steps_token import steps_token
 
@@ -36,10 +36,9 @@ def publish(run_dir: Path, *, job: str, slot: int, attempt: int, address: str) -
         "node": socket.gethostname(),
     }
     path = run_dir / FOLDER / f"{slot}.json"
-    path.parent.mkdir(exist_ok=True)
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    draft.write_text(json.dumps([{"targets": [address], "labels": labels}]))
-    draft.replace(path)
+    path.parent.mkdir(private_files.FOLDER_MODE, exist_ok=True)
+    told = [{"targets": [address], "labels": labels}]
+    private_files.write(path, json.dumps(told).encode())
     return path
 
 
@@ -61,7 +60,5 @@ def leave_token(run_dir: Path, token: str) -> None:
 def leave_steps(run_dir: Path, pod: PodSamples) -> None:
     """For `paceline report`, in place of what the pod before it left."""
     path = run_dir / STEPS / f"{pod.slot}.json"
-    path.parent.mkdir(exist_ok=True)
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    draft.write_bytes(msgspec.json.encode(pod))
-    draft.replace(path)
+    path.parent.mkdir(private_files.FOLDER_MODE, exist_ok=True)
+    private_files.write(path, msgspec.json.encode(pod))

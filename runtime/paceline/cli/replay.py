@@ -16,10 +16,12 @@ from paceline_api.errors import EXIT_BAD_INPUT, EXIT_FAILURE, JobFileError, Pace
 from paceline_api.jobfile import JOB_FILE, JobFile, read_job_file
 from paceline_api.types.enums import Wire
 
+from paceline import private_files
 from paceline.agent.launch import expand, group_of_one
 from paceline.core.protocol.ids import MemberId
 from paceline.core.replay.sequence import RESULT, ReplayResult
 from paceline.environment import ENV_REPLAY, PREFIX
+from paceline.local.rundir import check
 from paceline.worker.journals import not_replayable, read_journals
 
 SAID: Final = "replay.log"
@@ -36,12 +38,13 @@ LEFT_S: Final = 5.0
 
 def replay(run_dir: Path) -> int:
     """The exit code: 0 if the weights are the same, 1 if they differ."""
-    run_dir = run_dir.resolve()
     try:
+        run_dir = check(run_dir).resolve()
         spec = read_job_file(run_dir / JOB_FILE)
-    except JobFileError as error:
+    except (JobFileError, FileNotFoundError) as error:
+        why = error.message if isinstance(error, JobFileError) else "there is no such folder"
         raise PacelineError(
-            f"{run_dir} is no run folder: {error.message}",
+            f"{run_dir} is no run folder: {why}",
             hint="name the folder of a run that was made with `paceline run --record`",
             exit_code=EXIT_BAD_INPUT,
         ) from None
@@ -80,7 +83,7 @@ def _run(command: list[str], env: dict[str, str], folder: Path, log: Path) -> tu
     if not code or not held:
         os.write(STDERR, b"".join(held))
         return code, explained[-1].decode(errors="replace") if explained else ""
-    log.write_bytes(b"".join(held))
+    private_files.write(log, b"".join(held))
     lines = [line.decode(errors="replace") for line in held]
     said = [line.strip() for line in lines if line.strip() and not line.startswith((" ", *TELLS))]
     told = f": {said[-1]}" if said else ""

@@ -7,6 +7,7 @@ from typing import Final
 
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 
+from paceline import private_files
 from paceline.cli.choice import Where, choose
 from paceline.core.anatomy.job import analyse, known_rounds, latest_rounds
 from paceline.report.page import advice_lines, page, silent_lines
@@ -16,6 +17,8 @@ ROUNDS: Final = 12
 """That the time line shows at most, if nobody chooses others."""
 PAGE: Final = "report.html"
 TRACE: Final = "trace.json"
+SHARED_MODE: Final = 0o666
+"""Without what the user's umask takes away: a report is there to be shown."""
 
 
 def report(name: str, where: Where, rounds: str | None, out: Path | None) -> None:
@@ -27,8 +30,8 @@ def report(name: str, where: Where, rounds: str | None, out: Path | None) -> Non
     folder = out or Path(found.folder or f"{name}-report")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / PAGE).write_text(page(job, chosen), encoding="utf-8")
-        (folder / TRACE).write_text(trace(job, known), encoding="utf-8")
+        for name_of, text in ((PAGE, page(job, chosen)), (TRACE, trace(job, known))):
+            private_files.write(folder / name_of, text.encode(), SHARED_MODE)
     except OSError as error:
         raise PacelineError(
             f"{folder}: {(error.strerror or str(error)).lower()}",

@@ -24,6 +24,7 @@ from paceline_api.names import ENV_RUN_DIR
 
 from paceline.function.errors import FunctionError
 from paceline.function.packed import DESCRIPTION, FOLDER, PROGRAM, Description
+from paceline.private_files import append, private_umask
 
 ENVIRONMENT: Final = "function-packages"
 """Of the run folder: the environment with the packages."""
@@ -94,7 +95,7 @@ def install(run_dir: Path, packages: Sequence[str]) -> Path:
     waited for by the others. Raises FunctionError."""
     folder = run_dir / ENVIRONMENT
     python = folder / "bin" / "python"
-    with (run_dir / f"{ENVIRONMENT}.lock").open("w") as lock:
+    with private_umask(), open(append(run_dir / f"{ENVIRONMENT}.lock"), "w") as lock:  # noqa: PTH123
         fcntl.flock(lock, fcntl.LOCK_EX)  # its end, or that of its process, lets the next one in
         if not (folder / DONE).exists():
             _make(folder)

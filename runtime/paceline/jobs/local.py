@@ -54,8 +54,9 @@ from paceline.jobs.interface import (
 )
 from paceline.local import control, detached, index, steps
 from paceline.local.printed import PRINTED
-from paceline.local.rundir import LOCK, RUNS, numbered, with_function
+from paceline.local.rundir import LOCK, RUNS, WHAT_RUNS, check, numbered, with_function
 from paceline.local.runner import STATUS
+from paceline.private_files import check_folder
 
 Found = TypeVar("Found")
 _AGENT: Final = re.compile(r"(\S+) (agent-(\d+)-(\d+)) (.*)", re.S)
@@ -236,10 +237,11 @@ class LocalJobs:
 
     def _found(self, name: str) -> _Run | None:
         """What `name` is: a run folder; else in `runs/` of this folder what runs under that name,
-        or ran last; else what runs under it elsewhere. AmbiguousJobError if several run there."""
+        or ran last; else what runs under it elsewhere. AmbiguousJobError if several run there, and
+        ForeignFolderError for the folder of somebody else."""
         folder = Path(name)
         if (folder / LOCK).is_file():
-            return _Run(folder.resolve(), index.of_run_dir(folder))
+            return _Run(check(folder).resolve(), index.of_run_dir(folder))
         named = [entry for entry in index.running(self._env) if entry.job == name]
         own = self._runs.resolve()
         here = [entry for entry in named if Path(entry.run_dir).resolve().parent == own]
@@ -247,7 +249,8 @@ class LocalJobs:
             runs = numbered(name, self._runs)
             earlier = [number for number, path in runs.items() if (path / LOCK).is_file()]
             if earlier:
-                latest = runs[max(earlier)]
+                check_folder(self._runs, WHAT_RUNS)
+                latest = check(runs[max(earlier)])
                 return _Run(latest.resolve(), index.of_run_dir(latest))
         fit = here or named
         if len(fit) > 1:

@@ -15,17 +15,22 @@ from typing import Final
 
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 
+from paceline import private_files
+
 LOCK: Final = ".run.lock"
+WHAT: Final = "checkpoint folder"
 
 
 @contextlib.contextmanager
 def locked(path: Path | None) -> Iterator[None]:
-    """For this run, or PacelineError if another one has it. None: no checkpoints."""
+    """For this run, or PacelineError if another one has it, or if somebody else can change what a
+    run would go on from. A folder that is there keeps its mode, and files in it are as readable as
+    it is (`worker.checkpoint.writer`). None: no checkpoints."""
     with contextlib.ExitStack() as stack:
         try:
             if path is not None:
-                path.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                private_files.make_folder(path, WHAT)
+                descriptor = private_files.append(path / LOCK)
                 stack.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -9,13 +9,14 @@ too many is the coordinator's decision; an agent that ends then is not replaced.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,11 +51,13 @@ from paceline.environment import (
     ENV_METRICS_PORT,
     ENV_PROCS,
     ENV_SPEC,
+    ENV_UMASK,
 )
 from paceline.limits import LISTEN_BACKLOG
 from paceline.local.client import Client, CoordinatorAwayError
 from paceline.local.processes import Child, adopt_orphans, children_of, kill_orphans
 from paceline.local.rundir import write
+from paceline.private_files import UMASK, ForeignFolderError, make_folder
 
 ASK_S: Final = 3.0
 """So long the replacement of an agent waits for a coordinator that is away."""
@@ -101,10 +104,11 @@ class Cluster:
         record: bool = False,
         measures: bool = False,
         after_attempt: int = -1,
+        umask: int = UMASK,
     ) -> None:
         """`working_dir`: of the ranks. `temporary`: TMPDIR of the processes. `on_line` gets the
         agent's name and what it passes on of what its ranks print. `after_attempt`: of an earlier
-        one for the same run folder."""
+        one for the same run folder. `umask`: the user's own, which the ranks get."""
         self.left_over = 0
         """Processes that were still there when all had been told to end."""
         self.broken: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -133,7 +137,7 @@ class Cluster:
         self._stopping = False
         self._stop_to_tell = False
         self._slots: dict[int, _Slot] = {}
-        self._after_attempt = after_attempt
+        self._after_attempt, self._umask = after_attempt, umask
         self._revision = 0
         self._coordinator: Child | None = None
         self._ending = False
@@ -342,6 +346,7 @@ class Cluster:
             ENV_FAULTS: self._faults,
             ENV_DRAIN_GRACE: str(self._job.elasticity.drain_grace_ns / NS_PER_S),
             ENV_METRICS_PORT: str(self._job.metrics_port),
+            ENV_UMASK: f"{self._umask:03o}",
         }
         name = f"agent-{number}-{attempt}"
         return Child.start(
@@ -390,14 +395,12 @@ class Cluster:
     def _env(self) -> dict[str, str]:
         outer = {name: value for name, value in os.environ.items() if not is_reserved_env(name)}
         # `python` in a job's command is the one that Paceline is installed in.
-        uid = os.getuid()
         own_bin = str(Path(sys.executable).parent)
         return outer | {
             # What a full disk has not taken is not tried again at the end of a process, to fail it.
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": str(self._temporary),
-            # What torch has compiled outlives the run, as without Paceline.
-            ENV_COMPILED: outer.get(ENV_COMPILED, f"{tempfile.gettempdir()}/torchinductor_{uid}"),
+            **_compiled(outer),
             "PATH": os.pathsep.join([own_bin, outer.get("PATH", os.defpath)]),
             ENV_JOB: self._job.name,
             ENV_PROCS: str(self._job.procs_per_replica),
@@ -439,3 +442,16 @@ class Cluster:
                 hint=f"the whole log is {child.log}",
             )
         )
+
+
+def _compiled(outer: Mapping[str, str]) -> dict[str, str]:
+    """What torch has compiled outlives the run, as without Paceline: where the user says, or where
+    torch would keep it. Its name there is known to everybody, and what lies there is executed. So
+    it is in the run's own temporary folder if somebody else was there first."""
+    if ENV_COMPILED in outer:
+        return {}
+    folder = Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
+    with contextlib.suppress(OSError, ForeignFolderError):
+        make_folder(folder, "cache folder")
+        return {ENV_COMPILED: str(folder)}
+    return {}

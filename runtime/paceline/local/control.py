@@ -27,6 +27,8 @@ from paceline.local.room import Room, check_room
 from paceline.local.rundir import CONTROL
 
 LINE_MAX: Final = 16 * 2**20
+ROOT: Final = 0
+"""Uid of who may ask whatever the kernel lets it."""
 ASK_S: Final = 5.0
 WAIT_S: Final = 30.0
 """For news, at most; then what is known is the answer."""
@@ -222,6 +224,8 @@ class Control:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
+            if index.peer_uid(writer.get_extra_info("socket")) not in (os.geteuid(), ROOT):
+                return
             async with asyncio.timeout(ASK_S):
                 line = await reader.readline()
             if line:  # else only somebody who looked whether this runner lives
@@ -338,9 +342,13 @@ def ask(
         line.settimeout(ASK_S + wait_s)
         try:
             line.connect(entry.socket)
+            if index.peer_uid(line) != os.geteuid():
+                raise ConnectionError("somebody else listens there")
             line.sendall(msgspec.json.encode(request) + b"\n")
             while not data.endswith(b"\n") and (part := line.recv(2**16)):
                 data += part
+                if len(data) > LINE_MAX:
+                    raise OSError(f"in less than {LINE_MAX:,} bytes")
         except (ConnectionError, FileNotFoundError):
             pass  # it is gone; nothing that it said is of use
         except OSError as error:

@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 from paceline_api.errors import EXIT_FAILURE, PacelineError
 
+from paceline import private_files
 from paceline.local.index import Entry
 
 RUN_LOG: Final = "run.log"
@@ -65,9 +66,8 @@ def start(words: Sequence[str], folder: Path, job: bytes = b"") -> Entry:
 def listening(ready_fd: int, entry: Entry) -> None:
     """Called in the new process: say so, and write to the run folder from now on. What the ranks
     print is kept there anyway (`local.printed`)."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     try:
-        log = os.open(Path(entry.run_dir) / RUN_LOG, flags, 0o666)
+        log = private_files.append(Path(entry.run_dir) / RUN_LOG)
     except OSError:  # a full disk does not keep a job from running
         log = os.open(os.devnull, os.O_WRONLY)
     nothing = os.open(os.devnull, os.O_WRONLY)

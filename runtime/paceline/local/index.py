@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -16,9 +17,14 @@ from typing import Final
 import msgspec
 from paceline_api.decoding import UNDECODABLE
 
+from paceline import private_files
+from paceline.private_files import ForeignFolderError
+
 NOTE: Final = "control.json"
 """In the run folder."""
 CONNECT_S: Final = 2.0
+NOTE_BYTES_MAX: Final = 64 * 1024
+WHAT: Final = "folder of notes about running jobs"
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -47,15 +53,18 @@ def publish(entry: Entry, env: Mapping[str, str]) -> list[Path]:
     then only the run folder has one."""
     data = msgspec.json.encode(entry)
     note = Path(entry.run_dir) / NOTE
-    _write(note, data)
+    private_files.write(note, data)
     error: OSError = FileNotFoundError("neither XDG_RUNTIME_DIR nor HOME is set")
     for folder in folders(env):
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_files.make_folder(folder, WHAT)
             in_folder = folder / f"{entry.job}-{entry.pid}.json"
-            _write(in_folder, data)
+            private_files.write(in_folder, data)
         except OSError as problem:
             error = problem
+            continue
+        except ForeignFolderError as problem:
+            error = PermissionError(f"{problem.message}; {problem.hint}")
             continue
         return [note, in_folder]
     raise error
@@ -70,8 +79,8 @@ def running(env: Mapping[str, str]) -> list[Entry]:
     """The jobs whose runner listens, by name and run folder."""
     found: dict[str, Entry] = {}
     for folder in folders(env):
-        if not folder.is_dir():
-            continue
+        if not private_files.is_private(folder):
+            continue  # nobody else tells which socket to ask and which folder to remove
         for note in folder.glob("*.json"):
             entry = _read(note)
             if entry is not None and listens(entry):
@@ -97,19 +106,18 @@ def listens(entry: Entry) -> bool:
             return True
         except OSError:
             return False
-    return True
+        return peer_uid(line) == os.geteuid()
+
+
+def peer_uid(line: socket.socket) -> int:
+    """Return who has opened the other end of a connected Unix socket, as the kernel tells it."""
+    _, uid, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
 
 
 def _read(note: Path) -> Entry | None:
     try:
-        return msgspec.json.decode(note.read_bytes(), type=Entry)
+        with note.open("rb") as file:
+            return msgspec.json.decode(file.read(NOTE_BYTES_MAX), type=Entry)
     except (OSError, *UNDECODABLE):
         return None
-
-
-def _write(note: Path, data: bytes) -> None:
-    """Whole or not at all, for this user only."""
-    draft = note.with_suffix(f".{os.getpid()}.tmp")
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:  # noqa: PTH123
-        file.write(data)
-    draft.replace(note)

@@ -26,6 +26,7 @@ from paceline.core.status import Outcome, Status
 from paceline.local import steps
 from paceline.local.runner import Runner
 from paceline.local.timeline import Timeline
+from paceline.private_files import FOLDER_MODE
 from paceline.scratch import Scratch
 from paceline.signals import on_request_to_end
 
@@ -83,7 +84,7 @@ async def measure(
     begun_s = wall_s()
     with Scratch.make() as own:
         folder = own.temporary / "run"
-        folder.mkdir()
+        folder.mkdir(FOLDER_MODE)
         run = _Measured(at_size(job, size), folder, working_dir)
         outcome = await run.until_known(limit_s)
         if run.interrupted:

@@ -6,7 +6,6 @@ other arguments or another transport begin a file of their own.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -18,11 +17,12 @@ from paceline_api.errors import EXIT_BAD_INPUT, JobFileError, PacelineError
 from paceline_api.jobfile import JOB_FILE, read_resolved_job
 from paceline_api.settings import ResolvedJob
 
+from paceline import private_files
 from paceline.core.forecast.book import Book, Measurement
 from paceline.core.forecast.measured import earlier, row
 from paceline.core.status import Status
 from paceline.local import control, index, steps
-from paceline.local.rundir import RUNS, numbered
+from paceline.local.rundir import RUNS, WHAT_RUNS, numbered
 from paceline.local.runner import STATUS
 
 RUNS_READ: Final = 16
@@ -57,8 +57,9 @@ def path_of(job: ResolvedJob, runs: Path = RUNS, *, place: str = "") -> Path:
 
 
 def read(path: Path) -> Book:
-    """Empty if there is none. Raises PlanFileError."""
+    """Empty if there is none. Raises PlanFileError, ForeignFolderError."""
     try:
+        private_files.check_folder(path.parent, WHAT_RUNS)
         return msgspec.json.decode(path.read_bytes(), type=Book)
     except FileNotFoundError:
         return Book()
@@ -72,13 +73,10 @@ def read(path: Path) -> Book:
 
 def write(path: Path, book: Book) -> None:
     """Whole or not at all. Raises PlanFileError."""
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(exist_ok=True)
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(book)))
-        draft.replace(path)
+        private_files.make_folder(path.parent, WHAT_RUNS)
+        private_files.write(path, msgspec.json.format(msgspec.json.encode(book)))
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise PlanFileError(
             path, _told(error), hint="call paceline in a folder that you may write to"
         ) from None
@@ -111,7 +109,10 @@ def _of_run(folder: Path, status: Status, model: int) -> Iterator[Measurement]:
 
 
 def _latest(job: str, runs: Path) -> list[Path]:
-    return [path for _, path in sorted(numbered(job, runs).items())[-RUNS_READ:]]
+    if not private_files.is_private(runs):
+        return []
+    latest = [path for _, path in sorted(numbered(job, runs).items())[-RUNS_READ:]]
+    return [path for path in latest if private_files.is_private(path)]
 
 
 def _status(folder: Path) -> Status | None:

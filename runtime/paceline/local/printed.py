@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from paceline import private_files
 from paceline.clock import NS_PER_S, wall_s
 
 PRINTED: Final = "printed.log"
@@ -27,8 +28,7 @@ class Printed:
         self._on_line = on_line
         self._fd: int | None = None
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            self._fd = os.open(run_dir / PRINTED, flags, 0o666)
+            self._fd = private_files.append(run_dir / PRINTED)
             self.size = os.fstat(self._fd).st_size
         except OSError:
             pass  # a job is not ended because its disk is full

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from paceline import scratch
+from paceline import private_files, scratch
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
@@ -122,7 +122,7 @@ class Child:
 
 def _open_log(path: Path) -> BinaryIO:
     try:
-        return path.open("ab")
+        return os.fdopen(private_files.append(path), "ab")
     except OSError:  # a job is not ended because its disk is full
         return Path(os.devnull).open("ab")
 

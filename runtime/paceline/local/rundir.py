@@ -10,6 +10,7 @@ from typing import Final
 
 from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 
+from paceline import private_files
 from paceline.function.packed import FOLDER
 
 RUNS: Final = Path("runs")
@@ -17,6 +18,8 @@ RUNS_MAX: Final = 100_000
 LOCK: Final = "run.pid"
 CONTROL: Final = "control"
 """Socket of the runner, in the temporary folder of the run (`paceline.scratch`)."""
+WHAT: Final = "run folder"
+WHAT_RUNS: Final = "folder of runs"
 
 
 class RunDirError(PacelineError):
@@ -36,7 +39,7 @@ def with_function(job: str, runs: Path, files: Mapping[str, str]) -> Path:
     """The next free folder below `runs` for a run whose program is a function, with its files."""
     path = _take_next(job, runs).resolve()
     try:
-        (path / FOLDER).mkdir()
+        (path / FOLDER).mkdir(private_files.FOLDER_MODE)
     except OSError as error:
         raise _unusable(path, error) from None
     for name, text in files.items():
@@ -47,9 +50,15 @@ def with_function(job: str, runs: Path, files: Mapping[str, str]) -> Path:
 def write(run_dir: Path, name: str, text: str) -> None:
     """A file of the folder without which there can be no run. Raises RunDirError."""
     try:
-        (run_dir / name).write_text(text)
+        private_files.write(run_dir / name, text.encode())
     except OSError as error:
         raise _unusable(run_dir, error) from None
+
+
+def check(run_dir: Path) -> Path:
+    """Return the folder of a run, which nobody else can have changed. Raises ForeignFolderError."""
+    private_files.check_folder(run_dir, WHAT)
+    return run_dir
 
 
 def numbered(job: str, runs: Path) -> dict[int, Path]:
@@ -60,10 +69,10 @@ def numbered(job: str, runs: Path) -> dict[int, Path]:
 
 def _take_next(job: str, runs: Path) -> Path:
     try:
-        runs.mkdir(exist_ok=True)
+        private_files.make_folder(runs, WHAT_RUNS)
         for number in range(max(numbered(job, runs), default=0) + 1, RUNS_MAX):
             try:
-                (runs / f"{job}-{number}").mkdir()
+                (runs / f"{job}-{number}").mkdir(private_files.FOLDER_MODE)
             except FileExistsError:
                 continue  # another run took it in this moment
             return runs / f"{job}-{number}"
@@ -74,13 +83,13 @@ def _take_next(job: str, runs: Path) -> Path:
 
 def _take(path: Path) -> Path:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        private_files.make_folder(path, WHAT)
         # Whoever creates the lock owns the folder, also if two runs start at once.
-        with (path / LOCK).open("x"):
-            pass
+        os.close(private_files.create(path / LOCK))
         if {one.name for one in path.iterdir()} - {LOCK, FOLDER}:
             (path / LOCK).unlink()
             raise RunDirError(path, "is not empty", hint="name a new or an empty folder")
+        path.chmod(private_files.FOLDER_MODE)
     except FileExistsError:
         if not path.is_dir():
             raise RunDirError(path, "is a file", hint="name a new or an empty folder") from None

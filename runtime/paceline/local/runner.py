@@ -32,6 +32,7 @@ from paceline.local.processes import Child, tail
 from paceline.local.rundir import RunDirError, write
 from paceline.local.slow import Replacer
 from paceline.local.timeline import Timeline
+from paceline.private_files import UMASK, private_umask
 
 AWAY_S: Final = 30.0
 """Longest time without an answer of the coordinator. Its start takes about a second."""
@@ -109,6 +110,8 @@ class Runner:
         self._on_listen = on_listen
         self._on_line, self._printed = on_line, Printed(run_dir, self._ring)
         self._cluster: Cluster | None = None
+        self._umask = UMASK
+        """The user's own, for the scripts; this process and its agents make private files."""
         scratch.sweep(scratch.bases())
         self._scratch = scratch.Scratch.make()
         self._control = Control(job, run_dir, self, sockets=self._scratch.sockets, warn=say)
@@ -208,7 +211,7 @@ class Runner:
     # ---- from beginning to end -----------------------------------------------------------------
 
     async def run(self) -> RunResult:
-        with self._scratch:
+        with self._scratch, private_umask() as self._umask:
             outcome, left_over = await self._run()
         self._printed.close()
         return RunResult(
@@ -249,6 +252,7 @@ class Runner:
             record=self._record,
             measures=self._measures,
             after_attempt=after_attempt,
+            umask=self._umask,
         )
 
     def _line(self, agent: str, text: str) -> None:

@@ -20,6 +20,7 @@ from paceline_api.jobfile import JOB_FILE, read_job_file
 from paceline_api.types.enums import Wire
 from torch._C._distributed_c10d import HashStore
 
+from paceline import private_files
 from paceline.core.anatomy.samples import Phase
 from paceline.core.messages import DealtBatch, ScriptError
 from paceline.core.protocol.ids import MemberId
@@ -171,7 +172,7 @@ class ReplaySession:
             replayed=self._committed.strong_hash(),
             differs_at=self._differs_at,
         )
-        (self._run_dir / core.RESULT).write_bytes(msgspec.json.encode(result))
+        private_files.write(self._run_dir / core.RESULT, msgspec.json.encode(result))
 
     # ---- playing --------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from paceline import private_files
 from paceline.core.collectives.select import Method
 from paceline.core.protocol.ids import MemberId
 from paceline.core.protocol.log import Log, LogError
@@ -43,9 +44,9 @@ WAITING_BYTES_MAX: Final = 64 * 1024
 class Recorder:
     def __init__(self, run_dir: Path, member: MemberId) -> None:
         folder = run_dir / FOLDER
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(private_files.FOLDER_MODE, exist_ok=True)
         path = folder / f"{str(member).replace('#', '-')}.journal"
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._fd = private_files.create(path)
         self._path = path
         self._waiting: list[bytes] = []
         self._bytes = 0

@@ -23,6 +23,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from paceline.private_files import FOLDER_MODE, OTHERS_WRITE, ForeignFolderError, check_folder
+
 REDUCE: Final = Path(__file__).with_name("reduce.c")
 SHARED: Final = Path(__file__).with_name("shared.c")
 SOURCES: Final = (REDUCE, SHARED)
@@ -41,13 +43,17 @@ def load(source: Path) -> ctypes.CDLL:
     try:
         if not path.exists():
             path = cache_folder() / file_name(source)
-        if not path.exists():
-            build(source, path.parent)
-        if path.stat().st_uid not in (os.geteuid(), 0):
-            raise UnavailableError(f"{path} belongs to another user")
+            if not path.exists():
+                build(source, path.parent)
+            check_folder(path.parent, "cache folder")
+        about = path.lstat()
+        if about.st_uid not in (os.geteuid(), 0) or about.st_mode & OTHERS_WRITE:
+            raise UnavailableError(f"{path} may have been changed by another user; remove it")
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise UnavailableError(f"{path}: {error}") from error
+    except ForeignFolderError as error:
+        raise UnavailableError(f"{error.message}; hint: {error.hint}") from error
 
 
 def file_name(source: Path) -> str:
@@ -71,7 +77,8 @@ def build(source: Path, target: Path) -> None:
     compiler = shutil.which(os.environ.get("CC") or "cc")
     if compiler is None:
         raise UnavailableError("no C compiler; hint: install one, or set CC")
-    target.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.mkdir(FOLDER_MODE, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target, prefix="build-") as folder:
         draft = Path(folder) / file_name(source)
         try:

@@ -25,6 +25,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from paceline import private_files
 from paceline.clock import NS_PER_S, now_ns
 from paceline.core.protocol.snapshot import LogSnapshot
 from paceline.core.rank.events import Published, Written
@@ -111,7 +112,7 @@ class CheckpointWriter:
         folder = disk.part_of(self._folder, self._identity)
         problem = ""
         try:
-            folder.mkdir(parents=True)
+            _make_folder(self._path, folder)
             self._check_room(copy)
             files = _write_files(folder, copy, snapshot)
             manifest = disk.Manifest(
@@ -228,8 +229,17 @@ def _write_files(folder: Path, copy: StateCopy, snapshot: LogSnapshot) -> tuple[
     return tuple(disk.file_of(path) for path in sorted(folder.iterdir()))
 
 
+def _make_folder(kept: Path, folder: Path) -> None:
+    """As readable as the folder in which checkpoints are kept, which its user may have shared."""
+    kept.mkdir(parents=True, exist_ok=True)
+    mode = 0o700 | (kept.stat().st_mode & 0o777)
+    for made in (*reversed(folder.relative_to(kept).parents[:-1]), folder.relative_to(kept)):
+        (kept / made).mkdir(mode, exist_ok=kept / made != folder)
+
+
 def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as stream:
+    readable = path.parent.stat().st_mode & 0o666
+    with open(private_files.create(path, readable), "wb") as stream:  # noqa: PTH123
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())

@@ -1,0 +1,170 @@
+"""Files and folders of one user on a machine that others use too.
+
+What a run leaves may hold secrets (the environment of a job, what scripts print, weights), so only
+its user may read it. And whoever can change a run folder decides what the next command of its user
+runs, so a folder that somebody else owns or may write to is refused before anything in it is
+believed.
+
+The checks are for folders of this machine. In a pod folders come from volumes, whose owners and
+modes are the cluster's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import grp
+import os
+import pwd
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from paceline_api.errors import EXIT_BAD_INPUT, PacelineError, printable
+
+FOLDER_MODE: Final = 0o700
+FILE_MODE: Final = 0o600
+UMASK: Final = 0o077
+OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+class ForeignFolderError(PacelineError):
+    """Raised for a folder that somebody else owns or may write to."""
+
+    def __init__(self, path: Path, what: str, problem: str, *, hint: str) -> None:
+        super().__init__(
+            f"{what} {printable(str(path))} {problem}", hint=hint, exit_code=EXIT_BAD_INPUT
+        )
+
+
+@contextlib.contextmanager
+def private_umask() -> Iterator[int]:
+    """Make what the block creates private to this user; yields the umask of before."""
+    before = os.umask(UMASK)
+    try:
+        yield before
+    finally:
+        os.umask(before)
+
+
+def make_folder(path: Path, what: str) -> None:
+    """Make a folder for this user alone, with its parents, or check the one that is there.
+
+    Args:
+        path: The folder. If it exists its mode stays as it is.
+        what: What it is to a user, such as `run folder`.
+
+    Raises:
+        ForeignFolderError: Somebody else owns it or may write to it.
+        OSError: It cannot be made.
+    """
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(FOLDER_MODE, parents=True)
+        return
+    if not path.is_dir():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    check_folder(path, what)
+
+
+def check_folder(path: Path, what: str) -> None:
+    """Check that nobody but this user can change what is in a folder.
+
+    Args:
+        path: The folder, or a symbolic link of this user to it.
+        what: What it is to a user, such as `run folder`.
+
+    Raises:
+        ForeignFolderError: Somebody else can. The message names owner and mode.
+        OSError: There is no such folder.
+    """
+    link = path.lstat()
+    if stat.S_ISLNK(link.st_mode) and link.st_uid != os.geteuid():
+        raise ForeignFolderError(
+            path,
+            what,
+            f"is a symbolic link of {_user(link.st_uid)}, and you are {_user(os.geteuid())}",
+            hint="name a folder that is yours",
+        )
+    about = path.stat()
+    mode = stat.S_IMODE(about.st_mode)
+    if about.st_uid != os.geteuid():
+        raise ForeignFolderError(
+            path,
+            what,
+            f"belongs to {_user(about.st_uid)} (mode {mode:04o}), and you are "
+            f"{_user(os.geteuid())}",
+            hint="name a folder that is yours, or work as its owner",
+        )
+    if mode & OTHERS_WRITE:
+        who = " and ".join(
+            name
+            for bit, name in (
+                (stat.S_IWGRP, f"the group {_group(about.st_gid)}"),
+                (stat.S_IWOTH, "everybody"),
+            )
+            if mode & bit
+        )
+        raise ForeignFolderError(
+            path,
+            what,
+            f"may be written to by {who} (owner {_user(about.st_uid)}, mode {mode:04o})",
+            hint=f"see that nobody has changed what is in it, then chmod go-w {path}",
+        )
+
+
+def is_private(path: Path) -> bool:
+    """Return True if the folder exists and nobody but this user can change what is in it."""
+    try:
+        check_folder(path, "")
+    except (OSError, ForeignFolderError):
+        return False
+    return path.is_dir()
+
+
+def create(path: Path, mode: int = FILE_MODE) -> int:
+    """Make a new file; returns its descriptor, for writing.
+
+    Raises:
+        FileExistsError: Something has this name already, be it a symbolic link to nowhere.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(path, flags, mode)
+
+
+def append(path: Path, mode: int = FILE_MODE) -> int:
+    """Open a file to write at its end, new or not; returns its descriptor. Follows no link."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(path, flags, mode)
+
+
+def write(path: Path, data: bytes, mode: int = FILE_MODE) -> None:
+    """Put a file in place, whole or not at all. A link of that name is replaced, not followed.
+
+    Raises:
+        OSError: It cannot be written; then what was there stays.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(create(draft, mode), "wb") as file:
+            file.write(data)
+        draft.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def _group(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)

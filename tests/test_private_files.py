@@ -1,0 +1,145 @@
+"""Folders and files of one user: private from the start, refused when others can change them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from paceline.private_files import (
+    ForeignFolderError,
+    append,
+    check_folder,
+    create,
+    is_private,
+    make_folder,
+    private_umask,
+    write,
+)
+
+OTHER_UID = 54_321
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+@pytest.fixture
+def stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever there is belongs to somebody else now."""
+    monkeypatch.setattr(os, "geteuid", lambda: OTHER_UID)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
+def test_what_is_made_is_for_its_user_alone(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        make_folder(tmp_path / "a/b", "folder")
+        write(tmp_path / "a/b/whole", b"secret")
+        os.close(create(tmp_path / "a/b/new"))
+        os.close(append(tmp_path / "a/b/log"))
+    finally:
+        os.umask(before)
+    assert mode_of(tmp_path / "a/b") == 0o700
+    for name in ("whole", "new", "log"):
+        assert mode_of(tmp_path / "a/b" / name) == 0o600
+    assert sorted(path.name for path in (tmp_path / "a/b").iterdir()) == ["log", "new", "whole"]
+
+
+def test_a_folder_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    make_folder(shared, "folder")
+    assert mode_of(shared) == 0o755
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o775, 0o777, 0o720, 0o702, 0o1777, 0o2775])
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    folder.chmod(mode)
+    for use in (check_folder, make_folder):
+        with pytest.raises(
+            ForeignFolderError, match=f"run folder {folder} .*mode {mode:04o}"
+        ) as no:
+            use(folder, "run folder")
+        assert f"chmod go-w {folder}" in no.value.hint
+    assert not is_private(folder)
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o755, 0o500])
+def test_a_folder_that_others_may_only_read_is_accepted(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    folder.chmod(mode)
+    check_folder(folder, "run folder")
+    assert is_private(folder)
+
+
+@pytest.mark.usefixtures("stranger")
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ForeignFolderError, match=f"belongs to .*user {OTHER_UID}") as no:
+        check_folder(tmp_path, "run folder")
+    assert "yours" in no.value.hint
+    assert not is_private(tmp_path)
+
+
+def test_a_link_of_ones_own_is_followed_to_a_folder_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir(0o700)
+    (tmp_path / "runs").symlink_to(tmp_path / "disk")
+    check_folder(tmp_path / "runs", "folder of runs")
+    (tmp_path / "disk").chmod(0o777)
+    with pytest.raises(ForeignFolderError):
+        check_folder(tmp_path / "runs", "folder of runs")
+
+
+@pytest.mark.usefixtures("stranger")
+def test_a_link_of_somebody_else_is_refused_wherever_it_leads(tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to(tmp_path)
+    with pytest.raises(ForeignFolderError, match="is a symbolic link of"):
+        check_folder(tmp_path / "runs", "folder of runs")
+
+
+@pytest.mark.parametrize("target", ["there", "nowhere"])
+def test_no_link_is_followed_to_write_a_file(tmp_path: Path, target: str) -> None:
+    (tmp_path / "there").write_text("precious")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / target)
+    for use in (create, append):
+        with pytest.raises(OSError, match=r"exists|symbolic links"):
+            use(link)
+    write(link, b"new")
+    assert not link.is_symlink()
+    assert link.read_bytes() == b"new"
+    assert (tmp_path / "there").read_text() == "precious"
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "file", b"old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        write(tmp_path / "file", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+def test_a_private_umask_ends_with_its_block(tmp_path: Path) -> None:
+    outer = os.umask(0o027)
+    try:
+        with private_umask() as before:
+            (tmp_path / "inside").touch()
+        (tmp_path / "outside").touch()
+    finally:
+        os.umask(outer)
+    assert before == 0o027
+    assert mode_of(tmp_path / "inside") == 0o600
+    assert mode_of(tmp_path / "outside") == 0o640

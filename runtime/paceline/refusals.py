@@ -62,6 +62,8 @@ class Refusals:
     """Counts refusals, and decides which of them are worth a line. Any thread may call it."""
 
     def __init__(self) -> None:
+        self.total = 0
+        """Over all entry points and reasons: a glance tells whether `counts` has changed."""
         self._lock = threading.Lock()
         self._counts: Counter[tuple[Entry, Reason]] = Counter()
         self._since_line: Counter[Entry] = Counter()
@@ -84,6 +86,7 @@ class Refusals:
             One line without control characters, or None.
         """
         with self._lock:
+            self.total += 1
             self._counts[entry, reason] += 1
             self._since_line[entry] += 1
             if now_ns < self._next_line_ns.get(entry, now_ns):

@@ -41,7 +41,7 @@ def test_one_worker_stays_below_its_series() -> None:
     """What one rank can touch: one mode and every trigger at a time is the usual case; two modes
     (a change while running) and one transport with all algorithms are counted here."""
     assumed = {"figure": 4, "mode": 2, "transport": 1, "size_class": 5, "state": 1}
-    assumed |= {"wire": 1, "bits": 1}
+    assumed |= {"wire": 1, "bits": 1, "entry": 2, "refusal": 2}
     series = 0
     for metric in CATALOG:
         children = 1

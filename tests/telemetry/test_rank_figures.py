@@ -32,6 +32,7 @@ from paceline.core.protocol.records import (
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import RankState, Saving
 from paceline.core.status import METRIC_ROUNDS, Fact, LogStatus, log_status
+from paceline.refusals import Entry, Reason, refuse
 from paceline.telemetry.catalog import CATALOG, Writer
 from paceline.telemetry.records import RankRecord
 from paceline.telemetry.samples import RoundRing, StepRing
@@ -495,7 +496,20 @@ def test_every_metric_of_a_rank_is_written(one: OneRank) -> None:
     )
     assert (facts[Fact.SAVED], facts[Fact.SAVED_VERSION]) == (3, 6)
     assert one.record["checkpoints_total", "skipped"] == [1]
+    refuse(Entry.PEERS, Reason.MALFORMED, "a test")
+    one.metrics.refresh(one.rank, one.now_ns)
     written = {name for name, *_ in (key for key, values in one.record.written.items() if values)}
     ours = {metric.name for metric in CATALOG if metric.writer is not Writer.AGENT}
     assert written == ours
     assert one.record["samples_dropped_total", "nonfinite"] == [2]
+
+
+def test_what_is_refused_is_counted_once_by_entry_point_and_reason(one: OneRank) -> None:
+    one.metrics.refresh(one.rank, one.now_ns)  # what other tests of this process have counted
+    key = "refused_total", Entry.RENDEZVOUS, Reason.OTHER_USER
+    before = sum(one.record[key])
+    for _ in range(3):
+        refuse(Entry.RENDEZVOUS, Reason.OTHER_USER, "a test")
+    for _ in range(2):
+        one.metrics.refresh(one.rank, one.now_ns)
+    assert sum(one.record[key]) == before + 3

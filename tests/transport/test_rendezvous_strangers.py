@@ -266,8 +266,8 @@ def test_a_peer_that_was_stopped_in_an_older_generation_calls_again(meetings: Me
     assert meet(meetings, "g1") == "hi"
     with ThreadPoolExecutor(1) as pool:
         abort = Abort()
-        group, until = group_of(meetings, 0, key="g2"), Deadline(abort, WAIT_S)
-        old = pool.submit(lambda: meetings[0].dial(group, 1, Offer("old"), Offer, until))
+        dialing, until = group_of(meetings, 0, key="g2"), Deadline(abort, WAIT_S)
+        old = pool.submit(meetings[0].dial, dialing, 1, Offer("old"), Offer, until)
         with pytest.raises(PeerLost):
             meetings[1].answer(group_of(meetings, 1, key="g3"), 0, Offer, deadline(0.5))
         abort.raise_()

@@ -43,7 +43,7 @@ from paceline.core.protocol.ids import MemberId
 from paceline.environment import AgentSettings
 from paceline.limits import ensure_files
 from paceline.private_files import UMASK
-from paceline.refusals import Refusals
+from paceline.refusals import PROCESS
 from paceline.signals import on_request_to_end
 from paceline.telemetry.collector import PodRecords
 
@@ -70,7 +70,6 @@ class Agent:
         loop = asyncio.get_running_loop()
         self._output = Output(loop, sys.stdout.fileno(), settings.run_dir / "logs")
         self._reaper = Reaper()
-        self._refusals = Refusals()
         self._records = PodRecords(settings.slot, settings.procs)
         self._voice = PodVoice(
             settings.coordinators,
@@ -117,7 +116,7 @@ class Agent:
             self._health,
             lambda: msgspec.json.encode(self._steps()),
             token=self._settings.token,
-            refusals=self._refusals,
+            refusals=PROCESS,
         )
         host = "127.0.0.1" if self._settings.local else "0.0.0.0"
         port = await http.start(host, self._settings.metrics_port, search=self._settings.local)

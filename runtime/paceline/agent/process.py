@@ -29,8 +29,7 @@ from paceline.agent.system import Reaper
 from paceline.control import packets
 from paceline.core.agent import supervise
 from paceline.core.agent.exits import RankOutcome, how_it_ended
-from paceline.core.messages import ScriptError
-from paceline.core.protocol.ids import GenerationId, MemberId
+from paceline.core.protocol.ids import MemberId
 
 log = logging.getLogger("paceline.agent")
 
@@ -38,7 +37,6 @@ CHAIN_S: Final = 2.0
 """For the launcher to end by itself after its rank. Measured: 6 ms."""
 OWN_END_S: Final = 0.1
 """MPI's proxy notices the death of a rank some milliseconds before waitpid does."""
-Released = tuple[GenerationId, int] | None
 
 
 class RankProcess:
@@ -202,18 +200,12 @@ class RankProcess:
         if message is None:
             return  # the process, or its script, closed it; only waitpid says that it is dead
         try:
-            outcome = RankOutcome(message.get("kind", ""))
+            outcome = RankOutcome(message.kind)
         except ValueError:
             log.warning("rank %s said %r", self.member, message)
             return
-        try:
-            released = msgspec.convert(message.get("released"), Released)
-            error = msgspec.convert(message.get("error"), ScriptError | None)
-        except msgspec.ValidationError as wrong:
-            log.warning("rank %s said %r: %s", self.member, message, wrong)
-            return
-        text = str(message.get("message", ""))
-        self._post(self, supervise.ReportedOutcome(outcome, text, released, error))
+        said = supervise.ReportedOutcome(outcome, message.message, message.released, message.error)
+        self._post(self, said)
 
     def _launcher_ended(self, code: int) -> None:
         pid, self._launcher = self._launcher, None

@@ -2,7 +2,8 @@
 
 The socket lies in the abstract namespace: no file is left over however the agent dies, and no path
 can be too long. Each connection introduces itself with the key of a launch; whose it is, the kernel
-says (SO_PEERCRED). Messages are small JSON objects, one per packet.
+says (SO_PEERCRED). Messages are small JSON objects, one per packet; what is none, or none of these,
+is refused and counted, and the pipe goes on.
 """
 
 from __future__ import annotations
@@ -10,21 +11,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import secrets
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
+import msgspec
+from paceline_api.decoding import UNDECODABLE
+
+from paceline.core.messages import ScriptError
+from paceline.core.protocol.ids import GenerationId
 from paceline.limits import LISTEN_BACKLOG
-
-log = logging.getLogger("paceline.agent")
+from paceline.refusals import Entry, Reason, refuse
 
 MESSAGE_BYTES_MAX: Final = 32 * 1024
 
-Message = dict[str, Any]
+
+class Message(msgspec.Struct, frozen=True):
+    """What a shim or its rank says. The last word about how a rank ends counts."""
+
+    kind: str
+    key: str = ""
+    """Of the launch, in the introduction of a shim."""
+    message: str = ""
+    """For the user."""
+    released: tuple[GenerationId, int] | None = None
+    """With which record and version the rank was released (R17)."""
+    error: ScriptError | None = None
+
+
+_decode = msgspec.json.Decoder(Message).decode
 
 
 class RankPipe:
@@ -46,7 +64,7 @@ class RankPipe:
     def peer_pid(self) -> int:
         return _credentials(self._socket)[0]
 
-    def send(self, message: Message, fds: Sequence[int] = ()) -> bool:
+    def send(self, message: dict[str, str], fds: Sequence[int] = ()) -> bool:
         """False if the peer is gone, or stopped for so long that its buffer is full."""
         data = json.dumps(message).encode()
         try:
@@ -79,9 +97,9 @@ class RankPipe:
             data = b""
         if data:
             try:
-                message = dict(json.loads(data))
-            except ValueError:
-                log.warning("a rank process sent something that is no message: %r", data[:80])
+                message = _decode(data)
+            except UNDECODABLE:
+                refuse(Entry.RANK_PIPE, Reason.MALFORMED, f"process {self.peer_pid}")
                 return True
         else:
             self.close()
@@ -112,8 +130,9 @@ class RankPipeListener:
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionError):
             sock, _ = self._socket.accept()
-            if _credentials(sock)[1] != os.getuid():
-                log.warning("a process of another user called; it was sent away")
+            pid, uid = _credentials(sock)
+            if uid != os.getuid():
+                refuse(Entry.RANK_PIPE, Reason.OTHER_USER, f"user {uid}, process {pid}")
                 sock.close()
                 return
             RankPipe(self._loop, sock, self._on_message)

@@ -153,12 +153,11 @@ class Supervisor:
 
     def _introduced(self, pipe: RankPipe, message: Message | None) -> None:
         """First message of a shim."""
-        key = message.get("key") if message else None
         for slot in self._slots:
             if slot.process is None or message is None:
                 continue
             wanted = slot.place.phase is supervise.Phase.STARTING
-            if slot.process.connected(str(key), pipe, str(message.get("kind")), wanted=wanted):
+            if slot.process.connected(message.key, pipe, message.kind, wanted=wanted):
                 return
         pipe.close()
 

@@ -49,12 +49,7 @@ def leave_token(run_dir: Path, token: str) -> None:
         run_dir: Run folder.
         token: Of the run's ranks; the one for /steps follows from it.
     """
-    draft = run_dir / f"{TOKEN_FILE}.{os.getpid()}.tmp"
-    draft.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    with open(os.open(draft, flags, 0o600), "w") as file:  # noqa: PTH123
-        file.write(steps_token(token))
-    draft.replace(run_dir / TOKEN_FILE)
+    private_files.write(run_dir / TOKEN_FILE, steps_token(token).encode())
 
 
 def leave_steps(run_dir: Path, pod: PodSamples) -> None:

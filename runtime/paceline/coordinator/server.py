@@ -65,6 +65,8 @@ SIGNS_S: Final = 3.0
 """Those who were told to go together with this process say so in this time."""
 SEE_OFF_S: Final = 20.0
 LOOK_S: Final = 0.2
+UNLISTED_S: Final = 60.0
+"""How long the agent of a pod that no inventory lists is kept waiting for one that does."""
 
 _Body = TypeVar("_Body", Inventory, Targets)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -307,6 +309,7 @@ class Server:
                 if pod is None:
                     if not isinstance(message, AgentHello):
                         raise wire.WireError(f"first message is {type(message).__name__}")
+                    await self._listed(message.slot, message.attempt)
                     pod = message.slot, message.attempt
                     caller.know()
                     if older := self._agents.get(pod):
@@ -317,6 +320,8 @@ class Server:
                 if named != {pod}:
                     raise wire.WireError(f"a message in the name of {named - {pod}}")
                 self.post(core.heard(message))
+        except _UnlistedError as error:
+            caller.refuse(Reason.UNKNOWN_PEER, str(error))
         except wire.WireError as error:
             caller.refuse(Reason.MALFORMED, f"agent {pod}: {error}" if pod else str(error))
         except TimeoutError:
@@ -329,6 +334,18 @@ class Server:
                 self.post(core.AgentGone(*pod))
             await connection.close()
         return connection.socket
+
+    async def _listed(self, slot: int, attempt: int) -> None:
+        """Wait until the inventory lists a pod, which may be newer than that; a pod of nobody would
+        hold up the job. Raises _UnlistedError."""
+        roster = self._coordinator.state.roster
+        deadline = asyncio.get_running_loop().time() + UNLISTED_S
+        while not roster.may_greet(slot, attempt):
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._news.wait()
+            except TimeoutError:
+                raise _UnlistedError(f"which calls itself pod {slot}#{attempt}") from None
 
     async def _shut(self, _: web.Application) -> None:
         """Everybody gets what is queued for him, then all connections end."""
@@ -403,6 +420,10 @@ class Server:
 
     async def _get_health(self, _: web.Request) -> web.Response:
         return web.json_response({"ok": True})
+
+
+class _UnlistedError(Exception):
+    """A hello of a pod that is in no inventory."""
 
 
 def _refuse(code: int, message: str) -> web.Response:

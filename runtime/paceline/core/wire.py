@@ -40,7 +40,7 @@ def pack_peer(message: messages.PeerMessage) -> bytes:
     return bytes((WIRE_VERSION,)) + _pack(message)
 
 
-def unpack_peer(data: bytes | memoryview) -> messages.PeerMessage:
+def unpack_peer(data: bytes | bytearray | memoryview) -> messages.PeerMessage:
     if not len(data) or data[0] != WIRE_VERSION:
         raise WireError(
             f"wire version {data[0] if len(data) else 'missing'}, expected {WIRE_VERSION}"

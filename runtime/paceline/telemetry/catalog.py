@@ -26,6 +26,7 @@ from paceline.core.collectives.schedules import ALGORITHMS
 from paceline.core.collectives.select import CLASS_NAMES, NATIVE
 from paceline.core.messages import Network
 from paceline.core.protocol.records import DROP_MEANINGS, DropReason, GivenUp, Trigger
+from paceline.refusals import Entry, Reason
 
 
 class Kind(StrEnum):
@@ -78,6 +79,8 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "state": tuple(Phase),
     "carrier": tuple(network for network in Network if network),
     "result": ("written", "failed", "skipped"),
+    "entry": tuple(Entry),
+    "refusal": tuple(Reason),
 }
 
 
@@ -425,6 +428,17 @@ CATALOG: Final[tuple[Metric, ...]] = (
         "counters; no series until enough has moved. carrier: TCP, RDMA, GPUDirect.",
         "carrier",
     ),
+    _counter(
+        "paceline_refused_total",
+        _COMM,
+        "Messages and connections that this rank refused; the job goes on. entry: rendezvous "
+        "(where ranks meet before a data channel is wired), peers (announcements, GO and states); "
+        "others are not a rank's. refusal: other_user, unauthenticated (no proof that it knows the "
+        "job's token), unknown_peer (meant for another rank), too_large, malformed, too_slow, "
+        "too_many (strangers at once).",
+        "entry",
+        "refusal",
+    ),
     # ---- checkpoints: are they written, what do they cost ----
     _counter(
         "paceline_checkpoints_total",
@@ -487,6 +501,14 @@ CATALOG: Final[tuple[Metric, ...]] = (
         "free_of",
     ),
     # ---- the agent, and the cost of all this ----
+    _counter(
+        "paceline_agent_refused_total",
+        _AGENT,
+        "The same for the agent. entry: rank_pipe (reports of its ranks), agent_http (metrics and "
+        "steps); the others are not an agent's. refusal: as above.",
+        "entry",
+        "refusal",
+    ),
     _counter(
         "paceline_telemetry_seconds_total",
         _AGENT,

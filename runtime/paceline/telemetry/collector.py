@@ -30,6 +30,7 @@ from paceline.core.anatomy.dissect import summarise
 from paceline.core.anatomy.samples import RankSamples
 from paceline.core.messages import DealtBatch
 from paceline.core.protocol.ids import MemberId
+from paceline.refusals import PROCESS
 from paceline.telemetry import anatomy
 from paceline.telemetry.catalog import BY_NAME, CATALOG, FIGURE, Kind, Metric, Writer
 from paceline.telemetry.records import LAYOUT, Reading, RecordReader, allocate_record, width
@@ -186,6 +187,11 @@ class PodRecords(Collector):
             ("paceline_scrape_seconds_total", self._scrape_s),
         ):
             yield CounterMetricFamily(name, BY_NAME[name].help, value)
+        metric = BY_NAME["paceline_agent_refused_total"]
+        refused = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for labels, count in PROCESS.counts().items():
+            refused.add_metric(labels, count)
+        yield refused
         metric = BY_NAME["paceline_rank_restarts_total"]
         restarts = _family(metric)
         for local, place in enumerate(self._places):

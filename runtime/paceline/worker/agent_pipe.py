@@ -7,15 +7,15 @@ would report this rank's death any more, so it must end at once, by `os._exit` (
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import struct
 import threading
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Final
 
 import msgspec
+from paceline_api.decoding import UNDECODABLE
 
 from paceline.core.messages import ScriptError
 from paceline.core.protocol.ids import GenerationId
@@ -27,12 +27,11 @@ SEND_S: Final = 5
 """A frozen agent must not hold up its rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentOrder:
+class AgentOrder(msgspec.Struct, frozen=True):
     """What the agent wants: `kind` is `drain` (R16) or `shutdown` (the job is over, leave)."""
 
     kind: str
-    why: str
+    why: str = ""
 
 
 class AgentPipe:
@@ -74,14 +73,15 @@ class AgentPipe:
 
     def read(self) -> AgentOrder | None:
         """Block until the agent wants something; None = it is dead, and so must be the rank."""
-        try:
-            data = self._socket.recv(MESSAGE_BYTES_MAX)
-        except OSError:
-            return None
-        if not data:
-            return None
-        fields = json.loads(data)
-        return AgentOrder(str(fields["kind"]), str(fields.get("why", "")))
+        while True:
+            try:
+                data = self._socket.recv(MESSAGE_BYTES_MAX)
+            except OSError:
+                return None
+            if not data:
+                return None
+            with suppress(*UNDECODABLE):  # an agent says nothing else
+                return msgspec.json.decode(data, type=AgentOrder)
 
     def close(self) -> None:
         """Wakes a blocked `read`, which then returns None."""

@@ -4,6 +4,11 @@ Each rank binds two sockets. The fast lane carries announcements and GO; the bul
 states and missing parts, so that a hundred megabytes for a joiner never stand before a GO. A
 message is in order per pair and lane. Waiting is done in the kernel; `wake` ends a wait from any
 thread.
+
+Everything is sent in frames of PIECE_BYTES at most, and no socket takes a larger one: a stranger
+that has not shown the job's key yet, or another process of this user, makes a rank hold no more
+than that per connection. A message that is none is dropped and counted (`paceline.refusals`), and
+the job goes on.
 """
 
 from __future__ import annotations
@@ -12,28 +17,49 @@ import hashlib
 import mmap
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import zmq
 import zmq.utils.garbage  # here, not at the first bulk message: it ends at exit, after the engine
+from paceline_api.decoding import UNDECODABLE
 from zmq.utils import z85
 
 from paceline.core import wire
 from paceline.core.messages import PeerMessage
 from paceline.core.protocol.ids import MemberId
+from paceline.core.wire import WireError
 from paceline.limits import LISTEN_BACKLOG
+from paceline.refusals import Entry, Reason, refuse
 from paceline.scratch import SUN_PATH_MAX
 
 Bytes = bytes | bytearray | memoryview
 
 POLLIN: Final = int(zmq.POLLIN)
 """A plain number: the flag of zmq takes a microsecond to be compared."""
-PIECE_BYTES: Final = 1024 * 1024
-"""Of a state or a sum, in one frame: what the I/O thread encrypts at a time, and GO waits for."""
+PIECE_BYTES: Final = 64 * 1024
+"""Of a message, a state or a sum, in one frame: what the I/O thread encrypts at a time, and what a
+GO waits for."""
+FRAME_BYTES_MAX: Final = PIECE_BYTES + 1024
+"""What a socket takes in one frame; encryption adds some bytes to a piece."""
+MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of a message without its payload: the log of a large job, with a hundred times as much room."""
+PARTS_MAX: Final = 4096
+"""Of one payload."""
+UNREAD_FAST_MAX: Final = 1000
+UNREAD_BULK_MAX: Final = 2
+"""Messages of one peer that wait for this rank; what it sends beyond stays with that peer."""
+HANDSHAKE_MS: Final = 10_000
+"""A connection that is not greeted and encrypted by then is closed; an honest peer calls again."""
+
+Sizes = Annotated[
+    list[Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]],
+    msgspec.Meta(min_length=1, max_length=PARTS_MAX),
+]
+"""Bytes of a message on the bulk lane, and of each part of the payload behind it."""
 
 
 class Lanes(msgspec.Struct, frozen=True):
@@ -62,9 +88,11 @@ class PeerSockets:
         self._context.set(zmq.MAX_SOCKETS, 65_000)
         self._key = None if alone or directory is not None else _curve_key(token)
         self._alone = alone
+        self._senders = "a process of this user" if self._key is None else "a holder of the key"
+        """For the log: zmq knows no more of who has sent a message."""
         self._files: list[Path] = []
-        self._fast, fast = self._bind(directory, f"{name}.f", host)
-        self._bulk, bulk = self._bind(directory, f"{name}.b", host)
+        self._fast, fast = self._bind(directory, f"{name}.f", host, UNREAD_FAST_MAX)
+        self._bulk, bulk = self._bind(directory, f"{name}.b", host, UNREAD_BULK_MAX)
         self.address = msgspec.json.encode(Lanes(fast, bulk)).decode()
         self._out: dict[tuple[str, int], zmq.Socket[bytes]] = {}
         self._used: set[tuple[str, int]] = set()
@@ -83,14 +111,19 @@ class PeerSockets:
         for socket in (self._fast, self._bulk, self._event_fd):
             self._poller.register(socket, zmq.POLLIN)
 
-    def _bind(self, directory: Path | None, name: str, host: str) -> tuple[zmq.Socket[bytes], str]:
+    def _bind(
+        self, directory: Path | None, name: str, host: str, unread_max: int
+    ) -> tuple[zmq.Socket[bytes], str]:
         socket = self._context.socket(zmq.PULL)
         socket.set(zmq.LINGER, 0)
-        socket.set(zmq.RCVHWM, 0)
+        socket.set(zmq.RCVHWM, unread_max)
         socket.set(zmq.BACKLOG, LISTEN_BACKLOG)
+        socket.set(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+        socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         if directory is not None:
             path = directory / name
             assert len(str(path)) <= SUN_PATH_MAX, path
+            socket.set(zmq.IPC_FILTER_UID, os.geteuid())  # as the kernel knows the caller
             socket.bind(f"ipc://{path}")
             self._files.append(path)
             return socket, f"ipc://{path}"
@@ -124,7 +157,11 @@ class PeerSockets:
         """Fast lane. Never blocks; what a dead peer does not read is lost with it."""
         if message is not self._packed[0]:  # a GO goes to many
             self._packed = message, wire.pack_peer(message)
-        self._socket(member, 0).send(self._packed[1], copy=True)
+        data = self._packed[1]
+        if len(data) <= PIECE_BYTES:
+            self._socket(member, 0).send(data, copy=True)
+        else:
+            self._socket(member, 0).send_multipart(_pieces([data]), copy=True)
 
     def send_bulk(self, member: MemberId, message: PeerMessage, payload: Sequence[Bytes]) -> None:
         """Bulk lane, in pieces. Nothing is copied: the payload must not change until it has gone.
@@ -136,9 +173,9 @@ class PeerSockets:
         if before is not None and not before.done:
             self._give_up((address, 1))
         parts = [memoryview(part).cast("B") for part in payload]
-        sizes = msgspec.msgpack.encode([part.nbytes for part in parts])
-        pieces = [p[at : at + PIECE_BYTES] for p in parts for at in range(0, len(p), PIECE_BYTES)]
-        frames: list[Bytes] = [wire.pack_peer(message), sizes, *pieces]
+        packed = wire.pack_peer(message)
+        sizes = msgspec.msgpack.encode([len(packed), *(part.nbytes for part in parts)])
+        frames: list[Bytes] = [sizes, *_pieces([packed, *parts])]
         socket = self._socket(member, 1)
         tracker = socket.send_multipart(frames, copy=False, track=True)
         assert tracker is not None, "asked for"
@@ -157,6 +194,7 @@ class PeerSockets:
             socket = self._context.socket(zmq.PUSH)
             socket.set(zmq.LINGER, 0)
             socket.set(zmq.SNDHWM, 0)
+            socket.set(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
             socket.copy_threshold = 0  # so that the last piece tells when all have gone
             if self._key is not None:
                 public, secret = self._key
@@ -183,19 +221,29 @@ class PeerSockets:
         return bool(ready)
 
     def read(self) -> ReceivedMessage | None:
-        """The next message, if there is one of those that `wait` has seen or that came since."""
+        """Return the next message, if there is one of those that `wait` has seen or that came
+        since. After one that was refused this is None too, so that a flood holds up nothing: the
+        next `wait` ends at once if there are more."""
         # A lane is not asked in vain, and the exception that says so costs more than to ask.
         lanes = (self._fast,) * self._has_fast + (self._bulk,) * self._has_bulk
         for socket in lanes:
             if not int(socket.get(zmq.EVENTS)) & POLLIN:
                 continue
-            message = wire.unpack_peer(socket.recv(zmq.NOBLOCK))
-            if not socket.get(zmq.RCVMORE):
-                return ReceivedMessage(message, ())
-            sizes = msgspec.msgpack.decode(socket.recv(), type=list[int])
-            return ReceivedMessage(message, tuple(_put_together(socket, size) for size in sizes))
+            try:
+                return _read_fast(socket) if socket is self._fast else _read_bulk(socket)
+            except _TooLargeError:
+                self._refuse(socket, Reason.TOO_LARGE)
+            except WireError:
+                self._refuse(socket, Reason.MALFORMED)
+            return None
         self._has_fast = self._has_bulk = False
         return None
+
+    def _refuse(self, socket: zmq.Socket[bytes], reason: Reason) -> None:
+        """Drop what is left of a message; all of its frames are here, or zmq would not show it."""
+        while socket.get(zmq.RCVMORE):
+            socket.recv(zmq.NOBLOCK, copy=False)
+        refuse(Entry.PEERS, reason, self._senders)
 
     def wake(self) -> None:
         """End a `wait`; from any thread, also after `close`."""
@@ -215,18 +263,74 @@ class PeerSockets:
             path.unlink(missing_ok=True)
 
 
-def _put_together(socket: zmq.Socket[bytes], size: int) -> Bytes:
-    """The pieces that follow, which are all here. Each is given back once it is copied, so that a
-    state is in memory once; the lock of the interpreter is held for one piece at a time."""
+class _TooLargeError(Exception):
+    """A message that is longer than any of a peer."""
+
+
+def _pieces(parts: Sequence[Bytes]) -> list[Bytes]:
+    views = [memoryview(part).cast("B") for part in parts]
+    return [v[at : at + PIECE_BYTES] for v in views for at in range(0, len(v), PIECE_BYTES)]
+
+
+def _read_fast(socket: zmq.Socket[bytes]) -> ReceivedMessage:
+    """Raises WireError, _TooLargeError."""
+    data = socket.recv(zmq.NOBLOCK)
+    if socket.get(zmq.RCVMORE):
+        whole = bytearray(data)
+        for piece in _rest(socket):
+            if len(whole) + len(piece) > MESSAGE_BYTES_MAX:
+                raise _TooLargeError
+            whole += piece
+        data = bytes(whole)
+    return ReceivedMessage(wire.unpack_peer(data), ())
+
+
+def _read_bulk(socket: zmq.Socket[bytes]) -> ReceivedMessage:
+    """Raises WireError, _TooLargeError."""
+    try:
+        length, *sizes = msgspec.msgpack.decode(socket.recv(zmq.NOBLOCK), type=Sizes)
+    except UNDECODABLE as error:
+        raise WireError(f"no sizes: {error}") from None
+    if length > MESSAGE_BYTES_MAX:
+        raise _TooLargeError
+    pieces = _rest(socket)
+    message = wire.unpack_peer(_put_together(pieces, length))
+    payload = tuple([_put_together(pieces, size) for size in sizes])
+    if next(pieces, None) is not None:
+        raise WireError("more frames than were named")
+    return ReceivedMessage(message, payload)
+
+
+def _rest(socket: zmq.Socket[bytes]) -> Iterator[Bytes]:
+    """The frames behind the one that was read. They are all here: zmq shows a message when it is
+    complete, so there is nothing to wait for, and one that never ends is never seen. Each is given
+    back once it is copied, so that a state is in memory once; the lock of the interpreter is held
+    for one piece at a time."""
+    while socket.get(zmq.RCVMORE):
+        yield socket.recv(zmq.NOBLOCK, copy=False).buffer
+
+
+def _put_together(pieces: Iterator[Bytes], size: int) -> Bytes:
+    """So many bytes of the next pieces. Raises WireError if they are others."""
     if size <= PIECE_BYTES:
-        return socket.recv() if size else b""
-    whole = memoryview(mmap.mmap(-1, size))
+        return bytes(_piece(pieces, size)) if size else b""
+    try:
+        whole = memoryview(mmap.mmap(-1, size))
+    except OSError as error:
+        raise WireError(f"no room for {size} bytes: {error}") from None
     at = 0
     while at < size:
-        piece = socket.recv(copy=False).buffer
+        piece = _piece(pieces, min(PIECE_BYTES, size - at))
         whole[at : at + len(piece)] = piece
         at += len(piece)
     return whole
+
+
+def _piece(pieces: Iterator[Bytes], length: int) -> Bytes:
+    piece = next(pieces, None)
+    if piece is None or len(piece) != length:
+        raise WireError("the frames are not those that were named")
+    return piece
 
 
 def _curve_key(token: str) -> tuple[bytes, bytes]:

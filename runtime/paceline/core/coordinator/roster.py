@@ -121,6 +121,13 @@ class Roster:
     def take(self, inventory: Inventory) -> None:
         self.inventory, self.listed = inventory, frozenset(inventory.pods)
 
+    def may_greet(self, slot: int, attempt: int) -> bool:
+        """Return whether an agent may speak for this pod: an inventory has listed it, the newest or
+        one before it (C4), or no inventory is known yet."""
+        known = self.pods.get((slot, attempt))
+        listed = (slot, attempt) in self.listed or (known is not None and known.listed)
+        return self.inventory is None or listed
+
     def rank(self, member: MemberId) -> KnownRank:
         if member not in self.ranks:
             self.ranks[member] = KnownRank(member)

@@ -23,6 +23,7 @@ from paceline.core.protocol.shadow import PARTIAL, Hindsight, ShadowReport
 from paceline.core.rank import events as ev
 from paceline.core.rank.state import Main, RankState, Saving
 from paceline.core.status import Fact
+from paceline.refusals import PROCESS, Entry, Reason
 from paceline.telemetry.records import Counter, Gauge, RankRecord
 from paceline.worker.metrics.heartbeat import HeartbeatFacts, tells_of_the_log
 from paceline.worker.metrics.job import JobMetrics
@@ -65,6 +66,8 @@ class RoundMetrics:
         """Mode and trigger of the last round, to which `_rounds` belongs."""
         self._carrier: Method | None = None
         """The one that `_carried` belongs to."""
+        self._refused_in_all = 0
+        self._refused_seen: dict[tuple[Entry, Reason], int] = {}
         self._make_handles(record)
 
     def _make_handles(self, record: RankRecord) -> None:
@@ -94,6 +97,7 @@ class RoundMetrics:
         )
         self._streamed = counter("paceline_rounds_streamed_total")
         self._hidden_s = counter("paceline_transfer_hidden_seconds_total")
+        self._refused = cache(lambda e, r: counter("paceline_refused_total", entry=e, refusal=r))
         self._given_up = cache(lambda r: counter("paceline_rounds_given_up_total", cause=r))
         self._copies = counter("paceline_weight_copies_total")
         self._copy_s = counter("paceline_weight_copy_seconds_total")
@@ -128,8 +132,16 @@ class RoundMetrics:
 
     def refresh(self, rank: RankState, now_ns: int) -> None:
         """The thread is about to wait: what is told of the whole job may be worked out again."""
+        if PROCESS.total != self._refused_in_all:
+            self._tell_refused()
         if self.facts.refresh(rank, now_ns):
             self.tell(rank)
+
+    def _tell_refused(self) -> None:
+        self._refused_in_all = PROCESS.total
+        for labels, count in PROCESS.counts().items():
+            self._refused(*labels).add(count - self._refused_seen.get(labels, 0))
+            self._refused_seen[labels] = count
 
     def tell(self, rank: RankState) -> None:
         """The facts are worked out."""

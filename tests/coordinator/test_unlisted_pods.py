@@ -1,0 +1,91 @@
+"""A hello of a pod that no inventory lists: kept waiting, refused in the end, never in the job."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import pytest
+from paceline import refusals
+from paceline.coordinator import server as module
+from paceline.core.messages import ATTEMPT_STRIDE, Inventory
+from paceline.core.protocol.ids import MemberId
+from paceline.refusals import Entry, Reason
+
+from tests.coordinator.served import Served, greeting, served
+
+OURS = MemberId(0, 0, 0)
+
+
+def refused() -> int:
+    return refusals.PROCESS.counts().get((Entry.COORDINATOR, Reason.UNKNOWN_PEER), 0)
+
+
+async def members(at: Served) -> set[MemberId]:
+    return {rank.member for rank in (await at.status()).ranks}
+
+
+async def until_known(at: Served, member: MemberId) -> None:
+    """The test's own timeout ends it else."""
+    while member not in await members(at):  # noqa: ASYNC110 (it is asked over HTTP)
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [MemberId(7, 0, 0), MemberId(0, 0, ATTEMPT_STRIDE), MemberId(-1, 0, 0), MemberId(0, 0, 10**9)],
+)
+def test_a_hello_of_a_pod_that_nobody_lists_is_refused(
+    stranger: MemberId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "UNLISTED_S", 0.2)
+
+    async def run() -> None:
+        async with served() as at:
+            await at.post("/v1/inventory", Inventory(1, ((0, 0),)))
+            before = refused()
+            line = await at.socket(greeting(stranger))
+            while not line.closed:
+                if (await line.receive()).type in (
+                    aiohttp.WSMsgType.CLOSE,
+                    aiohttp.WSMsgType.CLOSED,
+                ):
+                    break
+            assert refused() == before + 1
+            await at.socket(greeting(OURS))
+            await until_known(at, OURS)
+            assert await members(at) == {OURS}
+
+    asyncio.run(run())
+
+
+def test_a_pod_that_is_newer_than_the_inventory_waits_for_the_next_one() -> None:
+    newer = MemberId(1, 0, 3 * ATTEMPT_STRIDE)
+
+    async def run() -> None:
+        async with served() as at:
+            await at.post("/v1/inventory", Inventory(1, ((0, 0),)))
+            before = refused()
+            await at.socket(greeting(newer))
+            await at.socket(greeting(OURS))
+            await until_known(at, OURS)
+            assert await members(at) == {OURS}
+            await at.post("/v1/inventory", Inventory(2, ((0, 0), (1, 3))))
+            await until_known(at, newer)
+            assert refused() == before
+
+    asyncio.run(run())
+
+
+def test_a_pod_that_was_listed_once_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that still talks overrules an inventory (C4)."""
+    monkeypatch.setattr(module, "UNLISTED_S", 0.0)
+
+    async def run() -> None:
+        async with served() as at:
+            await at.post("/v1/inventory", Inventory(1, ((0, 0), (1, 0))))
+            await at.post("/v1/inventory", Inventory(2, ((0, 0),)))
+            await at.socket(greeting(MemberId(1, 0, 0)))
+            await until_known(at, MemberId(1, 0, 0))
+
+    asyncio.run(run())

@@ -1,0 +1,321 @@
+"""What others send to the sockets of a rank: dropped and counted, and messages of peers arrive."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pytest
+import zmq
+from paceline import refusals
+from paceline.core import wire
+from paceline.core.messages import AskState
+from paceline.limits import MIB, own_bytes
+from paceline.refusals import Entry, Reason
+from paceline.worker.peer_sockets import (
+    FRAME_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    PARTS_MAX,
+    PIECE_BYTES,
+    Lanes,
+    PeerSockets,
+    ReceivedMessage,
+)
+
+from testing.makers import GEN_1, member
+
+NOTE: Final = AskState(GEN_1, member(0), at_least=3)
+PACKED: Final = wire.pack_peer(NOTE)
+VERSION: Final = PACKED[:1]
+RSS_BYTES_MAX: Final = 64 * MIB
+OTHER_USER: Final = 54_321
+WAIT_S: Final = 30.0
+Pair = tuple[PeerSockets, PeerSockets]
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    directory = tmp_path if request.param == "ipc" else None
+    both = [
+        PeerSockets(directory=directory, name=name, host="127.0.0.1", token="t") for name in "ab"
+    ]
+    both[0].know(member(1), both[1].address)
+    yield both[0], both[1]
+    for each in both:
+        each.close()
+
+
+def receive(sockets: PeerSockets) -> ReceivedMessage:
+    while True:
+        assert sockets.wait(int(WAIT_S * 1000)), "nothing came"
+        if (mail := sockets.read()) is not None:
+            return mail
+
+
+def refused(*reasons: Reason) -> int:
+    counts = refusals.PROCESS.counts()
+    return sum(counts.get((Entry.PEERS, reason), 0) for reason in reasons or Reason)
+
+
+def lanes(sockets: PeerSockets) -> dict[str, str]:
+    told = msgspec.json.decode(sockets.address, type=Lanes)
+    return {"fast": told.fast, "bulk": told.bulk}
+
+
+def sender_to(pair: Pair, lane: str) -> zmq.Socket[bytes]:
+    """A socket with the rights of a peer: this user's, and the job's key where one is needed."""
+    there = pair[0]._context.socket(zmq.PUSH)
+    there.set(zmq.LINGER, 0)
+    if pair[0]._key is not None:
+        there.set(zmq.CURVE_SERVERKEY, pair[0]._key[0])
+        there.set(zmq.CURVE_PUBLICKEY, pair[0]._key[0])
+        there.set(zmq.CURVE_SECRETKEY, pair[0]._key[1])
+    there.connect(lanes(pair[1])[lane])
+    return there
+
+
+def sizes(*numbers: int) -> bytes:
+    return msgspec.msgpack.encode(numbers)
+
+
+def whole(*parts: bytes) -> list[bytes]:
+    return [sizes(len(PACKED), *map(len, parts)), PACKED, *parts]
+
+
+DICE: Final = random.Random(3)
+NO_MESSAGES: Final[dict[str, list[bytes]]] = {
+    "nothing": [b""],
+    "a number": [b"5"],
+    "another version": [b"\x01" + PACKED[1:]],
+    "nested lists": [VERSION + b"\x91" * 60_000],
+    "nested maps": [VERSION + b"\x81\xa1a" * 20_000],
+    "nested lists in a field that nobody knows": [
+        VERSION + b"\x82\xa4type\xa9ask-state\xa1x" + b"\x91" * 60_000
+    ],
+    "a list of four billion": [VERSION + b"\xdd\xff\xff\xff\xff"],
+    "half of a message": [PACKED[: len(PACKED) // 2]],
+    "a message and a byte": [PACKED + b"\0"],
+    "text that is none": [VERSION + b"\x81\xa4type\xa3\xff\xfe\xfd"],
+    "random": [VERSION + DICE.randbytes(5_000)],
+    "many frames": [b"x" * 1000] * 300,
+}
+NO_FAST: Final = NO_MESSAGES | {"a message and a frame": [PACKED, b"more"]}
+NO_BULK: Final = NO_MESSAGES | {
+    "a message of the other lane": [PACKED],
+    "sizes that are none": [b"\x91\xa1x", PACKED],
+    "no sizes": [sizes(), PACKED],
+    "negative sizes": [sizes(len(PACKED), -1), PACKED],
+    "sizes beyond any memory": [sizes(len(PACKED), 1 << 62), PACKED, bytes(PIECE_BYTES)],
+    "sizes of a terabyte": [sizes(len(PACKED), 1 << 40), PACKED, bytes(PIECE_BYTES)],
+    "a message beyond its bound": [sizes(MESSAGE_BYTES_MAX + 1), bytes(PIECE_BYTES)],
+    "too many parts": [sizes(len(PACKED), *[0] * PARTS_MAX), PACKED],
+    "no message": [sizes(len(PACKED))],
+    "fewer frames than named": whole(b"x", bytes(PIECE_BYTES + 1))[:-1],
+    "more frames than named": [*whole(b"x"), b"y"],
+    "a shorter frame": [sizes(len(PACKED), 2 * PIECE_BYTES), PACKED, b"x", bytes(PIECE_BYTES)],
+    "a longer frame": [sizes(len(PACKED), 10), PACKED, bytes(11)],
+    "nested sizes": [b"\x91" * 60_000, PACKED],
+}
+CASES: Final = [
+    pytest.param(lane, frames, id=f"{lane}: {name}")
+    for lane, cases in (("fast", NO_FAST), ("bulk", NO_BULK))
+    for name, frames in cases.items()
+]
+
+
+@pytest.mark.parametrize(("lane", "frames"), CASES)
+def test_a_message_that_is_none_is_dropped_and_counted(
+    pair: Pair, lane: str, frames: list[bytes]
+) -> None:
+    before = refused(Reason.MALFORMED, Reason.TOO_LARGE)
+    stranger = sender_to(pair, lane)
+    stranger.send_multipart(frames)
+    stranger.send_multipart([PACKED] if lane == "fast" else whole(b"after it"))
+    mail = receive(pair[1])
+    assert mail.message == NOTE
+    assert [bytes(part) for part in mail.payload] == ([] if lane == "fast" else [b"after it"])
+    assert refused(Reason.MALFORMED, Reason.TOO_LARGE) == before + 1
+    stranger.close(linger=0)
+
+
+@pytest.mark.parametrize("lane", ["fast", "bulk"])
+@pytest.mark.parametrize("seed", range(3))
+def test_random_frames_never_end_a_rank(pair: Pair, lane: str, seed: int) -> None:
+    dice = random.Random(seed)
+    stranger, sent = sender_to(pair, lane), 200
+    before = refused()
+    for _ in range(sent):
+        cut = bytearray(dice.choice([PACKED, sizes(len(PACKED), 3), dice.randbytes(20)]))
+        cut[dice.randrange(len(cut))] ^= 0xC1
+        stranger.send_multipart([bytes(cut), *[dice.randbytes(3)] * dice.randrange(4)])
+    stranger.send_multipart([PACKED] if lane == "fast" else whole(b"last"))
+    read = 0
+    while read + refused() - before <= sent:
+        read += pair[1].read() is not None or not pair[1].wait(int(WAIT_S * 1000))
+    assert refused() > before
+    stranger.close(linger=0)
+
+
+def test_a_message_of_many_frames_arrives_whole(pair: Pair) -> None:
+    """A GO of a large job is longer than a frame, and so is the log of a state."""
+    long = AskState(GEN_1._replace(coordinator="c" * (3 * PIECE_BYTES + 5)), member(0), at_least=3)
+    pair[0].send(member(1), long)
+    assert receive(pair[1]).message == long
+    pair[0].send_bulk(member(1), long, [b"x" * (2 * PIECE_BYTES), b"", b"y"])
+    mail = receive(pair[1])
+    assert mail.message == long
+    assert [len(part) for part in mail.payload] == [2 * PIECE_BYTES, 0, 1]
+
+
+def test_a_flood_of_garbage_does_not_hold_up_a_peer(pair: Pair) -> None:
+    stranger = sender_to(pair, "fast")
+    stranger.set(zmq.SNDHWM, 0)
+    for _ in range(5_000):
+        stranger.send(b"garbage")
+    pair[0].send(member(1), NOTE)
+    pair[0].send_bulk(member(1), NOTE, [b"state"])
+    assert [receive(pair[1]).message for _ in range(2)] == [NOTE, NOTE]
+    stranger.close(linger=0)
+
+
+def greeting(mechanism: bytes) -> bytes:
+    signature = b"\xff" + bytes(8) + b"\x7f"
+    return signature + b"\x03\x00" + mechanism.ljust(20, b"\0") + b"\0" + bytes(31)
+
+
+def reach(pair: Pair, lane: str) -> socket.socket:
+    kind, _, where = lanes(pair[1])[lane].partition("://")
+    if kind == "ipc":
+        stranger = socket.socket(socket.AF_UNIX)
+        stranger.connect(where)
+    else:
+        host, _, port = where.rpartition(":")
+        stranger = socket.create_connection((host, int(port)))
+    stranger.settimeout(WAIT_S)
+    return stranger
+
+
+def greeted(pair: Pair, lane: str) -> socket.socket:
+    stranger = reach(pair, lane)
+    stranger.sendall(greeting(b"NULL" if pair[0]._key is None else b"CURVE"))
+    got = 0
+    while got < 64:
+        got += len(stranger.recv(64 - got))
+    return stranger
+
+
+@pytest.mark.parametrize("lane", ["fast", "bulk"])
+@pytest.mark.parametrize("size", [2 * MIB, 1 << 30, 1 << 62])
+@pytest.mark.parametrize("flags", [2, 6], ids=["message", "command"])
+def test_the_header_of_a_large_frame_closes_the_connection(
+    pair: Pair, lane: str, size: int, flags: int
+) -> None:
+    """A greeting and a header of 1 GiB took a rank from 15 to 1,037 MiB."""
+    before = own_bytes()
+    with greeted(pair, lane) as stranger:
+        chunk = bytes(1 * MIB)
+        with suppress(OSError):
+            stranger.sendall(struct.pack("!BQ", flags, size))
+            for _ in range(256):
+                stranger.sendall(chunk)
+        with suppress(ConnectionError):
+            while stranger.recv(4096):
+                pass
+    assert own_bytes() - before < RSS_BYTES_MAX
+    pair[0].send(member(1), NOTE)
+    assert receive(pair[1]).message == NOTE
+
+
+def test_half_frames_of_many_strangers_cost_little_memory(pair: Pair) -> None:
+    before = own_bytes()
+    half = struct.pack("!BQ", 6, FRAME_BYTES_MAX) + bytes(FRAME_BYTES_MAX - 100)
+    strangers = []
+    for _ in range(500):
+        stranger = greeted(pair, "bulk")
+        stranger.setblocking(False)
+        with suppress(OSError):
+            stranger.send(half)
+        strangers.append(stranger)
+    pair[0].send_bulk(member(1), NOTE, [b"state"])
+    assert receive(pair[1]).payload == (b"state",)
+    assert own_bytes() - before < RSS_BYTES_MAX
+    for stranger in strangers:
+        stranger.close()
+
+
+@pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(200), b"\xff" * 200])
+def test_a_program_that_speaks_another_protocol_is_no_peer(pair: Pair, data: bytes) -> None:
+    strangers = [reach(pair, lane) for lane in ("fast", "bulk")]
+    for stranger in strangers:
+        with suppress(OSError):
+            stranger.sendall(data)
+    pair[0].send(member(1), NOTE)
+    assert receive(pair[1]).message == NOTE
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_what_a_peer_sends_and_nobody_reads_stays_with_it(pair: Pair) -> None:
+    """Else one peer could fill the memory of a rank that is in a long reduction."""
+    before = own_bytes()
+    stranger = sender_to(pair, "bulk")
+    stranger.set(zmq.SNDHWM, 1)
+    state = bytes(8 * MIB)
+    pieces = [state[:PIECE_BYTES]] * (len(state) // PIECE_BYTES)
+    sent = 0
+    for _ in range(40):
+        if not stranger.poll(500, zmq.POLLOUT):
+            break
+        stranger.send_multipart([sizes(len(PACKED), len(state)), PACKED, *pieces])
+        sent += 1
+    assert sent < 40
+    assert own_bytes() - before < 2 * RSS_BYTES_MAX  # both ends are of this process
+    stranger.close(linger=0)
+
+
+AS_ANOTHER_USER: Final = """
+import os, sys, zmq
+from zmq.utils.monitor import recv_monitor_message
+os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))
+stranger = zmq.Context().socket(zmq.PUSH)
+stranger.set(zmq.LINGER, 0)
+monitor = stranger.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_CONNECTED)
+stranger.connect(sys.argv[2])
+events = [recv_monitor_message(monitor)["event"] for _ in range(2)]
+print(zmq.EVENT_HANDSHAKE_SUCCEEDED in events, zmq.EVENT_CONNECTED in events)
+os._exit(0)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("lane", ["fast", "bulk"])
+def test_another_user_shakes_no_hands(lane: str) -> None:
+    """Wherever the folder of a rank is, and whoever may enter it."""
+    with tempfile.TemporaryDirectory(prefix="paceline-test-") as folder:
+        Path(folder).chmod(0o777)
+        rank = PeerSockets(directory=Path(folder), name="a", host="", token="t")
+        try:
+            for file in Path(folder).iterdir():
+                file.chmod(0o777)
+            told = subprocess.run(
+                [sys.executable, "-c", AS_ANOTHER_USER, str(OTHER_USER), lanes(rank)[lane]],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert told.stdout == "False True\n", told.stderr
+        finally:
+            rank.close()

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from paceline.core.messages import State
 from paceline.core.protocol.ids import GenerationId, MemberId
 from paceline.core.rank import events as ev
 from paceline.telemetry.records import RankRecord
 from paceline.transport.solo import NoTransport
-from paceline.worker.comm_thread import CommThread, Interrupts
+from paceline.worker.comm_thread import STAGED_MAX, CommThread, Interrupts
+from paceline.worker.peer_sockets import ReceivedMessage
 from paceline.worker.state.committed import Committed
 from paceline.worker.state.gradients import Gradients
 from torch import nn
@@ -117,3 +119,18 @@ def test_a_joiner_that_cannot_take_the_state_ends_alone(monkeypatch: pytest.Monk
     assert f"rank {JOINERS[0]} cannot take the state of the job" in end.why
     assert "made_in_forward: shape (3,) in the model of the job, none on this rank" in end.why
     assert said == []
+
+
+def test_states_of_generations_that_nobody_has_promised_do_not_pile_up() -> None:
+    """Whoever sends them: each may be as large as the model."""
+    joiner = Donor()
+    rank: Any = SimpleNamespace(gen_id=GEN, promise=GEN._replace(counter=GEN.counter + 1))
+    joiner.comm.machine = SimpleNamespace(state=rank)  # type: ignore[assignment]
+    log: Any = None
+    for counter in range(100):
+        for generation in (GEN._replace(counter=counter), GEN._replace(incarnation=counter)):
+            joiner.comm._stage(ReceivedMessage(State(generation, log), (b"state",)))
+        joiner.comm._stage(ReceivedMessage(State(rank.promise, log), (b"state",)))
+        joiner.comm._stage(ReceivedMessage(State(rank.gen_id, log), (b"state",)))
+    assert {rank.gen_id, rank.promise} <= joiner.comm._staged.keys()
+    assert len(joiner.comm._staged) <= 2 + STAGED_MAX

@@ -6,18 +6,18 @@ larger than PACKET_BYTES lies in memory without a name, and the packet hands tha
 
 from __future__ import annotations
 
-import logging
+import errno
 import os
 import socket
 import stat
 from typing import Final
 
-log = logging.getLogger("paceline.control")
+from paceline.limits import MIB
 
 PACKET_BYTES: Final = 32 * 1024
-MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""A COMMIT to 10,000 ranks has 3 MiB. Memory without a name costs its sender nothing, so the
-receiver looks at its size before reading it."""
+MEMORY_BYTES_MAX: Final = 16 * MIB
+"""Of a message that is handed over. A COMMIT to 10,000 ranks has 3 MiB. Memory without a name costs
+its sender nothing, so the receiver looks at its size before reading it."""
 _IN_MEMORY: Final = b"@"
 """No message begins like that: they are JSON objects."""
 
@@ -41,20 +41,25 @@ def send(line: socket.socket, data: bytes) -> None:
 
 
 def receive(line: socket.socket) -> bytes | None:
-    """The next message, None at the end. Raises BlockingIOError if there is none now.
-
-    Whoever hands over something else than memory, or too much of it, has ended the conversation.
-    """
+    """The next message, None at the end; of a descriptor that is no such memory the packet itself,
+    which is no message. Raises BlockingIOError if there is none now."""
     try:
         data, descriptors, _, _ = socket.recv_fds(line, PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
     except ConnectionError:
         return None
     if not descriptors:
         return data or None
-    with open(descriptors[0], "rb") as memory:  # noqa: PTH123
-        handed = os.fstat(memory.fileno())
-        if not stat.S_ISREG(handed.st_mode) or handed.st_size > MESSAGE_BYTES_MAX:
-            log.warning("a message of %d bytes was not taken; the line is closed", handed.st_size)
-            return None
-        memory.seek(0)  # where it is was left by the writer
-        return memory.read(MESSAGE_BYTES_MAX) or None
+    try:
+        return _read(descriptors[0])
+    except OSError:  # as far as it can be read at all
+        return data
+    finally:
+        os.close(descriptors[0])
+
+
+def _read(descriptor: int) -> bytes:
+    """Raises OSError for what is no memory with a message: a pipe or a device may never end."""
+    told = os.fstat(descriptor)
+    if not stat.S_ISREG(told.st_mode) or not 0 < told.st_size <= MEMORY_BYTES_MAX:
+        raise OSError(errno.EINVAL, "no message in memory")
+    return os.pread(descriptor, told.st_size, 0)  # where it is was left by the writer

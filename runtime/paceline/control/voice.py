@@ -28,6 +28,7 @@ from paceline.core.messages import (
     ToPod,
 )
 from paceline.core.protocol.ids import MemberId
+from paceline.refusals import Entry, Reason, refuse
 
 log = logging.getLogger("paceline.agent")
 
@@ -117,8 +118,8 @@ class PodVoice:
         """A rank says something."""
         try:
             words = self._relay.hear(member, wire.said_by_rank(data))
-        except (wire.WireError, ValueError) as error:
-            log.warning("rank %s said something that is no message: %s", member, error)
+        except (wire.WireError, ValueError):
+            refuse(Entry.RANK_PIPE, Reason.MALFORMED, f"rank {member}")
             return
         if not self._relay.awaits:
             self._introduced.set()

@@ -77,6 +77,8 @@ WRITER: Final = (ev.Written, ev.Published)
 BLOCKING: Final = (ev.Reduce, ev.OpenChannel, ev.Restore)
 PARKED: Final = (ev.Begin, ev.Step, ev.Want, ev.Flush, ev.Unrest)
 """The main thread waits for Resume from there on."""
+STAGED_MAX: Final = 2
+"""States of generations that this rank has not promised: one may overtake the order to promise."""
 RECENT: Final = 32
 """Reductions that tell how long one usually takes."""
 
@@ -340,6 +342,10 @@ class CommThread:
             self._part = mail.payload
         elif isinstance(mail.message, State):
             self._staged[mail.message.generation] = mail.payload
+            rank = self.machine.state
+            strange = [g for g in self._staged if g not in (rank.gen_id, rank.promise)]
+            for generation in sorted(strange)[:-STAGED_MAX]:
+                del self._staged[generation]
 
     def _unstage(self, message: ev.Event) -> None:
         if isinstance(message, State) and self.machine.state.has_state_of(message):

@@ -44,6 +44,8 @@ class Part:
     coordinator: str
     token: str
     certificate: Path
+    own: tuple[Path, Path]
+    """Certificate and key of the job's agents."""
     sockets: Path
     procs: int
     """Ranks of a pod."""
@@ -119,7 +121,7 @@ class Player:
         self._stage, self._part = stage, part
         self._speaking = threading.Lock()
         self._pace = Pace(part.step_s, SLOWNESS)
-        tls = pinned(part.certificate)
+        tls = pinned(part.certificate, part.own)
         assert tls is not None
         self._job = Job(part.coordinator, part.token, tls, part.procs)
         sums = LocalSums(self._say, part.plays)

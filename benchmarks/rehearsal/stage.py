@@ -35,7 +35,7 @@ from paceline_api import names
 from paceline_api.jobfile import JobFile
 from paceline_api.reading.load import job_from_mapping
 from paceline_api.resolve import resolve
-from paceline_operator.cluster.tls import pair_of, pinned
+from paceline_operator.cluster.tls import certificates_of, operator_context
 from paceline_operator.core.keys import OPERATOR_KEY_BYTES, job_keys
 
 from benchmarks.rehearsal import player, watch
@@ -116,9 +116,15 @@ class Stage:
         return self
 
     def _set_up(self) -> None:
-        pair = pair_of(self._keys)
-        self._tls = pinned(pair.certificate)
-        for name, text in (("tls.crt", pair.certificate), ("tls.key", pair.private_key)):
+        made = certificates_of(self._keys)
+        self._tls = operator_context(self._keys)
+        for name, text in (
+            ("tls.crt", made.server.certificate),
+            ("tls.key", made.server.private_key),
+            ("callers.crt", made.callers),
+            ("agent.crt", made.agent.certificate),
+            ("agent.key", made.agent.private_key),
+        ):
             (self._folder / name).write_text(text)
         (self._folder / "job.json").write_text(_job_file(self.ranks))
         (self._folder / "s").mkdir()
@@ -160,6 +166,7 @@ class Stage:
             environment.ENV_LISTEN: f"127.0.0.1:{self.port}",
             names.ENV_TLS_CERT: str(self._folder / "tls.crt"),
             environment.ENV_TLS_KEY: str(self._folder / "tls.key"),
+            names.ENV_TLS_CALLERS: str(self._folder / "callers.crt"),
         }
         with (self._folder / "coordinator.log").open("ab") as log_file:
             self._coordinator = subprocess.Popen(
@@ -182,6 +189,7 @@ class Stage:
                 f"https://127.0.0.1:{self.port}",
                 self._keys.token,
                 self._folder / "tls.crt",
+                (self._folder / "agent.crt", self._folder / "agent.key"),
                 self._folder / "s",
                 PROCS,
                 self.step_s,

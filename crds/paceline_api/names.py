@@ -58,6 +58,17 @@ ENV_METRICS_PORT: Final = "PACELINE_METRICS_PORT"
 ENV_UID: Final = "PACELINE_UID"
 ENV_TLS_CERT: Final = "PACELINE_TLS_CERT"
 ENV_TLS_KEY: Final = "PACELINE_TLS_KEY"
+ENV_TLS_CALLERS: Final = "PACELINE_TLS_CALLERS"
+"""Of a coordinator: certificate of the authority whose certificates its callers must show."""
+ENV_TLS_OWN_CERT: Final = "PACELINE_TLS_OWN_CERT"
+ENV_TLS_OWN_KEY: Final = "PACELINE_TLS_OWN_KEY"
+"""Of an agent: what it shows to its coordinator."""
+CALLER_AGENT: Final = "paceline-agent"
+CALLER_OPERATOR: Final = "paceline-operator"
+"""Common names in the certificates of a coordinator's callers."""
+SECRET_FORMAT: Final = 2
+"""Grows with the fields of a job's Secret, which is made once and never changed. A later operator
+makes a further one for pods that need the new fields."""
 ENV_LINGER: Final = "PACELINE_LINGER_SECONDS"
 ENV_OPERATOR_NAMESPACE: Final = "PACELINE_OPERATOR_NAMESPACE"
 ENV_OPERATOR_IDENTITY: Final = "PACELINE_OPERATOR_IDENTITY"
@@ -100,7 +111,7 @@ def coordinator_host(job: str, namespace: str) -> str:
 def secret_name(job: str, uid: str, key_id: str) -> str:
     """One per job, uid and key of the operator: whoever has the same name has the same content, and
     a job made anew under the same name gets a new one (C2)."""
-    return f"{job}-{uid[:8]}-{key_id}"
+    return f"{job}-{uid[:8]}-{key_id}-{SECRET_FORMAT}"
 
 
 def group_name(job: str, uid: str) -> str:

@@ -35,7 +35,7 @@ from paceline_operator.cluster.own_key import OwnKeys
 from paceline_operator.cluster.rights import denied
 from paceline_operator.cluster.services import Services
 from paceline_operator.cluster.store import Key, Store
-from paceline_operator.cluster.tls import pair_of, pinned
+from paceline_operator.cluster.tls import certificates_of, operator_context
 from paceline_operator.cluster.wire import NodeObject
 from paceline_operator.controller import Controller
 from paceline_operator.core.coordinator_status import CoordinatorStatus
@@ -262,17 +262,22 @@ class Operator:
         if key is None:
             return None
         keys = job_keys(key, job.uid)
-        pair = pair_of(keys)
-        return children.secret(
-            job, keys, certificate=pair.certificate, private_key=pair.private_key
-        )
+        made = certificates_of(keys)
+        tls = {
+            children.CERTIFICATE: made.server.certificate,
+            children.PRIVATE_KEY: made.server.private_key,
+            children.CALLERS: made.callers,
+            children.AGENT_CERTIFICATE: made.agent.certificate,
+            children.AGENT_KEY: made.agent.private_key,
+        }
+        return children.secret(job, keys, tls=tls)
 
     def _secrets_of(self, uid: str, key_id: str) -> tuple[str, ssl.SSLContext] | None:
         key = self._keys.of(key_id)
         if key is None:
             return None
         keys = job_keys(key, uid)
-        return keys.operator_token, pinned(pair_of(keys).certificate)
+        return keys.operator_token, operator_context(keys)
 
     def _key_changed(self) -> None:
         if self._controller is not None:

@@ -24,6 +24,9 @@ from paceline_api.names import (
     ENV_OPERATOR_TOKEN,
     ENV_RUN_DIR,
     ENV_SLOT,
+    ENV_TLS_CALLERS,
+    ENV_TLS_OWN_CERT,
+    ENV_TLS_OWN_KEY,
     ENV_TOKEN,
 )
 
@@ -101,6 +104,8 @@ class AgentSettings:
     """0 = any free one; on a laptop the next free one is taken."""
     tls_cert: Path | None = None
     """The coordinator's; None = plain HTTP."""
+    tls_own: tuple[Path, Path] | None = None
+    """Certificate and key that the coordinator asks for; None = none."""
     drained_exit_code: int = 0
     """Of an agent that left in order because of a signal: a queue may take 0 for a pod that is done
     and admit nobody in its place."""
@@ -126,6 +131,7 @@ class AgentSettings:
             host=env.get(ENV_HOST) or ("127.0.0.1" if local else socket.gethostname()),
             metrics_port=_take(env, ENV_METRICS_PORT, _count, METRICS_PORT),
             tls_cert=_take(env, ENV_TLS_CERT, Path, None),
+            tls_own=_tls_pair(env, ENV_TLS_OWN_CERT, ENV_TLS_OWN_KEY),
             drained_exit_code=_take(env, ENV_DRAINED_EXIT, _count, 0),
             umask=_take(env, ENV_UMASK, _mask, None),
         )
@@ -212,15 +218,18 @@ class CoordinatorSettings:
     """A listening socket that was handed down; counts before `listen`."""
     tls: tuple[Path, Path] | None
     """Certificate and key; None = plain HTTP."""
+    tls_callers: Path | None
+    """The authority whose certificates callers must show; None = tokens alone."""
     linger_s: float
     """So long it waits, once the job has ended, until somebody has acknowledged that (C1)."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> CoordinatorSettings:
         """Raises SettingsError."""
-        cert, key = env.get(ENV_TLS_CERT, ""), env.get(ENV_TLS_KEY, "")
-        if bool(cert) is not bool(key):
-            raise SettingsError(ENV_TLS_KEY if cert else ENV_TLS_CERT, "is not set")
+        tls = _tls_pair(env, ENV_TLS_CERT, ENV_TLS_KEY)
+        tls_callers = _take(env, ENV_TLS_CALLERS, Path, None)
+        if tls_callers is not None and tls is None:
+            raise SettingsError(ENV_TLS_CERT, f"is not set, and {ENV_TLS_CALLERS} needs it")
         return cls(
             job=_need(env, ENV_JOB, str),
             token=_need(env, ENV_TOKEN, str),
@@ -229,7 +238,8 @@ class CoordinatorSettings:
             uid=env.get(ENV_UID) or secrets.token_hex(8),
             listen=_take(env, ENV_LISTEN, _address, _address(LISTEN)),
             listen_fd=_count(env[ENV_LISTEN_FD]) if env.get(ENV_LISTEN_FD) else None,
-            tls=(Path(cert), Path(key)) if cert else None,
+            tls=tls,
+            tls_callers=tls_callers,
             linger_s=_take(env, ENV_LINGER, _seconds, LINGER_S),
         )
 
@@ -244,6 +254,13 @@ def _need(env: Mapping[str, str], name: str, read: Callable[[str], T]) -> T:
 def _take(env: Mapping[str, str], name: str, read: Callable[[str], T], default: U) -> T | U:
     text = env.get(name, "")
     return _read(name, text, read) if text else default
+
+
+def _tls_pair(env: Mapping[str, str], cert: str, key: str) -> tuple[Path, Path] | None:
+    found, own = env.get(cert, ""), env.get(key, "")
+    if bool(found) is not bool(own):
+        raise SettingsError(key if found else cert, "is not set")
+    return (Path(found), Path(own)) if found else None
 
 
 def _read(name: str, text: str, read: Callable[[str], T]) -> T:

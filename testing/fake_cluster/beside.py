@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
-from paceline_operator.cluster.tls import pair_of
+from paceline_operator.cluster.tls import certificates_of
 from paceline_operator.core.keys import JobKeys
 
 from testing.cluster.api import Api, ApiError
@@ -241,13 +241,16 @@ KINDS = (
 
 
 def server_context(keys: JobKeys) -> ssl.SSLContext:
-    """As a coordinator serves with."""
+    """As a coordinator serves with: callers must show a certificate of the job's authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    pair = pair_of(keys)
+    found = certificates_of(keys)
+    pair = found.server
     with tempfile.TemporaryDirectory() as folder:
         certificate, key = Path(folder) / "crt", Path(folder) / "key"
         certificate.write_text(pair.certificate)
         key.write_text(pair.private_key)
         context.load_cert_chain(certificate, key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=found.callers)
     return context

@@ -15,9 +15,13 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from paceline_api.names import NOTE_KEY, secret_name
+from paceline_api.names import NOTE_KEY
+from paceline_operator.cluster.own_key import NAME as OPERATOR_KEY
+from paceline_operator.cluster.tls import operator_context
+from paceline_operator.core.keys import job_keys, key_id
 
 from testing.cluster.api import ApiError, Json
+from tests.nodes.platform import SYSTEM
 
 if TYPE_CHECKING:
     from tests.nodes.jobs import Job
@@ -97,13 +101,13 @@ class Watcher:
         if pod is None or not pod["status"].get("podIP"):
             raise LookupError("no coordinator yet")
         if uid != self._uid:
-            secret = secret_name(job.name, uid, pod["metadata"]["annotations"][NOTE_KEY])
-            path = f"/api/v1/namespaces/{job.namespace}/secrets/{secret}"
-            data = {k: base64.b64decode(v).decode() for k, v in api.get(path)["data"].items()}
-            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            self._tls.check_hostname = False
-            self._tls.load_verify_locations(cadata=data["tls.crt"])
-            self._token, self._uid = data["operator-token"], uid
+            # No pod has the operator's certificate: derive it, as the operator does.
+            path = f"/api/v1/namespaces/{SYSTEM}/secrets/{OPERATOR_KEY}"
+            found = [base64.b64decode(v) for v in api.get(path)["data"].values()]
+            used = pod["metadata"]["annotations"][NOTE_KEY]
+            (keys,) = (job_keys(key, uid) for key in found if key_id(key) == used)
+            self._tls = operator_context(keys)
+            self._token, self._uid = keys.operator_token, uid
         self._address = pod["status"]["podIP"]
 
     def _ask(self, seq: int | None) -> Json:

@@ -19,7 +19,7 @@ from aiohttp import web
 from paceline_operator.cluster import coordinator as cluster_coordinator
 from paceline_operator.cluster.coordinator import Links
 from paceline_operator.cluster.store import Key
-from paceline_operator.cluster.tls import pair_of, pinned
+from paceline_operator.cluster.tls import operator_context
 from paceline_operator.core.coordinator_status import (
     CoordinatorStatus,
     Happening,
@@ -79,7 +79,7 @@ async def links(
     missed: Callable[[Key, Unheard, bool], None] = lambda *_: None,
 ) -> AsyncIterator[Links]:
     async with Links(
-        secrets_of=lambda *_: (KEYS.operator_token, pinned(pair_of(KEYS).certificate)),
+        secrets_of=lambda *_: (KEYS.operator_token, operator_context(KEYS)),
         heard=heard,
         missed=missed,
         arrived=lambda *_: None,

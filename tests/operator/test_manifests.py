@@ -234,7 +234,8 @@ def test_keys_differ_by_job_and_operator() -> None:
     made = [job_keys(key, uid) for key in (one, two) for uid in ("uid-1", "uid-2")]
     assert len({token for keys in made for token in (keys.token, keys.operator_token)}) == 8
     keys = job_keys(one, "uid-1")
-    assert keys.server_seed.hex() != keys.token
+    seeds = (keys.server_seed, keys.callers_seed, keys.agent_seed, keys.operator_seed)
+    assert len({*(seed.hex() for seed in seeds), keys.token, keys.operator_token}) == 6
     assert len(key_id(one)) == 8
     with pytest.raises(ValueError, match="32 are needed"):
         job_keys(b"short", "uid-1")
@@ -251,8 +252,8 @@ def test_hkdf_gives_the_published_values() -> None:
 def test_the_secret_is_immutable_and_owned() -> None:
     job = job_of()
     keys = job_keys(bytes(32), job.uid)
-    made = children.secret(job, keys, certificate="CRT", private_key="KEY")
-    assert made["metadata"]["name"] == f"digits-01234567-{keys.key_id}"
+    made = children.secret(job, keys, tls={"tls.crt": "CRT", "tls.key": "KEY"})
+    assert made["metadata"]["name"] == f"digits-01234567-{keys.key_id}-2"
     assert made["immutable"] is True
     assert base64.b64decode(made["data"]["token"]).decode() == keys.token
     own = base64.b64decode(made["data"]["operator-token"]).decode()

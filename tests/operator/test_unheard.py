@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from paceline_operator.cluster import coordinator as driver
-from paceline_operator.cluster.tls import pair_of, pinned
+from paceline_operator.cluster.tls import operator_context
 from paceline_operator.core.changes import Changes
 from paceline_operator.core.clocks import Clocks
 from paceline_operator.core.coordinator_status import CoordinatorStatus
@@ -210,7 +210,7 @@ async def missed_at(
     """What a link to this port reports of questions that fail."""
     found: asyncio.Queue[tuple[Unheard, bool]] = asyncio.Queue()
     links = driver.Links(
-        secrets_of=lambda *_: (KEYS.operator_token, pinned(pair_of(KEYS).certificate)),
+        secrets_of=lambda *_: (KEYS.operator_token, operator_context(KEYS)),
         heard=lambda *_: None,
         missed=lambda _, unheard_of, away: found.put_nowait((unheard_of, away)),
         arrived=lambda *_: None,

@@ -25,6 +25,13 @@ class JobKeys:
     """The operator's own; no pod but the coordinator's has it."""
     server_seed: bytes
     """Private Ed25519 key of the coordinator; its public half is pinned by agents and operator."""
+    callers_seed: bytes
+    """Private Ed25519 key of the job's authority, which signs the certificates of those who call
+    the coordinator. No pod has it."""
+    agent_seed: bytes
+    """Private Ed25519 key of the job's agents."""
+    operator_seed: bytes
+    """Private Ed25519 key with which the operator calls this job's coordinator. No pod has it."""
 
 
 def hkdf(key: bytes, info: bytes, length: int, salt: bytes = b"") -> bytes:
@@ -41,14 +48,18 @@ def hkdf(key: bytes, info: bytes, length: int, salt: bytes = b"") -> bytes:
 def job_keys(operator_key: bytes, uid: str) -> JobKeys:
     if len(operator_key) < OPERATOR_KEY_BYTES:
         raise ValueError(f"the operator's key has {len(operator_key)} bytes, 32 are needed")
-    token = hkdf(operator_key, b"paceline token v1 " + uid.encode(), 32)
-    own = hkdf(operator_key, b"paceline operator token v1 " + uid.encode(), 32)
-    seed = hkdf(operator_key, b"paceline server v1 " + uid.encode(), 32)
+
+    def derived(purpose: bytes) -> bytes:
+        return hkdf(operator_key, b"paceline " + purpose + b" v1 " + uid.encode(), 32)
+
     return JobKeys(
         key_id=key_id(operator_key),
-        token=token.hex(),
-        operator_token=own.hex(),
-        server_seed=seed,
+        token=derived(b"token").hex(),
+        operator_token=derived(b"operator token").hex(),
+        server_seed=derived(b"server"),
+        callers_seed=derived(b"callers"),
+        agent_seed=derived(b"agent"),
+        operator_seed=derived(b"operator"),
     )
 
 

@@ -79,7 +79,7 @@ class Agent:
             carriers=self._carriers,
             obey=self._obey,
             tell=lambda member, data: self._lines.tell(member, data),
-            tls=pinned(settings.tls_cert),
+            tls=pinned(settings.tls_cert, settings.tls_own),
         )
         self._lines = RankLines(loop, self._voice)
         self._records.connection = lambda: (self._voice.connected, self._voice.connections)

@@ -17,6 +17,7 @@ from typing import Final
 
 from paceline_api.errors import PacelineError
 from paceline_api.jobfile import read_resolved_job
+from paceline_api.names import ENV_TLS_CALLERS
 from paceline_api.settings import ResolvedJob
 
 from paceline.clock import now_ns, wall_s
@@ -98,6 +99,7 @@ async def _serve(settings: CoordinatorSettings, coordinator: Coordinator, bounds
         operator_token=settings.operator_token,
         linger_s=settings.linger_s,
         refusals=refusals,
+        certificates=settings.tls_callers is not None,
     )
     on_request_to_end(asyncio.get_running_loop(), lambda _: server.leave())
     front = Front(server.app(), Entry.COORDINATOR, bounds, refusals)
@@ -140,6 +142,12 @@ def _tls(settings: CoordinatorSettings) -> ssl.SSLContext | None:
         raise SettingsError(
             ENV_TLS_CERT, f"and {ENV_TLS_KEY} name no usable pair: {error}"
         ) from None
+    if settings.tls_callers is not None:
+        context.verify_mode = ssl.CERT_OPTIONAL  # the server refuses all without but health checks
+        try:
+            context.load_verify_locations(settings.tls_callers)
+        except OSError as error:
+            raise SettingsError(ENV_TLS_CALLERS, f"names no certificate: {error}") from None
     return context
 
 

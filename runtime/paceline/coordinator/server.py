@@ -9,6 +9,7 @@
     GET  /metrics         for Prometheus
     GET  /healthz         no token needed
 
+In a cluster a caller shows a certificate of the job's authority, or gets to the health check only.
 Agents have one token, for their sockets, which their ranks know too. Who looks after the job has
 another one, for all the rest: what a rank runs is the user's, and an inventory from it could
 declare others dead.
@@ -27,10 +28,12 @@ from typing import Final, TypeVar, assert_never
 
 import msgspec
 from aiohttp import web
+from paceline_api.names import CALLER_AGENT, CALLER_OPERATOR
 from paceline_api.types.durations import parse_duration
 
 from paceline.clock import NS_PER_S, now_ns
 from paceline.control.front import BODY_S, caller_of
+from paceline.control.tls import caller_role
 from paceline.coordinator.connection import Connection
 from paceline.coordinator.metrics import CONTENT_TYPE, Exporter
 from paceline.core import wire
@@ -105,10 +108,13 @@ class Server:
         operator_token: str,
         linger_s: float,
         refusals: Refusals,
+        certificates: bool = False,
     ) -> None:
+        """`certificates`: callers must show one of the job's authority, in a cluster (C2)."""
         self._coordinator = coordinator
         self._of_pods = f"Bearer {token}".encode()
         self._of_the_operator = f"Bearer {operator_token}".encode()
+        self._certificates = certificates
         self._linger_s = linger_s
         self._agents: dict[_Pod, Connection] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -358,9 +364,13 @@ class Server:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """A token, compared in constant time, on everything but the health check."""
+        """A certificate in a cluster, and a token, compared in constant time, on everything but the
+        health check."""
         if request.path == HEALTH:
             return await handler(request)
+        role = CALLER_AGENT if request.path == AGENTS else CALLER_OPERATOR
+        if self._certificates and caller_role(request.transport) != role:
+            return _refuse(401, f"{request.path} needs a certificate of this job for {role}")
         # aiohttp keeps bytes that are no UTF-8 as surrogates; these are the bytes that were sent.
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         of_a_pod = hmac.compare_digest(given, self._of_pods)

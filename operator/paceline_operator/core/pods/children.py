@@ -30,6 +30,10 @@ TOKEN: Final = "token"
 OPERATOR_TOKEN: Final = "operator-token"
 CERTIFICATE: Final = "tls.crt"
 PRIVATE_KEY: Final = "tls.key"
+CALLERS: Final = "callers.crt"
+"""Of the authority that signs the certificates of a coordinator's callers."""
+AGENT_CERTIFICATE: Final = "agent.crt"
+AGENT_KEY: Final = "agent.key"
 COORDINATOR: Final = "coordinator"
 LINGER_S: Final = 30 * 24 * 3600
 """So long a coordinator keeps the outcome for an operator that is away (C1)."""
@@ -104,9 +108,8 @@ def worker(
     ports = container.setdefault("ports", [])
     if not any(p.get("containerPort") == port for p in ports):
         ports.append({"name": "metrics", "containerPort": port, "protocol": "TCP"})
-    _mount(
-        spec, container, "paceline-job", FILES, _job_volume(job, key_id, [JOB_FILE, CERTIFICATE])
-    )
+    files = [JOB_FILE, CERTIFICATE, AGENT_CERTIFICATE, AGENT_KEY]
+    _mount(spec, container, "paceline-job", FILES, _job_volume(job, key_id, files))
     _mount(spec, container, "paceline-run", names.POD_RUN_DIR, {"emptyDir": {}})
     _mount(spec, container, "paceline-shm", "/dev/shm", {"emptyDir": {"medium": "Memory"}})
     checkpoint = job.spec.checkpoint
@@ -165,6 +168,8 @@ def _worker_env(
     return [
         {"name": names.ENV_HOST, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         *_common_env(job, key_id),
+        _set(names.ENV_TLS_OWN_CERT, f"{FILES}/{AGENT_CERTIFICATE}"),
+        _set(names.ENV_TLS_OWN_KEY, f"{FILES}/{AGENT_KEY}"),
         _set(names.ENV_SLOT, slot),
         _set(names.ENV_ATTEMPT, attempt),
         _set(names.ENV_PROCS, job.settings.procs_per_replica),
@@ -207,6 +212,7 @@ def coordinator(
             *_common_env(job, key_id),
             _from_secret(names.ENV_OPERATOR_TOKEN, job, key_id, OPERATOR_TOKEN),
             _set(names.ENV_TLS_KEY, f"{FILES}/{PRIVATE_KEY}"),
+            _set(names.ENV_TLS_CALLERS, f"{FILES}/{CALLERS}"),
             _set(names.ENV_LINGER, LINGER_S),
         ],
         "ports": [{"name": "control", "containerPort": names.COORDINATOR_PORT, "protocol": "TCP"}],
@@ -234,7 +240,7 @@ def coordinator(
     if nodes and "nodeSelector" not in placed:
         spec["affinity"] = {"nodeAffinity": copy.deepcopy(nodes)}
     spec |= placed
-    files = [JOB_FILE, CERTIFICATE, PRIVATE_KEY]
+    files = [JOB_FILE, CERTIFICATE, PRIVATE_KEY, CALLERS]
     _mount(spec, container, "paceline-job", FILES, _job_volume(job, key_id, files))
     _mount(spec, container, "tmp", "/tmp", {"emptyDir": {}})
     _restrict(spec)
@@ -263,14 +269,13 @@ def coordinator(
     }
 
 
-def secret(job: Job, keys: JobKeys, *, certificate: str, private_key: str) -> dict[str, Any]:
-    """Created once and never read or changed (C2). `certificate`, `private_key`: PEM."""
+def secret(job: Job, keys: JobKeys, *, tls: Mapping[str, str]) -> dict[str, Any]:
+    """Created once and never read or changed (C2). `tls`: PEM, by the names that pods mount."""
     data = {
         JOB_FILE: job_file(job),
         TOKEN: keys.token,
         OPERATOR_TOKEN: keys.operator_token,
-        CERTIFICATE: certificate,
-        PRIVATE_KEY: private_key,
+        **tls,
     }
     return {
         "apiVersion": "v1",

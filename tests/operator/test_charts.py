@@ -105,6 +105,36 @@ def test_the_switches_make_what_they_say() -> None:
     assert {p["metadata"]["namespace"] for p in policies} == {"sys", "a", "b"}
 
 
+@pytest.mark.parametrize("options", [(), NAMESPACED, ALL])
+def test_metrics_are_admitted_to_those_who_scrape_only(options: tuple[str, ...]) -> None:
+    """Of the operator and of jobs: by default to namespaces with the label of the ecosystem."""
+    scrapes = [{"namespaceSelector": {"matchLabels": {"metrics": "enabled"}}}]
+    here = "--set=networkPolicy.metricsFrom[0].ipBlock.cidr=10.0.0.1/32"
+    for more, peers in (((), scrapes), ((here,), [{"ipBlock": {"cidr": "10.0.0.1/32"}}])):
+        policies = [f for f in rendered(*options, *more) if f["kind"] == "NetworkPolicy"]
+        assert policies
+        for policy in policies:
+            for rule in policy["spec"]["ingress"]:
+                assert rule.get("from"), f"{policy['metadata']['name']} admits everybody"
+            metrics = [
+                rule
+                for rule in policy["spec"]["ingress"]
+                if rule.get("ports")
+                in ([{"port": p, "protocol": "TCP"}] for p in (8080, "metrics"))
+            ]
+            assert [rule["from"] for rule in metrics] == [peers], policy["metadata"]["name"]
+
+
+@pytest.mark.parametrize("wrong", ["metricsFrom=null", "metricsFrom={}", "metricsFrom[0]=x"])
+def test_a_metrics_peer_that_would_admit_everybody_is_refused(wrong: str) -> None:
+    with or_skip():
+        program = programs.require("helm")
+    words = ["template", "x", str(CHARTS / "paceline"), f"--set=networkPolicy.{wrong}"]
+    done = subprocess.run([program, *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "metricsFrom" in done.stderr
+
+
 def test_a_prometheus_finds_its_monitors_by_their_labels() -> None:
     kinds = ("serviceMonitor", "podMonitor", "rules")
     on = "--set=metrics.{0}.enabled=true,metrics.{0}.labels.release={0}"

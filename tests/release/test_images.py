@@ -114,7 +114,9 @@ def run_in(root: Path, config: dict[str, Any], *words: str) -> str:
 
 
 @pytest.mark.exhaustive
-def test_the_operator_is_valid_and_runs(operator: Path, tmp_path: Path) -> None:
+def test_the_operator_is_valid_and_runs(
+    base: release_images.Base, operator: Path, tmp_path: Path
+) -> None:
     archive = Archive(operator, tmp_path / "archive")
     config = archive.config
     assert archive.described["annotations"] == {
@@ -122,8 +124,8 @@ def test_the_operator_is_valid_and_runs(operator: Path, tmp_path: Path) -> None:
         "org.opencontainers.image.ref.name": VERSION,
     }
     assert archive.described["platform"] == {"architecture": config["architecture"], "os": "linux"}
-    told = provenance.check(operator.parent)
-    made_from = told["predicate"]["buildDefinition"]["resolvedDependencies"]
+    stated = provenance.check(operator.parent)
+    made_from = stated["predicate"]["buildDefinition"]["resolvedDependencies"]
     assert made_from[-1] == {"name": "base", "digest": {"sha256": release.sha256(base.path)}}
     parts = json.loads((operator.parent / f"operator-{VERSION}.cdx.json").read_text())
     listed = {part["name"] for part in parts["components"]}

@@ -17,7 +17,7 @@ from paceline_api.decoding import UNDECODABLE
 from paceline.core.protocol.ids import GenerationId
 from paceline.core.rank.agreement import ScriptEvent
 from paceline.core.rank.events import Event, Written
-from paceline.core.wire import NOT_DECODED, WireError
+from paceline.core.wire import WireError
 
 Key = tuple[str, GenerationId, int]
 """Of a message with tensors: the same for all shards."""

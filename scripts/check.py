@@ -22,6 +22,7 @@ from scripts import (
     citations,
     cli_reference,
     dashboards,
+    entry_points,
     field_reference,
     pictures,
     pins,
@@ -67,6 +68,7 @@ GENERATED: dict[str, Callable[[], str]] = {
         for folder in ("charts/paceline-crds/files", "crds/manifests")
     },
     "docs/reference/cli.md": cli_reference.markdown,
+    "docs/reference/entry-points.md": entry_points.markdown,
     "docs/reference/metrics.md": metrics.markdown,
     "docs/reference/python.md": python_reference.markdown,
     "docs/reference/operator.md": lambda: reference.markdown(VALUES.read_text()),

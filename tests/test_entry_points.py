@@ -1,0 +1,43 @@
+"""Every place that parses bytes of somebody else has a row that says how it is bounded."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from scripts import entry_points
+from scripts.entry_points import Table
+
+
+@pytest.mark.long
+def test_each_module_that_parses_bytes_has_a_row_and_each_row_tests_that_exist() -> None:
+    found = "\n  ".join(sorted(entry_points.problems()))
+    assert not found, f"docs/security/entry_points.yaml:\n  {found}"
+
+
+@pytest.mark.parametrize(
+    ("source", "parses"),
+    [
+        ("import json\njson.loads(text)", True),
+        ("import msgspec\nmsgspec.json.decode(data, type=X)", True),
+        ("import msgspec\nd = msgspec.json.Decoder[int](int)", True),
+        ("def f(line):\n    return line.recv(4)", True),
+        ("_HEAD.unpack_from(data, 0)", True),
+        ("step.recv_from", False),
+        ("json.dumps(x)\nrecv(1)", False),
+    ],
+)
+def test_parsers_and_sockets_are_found_in_the_source(source: str, parses: bool) -> None:
+    assert entry_points.parses(source) is parses
+
+
+@pytest.mark.long
+def test_a_missing_and_an_idle_row_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = entry_points.table()
+    first, *others = rows.entries
+    changed = msgspec.structs.replace(first, modules=["runtime/paceline/clock.py"], tests=[])
+    monkeypatch.setattr(entry_points, "table", lambda: Table([changed, *others], rows.own))
+    found = "\n".join(entry_points.problems())
+    assert "runtime/paceline/clock.py is named and parses nothing" in found
+    assert f"{first.name} names no test" in found
+    assert f"{first.modules[0]} parses bytes and is in no row" in found

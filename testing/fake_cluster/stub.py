@@ -78,6 +78,8 @@ class Fleet:
         """Uids of the pods that the fake kubelet was asked to end."""
         self._states: dict[str, State] = {}
         self.wrong: list[str] = []
+        self.hostile: dict[str, bytes] = {}
+        """By job: what its coordinator answers to each question for its status, at once."""
         self._key = b""
         """The operator's."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -362,6 +364,8 @@ class Fleet:
     async def _status(self, coordinator: Coordinator, request: web.Request) -> web.Response:
         if not _trusted(coordinator, request):
             return web.Response(status=401)
+        if raw := self.hostile.get(coordinator.ring.job):
+            return web.Response(body=raw, content_type="application/json")
         try:
             async with asyncio.timeout(POLL_S):
                 while request.query.get("after") == str(coordinator.ring.seq):

@@ -44,6 +44,7 @@ from testing.fake_cluster.observations import (
     worker,
 )
 from testing.fake_cluster.parts import job_body
+from testing.loop_end import close_server
 
 KEYS = job_keys(bytes(32), "a")
 GZIP = "Content-Encoding"
@@ -257,7 +258,7 @@ def test_refused_answers_are_counted_by_reason_and_told_in_one_line(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it answers in turn, and however many jobs of the namespace do it."""
-    monkeypatch.setattr(cluster_coordinator, "REFUSED_MAX_S", 0.1)
+    monkeypatch.setattr(cluster_coordinator, "RETRY_MAX_S", 0.1)
     answers = (b"no JSON", b"{}" + b" " * 2**22, b'{"ranks":[' + b"[]," * 99_000 + b"[]]}")
     wanted = {"form", "length", "count"}
 
@@ -345,6 +346,57 @@ def test_a_job_whose_namespace_has_used_up_its_share_is_asked_later(
     assert heard["other", "digits"] >= 1
     assert {key[0] for key in late} == {"greedy"}
     assert set(counted) == {"share"}
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n"
+ANSWER = HEAD + b'{"seq":2}'
+FLOOD_MAX = 32 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("first", "flood"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"", b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"),
+        (ANSWER, b"HTTP/1.1 204 No Content\r\n\r\n"),
+        (ANSWER, ANSWER),
+        (HEAD, b"HTTP/1.1 200 OK\r\nX: y\r\n"),
+        (b"", b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 1000),
+    ],
+    ids=["100", "103", "204 after it", "answers after it", "the body is none", "headers"],
+)
+def test_a_peer_that_answers_without_end_loses_its_connection(first: bytes, flood: bytes) -> None:
+    """Each of these is valid HTTP for as long as anybody listens."""
+
+    async def scenario() -> int:
+        sent, over = 0, asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal sent
+            try:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(first)
+                while sent < 2 * FLOOD_MAX:
+                    writer.write(flood * 1000)
+                    await writer.drain()
+                    sent += 1000 * len(flood)
+            except (ConnectionError, asyncio.IncompleteReadError):
+                pass
+            over.set()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=server_context(KEYS))
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with links(Heard()) as made:
+            key = ("default", "digits")
+            made.follow(key, job(), url, key_id=KEYS.key_id, pods=2, hurry=False)
+            async with asyncio.timeout(60):
+                await over.wait()
+            found = sent
+        await close_server(server)
+        return found
+
+    assert asyncio.run(scenario()) < FLOOD_MAX
 
 
 def test_answers_are_decoded_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,12 +20,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final, Self
 
 import aiohttp
 import msgspec
+from aiohttp.client_proto import ResponseHandler
 
 from paceline_operator.cluster.kube import pause
 from paceline_operator.cluster.store import Key
@@ -58,8 +60,6 @@ RETRY_S: Final = 0.1
 RETRY_MAX_S: Final = 5.0
 AWAY_S: Final = 10.0
 """A coordinator that has not answered for so long is reported as away."""
-REFUSED_MAX_S: Final = 60.0
-"""Between two questions to a coordinator whose answers are refused."""
 SAID_S: Final = 60.0
 """A namespace has one line in the log about refused answers in so long, and a job one about silence
 for each of its causes."""
@@ -69,6 +69,8 @@ DETAIL_MAX: Final = 300
 """Of an error in words: parts of them come from the coordinator."""
 READ_BYTES: Final = 64 * 1024
 """At once."""
+HEADER_BYTES: Final = 1024
+"""Of one header of an answer; there may be 128."""
 
 NAMESPACE_BYTES: Final = Rate(per_s=16 * 1024 * 1024, burst=64 * 1024 * 1024)
 """Of answers. A thousand honest jobs of one namespace, of which each answers 80 KiB every 5 s, take
@@ -144,12 +146,14 @@ class Links:
 
     async def __aenter__(self) -> Self:
         spare_buffers()
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
+        connector = Connector(limit=0, keepalive_timeout=IDLE_S)
         self._session = aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"Accept-Encoding": "identity"},
             auto_decompress=False,
+            max_line_size=HEADER_BYTES,
+            max_field_size=HEADER_BYTES,
         )
         return self
 
@@ -231,11 +235,9 @@ class Links:
                 status = await self._ask(link)
             except FAILURES as error:
                 self._unanswered(link, error)
-                retry_s, most_s = 0.0, RETRY_MAX_S
-                if isinstance(error, AnswerError):
-                    retry_s, most_s = error.retry_s, REFUSED_MAX_S
+                retry_s = error.retry_s if isinstance(error, AnswerError) else 0.0
                 await pause(max(delay_s, retry_s))
-                delay_s = min(2 * delay_s, most_s)
+                delay_s = min(2 * delay_s, RETRY_MAX_S)
                 continue
             delay_s = RETRY_S
             if link.away:
@@ -387,6 +389,38 @@ class Links:
                 raise _out_of_share("bytes of answers", wait_s)
             async with asyncio.timeout(REPLY_S):
                 return await _read(response, length)
+
+
+class OneAnswer(ResponseHandler):
+    """A connection that takes one answer to each question.
+
+    HTTP lets a server send any number of interim answers (1xx) before, and of answers that nobody
+    has asked for after it. Each would be kept in memory until the connection is used again.
+    """
+
+    _taken = True
+
+    def set_response_params(self, **params: Any) -> None:
+        """A question is sent."""
+        self._taken = False
+        super().set_response_params(**params)
+
+    def feed_data(self, data: Any, size: int = 0) -> None:
+        """An answer, with its body to come."""
+        if not self._taken and data[0].code >= HTTPStatus.OK:
+            self._taken = True
+            super().feed_data(data, size)
+            return
+        self.set_exception(AnswerError(Refused.FORM, "it sends answers that nobody asked for"))
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class Connector(aiohttp.TCPConnector):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        factory: partial[ResponseHandler] = partial(OneAnswer, loop=asyncio.get_running_loop())
+        self._factory = factory
 
 
 @dataclass(slots=True)

@@ -419,8 +419,12 @@ class OneAnswer(ResponseHandler):
 class Connector(aiohttp.TCPConnector):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        factory: partial[ResponseHandler] = partial(OneAnswer, loop=asyncio.get_running_loop())
-        self._factory = factory
+        loop = asyncio.get_running_loop()
+
+        def made() -> ResponseHandler:
+            return OneAnswer(loop)
+
+        self._factory = partial(made)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,56 @@
+"""The operator's reading of the Pod Security Standards is that of the API server's admission."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from paceline_operator.core.pods.security import LABEL, Level, violations
+
+from testing.cluster.api import ApiError
+from testing.cluster.control_plane import ControlPlane
+from tests.operator.test_pod_security import ALLOWED, BROKEN_BASELINE, BROKEN_RESTRICTED
+
+pytestmark = pytest.mark.processes
+
+PODS = {
+    **{name: body for name, (body, _) in BROKEN_BASELINE.items()},
+    **{name: body for name, (body, _) in BROKEN_RESTRICTED.items()},
+    **ALLOWED,
+}
+
+
+@pytest.fixture(params=[Level.BASELINE, Level.RESTRICTED])
+def level(plane: ControlPlane, namespace: str, request: pytest.FixtureRequest) -> Level:
+    body = {"metadata": {"labels": {LABEL: str(request.param)}}}
+    plane.api.patch(f"/api/v1/namespaces/{namespace}", body)
+    return Level(request.param)
+
+
+def admitted(plane: ControlPlane, namespace: str, pod: dict[str, Any]) -> str:
+    body = copy.deepcopy(pod)
+    body["metadata"] = {**body["metadata"], "name": "x"}
+    body |= {"apiVersion": "v1", "kind": "Pod"}
+    try:
+        plane.api.create(f"/api/v1/namespaces/{namespace}/pods?dryRun=All", body)
+    except ApiError as error:
+        return str(error)
+    return ""
+
+
+def test_admission_says_the_same_of_each_pod(
+    plane: ControlPlane, namespace: str, level: Level
+) -> None:
+    """Some are invalid besides, so that admission never sees them."""
+    differ, compared = {}, 0
+    for name, body in PODS.items():
+        said = admitted(plane, namespace, body)
+        if " 422 " in said or " 400 " in said:
+            continue
+        compared += 1
+        found = violations(body, level)
+        if ("violates PodSecurity" in said) != bool(found):
+            differ[name] = said, found
+    assert differ == {}
+    assert compared >= 30

@@ -6,6 +6,7 @@ traceback. The runtime derives its own errors from `PacelineError` and uses othe
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -36,7 +37,8 @@ class PacelineError(Exception):
 
     def render(self) -> str:
         """The text for a terminal: `error: ...` and, if there is one, `hint: ...`."""
-        return f"error: {self.message}" + (f"\nhint: {self.hint}" if self.hint else "")
+        hint = f"\nhint: {self.hint}" if self.hint else ""
+        return printable_lines(f"error: {self.message}{hint}")
 
 
 class JobFileError(PacelineError):
@@ -95,6 +97,20 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return text of somebody else as a terminal or a log may show it: what has no shape of its own
+    (escapes, other control characters, marks that turn the direction of reading, halves of
+    surrogate pairs) is written out, such as \\x1b. Ends of lines, tabs and spaces stay."""
+    if text.isprintable():
+        return text
+    return "".join(c if is_visible(c) else c.encode("unicode_escape").decode() for c in text)
+
+
+def is_visible(char: str) -> bool:
+    """Return True if a terminal shows the character as one, or as white space."""
+    return char.isprintable() or char in "\n\t" or unicodedata.category(char) == "Zs"
 
 
 def _show(value: Any) -> str:

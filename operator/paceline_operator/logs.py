@@ -7,6 +7,7 @@ import sys
 from datetime import UTC, datetime
 
 import msgspec
+from paceline_api.errors import printable_lines
 
 
 class JsonFormatter(logging.Formatter):
@@ -21,14 +22,14 @@ class JsonFormatter(logging.Formatter):
             line["job"] = str(job)
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line).decode()
+        return msgspec.json.encode({k: printable_lines(v) for k, v in line.items()}).decode()
 
 
 class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
         job = getattr(record, "job", "")
-        return f"{text} [{job}]" if job else text
+        return printable_lines(f"{text} [{job}]" if job else text)
 
 
 def set_up(form: str, level: str) -> None:

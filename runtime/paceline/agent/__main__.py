@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
+from paceline_api.errors import EXIT_BAD_INPUT, PacelineError, printable_lines
 from paceline_api.jobfile import JobFile, read_job_file
 
 from paceline import scratch
@@ -42,6 +42,7 @@ from paceline.core.messages import AgentDone, AgentHello, Register, Shutdown, To
 from paceline.core.protocol.ids import MemberId
 from paceline.environment import AgentSettings
 from paceline.limits import ensure_files
+from paceline.logs import log_to_stderr
 from paceline.private_files import UMASK
 from paceline.refusals import PROCESS
 from paceline.signals import on_request_to_end
@@ -246,15 +247,13 @@ def _leave_word(ended: Ended) -> None:
     """The end as one word and a message, for whoever looks when no coordinator is left (C1)."""
     text = f"{ended.end}: {ended.message}" if ended.message else str(ended.end)
     try:
-        TERMINATION_LOG.write_bytes(text.encode()[:TERMINATION_BYTES_MAX])
+        TERMINATION_LOG.write_bytes(printable_lines(text).encode()[:TERMINATION_BYTES_MAX])
     except OSError as error:
         log.info("no word is left in %s: %s", TERMINATION_LOG, error.strerror)
 
 
 def main() -> int:
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s agent: %(message)s"
-    )
+    log_to_stderr("agent: ")
     try:
         settings = AgentSettings.from_environment(os.environ)
         if settings.umask is not None:

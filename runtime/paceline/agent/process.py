@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from paceline_api.errors import printable_lines
 
 from paceline import scratch
 from paceline.agent.launch import LaunchPlan
@@ -204,7 +205,9 @@ class RankProcess:
         except ValueError:
             log.warning("rank %s said %r", self.member, message)
             return
-        said = supervise.ReportedOutcome(outcome, message.message, message.released, message.error)
+        text = printable_lines(message.message)
+        error = message.error.printable() if message.error is not None else None
+        said = supervise.ReportedOutcome(outcome, text, message.released, error)
         self._post(self, said)
 
     def _launcher_ended(self, code: int) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from paceline_api.errors import PacelineError
 
+from paceline.cli.output import say
 from paceline.jobs import places
 from paceline.jobs.errors import AmbiguousJobError, NoSuchJobError
 from paceline.jobs.interface import Jobs
@@ -47,7 +48,7 @@ def cluster(where: Where) -> ClusterJobs:
 
 def _say(text: str) -> None:
     """Beside what the verb prints."""
-    print(f"paceline: {text}", file=sys.stderr, flush=True)
+    say(f"paceline: {text}", to_stderr=True)
 
 
 def choose(name: str, where: Where) -> Jobs:
@@ -97,7 +98,7 @@ def choose_one(name: str, where: Where) -> Meant:
 def _ask(error: AmbiguousJobError) -> str:
     """The folder that is chosen. Raises the error if none is."""
     lines = [f"  {number}  {folder}" for number, folder in enumerate(error.folders, 1)]
-    print("\n".join(["several jobs of that name are running:", *lines]), file=sys.stderr)
+    say("\n".join(["several jobs of that name are running:", *lines]), to_stderr=True)
     print("which one? ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline().strip()
     if not answer.isdecimal() or not 1 <= int(answer) <= len(error.folders):

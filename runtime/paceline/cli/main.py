@@ -8,6 +8,7 @@ wrong; 3 what was waited for has not come in time; 130 ended by Ctrl-C or SIGTER
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +19,7 @@ from paceline_api.reading.load import load_job
 
 from paceline.cli.choice import RULE, Where
 from paceline.cli.completion import complete_context, complete_job
-from paceline.cli.output import Output
+from paceline.cli.output import Output, say
 from paceline.jobs.interface import Selection, Until
 from paceline.local.script import FIELD, missing_script
 
@@ -79,6 +80,9 @@ def run(
     record: Annotated[
         bool, typer.Option("--record", help="Keep what `paceline replay` needs.")
     ] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="What ranks print as it is, with escapes for a terminal.")
+    ] = False,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return as soon as it runs without a terminal.")
     ] = False,
@@ -96,6 +100,7 @@ def run(
         run_dir=run_dir,
         quiet=quiet,
         record=record,
+        raw=raw,
     )
     raise typer.Exit(runs.detach(order) if detach else runs.run(order, ready_fd=ready_fd))
 
@@ -109,12 +114,12 @@ def validate(file: JobFile, overrides: Overrides = None) -> None:
         folder = (file.parent / (trainer.working_dir or ".")).resolve()
         command = [*(trainer.command or ()), *(trainer.args or ())]
         if script := missing_script(command, folder):
-            print(
+            say(
                 f"warning: {FIELD}: {script} is not in {folder}, so `paceline run` cannot start it"
                 "\nhint: in a cluster it is looked for in the image",
-                file=sys.stderr,
+                to_stderr=True,
             )
-    print(f"{file}: job {job.metadata.name} is valid")
+    say(f"{file}: job {job.metadata.name} is valid")
 
 
 @app.command()
@@ -185,13 +190,16 @@ def logs(
     timestamps: Annotated[
         bool, typer.Option("--timestamps", help="With the time of day, UTC.")
     ] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="As it was printed, with escapes for a terminal.")
+    ] = False,
 ) -> None:
     """Print what all ranks have printed, merged in order of time."""
     from paceline.cli import verbs
 
     selection = Selection(rank=rank, previous=previous, tail=tail)
     where = Where(namespace, context, kubeconfig)
-    raise typer.Exit(verbs.logs(job, where, selection, follow=follow, times=timestamps))
+    raise typer.Exit(verbs.logs(job, where, selection, follow=follow, times=timestamps, raw=raw))
 
 
 @app.command(epilog=RULE)
@@ -399,6 +407,9 @@ def version() -> None:
 
 
 def main() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A character that the terminal's encoding lacks is written out, and ends nothing.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except PacelineError as error:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 import yaml
+from paceline_api.errors import is_visible, printable_lines
 from rich.console import Console
 
 
@@ -26,10 +29,28 @@ def console() -> Console:
     return Console(highlight=False, soft_wrap=True)
 
 
+def say(text: str, *, to_stderr: bool = False) -> None:
+    """Print a line for people. Names, messages and paths in it may be of anybody."""
+    print(printable_lines(text), file=sys.stderr if to_stderr else sys.stdout, flush=to_stderr)
+
+
 def print_data(found: Any, output: Output) -> None:
-    """One JSON document a line, or a YAML document."""
+    """One JSON document a line, or a YAML document; what a terminal would obey is escaped in the
+    words of the format, so that a program reads the same text."""
     if output is Output.JSON:
-        print(msgspec.json.encode(found).decode(), flush=True)
+        try:
+            text = msgspec.json.encode(found).decode()
+        except UnicodeEncodeError:  # half of a surrogate pair
+            text = json.dumps(msgspec.to_builtins(found))
+        print("".join(c if is_visible(c) else _in_json(c) for c in text), flush=True)
     else:
-        text = yaml.safe_dump(msgspec.to_builtins(found), sort_keys=False, allow_unicode=True)
+        plain = msgspec.to_builtins(found)
+        text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+        if printable_lines(text) != text:
+            text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=False)
         print(f"---\n{text}", end="", flush=True)
+
+
+def _in_json(char: str) -> str:
+    escaped = json.dumps(char)[1:-1]
+    return f"\\u{ord(char):04x}" if escaped == char else escaped

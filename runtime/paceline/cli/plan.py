@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
-from paceline_api.errors import EXIT_BAD_INPUT, PacelineError, show_value
+from paceline_api.errors import (
+    EXIT_BAD_INPUT,
+    PacelineError,
+    printable,
+    printable_lines,
+    show_value,
+)
 from paceline_api.rounds import RoundSettings
 from paceline_api.settings import ResolvedJob
 from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.choice import Where
-from paceline.cli.output import Output, console, print_data
+from paceline.cli.output import Output, console, print_data, say
 from paceline.cli.planned import Planned, planned
 from paceline.cli.run import EXIT_INTERRUPTED, working_dir_of
 from paceline.cli.verbs import seconds
@@ -217,7 +222,7 @@ def _measured_sizes(job: ResolvedJob) -> list[Size]:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    say(text, to_stderr=True)
 
 
 # ---- what is printed ---------------------------------------------------------------------------
@@ -227,15 +232,15 @@ def _print(plan: plans.Plan, *, wide: bool) -> None:
     screen = console()
     if not screen.is_terminal:
         screen.width = WIDTH
-    screen.print(Text(f"job {plan.job}: measured", style="bold"))
+    screen.print(Text(printable(f"job {plan.job}: measured"), style="bold"))
     screen.print(_compared(plan))
     for text in _known(plan):
-        screen.print(Text(text))
+        screen.print(Text(printable(text)))
     screen.print(Text("forecast", style="bold"))
     screen.print(_forecast(plan, wide=wide))
     for contest in plan.contests:
-        screen.print(Text(_contest(contest)))
-    screen.print(Text(plan.advice))
+        screen.print(Text(printable(_contest(contest))))
+    screen.print(Text(printable_lines(plan.advice)))
 
 
 def _compared(plan: plans.Plan) -> Table:
@@ -244,7 +249,7 @@ def _compared(plan: plans.Plan) -> Table:
     for one in plan.compared:
         setting = one.setting
         table.add_row(
-            one.source,
+            Text(printable(one.source)),
             datetime.fromtimestamp(one.at_s).strftime("%m-%d %H:%M"),
             str(setting.ranks),
             str(setting.model),
@@ -253,7 +258,7 @@ def _compared(plan: plans.Plan) -> Table:
             _ms(one.step_s),
             "" if one.predicted_s is None else _ms(one.predicted_s),
             "" if one.error is None else f"{one.error:+.0%}",
-            one.by,
+            Text(printable(one.by)),
         )
     return table
 

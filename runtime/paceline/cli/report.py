@@ -9,6 +9,7 @@ from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
 
 from paceline import private_files
 from paceline.cli.choice import Where, choose
+from paceline.cli.output import say
 from paceline.core.anatomy.job import analyse, known_rounds, latest_rounds
 from paceline.report.page import advice_lines, page, silent_lines
 from paceline.report.trace import trace
@@ -38,11 +39,11 @@ def report(name: str, where: Where, rounds: str | None, out: Path | None) -> Non
             hint="name a folder that you may write to with --out",
             exit_code=EXIT_BAD_INPUT,
         ) from None
-    print(f"job {job.job}: {len(job.ranks)} ranks, {job.step_s * 1e3:.1f} ms a step")
+    say(f"job {job.job}: {len(job.ranks)} ranks, {job.step_s * 1e3:.1f} ms a step")
     for line in (*advice_lines(job), *silent_lines(job)):
-        print(f"  {line}")
-    print(f"page: {folder / PAGE}")
-    print(f"trace for https://ui.perfetto.dev: {folder / TRACE}")
+        say(f"  {line}")
+    say(f"page: {folder / PAGE}")
+    say(f"trace for https://ui.perfetto.dev: {folder / TRACE}")
 
 
 def _chosen(text: str, known: range) -> range:

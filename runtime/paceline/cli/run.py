@@ -14,6 +14,7 @@ from paceline_api.reading.load import load_job
 from paceline_api.resolve import resolve
 from paceline_api.settings import ResolvedJob
 
+from paceline.cli.output import say
 from paceline.cli.screen import Screen
 from paceline.core.faults import SEPARATOR, Fault, FaultError, FaultKind, check_ranks, parse_faults
 from paceline.local import checkpoint_folder, detached, index
@@ -45,6 +46,7 @@ class Order:
     run_dir: Path | None
     quiet: bool
     record: bool
+    raw: bool = False
 
     def words(self) -> list[str]:
         """The same on a command line."""
@@ -60,7 +62,7 @@ def detach(order: Order) -> int:
     """Run it as a process of its own; the exit code."""
     # A table, or a line of it each second, is for somebody who looks on.
     entry = detached.start(replace(order, quiet=True).words(), Path())
-    print(f"job {entry.job} runs as process {entry.pid}, logs in {entry.run_dir}")
+    say(f"job {entry.job} runs as process {entry.pid}, logs in {entry.run_dir}")
     return 0
 
 
@@ -113,7 +115,7 @@ async def _run(
             detached.listening(ready_fd, entry)
 
     loop = asyncio.get_running_loop()
-    screen = Screen(quiet=order.quiet)
+    screen = Screen(quiet=order.quiet, raw=order.raw)
     async with screen:
         runner = Runner(
             job,

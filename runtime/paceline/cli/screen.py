@@ -14,8 +14,10 @@ from datetime import datetime
 from types import TracebackType
 from typing import Final, Self, TextIO
 
+from paceline_api.errors import printable_lines
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from paceline.cli.table import line, table
 from paceline.clock import wall_s
@@ -29,8 +31,9 @@ PAINT_S: Final = 0.25
 class Screen:
     """`async with`: paints until the end of the block."""
 
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
+    def __init__(self, *, quiet: bool, raw: bool = False) -> None:
+        """`raw`: what ranks print reaches the terminal as it is, escapes included."""
+        self._quiet, self._raw = quiet, raw
         self._console = _Console(stderr=True, highlight=False, soft_wrap=True)
         self._live: Live | None = None
         self._status: Status | None = None
@@ -66,15 +69,18 @@ class Screen:
 
     def write(self, text: str) -> None:
         with _as_long_as_read(sys.stderr):
-            self._console.print(text, markup=False)
+            self._console.print(printable_lines(text), markup=False)
 
     def on_line(self, text: str) -> None:
         """What a rank prints."""
-        if self._live is not None:
+        if self._live is not None and self._raw:
+            with _as_long_as_read(sys.stderr):
+                self._console.print(Text.from_ansi(text))
+        elif self._live is not None:
             self.write(text)
         else:
             with _as_long_as_read(sys.stdout):
-                sys.stdout.write(f"{text}\n")
+                sys.stdout.write(f"{text if self._raw else printable_lines(text)}\n")
                 sys.stdout.flush()
 
     async def _paint(self) -> None:

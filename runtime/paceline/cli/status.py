@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from typing import Final
 
-from paceline_api.errors import EXIT_FAILURE
+from paceline_api.errors import EXIT_FAILURE, printable_lines
 from rich.console import Console
 from rich.live import Live
 
 from paceline import clock
 from paceline.cli.choice import Where, choose, cluster
-from paceline.cli.output import Output, console, print_data
+from paceline.cli.output import Output, console, print_data, say
 from paceline.cli.table import line, table
 from paceline.jobs.core import rendering
 from paceline.jobs.errors import NoSuchJobError
@@ -58,7 +57,7 @@ def follow(jobs: Jobs, name: str, output: Output | None) -> JobStatus:
                 live.update(table(found.detail, found, wide=output is Output.WIDE), refresh=True)
                 clock.pause(WATCH_S)  # more often nobody can read it
             elif (text := f"{_state(found)}{line(found.detail, found)}") != said:
-                screen.print(text, markup=False)
+                screen.print(printable_lines(text), markup=False)
                 said = text
                 clock.pause(LINE_S)
     if last is None:
@@ -73,11 +72,10 @@ def _show(screen: Console, found: JobStatus, output: Output | None) -> None:
     place = found.place
     where = f"logs in {place}" if place.startswith("/") else f"namespace {place}"
     old = f"  figures {rendering.age(found.told_s)} old" if found.told_s >= OLD_S else ""
-    screen.print(f"job {found.name}: {_state(found)}{where}{old}", markup=False)
-    if found.message:
-        screen.print(found.message, markup=False)
-    if found.hint:
-        screen.print(f"hint: {found.hint}", markup=False)
+    lines = [f"job {found.name}: {_state(found)}{where}{old}", found.message]
+    lines += [f"hint: {found.hint}"] if found.hint else []
+    for text in filter(None, lines):
+        screen.print(printable_lines(text), markup=False)
     if found.detail is not None:
         screen.print(table(found.detail, found, wide=output is Output.WIDE))
 
@@ -91,7 +89,7 @@ def _list(jobs: Jobs, found: Sequence[JobStatus], output: Output | None) -> int:
         print_data(found, output)
     else:
         for text in rendering.jobs(found, wide=output is Output.WIDE):
-            print(text)
+            say(text)
     if not found:
-        print(f"no job is running: {jobs.where}", file=sys.stderr)
+        say(f"no job is running: {jobs.where}", to_stderr=True)
     return 0 if found else EXIT_FAILURE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from paceline_api.errors import printable, printable_lines
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -45,19 +46,19 @@ def table(status: Status | None, speed: Speed, *, wide: bool = False) -> Rendera
     for rank in status.ranks:
         ranks.add_row(
             str(place_of(rank.member, status.procs)),
-            Text(rank.state, style=_COLOURS.get(rank.state, "")),
+            _text(rank.state, style=_COLOURS.get(rank.state, "")),
             str(rank.pid or ""),
             _ms(rank, Fact.STEP_S),
             _ms(rank, Fact.LAG_S),
             _share(rank, status),
             str(rank.version),
-            *((str(rank.member), rank.host) if wide else ()),
-            Text(rank.why if wide else _short(rank.why), style="dim"),
+            *((str(rank.member), _text(rank.host)) if wide else ()),
+            _text(rank.why if wide else _short(rank.why), style="dim"),
         )
     notes = [*_figures(status), *_conditions(status), *_stragglers(status), *_shadow(status)]
     if wide and status.transport_why:
-        notes.append(Text(f"{status.transport}: {status.transport_why}", style="dim"))
-    return Group(Text(_head(status, speed), style="bold"), ranks, *notes)
+        notes.append(_text(f"{status.transport}: {status.transport_why}", style="dim"))
+    return Group(_text(_head(status, speed), style="bold"), ranks, *notes)
 
 
 def line(status: Status | None, speed: Speed) -> str:
@@ -73,7 +74,14 @@ def line(status: Status | None, speed: Speed) -> str:
             continue
         slow = " SLOW" if rank.member in {s.member for s in status.stragglers} else ""
         ranks.append(f"{place}:{rank.state} step={step} lag={lag} share={share}{slow}")
-    return " | ".join([_head(status, speed), *ranks, *filter(None, [figures(status.log)])])
+    return printable(
+        " | ".join([_head(status, speed), *ranks, *filter(None, [figures(status.log)])])
+    )
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Text of ranks, scripts and nodes: no markup of rich, and nothing that a terminal obeys."""
+    return Text(printable_lines(text), style=style)
 
 
 def _head(status: Status, speed: Speed) -> str:
@@ -100,26 +108,26 @@ def _head(status: Status, speed: Speed) -> str:
 
 def _figures(status: Status) -> list[Text]:
     text = figures(status.log)
-    return [Text(text)] if text else []
+    return [_text(text)] if text else []
 
 
 def _conditions(status: Status) -> list[Text]:
     return [
-        Text(f"{condition.type} ({condition.reason}): {condition.message}", style="yellow")
+        _text(f"{condition.type} ({condition.reason}): {condition.message}", style="yellow")
         for condition in status.conditions
         if condition.type != "RingReady"
     ]
 
 
 def _stragglers(status: Status) -> list[Text]:
-    return [Text(straggler(slow, status.procs), style="yellow") for slow in status.stragglers]
+    return [_text(straggler(slow, status.procs), style="yellow") for slow in status.stragglers]
 
 
 def _shadow(status: Status) -> list[Text]:
     shadow = status.log.shadow
     if shadow is None:
         return []
-    return [Text(f"{mode}: {shadow_line(shadow, mode)}", style="dim") for mode in shadow.saved_s]
+    return [_text(f"{mode}: {shadow_line(shadow, mode)}", style="dim") for mode in shadow.saved_s]
 
 
 def _ms(rank: RankStatus, fact: Fact) -> str:

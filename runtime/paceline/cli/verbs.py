@@ -11,7 +11,7 @@ from paceline_api.reading.load import load_job
 from paceline_api.types.durations import parse_duration
 
 from paceline.cli.choice import Where, choose, choose_one, cluster
-from paceline.cli.output import Output, console, print_data
+from paceline.cli.output import Output, console, print_data, say
 from paceline.cli.status import follow
 from paceline.clock import NS_PER_S, wall_s
 from paceline.jobs.core import rendering
@@ -29,17 +29,20 @@ def submit(
     if output is not None and output.is_data:
         print_data(found, output)
     else:
-        print(f"job {found.name} is submitted to {jobs.where}")
+        say(f"job {found.name} is submitted to {jobs.where}")
     return exit_code(follow(jobs, found.name, output)) if watch else 0
 
 
-def logs(name: str, where: Where, selection: Selection, *, follow: bool, times: bool) -> int:
+def logs(
+    name: str, where: Where, selection: Selection, *, follow: bool, times: bool, raw: bool
+) -> int:
     screen = console()
     colour = screen.is_terminal and not screen.no_color
     lines = choose(name, where).logs(name, selection, follow=follow)
     try:
         for line in lines:
-            sys.stdout.write(f"{rendering.log_line(line, colour=colour, times=times)}\n")
+            text = rendering.log_line(line, colour=colour, times=times, raw=raw)
+            sys.stdout.write(f"{text}\n")
             if follow:
                 sys.stdout.flush()
     finally:
@@ -56,35 +59,35 @@ def wait(
         print_data(found, output)
     else:
         message = found.message.partition("\n")[0]
-        print(f"job {found.name}: {found.state}{f': {message}' if message else ''}")
+        say(f"job {found.name}: {found.state}{f': {message}' if message else ''}")
     return exit_code(found)
 
 
 def scale(name: str, where: Where, replicas: int) -> int:
     meant = choose_one(name, where)
     before = meant.jobs.scale(meant.name, replicas)
-    print(f"job {name} of {meant.place}: {before} -> {replicas} replicas")
+    say(f"job {name} of {meant.place}: {before} -> {replicas} replicas")
     return 0
 
 
 def suspend(name: str, where: Where) -> int:
     meant = choose_one(name, where)
     meant.jobs.suspend(meant.name)
-    print(f"job {name} of {meant.place} is being suspended; `paceline resume` starts it again")
+    say(f"job {name} of {meant.place} is being suspended; `paceline resume` starts it again")
     return 0
 
 
 def resume(name: str, where: Where) -> int:
     meant = choose_one(name, where)
     meant.jobs.resume(meant.name)
-    print(f"job {name} of {meant.place} is resumed")
+    say(f"job {name} of {meant.place} is resumed")
     return 0
 
 
 def delete(name: str, where: Where, *, wait: bool, timeout: str) -> int:
     meant = choose_one(name, where)
     meant.jobs.delete(meant.name, wait_s=seconds(timeout) if wait else 0.0)
-    print(f"job {name} of {meant.place} is deleted")
+    say(f"job {name} of {meant.place} is deleted")
     return 0
 
 
@@ -94,7 +97,7 @@ def events(name: str, where: Where, output: Output | None) -> int:
         print_data(found, output)
         return 0
     for text in rendering.events(found, wall_s(), wide=output is Output.WIDE):
-        print(text)
+        say(text)
     return 0
 
 
@@ -104,7 +107,7 @@ def explain(name: str, where: Where, output: Output | None) -> int:
         print_data(found, output)
         return 0
     for text in rendering.explanation(found):
-        print(text)
+        say(text)
     return 0
 
 

@@ -6,6 +6,7 @@ import math
 from types import TracebackType
 from typing import Final, Self
 
+from paceline_api.errors import printable
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
@@ -20,10 +21,10 @@ class Bar:
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
-            TextColumn("{task.fields[words]}"),
+            TextColumn("{task.fields[words]}", markup=False),
             console=console,
         )
         self._task = self._progress.add_task("", total=1.0, words="")
@@ -43,9 +44,9 @@ class Bar:
     def show(self, status: JobStatus) -> None:
         self._progress.update(
             self._task,
-            description=f"{status.name}  {status.state}",
+            description=printable(f"{status.name}  {status.state}"),
             completed=1.0 if status.state == "Complete" else status.progress or 0.0,
-            words=words(status),
+            words=printable(words(status)),
         )
 
 

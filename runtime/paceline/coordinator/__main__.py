@@ -36,6 +36,7 @@ from paceline.environment import (
     SettingsError,
 )
 from paceline.limits import LISTEN_BACKLOG, ensure_callers, ensure_files, ensure_memory
+from paceline.logs import log_to_stderr
 from paceline.refusals import Entry, Refusals
 from paceline.signals import on_request_to_end
 
@@ -49,9 +50,7 @@ log = logging.getLogger("paceline.coordinator")
 
 
 def main() -> int:
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    log_to_stderr()
     try:
         settings = CoordinatorSettings.from_environment(os.environ)
         job = read_resolved_job(settings.spec_path)

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from msgspec import Raw, Struct
+from paceline_api.errors import printable_lines
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Pacing
 
@@ -484,6 +485,10 @@ STUCK: Final = "ScriptStuck"
 """`ScriptError.type` of a script that did not come back to step() in time."""
 
 
+SCRIPT_ERROR_CHARS_MAX: Final = 1_000
+"""Of each text of an exception; all of it fits into one packet."""
+
+
 class ScriptError(Struct, frozen=True, omit_defaults=True):
     """The exception that ended the script of a rank (R55)."""
 
@@ -497,6 +502,12 @@ class ScriptError(Struct, frozen=True, omit_defaults=True):
     def __str__(self) -> str:
         text = f"{self.type}: {self.message}" if self.message else self.type
         return f"{text} ({self.file}, line {self.line})" if self.file else text
+
+    def printable(self) -> ScriptError:
+        """Return it with text that messages can carry and terminals may show: an exception may hold
+        control characters and halves of surrogate pairs."""
+        words = (printable_lines(text) for text in (self.type, self.message, self.file))
+        return ScriptError(*(text[:SCRIPT_ERROR_CHARS_MAX] for text in words), self.line)
 
     def is_same(self, other: ScriptError) -> bool:
         """Return True if both were raised by the same line; messages often name a sample. An

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from paceline_api.errors import EXIT_BAD_INPUT, PacelineError
+from paceline_api.errors import EXIT_BAD_INPUT, PacelineError, printable
 
 from paceline import private_files
 from paceline.function.packed import FOLDER
@@ -31,8 +31,18 @@ def make_run_dir(job: str, wanted: Path | None) -> Path:
     """`wanted`, which must be new, empty, or from `with_function`, or the next free
     runs/<job>-<n>. Absolute."""
     path = _take_next(job, RUNS) if wanted is None else _take(wanted)
+    path = path.resolve()
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        (path / LOCK).unlink(missing_ok=True)
+        raise RunDirError(
+            Path(printable(str(path))),
+            "has a path that is not UTF-8, which no message can carry",
+            hint="work in another folder, or name one with --run-dir",
+        ) from None
     write(path, LOCK, f"{os.getpid()}\n")
-    return path.resolve()
+    return path
 
 
 def with_function(job: str, runs: Path, files: Mapping[str, str]) -> Path:

@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 from paceline_api.decoding import UNDECODABLE
+from paceline_api.errors import printable_lines
 
 from paceline.core.messages import ScriptError
 from paceline.core.protocol.ids import GenerationId
@@ -59,9 +60,9 @@ class AgentPipe:
         text = msgspec.json.encode(
             {
                 "kind": kind,
-                "message": message[:MESSAGE_CHARS_MAX],
+                "message": printable_lines(message)[:MESSAGE_CHARS_MAX],
                 "released": released,
-                "error": error,
+                "error": error.printable() if error is not None else None,
             }
         )
         with self._lock:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+from paceline_api.errors import printable, printable_lines
+
 from paceline.jobs.interface import Explanation, JobEvent, JobStatus, LogLine
 
 NS_PER_S: Final = 1_000_000_000
@@ -14,13 +16,15 @@ COLOURS: Final = (36, 33, 35, 32, 34, 31, 96, 93, 95, 92, 94, 91)
 DIM: Final = 2
 
 
-def log_line(line: LogLine, *, colour: bool, times: bool) -> str:
-    """`rank 3 | text`; what an agent says begins with its own name, and is dim."""
-    head = f"rank {line.rank}" if line.rank is not None else line.source
+def log_line(line: LogLine, *, colour: bool, times: bool, raw: bool = False) -> str:
+    """`rank 3 | text`; what an agent says begins with its own name, and is dim. `raw`: the text as
+    it was printed, which may tell a terminal what to do."""
+    head = f"rank {line.rank}" if line.rank is not None else printable(line.source)
+    text = line.text if raw else printable_lines(line.text)
     code = COLOURS[line.rank % len(COLOURS)] if line.rank is not None else DIM
     at = f"{_time_of_day(line.wall_ns / NS_PER_S)}.{line.wall_ns // 1_000_000 % 1000:03} "
     mark = f"{at if times else ''}{head} |"
-    return f"\x1b[{code}m{mark}\x1b[0m {line.text}" if colour else f"{mark} {line.text}"
+    return f"\x1b[{code}m{mark}\x1b[0m {text}" if colour else f"{mark} {text}"
 
 
 def jobs(found: Iterable[JobStatus], *, wide: bool) -> list[str]:
@@ -59,11 +63,13 @@ def events(found: Iterable[JobEvent], now_s: float, *, wide: bool) -> list[str]:
 
 def explanation(found: Explanation) -> list[str]:
     lines = [found.verdict, *(f"  - {why}" for why in found.because)]
-    return [*lines, "", "next:", *(f"    {command}" for command in found.commands)]
+    lines += ["", "next:", *(f"    {command}" for command in found.commands)]
+    return [printable_lines(line) for line in lines]
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """As wide as their widest cell."""
+    """As wide as their widest cell. A cell is one line, whatever is in it."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -1,0 +1,210 @@
+"""Text of pods, scripts, nodes and files is shown by a terminal, and never obeyed."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from paceline.agent import process
+from paceline.cli.output import Output, print_data, say
+from paceline.cli.screen import Screen
+from paceline.cli.table import line, table
+from paceline.client.progress import Bar
+from paceline.core.messages import ScriptError
+from paceline.core.protocol.ids import MemberId
+from paceline.core.status import RankPhase, RankStatus, Status
+from paceline.jobs.core import rendering
+from paceline.jobs.interface import Explanation, JobEvent, JobStatus, LogLine
+from paceline.local.rundir import RunDirError, make_run_dir
+from paceline.local.timeline import Timeline
+from paceline.logs import PrintableFormatter
+from paceline_api.errors import PacelineError, printable, printable_lines
+from paceline_operator.logs import JsonFormatter, TextFormatter
+from rich.console import Console
+
+HOSTILE = [
+    "\x1b[2J\x1b]52;c;aGFjaw==\x07",
+    "\x9b31mC1\x9d0;title\x9c",
+    "\u202etxt.exe\u202c \u2066x\u2069 \u200b",
+    "half \ud800 of a pair \udfff",
+    "back\b\b\rover\x00\x7f\x0b\x0c\x85",
+    "\u2028line\u2029",
+]
+BAD = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+)
+COLORS = re.compile(r"\x1b\[[0-9;]*m")
+"""Our own."""
+
+
+def is_shown(text: str) -> bool:
+    """Whether nothing in it is anything but text, and it can be written down."""
+    return text.encode() is not None and BAD.search(COLORS.sub("", text)) is None
+
+
+def status_with(text: str, *, host: str = "") -> Status:
+    rank = RankStatus(
+        MemberId(0, 0, 0), RankPhase.DEAD, pid=1, host=host or text, why=f"{text}\nand more"
+    )
+    return Status("job", "", replicas=1, ranks=(rank,), transport="gloo", transport_why=text)
+
+
+def job_with(text: str) -> JobStatus:
+    return JobStatus(name=text, place=text, state=text, message=text, hint=text)
+
+
+def shown(what: object) -> str:
+    file = io.StringIO()
+    Console(file=file, width=400, force_terminal=True, color_system=None).print(what)
+    return file.getvalue()
+
+
+@given(st.text() | st.text(alphabet=st.characters(categories=["Cc", "Cf", "Cs", "Zl", "Zp", "Zs"])))
+def test_what_is_escaped_can_be_written_and_obeyed_by_nobody(text: str) -> None:
+    for found in (printable(text), printable_lines(text)):
+        assert found.encode() is not None
+        kinds = {unicodedata.category(char) for char in found if char not in "\n\t"}
+        assert not kinds & {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    assert "\n" not in printable(text)
+    assert printable_lines(text).count("\n") == text.count("\n")
+
+
+def test_plain_text_is_left_alone() -> None:
+    for text in ("plain", "Grüße, 世界 ☕", "two\nlines\tand a tab", "a\xa0b\u3000c"):
+        assert printable_lines(text) == text
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_the_table_and_its_line_show_what_ranks_say(text: str) -> None:
+    status = status_with(text)
+    assert is_shown(shown(table(status, Timeline(), wide=True)))
+    assert is_shown(shown(table(status, Timeline())))
+    assert is_shown(line(replace(status, carrier=text), Timeline()))
+
+
+@pytest.mark.parametrize("host", ["[red]node[/red]", "[link=http://x]node[/link]", "[/]", "[bold"])
+def test_a_host_is_no_markup(host: str) -> None:
+    assert host in shown(table(status_with("x", host=host), Timeline(), wide=True))
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_lists_events_and_explanations_show_what_is_in_them(text: str) -> None:
+    event = JobEvent(wall_s=0.0, warning=True, reason=text, message=text, source=text)
+    found = [
+        *rendering.jobs([job_with(text)], wide=True),
+        *rendering.events([event], 1.0, wide=True),
+        *rendering.explanation(Explanation(text, (text,), (text,))),
+    ]
+    assert all(map(is_shown, found))
+    assert len(rendering.events([event, event], 1.0, wide=True)) == 3
+
+
+@pytest.mark.parametrize("colour", [True, False])
+@pytest.mark.parametrize("text", HOSTILE)
+def test_printed_lines_are_shown_and_passed_on_only_if_raw(text: str, *, colour: bool) -> None:
+    said = LogLine(0, "agent-0-0", "0.0#0", 0, text)
+    assert is_shown(rendering.log_line(said, colour=colour, times=True))
+    assert rendering.log_line(said, colour=False, times=False, raw=True) == f"rank 0 | {text}"
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_run_shows_what_is_said_and_printed(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    screen = Screen(quiet=True)
+    screen.say(text)
+    screen.write(f"[bold]{text}")
+    screen.on_line(text)
+    found = capsys.readouterr()
+    assert is_shown(found.out)
+    assert is_shown(found.err)
+    assert "[bold]" in found.err
+
+
+def test_a_raw_run_passes_on_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    Screen(quiet=True, raw=True).on_line("\x1b[31mred")
+    assert capsys.readouterr().out == "\x1b[31mred\n"
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_errors_and_lines_for_people_are_shown(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert is_shown(PacelineError(text, hint=text).render())
+    say(text)
+    say(text, to_stderr=True)
+    found = capsys.readouterr()
+    assert is_shown(found.out)
+    assert is_shown(found.err)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_data_for_programs_says_the_same_without_what_a_terminal_obeys(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_data(job_with(text), Output.JSON)
+    said = capsys.readouterr().out
+    assert is_shown(said)
+    assert json.loads(said)["message"] == text
+    print_data(job_with(text), Output.YAML)
+    said = capsys.readouterr().out
+    assert is_shown(said)
+    if said.isascii() and "\\uD800" not in said.upper():
+        assert yaml.safe_load(said.removeprefix("---\n"))["message"] == text
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize(
+    "formatter",
+    [PrintableFormatter("%(message)s"), TextFormatter("%(message)s"), JsonFormatter()],
+    ids=["runtime", "operator", "operator's JSON"],
+)
+def test_logs_show_messages_and_tracebacks(formatter: logging.Formatter, text: str) -> None:
+    try:
+        raise ValueError(text)
+    except ValueError:
+        record = logging.LogRecord("x", 20, "f", 1, "%s", (text,), sys.exc_info())
+    found = formatter.format(record)
+    assert is_shown(found)
+    assert "ValueError" in found
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_a_script_says_of_its_end_can_be_sent(text: str) -> None:
+    told = {"type": text, "message": text, "samples": [1, text], text: None}
+    found = json.dumps(process._visible(told), ensure_ascii=False)
+    assert is_shown(found)
+
+
+def test_a_script_error_comes_through_as_it_is() -> None:
+    plain = {"a": ["b\nc", 1, None, True, 2.5], "d": {"e": "f"}}
+    assert process._visible(plain) == plain
+    assert ScriptError.__name__ == "ScriptError"
+
+
+@pytest.mark.parametrize("text", ["[red]loss[/red]", "[/]", *HOSTILE])
+def test_the_bar_of_a_notebook_takes_no_markup_from_a_script(text: str) -> None:
+    file = io.StringIO()
+    console = Console(file=file, width=300, force_terminal=True, color_system=None)
+    with Bar(console) as bar:
+        bar.show(job_with(text))
+    found = re.sub(r"\x1b\[\??[0-9;]*[a-zA-Z]", "", file.getvalue()).replace("\r", "")
+    assert is_shown(found)
+    assert printable(text) in found
+
+
+def test_a_folder_that_no_message_can_name_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "run-\udcff"
+    with pytest.raises(RunDirError, match="not UTF-8") as no:
+        make_run_dir("job", folder)
+    assert is_shown(no.value.render())

@@ -28,7 +28,9 @@ from paceline.jobs.interface import Explanation, JobEvent, JobStatus, LogLine
 from paceline.local.rundir import RunDirError, make_run_dir
 from paceline.local.timeline import Timeline
 from paceline.logs import PrintableFormatter
-from paceline_api.errors import PacelineError, printable, printable_lines
+from paceline.train.context import Context
+from paceline_api.errors import InvalidJobError, PacelineError, printable, printable_lines
+from paceline_api.reading.load import parse_job
 from paceline_operator.logs import JsonFormatter, TextFormatter
 from rich.console import Console
 
@@ -201,6 +203,34 @@ def test_the_bar_of_a_notebook_takes_no_markup_from_a_script(text: str) -> None:
     found = re.sub(r"\x1b\[\??[0-9;]*[a-zA-Z]", "", file.getvalue()).replace("\r", "")
     assert is_shown(found)
     assert printable(text) in found
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "command: [python, {}]",
+        "command: [x], env: [{{name: A, value: {}}}]",
+        "workingDir: {}",
+        "{}: 1",
+    ],
+)
+def test_a_job_with_half_of_a_surrogate_pair_is_refused_by_name(place: str) -> None:
+    """It could be valid, and its run ended with a traceback."""
+    trainer = place.format('"a\\ud800\\e[31m"')
+    head = "{apiVersion: paceline.dev/v1alpha1, kind: TrainingJob, metadata: {name: job}, spec: "
+    spec = "{replicas: 1, template: {spec: {containers: [{name: trainer, image: x, "
+    text = f"{head}{spec}{trainer}" + "}]}}}}"
+    with pytest.raises(InvalidJobError, match="half of a surrogate pair") as no:
+        parse_job(text)
+    assert is_shown(no.value.render())
+
+
+def test_a_figure_has_a_name_that_can_be_sent_and_shown() -> None:
+    context = Context.__new__(Context)
+    context._metrics = {}
+    context.log("loss \ud800\x1b[31m", 1.0, 1.0)
+    (taken,) = context.take_metrics()
+    assert is_shown(taken.name)
 
 
 def test_a_folder_that_no_message_can_name_is_refused(tmp_path: Path) -> None:

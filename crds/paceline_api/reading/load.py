@@ -7,6 +7,7 @@ rules across fields. Errors of one step come all at once; the next step starts o
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import Any, Final
@@ -78,10 +79,8 @@ def _checked(mapping: Mapping[str, Any], where: Where) -> TrainingJob:
     if errors:
         raise InvalidJobError(error.at(where((error.path,))) for error in errors)
     faults = [
-        SpecError(
-            show_path(path), text, "holds a zero byte", hint="remove it: write no \\0 in the text"
-        ).at(where(path))
-        for path, text in _zero_bytes(mapping)
+        SpecError(show_path(path), text, problem, hint=hint).at(where(path))
+        for path, text, problem, hint in _unusable_texts(mapping)
     ]
     if faults:
         raise InvalidJobError(faults)
@@ -126,18 +125,29 @@ def _is_of_another(kind: object, version: object) -> bool:
     return texts and kind != KIND and not str(version).startswith(f"{GROUP}/")
 
 
-def _zero_bytes(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
-    """No program, path or variable can hold one; the kernel would end the text there."""
+def _unusable_texts(value: Any, path: Path = ()) -> Iterator[tuple[Path, str, str, str]]:
+    """Yield the texts that no program, path or variable can hold, with what is wrong and what to
+    do. At a zero byte the kernel would end the text; half of a surrogate pair has no bytes."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            if "\0" in str(key):
-                yield (*path, str(key)), str(key)
-            yield from _zero_bytes(item, (*path, str(key)))
+            yield from _unusable_texts(str(key), (*path, str(key)))
+            yield from _unusable_texts(item, (*path, str(key)))
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _zero_bytes(item, (*path, index))
-    elif isinstance(value, str) and "\0" in value:
-        yield path, value
+            yield from _unusable_texts(item, (*path, index))
+    elif isinstance(value, str):
+        if "\0" in value:
+            yield path, value, "holds a zero byte", "remove it: write no \\0 in the text"
+        elif _SURROGATE.search(value):
+            yield (
+                path,
+                value,
+                "holds half of a surrogate pair",
+                "write the character itself, or \\U and its eight digits",
+            )
+
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 def without_nulls(value: Any) -> Any:

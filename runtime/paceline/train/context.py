@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+from paceline_api.errors import printable
 
 from paceline.core.faults import Fault, parse_faults
 from paceline.core.protocol.records import DataPlan, LoggedMetric
@@ -59,6 +60,7 @@ class Context:
         self._metrics: dict[str, tuple[float, float]] = {}
 
     def log(self, name: str, value: float | torch.Tensor, weight: float) -> None:
+        name = printable(name)  # it travels in messages, and stands in tables and on pages
         total, weights = self._metrics.get(name, (0.0, 0.0))
         self._metrics[name] = (total + float(value) * weight, weights + weight)
 

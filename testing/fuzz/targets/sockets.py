@@ -8,7 +8,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -30,6 +30,8 @@ from testing.fuzz.target import Form, Reader, Target
 
 PACKET_BYTES_MAX: Final = 32 * 1024
 _MEMORY: Final = b"@"
+_LAST: Final = "this is the last one"
+_LAST_ORDER: Final = msgspec.json.encode({"kind": "shutdown", "why": _LAST})
 _HEADER: Final = struct.Struct("!I")
 SEALED: Final = b"="
 """What follows is sent as a peer that knows the token would send it; other inputs as they are."""
@@ -94,16 +96,19 @@ def _agent_pipe(stack: ExitStack, _folder: Path) -> Reader:
     return reader
 
 
-def _rank_pipe(stack: ExitStack, _folder: Path) -> Reader:
-    """What a rank reads of its agent."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    stack.enter_context(theirs)
-    pipe = AgentPipe(ours.detach())
-    stack.callback(pipe.close)
+def _rank_pipe(_stack: ExitStack, _folder: Path) -> Reader:
+    """What a rank reads of its agent, up to an order that is one."""
 
     def reader(data: bytes) -> object:
-        theirs.send(data or b"\0")
-        return pipe.read()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pipe = AgentPipe(ours.detach())
+        with theirs, closing(pipe):
+            theirs.send(data or b"\0")
+            theirs.send(_LAST_ORDER)
+            while (order := pipe.read()) is not None and order.why != _LAST:
+                pass
+            assert order is not None, "the pipe has ended"
+            return order
 
     return reader
 

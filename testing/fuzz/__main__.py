@@ -4,7 +4,7 @@
     python -m testing.fuzz --inputs 100000 --target wire-peer
 
 Ends with 1 if there is a finding, and leaves the shortest input of each in the folder `--out`. An
-input that stands for a mistake belongs into testing/fuzz/corpus/TARGET once the mistake is mended.
+input that stands for a mistake belongs into testing/fuzz/corpus once the mistake is mended.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from testing.fuzz.driver import HUNGRY, SLOW, run
 from testing.fuzz.mutation import inputs
 from testing.fuzz.samples import json_samples
 from testing.fuzz.target import Form, Reader, Target, pure
+from testing.fuzz.targets import TARGETS
 
 SEEDS = (b'{"kind":"drain","count":3}',)
 
@@ -95,6 +96,14 @@ def test_the_same_seed_gives_the_same_inputs_and_another_one_does_not() -> None:
 
 def test_known_inputs_come_before_mutations() -> None:
     assert b"once" in list(islice(inputs(target(lambda _: None), [b"once"], 0), 2))
+
+
+def test_what_was_a_finding_once_is_tried_first_and_belongs_to_a_target() -> None:
+    for path in driver.CORPUS.iterdir():
+        known = driver.known_inputs(TARGETS[path.stem])
+        assert known
+        assert all(isinstance(one, bytes) for one in known)
+        assert set(known) <= set(islice(inputs(TARGETS[path.stem], known, 0), 100))
 
 
 class Small(msgspec.Struct, tag="small"):

@@ -6,16 +6,19 @@ import io
 import json
 import logging
 import re
+import socket
 import sys
 import unicodedata
+from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from paceline.agent import process
+from paceline.agent.rank_pipe import Message
 from paceline.cli.output import Output, print_data, say
 from paceline.cli.screen import Screen
 from paceline.cli.table import line, table
@@ -29,6 +32,7 @@ from paceline.local.rundir import RunDirError, make_run_dir
 from paceline.local.timeline import Timeline
 from paceline.logs import PrintableFormatter
 from paceline.train.context import Context
+from paceline.worker.agent_pipe import AgentPipe
 from paceline_api.errors import InvalidJobError, PacelineError, printable, printable_lines
 from paceline_api.reading.load import parse_job
 from paceline_operator.logs import JsonFormatter, TextFormatter
@@ -183,15 +187,20 @@ def test_logs_show_messages_and_tracebacks(formatter: logging.Formatter, text: s
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_what_a_script_says_of_its_end_can_be_sent(text: str) -> None:
-    told = {"type": text, "message": text, "samples": [1, text], text: None}
-    found = json.dumps(process._visible(told), ensure_ascii=False)
-    assert is_shown(found)
+    """Also where all of it has to be written out, which makes it ten times as long."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, closing(AgentPipe(theirs.detach())) as pipe:
+        error = ScriptError(text, text * 10_000, text, 3)
+        assert pipe.tell("failed", text * 10_000, error=error)
+        said = msgspec.json.decode(ours.recv(2**20), type=Message)
+    assert said.error is not None
+    assert said.error.type == printable(text)
+    assert is_shown(said.message + said.error.type + said.error.message + said.error.file)
 
 
-def test_a_script_error_comes_through_as_it_is() -> None:
-    plain = {"a": ["b\nc", 1, None, True, 2.5], "d": {"e": "f"}}
-    assert process._visible(plain) == plain
-    assert ScriptError.__name__ == "ScriptError"
+def test_a_plain_script_error_comes_through_as_it_is() -> None:
+    error = ScriptError("ValueError", "bad: ü\n\tx", "train.py", 3)
+    assert error.printable() == error
 
 
 @pytest.mark.parametrize("text", ["[red]loss[/red]", "[/]", *HOSTILE])

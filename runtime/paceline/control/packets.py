@@ -16,8 +16,8 @@ from paceline.limits import MIB
 
 PACKET_BYTES: Final = 32 * 1024
 MEMORY_BYTES_MAX: Final = 4 * MIB
-"""Of a message that is handed over, as much as a coordinator and an agent take of each other. Memory
-without a name costs its sender nothing, so the receiver looks at its size before reading it."""
+"""Of a message that is handed over, as much as a coordinator and an agent take of each other.
+Memory without a name costs its sender nothing, so the receiver looks at its size first."""
 _IN_MEMORY: Final = b"@"
 """No message begins like that: they are JSON objects."""
 

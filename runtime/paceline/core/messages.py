@@ -506,8 +506,11 @@ class ScriptError(Struct, frozen=True, omit_defaults=True):
     def printable(self) -> ScriptError:
         """Return it with text that messages can carry and terminals may show: an exception may hold
         control characters and halves of surrogate pairs."""
-        words = (printable_lines(text) for text in (self.type, self.message, self.file))
-        return ScriptError(*(text[:SCRIPT_ERROR_CHARS_MAX] for text in words), self.line)
+        kind, message, file = (
+            printable_lines(text)[:SCRIPT_ERROR_CHARS_MAX]
+            for text in (self.type, self.message, self.file)
+        )
+        return ScriptError(kind, message, file, self.line)
 
     def is_same(self, other: ScriptError) -> bool:
         """Return True if both were raised by the same line; messages often name a sample. An

@@ -80,8 +80,8 @@ class Rule:
 _POD: Final = "the API server refuses the pod: {message}"
 _BUDGET: Final = "the API server refuses the PodDisruptionBudget: {message}"
 _LEVEL: Final = (
-    "{message}; correct spec.template, or have an administrator change the label "
-    "pod-security.kubernetes.io/enforce of the namespace"
+    "{message}; correct spec.template, or spec.fabric whose profile adds to it, or have an "
+    "administrator change the label pod-security.kubernetes.io/enforce of the namespace"
 )
 _UNTIL_THEN: Final = "; it is tried again, no pod is made before"
 

@@ -131,7 +131,7 @@ def test_a_restricted_namespace_gets_plain_pods_unless_rdma_is_required(
         told = until(lambda: fabric_of(plane, namespace, "plain"), "the status tells")
         assert told["profile"] == "tcp"
         assert "nobody has asked" in told["message"]
-        until(lambda: state(plane, namespace, "asks") == "TemplateInvalid", "refused")
+        until(lambda: state(plane, namespace, "asks") == "PodSecurity", "refused")
         assert {pod["metadata"]["name"] for pod in pods(plane, namespace)} == {
             "plain-0-1",
             "plain-1-1",

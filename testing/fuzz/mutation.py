@@ -167,7 +167,7 @@ def _with_one_change(tree: Tree, dice: random.Random, form: Form) -> Tree:
             case 0:
                 return tree[:at] + tree[at + 1 :]
             case 1:
-                return tree[:at] + [tree[at]] * dice.choice((2, 3, 1000)) + tree[at + 1 :]
+                return tree[:at] + [tree[at]] * dice.choice((2, 3, 500)) + tree[at + 1 :]
             case 2:
                 return [*tree[:at], _leaf(dice, form), *tree[at + 1 :]]
         return [*tree[:at], _with_one_change(tree[at], dice, form), *tree[at + 1 :]]

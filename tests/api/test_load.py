@@ -356,3 +356,11 @@ def test_a_zero_byte_is_refused_by_its_field(old: str, new: str, path: str) -> N
     assert path in error.message
     assert "holds a zero byte" in error.message
     assert "\0" not in error.render()
+
+
+def test_a_misspelt_part_without_a_value_is_an_error_about_the_part_that_is_missing() -> None:
+    with pytest.raises(InvalidJobError) as caught:
+        parse_job(
+            "apiVersion: paceline.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: a}\npec:\n"
+        )
+    assert [error.path for error in caught.value.errors] == ["spec"]

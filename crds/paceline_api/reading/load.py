@@ -84,10 +84,11 @@ def _checked(mapping: Mapping[str, Any], where: Where) -> TrainingJob:
     ]
     if faults:
         raise InvalidJobError(faults)
+    given = without_nulls(mapping)
     try:
-        job = TrainingJob.model_validate(without_nulls(mapping), by_alias=True, by_name=False)
+        job = TrainingJob.model_validate(given, by_alias=True, by_name=False)
     except ValidationError as error:
-        found = spec_errors(error, mapping)
+        found = spec_errors(error, given)
         raise InvalidJobError(fault.at(where(path)) for path, fault in found) from None
     faults = validate(job)
     if faults:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -176,9 +177,16 @@ def _bounds_hint(path: Path) -> str:
 
 
 def _property(model: type[Model], alias: str) -> dict[str, Any]:
-    schema = model.model_json_schema(by_alias=True)["properties"].get(alias, {})
+    schema = _properties(model).get(alias, {})
     options = schema.get("anyOf", [schema])
     found: dict[str, Any] = options[0].get("items", options[0])
+    return found
+
+
+@cache
+def _properties(model: type[Model]) -> dict[str, Any]:
+    """Made once: it takes as long as reading a hundred jobs."""
+    found: dict[str, Any] = model.model_json_schema(by_alias=True)["properties"]
     return found
 
 

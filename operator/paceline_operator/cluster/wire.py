@@ -28,6 +28,8 @@ UNREACHABLE: Final = "node.kubernetes.io/out-of-service"
 COORDINATOR: Final = "coordinator"
 NOTES_MAX: Final = 16
 NOTE_MAX: Final = 4096
+DIGITS_MAX: Final = 20
+"""Of 64 bits; Python itself refuses to read a few thousand."""
 """Of a pod's annotations, which its user may change: a few are Paceline's, none is longer."""
 
 
@@ -249,4 +251,5 @@ def kept(pod: Pod, before: Pod | None) -> Pod:
 
 
 def _number(text: str | None, otherwise: int) -> int:
-    return int(text) if text is not None and text.isdecimal() else otherwise
+    is_number = text is not None and len(text) <= DIGITS_MAX and text.isdecimal()
+    return int(text) if text is not None and is_number else otherwise

@@ -11,7 +11,7 @@ OWN_RESOURCES: Final = ("kubernetes.io/", "hugepages-", "attachable-volumes-")
 
 def amount_of(quantity: str) -> int:
     """Of a device: whole, as Kubernetes writes it, such as 8 or 1k; 0 for anything else."""
-    found = re.fullmatch(r"(\d+)([kMG]?)", quantity)
+    found = re.fullmatch(r"(\d{1,15})([kMG]?)", quantity)
     return int(found[1]) * UNITS[found[2]] if found else 0
 
 

@@ -186,6 +186,7 @@ TARGETS: Final = (
         errors=(InvalidJobError, *UNDECODABLE),
         seeds=(msgspec.json.encode(yaml.safe_load(GOOD)),),
         form=Form.JSON,
+        bytes_max=16 * 1024,
     ),
     Target(
         name="coordinator-answer",

@@ -1,0 +1,25 @@
+"""Numbers that somebody else has written into labels and quantities, however long they are."""
+
+from __future__ import annotations
+
+import pytest
+from paceline_api.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_ROLE, LABEL_SLOT
+from paceline_operator.cluster.wire import Meta, PodObject, pod_of
+from paceline_operator.core.devices import amount_of
+from paceline_operator.core.observed import NO_SLOT
+
+
+@pytest.mark.parametrize("digits", [21, 5_000])
+def test_a_slot_of_too_many_digits_is_no_slot(digits: int) -> None:
+    labels = {LABEL_JOB: "a", LABEL_ROLE: "worker", LABEL_SLOT: "9" * digits, LABEL_ATTEMPT: "1"}
+    found = pod_of(PodObject(Meta(labels=labels, resource_version="9" * digits)), 0.0)
+    assert found is not None
+    _, _, pod = found
+    assert (pod.slot, pod.attempt, pod.version) == (NO_SLOT, 1, 0)
+
+
+@pytest.mark.parametrize("digits", [16, 5_000])
+def test_devices_beyond_any_node_are_none(digits: int) -> None:
+    assert amount_of("9" * digits) == 0
+    assert amount_of("8") == 8
+    assert amount_of("1k") == 1000

@@ -42,7 +42,11 @@ def dockerfiles() -> list[Path]:
     return found
 
 
-@pytest.mark.parametrize("path", dockerfiles(), ids=lambda path: str(path.relative_to(ROOT)))
+def shown(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", dockerfiles(), ids=shown)
 def test_each_image_that_is_built_upon_is_named_by_its_digest(path: Path) -> None:
     given, stages = dict[str, str](), set[str]()
     for line in commands(path):
@@ -56,7 +60,7 @@ def test_each_image_that_is_built_upon_is_named_by_its_digest(path: Path) -> Non
             stages.add(found[2] or "")
 
 
-@pytest.mark.parametrize("path", [*(ROOT / name for name in RECIPES), *dockerfiles()], ids=str)
+@pytest.mark.parametrize("path", [*(ROOT / name for name in RECIPES), *dockerfiles()], ids=shown)
 def test_each_installer_takes_only_files_with_a_known_digest(path: Path) -> None:
     installs = [
         command

@@ -129,12 +129,12 @@ def test_a_run_shows_what_is_said_and_printed(
 ) -> None:
     screen = Screen(quiet=True)
     screen.say(text)
-    screen.write(f"[bold]{text}")
+    screen.write(f"[bold]:bomb:{text}")
     screen.on_line(text)
     found = capsys.readouterr()
     assert is_shown(found.out)
     assert is_shown(found.err)
-    assert "[bold]" in found.err
+    assert "[bold]:bomb:" in found.err
 
 
 def test_a_raw_run_passes_on_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ class Output(StrEnum):
 
 
 def console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
+    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def say(text: str, *, to_stderr: bool = False) -> None:

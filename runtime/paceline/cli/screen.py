@@ -34,7 +34,9 @@ class Screen:
     def __init__(self, *, quiet: bool, raw: bool = False) -> None:
         """`raw`: what ranks print reaches the terminal as it is, escapes included."""
         self._quiet, self._raw = quiet, raw
-        self._console = _Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = _Console(
+            stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False
+        )
         self._live: Live | None = None
         self._status: Status | None = None
         self._timeline = Timeline()
@@ -69,7 +71,7 @@ class Screen:
 
     def write(self, text: str) -> None:
         with _as_long_as_read(sys.stderr):
-            self._console.print(printable_lines(text), markup=False)
+            self._console.print(printable_lines(text))
 
     def on_line(self, text: str) -> None:
         """What a rank prints."""

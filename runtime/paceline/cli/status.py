@@ -57,7 +57,7 @@ def follow(jobs: Jobs, name: str, output: Output | None) -> JobStatus:
                 live.update(table(found.detail, found, wide=output is Output.WIDE), refresh=True)
                 clock.pause(WATCH_S)  # more often nobody can read it
             elif (text := f"{_state(found)}{line(found.detail, found)}") != said:
-                screen.print(printable_lines(text), markup=False)
+                screen.print(printable_lines(text))
                 said = text
                 clock.pause(LINE_S)
     if last is None:
@@ -75,7 +75,7 @@ def _show(screen: Console, found: JobStatus, output: Output | None) -> None:
     lines = [f"job {found.name}: {_state(found)}{where}{old}", found.message]
     lines += [f"hint: {found.hint}"] if found.hint else []
     for text in filter(None, lines):
-        screen.print(printable_lines(text), markup=False)
+        screen.print(printable_lines(text))
     if found.detail is not None:
         screen.print(table(found.detail, found, wide=output is Output.WIDE))
 

@@ -7,6 +7,7 @@ wrong; 3 what was waited for has not come in time; 130 ended by Ctrl-C or SIGTER
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import io
 import sys
@@ -408,8 +409,10 @@ def version() -> None:
 
 def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A character that the terminal's encoding lacks is written out, and ends nothing.
-        sys.stdout.reconfigure(errors="backslashreplace")
+        # A character that the terminal's encoding lacks is written out, and ends nothing. A stream
+        # whose descriptor was replaced since it was opened cannot be changed any more.
+        with contextlib.suppress(OSError):
+            sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except PacelineError as error:

@@ -251,3 +251,15 @@ def test_a_group_that_was_left_is_aborted_when_the_next_one_stands(
     assert machine.aborted.wait(WAIT_S)
     assert machine.record.count("abort") == 1
     assert transport.describe()["abandoned.alive"] == "0"
+
+
+def test_the_keys_of_a_generation_cannot_be_guessed_without_the_token() -> None:
+    """A store of torch asks nobody for a proof: whoever knows a key can read and change it."""
+    peers = (Peer("r0", "here"),)
+    groups = [
+        Group(key, 1, peers, 0, secret) for key in ("1.1@c", "1.2@c") for secret in (b"a", b"b")
+    ]
+    prefixes = {nccl._prefix(group) for group in groups}
+    assert len(prefixes) == len(groups)
+    assert not any(group.key in prefix for prefix in prefixes for group in groups)
+    assert nccl._prefix(groups[0]) == nccl._prefix(Group("1.1@c", 1, peers, 0, b"a"))

@@ -26,8 +26,8 @@ def test_what_the_lanes_to_all_peers_take_is_what_is_counted(tmp_path: Path) -> 
     # What the library opens once for a process that sends without a copy is none of a peer's.
     exchange([PeerSockets(directory=tmp_path, name=n, host="", token="") for n in "yz"])
     gc.collect()  # files of earlier tests that would be closed meanwhile
-    wait_closed()
     ranks = [PeerSockets(directory=tmp_path, name=n, host="", token="") for n in "abcd"]
+    wait_closed()
     before = open_files()
     opened = exchange(ranks) - before
     assert opened == len(ranks) * PEER_LANES * FILES_PER_LANE * (len(ranks) - 1)

@@ -67,6 +67,13 @@ def refused(*reasons: Reason) -> int:
     return sum(counts.get((Entry.PEERS, reason), 0) for reason in reasons or Reason)
 
 
+def until_refused(pair: Pair, count: int, *reasons: Reason) -> None:
+    """The test's own timeout ends it else."""
+    while refused(*reasons) < count:
+        pair[1].wait(100)
+    assert refused(*reasons) == count
+
+
 def lanes(sockets: PeerSockets) -> dict[str, str]:
     told = msgspec.json.decode(sockets.address, type=Lanes)
     return {"fast": told.fast, "bulk": told.bulk}
@@ -221,7 +228,7 @@ def test_the_header_of_a_large_frame_closes_the_connection(
     pair: Pair, lane: str, size: int, flags: int
 ) -> None:
     """A greeting and a header of 1 GiB took a rank from 15 to 1,037 MiB."""
-    before = own_bytes()
+    before, counted = own_bytes(), refused(Reason.MALFORMED)
     with greeted(pair, lane) as stranger:
         chunk = bytes(1 * MIB)
         with suppress(OSError):
@@ -231,6 +238,7 @@ def test_the_header_of_a_large_frame_closes_the_connection(
         with suppress(ConnectionError):
             while stranger.recv(4096):
                 pass
+    until_refused(pair, counted + 1, Reason.MALFORMED)
     assert own_bytes() - before < RSS_BYTES_MAX
     pair[0].send(member(1), NOTE)
     assert receive(pair[1]).message == NOTE
@@ -255,10 +263,13 @@ def test_half_frames_of_many_strangers_cost_little_memory(pair: Pair) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(200), b"\xff" * 200])
 def test_a_program_that_speaks_another_protocol_is_no_peer(pair: Pair, data: bytes) -> None:
+    counted = refused()
     strangers = [reach(pair, lane) for lane in ("fast", "bulk")]
     for stranger in strangers:
         with suppress(OSError):
             stranger.sendall(data)
+    if len(data) > 64:
+        until_refused(pair, counted + 2)
     pair[0].send(member(1), NOTE)
     assert receive(pair[1]).message == NOTE
     for stranger in strangers:
@@ -308,6 +319,7 @@ def test_another_user_is_not_even_greeted(lane: str) -> None:
         try:
             for file in Path(folder).iterdir():
                 file.chmod(0o777)
+            counted = refused(Reason.OTHER_USER)
             path = lanes(rank)[lane].removeprefix("ipc://")
             greeted_bytes = [
                 subprocess.run(
@@ -320,5 +332,42 @@ def test_another_user_is_not_even_greeted(lane: str) -> None:
                 for user in (OTHER_USER, 0)
             ]
             assert greeted_bytes == ["0\n", "1\n"]
+            until_refused((rank, rank), counted + 1, Reason.OTHER_USER)
         finally:
             rank.close()
+
+
+def test_a_stranger_with_another_key_is_counted() -> None:
+    ours, theirs = (
+        PeerSockets(directory=None, name=name, host="127.0.0.1", token=name) for name in "ab"
+    )
+    counted = refused(Reason.UNAUTHENTICATED)
+    theirs.know(member(1), ours.address)
+    theirs.send(member(1), NOTE)
+    while refused(Reason.UNAUTHENTICATED) == counted:
+        ours.wait(100)
+    assert ours.read() is None
+    theirs.close()
+    ours.close()
+
+
+def test_peers_that_come_and_go_are_not_counted(tmp_path: Path) -> None:
+    counted = refused()
+    rank = PeerSockets(directory=tmp_path, name="rank", host="", token="t")
+    for number in range(5):
+        peers = [
+            PeerSockets(directory=tmp_path, name=f"{number}-{name}", host="", token="t")
+            for name in "abc"
+        ]
+        for peer in peers:
+            peer.know(member(1), rank.address)
+            peer.send(member(1), NOTE)
+            peer.send_bulk(member(1), NOTE, [b"state"])
+        for _ in range(2 * len(peers)):
+            assert receive(rank).message == NOTE
+        for peer in peers:
+            peer.close()
+    while rank.wait(200):
+        pass
+    assert refused() == counted
+    rank.close()

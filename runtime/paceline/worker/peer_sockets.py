@@ -16,8 +16,10 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import struct
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -28,6 +30,7 @@ import zmq.utils.garbage  # here, not at the first bulk message: it ends at exit
 from paceline_api.decoding import UNDECODABLE
 from zmq.utils import z85
 
+from paceline.clock import NS_PER_MS, now_ns
 from paceline.core import wire
 from paceline.core.messages import PeerMessage
 from paceline.core.protocol.ids import MemberId
@@ -35,6 +38,7 @@ from paceline.core.wire import WireError
 from paceline.limits import LISTEN_BACKLOG
 from paceline.refusals import Entry, Reason, refuse
 from paceline.scratch import SUN_PATH_MAX
+from paceline.worker.handshakes import EVENTS, Handshakes
 
 Bytes = bytes | bytearray | memoryview
 
@@ -52,6 +56,9 @@ PARTS_MAX: Final = 4096
 UNREAD_FAST_MAX: Final = 1000
 UNREAD_BULK_MAX: Final = 2
 """Messages of one peer that wait for this rank; what it sends beyond stays with that peer."""
+EVENTS_MAX: Final = 256
+"""Of connections, before messages are looked at again."""
+EVENT: Final = struct.Struct("=HI")
 HANDSHAKE_MS: Final = 10_000
 """A connection that is not greeted and encrypted by then is closed; an honest peer calls again."""
 
@@ -110,6 +117,11 @@ class PeerSockets:
         self._poller = zmq.Poller()
         for socket in (self._fast, self._bulk, self._event_fd):
             self._poller.register(socket, zmq.POLLIN)
+        self._handshakes: dict[zmq.Socket[bytes], Handshakes] = {}
+        """By the sockets that tell of the connections to both lanes."""
+        if not alone:
+            self._watch(self._fast, "inproc://fast-connections")
+            self._watch(self._bulk, "inproc://bulk-connections")
 
     def _bind(
         self, directory: Path | None, name: str, host: str, unread_max: int
@@ -135,6 +147,15 @@ class PeerSockets:
         socket.set(zmq.CURVE_SECRETKEY, self._key[1])
         port = socket.bind_to_random_port("tcp://*")
         return socket, f"tcp://{host}:{port}"
+
+    def _watch(self, lane: zmq.Socket[bytes], where: str) -> None:
+        events = self._context.socket(zmq.PAIR)
+        events.set(zmq.LINGER, 0)
+        events.set(zmq.RCVHWM, 0)  # else the I/O thread would wait for this one
+        lane.monitor(where, EVENTS)
+        events.connect(where)
+        self._handshakes[events] = Handshakes()
+        self._poller.register(events, zmq.POLLIN)
 
     # ---- sending --------------------------------------------------------------------------
 
@@ -210,15 +231,28 @@ class PeerSockets:
 
     def wait(self, timeout_ms: int | None) -> bool:
         """Block in the kernel until a message, a `wake` or the end of the time, which is False."""
-        ready = self._poller.poll(timeout_ms)
-        for source, _ in ready:
-            if source == self._event_fd:
-                os.eventfd_read(self._event_fd)
-            elif source is self._bulk:
-                self._has_bulk = True
-            else:
-                self._has_fast = True
-        return bool(ready)
+        end_ns = None if timeout_ms is None else now_ns() + timeout_ms * NS_PER_MS
+        while ready := self._poller.poll(timeout_ms):
+            came = [self._is_ready(source) for source, _ in ready]
+            if any(came):
+                return True
+            if end_ns is not None:
+                timeout_ms = max(0, (end_ns - now_ns()) // NS_PER_MS)
+        return False
+
+    def _is_ready(self, source: object) -> bool:
+        """Note what has come there; False if it is only about connections."""
+        if source == self._event_fd:
+            os.eventfd_read(self._event_fd)
+        elif source is self._bulk:
+            self._has_bulk = True
+        elif source is self._fast:
+            self._has_fast = True
+        else:
+            assert isinstance(source, zmq.Socket)
+            self._note_connections(source)
+            return False
+        return True
 
     def read(self) -> ReceivedMessage | None:
         """Return the next message, if there is one of those that `wait` has seen or that came
@@ -239,6 +273,16 @@ class PeerSockets:
         self._has_fast = self._has_bulk = False
         return None
 
+    def _note_connections(self, events: zmq.Socket[bytes]) -> None:
+        """Count what zmq has refused by itself."""
+        handshakes = self._handshakes[events]
+        with suppress(zmq.Again):
+            for _ in range(EVENTS_MAX):
+                event, _ = events.recv_multipart(zmq.NOBLOCK)
+                reason = handshakes.happened(*EVENT.unpack(event))
+                if reason is not None:
+                    refuse(Entry.PEERS, reason, "a stranger")
+
     def _refuse(self, socket: zmq.Socket[bytes], reason: Reason) -> None:
         """Drop what is left of a message; all of its frames are here, or zmq would not show it."""
         while socket.get(zmq.RCVMORE):
@@ -255,7 +299,9 @@ class PeerSockets:
         with self._lock:
             self._closed = True
             os.close(self._event_fd)
-        for socket in (*self._out.values(), self._fast, self._bulk):
+        for lane in () if self._alone else (self._fast, self._bulk):
+            lane.monitor(None, 0)
+        for socket in (*self._out.values(), self._fast, self._bulk, *self._handshakes):
             socket.close(linger=0)
         self._out.clear()
         self._context.term()

@@ -155,7 +155,7 @@ class Pod:
         self._lines: dict[MemberId, RankLine] = {}
         self._voice = PodVoice(
             (job.coordinator,),
-            job.token,
+            lambda: job.token,
             Relay(slot, attempt),
             hello=self._hello,
             carriers=lambda: (),

@@ -58,6 +58,9 @@ ENV_METRICS_PORT: Final = "PACELINE_METRICS_PORT"
 ENV_UID: Final = "PACELINE_UID"
 ENV_TLS_CERT: Final = "PACELINE_TLS_CERT"
 ENV_TLS_KEY: Final = "PACELINE_TLS_KEY"
+ENV_TOKENS_FILE: Final = "PACELINE_TOKENS_FILE"
+"""Replaces PACELINE_TOKEN towards the coordinator while it exists: one token a line, the first one
+is shown, all are accepted."""
 ENV_TLS_CALLERS: Final = "PACELINE_TLS_CALLERS"
 """Of a coordinator: certificate of the authority whose certificates its callers must show."""
 ENV_TLS_OWN_CERT: Final = "PACELINE_TLS_OWN_CERT"
@@ -112,6 +115,12 @@ def secret_name(job: str, uid: str, key_id: str) -> str:
     """One per job, uid and key of the operator: whoever has the same name has the same content, and
     a job made anew under the same name gets a new one (C2)."""
     return f"{job}-{uid[:8]}-{key_id}-{SECRET_FORMAT}"
+
+
+def tokens_secret_name(job: str, uid: str) -> str:
+    """Of the Secret with which a user replaces the token of a job's agents while it trains. It need
+    not exist, and Paceline neither makes nor reads it by itself (C2)."""
+    return f"{job}-{uid[:8]}-tokens"
 
 
 def group_name(job: str, uid: str) -> str:

@@ -28,6 +28,7 @@ from paceline_api.names import (
     ENV_TLS_OWN_CERT,
     ENV_TLS_OWN_KEY,
     ENV_TOKEN,
+    ENV_TOKENS_FILE,
 )
 
 from paceline.core.protocol.ids import MemberId, parse_member
@@ -106,6 +107,8 @@ class AgentSettings:
     """The coordinator's; None = plain HTTP."""
     tls_own: tuple[Path, Path] | None = None
     """Certificate and key that the coordinator asks for; None = none."""
+    tokens_file: Path | None = None
+    """Replaces `token` towards the coordinator while it exists."""
     drained_exit_code: int = 0
     """Of an agent that left in order because of a signal: a queue may take 0 for a pod that is done
     and admit nobody in its place."""
@@ -132,6 +135,7 @@ class AgentSettings:
             metrics_port=_take(env, ENV_METRICS_PORT, _count, METRICS_PORT),
             tls_cert=_take(env, ENV_TLS_CERT, Path, None),
             tls_own=_tls_pair(env, ENV_TLS_OWN_CERT, ENV_TLS_OWN_KEY),
+            tokens_file=_take(env, ENV_TOKENS_FILE, Path, None),
             drained_exit_code=_take(env, ENV_DRAINED_EXIT, _count, 0),
             umask=_take(env, ENV_UMASK, _mask, None),
         )
@@ -208,6 +212,8 @@ class CoordinatorSettings:
     job: str
     token: str
     """Of ranks and agents."""
+    tokens_file: Path | None
+    """Replaces `token` while it exists."""
     operator_token: str
     """Of who looks after the job: the operator, or the runner of a laptop."""
     spec_path: Path
@@ -233,6 +239,7 @@ class CoordinatorSettings:
         return cls(
             job=_need(env, ENV_JOB, str),
             token=_need(env, ENV_TOKEN, str),
+            tokens_file=_take(env, ENV_TOKENS_FILE, Path, None),
             operator_token=_need(env, ENV_OPERATOR_TOKEN, str),
             spec_path=_need(env, ENV_SPEC, Path),
             uid=env.get(ENV_UID) or secrets.token_hex(8),

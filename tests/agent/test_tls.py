@@ -60,7 +60,7 @@ async def tells(uid: str, trusted: str, folder: Path) -> bool:
     async with coordinator(uid, folder) as (url, heard):
         agent = PodVoice(
             (url,),
-            "token",
+            lambda: "token",
             Relay(0, 1),
             hello=lambda _: hello,
             carriers=lambda: (),

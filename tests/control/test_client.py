@@ -161,7 +161,7 @@ class Pod(Failing):
 def voice_of(pod: Pod, *urls: str, token: str = TOKEN) -> PodVoice:
     return PodVoice(
         urls,
-        token,
+        lambda: token,
         Relay(0, 1),
         hello=pod.hello,
         carriers=pod.carriers,

@@ -6,12 +6,14 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 from paceline.clock import now_ns, wall_s
 from paceline.control.front import Front
+from paceline.control.tokens import Tokens
 from paceline.coordinator.server import Server
 from paceline.core.admission import Bounds
 from paceline.core.coordinator.events import Config
@@ -44,13 +46,15 @@ class Served:
         async with self.http.post(path, data=msgspec.json.encode(body)) as response:
             return response.status, await response.json()
 
-    async def socket(self, first: AgentHello) -> aiohttp.ClientWebSocketResponse:
-        socket = await self.bare_socket()
+    async def socket(
+        self, first: AgentHello, token: str = TOKEN
+    ) -> aiohttp.ClientWebSocketResponse:
+        socket = await self.bare_socket(token)
         await socket.send_str(text(first))
         return socket
 
-    async def bare_socket(self) -> aiohttp.ClientWebSocketResponse:
-        calling = self.http.ws_connect("/v1/agents", headers={"Authorization": f"Bearer {TOKEN}"})
+    async def bare_socket(self, token: str = TOKEN) -> aiohttp.ClientWebSocketResponse:
+        calling = self.http.ws_connect("/v1/agents", headers={"Authorization": f"Bearer {token}"})
         return await self.ends.enter_async_context(calling)
 
 
@@ -91,13 +95,14 @@ async def served(
     linger_s: float = 5.0,
     pace: Pace | None = None,
     bounds: Bounds = BOUNDS,
+    tokens_file: Path | None = None,
 ) -> AsyncIterator[Served]:
     config = Config(job="job", replicas=replicas, procs=procs, pace=pace or Pace())
     coordinator = Coordinator(config, uid="uid", now_ns=now_ns(), wall_s=wall_s())
     refusals = Refusals()
     server = Server(
         coordinator,
-        token=TOKEN,
+        tokens=Tokens(TOKEN, tokens_file),
         operator_token=OPERATOR_TOKEN,
         linger_s=linger_s,
         refusals=refusals,

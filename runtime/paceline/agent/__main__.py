@@ -32,6 +32,7 @@ from paceline.agent.supervisor import Supervisor
 from paceline.agent.system import Reaper, become_subreaper
 from paceline.clock import NS_PER_S
 from paceline.control.tls import pinned
+from paceline.control.tokens import Tokens
 from paceline.control.voice import Carriers, PodVoice
 from paceline.core.agent.exits import End, Ended
 from paceline.core.agent.relay import Relay
@@ -71,10 +72,11 @@ class Agent:
         loop = asyncio.get_running_loop()
         self._output = Output(loop, sys.stdout.fileno(), settings.run_dir / "logs")
         self._reaper = Reaper()
+        self._tokens = Tokens(settings.token, settings.tokens_file)
         self._records = PodRecords(settings.slot, settings.procs)
         self._voice = PodVoice(
             settings.coordinators,
-            settings.token,
+            lambda: self._tokens.own,
             Relay(settings.slot, settings.attempt),
             hello=self._hello,
             carriers=self._carriers,

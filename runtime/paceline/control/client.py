@@ -65,7 +65,7 @@ class ControlClient(Generic[Order]):
         self,
         urls: tuple[str, ...],
         path: str,
-        token: str,
+        token: Callable[[], str],
         *,
         pace: Pace,
         greet: Callable[[], Awaitable[msgspec.Struct]],
@@ -76,11 +76,12 @@ class ControlClient(Generic[Order]):
         ended: Callable[[], None],
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`figures` go with every so many beats, as the coordinator wants it. `ended` is called
-        after each connection, also if it came to no greeting."""
+        """`token`: asked before each connection, since it may be replaced. `figures` go with every
+        so many beats, as the coordinator wants it. `ended` is called after each connection, also if
+        it came to no greeting."""
         self._urls = deque(urls)
         self._path = path
-        self._headers = {"Authorization": f"Bearer {token}"}
+        self._token = token
         self._pace = pace
         self._greet, self._beat, self._decode, self._obey = greet, beat, decode, obey
         self._figures, self._ended = figures, ended
@@ -125,7 +126,7 @@ class ControlClient(Generic[Order]):
         """Keep a connection until it was left, or for ever."""
         delay_s = self._pace.retry_s
         calls = aiohttp.TCPConnector(socket_factory=_socket)
-        async with aiohttp.ClientSession(headers=self._headers, connector=calls) as session:
+        async with aiohttp.ClientSession(connector=calls) as session:
             while True:
                 url, before, fault = self._urls[0], self.connections, None
                 try:
@@ -157,6 +158,7 @@ class ControlClient(Generic[Order]):
     async def _connect(self, session: aiohttp.ClientSession, url: str) -> None:
         opening = session.ws_connect(
             f"{url}{self._path}",
+            headers={"Authorization": f"Bearer {self._token()}"},
             heartbeat=self._pace.ping_s,
             timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),
             ssl=self._tls if self._tls is not None else True,

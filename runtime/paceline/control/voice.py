@@ -48,7 +48,7 @@ class PodVoice:
     def __init__(
         self,
         urls: tuple[str, ...],
-        token: str,
+        token: Callable[[], str],
         relay: Relay,
         *,
         hello: Callable[[tuple[Register, ...]], AgentHello],
@@ -58,7 +58,8 @@ class PodVoice:
         tls: ssl.SSLContext | None = None,
         pace: Pace = PACE,
     ) -> None:
-        """`tell`: a packet to a rank. It may be lost, if `anew` is called then."""
+        """`token`: asked before each connection. `tell`: a packet to a rank. It may be lost, if
+        `anew` is called then."""
         self._relay, self._hello, self._obey, self._tell = relay, hello, obey, tell
         self._introduced = asyncio.Event()
         self._rhythm: bytes = b""

@@ -23,6 +23,7 @@ from paceline_api.settings import ResolvedJob
 from paceline.clock import now_ns, wall_s
 from paceline.control.front import Front
 from paceline.control.tls import CONNECTION_BYTES, spare_buffers
+from paceline.control.tokens import Tokens
 from paceline.coordinator.config import config_of
 from paceline.coordinator.server import BrokenError, Server
 from paceline.core.admission import Bounds
@@ -94,7 +95,7 @@ async def _serve(settings: CoordinatorSettings, coordinator: Coordinator, bounds
     refusals = Refusals()
     server = Server(
         coordinator,
-        token=settings.token,
+        tokens=Tokens(settings.token, settings.tokens_file),
         operator_token=settings.operator_token,
         linger_s=settings.linger_s,
         refusals=refusals,

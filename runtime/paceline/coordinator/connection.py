@@ -13,7 +13,9 @@ from typing import Final
 from aiohttp import WSMsgType, web
 from msgspec import Struct
 
+from paceline.control.front import caller_of
 from paceline.core.wire import to_json
+from paceline.refusals import Reason
 
 QUEUE_MAX: Final = 512
 """Messages. A generation change sends a handful to each rank, and most of them to all at once."""
@@ -24,8 +26,10 @@ MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 class Connection:
     """`send` and `abort` may be called at any time, also after the end."""
 
-    def __init__(self, request: web.Request) -> None:
+    def __init__(self, request: web.Request, token: str) -> None:
+        """`token`: the one that the caller has shown."""
         self._request = request
+        self.token = token
         self.socket = web.WebSocketResponse(max_msg_size=MESSAGE_BYTES_MAX)
         self._queue: asyncio.Queue[str] = asyncio.Queue(QUEUE_MAX)
         self._writer: asyncio.Task[None] | None = None
@@ -45,6 +49,10 @@ class Connection:
             self._queue.put_nowait(to_json(message))
         except asyncio.QueueFull:
             self.abort()
+
+    def refuse_token(self) -> None:
+        """Count that this connection is ended because its token was revoked."""
+        caller_of(self._request).refuse(Reason.UNAUTHENTICATED, "its token was revoked")
 
     def abort(self) -> None:
         """End it at once; `receive` then returns None. What is still queued is lost."""

@@ -34,6 +34,7 @@ from paceline_api.types.durations import parse_duration
 from paceline.clock import NS_PER_S, now_ns
 from paceline.control.front import BODY_S, caller_of
 from paceline.control.tls import caller_role
+from paceline.control.tokens import Tokens
 from paceline.coordinator.connection import Connection
 from paceline.coordinator.metrics import CONTENT_TYPE, Exporter
 from paceline.core import wire
@@ -71,6 +72,8 @@ LOOK_S: Final = 0.2
 UNLISTED_S: Final = 60.0
 """How long the agent of a pod that no inventory lists is kept waiting for one that does."""
 
+_TOKEN: Final = web.RequestKey("token", str)
+"""The one of the pods that the caller of a request has shown."""
 _Body = TypeVar("_Body", Inventory, Targets)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -104,19 +107,22 @@ class Server:
         self,
         coordinator: Coordinator,
         *,
-        token: str,
+        tokens: Tokens,
         operator_token: str,
         linger_s: float,
         refusals: Refusals,
         certificates: bool = False,
     ) -> None:
-        """`certificates`: callers must show one of the job's authority, in a cluster (C2)."""
+        """`tokens`: of agents. `certificates`: callers must show one of the job's authority, as in
+        a cluster (C2)."""
         self._coordinator = coordinator
-        self._of_pods = f"Bearer {token}".encode()
+        self._tokens = tokens
         self._of_the_operator = f"Bearer {operator_token}".encode()
         self._certificates = certificates
         self._linger_s = linger_s
         self._agents: dict[_Pod, Connection] = {}
+        self._sockets: set[Connection] = set()
+        """All of pods, those included that have not said yet which."""
         self._timer: asyncio.TimerHandle | None = None
         self._seq = 0
         self._version = 0
@@ -212,6 +218,7 @@ class Server:
         """Hand an event to the coordinator and carry out what it answers."""
         if self._over.is_set():
             return
+        self._end_revoked()
         try:
             effects = self._coordinator.handle(now_ns(), event)
         except Exception as error:
@@ -305,8 +312,9 @@ class Server:
 
     async def _serve_agent(self, request: web.Request) -> web.StreamResponse:
         """One connection from its first message to its end. The newest of a pod counts."""
-        connection, caller = Connection(request), caller_of(request)
+        connection, caller = Connection(request, request[_TOKEN]), caller_of(request)
         pod: _Pod | None = None
+        self._sockets.add(connection)
         try:
             await connection.open()
             while text := await connection.receive(HELLO_S if pod is None else None):
@@ -335,6 +343,7 @@ class Server:
         except ConnectionError as error:
             log.info("agent %s has gone before it was answered: %s", request.remote, error)
         finally:
+            self._sockets.discard(connection)
             if pod is not None and self._agents.get(pod) is connection:
                 del self._agents[pod]
                 self.post(core.AgentGone(*pod))
@@ -352,6 +361,16 @@ class Server:
                     await self._news.wait()
             except TimeoutError:
                 raise _UnlistedError(f"which calls itself pod {slot}#{attempt}") from None
+
+    def _end_revoked(self) -> None:
+        """Close the sockets whose token does not count any more. Called with each event, and a pod
+        that beats is one: a revoked token ends a peer within one heartbeat."""
+        if not self._tokens.look():
+            return
+        for connection in list(self._sockets):
+            if connection.token not in self._tokens.accepted:
+                connection.refuse_token()
+                connection.abort()
 
     async def _shut(self, _: web.Application) -> None:
         """Everybody gets what is queued for him, then all connections end."""
@@ -373,12 +392,20 @@ class Server:
             return _refuse(401, f"{request.path} needs a certificate of this job for {role}")
         # aiohttp keeps bytes that are no UTF-8 as surrogates; these are the bytes that were sent.
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        of_a_pod = hmac.compare_digest(given, self._of_pods)
+        self._end_revoked()
+        shown = [
+            token
+            for token in self._tokens.accepted
+            if hmac.compare_digest(given, f"Bearer {token}".encode())
+        ]
+        of_a_pod = bool(shown)
         of_the_operator = hmac.compare_digest(given, self._of_the_operator)
         if not of_a_pod and not of_the_operator:
             return _refuse(401, "the job's token is missing or wrong")
         if of_a_pod is not (request.path == AGENTS):
             return _refuse(403, f"this token is not for {request.path}")
+        if of_a_pod:
+            request[_TOKEN] = shown[0]
         if of_the_operator:
             caller_of(request).know()
         return await handler(request)

@@ -34,6 +34,9 @@ CALLERS: Final = "callers.crt"
 """Of the authority that signs the certificates of a coordinator's callers."""
 AGENT_CERTIFICATE: Final = "agent.crt"
 AGENT_KEY: Final = "agent.key"
+TOKENS_FOLDER: Final = "/etc/paceline-tokens"
+TOKENS: Final = "tokens"
+"""Field of the Secret that replaces the token of the agents."""
 COORDINATOR: Final = "coordinator"
 LINGER_S: Final = 30 * 24 * 3600
 """So long a coordinator keeps the outcome for an operator that is away (C1)."""
@@ -110,6 +113,7 @@ def worker(
         ports.append({"name": "metrics", "containerPort": port, "protocol": "TCP"})
     files = [JOB_FILE, CERTIFICATE, AGENT_CERTIFICATE, AGENT_KEY]
     _mount(spec, container, "paceline-job", FILES, _job_volume(job, key_id, files))
+    _mount(spec, container, "paceline-tokens", TOKENS_FOLDER, _tokens_volume(job))
     _mount(spec, container, "paceline-run", names.POD_RUN_DIR, {"emptyDir": {}})
     _mount(spec, container, "paceline-shm", "/dev/shm", {"emptyDir": {"medium": "Memory"}})
     checkpoint = job.spec.checkpoint
@@ -188,6 +192,7 @@ def _common_env(job: Job, key_id: str) -> list[dict[str, Any]]:
         _set(names.ENV_SPEC, f"{FILES}/{JOB_FILE}"),
         _set(names.ENV_TLS_CERT, f"{FILES}/{CERTIFICATE}"),
         _from_secret(names.ENV_TOKEN, job, key_id, TOKEN),
+        _set(names.ENV_TOKENS_FILE, f"{TOKENS_FOLDER}/{TOKENS}"),
     ]
 
 
@@ -242,6 +247,7 @@ def coordinator(
     spec |= placed
     files = [JOB_FILE, CERTIFICATE, PRIVATE_KEY, CALLERS]
     _mount(spec, container, "paceline-job", FILES, _job_volume(job, key_id, files))
+    _mount(spec, container, "paceline-tokens", TOKENS_FOLDER, _tokens_volume(job))
     _mount(spec, container, "tmp", "/tmp", {"emptyDir": {}})
     _restrict(spec)
     placement.spread_by_name(spec, job)
@@ -309,6 +315,12 @@ def _job_volume(job: Job, key_id: str, files: list[str]) -> dict[str, Any]:
     items = [{"key": name, "path": name} for name in files]
     name = names.secret_name(job.name, job.uid, key_id)
     return {"secret": {"secretName": name, "items": items, "defaultMode": 0o444}}
+
+
+def _tokens_volume(job: Job) -> dict[str, Any]:
+    """Optional: the kubelet brings it into pods that run, when somebody makes or changes it."""
+    name = names.tokens_secret_name(job.name, job.uid)
+    return {"secret": {"secretName": name, "optional": True, "defaultMode": 0o444}}
 
 
 def _mount(

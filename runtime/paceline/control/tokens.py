@@ -1,0 +1,97 @@
+"""The tokens with which agents call their coordinator, while they are replaced (C2).
+
+A pod starts with one token in its environment. A file, mounted from a Secret that need not exist,
+replaces it: the first token in it is the one that agents show, and a coordinator accepts all of
+them. So a token is replaced in two steps. With the new one before the old one both are accepted;
+without the old one, whoever still shows it is cut off.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Final
+
+from paceline.clock import NS_PER_MS, now_ns
+
+log = logging.getLogger("paceline.control")
+
+TOKENS_MAX: Final = 8
+TOKEN: Final = re.compile(r"[!-~]{16,256}")
+"""Visible ASCII, as a header takes it."""
+FILE_BYTES_MAX: Final = 4 * 1024
+LOOK_EVERY_NS: Final = 100 * NS_PER_MS
+"""Between two looks at the file, for which somebody else asks at least with each heartbeat."""
+
+
+def read_tokens(data: bytes) -> tuple[str, ...]:
+    """Return the tokens in a file, one a line. Raises ValueError, which tells nothing of them."""
+    if len(data) > FILE_BYTES_MAX:
+        raise ValueError(f"it is larger than {FILE_BYTES_MAX} bytes")
+    try:
+        found = tuple(line for raw in data.decode("ascii").splitlines() if (line := raw.strip()))
+    except UnicodeDecodeError:
+        raise ValueError("it is no ASCII text") from None
+    if not 1 <= len(found) <= TOKENS_MAX:
+        raise ValueError(f"it must have 1 to {TOKENS_MAX} lines, one for each token")
+    for number, token in enumerate(found, 1):
+        if not TOKEN.fullmatch(token):
+            raise ValueError(f"token {number} must have 16 to 256 visible characters")
+    return found
+
+
+class Tokens:
+    """The tokens that count now. One thread."""
+
+    def __init__(self, first: str, file: Path | None) -> None:
+        """`first`: counts as long as there is no file. `file`: None where nothing replaces it."""
+        self._first, self._file = (first,), file
+        self._seen: tuple[int, int, int] | None = None
+        self._looked_ns: int | None = None
+        self.accepted: tuple[str, ...] = self._first
+
+    @property
+    def own(self) -> str:
+        """Return the token to show, after a look at the file."""
+        self._looked_ns = None
+        self.look()
+        return self.accepted[0]
+
+    def look(self) -> bool:
+        """Return True if other tokens count now than at the last look.
+
+        A file that cannot be used changes nothing, and is named in the log once.
+        """
+        now = now_ns()
+        early = self._looked_ns is not None and now - self._looked_ns < LOOK_EVERY_NS
+        if self._file is None or early:
+            return False
+        self._looked_ns = now
+        try:
+            found = self._read_if_new(self._file)
+        except (OSError, ValueError) as error:
+            log.warning("the tokens in %s are not used: %s", self._file, error)
+            return False
+        if found is None or found == self.accepted:
+            return False
+        self.accepted = found
+        log.info("%d tokens of agents are accepted now", len(found))
+        return True
+
+    def _read_if_new(self, file: Path) -> tuple[str, ...] | None:
+        try:
+            state = file.stat()
+        except FileNotFoundError:
+            self._seen = None
+            return self._first
+        identity = (state.st_ino, state.st_mtime_ns, state.st_size)
+        if identity == self._seen:
+            return None
+        self._seen = identity
+        if not stat.S_ISREG(state.st_mode):
+            raise ValueError("it is no regular file")
+        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:  # noqa: PTH123
+            return read_tokens(opened.read(FILE_BYTES_MAX + 1))

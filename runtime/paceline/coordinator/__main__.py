@@ -38,7 +38,7 @@ from paceline.environment import (
 )
 from paceline.limits import LISTEN_BACKLOG, ensure_callers, ensure_files, ensure_memory
 from paceline.logs import log_to_stderr
-from paceline.refusals import Entry, Refusals
+from paceline.refusals import PROCESS, Entry
 from paceline.signals import on_request_to_end
 
 EXIT_RETIRED: Final = 3
@@ -92,7 +92,7 @@ def _most_replicas(job: ResolvedJob) -> int:
 
 
 async def _serve(settings: CoordinatorSettings, coordinator: Coordinator, bounds: Bounds) -> int:
-    refusals = Refusals()
+    refusals = PROCESS
     server = Server(
         coordinator,
         tokens=Tokens(settings.token, settings.tokens_file),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import stat
 from pathlib import Path
 
@@ -55,8 +57,17 @@ def test_a_folder_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
     assert mode_of(shared) == 0o755
 
 
+def give_groups(monkeypatch: pytest.MonkeyPatch, name: str, members: list[str]) -> None:
+    """Every file belongs to a group with this name and these further members."""
+    group = grp.struct_group((name, "x", 77, members))
+    monkeypatch.setattr(grp, "getgrgid", lambda _: group)
+
+
 @pytest.mark.parametrize("mode", [0o770, 0o775, 0o777, 0o720, 0o702, 0o1777, 0o2775])
-def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_folder_that_others_may_write_to_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    give_groups(monkeypatch, "staff", [])
     folder = tmp_path / "folder"
     folder.mkdir()
     folder.chmod(mode)
@@ -67,6 +78,20 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
             use(folder, "run folder")
         assert f"chmod go-w {folder}" in no.value.hint
     assert not is_private(folder)
+
+
+def test_a_folder_that_only_the_group_of_its_user_may_write_to_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where each user has a group, the usual umask is 002."""
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    tmp_path.chmod(0o775)
+    for members in ([], [me]):
+        give_groups(monkeypatch, me, members)
+        check_folder(tmp_path, "run folder")
+    give_groups(monkeypatch, me, [me, "guest"])
+    with pytest.raises(ForeignFolderError, match=f"the group {me} "):
+        check_folder(tmp_path, "run folder")
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o750, 0o755, 0o500])

@@ -97,19 +97,11 @@ def check_folder(path: Path, what: str) -> None:
             f"{_user(os.geteuid())}",
             hint="name a folder that is yours, or work as its owner",
         )
-    if mode & OTHERS_WRITE:
-        who = " and ".join(
-            name
-            for bit, name in (
-                (stat.S_IWGRP, f"the group {_group(about.st_gid)}"),
-                (stat.S_IWOTH, "everybody"),
-            )
-            if mode & bit
-        )
+    if writers := " and ".join(_writers(mode, about.st_gid)):
         raise ForeignFolderError(
             path,
             what,
-            f"may be written to by {who} (owner {_user(about.st_uid)}, mode {mode:04o})",
+            f"may be written to by {writers} (owner {_user(about.st_uid)}, mode {mode:04o})",
             hint=f"see that nobody has changed what is in it, then chmod go-w {path}",
         )
 
@@ -154,6 +146,26 @@ def write(path: Path, data: bytes, mode: int = FILE_MODE) -> None:
         with contextlib.suppress(OSError):
             draft.unlink()
         raise
+
+
+def _writers(mode: int, gid: int) -> list[str]:
+    """Return who may write beside the owner, in words."""
+    found = []
+    if mode & stat.S_IWGRP and not _is_own_group(gid):
+        found.append(f"the group {_group(gid)}")
+    if mode & stat.S_IWOTH:
+        found.append("everybody")
+    return found
+
+
+def _is_own_group(gid: int) -> bool:
+    """Return True for the group of this user alone. Where each user has one, as on Debian and
+    Fedora, the usual umask is 002 and every folder may be written to by that group."""
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
 
 
 def _user(uid: int) -> str:

@@ -125,7 +125,7 @@ def left_run(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("mode", [0o777, 0o770])
+@pytest.mark.parametrize("mode", [0o777, 0o772])
 def test_no_verb_works_on_a_run_that_others_may_change(
     tmp_path: Path, verb: str, mode: int
 ) -> None:

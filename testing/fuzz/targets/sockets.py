@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import msgspec
+import zmq
 from paceline.agent.process import RankProcess
 from paceline.agent.rank_pipe import RankPipe
 from paceline.control import packets
+from paceline.core import messages, wire
 from paceline.core.protocol.ids import MemberId
 from paceline.local import control
 from paceline.transport import rendezvous
@@ -23,9 +25,10 @@ from paceline.transport.base import Abort, Group, Peer, TransportError
 from paceline.transport.rendezvous import Deadline, PeerClosedError, PeerConnection
 from paceline.transport.shm.rendezvous import LocalRendezvous, machine_place
 from paceline.worker.agent_pipe import AgentPipe
+from paceline.worker.peer_sockets import Lanes, PeerSockets
 from paceline_api.settings import ResolvedJob
 
-from testing.fuzz.samples import json_samples
+from testing.fuzz.samples import json_samples, msgpack_samples
 from testing.fuzz.target import Form, Reader, Target
 
 PACKET_BYTES_MAX: Final = 32 * 1024
@@ -193,6 +196,30 @@ def _rendezvous(stack: ExitStack, _folder: Path) -> Reader:
     return reader
 
 
+def _peer_sockets(stack: ExitStack, folder: Path) -> Reader:
+    """Frames at the sockets of a rank, from another process of the same user."""
+    sockets = PeerSockets(directory=folder, name="r", host="", token="t")
+    stack.callback(sockets.close)
+    lanes = msgspec.json.decode(sockets.address, type=Lanes)
+    context = zmq.Context()
+    stack.callback(context.term)
+    senders = []
+    for lane in (lanes.fast, lanes.bulk):
+        sender = context.socket(zmq.PUSH)
+        sender.set(zmq.LINGER, 0)
+        sender.connect(lane)
+        stack.callback(sender.close)
+        senders.append(sender)
+
+    def reader(data: bytes) -> object:
+        lane, frames = data[:1] == b"\1", data[1:].split(_NEXT_FRAME)
+        senders[lane].send_multipart(frames)
+        sockets.wait(1000)
+        return sockets.read()
+
+    return reader
+
+
 _HELLO: Final = rendezvous.Hello(
     generation="1.1@a",
     number=(1 << 20) + 1,
@@ -200,6 +227,8 @@ _HELLO: Final = rendezvous.Hello(
     to="0.0#1",
     offer=msgspec.Raw(msgspec.msgpack.encode(_Offer("x"))),
 )
+_NEXT_FRAME: Final = b"|next|"
+_ASK: Final = msgpack_samples(messages.AskState, bytes((wire.WIRE_VERSION,)))[0]
 
 # ---- two terminals -------------------------------------------------------------------------------
 
@@ -291,6 +320,17 @@ TARGETS: Final = (
         form=Form.MSGPACK,
         prefix=SEALED,
         words=(bytes(32) + b"\xff\xff\xff\xff", SEALED + b"\x91" * 4000, SEALED, bytes(4096)),
+        bytes_max=PACKET_BYTES_MAX,
+    ),
+    Target(
+        name="peer-sockets",
+        start=_peer_sockets,
+        errors=(),
+        seeds=(
+            b"\0" + _ASK,
+            b"\1" + _NEXT_FRAME.join([msgspec.msgpack.encode([len(_ASK), 3]), _ASK, b"abc"]),
+        ),
+        words=(_NEXT_FRAME, _NEXT_FRAME * 2, b"\xcf" + b"\xff" * 8, b"\x92\xce\x7f\xff\xff\xff"),
         bytes_max=PACKET_BYTES_MAX,
     ),
     Target(

@@ -397,7 +397,7 @@ def test_the_server_is_no_kubernetes(paceline: Call, server: ScriptedServer) -> 
     code, said = paceline("status", "digits")
     error, hint = told(said)
     assert code == 2
-    assert "is no JSON" in error
+    assert "is no object in JSON" in error
     assert "API server" in hint
 
 

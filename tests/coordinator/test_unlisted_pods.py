@@ -6,7 +6,6 @@ import asyncio
 
 import aiohttp
 import pytest
-from paceline import refusals
 from paceline.coordinator import server as module
 from paceline.core.messages import ATTEMPT_STRIDE, Inventory
 from paceline.core.protocol.ids import MemberId
@@ -17,8 +16,8 @@ from tests.coordinator.served import Served, greeting, served
 OURS = MemberId(0, 0, 0)
 
 
-def refused() -> int:
-    return refusals.PROCESS.counts().get((Entry.COORDINATOR, Reason.UNKNOWN_PEER), 0)
+def refused(at: Served) -> int:
+    return at.refusals.counts().get((Entry.COORDINATOR, Reason.UNKNOWN_PEER), 0)
 
 
 async def members(at: Served) -> set[MemberId]:
@@ -43,7 +42,7 @@ def test_a_hello_of_a_pod_that_nobody_lists_is_refused(
     async def run() -> None:
         async with served() as at:
             await at.post("/v1/inventory", Inventory(1, ((0, 0),)))
-            before = refused()
+            before = refused(at)
             line = await at.socket(greeting(stranger))
             while not line.closed:
                 if (await line.receive()).type in (
@@ -51,7 +50,7 @@ def test_a_hello_of_a_pod_that_nobody_lists_is_refused(
                     aiohttp.WSMsgType.CLOSED,
                 ):
                     break
-            assert refused() == before + 1
+            assert refused(at) == before + 1
             await at.socket(greeting(OURS))
             await until_known(at, OURS)
             assert await members(at) == {OURS}
@@ -65,14 +64,14 @@ def test_a_pod_that_is_newer_than_the_inventory_waits_for_the_next_one() -> None
     async def run() -> None:
         async with served() as at:
             await at.post("/v1/inventory", Inventory(1, ((0, 0),)))
-            before = refused()
+            before = refused(at)
             await at.socket(greeting(newer))
             await at.socket(greeting(OURS))
             await until_known(at, OURS)
             assert await members(at) == {OURS}
             await at.post("/v1/inventory", Inventory(2, ((0, 0), (1, 3))))
             await until_known(at, newer)
-            assert refused() == before
+            assert refused(at) == before
 
     asyncio.run(run())
 

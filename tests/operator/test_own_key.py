@@ -105,7 +105,7 @@ def test_a_job_keeps_the_key_of_its_pods() -> None:
     (made,) = changes.workers
     assert made.manifest["metadata"]["annotations"][NOTE_KEY] == "0ld0ld00"
     volumes = {volume["name"]: volume for volume in made.manifest["spec"]["volumes"]}
-    assert volumes["paceline-job"]["secret"]["secretName"].endswith("-0ld0ld00")
+    assert volumes["paceline-job"]["secret"]["secretName"].endswith("-0ld0ld00-2")
 
 
 def test_a_job_without_pods_gets_the_newest_key() -> None:

@@ -171,7 +171,7 @@ class PeerConnection:
         with suppress(OSError):  # the other end has closed already
             self.sock.shutdown(socket.SHUT_WR)
 
-    # ---- the meeting ----------------------------------------------------------------------
+    # ---- the rendezvous -------------------------------------------------------------------
 
     def greet(self) -> None:
         """Send the nonce that a caller has to answer. Raises PeerClosedError."""

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from paceline_operator.core.pods.security import LABEL, Level, violations
 
+from testing.bad_pods import ALLOWED, BROKEN_BASELINE, BROKEN_RESTRICTED
 from testing.cluster.api import ApiError
 from testing.cluster.control_plane import ControlPlane
-from tests.operator.test_pod_security import ALLOWED, BROKEN_BASELINE, BROKEN_RESTRICTED
 
 pytestmark = pytest.mark.processes
 

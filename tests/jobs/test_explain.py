@@ -20,6 +20,7 @@ from paceline.core.status import (
 from paceline.jobs.core import rendering
 from paceline.jobs.core.explain import COMMANDS_MAX, WORDS_MAX, explain
 from paceline.jobs.interface import Explanation, JobEvent, JobStatus, LogLine
+from paceline_api.errors import printable_lines
 from paceline_api.rounds import RoundSettings
 from paceline_api.types.enums import Mode
 
@@ -175,7 +176,7 @@ def test_colour_changes_no_text(number: int, text: str) -> None:
     line = LogLine(0, "digits-0-0", "", number, text)
     other = LogLine(0, "digits-0-0", "", number + 1, text)
     shown = rendering.log_line(line, colour=True, times=False)
-    assert shown.endswith(f"rank {number} |\x1b[0m {text}")
+    assert shown.endswith(f"rank {number} |\x1b[0m {printable_lines(text)}")
     assert shown[:5] != rendering.log_line(other, colour=True, times=False)[:5]
 
 

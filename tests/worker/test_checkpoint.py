@@ -315,7 +315,7 @@ MALICIOUS = {
     "state.safetensors": "state.safetensors is no safetensors file",
     "state.json": "it cannot be loaded",
     "log.msgpack": "it cannot be loaded",
-    ".metadata": "",
+    ".metadata": "lists .metadata, which no checkpoint has",
 }
 
 
@@ -323,7 +323,7 @@ MALICIOUS = {
 def test_a_checkpoint_is_data_and_never_a_program(saver: Saver, tmp_path: Path, name: str) -> None:
     """Somebody else who may write to the folder leaves a pickle there, sizes and checksums right.
 
-    It is not run: refused by name, or, as torch's `.metadata`, of no use to anybody."""
+    It is not run but refused by name, also torch's `.metadata`."""
     saver.save(3)
     folder, ran = tmp_path / "saved" / "v3", tmp_path / "it-ran"
     (folder / name).write_bytes(pickle.dumps(Program(ran)))
@@ -333,12 +333,9 @@ def test_a_checkpoint_is_data_and_never_a_program(saver: Saver, tmp_path: Path, 
     files[name] = {"name": name, "size": forged.size, "crc32": forged.crc32}
     text = json.dumps(manifest | {"files": list(files.values())})
     (folder / disk.MANIFEST).write_text(text)
-    if words := MALICIOUS[name]:
-        with pytest.raises(CheckpointError, match=words) as caught:
-            read_newest(tmp_path / "saved", saver.rank.identity)
-        assert f"remove {folder}" in caught.value.hint
-    else:
+    with pytest.raises(CheckpointError, match=MALICIOUS[name]) as caught:
         read_newest(tmp_path / "saved", saver.rank.identity)
+    assert f"remove {folder}" in caught.value.hint
     assert not ran.exists()
 
 
@@ -347,6 +344,30 @@ def test_a_manifest_that_names_too_little_is_refused(saver: Saver, tmp_path: Pat
     path = tmp_path / "saved" / "v3" / disk.MANIFEST
     path.write_text(json.dumps(json.loads(path.read_text()) | {"files": []}))
     with pytest.raises(CheckpointError, match=r"does not list log.msgpack, model.safetensors"):
+        disk.find(tmp_path / "saved", saver.rank.identity)
+
+
+@pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "x" * 5000, "", "a\0b", "\x1b[2J"])
+def test_a_manifest_that_names_another_file_is_refused(
+    saver: Saver, tmp_path: Path, name: str
+) -> None:
+    """Such a name may lead out of the folder, be none, or be an order to a terminal."""
+    saver.save(3)
+    path = tmp_path / "saved" / "v3" / disk.MANIFEST
+    manifest = json.loads(path.read_text())
+    manifest["files"].append({"name": name, "size": 1, "crc32": 0})
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="which no checkpoint has") as caught:
+        disk.find(tmp_path / "saved", saver.rank.identity)
+    assert len(caught.value.message) < 400
+    assert caught.value.message.isprintable()
+
+
+def test_a_manifest_of_any_size_is_not_read(saver: Saver, tmp_path: Path) -> None:
+    saver.save(3)
+    path = tmp_path / "saved" / "v3" / disk.MANIFEST
+    path.write_text(path.read_text() + " " * disk.MANIFEST_BYTES_MAX)
+    with pytest.raises(CheckpointError, match="is larger than 1,000,000 bytes"):
         disk.find(tmp_path / "saved", saver.rank.identity)
 
 

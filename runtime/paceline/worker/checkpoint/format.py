@@ -25,6 +25,7 @@ from typing import Any, Final
 import msgspec
 import torch
 from paceline_api.decoding import UNDECODABLE
+from paceline_api.errors import printable
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -41,6 +42,9 @@ HEADER: Final = "state.json"
 MODEL: Final = "model.safetensors"
 STATE: Final = "state.safetensors"
 NEEDED: Final = (LOG, MODEL, HEADER, STATE)
+MANIFEST_BYTES_MAX: Final = 1_000_000
+NAME_CHARS_MAX: Final = 60
+"""Of a name in an error."""
 SHARD: Final = "shard-"
 CHUNK_BYTES: Final = 1 << 20
 LOOKS: Final = 5
@@ -176,8 +180,13 @@ def check(folder: Path, wanted: Identity) -> Manifest:
             hint="use the same data set, batch size and seed, and as many epochs or more; "
             f"{START_AFRESH}",
         )
-    if lacking := set(NEEDED).difference(file.name for file in manifest.files):
+    listed = {file.name for file in manifest.files}
+    if lacking := set(NEEDED) - listed:
         raise _damaged(folder, f"{MANIFEST} does not list {', '.join(sorted(lacking))}")
+    if others := listed - set(NEEDED):
+        # A name may lead out of the folder, or be none.
+        shown = printable(min(others))[:NAME_CHARS_MAX]
+        raise _damaged(folder, f"{MANIFEST} lists {shown}, which no checkpoint has")
     for file in manifest.files:
         path = folder / file.name
         size = path.stat().st_size if path.is_file() else -1
@@ -189,7 +198,11 @@ def check(folder: Path, wanted: Identity) -> Manifest:
 
 def read_manifest(folder: Path) -> Manifest:
     try:
-        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+        with (folder / MANIFEST).open("rb") as file:
+            data = file.read(MANIFEST_BYTES_MAX + 1)
+        if len(data) > MANIFEST_BYTES_MAX:
+            raise _damaged(folder, f"{MANIFEST} is larger than {MANIFEST_BYTES_MAX:,} bytes")
+        manifest = msgspec.json.decode(data, type=Manifest)
     except OSError as error:
         raise _damaged(folder, f"{MANIFEST} cannot be read: {_words(error)}") from None
     except UNDECODABLE as error:

@@ -1,4 +1,4 @@
-"""/metrics, /healthz and /readyz of the operator.
+"""/metrics, /healthz and /readyz of the operator; /metrics by TLS and token, if so configured.
 
 /healthz fails when a watch is dead, so that the kubelet restarts an operator that looks alive and
 sees nothing. A standby is healthy and ready: it is there to take over.
@@ -6,13 +6,18 @@ sees nothing. A standby is healthy and ready: it is there to take over.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final, Protocol
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from paceline_operator.cluster.observe import SILENCE_S, Watch
+from paceline_operator.cluster.scrapers import Scrapers
 from paceline_operator.cluster.store import Store
 from paceline_operator.metrics import Metrics
 
@@ -75,28 +80,59 @@ class Health:
         return metrics.page()
 
 
-async def serve(health: Health, host: str, port: int) -> web.AppRunner:
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """A second port, by TLS, that tells /metrics to those who may read it."""
+
+    host: str
+    port: int
+    tls: ssl.SSLContext
+    scrapers: Scrapers
+
+
+@asynccontextmanager
+async def serving(
+    health: Health, host: str, port: int, guarded: Guarded | None = None
+) -> AsyncIterator[list[tuple[str, int]]]:
+    """Answer while the block runs; yields the addresses.
+
+    Args:
+        health: What is told.
+        host: Of the plain port, for the kubelet.
+        port: The same; 0 for a free one.
+        guarded: Where /metrics is told instead of on the plain port.
+    """
+
     async def healthz(_: web.Request) -> web.Response:
         return _answer(health.alive())
 
     async def readyz(_: web.Request) -> web.Response:
         return _answer(health.ready())
 
-    async def metrics(_: web.Request) -> web.Response:
+    async def metrics(request: web.Request) -> web.Response:
+        if guarded is not None:
+            given = request.headers.get("Authorization", "")
+            verdict = await guarded.scrapers.verdict(given)
+            if verdict != HTTPStatus.OK:
+                return web.Response(status=verdict)
         return web.Response(body=health.page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    app = web.Application()
-    app.add_routes(
-        [
-            web.get("/healthz", healthz),
-            web.get("/readyz", readyz),
-            web.get("/metrics", metrics),
-        ]
-    )
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, host, port).start()
-    return runner
+    plain, tls = web.Application(), web.Application()
+    plain.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
+    (plain if guarded is None else tls).add_routes([web.get("/metrics", metrics)])
+    runners = [web.AppRunner(plain, access_log=None)]
+    try:
+        await runners[0].setup()
+        await web.TCPSite(runners[0], host, port).start()
+        if guarded is not None:
+            runners.append(web.AppRunner(tls, access_log=None))
+            await runners[1].setup()
+            at = guarded.host, guarded.port
+            await web.TCPSite(runners[1], *at, ssl_context=guarded.tls).start()
+        yield [runner.addresses[0][:2] for runner in runners]
+    finally:
+        for runner in runners:
+            await runner.cleanup()
 
 
 def _answer(wrong: str) -> web.Response:

@@ -33,9 +33,10 @@ from paceline_operator.cluster.levels import Levels
 from paceline_operator.cluster.memory import Memory
 from paceline_operator.cluster.own_key import OwnKeys
 from paceline_operator.cluster.rights import denied
+from paceline_operator.cluster.scrapers import Scrapers
 from paceline_operator.cluster.services import Services
 from paceline_operator.cluster.store import Key, Store
-from paceline_operator.cluster.tls import certificates_of, operator_context
+from paceline_operator.cluster.tls import certificates_of, metrics_context, operator_context
 from paceline_operator.cluster.wire import NodeObject
 from paceline_operator.controller import Controller
 from paceline_operator.core.coordinator_status import CoordinatorStatus
@@ -44,7 +45,7 @@ from paceline_operator.core.keys import job_keys
 from paceline_operator.core.pods import children
 from paceline_operator.core.unheard import Unheard
 from paceline_operator.handlers import JobsWatch, make_registry, make_settings
-from paceline_operator.health import Health, serve
+from paceline_operator.health import Guarded, Health, serving
 from paceline_operator.listing import Listing
 from paceline_operator.metrics import CONTROLLER, Metrics
 from paceline_operator.options import Options
@@ -113,13 +114,23 @@ class Operator:
             namespace = self._options.own_namespace or self._access.namespace
             await self._keys.load(namespace)
             self._controller = self._make_controller()
-            server = await serve(self._health, self._options.host, self._options.port)
-            stack.push_async_callback(server.cleanup)
+            at = self._options.host, self._options.port
+            await stack.enter_async_context(serving(self._health, *at, self._guarded()))
             self._elect(namespace, loop)
             await self._serve()
         if self._election is not None:
             await asyncio.to_thread(self._election.stop)
         return EXIT_DEPOSED if self._deposed else 0
+
+    def _guarded(self) -> Guarded | None:
+        if self._options.metrics_at is None:
+            return None
+
+        async def create(path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+            return await self._kube.request("POST", path, body=body)
+
+        scrapers = Scrapers(create, time.monotonic)
+        return Guarded(*self._options.metrics_at, metrics_context(), scrapers)
 
     def _handle_signals(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):

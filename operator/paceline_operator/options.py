@@ -24,6 +24,8 @@ class Options:
     lease_duration_s: float
     host: str
     port: int
+    metrics_at: tuple[str, int] | None
+    """Host and port of /metrics by TLS and token; None: without, on `port`."""
     log_format: str
     log_level: str
 
@@ -58,12 +60,16 @@ def parse(arguments: list[str] | None = None) -> Options:
     add("--no-lease", action="store_true", help="act without a Lease, for tests by hand")
     add("--lease-duration", type=float, default=10.0, metavar="SECONDS")
     add("--listen", default="0.0.0.0:8080", metavar="HOST:PORT", help="/metrics and /healthz")
+    add(
+        "--secure-metrics",
+        metavar="HOST:PORT",
+        help="/metrics here instead, by TLS, for those whom the API server lets get /metrics",
+    )
     add("--log-format", choices=["json", "text"], default="json")
     add("--log-level", choices=["debug", "info", "warning"], default="info")
     given = parser.parse_args(arguments)
-    host, _, port = given.listen.rpartition(":")
-    if not port.isdecimal():
-        parser.error("--listen: write HOST:PORT, such as 0.0.0.0:8080")
+    host, port = _address(parser, "--listen", given.listen)
+    secure = given.secure_metrics
     if given.lease_duration < 2:
         parser.error("--lease-duration: use 2 seconds or more")
     return Options(
@@ -75,8 +81,16 @@ def parse(arguments: list[str] | None = None) -> Options:
         watch_nodes=not given.no_nodes,
         lease=not given.no_lease,
         lease_duration_s=given.lease_duration,
-        host=host.strip("[]"),
-        port=int(port),
+        host=host,
+        port=port,
+        metrics_at=_address(parser, "--secure-metrics", secure) if secure else None,
         log_format=given.log_format,
         log_level=given.log_level,
     )
+
+
+def _address(parser: argparse.ArgumentParser, option: str, given: str) -> tuple[str, int]:
+    host, _, port = given.rpartition(":")
+    if not port.isdecimal():
+        parser.error(f"{option}: write HOST:PORT, such as 0.0.0.0:8080")
+    return host.strip("[]"), int(port)

@@ -37,6 +37,7 @@ GOLDEN = Path(__file__).parent / "golden"
 ALL = (
     "--set=replicas=2,podDisruptionBudget.enabled=true,priorityClass.create=true",
     "--set=metrics.serviceMonitor.enabled=true,metrics.podMonitor.enabled=true",
+    "--set=metrics.secure=true",
     "--set=networkPolicy.jobNamespaces={a,b}",
     "--set=imagePullSecrets[0].name=registry,nodeSelector.pool=system,podLabels.team=a",
     "--set=tolerations[0].key=system,tolerations[0].operator=Exists,podAnnotations.note=b",
@@ -71,8 +72,8 @@ def test_the_definition_is_the_generated_one() -> None:
 def test_nobody_may_read_the_secrets_of_users(options: tuple[str, ...]) -> None:
     for found in rendered(*options):
         for rule in found.get("rules", ()):
-            assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
-            if "secrets" in rule["resources"] and rule["verbs"] != ["create"]:
+            assert "*" not in [word for words in rule.values() for word in words]
+            if "secrets" in rule.get("resources", ()) and rule["verbs"] != ["create"]:
                 assert rule["verbs"] == ["get"]
                 assert rule["resourceNames"] == ["paceline-operator-key"]
                 assert found["kind"] == "Role"
@@ -81,7 +82,7 @@ def test_nobody_may_read_the_secrets_of_users(options: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("options", [(), NAMESPACED, ALL])
 def test_it_may_touch_no_service_but_its_own(options: tuple[str, ...]) -> None:
     rules = [rule for found in rendered(*options) for rule in found.get("rules", ())]
-    (services,) = (rule for rule in rules if "services" in rule["resources"])
+    (services,) = (rule for rule in rules if "services" in rule.get("resources", ()))
     assert services["resourceNames"] == ["paceline-jobs"]
 
 
@@ -120,7 +121,7 @@ def test_metrics_are_admitted_to_those_who_scrape_only(options: tuple[str, ...])
                 rule
                 for rule in policy["spec"]["ingress"]
                 if rule.get("ports")
-                in ([{"port": p, "protocol": "TCP"}] for p in (8080, "metrics"))
+                in ([{"port": p, "protocol": "TCP"}] for p in (8080, 8443, "metrics"))
             ]
             assert [rule["from"] for rule in metrics] == [peers], policy["metadata"]["name"]
 
@@ -185,6 +186,7 @@ def test_templates_are_as_recorded(variant: str) -> None:
         ("metrics.rules.enable=true", "enable"),
         ("nodeSelector.pool=3", "nodeSelector"),
         ("metrics.serviceMonitor.enabled=true,metrics.service=false", "metrics.service"),
+        ("metrics.secure=true,scope.clusterWide=false", "metrics.secure needs scope.clusterWide"),
         ("tenantPolicy.enabled=true", "needs tenantPolicy.namespaceSelector"),
         ("tenantPolicy.enabled=true,scope.clusterWide=false", "needs scope.clusterWide: true"),
         ("tenantPolicy.validationActions={Refuse}", "validationActions"),

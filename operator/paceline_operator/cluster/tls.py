@@ -34,6 +34,7 @@ FROM: Final = datetime(2020, 1, 1, tzinfo=UTC)
 UNTIL: Final = datetime(2120, 1, 1, tzinfo=UTC)
 NAME: Final = "paceline-coordinator"
 AUTHORITY: Final = "paceline-callers"
+METRICS: Final = "paceline-operator"
 RECORD_BYTES: Final = 16 * 1024
 """The most that TLS brings at once."""
 
@@ -136,6 +137,19 @@ def _pair(certificate: x509.Certificate, private: Ed25519PrivateKey) -> Pair:
     return Pair(certificate=_pem(certificate), private_key=key.decode())
 
 
+def metrics_context() -> ssl.SSLContext:
+    """Return that of /metrics: a certificate that signs itself, made for this process alone. Who
+    scrapes encrypts and does not know to whom; it is its token that is checked."""
+    private = Ed25519PrivateKey.generate()
+    made = _certificate(
+        METRICS, private.public_key(), 1, METRICS, private, ExtendedKeyUsageOID.SERVER_AUTH
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    _load(context, _pair(made, private))
+    return context
+
+
 def operator_context(keys: JobKeys) -> ssl.SSLContext:
     """Return the TLS settings with which the operator calls the coordinator of one job.
 
@@ -147,15 +161,19 @@ def operator_context(keys: JobKeys) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.load_verify_locations(cadata=found.server.certificate)
-    # OpenSSL reads a key from a file only, and this one must never lie on a disk.
+    _load(context, found.operator)
+    return context
+
+
+def _load(context: ssl.SSLContext, pair: Pair) -> None:
+    """OpenSSL reads a key from a file only, and this one must never lie on a disk."""
     number = os.memfd_create("operator-key")
     try:
         with os.fdopen(number, "w", closefd=False) as file:
-            file.write(found.operator.certificate + found.operator.private_key)
+            file.write(pair.certificate + pair.private_key)
         context.load_cert_chain(f"/proc/self/fd/{number}")
     finally:
         os.close(number)
-    return context
 
 
 def spare_buffers() -> None:

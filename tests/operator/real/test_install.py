@@ -6,11 +6,15 @@ here, under the service account that the chart makes.
 
 from __future__ import annotations
 
+import socket
+import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 import yaml
@@ -268,6 +272,44 @@ def test_a_roll_back_does_not_touch_a_running_job(release: Release) -> None:
             replaced(release)
         kept = {name: uid for name, uid in uids(release).items() if name in before}
         assert kept == {name: uid for name, uid in before.items() if name != "digits-1-1"}
+
+
+def test_metrics_by_token_are_told_to_whom_the_api_server_lets_read_them(release: Release) -> None:
+    plane, namespace = release.plane, release.namespace
+    release.install(CHARTS / "paceline", "--set=metrics.secure=true")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    release.start(f"--secure-metrics=127.0.0.1:{port}")
+    reader = ("clusterrolebinding", f"{namespace}-scraper")
+    for account in ("prometheus", "other"):
+        kubectl(plane.kubeconfig, "create", "serviceaccount", account, "-n", namespace)
+    (role,) = (
+        item["metadata"]["name"]
+        for item in plane.api.items("/apis/rbac.authorization.k8s.io/v1/clusterroles")
+        if item["metadata"]["name"].endswith("-metrics-reader")
+    )
+    subject = f"--serviceaccount={namespace}:prometheus"
+    kubectl(plane.kubeconfig, "create", *reader, f"--clusterrole={role}", subject)
+    anybody = ssl.create_default_context()
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+
+    def status(account: str) -> int:
+        config = yaml.safe_load(plane.kubeconfig_of_account(namespace, account).read_text())
+        token = config["users"][0]["user"]["token"]
+        asked = Request(
+            f"https://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {token}"}
+        )
+        try:
+            with urlopen(asked, context=anybody, timeout=10) as answer:
+                return int(answer.status)
+        except HTTPError as error:
+            return error.code
+
+    try:
+        until(lambda: status("prometheus") == 200, "the one who may read")
+        assert status("other") == 403
+    finally:
+        kubectl(plane.kubeconfig, "delete", *reader)
 
 
 # ---- the next version of the API, rehearsed ------------------------------------------------------

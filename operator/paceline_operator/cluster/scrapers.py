@@ -1,0 +1,101 @@
+"""Who may read the operator's /metrics where it asks, in the manner of kube-rbac-proxy.
+
+The API server says who holds a token (TokenReview), and whether that one may get the path /metrics
+(SubjectAccessReview). What it says is remembered for a minute, so a Prometheus costs it two
+requests a minute. A token that is not known yet costs two requests as well, whoever sends it, so
+unknown ones share a bucket: a flood of them is answered with 429 and costs the API server nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+from paceline_operator.cluster.api import ApiError
+from paceline_operator.core.shares import Bucket, Rate
+
+TOKEN_REVIEWS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"
+ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+PATH: Final = "/metrics"
+REMEMBERED_S: Final = 60.0
+REMEMBERED_MAX: Final = 256
+TOKEN_BYTES_MAX: Final = 16 * 1024
+ASKED: Final = Rate(per_s=2.0, burst=20.0)
+"""Questions about tokens that are not remembered."""
+
+Create = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+"""Posts an object to a path of the API server. Raises ApiError."""
+
+
+class Scrapers:
+    """Answers for one Authorization header at a time. Lives on one event loop."""
+
+    def __init__(self, create: Create, clock: Callable[[], float]) -> None:
+        """`create`: of the operator's own client; `clock`: seconds that never go back."""
+        self._create, self._clock = create, clock
+        self._bucket = Bucket(ASKED, ASKED.burst, clock())
+        self._known: dict[bytes, tuple[HTTPStatus, float]] = {}
+        """Verdict and its end, by the hash of the token; the oldest first."""
+        self._turn = asyncio.Lock()
+
+    async def verdict(self, authorization: str) -> HTTPStatus:
+        """Return OK, or the status that the caller gets.
+
+        Args:
+            authorization: The header as it came, or nothing.
+
+        Returns:
+            OK; UNAUTHORIZED without a token that the API server knows; FORBIDDEN for a user who may
+            not get /metrics; TOO_MANY_REQUESTS when too many unknown tokens were sent;
+            SERVICE_UNAVAILABLE when the API server does not answer.
+        """
+        scheme, _, token = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not token or len(token) > TOKEN_BYTES_MAX:
+            return HTTPStatus.UNAUTHORIZED
+        if not token.isascii():
+            return HTTPStatus.UNAUTHORIZED
+        key = hashlib.sha256(token.encode("ascii")).digest()
+        known = self._recall(key)
+        if known is not None:
+            return known
+        async with self._turn:  # of several that send the same one, the first asks
+            known = self._recall(key)
+            if known is not None:
+                return known
+            self._bucket.fill(ASKED, self._clock())
+            if self._bucket.missing_s(1.0):
+                return HTTPStatus.TOO_MANY_REQUESTS
+            self._bucket.level -= 1.0
+            try:
+                verdict = await self._ask(token)
+            except ApiError:
+                return HTTPStatus.SERVICE_UNAVAILABLE
+            self._known.pop(key, None)
+            self._known[key] = verdict, self._clock() + REMEMBERED_S
+            if len(self._known) > REMEMBERED_MAX:
+                del self._known[next(iter(self._known))]
+            return verdict
+
+    def _recall(self, key: bytes) -> HTTPStatus | None:
+        verdict, until_s = self._known.get(key, (None, 0.0))
+        return verdict if until_s > self._clock() else None
+
+    async def _ask(self, token: str) -> HTTPStatus:
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview"}
+        told = (await self._create(TOKEN_REVIEWS, {**review, "spec": {"token": token}}))["status"]
+        if not told.get("authenticated"):
+            return HTTPStatus.UNAUTHORIZED
+        user = told["user"]
+        spec = {
+            "user": user.get("username", ""),
+            "uid": user.get("uid", ""),
+            "groups": user.get("groups", []),
+            "extra": user.get("extra", {}),
+            "nonResourceAttributes": {"path": PATH, "verb": "get"},
+        }
+        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview"}
+        told = (await self._create(ACCESS_REVIEWS, {**review, "spec": spec}))["status"]
+        return HTTPStatus.OK if told.get("allowed") else HTTPStatus.FORBIDDEN

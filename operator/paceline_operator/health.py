@@ -93,8 +93,8 @@ class Guarded:
 @asynccontextmanager
 async def serving(
     health: Health, host: str, port: int, guarded: Guarded | None = None
-) -> AsyncIterator[list[tuple[str, int]]]:
-    """Answer while the block runs; yields the addresses.
+) -> AsyncIterator[list[web.AppRunner]]:
+    """Answer while the block runs; yields the servers, the plain one first.
 
     Args:
         health: What is told.
@@ -129,7 +129,7 @@ async def serving(
             await runners[1].setup()
             at = guarded.host, guarded.port
             await web.TCPSite(runners[1], *at, ssl_context=guarded.tls).start()
-        yield [runner.addresses[0][:2] for runner in runners]
+        yield runners
     finally:
         for runner in runners:
             await runner.cleanup()

@@ -118,11 +118,11 @@ def test_the_plain_port_has_no_metrics_where_they_are_guarded() -> None:
             serving(Desk().health, "127.0.0.1", 0, guarded) as (plain, tls),
             aiohttp.ClientSession() as http,
         ):
-            async with http.get(f"http://127.0.0.1:{plain[1]}/metrics") as answer:
+            async with http.get(f"http://127.0.0.1:{plain.addresses[0][1]}/metrics") as answer:
                 assert answer.status == 404
-            async with http.get(f"http://127.0.0.1:{plain[1]}/healthz") as answer:
+            async with http.get(f"http://127.0.0.1:{plain.addresses[0][1]}/healthz") as answer:
                 assert answer.status == 200
-            at = f"https://127.0.0.1:{tls[1]}"
+            at = f"https://127.0.0.1:{tls.addresses[0][1]}"
             for token, status in (("", 401), ("poor", 403), ("good", 200)):
                 headers = {"Authorization": f"Bearer {token}"} if token else {}
                 async with http.get(f"{at}/metrics", ssl=anybody, headers=headers) as answer:
@@ -139,7 +139,7 @@ def test_without_a_guard_metrics_are_on_the_plain_port() -> None:
         async with (
             serving(Desk().health, "127.0.0.1", 0) as (plain,),
             aiohttp.ClientSession() as http,
-            http.get(f"http://127.0.0.1:{plain[1]}/metrics") as answer,
+            http.get(f"http://127.0.0.1:{plain.addresses[0][1]}/metrics") as answer,
         ):
             assert answer.status == 200
 

@@ -34,6 +34,7 @@ OF_OPERATOR = {
     "kind": ("pods", "trainingjobs"),
     "cause": ("ended",),
     "state": ("Training", "QuotaExceeded"),
+    "reason": ("length", "share"),
 }
 HERE = {
     "namespace": "team",
@@ -53,6 +54,8 @@ GROWING = {
 """Gauges of which the increase is drawn."""
 ANATOMY = "paceline_anatomy_"
 """Worked out by the agent from what its ranks write, which are none here."""
+REFUSED = "paceline_agent_refused_total"
+"""Of the agent, which has refused nothing here."""
 OF_RULES = {
     "ALERTS": {
         "alertname": ("PacelineStraggler",),
@@ -80,14 +83,18 @@ def of_ranks() -> dict[str, Series]:
     target = HERE | {"instance": "a:9464"}
     found: dict[str, Series] = {}
     for metric in CATALOG:
-        if metric.writer is not Writer.AGENT or metric.name.startswith(ANATOMY):
-            own = {"worker": WORKER} | {name: LABELS[name] for name in metric.labels}
+        of_a_rank = metric.writer is not Writer.AGENT or metric.name.startswith(ANATOMY)
+        if of_a_rank or metric.name == REFUSED:
+            own: dict[str, tuple[str, ...]] = {"worker": WORKER} if of_a_rank else {}
+            own |= {name: LABELS[name] for name in metric.labels}
             found |= _samples(metric.name, metric.kind, own, metric.buckets, target)
     records = collector.PodRecords(0, 1)
     records.phases = lambda: [Phase.RUNNING]
     records.connection = lambda: (True, 1)
     records.carriers = lambda: {MemberId(0, 0, 0): "TCP"}
     for family in records._agent_families(1.0):
+        if f"{family.name}_total" == REFUSED:
+            continue
         own = {"worker": WORKER} if "worker" in family.samples[0].labels else {}
         own |= {name: LABELS[name] for name in family.samples[0].labels if name != "worker"}
         found |= _samples(family.samples[0].name, family.type, own, (), target)

@@ -43,7 +43,7 @@ for epoch in loader.epochs(3):
 print("done", flush=True)
 """
 COMMAND = "[python, train.py]"
-DISK = "mkdir -p small; mount -t tmpfs -o size=128k none small"
+DISK = "mkdir -p small; mount -t tmpfs -o size=128k,mode=700 none small"
 FILL = "dd if=/dev/zero of=small/rest bs=4k 2>/dev/null || true"
 
 

@@ -149,6 +149,8 @@ def test_what_a_worker_exports_is_used() -> None:
         "paceline_weight_copies_total",  # their seconds are drawn
         "paceline_shadow_late_gradients_total",  # `paceline run` reports it with what is saved
         "paceline_coordinator_connections_total",  # whether there is one is drawn
+        "paceline_refused_total",  # a line in the log tells it, and the job goes on
+        "paceline_agent_refused_total",
     }
     drawn = "".join(text for file in FILES for text in expressions(file).values())
     drawn += RULES.read_text()

@@ -76,8 +76,8 @@ class _Families(Collector):
         refused = CounterMetricFamily(
             "paceline_refused_total",
             "Messages and connections refused. "
-            f"entry: {', '.join(Entry)}; reason: {', '.join(Reason)}.",
-            labels=("entry", "reason"),
+            f"entry: {', '.join(Entry)}; refusal: {', '.join(Reason)}.",
+            labels=("entry", "refusal"),
         )
         for labels, count in self._refusals.counts().items():
             refused.add_metric(labels, count)

@@ -35,7 +35,16 @@ PARSERS: Final = frozenset(
 )
 """Calls, as they are written, that make objects of bytes."""
 READS: Final = frozenset(
-    {"recv", "recv_bytes", "recv_into", "recv_multipart", "recvfrom", "recvmsg", "unpack_from"}
+    {
+        "recv",
+        "recv_bytes",
+        "recv_into",
+        "recv_multipart",
+        "recvfrom",
+        "recvmsg",
+        "unpack",
+        "unpack_from",
+    }
 )
 """Methods that read from a socket or take bytes apart, whatever the object is called."""
 HEADER: Final = (
@@ -100,7 +109,7 @@ def parses(source: str) -> bool:
 
 
 def problems() -> list[str]:
-    """What is wrong with docs/security/entry_points.yaml, a line each; empty if nothing is."""
+    """Return what is wrong with docs/security/entry_points.yaml, a line each."""
     rows = table().entries
     named = {module for row in rows for module in row.modules} | table().own.keys()
     parsing = parsing_modules()

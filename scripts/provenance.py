@@ -45,7 +45,7 @@ class ProvenanceError(Exception):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a release was made from."""
+    """The files that a release was made from."""
 
     revision: str
     """The commit."""

@@ -118,7 +118,7 @@ def secret_name(job: str, uid: str, key_id: str) -> str:
 
 
 def tokens_secret_name(job: str, uid: str) -> str:
-    """Of the Secret with which a user replaces the token of a job's agents while it trains. It need
+    """Return the name of the Secret with which a user replaces the token of a job's agents. It need
     not exist, and Paceline neither makes nor reads it by itself (C2)."""
     return f"{job}-{uid[:8]}-tokens"
 

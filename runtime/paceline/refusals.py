@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
+from paceline_api.errors import printable
+
 from paceline.clock import NS_PER_S, now_ns
 
 log = logging.getLogger("paceline.refusals")
@@ -25,7 +27,7 @@ CALLER_CHARACTERS_MAX: Final = 120
 
 
 class Entry(StrEnum):
-    """Where bytes of somebody else enter a process."""
+    """A place where bytes of somebody else enter a process."""
 
     RENDEZVOUS = "rendezvous"
     """Sockets where two ranks meet before they wire a data channel."""
@@ -93,7 +95,7 @@ class Refusals:
                 return None
             self._next_line_ns[entry] = now_ns + LINE_EVERY_NS
             refused = self._since_line.pop(entry)
-        who = caller[:CALLER_CHARACTERS_MAX].encode("unicode_escape").decode("ascii")
+        who = printable(caller[:CALLER_CHARACTERS_MAX])
         others = f"; {refused} refused since the last such line" if refused > 1 else ""
         return f"{entry}: refused a message of {who}: {reason}{others}"
 

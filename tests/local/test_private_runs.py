@@ -17,6 +17,7 @@ from paceline.core.forecast.book import Book
 from paceline.jobs.local import LocalJobs
 from paceline.local import checkpoint_folder, control, index, plan_file
 from paceline.local.rundir import LOCK, make_run_dir
+from paceline.peer_credentials import Credentials
 from paceline.private_files import ForeignFolderError
 from paceline.transport import native
 
@@ -226,7 +227,9 @@ def test_nobody_else_is_taken_for_the_runner_of_a_job(
         listener.bind(entry.socket)
         listener.listen()
         assert index.listens(entry)
-        monkeypatch.setattr(index, "peer_uid", lambda _: os.geteuid() + 1)
+        somebody = Credentials(1, os.geteuid() + 1)
+        for module in (index, control):
+            monkeypatch.setattr(module, "credentials_of", lambda _: somebody)
         assert not index.listens(entry)
         while heard == []:
             line, _ = listener.accept()

@@ -170,7 +170,7 @@ class Applier:
         memory.note(secret=True)
 
     async def _are_secure(self, job: Job, changes: Changes, memory: Memory) -> bool:
-        """Whether the pods to make are as the label of their namespace asks."""
+        """Return True if the pods to make are as the label of their namespace asks."""
         pods = [*changes.workers[:1], *filter(None, [changes.coordinator])]
         level = await self._level_of(job.namespace) if pods else Level.PRIVILEGED
         found = [each for pod in pods for each in violations(pod.manifest, level)]

@@ -28,6 +28,7 @@ from typing import Any, Final, Self
 import aiohttp
 import msgspec
 from aiohttp.client_proto import ResponseHandler
+from paceline_api.errors import printable
 
 from paceline_operator.cluster.kube import pause
 from paceline_operator.cluster.store import Key
@@ -461,7 +462,7 @@ async def _read(response: aiohttp.ClientResponse, length: int) -> bytearray:
 
 
 def _timed(raw: bytearray, limits: Limits) -> tuple[CoordinatorStatus | AnswerError, float]:
-    """In the thread: the status, or why it is refused, and seconds of this thread's processor."""
+    """Return the status, or why it is refused, and the CPU seconds that this thread took."""
     began_s = time.thread_time()
     found: CoordinatorStatus | AnswerError
     try:
@@ -500,4 +501,4 @@ def _cause(error: Exception) -> Cause:
 def _why(error: Exception) -> str:
     """Without line ends and control characters: what a peer sent goes to a terminal at last."""
     text = str(error) if isinstance(error, AnswerError) else f"{type(error).__name__}: {error}"
-    return "".join(c if c.isprintable() else "\ufffd" for c in text[:DETAIL_MAX])
+    return printable(text[:DETAIL_MAX])[:DETAIL_MAX]

@@ -86,7 +86,7 @@ def is_own(body: Mapping[str, Any], owner: str) -> bool:
 
 
 def _managers(body: Mapping[str, Any]) -> list[str]:
-    """Who has set fields of it, by the account of the API server; writers of a status aside."""
+    """Return who has set fields of it, as the API server tells; writers of a status aside."""
     fields = body["metadata"].get("managedFields") or ()
     return [str(each.get("manager")) for each in fields if not each.get("subresource")]
 

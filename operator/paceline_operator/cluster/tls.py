@@ -47,7 +47,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Of one job, as PEM. The same keys always give the same ones."""
+    """The certificates of one job, as PEM. The same keys always give the same ones."""
 
     server: Pair
     """The coordinator's, which is its own authority."""

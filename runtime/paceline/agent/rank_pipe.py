@@ -14,7 +14,6 @@ import json
 import os
 import secrets
 import socket
-import struct
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -24,13 +23,14 @@ from paceline_api.decoding import UNDECODABLE
 from paceline.core.messages import ScriptError
 from paceline.core.protocol.ids import GenerationId
 from paceline.limits import LISTEN_BACKLOG
+from paceline.peer_credentials import credentials_of
 from paceline.refusals import Entry, Reason, refuse
 
 MESSAGE_BYTES_MAX: Final = 32 * 1024
 
 
 class Message(msgspec.Struct, frozen=True):
-    """What a shim or its rank says. The last word about how a rank ends counts."""
+    """A message of a shim or its rank. The last one about how a rank ends counts."""
 
     kind: str
     key: str = ""
@@ -62,7 +62,7 @@ class RankPipe:
 
     @property
     def peer_pid(self) -> int:
-        return _credentials(self._socket)[0]
+        return credentials_of(self._socket).pid
 
     def send(self, message: dict[str, str], fds: Sequence[int] = ()) -> bool:
         """False if the peer is gone, or stopped for so long that its buffer is full."""
@@ -130,16 +130,9 @@ class RankPipeListener:
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionError):
             sock, _ = self._socket.accept()
-            pid, uid = _credentials(sock)
-            if uid != os.getuid():
-                refuse(Entry.RANK_PIPE, Reason.OTHER_USER, f"user {uid}, process {pid}")
+            caller = credentials_of(sock)
+            if caller.uid != os.getuid():
+                refuse(Entry.RANK_PIPE, Reason.OTHER_USER, str(caller))
                 sock.close()
                 return
             RankPipe(self._loop, sock, self._on_message)
-
-
-def _credentials(sock: socket.socket) -> tuple[int, int]:
-    """(pid, user id) of the peer at the time of its connect, from the kernel."""
-    size = struct.calcsize("3i")
-    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return int(pid), int(uid)

@@ -21,6 +21,7 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from aiohttp.http_exceptions import LineTooLong
+from paceline_api.errors import printable
 
 from paceline.clock import NS_PER_S, now_ns
 from paceline.core.admission import Admission, Bounds
@@ -46,6 +47,8 @@ ACCEPTED_AT_ONCE: Final = 64
 """Connections taken from the backlog before other work of the event loop has its turn."""
 ACCEPT_RETRY_S: Final = 1.0
 """Pause of accepting after this process has run out of files or memory."""
+DETAIL_CHARACTERS_MAX: Final = 200
+"""Of what was wrong with a request, in a log line."""
 TRACEBACK_EVERY_NS: Final = 60 * NS_PER_S
 """Between two tracebacks of a handler that failed."""
 REASON_OF_STATUS: Final = {
@@ -135,7 +138,7 @@ class Front:
         """
         line = self._refusals.refuse(self.entry, reason, address, now_ns())
         if line is not None:
-            told = detail[:200].encode("unicode_escape").decode("ascii")
+            told = printable(detail[:DETAIL_CHARACTERS_MAX])
             log.warning("%s%s", line, f" ({told})" if told else "")
 
     # ---- connections ----------------------------------------------------------------------

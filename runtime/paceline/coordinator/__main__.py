@@ -92,17 +92,16 @@ def _most_replicas(job: ResolvedJob) -> int:
 
 
 async def _serve(settings: CoordinatorSettings, coordinator: Coordinator, bounds: Bounds) -> int:
-    refusals = PROCESS
     server = Server(
         coordinator,
         tokens=Tokens(settings.token, settings.tokens_file),
         operator_token=settings.operator_token,
         linger_s=settings.linger_s,
-        refusals=refusals,
+        refusals=PROCESS,
         certificates=settings.tls_callers is not None,
     )
     on_request_to_end(asyncio.get_running_loop(), lambda _: server.leave())
-    front = Front(server.app(), Entry.COORDINATOR, bounds, refusals)
+    front = Front(server.app(), Entry.COORDINATOR, bounds, PROCESS)
     try:
         await front.start(_listen(settings), _tls(settings))
         log.info("coordinator %s of job %s listens", settings.uid, settings.job)

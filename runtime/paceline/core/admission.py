@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How many connections a server keeps."""
+    """The number of connections that a server keeps."""
 
     connections: int
     """All of them, those of known callers included."""
@@ -23,7 +23,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What happens when a caller arrives."""
+    """The decision about a caller that arrives."""
 
     admitted: bool
     displaced: int | None = None

@@ -25,6 +25,7 @@ from paceline.core.status import Status
 from paceline.local import index
 from paceline.local.room import Room, check_room
 from paceline.local.rundir import CONTROL
+from paceline.peer_credentials import credentials_of
 
 LINE_MAX: Final = 16 * 2**20
 ROOT: Final = 0
@@ -224,7 +225,7 @@ class Control:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            if index.peer_uid(writer.get_extra_info("socket")) not in (os.geteuid(), ROOT):
+            if credentials_of(writer.get_extra_info("socket")).uid not in (os.geteuid(), ROOT):
                 return
             async with asyncio.timeout(ASK_S):
                 line = await reader.readline()
@@ -342,7 +343,7 @@ def ask(
         line.settimeout(ASK_S + wait_s)
         try:
             line.connect(entry.socket)
-            if index.peer_uid(line) != os.geteuid():
+            if credentials_of(line).uid != os.geteuid():
                 raise ConnectionError("somebody else listens there")
             line.sendall(msgspec.json.encode(request) + b"\n")
             while not data.endswith(b"\n") and (part := line.recv(2**16)):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -18,6 +17,7 @@ import msgspec
 from paceline_api.decoding import UNDECODABLE
 
 from paceline import private_files
+from paceline.peer_credentials import credentials_of
 from paceline.private_files import ForeignFolderError
 
 NOTE: Final = "control.json"
@@ -106,13 +106,7 @@ def listens(entry: Entry) -> bool:
             return True
         except OSError:
             return False
-        return peer_uid(line) == os.geteuid()
-
-
-def peer_uid(line: socket.socket) -> int:
-    """Return who has opened the other end of a connected Unix socket, as the kernel tells it."""
-    _, uid, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(uid)
+        return credentials_of(line).uid == os.geteuid()
 
 
 def _read(note: Path) -> Entry | None:

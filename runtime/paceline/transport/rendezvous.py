@@ -273,8 +273,8 @@ class PeerConnection:
                 raise PeerClosedError(str(error)) from error
 
     def _fill(self, count: int) -> bool:
-        """Whether so many bytes are here. Never reads beyond them: what follows may come with
-        descriptors, and a stranger fills no more memory than the message that is awaited."""
+        """Return True if so many bytes are here. Never reads beyond them: what follows may come
+        with descriptors, and a stranger fills no more memory than the message that is awaited."""
         while (missing := count - len(self._received)) > 0:
             try:
                 data = self.sock.recv(min(missing, 1 << 16))
@@ -322,8 +322,8 @@ class Rendezvous:
         return socket.socket(), (host, int(port))
 
     def _admit(self, sock: socket.socket) -> str:
-        """Who is at the other end of a new connection. Raises PeerRefusedError if it cannot be a
-        peer, before anything of it is read, and OSError if it has left again."""
+        """Return who is at the other end of a new connection. Raises PeerRefusedError if it cannot
+        be a peer, before anything of it is read, and OSError if it has left again."""
         host, port = sock.getpeername()[:2]
         return f"{host}:{port}"
 
@@ -490,7 +490,7 @@ class Rendezvous:
         stranger.close()
 
     def _keep(self, hello: Hello, connection: PeerConnection, bound: int) -> None:
-        """Until it is its turn. The newest call of a peer counts."""
+        """Keep a caller until it is its turn. The newest call of a peer counts."""
         if hello.sender in self._waiting:
             self._waiting.pop(hello.sender)[1].close()
         elif len(self._waiting) >= bound:

@@ -29,7 +29,7 @@ WITHOUT_KEY: Final = (
 
 
 class Handshakes:
-    """Of one socket. Pure: events in, reasons out."""
+    """The handshakes at one socket. Pure: events in, reasons out."""
 
     def __init__(self) -> None:
         self._begun: list[int] = []

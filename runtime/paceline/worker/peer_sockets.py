@@ -357,7 +357,7 @@ def _rest(socket: zmq.Socket[bytes]) -> Iterator[Bytes]:
 
 
 def _put_together(pieces: Iterator[Bytes], size: int) -> Bytes:
-    """So many bytes of the next pieces. Raises WireError if they are others."""
+    """Return so many bytes of the next pieces. Raises WireError if they have another length."""
     if size <= PIECE_BYTES:
         return bytes(_piece(pieces, size)) if size else b""
     try:

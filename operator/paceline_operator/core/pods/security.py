@@ -99,7 +99,7 @@ def _is_profile(value: str) -> bool:
 
 
 def _of_context(path: str, context: Mapping[str, Any]) -> Iterator[str]:
-    """What both a pod's and a container's securityContext may have."""
+    """Yield the violations that both a pod's and a container's securityContext may have."""
     if _map(context, "windowsOptions").get("hostProcess"):
         yield f"{path}.windowsOptions.hostProcess must not be true"
     selinux = _map(context, "seLinuxOptions")

@@ -141,7 +141,7 @@ class SilentPod(Struct, frozen=True):
 
 
 class SamplesError(ValueError):
-    """What a pod answered is not the samples of its ranks; the message says what is wrong."""
+    """Raised for an answer that is not the samples of a pod's ranks; the message says why."""
 
 
 def bytes_max(procs: int) -> int:

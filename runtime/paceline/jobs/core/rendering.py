@@ -68,7 +68,7 @@ def explanation(found: Explanation) -> list[str]:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """As wide as their widest cell. A cell is one line, whatever is in it."""
+    """Align the columns by their widest cells. A cell is one line, whatever is in it."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [

@@ -142,14 +142,14 @@ class Link:
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """What the lower rank says at a rendezvous."""
+    """The lower rank's message at a rendezvous."""
 
     serial: str
     """Of the link that it has to the other one; empty if it has none."""
 
 
 class Agreed(msgspec.Struct, frozen=True):
-    """What the higher rank answers."""
+    """The higher rank's answer to an `Offer`."""
 
     serial: str
     """Of the link that both will use."""

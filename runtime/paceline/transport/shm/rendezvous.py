@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -19,6 +18,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from paceline.limits import LISTEN_BACKLOG
+from paceline.peer_credentials import credentials_of
 from paceline.refusals import Reason
 from paceline.transport.base import Group, TransportError
 from paceline.transport.rendezvous import (
@@ -33,8 +33,6 @@ from paceline.transport.rendezvous import (
 )
 
 NETWORK: Final = Path("/proc/self/ns/net")
-CREDENTIALS: Final = struct.Struct("3i")
-"""Process, user and group at the other end, as the kernel knows them."""
 DESCRIPTORS: Final = 2
 """Memory and eventfd."""
 
@@ -43,7 +41,7 @@ Place = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What the ranks of a machine tell each other, beside the descriptors."""
+    """The message of one rank of a machine to another, beside the descriptors."""
 
     memory: Place
     """Bytes of all of its memory."""
@@ -84,12 +82,10 @@ class LocalRendezvous(Rendezvous):
         return socket.socket(socket.AF_UNIX), "\0" + address.rpartition("/")[2]
 
     def _admit(self, sock: socket.socket) -> str:
-        told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-        pid, uid, _ = CREDENTIALS.unpack(told)
-        who = f"user {uid}, process {pid}"
-        if uid != os.geteuid():
-            raise PeerRefusedError(Reason.OTHER_USER, who)
-        return who
+        caller = credentials_of(sock)
+        if caller.uid != os.geteuid():
+            raise PeerRefusedError(Reason.OTHER_USER, str(caller))
+        return str(caller)
 
     @property
     def address(self) -> str:

@@ -201,8 +201,10 @@ def _look() -> NoGpu:
 
 
 def _prefix(group: Group) -> str:
-    """What the keys of a generation begin with in its store. A store of torch asks nobody who he
-    is, so a stranger must not be able to guess the key under which ranks look for NCCL's id."""
+    """Return what the keys of a generation begin with in its store.
+
+    A store of torch asks nobody who he is, so a stranger must not be able to guess the key under
+    which ranks look for NCCL's id."""
     return f"paceline/{hmac.new(group.secret, group.key.encode(), 'sha256').hexdigest()}"
 
 

@@ -230,7 +230,7 @@ def _write_files(folder: Path, copy: StateCopy, snapshot: LogSnapshot) -> tuple[
 
 
 def _make_folder(kept: Path, folder: Path) -> None:
-    """As readable as the folder in which checkpoints are kept, which its user may have shared."""
+    """Make a folder as readable as that of all checkpoints, which its user may have shared."""
     kept.mkdir(parents=True, exist_ok=True)
     mode = 0o700 | (kept.stat().st_mode & 0o777)
     for made in (*reversed(folder.relative_to(kept).parents[:-1]), folder.relative_to(kept)):
